@@ -1,0 +1,79 @@
+"""The errors that memkit raises.
+
+```
+MemkitError
+├── InputError            wrong input: what was given, where, and what to do next (exit code 2)
+│   ├── RecipeError       a recipe file that is not valid; lists every problem of the file
+│   ├── DataError         training data that cannot be used
+│   └── SettingError      a setting that does not exist, has the wrong type, or cannot go with another one
+├── DoesNotFitError       the job needs more GPU, RAM or disk than this machine has (exit code 1)
+├── MissingPackageError   an optional package is needed; names the command that installs it (exit code 1)
+└── RunError              a run that started and could not go on (exit code 1)
+```
+
+The command line shows the message of each as one line, `memkit: error: …`. Anything else that escapes is a bug and
+keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "DataError",
+    "DoesNotFitError",
+    "InputError",
+    "MemkitError",
+    "MissingPackageError",
+    "RecipeError",
+    "RunError",
+    "SettingError",
+    "did_you_mean",
+]
+
+
+class MemkitError(Exception):
+    """Base of all errors that memkit raises on purpose."""
+
+    exit_code = 1
+
+
+class InputError(MemkitError):
+    """Wrong input. The message names the bad value, the place it stands in, and what to do next."""
+
+    exit_code = 2
+
+
+class RecipeError(InputError):
+    """A recipe file that is not valid. `problems` holds one line a problem: file, key, value, what is allowed."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class DataError(InputError):
+    """Training data that cannot be read or used."""
+
+
+class SettingError(InputError):
+    """A setting that does not exist, has the wrong type, or cannot go with another one."""
+
+
+class DoesNotFitError(MemkitError):
+    """The job needs more GPU memory, RAM or disk than this machine has."""
+
+
+class MissingPackageError(MemkitError):
+    """An optional package is needed. The message names the command that installs it."""
+
+
+class RunError(MemkitError):
+    """A run that started and could not go on."""
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`"; did you mean 'resident'?"` if something in `known` is close to `word`, otherwise an empty string."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,43 @@
+"""Finds `recipes/` and `ds_configs/`: inside the installed package, or beside it in a checkout.
+
+A file's stem is its name; there is no registry to keep.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hf_memkit.errors import InputError, did_you_mean
+
+__all__ = ["find", "folder", "names"]
+
+_PACKAGE = Path(__file__).resolve().parent
+_SUFFIX = {"recipes": ".yaml", "ds_configs": ".json"}
+
+
+def folder(kind: str) -> Path:
+    """The folder of `kind` (`"recipes"` or `"ds_configs"`).
+
+    A wheel carries it inside the package; an editable install leaves it where the checkout has it, one level up.
+    """
+    inside = _PACKAGE / kind
+    return inside if inside.is_dir() else _PACKAGE.parent / kind
+
+
+def names(kind: str) -> list[str]:
+    """Every name of `kind`, sorted."""
+    return sorted(path.stem for path in folder(kind).glob(f"*{_SUFFIX[kind]}"))
+
+
+def find(kind: str, name: str) -> Path:
+    """The file of `kind` that is called `name`.
+
+    Raises:
+        InputError: there is none; the message names the nearest one and the command that lists them.
+    """
+    known = names(kind)
+    if name not in known:
+        what = {"recipes": "recipe", "ds_configs": "DeepSpeed preset"}[kind]
+        hint = "; `memkit recipe` lists the recipes" if kind == "recipes" else ""
+        raise InputError(f"unknown {what} {name!r}{did_you_mean(name, known)}; known: {', '.join(known)}{hint}")
+    return folder(kind) / f"{name}{_SUFFIX[kind]}"

@@ -1,0 +1,140 @@
+"""A setup: everything that Trainer needs for one model on one machine, with a reason for each choice.
+
+A `TrainingSetup` is an immutable value of plain data. It can be made, checked and printed on a machine that could not
+run it; `TrainingArguments`, the model and the optimizer are built from it only where training happens. Whoever wants
+another setup makes another one:
+
+```python
+setup = TrainingSetup(preset="resident").put("arguments.bf16", True, "the card computes in bf16")
+setup.arguments  # {"bf16": True}
+```
+
+Keys are `section.name`. The sections:
+
+| section | holds |
+|---|---|
+| `model` | where the model comes from, its dtype, its changes (vocabulary padding) |
+| `adapter` | LoRA, as the fields of `peft.LoraConfig`; empty for full training |
+| `data` | source, sequence length, tokenizer, share held out |
+| `arguments` | fields of `transformers.TrainingArguments` |
+| `optimizer` | `class` (import path) and its arguments, where Trainer's own `optim` does not do |
+| `deepspeed` | `preset`, and `config`: the whole DeepSpeed JSON |
+| `environment` | environment variables that must be set before torch starts |
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from hf_memkit.ledger import Ledger, Row
+
+__all__ = ["SECTIONS", "Setting", "TrainingSetup"]
+
+SECTIONS: Final = ("model", "adapter", "data", "arguments", "optimizer", "deepspeed", "environment")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One choice: `key` (`section.name`), its plain `value`, and why it has that value."""
+
+    key: str
+    value: Any
+    reason: str
+
+    def __post_init__(self) -> None:
+        section = self.key.partition(".")[0]
+        if section not in SECTIONS or "." not in self.key:
+            raise ValueError(f"setting key {self.key!r} must be SECTION.NAME with a section of {SECTIONS}")
+        if not self.reason:
+            raise ValueError(f"setting {self.key!r} has no reason")
+        # Plain data only, and a copy, so that nobody can change a nested value behind the setup's back.
+        object.__setattr__(self, "value", json.loads(json.dumps(self.value)))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"key": self.key, "value": json.loads(json.dumps(self.value)), "reason": self.reason}
+
+
+@dataclass(frozen=True)
+class TrainingSetup:
+    """A preset resolved for one model and one machine.
+
+    Attributes:
+        preset: the preset's name, which is also the variant's.
+        settings: every choice, keys unique, in the order they were made.
+        ledger: the bytes that these choices need, by formula.
+        problems: why this setup cannot run on the machine it was resolved for; empty if it can.
+        notes: what a person should know before starting it.
+    """
+
+    preset: str
+    settings: tuple[Setting, ...] = ()
+    ledger: Ledger = field(default_factory=Ledger)
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def put(self, key: str, value: Any, reason: str) -> TrainingSetup:
+        """Another setup with `key` set; a key that exists keeps its place."""
+        new = Setting(key, value, reason)
+        if key in self:
+            return replace(self, settings=tuple(new if old.key == key else old for old in self.settings))
+        return replace(self, settings=(*self.settings, new))
+
+    def put_all(self, section: str, values: Mapping[str, tuple[Any, str]]) -> TrainingSetup:
+        """Another setup with each `name: (value, reason)` of `values` set in `section`."""
+        setup = self
+        for name, (value, reason) in values.items():
+            setup = setup.put(f"{section}.{name}", value, reason)
+        return setup
+
+    def drop(self, prefix: str) -> TrainingSetup:
+        """Another setup without the key `prefix` or, if `prefix` is a section, without that section."""
+        kept = tuple(s for s in self.settings if s.key != prefix and s.key.partition(".")[0] != prefix)
+        return replace(self, settings=kept)
+
+    def with_rows(self, *rows: Row) -> TrainingSetup:
+        """Another setup with these terms added to its ledger."""
+        return replace(self, ledger=self.ledger.with_rows(rows))
+
+    def with_notes(self, *notes: str) -> TrainingSetup:
+        return replace(self, notes=(*self.notes, *notes))
+
+    def with_problems(self, problems: Iterable[str]) -> TrainingSetup:
+        return replace(self, problems=(*self.problems, *problems))
+
+    def __contains__(self, key: str) -> bool:
+        return any(setting.key == key for setting in self.settings)
+
+    def __getitem__(self, key: str) -> Any:
+        """The value of `key`.
+
+        Raises:
+            KeyError: the setup does not set it.
+        """
+        for setting in self.settings:
+            if setting.key == key:
+                return json.loads(json.dumps(setting.value))
+        raise KeyError(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key] if key in self else default
+
+    def section(self, name: str) -> dict[str, Any]:
+        """`{name: value}` of one section, as a fresh dict that the caller may change."""
+        return {s.key.partition(".")[2]: self[s.key] for s in self.settings if s.key.startswith(f"{name}.")}
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments for `transformers.TrainingArguments`."""
+        return self.section("arguments")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "preset": self.preset,
+            "settings": [setting.to_json() for setting in self.settings],
+            "ledger": self.ledger.to_json(),
+            "problems": list(self.problems),
+            "notes": list(self.notes),
+        }

@@ -1,0 +1,49 @@
+"""Sizes: parse what people write, print what people read.
+
+GiB is 2**30 bytes and GB is 10**9 bytes, everywhere and always. The figure on a graphics card's box ("16 GB") is a
+name rather than a size: `hf_memkit.hardware` knows what such a card really has.
+"""
+
+from __future__ import annotations
+
+import re
+
+from hf_memkit.errors import InputError
+
+__all__ = ["GB", "GIB", "MIB", "format_gib", "format_mib", "parse_size"]
+
+MIB = 2**20
+GIB = 2**30
+GB = 10**9
+
+_FACTOR = {
+    "": 1, "b": 1,
+    "k": 10**3, "kb": 10**3, "kib": 2**10,
+    "m": 10**6, "mb": 10**6, "mib": MIB,
+    "g": GB, "gb": GB, "gib": GIB,
+    "t": 10**12, "tb": 10**12, "tib": 2**40,
+}  # fmt: skip
+
+
+def parse_size(text: str) -> int:
+    """Bytes in a size such as `"16GB"` (16 × 10**9), `"15.1 GiB"` (15.1 × 2**30) or `"512"` (bytes).
+
+    Raises:
+        InputError: `text` is no size, or not above zero.
+    """
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*", text)
+    factor = _FACTOR.get(match[2].lower()) if match else None
+    if match is None or factor is None or float(match[1]) <= 0:
+        raise InputError(f"{text!r} is not a size; write a number and a unit, such as 16GB or 15.1GiB")
+    return int(float(match[1]) * factor)
+
+
+def format_gib(size_bytes: float) -> str:
+    """`"2.90 GiB"`: two decimals below 100 GiB, one above."""
+    gib = size_bytes / GIB
+    return f"{gib:.2f} GiB" if gib < 100 else f"{gib:.1f} GiB"
+
+
+def format_mib(size_bytes: float) -> str:
+    """`"190.7 MiB"`."""
+    return f"{size_bytes / MIB:.1f} MiB"
