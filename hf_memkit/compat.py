@@ -6,35 +6,52 @@ Supported: transformers 5.17 to 5.x, torch 2.11 and later, deepspeed 0.19 and la
 from __future__ import annotations
 
 import dataclasses
+import typing
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-__all__ = ["argument_names", "to_installed_arguments"]
+__all__ = ["argument_types", "current_name", "to_installed_arguments"]
 
 # transformers 5.23 renamed these fields; the old names are deprecated there, and the new ones unknown before.
-# Source: transformers/training_args.py, 5.22.0 and 5.23.0.
+# Source: transformers/training_args.py, 5.22.0 and 5.23.0. memkit speaks the new names everywhere.
 _RENAMED = {
     "activation_checkpointing": "gradient_checkpointing",
     "activation_checkpointing_kwargs": "gradient_checkpointing_kwargs",
 }
+_CURRENT = {old: new for new, old in _RENAMED.items()}
+
+
+def current_name(name: str) -> str:
+    """Today's name of a TrainingArguments field that was renamed; any other name as it is."""
+    return _CURRENT.get(name, name)
 
 
 @cache
-def argument_names() -> frozenset[str]:
-    """The fields of the installed `transformers.TrainingArguments`."""
+def argument_types() -> Mapping[str, Any]:
+    """Name (today's) and type of every field of the installed `transformers.TrainingArguments`."""
+    from transformers import TrainingArguments
+
+    hints = typing.get_type_hints(TrainingArguments)
+    return {
+        current_name(field.name): hints[field.name] for field in dataclasses.fields(TrainingArguments) if field.init
+    }
+
+
+@cache
+def _installed_names() -> frozenset[str]:
     from transformers import TrainingArguments
 
     return frozenset(field.name for field in dataclasses.fields(TrainingArguments))
 
 
-def to_installed_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+def to_installed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """`arguments`, written with today's names, under the names that the installed transformers knows.
 
     >>> to_installed_arguments({"activation_checkpointing": True})  # on transformers 5.22
     {'gradient_checkpointing': True}
     """
-    known = argument_names()
+    known = _installed_names()
     return {
-        _RENAMED[name] if name in _RENAMED and name not in known else name: value
-        for name, value in arguments.items()
+        _RENAMED[name] if name in _RENAMED and name not in known else name: value for name, value in arguments.items()
     }

@@ -45,7 +45,12 @@ class Ledger:
         """`{"device": [{"category", "term", "gib", "source"}, …], "host": …, "pinned": …, "disk": …}`."""
         return {
             place: [
-                {"category": row.category, "term": row.term, "gib": row.size_bytes / GIB, "source": row.source}
+                {
+                    "category": row.category,
+                    "term": row.term,
+                    "gib": row.size_bytes / GIB,
+                    "source": row.source,
+                }
                 for row in self.rows
                 if row.place == place
             ]

@@ -119,7 +119,11 @@ class TrainingSetup:
         raise KeyError(key)
 
     def get(self, key: str, default: Any = None) -> Any:
-        return self[key] if key in self else default
+        """The value of `key`, or `default` if the setup does not set it."""
+        try:
+            return self[key]
+        except KeyError:
+            return default
 
     def section(self, name: str) -> dict[str, Any]:
         """`{name: value}` of one section, as a fresh dict that the caller may change."""
@@ -129,6 +133,12 @@ class TrainingSetup:
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments for `transformers.TrainingArguments`."""
         return self.section("arguments")
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> TrainingSetup:
+        """The settings of what `to_json` gave, without its ledger: enough to run it again."""
+        settings = tuple(Setting(item["key"], item["value"], item["reason"]) for item in content["settings"])
+        return cls(preset=content["preset"], settings=settings, notes=tuple(content["notes"]))
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -1,0 +1,46 @@
+"""memkit: make Hugging Face Trainer jobs fit the GPU you have, see where the memory goes, and prove both with numbers.
+
+Names are imported when first used: `import hf_memkit` loads neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from hf_memkit._version import __version__
+
+if TYPE_CHECKING:
+    from hf_memkit.memory.callback import MemoryReportCallback, attach
+    from hf_memkit.recipe.resolve import Overrides, resolve
+    from hf_memkit.recipe.schema import load_recipe
+    from hf_memkit.training_setup import TrainingSetup
+
+__all__ = [
+    "MemoryReportCallback",
+    "Overrides",
+    "TrainingSetup",
+    "__version__",
+    "attach",
+    "load_recipe",
+    "resolve",
+]
+
+_MODULE = {
+    "MemoryReportCallback": "hf_memkit.memory.callback",
+    "Overrides": "hf_memkit.recipe.resolve",
+    "TrainingSetup": "hf_memkit.training_setup",
+    "attach": "hf_memkit.memory.callback",
+    "load_recipe": "hf_memkit.recipe.schema",
+    "resolve": "hf_memkit.recipe.resolve",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,65 @@
+"""`memkit`: puts the verbs together, and turns errors into one line each and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+import typer
+
+from hf_memkit._version import __version__
+from hf_memkit.cli import recipe
+from hf_memkit.errors import MemkitError
+
+__all__ = ["main", "main_and_exit"]
+
+# click's UsageError, by way of typer's public name: some versions of typer carry click inside, others depend on it.
+_UsageError = typer.BadParameter.__bases__[0]
+
+app = typer.Typer(
+    name="memkit",
+    help="Make Hugging Face Trainer jobs fit the GPU you have, and see where the memory goes.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+app.command(
+    "recipe",
+    help="List the recipes, or run one: a model, data, and the ways to make it fit a card.",
+    epilog=recipe.EXAMPLES,
+)(recipe.recipe)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"memkit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _memkit(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    pass
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line and returns its exit code."""
+    try:
+        result = app(args=arguments, standalone_mode=False)
+    except MemkitError as error:
+        for line in str(error).splitlines():
+            print(f"memkit: error: {line}", file=sys.stderr)
+        return error.exit_code
+    except _UsageError as error:
+        print(f"memkit: error: {error.format_message()} (see `memkit --help`)", file=sys.stderr)
+        return 2
+    except (typer.Abort, KeyboardInterrupt):
+        print("memkit: stopped at once; a run's records and last checkpoint are whole: --resume", file=sys.stderr)
+        return 1
+    return result if isinstance(result, int) else 0
+
+
+def main_and_exit() -> NoReturn:
+    raise SystemExit(main())

@@ -1,0 +1,186 @@
+"""What `memkit recipe` prints for a person, and the same for machines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from hf_memkit.ledger import PLACES
+from hf_memkit.units import GIB
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hf_memkit.recipe.resolve import Resolved
+    from hf_memkit.recipe.run import Run
+    from hf_memkit.recipe.schema import Recipe
+    from hf_memkit.training_setup import TrainingSetup
+
+__all__ = ["closing", "exported", "opening", "recipes", "say", "say_to_stderr", "setup"]
+
+console = Console(soft_wrap=True, highlight=False)
+
+
+def say(line: str) -> None:
+    console.print(escape(line))
+
+
+def say_to_stderr(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def recipes(as_json: bool) -> int:
+    """The list of recipes."""
+    from hf_memkit import resources
+    from hf_memkit.recipe.schema import load_recipe
+
+    loaded = [load_recipe(name) for name in resources.names("recipes")]
+    if as_json:
+        rows = [
+            {
+                "name": r.name,
+                "summary": r.summary,
+                "card": r.card,
+                "model": r.model.hub_id,
+                "variants": list(r.variants),
+            }
+            for r in loaded
+        ]
+        print(json.dumps(rows, indent=2))
+        return 0
+    table = _table("recipe", "card", "model", "variants", "what it does")
+    for r in loaded:
+        table.add_row(r.name, r.card, r.model.hub_id, ", ".join(r.variants), r.summary)
+    Console(highlight=False).print(table)
+    say("Run one: memkit recipe NAME. See its settings first: memkit recipe NAME --dry-run.")
+    return 0
+
+
+def setup(resolved: Resolved, job: Run, as_json: bool) -> int:
+    """Every setting with its reason, the ledger, and what stands in the way."""
+    if as_json:
+        print(json.dumps({**resolved.to_json(), **job.to_json()}, indent=2))
+        return 0
+    opening(resolved.recipe, resolved, job)
+    wide = Console(highlight=False)
+    table = _table("setting", "value", "reason")
+    for setting in job.setup.settings:
+        table.add_row(setting.key, escape(_short(setting.value)), escape(setting.reason))
+    wide.print(table)
+    wide.print(_ledger(resolved.setup))
+    _left_out(job)
+    if job.is_rehearsal:
+        say("This is what runs here. For the setup on a card: --gpu NAME or --gpu-memory 16GB.")
+    return 0
+
+
+def opening(recipe: Recipe, resolved: Resolved, job: Run) -> None:
+    """What will run, and why it is this."""
+    gpu = resolved.machine.gpu
+    assert gpu is not None
+    say(recipe.summary)
+    say(f"Variant {resolved.variant}: {resolved.why}.")
+    for name, why in resolved.rejected:
+        say(f"  not {name}: {why}")
+    say(f"Card: {gpu.name} ({gpu.source}); {gpu.usable_bytes / GIB:.1f} GiB left after the context (assumed).")
+    say(f"Model: {resolved.model.name}, {resolved.model.parameters:,} parameters.")
+    if resolved.model.origin == "architecture":
+        say("  NOT REACHABLE: built from the recipe's config values, with RANDOM weights. That is no fine-tuning.")
+    for note in resolved.setup.notes:
+        say(f"Note: {note}")
+    for problem in resolved.setup.problems:
+        say(f"PROBLEM: {problem}")
+    if job.is_rehearsal:
+        say("This machine has no GPU, so this is a REHEARSAL: a small model goes through the same techniques.")
+
+
+def closing(job: Run, content: dict[str, Any]) -> None:
+    """What came out, and how much of it is proved."""
+    result = content["result"]
+    say("")
+    if content["status"] == "interrupted":
+        say(
+            f"Stopped after step {result['steps']}. "
+            f"Go on with: memkit recipe {job.recipe} --resume --output {job.output}"
+        )
+        return
+    say(f"Done: {result['steps']} steps in {result['wall_time_s']:.0f} s. {_losses(result)}")
+    say(f"Optimizer: {' > '.join(result['optimizer_classes'] or ['unknown'])}; engine: {result['engine']}.")
+    say(f"Layers recomputed in backward passes: {result['recomputed_layers']}.")
+    if result["disk_swap_gb"]:
+        say(f"On disk at the end: {result['disk_swap_gb']:.3f} GB of swapped states (removed).")
+    if result["peak_allocated_gib"] is not None:
+        say(f"Peak on the card, measured: {result['peak_allocated_gib']:.2f} GiB allocated.")
+    say(f"Model: {job.output}/model   Records: {job.output}/memory-rank0.jsonl")
+    if job.target is None:
+        return
+    say("")
+    say(f"This was a REHEARSAL of variant {job.variant} on a machine with no GPU. Memory on a card was not measured.")
+    target = job.target
+    say(
+        f"The target run trains {target['model.name']} with {target['arguments.per_device_train_batch_size']} × "
+        f"{target['arguments.gradient_accumulation_steps']} sequences of {target['data.sequence_length']} tokens a "
+        f"step, {target['arguments.max_steps']} steps, and needs by formula "
+        f"{target.ledger.total_bytes('device') / GIB:.1f} GiB on the card."
+        if target.ledger.rows
+        else f"The target run trains {target['model.name']}: see --dry-run --gpu-memory for its settings."
+    )
+    _left_out(job)
+
+
+def exported(written: list[Path], as_json: bool) -> int:
+    if as_json:
+        print(json.dumps({"files": [str(path) for path in written]}, indent=2))
+    else:
+        for path in written:
+            say(f"Wrote {path}")
+        say(f"Run it: python {written[0]}")
+    return 0
+
+
+def _losses(result: dict[str, Any]) -> str:
+    after, before, unigram = result["held_out_loss"], result["held_out_loss_before"], result["unigram_loss"]
+    if after is None:
+        return "No held-out loss was measured."
+    start = f"{before:.3f} before, " if before is not None else ""
+    relation = "below" if after < unigram else "NOT below"
+    return (
+        f"Held-out loss: {start}{after:.3f} after ({relation} the {unigram:.3f} of the same blocks' unigram "
+        f"distribution), in nats a token."
+    )
+
+
+def _left_out(job: Run) -> None:
+    for setting in job.not_rehearsed:
+        say(f"Not rehearsed: {setting.key} = {_short(setting.value)}: {setting.reason}.")
+
+
+def _ledger(setup: TrainingSetup) -> Table:
+    table = _table("place", "category", "term", "GiB", "source", title="Bytes by formula (computed, not measured)")
+    for place in PLACES:
+        rows = [row for row in setup.ledger.rows if row.place == place]
+        for row in rows:
+            table.add_row(place, row.category, escape(row.term), f"{row.size_bytes / GIB:.2f}", escape(row.source))
+        if rows:
+            table.add_row(
+                place, "", "[bold]sum[/bold]", f"[bold]{setup.ledger.total_bytes(place) / GIB:.2f}[/bold]", ""
+            )
+    return table
+
+
+def _table(*columns: str, title: str | None = None) -> Table:
+    table = Table(box=None, title=title, title_justify="left", header_style="bold", pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column == "GiB" else "left", overflow="fold")
+    return table
+
+
+def _short(value: Any) -> str:
+    """A value on one line; a long mapping as the number of its keys (`--json` has all of it)."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 60 or not isinstance(value, dict) else f"{{{len(value)} keys, see --json}}"

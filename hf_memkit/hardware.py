@@ -1,0 +1,289 @@
+"""The machine a job will run on: this one, or one that is described by a card's name or size.
+
+`this_machine()` looks; `named_gpu("T4")` and `gpu_of_size("16GB")` describe a card that need not be here. Capacities
+are what PyTorch can see, not what the box says, and `usable_bytes` is what is left after the CUDA context.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import resource
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from hf_memkit.errors import InputError
+from hf_memkit.units import GB, GIB, MIB, format_gib, parse_size
+
+__all__ = ["CARDS", "Gpu", "Machine", "gpu_of_size", "named_gpu", "this_machine"]
+
+CONTEXT_BYTES = 500 * MIB
+"""What the CUDA context and loaded kernels take outside PyTorch's allocator. Assumed, not calibrated: it differs by
+card, driver and torch (300 to 600 MiB is usual), and no measurement of ours stands behind it yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One graphics card.
+
+    Attributes:
+        name: as people call it.
+        capacity_bytes: what PyTorch reports as its total.
+        context_bytes: what the CUDA context takes of that (assumed, see `CONTEXT_BYTES`).
+        bf16: whether the card computes in bf16 itself (compute capability 8.0 and later). Older cards emulate it:
+            `torch.cuda.is_bf16_supported()` counts that as support, and it is slower than fp32.
+        source: where these figures come from.
+        here: whether the card is in this machine.
+    """
+
+    name: str
+    capacity_bytes: int
+    bf16: bool
+    source: str
+    context_bytes: int = CONTEXT_BYTES
+    here: bool = False
+
+    @property
+    def usable_bytes(self) -> int:
+        """Bytes left for PyTorch's allocator."""
+        return self.capacity_bytes - self.context_bytes
+
+    def with_capacity(self, capacity_bytes: int) -> Gpu:
+        """The same kind of card with another capacity."""
+        return replace(self, capacity_bytes=capacity_bytes, source=f"{self.source}; capacity as given")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "capacity_gib": self.capacity_bytes / GIB,
+            "usable_gib": self.usable_bytes / GIB,
+            "bf16": self.bf16,
+            "source": self.source,
+            "here": self.here,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a job can use: a card (or none), RAM, page-locked RAM, and disk at `disk_path`.
+
+    `memlock_bytes` is None where page-locking is unlimited. `ram_bytes` is the container's limit where one is set.
+    """
+
+    gpu: Gpu | None
+    ram_bytes: int
+    disk_free_bytes: int
+    disk_path: str
+    cpu_count: int
+    memlock_bytes: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "gpu": self.gpu.to_json() if self.gpu else None,
+            "ram_gib": self.ram_bytes / GIB,
+            "disk_free_gib": self.disk_free_bytes / GIB,
+            "disk_path": self.disk_path,
+            "cpu_count": self.cpu_count,
+        }
+
+    def with_gpu(self, gpu: Gpu | None) -> Machine:
+        return replace(self, gpu=gpu)
+
+    def with_ram(self, ram_bytes: int) -> Machine:
+        return replace(self, ram_bytes=ram_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Card:
+    """`box_gb`: the size on the box. `capability`: CUDA compute capability. `total_gib`: what PyTorch reports as total
+    capacity on Linux (the least of several reports; newer drivers report less), and the `thread` that shows it."""
+
+    box_gb: int
+    capability: float
+    total_gib: float | None = None
+    thread: str = ""
+
+
+CARDS: Final[dict[str, _Card]] = {
+    "T4": _Card(16, 7.5, 14.56, "Zheng-Chong/CatVTON#133"),
+    "P100": _Card(16, 6.0),
+    "V100 16GB": _Card(16, 7.0, 15.77, "nomic-ai/gpt4all#544"),
+    "V100 32GB": _Card(32, 7.0, 31.74, "liucongg/ChatGLM-Finetuning#73"),
+    "RTX 2080 Ti": _Card(11, 7.5, 10.76, "JDAI-CV/image-captioning#11"),
+    "RTX 3060": _Card(12, 8.6, 11.75, "TencentARC/PhotoMaker#47"),
+    "RTX 3080": _Card(10, 8.6, 9.78, "zai-org/CogVideo#34"),
+    "RTX 3090": _Card(24, 8.6, 23.69, "vllm-project/vllm#2140"),
+    "RTX 4060 Ti 16GB": _Card(16, 8.9),
+    "RTX 4070": _Card(12, 8.9),
+    "RTX 4080": _Card(16, 8.9),
+    "RTX 4090": _Card(24, 8.9, 23.49, "ali-vilab/VGen#104"),
+    "RTX 5080": _Card(16, 12.0),
+    "RTX 5090": _Card(32, 12.0, 31.37, "Wan-Video/Wan2.1#465"),
+    "RTX A4000": _Card(16, 8.6, 15.61, "DengKaiCQ/VGGT-Long#6"),
+    "RTX A5000": _Card(24, 8.6, 23.67, "Magicboomliu/Accelerator-Simple-Template#7"),
+    "RTX A6000": _Card(48, 8.6),
+    "A10": _Card(24, 8.6, 22.06, "OpenBMB/MiniCPM-V#640"),
+    "A10G": _Card(24, 8.6, 21.99, "OpenBMB/MiniCPM-V#588"),
+    "L4": _Card(24, 8.9, 22.03, "ArcInstitute/evo2#190"),
+    "L40S": _Card(48, 8.9, 44.42, "Wan-Video/Wan2.1#205"),
+    "A100 40GB": _Card(40, 8.0, 39.39, "TianheWu/CoSeR#10"),
+    "A100 80GB": _Card(80, 8.0, 79.14, "vllm-project/vllm#4408"),
+    "H100 80GB": _Card(80, 9.0, 79.11, "vllm-project/vllm#27508"),
+    "H200": _Card(141, 9.0),
+}
+
+_VISIBLE_SHARE: Final = 0.975
+"""GiB that PyTorch sees for each "GB" on the box, where no report is at hand: as with an RTX A4000."""
+
+
+def _key(name: str) -> str:
+    """`"RTX 4060 Ti"`, `"rtx4060ti"` and `"NVIDIA-RTX-4060-Ti"` are one card."""
+    return re.sub(r"nvidia|geforce|tesla|rtx|[^a-z0-9]", "", name.lower())
+
+
+def named_gpu(name: str) -> Gpu:
+    """The card called `name`, such as `"T4"` or `"RTX 4090"`.
+
+    Raises:
+        InputError: the name is not known; the message lists those that are.
+    """
+    by_key = {_key(card): card for card in CARDS}
+    card_name = by_key.get(_key(name))
+    if card_name is None:
+        close = difflib.get_close_matches(_key(name), by_key, n=1)
+        near = f"; did you mean {by_key[close[0]]!r}?" if close else ""
+        raise InputError(
+            f"unknown card {name!r}{near}; known: {', '.join(CARDS)}. "
+            f"For another card give its memory: --gpu-memory 16GB"
+        )
+    card = CARDS[card_name]
+    if card.total_gib is None:
+        total_gib, how = (
+            card.box_gb * _VISIBLE_SHARE,
+            f"{_VISIBLE_SHARE} of the {card.box_gb} GB on the box (no report)",
+        )
+    else:
+        total_gib, how = card.total_gib, f"what PyTorch reports ({card.thread})"
+    return Gpu(
+        name=card_name,
+        capacity_bytes=int(total_gib * GIB),
+        bf16=card.capability >= 8.0,
+        source=f"named card: {total_gib:.2f} GiB, {how}; compute capability {card.capability}",
+    )
+
+
+def gpu_of_size(size: str) -> Gpu:
+    """A card of this marketing size with bf16 (Ampere or later): `"16GB"` is a card with "16 GB" on its box.
+
+    A size in GiB is taken as the real capacity.
+
+    Raises:
+        InputError: `size` is no size.
+    """
+    asked = parse_size(size)
+    exact = "gib" in size.lower() or "mib" in size.lower()
+    capacity = asked if exact else int(asked / GB * _VISIBLE_SHARE * GIB)
+    if capacity <= CONTEXT_BYTES:
+        raise InputError(
+            f"--gpu-memory {size}: the CUDA context alone takes {format_gib(CONTEXT_BYTES)}; write 16GB, say"
+        )
+    return Gpu(
+        name=f"a card of {size}",
+        capacity_bytes=capacity,
+        bf16=True,
+        source=f"by size: {format_gib(capacity)} visible to PyTorch, bf16 (Ampere or later) assumed",
+    )
+
+
+def _this_gpu() -> Gpu | None:
+    """The first CUDA device that this process may use, or None.
+
+    Read through NVML, so that no CUDA context is made before the allocator's environment variables are set. NVML's
+    total less its reserved part is what PyTorch reports.
+    """
+    import pynvml
+    import torch
+
+    if torch.version.cuda is None:
+        return None
+    try:
+        pynvml.nvmlInit()
+        handle = _first_visible_device(pynvml)
+        if handle is None:
+            return None
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
+        major, _minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+        name = pynvml.nvmlDeviceGetName(handle)
+    except pynvml.NVMLError:
+        return _this_gpu_by_torch()
+    return Gpu(
+        name=name if isinstance(name, str) else name.decode(),
+        capacity_bytes=int(memory.total) - int(memory.reserved),
+        bf16=major >= 8,
+        source="this machine",
+        here=True,
+    )
+
+
+def _first_visible_device(nvml: Any) -> Any:
+    """NVML's handle of the first device in CUDA_VISIBLE_DEVICES (an index or a UUID), or None if it is empty."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return nvml.nvmlDeviceGetHandleByIndex(0) if nvml.nvmlDeviceGetCount() else None
+    first = visible.split(",")[0].strip()
+    if not first or first == "-1":
+        return None
+    return nvml.nvmlDeviceGetHandleByIndex(int(first)) if first.isdigit() else nvml.nvmlDeviceGetHandleByUUID(first)
+
+
+def _this_gpu_by_torch() -> Gpu | None:
+    """As `_this_gpu` where NVML does not answer: this makes a CUDA context in the process."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    properties = torch.cuda.get_device_properties(0)
+    return Gpu(
+        name=str(properties.name),
+        capacity_bytes=int(properties.total_memory),
+        bf16=properties.major >= 8,
+        source="this machine",
+        here=True,
+    )
+
+
+def _ram_bytes() -> int:
+    """Physical RAM, or the container's limit if that is lower (cgroup v2, then v1)."""
+    total = int(psutil.virtual_memory().total)
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            limit = int(Path(path).read_text().strip())
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+        total = min(total, limit)
+    return total
+
+
+def _existing(path: Path) -> Path:
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def this_machine(disk_path: str | Path = ".") -> Machine:
+    """This machine, with the free disk at `disk_path` (or its nearest parent that exists)."""
+    path = _existing(Path(disk_path).expanduser().absolute())
+    soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return Machine(
+        gpu=_this_gpu(),
+        ram_bytes=_ram_bytes(),
+        disk_free_bytes=shutil.disk_usage(path).free,
+        disk_path=str(path),
+        cpu_count=len(os.sched_getaffinity(0)),
+        memlock_bytes=None if soft == resource.RLIM_INFINITY else soft,
+    )

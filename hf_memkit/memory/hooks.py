@@ -1,0 +1,101 @@
+"""Hooks on a model that can do it no harm. In: functions to call. Out: one removable set of hooks a model.
+
+A hook here never raises, never changes what passes through it, becomes inert in a copied or pickled model, and stays
+out of compiled graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from hf_memkit.memory.guard import Guard
+
+__all__ = ["HookSet", "ModelHook"]
+
+
+class InertHook:
+    """What a copy of a hook is: a model copied or saved during training must not report to that training."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+class ModelHook:
+    """A guarded call that returns None, so that torch leaves inputs, outputs and gradients as they are."""
+
+    def __init__(self, name: str, function: Callable[..., object], guard: Guard) -> None:
+        self._name = name
+        self._function = function
+        self._guard = guard
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        self._guard.call(self._name, self._function, *args, **kwargs)
+
+    def __reduce__(self) -> tuple[type[InertHook], tuple[()]]:
+        return (InertHook, ())
+
+
+class HookSet:
+    """The hooks of one owner on one model.
+
+    A model has one owner at a time. A training that raised leaves its hooks behind, because Trainer sends no event
+    then: the next owner removes them, and the one before finds `removed` true and keeps quiet.
+    """
+
+    _owner: ClassVar[WeakKeyDictionary[nn.Module, HookSet]] = WeakKeyDictionary()
+
+    def __init__(self, model: nn.Module, guard: Guard, *, compiled: bool = False) -> None:
+        self.removed = False
+        self._compiled = compiled
+        self._guard = guard
+        self._handles: list[RemovableHandle] = []
+        before = HookSet._owner.get(model)
+        if before is not None:
+            before.remove()
+        HookSet._owner[model] = self
+
+    def before_forward(self, module: nn.Module, function: Callable[..., object]) -> None:
+        """`function(module, args, kwargs)` before each forward of `module`."""
+        hook = self._hook("forward pre-hook", function)
+        self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+
+    def after_forward(self, module: nn.Module, function: Callable[..., object]) -> None:
+        """`function(module, args, output)` after each forward of `module`."""
+        self._handles.append(module.register_forward_hook(self._hook("forward hook", function)))
+
+    def on_gradient(self, tensor: torch.Tensor, function: Callable[..., object]) -> None:
+        """`function(gradient)` when the gradient of `tensor` has been computed. Goes away with the tensor."""
+        tensor.register_hook(self._hook("gradient hook", function))  # type: ignore[no-untyped-call]
+
+    def remove(self) -> None:
+        """Takes every hook off the model."""
+        self.removed = True
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _hook(self, name: str, function: Callable[..., object]) -> ModelHook:
+        kind = _hidden_from_dynamo() if self._compiled else ModelHook
+        return kind(name, function, self._guard)
+
+
+@cache
+def _hidden_from_dynamo() -> type[ModelHook]:
+    """A ModelHook that dynamo runs as ordinary Python between two graphs instead of tracing it into one.
+
+    Made on demand: `torch.compiler.disable` imports dynamo.
+    """
+
+    class HiddenHook(ModelHook):
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def __call__(self, *args: Any, **kwargs: Any) -> None:
+            super().__call__(*args, **kwargs)
+
+    return HiddenHook

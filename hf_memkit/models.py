@@ -1,0 +1,187 @@
+"""What a model is made of, known without loading it: config → shapes on the meta device → counts.
+
+A model is named by a hub ID, a local folder, or an architecture (config values, as a recipe has them). Where the hub
+ID is not on disk and the hub cannot be reached, the architecture stands in, and `ModelFacts.origin` says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from hf_memkit.errors import InputError
+
+__all__ = ["ModelFacts", "Origin", "describe", "hub_reachable", "quiet_transformers"]
+
+Origin = Literal["local", "hub", "architecture"]
+"""Where the weights come from: a local folder; the hub or its cache; nowhere (built from config values, random)."""
+
+_HUB_TIMEOUT_S = 5.0
+
+
+@cache
+def hub_reachable() -> bool:
+    """Whether the Hugging Face hub answers; asked once a process, within five seconds.
+
+    `HF_HUB_OFFLINE=1` (or `TRANSFORMERS_OFFLINE=1`) means no without asking.
+    """
+    from huggingface_hub import HfApi, constants
+
+    if constants.HF_HUB_OFFLINE or os.environ.get("TRANSFORMERS_OFFLINE", "").upper() in {
+        "1",
+        "ON",
+        "YES",
+        "TRUE",
+    }:
+        return False
+    try:
+        HfApi().model_info("openai-community/gpt2", timeout=_HUB_TIMEOUT_S)
+    except Exception as error:  # any answer of the server counts as reached, whatever it says
+        return getattr(error, "response", None) is not None
+    return True
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Errors only from transformers' own log, inside the block."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A causal language model's shapes.
+
+    Attributes:
+        name: hub ID or path, as it was given.
+        origin: where its weights will come from.
+        config: its config values, without those that are None.
+        parameters: number of parameters, tied ones once.
+        largest_parameter: elements of the largest parameter.
+        sizes: elements of every parameter, tied ones once, in the order of the modules.
+        layers, width, vocabulary: number of transformer layers, hidden size, rows of the word embedding.
+        maximum_length: longest sequence the positions allow, or None.
+    """
+
+    name: str
+    origin: Origin
+    config: Mapping[str, Any] = field(repr=False)
+    parameters: int
+    largest_parameter: int
+    sizes: tuple[int, ...] = field(repr=False)
+    layers: int
+    width: int
+    vocabulary: int
+    maximum_length: int | None
+
+    @property
+    def model_type(self) -> str:
+        return str(self.config["model_type"])
+
+
+def describe(
+    name: str,
+    architecture: Mapping[str, Any] | None = None,
+    *,
+    use_hub: bool,
+    changes: Mapping[str, Any] | None = None,
+) -> ModelFacts:
+    """The facts of a causal language model. Takes a second and next to no memory, whatever the model's size.
+
+    Args:
+        name: hub ID or local folder.
+        architecture: config values to build from if `name` cannot be had, with their `model_type`.
+        use_hub: whether the hub may be asked.
+        changes: config values to change, by the names that all architectures share (`hidden_size`,
+            `num_hidden_layers`, `vocab_size` …).
+
+    Raises:
+        InputError: there is no such model and no architecture to build it from, or it is no causal language model.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with quiet_transformers():
+        config, origin = _load_config(name, architecture, use_hub)
+        if changes:
+            _change(config, changes)
+            origin = "architecture"
+        try:
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(config)
+        except ValueError as error:
+            first_line = str(error).splitlines()[0][:200]
+            raise InputError(
+                f"model {name!r} is no causal language model that transformers knows: {first_line}"
+            ) from None
+    sizes = tuple(parameter.numel() for parameter in model.parameters())
+    return ModelFacts(
+        name=name,
+        origin=origin,
+        config={key: value for key, value in config.to_diff_dict().items() if value is not None},
+        parameters=sum(sizes),
+        largest_parameter=max(sizes),
+        sizes=sizes,
+        layers=int(config.num_hidden_layers),
+        width=int(config.hidden_size),
+        vocabulary=int(config.vocab_size),
+        maximum_length=getattr(config, "max_position_embeddings", None),
+    )
+
+
+def _change(config: Any, changes: Mapping[str, Any]) -> None:
+    """Sets `changes`, and what must follow from them: heads, feed-forward width and token IDs have to go together."""
+    for key, value in changes.items():
+        setattr(config, key, value)
+    heads, width = config.num_attention_heads, config.hidden_size
+    if getattr(config, "num_key_value_heads", None):
+        config.num_key_value_heads = min(config.num_key_value_heads, heads)
+    if getattr(config, "head_dim", None):
+        config.head_dim = width // heads
+    if getattr(config, "intermediate_size", None):
+        config.intermediate_size = 4 * width
+    for token in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        number = getattr(config, token, None)
+        if isinstance(number, int) and number >= config.vocab_size:
+            setattr(config, token, 0)
+
+
+def _load_config(name: str, architecture: Mapping[str, Any] | None, use_hub: bool) -> tuple[Any, Origin]:
+    from transformers import AutoConfig
+
+    path = Path(name).expanduser()
+    if path.is_dir():
+        try:
+            return AutoConfig.from_pretrained(str(path), local_files_only=True), "local"
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"model folder {name!r} has no usable config.json: {str(error).splitlines()[0]}"
+            ) from None
+    if name.startswith((".", "/", "~")):
+        raise InputError(f"model folder {name!r} does not exist; give a folder with a config.json, or a hub ID")
+    try:
+        # Whole snapshots only: with a cached config but no cached weights the hub is needed all the same.
+        return AutoConfig.from_pretrained(name, local_files_only=not use_hub), "hub"
+    except (OSError, ValueError) as error:
+        if architecture is not None:
+            config_values = dict(architecture)
+            return AutoConfig.for_model(config_values.pop("model_type"), **config_values), "architecture"
+        if use_hub:
+            raise InputError(
+                f"model {name!r} could not be loaded from the hub: {str(error).splitlines()[0]}"
+            ) from None
+        raise InputError(
+            f"model {name!r} is neither a local folder nor in the cache, and the hub cannot be reached; "
+            f"give --model a folder with a config.json"
+        ) from None

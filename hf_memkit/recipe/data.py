@@ -1,0 +1,240 @@
+"""A `--data` value in, documents out: the texts, and what they are called in everything shown to a person.
+
+Local files are read by `hf_memkit.recipe.text_readers`, and kept by `datasets` in its own cache as Arrow files, which
+are mapped into memory rather than loaded. The cache is asked for them by path, size and time of change, so a second run
+neither reads nor checks the files again. Nothing is written beside the user's files.
+
+`datasets.load_dataset("text" | "json")` does not read them: it takes paths for patterns (`notes[1].txt` is not found),
+holds a whole text file in memory, fails where a column that nobody asked for changes its type half-way, and names no
+line in its errors.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hf_memkit.errors import DataError, did_you_mean
+from hf_memkit.recipe.text_files import DATA_SUFFIXES, TextFiles, find_text_files
+from hf_memkit.recipe.text_readers import DOCUMENT_CHARACTERS, check_schema, first_line, read_texts
+
+__all__ = ["FALLBACK", "Documents", "load_documents"]
+
+FALLBACK = "pydoc_data.topics (the text of Python's own help, used because the hub is not reachable)"
+
+# Raise it when `read_texts` gives other texts for the same files: what the cache holds is then read anew.
+_READERS_VERSION = 1
+_ROWS = 100
+_COUNTED_BYTES = 2**31
+_HUB_ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?)(:(?P<config>[\w.+-]+))?")
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Texts to train on. Iterating gives them one by one in a fixed order, without those that are only white space."""
+
+    texts: Sequence[str]
+    """A list, or a `datasets.Column`, which reads from disk whatever is asked of it."""
+    source: str
+    """What a person reads."""
+    is_fallback: bool
+    """True if this stands in for the corpus that was wanted."""
+    characters: int | None
+    """Of all texts; None where counting would mean reading more than 2 GiB."""
+
+    def __iter__(self) -> Iterator[str]:
+        # By slices: asked for row by row, a Column takes eighty times as long.
+        for start in range(0, len(self.texts), _ROWS):
+            for text in self.texts[start : start + _ROWS]:
+                if text and not text.isspace():
+                    yield text
+
+
+def load_documents(
+    source: str | None,
+    *,
+    default_hub_id: str,
+    default_hub_config: str | None,
+    text_column: str = "text",
+    hub_reachable: bool,
+) -> Documents:
+    """The documents that `source` names.
+
+    Args:
+        source: a file of text, JSON, JSON lines or parquet; a folder of one kind of them; or a hub ID, `name`,
+            `owner/name` or `owner/name:config`, of which the split `train` is taken. A path that exists comes first.
+            None means the default corpus of the hub, or the text of Python's own help if that cannot be had.
+        default_hub_id: the default corpus.
+        default_hub_config: its config, if it has several.
+        text_column: the column that holds the text in JSON, parquet and on the hub.
+        hub_reachable: if False, the hub is not asked, and only what `datasets` has in its cache is found.
+
+    Raises:
+        DataError: nothing there, nothing that can be read, or no text in it.
+    """
+    if source is None:
+        try:
+            return _from_hub(default_hub_id, default_hub_config, text_column, hub_reachable)
+        except DataError:
+            if hub_reachable:
+                raise
+            return _fallback()
+    path = Path(source).expanduser()
+    if _exists(path):
+        return _from_files(find_text_files(path), text_column)
+    match = _HUB_ID.fullmatch(source)
+    if match is None or path.suffix.lower() in DATA_SUFFIXES:
+        raise DataError(f"{source}: no such file or folder{_neighbour(path)}")
+    try:
+        return _from_hub(match["id"], match["config"], text_column, hub_reachable)
+    except DataError as error:
+        # A relative path looks like a hub ID; whoever meant one must learn that it was not found.
+        raise DataError(f"{error} (nor is {source!r} a file or folder here{_neighbour(path)})") from error
+
+
+def _fallback() -> Documents:
+    from pydoc_data.topics import topics
+
+    texts = [topics[name] for name in sorted(topics)]
+    return Documents(texts, FALLBACK, True, sum(map(len, texts)))
+
+
+def _from_files(files: TextFiles, text_column: str) -> Documents:
+    import datasets
+
+    # Size and time stand for the contents: the cache must not answer for a file that has changed since.
+    stamps = tuple((stat.st_size, stat.st_mtime_ns) for stat in (path.stat() for path in files.paths))
+    arguments = {
+        "paths": tuple(str(path.resolve()) for path in files.paths),
+        "stamps": stamps,
+        "names": tuple(str(path) for path in files.paths),
+        "kind": files.kind,
+        "text_column": text_column,
+        "version": (_READERS_VERSION, DOCUMENT_CHARACTERS),
+    }
+    features = datasets.Features({"text": datasets.Value("large_string")})
+    try:
+        with _quiet():
+            rows = datasets.Dataset.from_generator(_rows, features=features, gen_kwargs=arguments)
+    except (datasets.exceptions.DatasetGenerationError, OSError) as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, (DataError, OSError)):
+            cause = cause.__cause__ or cause.__context__
+        if isinstance(cause, DataError):
+            raise cause from None
+        if cause is None:
+            raise
+        raise DataError(
+            f"{files.source}: the cache in {datasets.config.HF_DATASETS_CACHE} cannot be written: "
+            f"{cause.strerror or first_line(cause)}; HF_DATASETS_CACHE names another folder for it"
+        ) from error
+    return Documents(rows["text"], files.source, False, _characters(rows, "text"))
+
+
+def _rows(
+    paths: tuple[str, ...], names: tuple[str, ...], kind: str, text_column: str, **stamps: object
+) -> Iterator[dict[str, str]]:
+    """What `datasets` keeps. `stamps` only make its cache tell files apart."""
+    found = False
+    for text in read_texts(map(Path, names), kind, text_column):
+        found = True
+        yield {"text": text}
+    if not found:
+        what = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more files"
+        raise DataError(f"{what}: no text in it: empty, or only white space")
+
+
+def _from_hub(hub_id: str, config: str | None, text_column: str, hub_reachable: bool) -> Documents:
+    import datasets
+
+    name = f"{hub_id}:{config}" if config else hub_id
+    try:
+        with _quiet(), _offline(not hub_reachable):
+            rows = datasets.load_dataset(hub_id, config, split="train")
+    except Exception as error:
+        # Whatever goes wrong in there (network, access, a config that is not there, a broken file on the hub) is
+        # about this ID, and has no common base class.
+        if not hub_reachable:
+            raise DataError(
+                f"{name}: the hub is not reachable, and this machine's cache has no such dataset; "
+                "give a file or folder of text instead"
+            ) from error
+        raise DataError(f"{name}: cannot be loaded from the hub: {first_line(error)}") from error
+    where = f"{config} ({hub_id})" if config else hub_id
+    check_schema(name, rows.features.arrow_schema, text_column)
+    if nulls := rows.data.column(text_column).null_count:
+        raise DataError(f"{name}: column {text_column!r}: expected text, found null in {nulls} of {len(rows)} rows")
+    documents = Documents(
+        rows[text_column],
+        where if hub_reachable else f"{where}, from this machine's cache",
+        False,
+        _characters(rows, text_column),
+    )
+    if next(iter(documents), None) is None:
+        raise DataError(f"{name}: no text in its split 'train'")
+    return documents
+
+
+def _characters(rows: Any, column: str) -> int | None:
+    import pyarrow.compute as compute
+
+    if rows.data.nbytes > _COUNTED_BYTES:
+        return None
+    return sum(compute.sum(compute.utf8_length(chunk)).as_py() or 0 for chunk in rows.data.column(column).chunks)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError) as error:  # ValueError: a NUL character
+        raise DataError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    return True
+
+
+def _neighbour(path: Path) -> str:
+    """A hint for a name with a typing error."""
+    try:
+        names = [entry.name for entry in path.parent.iterdir()]
+    except OSError:
+        return ""
+    return did_you_mean(path.name, names)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars and no log lines of `datasets` and the hub's client; both as before afterwards."""
+    import datasets
+
+    loggers = {name: logging.getLogger(name) for name in ("datasets", "huggingface_hub")}
+    levels = {name: logger.level for name, logger in loggers.items()}
+    had_bars = not datasets.utils.are_progress_bars_disabled()
+    for logger in loggers.values():
+        logger.setLevel(logging.CRITICAL)
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        for name, logger in loggers.items():
+            logger.setLevel(levels[name])
+        if had_bars:
+            datasets.enable_progress_bars()
+
+
+@contextmanager
+def _offline(wanted: bool) -> Iterator[None]:
+    """While `wanted`, `datasets` looks only into its cache, without waiting for a hub that does not answer."""
+    import datasets
+
+    before = datasets.config.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = before or wanted
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE = before

@@ -1,0 +1,132 @@
+"""The folder of a run: which one to use, what state it is in, and the file that says so.
+
+`memkit-run.json` holds the run's setup and status. A folder is free (it has no such file), finished, or unfinished
+(running, interrupted, or killed).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Final
+
+from hf_memkit.errors import InputError, RunError
+
+__all__ = [
+    "RUN_FILE",
+    "clear",
+    "default_output",
+    "last_checkpoint",
+    "read_run",
+    "refuse_used",
+    "unfinished_run",
+    "write_run",
+]
+
+RUN_FILE: Final = "memkit-run.json"
+_HOME: Final = Path("memkit-runs")
+
+
+def default_output(recipe: str, variant: str) -> str:
+    """A folder in `memkit-runs/` that no run has used: `gpt2-on-16gb-resident`, then `gpt2-on-16gb-resident-2` …"""
+    number = 1
+    while True:
+        path = _HOME / (f"{recipe}-{variant}" if number == 1 else f"{recipe}-{variant}-{number}")
+        if not (path / RUN_FILE).exists():
+            return str(path)
+        number += 1
+
+
+def read_run(folder: str | Path) -> dict[str, Any] | None:
+    """The content of the folder's run file, or None if it has none.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    path = Path(folder) / RUN_FILE
+    if not path.exists():
+        return None
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise RunError(f"{path} is damaged; start again with --overwrite or another --output") from None
+    return content
+
+
+def write_run(folder: str | Path, content: dict[str, Any]) -> None:
+    """Writes the run file whole: a kill leaves the old one or the new one, never half of one."""
+    path = Path(folder) / RUN_FILE
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def refuse_used(folder: str) -> None:
+    """Makes sure that a new run may write to `folder`; creates nothing.
+
+    Raises:
+        InputError: the folder holds a run already, is a file, or cannot be written to.
+    """
+    path = Path(folder)
+    if path.exists() and not path.is_dir():
+        raise InputError(f"--output {folder}: is a file; give a folder")
+    nearest = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise InputError(f"--output {folder}: {nearest} cannot be written to; give another folder")
+    run = read_run(folder)
+    if run is not None:
+        state = "a finished run" if run["status"] == "finished" else "an unfinished run"
+        go_on = "" if run["status"] == "finished" else "--resume to go on with it, "
+        raise InputError(f"--output {folder}: holds {state}; give {go_on}--overwrite to replace it, or another folder")
+
+
+def clear(folder: str) -> None:
+    """Removes the run in `folder`, and nothing that a run did not write there."""
+    path = Path(folder)
+    for old in (*path.glob("checkpoint-*"), path / "model", path / "nvme", path / "runs"):
+        if old.is_dir():
+            shutil.rmtree(old)
+    for old in (*path.glob("memory-rank*.jsonl"), path / RUN_FILE):
+        old.unlink(missing_ok=True)
+
+
+def unfinished_run(recipe: str, variant: str, folder: str) -> tuple[str, dict[str, Any]]:
+    """(folder, content of the run file) of the run that `--resume` means: the one in `folder` or, if that is empty,
+    the newest unfinished one of this recipe (and variant, unless that is `"auto"`) in `memkit-runs/`.
+
+    Raises:
+        InputError: there is none.
+    """
+    if folder:
+        run = read_run(folder)
+        if run is None:
+            raise InputError(f"--resume: {folder} holds no run; leave --resume out to start one")
+        if run["status"] == "finished":
+            raise InputError(f"--resume: the run in {folder} is finished; give --overwrite to start again")
+        if run["recipe"] != recipe:
+            raise InputError(f"--resume: the run in {folder} is of recipe {run['recipe']!r}, not {recipe!r}")
+        return folder, run
+    pattern = f"{recipe}-*" if variant == "auto" else f"{recipe}-{variant}*"
+    files = sorted(_HOME.glob(f"{pattern}/{RUN_FILE}"), key=lambda file: file.stat().st_mtime, reverse=True)
+    for file in files:
+        run = read_run(file.parent)
+        if run is not None and run["status"] != "finished" and variant in ("auto", run["variant"]):
+            return str(file.parent), run
+    raise InputError(f"--resume: no unfinished run of {recipe} in {_HOME}/; give its folder with --output")
+
+
+def last_checkpoint(folder: str) -> str | None:
+    """The newest whole checkpoint in `folder`, or None. One that a kill cut short lacks Trainer's state file, which is
+    written last, and is passed over."""
+    found = []
+    for path in Path(folder).glob("checkpoint-*"):
+        number = path.name.removeprefix("checkpoint-")
+        try:
+            json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        if number.isdigit():
+            found.append((int(number), str(path)))
+    return max(found)[1] if found else None

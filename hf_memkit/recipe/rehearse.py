@@ -1,0 +1,165 @@
+"""The rehearsal: what a recipe's setup becomes on a machine with no GPU.
+
+The same architecture, small, goes through the variant's own techniques, optimizer and engine for a few steps. Whatever
+a CPU cannot run is taken out and listed with its reason; nothing is left out silently.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from hf_memkit.ledger import Ledger
+from hf_memkit.models import describe
+from hf_memkit.recipe.batch import accumulation_for
+from hf_memkit.recipe.resolve import Resolved
+from hf_memkit.recipe.schema import Rehearsal as RehearsalSpec
+from hf_memkit.training_setup import Setting, TrainingSetup
+
+__all__ = ["Rehearsed", "rehearse"]
+
+_SMALL_ENOUGH: Final = 20_000_000
+"""A local model of at most so many parameters is rehearsed as it is, with its own weights."""
+
+_CPU: Final = "this machine has no GPU"
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """`setup` is what runs here; `not_rehearsed` are the target's settings that do not, each with the reason."""
+
+    setup: TrainingSetup
+    not_rehearsed: tuple[Setting, ...]
+
+
+def rehearse(resolved: Resolved) -> Rehearsed:
+    """The rehearsal of a resolved recipe."""
+    spec = resolved.recipe.rehearsal
+    rehearsed = Rehearsed(replace(resolved.setup, ledger=Ledger(), problems=(), notes=()), ())
+    rehearsed = _small_model(rehearsed, resolved, spec)
+    rehearsed = _few_steps(rehearsed, spec)
+    rehearsed = _cpu_precision(rehearsed)
+    rehearsed = _no_cuda_allocator(rehearsed)
+    rehearsed = _eager_optimizer(rehearsed)
+    return _cpu_deepspeed(rehearsed)
+
+
+def _put(rehearsed: Rehearsed, section: str, values: dict[str, tuple[Any, str]]) -> Rehearsed:
+    return replace(rehearsed, setup=rehearsed.setup.put_all(section, values))
+
+
+def _leave_out(rehearsed: Rehearsed, key: str, reason: str) -> Rehearsed:
+    """Notes that the target's setting of `key` is not rehearsed; the caller changes or drops it."""
+    left_out = Setting(key, rehearsed.setup[key], reason)
+    return replace(rehearsed, not_rehearsed=(*rehearsed.not_rehearsed, left_out))
+
+
+def _small_model(rehearsed: Rehearsed, resolved: Resolved, spec: RehearsalSpec) -> Rehearsed:
+    model = resolved.model
+    if model.origin == "local" and model.parameters <= _SMALL_ENOUGH:
+        length = min(spec.sequence_length, model.maximum_length or spec.sequence_length)
+        return _put(rehearsed, "data", {"sequence_length": (length, "short, for a CPU")})
+    small = describe(
+        model.name, resolved.recipe.model.architecture, use_hub=model.origin == "hub", changes=dict(spec.model)
+    )
+    rehearsed = _put(
+        rehearsed,
+        "model",
+        {
+            "origin": ("architecture", "a small model of the same architecture, with random weights"),
+            "architecture": (dict(small.config), f"the recipe's rehearsal: {small.parameters / 1e6:.1f} M parameters"),
+        },
+    )
+    return _put(
+        rehearsed,
+        "data",
+        {
+            "sequence_length": (spec.sequence_length, "the recipe's rehearsal"),
+            "vocabulary_size": (small.vocabulary, "the recipe's rehearsal"),
+            "tokenizer": (None, f"trained on the data: a small model has a small vocabulary ({small.vocabulary})"),
+        },
+    )
+
+
+def _few_steps(rehearsed: Rehearsed, spec: RehearsalSpec) -> Rehearsed:
+    setup = rehearsed.setup
+    accumulation = accumulation_for(spec.sequences_per_step, spec.micro_batch_size)
+    batch = f"rehearsal: {spec.micro_batch_size} × {accumulation} = {spec.sequences_per_step} sequences a step"
+
+    def unless_set(name: str, value: Any, reason: str) -> tuple[Any, str]:
+        """What the user set stays, also in the rehearsal."""
+        by_user = {s.key: s.value for s in setup.settings if s.reason in ("--set", "asked for")}
+        key = f"arguments.{name}"
+        return (by_user[key], "asked for") if key in by_user else (value, reason)
+
+    steps, why = unless_set("max_steps", spec.steps, "the recipe's rehearsal")
+    return _put(
+        rehearsed,
+        "arguments",
+        {
+            "use_cpu": (True, _CPU),
+            "dataloader_pin_memory": (False, "page-locked memory is for copies to a GPU"),
+            "per_device_train_batch_size": (spec.micro_batch_size, batch),
+            "gradient_accumulation_steps": (accumulation, batch),
+            "per_device_eval_batch_size": (spec.micro_batch_size, batch),
+            "max_steps": (steps, why),
+            "eval_steps": (steps, "at the last step"),
+            "warmup_steps": unless_set("warmup_steps", max(1, round(0.05 * steps)), "5 % of the steps"),
+            "learning_rate": unless_set(
+                "learning_rate", spec.learning_rate, "the recipe's rehearsal: random weights learn from larger steps"
+            ),
+            "save_strategy": unless_set("save_strategy", "steps", "checkpoints of a small model are small"),
+            "save_steps": unless_set("save_steps", max(1, steps // 5), "about five checkpoints in the run"),
+            "save_total_limit": unless_set("save_total_limit", 2, "older checkpoints are deleted"),
+        },
+    )
+
+
+def _cpu_precision(rehearsed: Rehearsed) -> Rehearsed:
+    if not rehearsed.setup.get("arguments.fp16"):
+        return rehearsed
+    reason = "neither DeepSpeed nor accelerate runs fp16 on a CPU; bf16 stands in, without loss scaling"
+    rehearsed = _leave_out(rehearsed, "arguments.fp16", reason)
+    rehearsed = _put(rehearsed, "arguments", {"fp16": (False, reason), "bf16": (True, reason)})
+    return _put(rehearsed, "model", {"dtype": ("bfloat16", reason)})
+
+
+def _no_cuda_allocator(rehearsed: Rehearsed) -> Rehearsed:
+    key = "environment.PYTORCH_ALLOC_CONF"
+    if key not in rehearsed.setup:
+        return rehearsed
+    rehearsed = _leave_out(rehearsed, key, "a setting of the CUDA allocator")
+    return replace(rehearsed, setup=rehearsed.setup.drop(key))
+
+
+def _eager_optimizer(rehearsed: Rehearsed) -> Rehearsed:
+    if "optimizer.class" not in rehearsed.setup:
+        return rehearsed
+    reason = "the step runs as written: compiling it for a CPU takes longer than the rehearsal"
+    rehearsed = _put(rehearsed, "optimizer", {"compiled": (True, "one fused kernel a parameter")})
+    rehearsed = _leave_out(rehearsed, "optimizer.compiled", reason)
+    return _put(rehearsed, "optimizer", {"compiled": (False, reason)})
+
+
+def _cpu_deepspeed(rehearsed: Rehearsed) -> Rehearsed:
+    """The same preset with buffers for a small model; only what a CPU cannot do is taken out."""
+    if "deepspeed.config" not in rehearsed.setup:
+        return rehearsed
+    config = rehearsed.setup["deepspeed.config"]
+    zero = config["zero_optimization"]
+    # DeepSpeed leaves on the host what is smaller than a mebibyte (deepspeed: runtime/swap_tensor, MIN_AIO_BYTES), so
+    # the small model's matrices are about that size, and these just hold them.
+    for name in ("reduce_bucket_size", "allgather_bucket_size", "sub_group_size", "stage3_prefetch_bucket_size"):
+        if name in zero:
+            zero[name] = 1_000_000
+    for name in ("stage3_max_live_parameters", "stage3_max_reuse_distance"):
+        if name in zero:
+            zero[name] = 2_000_000
+    if "offload_param" in zero:
+        zero["offload_param"]["buffer_size"] = 1_000_000
+    if zero["offload_optimizer"].get("pin_memory") and zero["offload_optimizer"]["device"] == "cpu":
+        zero["offload_optimizer"]["pin_memory"] = False
+        pinned = Setting("deepspeed.config", {"offload_optimizer": {"pin_memory": True}}, "needs a CUDA driver")
+        rehearsed = replace(rehearsed, not_rehearsed=(*rehearsed.not_rehearsed, pinned))
+    rehearsed = _put(rehearsed, "deepspeed", {"config": (config, "the same keys, with buffers for the small model")})
+    return _put(rehearsed, "environment", {"DS_ACCELERATOR": ("cpu", _CPU)})

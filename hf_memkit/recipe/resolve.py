@@ -1,0 +1,278 @@
+"""Recipe + machine + overrides → one setup, every choice with its reason.
+
+`resolve` chooses the variant and makes the setup for the card in question. It loads no weights and changes nothing on
+disk. Where there is no GPU, `hf_memkit.recipe.rehearse` makes the setup that runs instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hf_memkit.errors import DoesNotFitError, InputError, SettingError, did_you_mean
+from hf_memkit.hardware import Machine, gpu_of_size
+from hf_memkit.job import Job
+from hf_memkit.models import ModelFacts, describe
+from hf_memkit.presets import PRESETS, apply_preset
+from hf_memkit.recipe.batch import accumulation_for, micro_batch_for
+from hf_memkit.recipe.output import default_output
+from hf_memkit.recipe.schema import Recipe, Variant
+from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.units import GIB, format_gib
+
+__all__ = ["Overrides", "Resolved", "resolve"]
+
+_CHECKPOINTS = 5
+"""Checkpoints in a run, about."""
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What the user asked for beyond the recipe.
+
+    Attributes:
+        variant: a variant of the recipe, or `"auto"`.
+        model: hub ID or local folder instead of the recipe's model.
+        data: file, folder or hub ID instead of the recipe's data.
+        max_steps: optimizer steps.
+        sequence_length: tokens.
+        output: folder for checkpoints, records and the trained model; empty: a new one in `memkit-runs/`.
+        nvme_path: folder for what ZeRO-Infinity swaps; None: inside `output`.
+        settings: fields of TrainingArguments, already type-checked (`hf_memkit.recipe.settings`).
+    """
+
+    variant: str = "auto"
+    model: str | None = None
+    data: str | None = None
+    max_steps: int | None = None
+    sequence_length: int | None = None
+    output: str = ""
+    nvme_path: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A recipe resolved for one machine.
+
+    Attributes:
+        recipe, machine, model: what it was resolved from; `machine.gpu` is the card in question, here or not.
+        variant: the chosen variant.
+        why: why that variant.
+        rejected: (variant, why not) of those that come before it, with `auto`.
+        setup: what runs.
+    """
+
+    recipe: Recipe
+    machine: Machine
+    model: ModelFacts
+    variant: str
+    why: str
+    rejected: tuple[tuple[str, str], ...]
+    setup: TrainingSetup
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "recipe": self.recipe.name,
+            "variant": self.variant,
+            "why": self.why,
+            "rejected": [{"variant": name, "why": why} for name, why in self.rejected],
+            "machine": self.machine.to_json(),
+            "model": {
+                "name": self.model.name,
+                "origin": self.model.origin,
+                "parameters": self.model.parameters,
+                "largest_parameter": self.model.largest_parameter,
+            },
+            "setup": self.setup.to_json(),
+        }
+
+
+def resolve(recipe: Recipe, machine: Machine, overrides: Overrides, *, use_hub: bool) -> Resolved:
+    """The recipe's setup for `machine`, or for the recipe's own card if the machine has none.
+
+    An explicit variant is always resolved: what the machine lacks for it is in `setup.problems`. With `auto` the first
+    variant without problems is taken.
+
+    Raises:
+        InputError: unknown variant or model, or a sequence that is longer than the model allows.
+        SettingError: overrides that contradict each other, the batch or the variant.
+        DoesNotFitError: `auto`, and no variant fits.
+    """
+    if machine.gpu is None:
+        machine = machine.with_gpu(gpu_of_size(recipe.card))
+    name = overrides.model or recipe.model.hub_id
+    architecture = recipe.model.architecture if overrides.model in (None, recipe.model.hub_id) else None
+    model = describe(name, architecture, use_hub=use_hub)
+    length = overrides.sequence_length or recipe.sequence_length
+    if model.maximum_length is not None and length > model.maximum_length:
+        raise InputError(
+            f"sequence length {length} is longer than {name} allows ({model.maximum_length}); "
+            f"give --sequence-length {model.maximum_length} or less"
+        )
+
+    def build(variant: str) -> TrainingSetup:
+        return _build(recipe, machine, overrides, model, variant, length)
+
+    def resolved(variant: str, why: str, setup: TrainingSetup) -> Resolved:
+        return Resolved(recipe, machine, model, variant, why, tuple(rejected), setup)
+
+    rejected: list[tuple[str, str]] = []
+    if overrides.variant != "auto":
+        if overrides.variant not in recipe.variants:
+            known = (*recipe.variants, "auto")
+            raise InputError(
+                f"recipe {recipe.name!r} has no variant {overrides.variant!r}"
+                f"{did_you_mean(overrides.variant, known)}; it has: {', '.join(known)}"
+            )
+        return resolved(overrides.variant, "asked for by name", build(overrides.variant))
+    for variant in recipe.variants:
+        setup = build(variant)
+        if not setup.problems:
+            return resolved(variant, _why(setup, machine, bool(rejected)), setup)
+        rejected.append((variant, "; ".join(setup.problems)))
+    reasons = "; ".join(f"{variant} {why}" for variant, why in rejected)
+    raise DoesNotFitError(f"no variant of {recipe.name} fits this machine: {reasons}")
+
+
+def _why(setup: TrainingSetup, machine: Machine, others_rejected: bool) -> str:
+    gpu = machine.gpu
+    assert gpu is not None
+    parts = [
+        f"{format_gib(setup.ledger.total_bytes('device'))} of {format_gib(gpu.usable_bytes)} on {gpu.name}",
+        f"{format_gib(setup.ledger.total_bytes('host', 'pinned'))} of {format_gib(machine.ram_bytes)} of RAM",
+    ]
+    disk = setup.ledger.total_bytes("disk")
+    if disk:
+        parts.append(f"{format_gib(disk)} of {format_gib(machine.disk_free_bytes)} of disk")
+    order = "the first variant that fits" if others_rejected else "the recipe's first choice, and it fits"
+    return f"{order} (by formula: {', '.join(parts)})"
+
+
+def _build(
+    recipe: Recipe, machine: Machine, overrides: Overrides, model: ModelFacts, name: str, sequence_length: int
+) -> TrainingSetup:
+    """The setup of one variant: preset, then model and data, then arguments, then what the user set."""
+    variant = recipe.variants[name]
+    chosen = overrides.settings
+    micro_batch, accumulation, batch_reason = _batch(recipe, variant, chosen)
+    output = overrides.output or default_output(recipe.name, name)
+    nvme_path = overrides.nvme_path or str(Path(output) / "nvme")
+    job = Job(model, machine, micro_batch, sequence_length, nvme_path, variant.values)
+    setup = apply_preset(name, job)
+    _refuse_ignored(setup, chosen)
+    setup = _model_and_data(setup, recipe, overrides, model, sequence_length)
+    steps = overrides.max_steps or chosen.get("max_steps") or recipe.steps
+    steps_reason = "asked for" if steps != recipe.steps else "the recipe's"
+    save_steps, limit, save_reason = _saving(setup, machine, model, int(steps))
+    setup = setup.put_all(
+        "arguments",
+        {
+            "output_dir": (output, "where checkpoints, records and the trained model go"),
+            "per_device_train_batch_size": (micro_batch, batch_reason),
+            "gradient_accumulation_steps": (accumulation, batch_reason),
+            "per_device_eval_batch_size": (micro_batch, "evaluation then needs no more memory than training"),
+            "prediction_loss_only": (True, "keeping the logits of an evaluation fills the card"),
+            "max_steps": (steps, steps_reason),
+            "learning_rate": (variant.learning_rate, f"the recipe's for {name}"),
+            "lr_scheduler_type": ("cosine", "decays to zero over the run"),
+            "warmup_steps": (max(1, round(0.05 * int(steps))), "5 % of the steps, while the moments settle"),
+            "weight_decay": (0.01, "AdamW's usual decay, not on biases and norms"),
+            "eval_strategy": ("steps", "an evaluation at the end"),
+            "eval_steps": (steps, "at the last step"),
+            "eval_on_start": (True, "and one before, to see what training changed"),
+            "max_grad_norm": (1.0, "Trainer's default: one bad batch cannot throw the weights far"),
+            "logging_steps": (10, "each log reads the loss from the card, and waits for it"),
+            "save_strategy": ("steps" if save_steps else "no", save_reason),
+            "seed": (42, "same seed, same run"),
+            "report_to": ("none", "records go to memkit's own file; --set report_to=tensorboard adds a dashboard"),
+        },
+    )
+    if save_steps:
+        setup = setup.put("arguments.save_steps", save_steps, f"about {_CHECKPOINTS} checkpoints in the run")
+        setup = setup.put("arguments.save_total_limit", limit, "older checkpoints are deleted")
+    for key, value in chosen.items():
+        setup = setup.put(f"arguments.{key}", value, "--set")
+    return setup
+
+
+def _batch(recipe: Recipe, variant: Variant, chosen: Mapping[str, Any]) -> tuple[int, int, str]:
+    """(micro-batch, accumulation, reason). Whichever of the two the user sets, the other makes up for it."""
+    whole = recipe.sequences_per_step
+    micro = chosen.get("per_device_train_batch_size")
+    accumulation = chosen.get("gradient_accumulation_steps")
+    if micro is not None and accumulation is not None:
+        if micro * accumulation != whole:
+            raise SettingError(
+                f"per_device_train_batch_size={micro} × gradient_accumulation_steps={accumulation} is "
+                f"{micro * accumulation} sequences a step, and the recipe asks for {whole}; set one of them, "
+                f"and the other follows"
+            )
+    elif accumulation is not None:
+        micro = micro_batch_for(whole, accumulation)
+    else:
+        micro = micro or variant.micro_batch_size
+        accumulation = accumulation_for(whole, micro)
+    return micro, accumulation, f"{micro} × {accumulation} = {whole} sequences a step, as the recipe asks"
+
+
+def _refuse_ignored(setup: TrainingSetup, chosen: Mapping[str, Any]) -> None:
+    """Settings that this variant would silently ignore, or change behind the user's back."""
+    if "optim" not in chosen:
+        return
+    if "optimizer.class" in setup:
+        raise SettingError(
+            f"--set optim={chosen['optim']}: variant {setup.preset!r} brings its own optimizer "
+            f"({setup['optimizer.class'].split(':')[1]}), and optim would be ignored; take another variant"
+        )
+    if "deepspeed.preset" in setup and not str(chosen["optim"]).startswith("adamw_torch"):
+        raise SettingError(
+            f"--set optim={chosen['optim']}: with an offloaded optimizer accelerate replaces it by DeepSpeedCPUAdam, "
+            f"silently; variant {setup.preset!r} works with adamw_torch only"
+        )
+
+
+def _model_and_data(
+    setup: TrainingSetup, recipe: Recipe, overrides: Overrides, model: ModelFacts, sequence_length: int
+) -> TrainingSetup:
+    origin = {
+        "local": "a local folder",
+        "hub": "the hub, or its cache",
+        "architecture": "NOT REACHABLE: built from the recipe's config values, with RANDOM weights",
+    }[model.origin]
+    setup = setup.put("model.name", model.name, "asked for" if overrides.model else "the recipe's")
+    setup = setup.put("model.origin", model.origin, origin)
+    if model.origin == "architecture":
+        setup = setup.put("model.architecture", dict(recipe.model.architecture), "the recipe's config values")
+    data = recipe.data
+    default = f"{data.hub_id}:{data.hub_config}" if data.hub_config else data.hub_id
+    return setup.put_all(
+        "data",
+        {
+            "source": (overrides.data, "asked for")
+            if overrides.data
+            else (None, f"the default: {default} if the hub can be reached, otherwise the text of Python's own help"),
+            "hub_id": (data.hub_id, "the recipe's default corpus"),
+            "hub_config": (data.hub_config, "the recipe's default corpus"),
+            "text_column": (data.text_column, "the column that holds the text"),
+            "sequence_length": (sequence_length, "asked for" if overrides.sequence_length else "the recipe's"),
+            "held_out": (data.held_out, "share of the blocks, from the end, kept for evaluation"),
+            "evaluated_blocks": (data.evaluated_blocks, "enough for a stable loss; an evaluation stays short"),
+            "vocabulary_size": (model.vocabulary, "the model's: a tokenizer trained here has at most so many tokens"),
+            "tokenizer": (model.name, "the model's own if it can be loaded, otherwise trained on the data"),
+        },
+    )
+
+
+def _saving(setup: TrainingSetup, machine: Machine, model: ModelFacts, steps: int) -> tuple[int, int, str]:
+    """(steps between checkpoints, or 0 for none; how many are kept; reason)."""
+    one = int(PRESETS[setup.preset].checkpoint_bytes_per_parameter * model.parameters)
+    free = machine.disk_free_bytes - setup.ledger.total_bytes("disk")
+    # Trainer writes the new checkpoint before it deletes the oldest, so one more than the limit exists at times.
+    limit = 2 if free >= 3 * one else 1
+    if free < 2 * one:
+        return 0, 0, f"off: a checkpoint takes {format_gib(one)}, and {max(0.0, free / GIB):.1f} GiB of disk are left"
+    each = f"a checkpoint takes {format_gib(one)} by formula" if one > GIB else "checkpoints are small"
+    return max(1, steps // _CHECKPOINTS), limit, f"a run that is stopped can go on; {each}"

@@ -1,0 +1,186 @@
+"""The recipe file: its fields, and one line for every mistake in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
+from pydantic_core import ErrorDetails
+
+from hf_memkit import resources
+from hf_memkit.errors import InputError, RecipeError, did_you_mean
+from hf_memkit.presets import PRESETS
+from hf_memkit.units import parse_size
+
+__all__ = ["Data", "Model", "Recipe", "Rehearsal", "Variant", "load_recipe", "read_recipe"]
+
+
+class _Strict(BaseModel):
+    """Unknown keys are errors; values are not changed after reading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _size(text: str) -> str:
+    try:
+        parse_size(text)
+    except InputError as error:
+        raise ValueError(str(error)) from None
+    return text
+
+
+def _has_model_type(architecture: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(architecture.get("model_type"), str):
+        raise ValueError("must name its model_type, such as gpt2")
+    return architecture
+
+
+def _known_preset(name: str) -> str:
+    if name not in PRESETS:
+        raise ValueError(f"no preset of this name{did_you_mean(name, PRESETS)}; allowed: {', '.join(PRESETS)}")
+    return name
+
+
+class Model(_Strict):
+    """The model: `hub_id`, and the config values to build it from where the hub cannot be reached."""
+
+    hub_id: str = Field(min_length=1)
+    architecture: Annotated[dict[str, Any], AfterValidator(_has_model_type)]
+
+
+class Data(_Strict):
+    """The default corpus. `held_out` is the share of blocks kept for evaluation, above 0 and below 0.5, of which the
+    first `evaluated_blocks` are used."""
+
+    hub_id: str = Field(min_length=1)
+    hub_config: str | None = None
+    text_column: str = "text"
+    held_out: float = Field(default=0.05, gt=0, lt=0.5)
+    evaluated_blocks: PositiveInt = 128
+
+
+class Variant(_Strict):
+    """A preset with this recipe's values. `values` go to the preset's techniques."""
+
+    micro_batch_size: PositiveInt
+    learning_rate: PositiveFloat
+    values: dict[str, Any] = Field(default_factory=dict)
+
+
+class Rehearsal(_Strict):
+    """What runs without a GPU. `model` holds config values under the names that transformers shares."""
+
+    model: dict[str, PositiveInt]
+    sequence_length: PositiveInt
+    sequences_per_step: PositiveInt
+    micro_batch_size: PositiveInt
+    steps: PositiveInt
+    learning_rate: PositiveFloat
+
+
+class Recipe(_Strict):
+    """One recipe file. `name` and `path` come from the file, the rest from its text.
+
+    `sequence_length` is in tokens, `sequences_per_step` in sequences an optimizer step, `steps` in optimizer steps,
+    `card` a marketing size such as `16GB`.
+    """
+
+    name: str
+    path: Path
+    summary: str = Field(min_length=1, max_length=120)
+    model: Model
+    data: Data
+    card: Annotated[str, AfterValidator(_size)]
+    sequence_length: PositiveInt
+    sequences_per_step: PositiveInt
+    steps: PositiveInt
+    variants: dict[Annotated[str, AfterValidator(_known_preset)], Variant] = Field(min_length=1)
+    rehearsal: Rehearsal
+
+
+def load_recipe(name: str) -> Recipe:
+    """The recipe called `name`, or the one in the file `name` if that ends in .yaml or .yml.
+
+    Raises:
+        InputError: there is no such recipe or file.
+        RecipeError: the file has mistakes; lists all of them.
+    """
+    if name.endswith((".yaml", ".yml")):
+        path = Path(name)
+        if not path.is_file():
+            raise InputError(f"recipe file {name!r} does not exist; `memkit recipe` lists the recipes")
+        return read_recipe(path)
+    return read_recipe(resources.find("recipes", name))
+
+
+def read_recipe(path: Path) -> Recipe:
+    """The recipe in the file at `path`.
+
+    Raises:
+        RecipeError: the file is not readable YAML, or has mistakes; lists all of them.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        raise RecipeError(
+            [f"{where}: not valid YAML: {getattr(error, 'problem', None) or 'cannot be parsed'}"]
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError([f"{path}: cannot be read: {error}"]) from None
+    if not isinstance(content, dict):
+        raise RecipeError([f"{path}: must be a mapping of keys to values, and is {type(content).__name__}"])
+    problems = [
+        f"{path}: {key}: comes from the file's name and place; leave it out"
+        for key in ("name", "path")
+        if key in content
+    ]
+    problems += [f"{path}: {problem}" for problem in _uneven_batches(content)]
+    recipe = None
+    try:
+        recipe = Recipe.model_validate({**content, "name": path.stem, "path": path})
+    except ValidationError as error:
+        problems = [*(_line(path, detail) for detail in error.errors()), *problems]
+    if problems or recipe is None:
+        raise RecipeError(problems)
+    return recipe
+
+
+def _uneven_batches(content: dict[str, Any]) -> list[str]:
+    """Micro-batches that do not divide the batch. Works on the raw content, so that it is told with all the rest."""
+    variants = content.get("variants")
+    parts = {f"variants.{name}": part for name, part in variants.items()} if isinstance(variants, dict) else {}
+    wholes = dict.fromkeys(parts, content.get("sequences_per_step"))
+    rehearsal = content.get("rehearsal")
+    if isinstance(rehearsal, dict):
+        parts["rehearsal"], wholes["rehearsal"] = rehearsal, rehearsal.get("sequences_per_step")
+    found = []
+    for place, part in parts.items():
+        micro, whole = part.get("micro_batch_size") if isinstance(part, dict) else None, wholes[place]
+        if isinstance(micro, int) and isinstance(whole, int) and micro > 0 and whole > 0 and whole % micro:
+            found.append(f"{place}.micro_batch_size: {micro}: must divide sequences_per_step, which is {whole}")
+    return found
+
+
+def _line(path: Path, detail: ErrorDetails) -> str:
+    """One mistake: file, key, value, and what is allowed."""
+    key = ".".join(str(part) for part in detail["loc"] if part != "[key]")
+    if detail["type"] == "extra_forbidden":
+        known = _fields_at(detail["loc"][:-1])
+        return f"{path}: {key}: unknown key{did_you_mean(str(detail['loc'][-1]), known)}; allowed: {', '.join(known)}"
+    if detail["type"] == "missing":
+        return f"{path}: {key}: missing"
+    return f"{path}: {key}: {detail['input']!r}: {detail['msg'].removeprefix('Value error, ')}"
+
+
+def _fields_at(location: tuple[int | str, ...]) -> list[str]:
+    """The keys that the mapping at `location` may have."""
+    place: Mapping[str, type[BaseModel]] = {
+        "": Recipe, "model": Model, "data": Data, "variants": Variant, "rehearsal": Rehearsal
+    }  # fmt: skip
+    model = place.get(str(location[0]) if location else "", Recipe)
+    return [name for name in model.model_fields if name not in {"name", "path"}]

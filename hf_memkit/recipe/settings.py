@@ -1,0 +1,104 @@
+"""`--set key=value`: any field of TrainingArguments, with its type checked and a hint where the name is wrong."""
+
+from __future__ import annotations
+
+import enum
+import types
+import typing
+from collections.abc import Iterable
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from hf_memkit import compat
+from hf_memkit.errors import SettingError, did_you_mean
+
+__all__ = ["parse_settings"]
+
+# Fields that another option, or the variant, answers for.
+_ELSEWHERE = {
+    "output_dir": "use --output",
+    "deepspeed": "it comes from the variant (see ds_configs/)",
+    "resume_from_checkpoint": "use --resume",
+    "use_cpu": "memkit uses the GPU where there is one",
+    "do_train": "a recipe always trains",
+    "do_eval": "a recipe evaluates at its end; --set eval_strategy=steps does so during training too",
+}
+
+
+def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
+    """`{field: value}` of `key=value` strings. Values are read as YAML scalars: `1e-4`, `true`, `null`, `text`.
+
+    Raises:
+        SettingError: lists every pair that is malformed, unknown, of the wrong type, or answered for elsewhere.
+    """
+    hints = compat.argument_types()
+    values: dict[str, Any] = {}
+    problems = []
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        name = compat.current_name(name.strip())
+        if not equals or not name:
+            problems.append(f"--set {pair}: write key=value, such as --set learning_rate=1e-4")
+        elif name in _ELSEWHERE:
+            problems.append(f"--set {name}: not settable here; {_ELSEWHERE[name]}")
+        elif name not in hints:
+            problems.append(f"--set {name}: no field of TrainingArguments{did_you_mean(name, hints)}")
+        else:
+            try:
+                values[name] = _convert(text.strip(), hints[name])
+            except ValueError as error:
+                problems.append(f"--set {name}={text.strip()}: {error}")
+    if problems:
+        raise SettingError("\n".join(problems))
+    return values
+
+
+def _convert(text: str, hint: Any) -> Any:
+    """`text` as a value of type `hint`.
+
+    Raises:
+        ValueError: it is none; says what is allowed.
+    """
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = text
+    arms = _arms(hint)
+    if isinstance(value, str) and float in arms:
+        value = _number(value)  # YAML 1.1 reads 1e-4 as text, because it has no dot
+    if type(value) is int and float in arms and int not in arms:
+        return value  # a step count stays a whole number: 5, not 5.0
+    enums = [arm for arm in arms if isinstance(arm, type) and issubclass(arm, enum.Enum)]
+    if enums and isinstance(value, str | bool):
+        # A field typed `Enum | str` would take any text; only the enumeration's values mean something. YAML reads a
+        # bare `no` as False, which is a value of several of them.
+        word = "no" if value is False else str(value)
+        allowed = [str(member.value) for arm in enums for member in arm]
+        if word not in allowed:
+            raise ValueError(f"must be one of {', '.join(allowed)}{did_you_mean(word, allowed)}")
+        return word
+    try:
+        return TypeAdapter(hint).validate_python(value, strict=False)
+    except ValidationError:
+        raise ValueError(f"must be {_describe(arms)}, and is {type(value).__name__}") from None
+
+
+def _number(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _arms(hint: Any) -> tuple[Any, ...]:
+    """The types that a union allows, flat."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return tuple(flat for arm in typing.get_args(hint) for flat in _arms(arm))
+    return (hint,)
+
+
+def _describe(arms: tuple[Any, ...]) -> str:
+    names = ["null" if arm is type(None) else getattr(arm, "__name__", str(arm)) for arm in arms]
+    return " or ".join(dict.fromkeys(names))

@@ -1,0 +1,64 @@
+"""torchao's 8-bit AdamW with fp32 states wherever torchao does not quantise.
+
+torchao keeps the states of small or indivisible parameters in the parameter's own dtype
+(torchao:torchao/optim/adam.py, `_new_buffer`). For a bf16 parameter that freezes the second moment: with beta2 = 0.999
+a step changes it by at most 0.1 % downwards, and bf16 cannot tell two numbers closer than 0.4 % apart, so that it never
+falls, and rises only when a squared gradient is several times larger. GPT-2 has its norms and biases there, and
+unpadded also its word embedding.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchao.optim import AdamW8bit as _TorchaoAdamW8bit
+
+__all__ = ["AdamW8bit"]
+
+
+class AdamW8bit(_TorchaoAdamW8bit):  # type: ignore[misc]
+    """As `torchao.optim.AdamW8bit`; every state tensor is 8-bit or fp32, never 16-bit, also after a resume.
+
+    `compiled=False` runs the step as it is written instead of through torch.compile: the same arithmetic with more
+    temporaries, for machines where compiling takes longer than the run.
+    """
+
+    def __init__(self, params: Any, *, compiled: bool = True, **options: Any) -> None:
+        super().__init__(params, **options)
+        self.compiled = compiled
+
+    def step(self, closure: Any = None) -> Any:
+        if self.compiled:
+            return super().step(closure)
+        with torch.compiler.set_stance("force_eager"):
+            return super().step(closure)
+
+    def _new_buffer(self, p: Tensor, signed: bool) -> Tensor:
+        buffer: Tensor = super()._new_buffer(p, signed)
+        return _widen(buffer)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        # torch casts loaded states to the parameter's dtype (torch/optim/optimizer.py,
+        # _process_value_according_to_param_policy): the fp32 values would come back rounded to bf16.
+        saved = [
+            {name: value for name, value in state_dict["state"].get(index, {}).items() if _is_wide(value)}
+            for group in state_dict["param_groups"]
+            for index in group["params"]
+        ]
+        super().load_state_dict(state_dict)
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        for parameter, wide in zip(parameters, saved, strict=True):
+            for name, value in wide.items():
+                self.state[parameter][name] = value.to(device=parameter.device, copy=True)
+
+
+def _is_wide(value: Any) -> bool:
+    """A plain fp32 state of a parameter: no quantised subclass, and not the step count (it has no dimensions)."""
+    return type(value) is Tensor and value.dtype is torch.float32 and value.dim() > 0
+
+
+def _widen(buffer: Tensor) -> Tensor:
+    # Quantised states are a tensor subclass whose dtype is only an appearance; leave those alone.
+    return buffer.float() if type(buffer) is Tensor and buffer.dtype in (torch.bfloat16, torch.float16) else buffer

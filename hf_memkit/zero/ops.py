@@ -1,0 +1,128 @@
+"""DeepSpeed's C++ operators: which ones a setup needs, and building them where the user can see it.
+
+DeepSpeed compiles an operator the first time it is used, silently, for 20 seconds to 4 minutes, and a compilation that
+was killed leaves a lock on which the next one waits for ever. Here they are built before the engine starts, one line
+each, in a folder of their own for every version of DeepSpeed and torch (torch's own key has neither).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from hf_memkit.errors import MissingPackageError, RunError
+
+__all__ = ["build", "extensions_folder", "missing_tools", "needed"]
+
+_BUILDERS: Final = {
+    "deepspeed_shm_comm": "ShareMemCommBuilder",
+    "cpu_adam": "CPUAdamBuilder",
+    "async_io": "AsyncIOBuilder",
+    "pin_memory": "PinMemoryBuilder",
+}
+"""Name of the operator → name of its builder (deepspeed:op_builder/)."""
+
+
+def extensions_folder() -> Path:
+    """Where the operators of this DeepSpeed and torch are built: beside torch's other extensions."""
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
+    python = f"py{sys.version_info.major}{sys.version_info.minor}"
+    key = f"deepspeed-{version('deepspeed')}-torch-{version('torch')}-{python}-{platform.machine()}"
+    return root if root.name == key else root / key
+
+
+def needed(config: Mapping[str, Any], *, cpu: bool) -> tuple[str, ...]:
+    """The operators that a DeepSpeed config needs. On a CPU the communication backend is one of them."""
+    zero = config.get("zero_optimization", {})
+    devices = {zero.get(part, {}).get("device") for part in ("offload_optimizer", "offload_param")}
+    names = ["deepspeed_shm_comm"] if cpu else []
+    if devices & {"cpu", "nvme"}:
+        names.append("cpu_adam")
+    if "nvme" in devices:
+        names += ["async_io", "pin_memory"] if cpu else ["async_io"]
+    return tuple(names)
+
+
+def missing_tools(names: tuple[str, ...]) -> list[str]:
+    """Debian packages that building these operators lacks."""
+    packages = []
+    if names and shutil.which(os.environ.get("CXX", "g++")) is None:
+        packages.append("g++")
+    if names and not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
+        packages.append("python3-dev")
+    if "async_io" in names and not packages and not _finds_header("libaio.h"):
+        packages.append("libaio-dev")
+    return packages
+
+
+def _finds_header(name: str) -> bool:
+    compiler = os.environ.get("CXX", "g++")
+    command = [compiler, "-E", "-x", "c++", "-"]
+    return subprocess.run(command, input=f"#include <{name}>\n", text=True, capture_output=True).returncode == 0
+
+
+def build(names: tuple[str, ...], say: Callable[[str], None]) -> None:
+    """Builds the operators that are not built yet, and says so. Sets TORCH_EXTENSIONS_DIR and PATH for this process.
+
+    Raises:
+        MissingPackageError: the compiler or a header is missing; names the packages.
+        RunError: an operator does not build; the message ends with the compiler's last lines.
+    """
+    folder = extensions_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
+    # ninja comes with DeepSpeed as a Python package: its program lies beside the interpreter, maybe not on PATH.
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    to_build = tuple(name for name in names if not (folder / name / f"{name}.so").exists())
+    packages = missing_tools(to_build)
+    if packages:
+        raise MissingPackageError(
+            f"DeepSpeed has to compile {', '.join(to_build)} and cannot: missing {', '.join(packages)}; "
+            f"run: sudo apt-get install {' '.join(packages)}"
+        )
+    with _alone(folder, say):
+        for name in to_build:
+            if (folder / name / f"{name}.so").exists():
+                continue  # another process built it while this one waited
+            say(f"Building DeepSpeed's {name} (the first time only; 20 seconds to 4 minutes) …")
+            started = time.monotonic()
+            _build_one(name)
+            say(f"Built {name} in {time.monotonic() - started:.0f} s.")
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Holds the folder for this process, and clears the locks that killed builds left in it."""
+    with (folder / "memkit.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("Waiting for another memkit that is building DeepSpeed's operators …")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        for stale in folder.glob("*/lock"):
+            stale.unlink(missing_ok=True)
+        yield
+
+
+def _build_one(name: str) -> None:
+    output = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+            from deepspeed.accelerator import get_accelerator
+
+            get_accelerator().create_op_builder(_BUILDERS[name]).load(verbose=False)
+    except Exception as error:
+        lines = [line for line in f"{output.getvalue()}\n{error}".splitlines() if line.strip()]
+        raise RunError(f"DeepSpeed's {name} does not build: {' | '.join(lines[-5:])[-800:]}") from error
