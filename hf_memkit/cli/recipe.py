@@ -71,7 +71,7 @@ def recipe(
 
     if name is None:
         return render.recipes(as_json)
-    _quiet_libraries()
+    _prepare_libraries()
     if resume:
         job, earlier = _earlier_run(
             name, variant, output,
@@ -168,14 +168,18 @@ def _stdout_to_stderr() -> Iterator[None]:
         yield
 
 
-def _quiet_libraries() -> None:
-    """Keeps messages that no user of memkit can act on out of sight. Errors still show."""
+def _prepare_libraries() -> None:
+    """What must be set before torch is imported; and keeps messages that no user of memkit can act on out of sight."""
     import logging
     import os
     import warnings
 
     os.environ.setdefault("DS_LOG_LEVEL", "error")  # read when deepspeed is imported
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the data loader forks
+    if not Path("/dev/nvidiactl").exists():
+        # Training on the CPU: waiting threads that spin make a busy machine several times slower. Read by OpenMP when
+        # torch is imported, so it cannot wait until the setup is known.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for logger in ("torchao", "torch.utils._pytree", "accelerate", "bitsandbytes"):
         logging.getLogger(logger).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")

@@ -1,7 +1,7 @@
 """A `--data` value in, documents out: the texts, and what they are called in everything shown to a person.
 
 Local files are read by `hf_memkit.recipe.text_readers`, and kept by `datasets` in its own cache as Arrow files, which
-are mapped into memory rather than loaded. The cache is asked for them by path, size and time of change, so a second run
+are mapped into memory rather than loaded. The cache knows them by path, size and time of change, so a second run
 neither reads nor checks the files again. Nothing is written beside the user's files.
 
 `datasets.load_dataset("text" | "json")` does not read them: it takes paths for patterns (`notes[1].txt` is not found),
@@ -21,7 +21,7 @@ from typing import Any
 
 from hf_memkit.errors import DataError, did_you_mean
 from hf_memkit.recipe.text_files import DATA_SUFFIXES, TextFiles, find_text_files
-from hf_memkit.recipe.text_readers import DOCUMENT_CHARACTERS, check_schema, first_line, read_texts
+from hf_memkit.recipe.text_readers import DOCUMENT_CHARACTERS, check_schema, in_one_line, read_texts
 
 __all__ = ["FALLBACK", "Documents", "load_documents"]
 
@@ -80,9 +80,9 @@ def load_documents(
     if source is None:
         try:
             return _from_hub(default_hub_id, default_hub_config, text_column, hub_reachable)
-        except DataError:
+        except _NotFound as error:
             if hub_reachable:
-                raise
+                raise DataError(f"{error}; --data trains on a file or folder of your own") from error
             return _fallback()
     path = Path(source).expanduser()
     if _exists(path):
@@ -92,9 +92,13 @@ def load_documents(
         raise DataError(f"{source}: no such file or folder{_neighbour(path)}")
     try:
         return _from_hub(match["id"], match["config"], text_column, hub_reachable)
-    except DataError as error:
+    except _NotFound as error:
         # A relative path looks like a hub ID; whoever meant one must learn that it was not found.
         raise DataError(f"{error} (nor is {source!r} a file or folder here{_neighbour(path)})") from error
+
+
+class _NotFound(DataError):
+    """A hub ID that gives no dataset."""
 
 
 def _fallback() -> Documents:
@@ -131,7 +135,7 @@ def _from_files(files: TextFiles, text_column: str) -> Documents:
             raise
         raise DataError(
             f"{files.source}: the cache in {datasets.config.HF_DATASETS_CACHE} cannot be written: "
-            f"{cause.strerror or first_line(cause)}; HF_DATASETS_CACHE names another folder for it"
+            f"{cause.strerror or in_one_line(cause)}; HF_DATASETS_CACHE names another folder for it"
         ) from error
     return Documents(rows["text"], files.source, False, _characters(rows, "text"))
 
@@ -160,11 +164,11 @@ def _from_hub(hub_id: str, config: str | None, text_column: str, hub_reachable: 
         # Whatever goes wrong in there (network, access, a config that is not there, a broken file on the hub) is
         # about this ID, and has no common base class.
         if not hub_reachable:
-            raise DataError(
+            raise _NotFound(
                 f"{name}: the hub is not reachable, and this machine's cache has no such dataset; "
                 "give a file or folder of text instead"
             ) from error
-        raise DataError(f"{name}: cannot be loaded from the hub: {first_line(error)}") from error
+        raise _NotFound(f"{name}: cannot be loaded from the hub: {in_one_line(error)}") from error
     where = f"{config} ({hub_id})" if config else hub_id
     check_schema(name, rows.features.arrow_schema, text_column)
     if nulls := rows.data.column(text_column).null_count:
@@ -181,7 +185,7 @@ def _from_hub(hub_id: str, config: str | None, text_column: str, hub_reachable: 
 
 
 def _characters(rows: Any, column: str) -> int | None:
-    import pyarrow.compute as compute
+    import pyarrow.compute as compute  # type: ignore[import-untyped, unused-ignore]
 
     if rows.data.nbytes > _COUNTED_BYTES:
         return None

@@ -21,7 +21,7 @@ from typing import Any
 
 from hf_memkit.errors import DataError
 
-__all__ = ["DOCUMENT_CHARACTERS", "check_schema", "first_line", "read_texts"]
+__all__ = ["DOCUMENT_CHARACTERS", "check_schema", "in_one_line", "read_texts"]
 
 DOCUMENT_CHARACTERS = 2**20
 """The longest document that a text file gives."""
@@ -58,14 +58,14 @@ def check_schema(where: str, schema: Any, column: str) -> None:
         raise DataError(f"{where}: column {column!r}: expected text, found {schema.field(column).type}")
 
 
-def first_line(error: BaseException) -> str:
-    """What a library's error says, short enough for one line: libraries put advice below, on lines of their own."""
+def in_one_line(error: BaseException) -> str:
+    """What a library's error says, without the advice that libraries put below it on further lines."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:200] if lines else type(error).__name__
+    return " ".join(lines[:2])[:300] if lines else type(error).__name__
 
 
 def _is_text(arrow_type: Any) -> bool:
-    import pyarrow.types as types
+    import pyarrow.types as types  # type: ignore[import-untyped, unused-ignore]
 
     if types.is_dictionary(arrow_type):
         arrow_type = arrow_type.value_type
@@ -164,7 +164,7 @@ def _text_of(row: Any, column: str, where: str) -> str:
         raise DataError(f'{where}: expected an object such as {{"{column}": "…"}}, found {_name_of(row)}')
     if column not in row:
         lengths = {name: len(value) if isinstance(value, str) else -1 for name, value in row.items()}
-        raise missing_column(where, column, lengths)
+        raise _missing_column(where, column, lengths)
     text = row[column]
     if not isinstance(text, str):
         raise DataError(f"{where}: column {column!r}: expected text, found {_name_of(text)}")
@@ -182,8 +182,8 @@ def _name_of(value: Any) -> str:
 
 
 def _read_parquet(path: Path, column: str) -> Iterator[str]:
-    import pyarrow
-    import pyarrow.parquet
+    import pyarrow  # type: ignore[import-untyped, unused-ignore]
+    import pyarrow.parquet  # type: ignore[import-untyped, unused-ignore]
 
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
@@ -195,4 +195,4 @@ def _read_parquet(path: Path, column: str) -> Iterator[str]:
                     raise DataError(f"{path}: row {number}: column {column!r}: expected text, found null")
                 yield text
     except pyarrow.ArrowException as error:
-        raise DataError(f"{path}: not a parquet file that can be read: {first_line(error)}") from error
+        raise DataError(f"{path}: not a parquet file that can be read: {in_one_line(error)}") from error

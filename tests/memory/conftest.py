@@ -33,6 +33,11 @@ def samples(count: int = 64, length: int = 8) -> list[dict[str, torch.Tensor]]:
 
 
 @pytest.fixture
+def new_model() -> Callable[[], GPT2LMHeadModel]:
+    return tiny_gpt2
+
+
+@pytest.fixture
 def make_trainer(tmp_path: Path) -> Callable[..., Trainer]:
     def make(
         callbacks: Iterable[Any] = (), *, model: Any = None, trainer_class: type[Trainer] = Trainer, **arguments: Any

@@ -1,0 +1,66 @@
+"""What all tests share: a machine description, the recipe, and a way to run the real command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# Before torch is imported. Threads that spin while they wait make a busy machine several times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ["HF_HUB_OFFLINE"] = "1"  # tests do not depend on whether the hub can be reached
+
+import pytest
+
+from hf_memkit.hardware import Machine, gpu_of_size
+from hf_memkit.recipe.schema import Recipe, load_recipe
+from hf_memkit.units import GIB
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def recipe() -> Recipe:
+    return load_recipe("gpt2-on-16gb")
+
+
+@pytest.fixture(scope="session")
+def machine() -> Machine:
+    """A 16 GB card with bf16, 64 GiB of RAM, 200 GiB of disk."""
+    return Machine(gpu_of_size("16GB"), ram_bytes=64 * GIB, disk_free_bytes=200 * GIB, disk_path="/data", cpu_count=8)
+
+
+Memkit = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def memkit(tmp_path: Path) -> Memkit:
+    """Runs the command line as a user does, in a process of its own, in an empty folder, with no GPU in sight."""
+
+    def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
+        environment.update(options.pop("env", {}))
+        command = [sys.executable, "-m", "hf_memkit", *arguments]
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, cwd=options.pop("cwd", tmp_path), **options
+        )
+
+    return run
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    """A corpus of a few hundred thousand characters that a small model learns quickly."""
+    path = tmp_path / "corpus.txt"
+    path.write_text("\n".join(f"The {n} quick brown foxes jump over {n % 7} lazy dogs." for n in range(6000)))
+    return path
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Every line of a records file, each of which must parse."""
+    return [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,0 +1,70 @@
+"""The rehearsal: the variant's own techniques on a small model, and a reason for everything left out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hf_memkit.hardware import Machine, named_gpu
+from hf_memkit.models import describe
+from hf_memkit.recipe.rehearse import rehearse
+from hf_memkit.recipe.resolve import Overrides, resolve
+from hf_memkit.recipe.schema import Recipe
+
+
+@pytest.mark.parametrize("variant", ["resident", "offload", "infinity", "lora"])
+@pytest.mark.parametrize("card", ["16GB", "T4"])
+def test_techniques_stay_and_everything_that_goes_is_named(
+    recipe: Recipe, machine: Machine, variant: str, card: str
+) -> None:
+    target = machine if card == "16GB" else machine.with_gpu(named_gpu(card))
+    resolved = resolve(recipe, target, Overrides(variant), use_hub=False)
+    rehearsed = rehearse(resolved)
+    before, after = resolved.setup, rehearsed.setup
+    assert after.arguments["use_cpu"] is True
+    for key in ("arguments.activation_checkpointing", "arguments.optim", "optimizer.class", "deepspeed.preset",
+                "model.pad_vocabulary_to_multiple_of", "adapter.r"):  # fmt: skip
+        assert after.get(key) == before.get(key)
+    if "deepspeed.config" in before:
+        old, new = before["deepspeed.config"], after["deepspeed.config"]
+        assert new["zero_optimization"].keys() == old["zero_optimization"].keys()
+        assert new["zero_optimization"]["stage"] == old["zero_optimization"]["stage"]
+        assert new["zero_optimization"]["offload_optimizer"]["device"] in ("cpu", "nvme")
+    named = {setting.key for setting in rehearsed.not_rehearsed}
+    assert "environment.PYTORCH_ALLOC_CONF" in named and "environment.PYTORCH_ALLOC_CONF" not in after
+    assert ("arguments.fp16" in named) == bool(before.get("arguments.fp16"))
+    assert not after.arguments["fp16"]
+    assert all(setting.reason for setting in rehearsed.not_rehearsed)
+
+
+def test_what_the_user_asked_for_stays(recipe: Recipe, machine: Machine) -> None:
+    chosen = {"learning_rate": 0.5, "save_steps": 2}
+    resolved = resolve(recipe, machine, Overrides("lora", max_steps=6, settings=chosen), use_hub=False)
+    arguments = rehearse(resolved).setup.arguments
+    assert (arguments["learning_rate"], arguments["save_steps"], arguments["max_steps"]) == (0.5, 2, 6)
+
+
+def test_another_architecture_shrinks_too(recipe: Recipe, machine: Machine, tmp_path: Path) -> None:
+    """Heads, key-value heads, feed-forward width and token IDs go together, whatever the architecture."""
+    from transformers import LlamaConfig
+
+    LlamaConfig(hidden_size=2048, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8).save_pretrained(
+        tmp_path
+    )
+    resolved = resolve(recipe, machine, Overrides("lora", model=str(tmp_path)), use_hub=False)
+    architecture = rehearse(resolved).setup["model.architecture"]
+    assert architecture["model_type"] == "llama" and architecture["hidden_size"] == 384
+    assert describe("none/such", architecture, use_hub=False).parameters < 20_000_000
+
+
+def test_a_small_local_model_is_rehearsed_as_it_is(recipe: Recipe, machine: Machine, tmp_path: Path) -> None:
+    from transformers import GPT2Config
+
+    GPT2Config(n_layer=1, n_embd=64, n_head=2, n_positions=64, vocab_size=300).save_pretrained(tmp_path)
+    overrides = Overrides("lora", model=str(tmp_path), sequence_length=32)
+    resolved = resolve(recipe, replace(machine), overrides, use_hub=False)
+    setup = rehearse(resolved).setup
+    assert setup["model.origin"] == "local" and "model.architecture" not in setup
+    assert setup["data.sequence_length"] == 64

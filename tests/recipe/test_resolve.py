@@ -1,0 +1,164 @@
+"""One function from recipe, machine and overrides to a setup: the choice of the variant, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hf_memkit.errors import DoesNotFitError, InputError, SettingError
+from hf_memkit.hardware import Machine, gpu_of_size, named_gpu
+from hf_memkit.recipe.resolve import Overrides, Resolved, resolve
+from hf_memkit.recipe.schema import Recipe
+from hf_memkit.units import GIB
+
+
+def make(recipe: Recipe, machine: Machine, variant: str = "auto", **overrides: object) -> Resolved:
+    return resolve(recipe, machine, Overrides(variant, **overrides), use_hub=False)  # type: ignore[arg-type]
+
+
+def of(machine: Machine, card: str, ram_gib: float, disk_gib: float = 200) -> Machine:
+    gpu = gpu_of_size(card) if card.endswith("GB") else named_gpu(card)
+    return replace(machine, gpu=gpu, ram_bytes=int(ram_gib * GIB), disk_free_bytes=int(disk_gib * GIB))
+
+
+@pytest.mark.parametrize(
+    ("card", "ram_gib", "disk_gib", "expected"),
+    [
+        ("16GB", 64, 200, "resident"),
+        ("16GB", 13, 200, "resident"),
+        ("RTX 4090", 64, 200, "resident"),
+        ("T4", 64, 200, "offload"),
+        ("V100 16GB", 33, 200, "offload"),
+        ("T4", 31, 200, "infinity"),
+        ("T4", 12, 40, "infinity"),
+        ("T4", 12, 20, "lora"),
+        ("8GB", 13, 20, "lora"),
+    ],
+)
+def test_auto_takes_the_first_variant_that_fits_and_says_why(
+    recipe: Recipe, machine: Machine, card: str, ram_gib: float, disk_gib: float, expected: str
+) -> None:
+    resolved = make(recipe, of(machine, card, ram_gib, disk_gib))
+    assert resolved.variant == expected
+    assert "by formula" in resolved.why
+    before = list(recipe.variants)[: list(recipe.variants).index(expected)]
+    assert [name for name, _ in resolved.rejected] == before
+    assert all(why for _, why in resolved.rejected)
+
+
+def test_nothing_fits_a_tiny_card(recipe: Recipe, machine: Machine) -> None:
+    with pytest.raises(DoesNotFitError, match=r"no variant of gpt2-on-16gb fits this machine: resident needs .* lora"):
+        make(recipe, of(machine, "4GB", 8, 10))
+
+
+@pytest.mark.parametrize("variant", ["resident", "offload", "infinity", "lora"])
+def test_every_variant_resolves_completely_with_a_reason_for_each_choice(
+    recipe: Recipe, machine: Machine, variant: str
+) -> None:
+    setup = make(recipe, machine, variant).setup
+    assert setup.preset == variant and setup.ledger.total_bytes("device") > GIB
+    assert all(setting.reason for setting in setup.settings)
+    arguments = setup.arguments
+    assert arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"] == 32
+    assert arguments["activation_checkpointing"] is True
+    assert setup["data.sequence_length"] == 1024
+    assert all(row.source and row.size_bytes > 0 for row in setup.ledger.rows)
+
+
+def test_resident_adds_up_to_what_its_parts_are(recipe: Recipe, machine: Machine) -> None:
+    """Weights 2.9, gradients 2.9, states 3.0 GiB; about 0.27 GiB a sample of activations and 0.5 of logits."""
+    rows = {row.term: row.size_bytes / GIB for row in make(recipe, machine, "resident").setup.ledger.rows}
+    assert rows["16-bit weights"] == pytest.approx(2.90, abs=0.01)
+    assert rows["16-bit gradients"] == pytest.approx(2.90, abs=0.01)
+    assert rows["8-bit moments"] == pytest.approx(2.95, abs=0.05)
+    assert rows["fp32 moments of what cannot be quantised"] < 0.01  # the padded embedding is not among them
+    activations = rows["inputs of the checkpointed layers"] + rows["one layer recomputed, and its gradients"]
+    assert activations / 4 == pytest.approx(0.27, abs=0.03)
+    assert rows["logits: 16-bit, fp32 copy, gradient"] / 4 == pytest.approx(0.5, abs=0.03)
+
+
+def test_a_card_without_bf16_gets_fp16_and_a_reason(recipe: Recipe, machine: Machine) -> None:
+    setup = make(recipe, of(machine, "T4", 64), "offload").setup
+    assert setup.arguments["fp16"] is True and setup.arguments["bf16"] is False
+    assert setup["model.dtype"] == "float16"
+    reason = next(s.reason for s in setup.settings if s.key == "arguments.fp16")
+    assert "T4" in reason and "loss scaling" in reason
+
+
+def test_an_explicit_variant_that_does_not_fit_is_shown_with_its_problem(recipe: Recipe, machine: Machine) -> None:
+    setup = make(recipe, of(machine, "16GB", 24), "offload").setup
+    assert len(setup.problems) == 1 and "of RAM by formula; this machine has 24.00 GiB" in setup.problems[0]
+    assert make(recipe, of(machine, "T4", 64), "resident").setup.problems[0].startswith("needs a card that computes in")
+
+
+def test_offload_pins_only_where_the_rounded_blocks_fit(recipe: Recipe, machine: Machine) -> None:
+    def pinned(ram_gib: float) -> bool:
+        config = make(recipe, of(machine, "16GB", ram_gib), "offload").setup["deepspeed.config"]
+        return bool(config["zero_optimization"]["offload_optimizer"]["pin_memory"])
+
+    assert pinned(64) and not pinned(33)
+
+
+def test_infinity_says_what_it_writes_and_where(recipe: Recipe, machine: Machine) -> None:
+    setup = make(recipe, machine, "infinity", output="out", nvme_path="/fast").setup
+    zero = setup["deepspeed.config"]["zero_optimization"]
+    assert zero["offload_param"]["nvme_path"] == zero["offload_optimizer"]["nvme_path"] == "/fast"
+    assert zero["offload_param"]["buffer_size"] >= 80_411_200
+    assert "18.7 GB are written to /fast at every optimizer step" in setup.notes[0]
+    assert setup.ledger.total_bytes("disk") == pytest.approx(28.0e9, rel=0.01)
+
+
+def test_checkpoints_are_kept_as_far_as_the_disk_allows(recipe: Recipe, machine: Machine) -> None:
+    plenty = make(recipe, of(machine, "16GB", 64, 200), "infinity").setup.arguments
+    assert plenty["save_strategy"] == "steps" and plenty["save_total_limit"] == 2
+    assert make(recipe, of(machine, "16GB", 64, 80), "infinity").setup.arguments["save_total_limit"] == 1
+    none = make(recipe, of(machine, "16GB", 64, 40), "infinity").setup
+    assert none.arguments["save_strategy"] == "no" and "save_steps" not in none.arguments
+
+
+def test_what_the_user_sets_wins_and_the_other_half_of_the_batch_follows(recipe: Recipe, machine: Machine) -> None:
+    chosen = {"per_device_train_batch_size": 2, "learning_rate": 1e-3}
+    resolved = make(recipe, machine, "resident", settings=chosen, max_steps=7, sequence_length=512)
+    arguments = resolved.setup.arguments
+    assert arguments["gradient_accumulation_steps"] == 16
+    assert (arguments["learning_rate"], arguments["max_steps"], arguments["eval_steps"]) == (1e-3, 7, 7)
+    assert resolved.setup["data.sequence_length"] == 512
+    fewer = make(recipe, machine, "resident", settings={"gradient_accumulation_steps": 16}).setup.arguments
+    assert fewer["per_device_train_batch_size"] == 2
+
+
+@pytest.mark.parametrize(
+    ("chosen", "variant", "message"),
+    [
+        ({"per_device_train_batch_size": 5}, "resident", "does not divide 32"),
+        ({"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}, "resident", "is 4 sequences a step"),
+        ({"optim": "sgd"}, "resident", "brings its own optimizer"),
+        ({"optim": "sgd"}, "offload", "replaces it by DeepSpeedCPUAdam"),
+    ],
+)
+def test_settings_that_cannot_hold_are_refused(
+    recipe: Recipe, machine: Machine, chosen: dict[str, object], variant: str, message: str
+) -> None:
+    with pytest.raises(SettingError, match=message):
+        make(recipe, machine, variant, settings=chosen)
+
+
+def test_wrong_input_is_refused(recipe: Recipe, machine: Machine, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no variant 'residnt'; did you mean 'resident'"):
+        make(recipe, machine, "residnt")
+    with pytest.raises(InputError, match="longer than .* allows"):
+        make(recipe, machine, sequence_length=2048)
+    with pytest.raises(InputError, match="does not exist"):
+        make(recipe, machine, model="./no-such-model")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"no usable config\.json"):
+        make(recipe, machine, model=str(tmp_path / "empty"))
+    with pytest.raises(InputError, match="the hub cannot be reached"):
+        make(recipe, machine, model="somebody/some-model")
+
+
+def test_a_machine_without_a_card_resolves_for_the_recipe_s(recipe: Recipe, machine: Machine) -> None:
+    resolved = make(recipe, machine.with_gpu(None))
+    assert resolved.machine.gpu is not None and resolved.machine.gpu.name == "a card of 16GB"

@@ -1,0 +1,114 @@
+"""Recipe files: every shipped one is valid, and every mistake in one is told, all at once."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hf_memkit import resources
+from hf_memkit.errors import InputError, RecipeError
+from hf_memkit.hardware import Machine
+from hf_memkit.models import describe
+from hf_memkit.recipe.resolve import Overrides, resolve
+from hf_memkit.recipe.schema import Recipe, load_recipe, read_recipe
+from hf_memkit.units import GIB
+
+FILES = sorted(resources.folder("recipes").rglob("*.y*ml"))
+
+
+def test_there_are_recipes() -> None:
+    assert FILES
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_shipped_recipes_are_valid_and_begin_with_a_spoken_header(path: Path) -> None:
+    recipe = read_recipe(path)
+    assert load_recipe(recipe.name) == recipe
+    header = path.read_text().split("\n\n")[0]
+    assert all(line.startswith("#") for line in header.splitlines())
+    for word in ("For", "Card", "RAM", "Run", "Lower first"):
+        assert re.search(rf"^# {word}\s", header, re.MULTILINE), f"the header does not say: {word}"
+
+
+def test_the_figures_in_the_header_are_those_of_the_ledgers(recipe: Recipe, machine: Machine) -> None:
+    """Nobody writes a number by hand and lets it rot: the header's GiB are what the formulas give."""
+    header = recipe.path.read_text().split("\n\n")[0]
+    stated = [float(number) for number in re.findall(r"(\d+) GiB", header)]
+
+    def needed(variant: str, *places: str) -> float:
+        setup = resolve(recipe, machine, Overrides(variant), use_hub=False).setup
+        return setup.ledger.total_bytes(*places) / GIB  # type: ignore[arg-type]
+
+    assert stated == [
+        pytest.approx(needed("resident", "host", "pinned"), abs=0.6),
+        pytest.approx(needed("offload", "host"), abs=100),  # pinned here: see the next assertion
+        pytest.approx(needed("infinity", "host", "pinned"), abs=0.6),
+        pytest.approx(needed("infinity", "disk"), abs=1),
+    ]
+    small = machine.with_ram(33 * GIB)
+    setup = resolve(recipe, small, Overrides("offload"), use_hub=False).setup
+    assert setup.ledger.total_bytes("host", "pinned") / GIB == pytest.approx(stated[1], abs=0.6)
+    assert not setup.problems
+
+
+def test_the_parameters_are_those_of_gpt2_xl(recipe: Recipe) -> None:
+    model = describe(recipe.model.hub_id, recipe.model.architecture, use_hub=False)
+    assert model.parameters == 1_557_611_200
+    assert (model.layers, model.width, model.vocabulary) == (48, 1600, 50257)
+    assert model.largest_parameter == 50257 * 1600
+
+
+def test_all_mistakes_are_told_at_once(recipe: Recipe, tmp_path: Path) -> None:
+    text = recipe.path.read_text()
+    for right, wrong in {
+        "summary:": "sumary:",
+        "card: 16GB": "card: 16XB",
+        "  offload:": "  ofload:",
+        "    micro_batch_size: 8 ": "    micro_batch_size: 7 ",
+        "      rank: 16": "      rank: 16\n    lr: 3",
+        "steps: 500": "steps: many",
+    }.items():
+        assert right in text
+        text = text.replace(right, wrong, 1)
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises(RecipeError) as caught:
+        read_recipe(path)
+    told = str(caught.value)
+    assert all(line.startswith(f"{path}: ") for line in told.splitlines())
+    for expected in (
+        "summary: missing",
+        "sumary: unknown key; did you mean 'summary'?",
+        "card: '16XB': '16XB' is not a size",
+        "variants.ofload: 'ofload': no preset of this name; did you mean 'offload'?",
+        "variants.lora.lr: unknown key",
+        "steps: 'many'",
+        "variants.infinity.micro_batch_size: 7: must divide sequences_per_step, which is 32",
+    ):
+        assert expected in told
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: [1\n", r"broken\.yaml:2:1: not valid YAML"),
+        ("- 1\n", "must be a mapping of keys to values, and is list"),
+        ("", "must be a mapping"),
+        ("a: !!python/object/apply:os.system ['true']\n", "not valid YAML"),
+    ],
+)
+def test_files_that_are_no_recipe(tmp_path: Path, text: str, expected: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises(RecipeError, match=expected):
+        read_recipe(path)
+
+
+def test_a_recipe_file_of_ones_own(recipe: Recipe, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(recipe.path.read_text())
+    assert load_recipe(str(path)).name == "mine"
+    with pytest.raises(InputError, match="does not exist"):
+        load_recipe(str(tmp_path / "no.yaml"))

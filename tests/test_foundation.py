@@ -1,0 +1,181 @@
+"""Units, resources, imports, setups, ledgers, hardware: the small parts that everything stands on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hf_memkit import resources
+from hf_memkit.errors import InputError
+from hf_memkit.hardware import CARDS, gpu_of_size, named_gpu, this_machine
+from hf_memkit.ledger import Ledger, Row
+from hf_memkit.training_setup import Setting, TrainingSetup
+from hf_memkit.units import GIB, format_gib, parse_size
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("16GB", 16 * 10**9), ("15.1 GiB", int(15.1 * 2**30)), ("512", 512), ("1tib", 2**40)]
+)
+def test_sizes_are_read_by_their_unit(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "16XB", "GB", "-4GB", "0GB", "1.2.3GB"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="not a size"):
+        parse_size(text)
+
+
+def test_gib_is_not_gb() -> None:
+    assert format_gib(16 * 10**9) == "14.90 GiB"
+
+
+@pytest.mark.parametrize("kind", ["recipes", "ds_configs"])
+def test_resources_are_found_by_name(kind: str) -> None:
+    names = resources.names(kind)
+    assert names, f"no {kind} found"
+    assert all(resources.find(kind, name).is_file() for name in names)
+
+
+def test_an_unknown_recipe_gets_a_hint() -> None:
+    with pytest.raises(InputError, match="did you mean 'gpt2-on-16gb'"):
+        resources.find("recipes", "gpt2-on-16g")
+
+
+def test_the_wheel_carries_recipes_and_presets(tmp_path: Path) -> None:
+    """Built and unpacked for real: an installed package finds them inside itself."""
+    source = tmp_path / "source"
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".venv", ".compat", ".git", "*.egg-info", ".*_cache"))
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), "."]
+    built = subprocess.run(command, cwd=source, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    site = tmp_path / "site"
+    shutil.unpack_archive(next(tmp_path.glob("*.whl")), site, "zip")
+    assert sorted(path.name for path in site.iterdir() if "dist-info" not in path.name) == ["hf_memkit"]
+    code = "from hf_memkit import resources as r; print(r.names('recipes'), r.names('ds_configs'), r.folder('recipes'))"
+    run = subprocess.run([sys.executable, "-c", code], cwd=site, capture_output=True, text=True)
+    assert "gpt2-on-16gb" in run.stdout and "zero2-offload" in run.stdout, run.stderr
+    assert str(site) in run.stdout
+    assert (site / "hf_memkit" / "py.typed").exists()
+
+
+def test_importing_the_package_and_help_load_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys, hf_memkit, hf_memkit.memory.records; from hf_memkit.cli import main; main(['--help']);"
+        "sys.exit(str(sorted({'torch', 'transformers', 'deepspeed', 'datasets'} & set(sys.modules))) )"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert run.stderr.strip() == "[]"
+
+
+def test_help_is_quick() -> None:
+    def seconds() -> float:
+        started = time.monotonic()
+        subprocess.run([sys.executable, "-m", "hf_memkit", "--help"], capture_output=True, check=True, cwd=ROOT)
+        return time.monotonic() - started
+
+    assert min(seconds() for _ in range(5)) < 0.5
+
+
+def test_every_public_name_exists() -> None:
+    import hf_memkit
+
+    assert hf_memkit.__all__ == sorted(hf_memkit.__all__)
+    assert all(getattr(hf_memkit, name) is not None for name in hf_memkit.__all__)
+    with pytest.raises(AttributeError):
+        hf_memkit.no_such_name  # noqa: B018
+
+
+def test_a_setup_is_immutable_and_every_setting_has_a_reason() -> None:
+    setup = TrainingSetup("resident").put("arguments.optim", "sgd", "for a test")
+    other = setup.put("arguments.optim", "adamw_torch", "another").put("model.dtype", "bfloat16", "small")
+    assert setup.arguments == {"optim": "sgd"} and other.arguments == {"optim": "adamw_torch"}
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setup.preset = "offload"  # type: ignore[misc]
+    with pytest.raises(ValueError, match="no reason"):
+        setup.put("arguments.seed", 1, "")
+    with pytest.raises(ValueError, match=r"SECTION\.NAME"):
+        setup.put("argument.seed", 1, "a typing mistake in the section")
+    with pytest.raises(TypeError):
+        setup.put("arguments.seed", object(), "not plain data")
+
+
+def test_nested_values_cannot_be_changed_from_outside() -> None:
+    config = {"zero_optimization": {"stage": 2}}
+    setup = TrainingSetup("offload").put("deepspeed.config", config, "for a test")
+    config["zero_optimization"]["stage"] = 3
+    setup["deepspeed.config"]["zero_optimization"]["stage"] = 3
+    setup.section("deepspeed")["config"]["zero_optimization"]["stage"] = 3
+    assert setup["deepspeed.config"] == {"zero_optimization": {"stage": 2}}
+
+
+def test_a_setup_survives_json() -> None:
+    setup = TrainingSetup("lora", notes=("a note",)).put("adapter.r", 16, "the recipe's rank")
+    assert TrainingSetup.from_json(json.loads(json.dumps(setup.to_json()))) == setup
+    assert setup.drop("adapter").settings == ()
+    assert Setting("adapter.r", 16, "the recipe's rank") in setup.settings
+
+
+def test_a_ledger_adds_up_by_place() -> None:
+    row = Row("device", "weights", "16-bit weights", 3 * GIB, "2 bytes a parameter")
+    ledger = Ledger().with_rows([row, dataclasses.replace(row, place="host", size_bytes=GIB)])
+    assert ledger.total_bytes("device") == 3 * GIB and ledger.total_bytes("device", "host") == 4 * GIB
+    assert ledger.to_json()["device"] == [
+        {"category": "weights", "term": "16-bit weights", "gib": 3.0, "source": "2 bytes a parameter"}
+    ]
+
+
+@pytest.mark.parametrize("name", list(CARDS))
+def test_named_cards_have_less_than_their_box_says(name: str) -> None:
+    gpu = named_gpu(name)
+    assert 0.85 * CARDS[name].box_gb * GIB < gpu.capacity_bytes < CARDS[name].box_gb * GIB
+    assert gpu.usable_bytes < gpu.capacity_bytes
+    assert gpu.bf16 == (CARDS[name].capability >= 8)
+
+
+@pytest.mark.parametrize("spelling", ["rtx 4060 ti 16gb", "RTX4060Ti-16GB", "NVIDIA GeForce RTX 4060 Ti 16GB"])
+def test_cards_are_known_by_any_spelling(spelling: str) -> None:
+    assert named_gpu(spelling).name == "RTX 4060 Ti 16GB"
+
+
+def test_an_unknown_card_gets_a_hint_and_a_way_out() -> None:
+    with pytest.raises(InputError, match=r"did you mean 'RTX 4090'.*--gpu-memory"):
+        named_gpu("RTX 409")
+
+
+def test_sixteen_gigabytes_leave_what_the_design_says() -> None:
+    """About 15.1 GiB on a 16 GB card with bf16, about 14.2 on a T4 (newer drivers: a little less)."""
+    assert gpu_of_size("16GB").usable_bytes / GIB == pytest.approx(15.1, abs=0.1)
+    assert named_gpu("T4").usable_bytes / GIB == pytest.approx(14.2, abs=0.2)
+    assert gpu_of_size("16GiB").capacity_bytes == 16 * GIB
+
+
+def test_this_machine_is_described() -> None:
+    machine = this_machine("/no/such/folder")
+    assert machine.disk_path == "/" and machine.ram_bytes > GIB and machine.cpu_count >= 1
+
+
+def test_an_upward_import_breaks_the_layers(tmp_path: Path) -> None:
+    """The contract of the layers can fail: one upward import in a copy of the package, and lint-imports says so."""
+    shutil.copytree(ROOT / "hf_memkit", tmp_path / "hf_memkit", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    command = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"]
+
+    def lint() -> subprocess.CompletedProcess[str]:
+        environment = {"PATH": str(Path(sys.executable).parent), "PYTHONPATH": str(tmp_path), "COLUMNS": "200"}
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    assert lint().returncode == 0, lint().stdout
+    units = tmp_path / "hf_memkit" / "units.py"
+    units.write_text(units.read_text() + "\nimport hf_memkit.presets\n")
+    broken = lint()
+    assert broken.returncode != 0 and "hf_memkit.units -> hf_memkit.presets" in broken.stdout
