@@ -30,7 +30,7 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also runs from a checkout that is not installed
 
 from hf_memkit import __version__
-from hf_memkit.hardware import Gpu, gpu_of_size, named_gpu, this_machine
+from hf_memkit.hardware import CARDS, Gpu, gpu_of_size, named_gpu, this_machine
 from hf_memkit.memory.records import read_records, steps
 from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.resolve import Overrides, resolve
@@ -61,7 +61,7 @@ class Case:
 
     @property
     def gpu(self) -> Gpu:
-        return gpu_of_size(self.card) if self.card.endswith("GB") else named_gpu(self.card)
+        return named_gpu(self.card) if self.card in CARDS else gpu_of_size(self.card)
 
 
 def recipe_cases() -> list[Case]:

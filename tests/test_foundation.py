@@ -55,13 +55,26 @@ def test_the_wheel_carries_recipes_and_presets(tmp_path: Path) -> None:
     """Built and unpacked for real: an installed package finds them inside itself."""
     source = tmp_path / "source"
     shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".venv", ".compat", ".git", "*.egg-info", ".*_cache"))
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), "."]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(tmp_path),
+        ".",
+    ]
     built = subprocess.run(command, cwd=source, capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     site = tmp_path / "site"
     shutil.unpack_archive(next(tmp_path.glob("*.whl")), site, "zip")
     assert sorted(path.name for path in site.iterdir() if "dist-info" not in path.name) == ["hf_memkit"]
-    code = "from hf_memkit import resources as r; print(r.names('recipes'), r.names('ds_configs'), r.folder('recipes'))"
+    code = (
+        "from hf_memkit import resources as r; print(r.names('recipes'), r.names('ds_configs'), r.folder('recipes'))"
+    )
     run = subprocess.run([sys.executable, "-c", code], cwd=site, capture_output=True, text=True)
     assert "gpt2-on-16gb" in run.stdout and "zero2-offload" in run.stdout, run.stderr
     assert str(site) in run.stdout

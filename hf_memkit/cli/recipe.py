@@ -60,9 +60,7 @@ def recipe(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --output.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show every setting and its reason; run nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show every setting, run nothing.")] = False,
     export: Annotated[str | None, typer.Option(metavar="DIR", help="Write a plain script that does the same.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
@@ -73,12 +71,21 @@ def recipe(
         return render.recipes(as_json)
     _prepare_libraries()
     if resume:
-        job, earlier = _earlier_run(
-            name, variant, output,
-            {"--model": model, "--data": data, "--gpu": gpu, "--gpu-memory": gpu_memory, "--ram": ram, "--set": setting,
-             "--max-steps": max_steps, "--sequence-length": sequence_length, "--nvme-path": nvme_path,
-             "--overwrite": overwrite, "--dry-run": dry_run, "--export": export},
-        )  # fmt: skip
+        elsewhere = {
+            "--model": model,
+            "--data": data,
+            "--gpu": gpu,
+            "--gpu-memory": gpu_memory,
+            "--ram": ram,
+            "--set": setting,
+            "--max-steps": max_steps,
+            "--sequence-length": sequence_length,
+            "--nvme-path": nvme_path,
+            "--overwrite": overwrite,
+            "--dry-run": dry_run,
+            "--export": export,
+        }
+        job, earlier = _earlier_run(name, variant, output, [option for option, value in elsewhere.items() if value])
         return _train(job, earlier, overwrite=False, as_json=as_json)
 
     from hf_memkit.hardware import gpu_of_size, named_gpu, this_machine
@@ -125,16 +132,15 @@ def recipe(
     return _train(job, None, overwrite=overwrite, as_json=as_json)
 
 
-def _earlier_run(name: str, variant: str, output: str, others: dict[str, Any]) -> tuple[Run, dict[str, Any]]:
-    """The run that `--resume` means, with the settings it was started with."""
+def _earlier_run(name: str, variant: str, output: str, others: list[str]) -> tuple[Run, dict[str, Any]]:
+    """The run that `--resume` means, with the settings it was started with; `others` are options given besides."""
     from hf_memkit.errors import InputError
     from hf_memkit.recipe.output import unfinished_run
     from hf_memkit.recipe.run import Run
     from hf_memkit.recipe.schema import load_recipe
 
-    given = [option for option, value in others.items() if value]
-    if given:
-        raise InputError(f"--resume goes on with the run's own settings; leave out {', '.join(given)}")
+    if others:
+        raise InputError(f"--resume goes on with the run's own settings; leave out {', '.join(others)}")
     _folder, earlier = unfinished_run(load_recipe(name).name, variant, output)
     return Run.from_json(earlier), earlier
 

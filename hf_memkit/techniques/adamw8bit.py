@@ -1,10 +1,10 @@
 """torchao's 8-bit AdamW with fp32 states wherever torchao does not quantise.
 
 torchao keeps the states of small or indivisible parameters in the parameter's own dtype
-(torchao:torchao/optim/adam.py, `_new_buffer`). For a bf16 parameter that freezes the second moment: with beta2 = 0.999
-a step changes it by at most 0.1 % downwards, and bf16 cannot tell two numbers closer than 0.4 % apart, so that it never
-falls, and rises only when a squared gradient is several times larger. GPT-2 has its norms and biases there, and
-unpadded also its word embedding.
+(torchao:torchao/optim/adam.py, `_new_buffer`). For a bf16 parameter that freezes the second moment: with beta2 =
+0.999 a step changes it by at most 0.1 % downwards, and bf16 cannot tell two numbers closer than 0.4 % apart, so that
+it never falls, and rises only when a squared gradient is several times larger. GPT-2 has its norms and biases there,
+and unpadded also its word embedding.
 """
 
 from __future__ import annotations

@@ -28,6 +28,8 @@ from hf_memkit.recipe.data import Documents, load_documents
 def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
+    # conftest.py turns the hub off for all tests; here it must be load_documents that does not ask it.
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
     return folder
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hf_memkit.errors import DoesNotFitError, InputError, SettingError
-from hf_memkit.hardware import Machine, gpu_of_size, named_gpu
+from hf_memkit.hardware import CARDS, Machine, gpu_of_size, named_gpu
 from hf_memkit.recipe.resolve import Overrides, Resolved, resolve
 from hf_memkit.recipe.schema import Recipe
 from hf_memkit.units import GIB
@@ -19,7 +19,7 @@ def make(recipe: Recipe, machine: Machine, variant: str = "auto", **overrides: o
 
 
 def of(machine: Machine, card: str, ram_gib: float, disk_gib: float = 200) -> Machine:
-    gpu = gpu_of_size(card) if card.endswith("GB") else named_gpu(card)
+    gpu = named_gpu(card) if card in CARDS else gpu_of_size(card)
     return replace(machine, gpu=gpu, ram_bytes=int(ram_gib * GIB), disk_free_bytes=int(disk_gib * GIB))
 
 
@@ -90,7 +90,9 @@ def test_a_card_without_bf16_gets_fp16_and_a_reason(recipe: Recipe, machine: Mac
 def test_an_explicit_variant_that_does_not_fit_is_shown_with_its_problem(recipe: Recipe, machine: Machine) -> None:
     setup = make(recipe, of(machine, "16GB", 24), "offload").setup
     assert len(setup.problems) == 1 and "of RAM by formula; this machine has 24.00 GiB" in setup.problems[0]
-    assert make(recipe, of(machine, "T4", 64), "resident").setup.problems[0].startswith("needs a card that computes in")
+    assert (
+        make(recipe, of(machine, "T4", 64), "resident").setup.problems[0].startswith("needs a card that computes in")
+    )
 
 
 def test_offload_pins_only_where_the_rounded_blocks_fit(recipe: Recipe, machine: Machine) -> None:
@@ -148,7 +150,7 @@ def test_settings_that_cannot_hold_are_refused(
 def test_wrong_input_is_refused(recipe: Recipe, machine: Machine, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no variant 'residnt'; did you mean 'resident'"):
         make(recipe, machine, "residnt")
-    with pytest.raises(InputError, match="longer than .* allows"):
+    with pytest.raises(InputError, match=r"longer than .* allows"):
         make(recipe, machine, sequence_length=2048)
     with pytest.raises(InputError, match="does not exist"):
         make(recipe, machine, model="./no-such-model")

@@ -17,8 +17,12 @@ NAMES = resources.names("ds_configs")
 
 # What Trainer fills in (transformers:src/transformers/integrations/deepspeed.py).
 MAY_BE_AUTO = {
-    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "enabled",
-}  # fmt: skip
+    "enabled",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+}
 
 
 def autos(config: dict[str, Any]) -> list[str]:

@@ -1,0 +1,130 @@
+"""The command line as a user meets it: output, exit codes, and one clear line for every mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from hf_memkit.cli import main
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The error lines of a command that must fail for wrong input."""
+    assert main(["recipe", *arguments]) == 2
+    captured = capsys.readouterr()
+    lines = captured.err.strip().splitlines()
+    assert lines and all(line.startswith("memkit: error: ") for line in lines)
+    return captured.err
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test starts in an empty folder and must leave nothing in it unless it says so."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_recipes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipe"]) == 0
+    assert "gpt2-on-16gb" in capsys.readouterr().out
+    assert main(["recipe", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows[0]["variants"] == ["resident", "offload", "infinity", "lora"]
+
+
+@pytest.mark.parametrize("variant", ["resident", "offload", "infinity", "lora", "auto"])
+def test_a_dry_run_prints_a_complete_setup(
+    capsys: pytest.CaptureFixture[str], empty_folder: Path, variant: str
+) -> None:
+    code = main(["recipe", "gpt2-on-16gb", "--dry-run", "--json", "--gpu-memory", "16GB", "--variant", variant])
+    assert code == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["variant"] == (variant if variant != "auto" else "resident")
+    settings = shown["setup"]["settings"]
+    assert all(set(s) == {"key", "value", "reason"} and s["reason"] for s in settings)
+    assert {"arguments.max_steps", "model.dtype", "data.sequence_length"} <= {s["key"] for s in settings}
+    assert set(shown["setup"]["ledger"]) == {"device", "host", "pinned", "disk"}
+    assert not shown["rehearsal"]
+    assert list(empty_folder.iterdir()) == []
+
+
+def test_a_dry_run_for_people_gives_reasons(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipe", "gpt2-on-16gb", "--dry-run", "--gpu", "T4", "--ram", "64GB"]) == 0
+    out = capsys.readouterr().out
+    assert "Variant offload" in out and "not resident" in out and "loss scaling" in " ".join(out.split())
+    assert "computed, not measured" in out
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="shows what runs on a machine without a GPU")
+def test_a_dry_run_here_shows_the_rehearsal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipe", "gpt2-on-16gb", "--dry-run", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["rehearsal"] and shown["target"]["settings"] and shown["not_rehearsed"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["gpt2-on-16g"], "did you mean 'gpt2-on-16gb'"),
+        (["no/such.yaml"], "does not exist"),
+        (["gpt2-on-16gb", "--variant", "ofload"], "did you mean 'offload'"),
+        (["gpt2-on-16gb", "--gpu", "T5"], "unknown card 'T5'; did you mean 'T4'"),
+        (["gpt2-on-16gb", "--gpu-memory", "16XB"], "not a size"),
+        (["gpt2-on-16gb", "--gpu-memory", "100MB"], "context alone"),
+        (["gpt2-on-16gb", "--ram", "lots"], "not a size"),
+        (["gpt2-on-16gb", "--set", "learning_rat=1"], "did you mean 'learning_rate'"),
+        (["gpt2-on-16gb", "--set", "per_device_train_batch_size=5"], "the nearest that do: 2, 4, 8"),
+        (["gpt2-on-16gb", "--sequence-length", "4096"], "longer than"),
+        (["gpt2-on-16gb", "--model", "./none"], "does not exist"),
+        (["gpt2-on-16gb", "--max-steps", "0"], "max-steps"),
+        (["gpt2-on-16gb", "--no-such-option"], "no-such-option"),
+        (["gpt2-on-16gb", "--resume"], "no unfinished run"),
+        (["gpt2-on-16gb", "--resume", "--max-steps", "5"], "leave out --max-steps"),
+        (["gpt2-on-16gb", "--data", "./none.txt"], "none.txt"),
+        (["gpt2-on-16gb", "--output", "/dev/null/x"], "cannot be written to"),
+    ],
+)
+def test_mistakes_are_told_in_one_line_and_change_nothing(
+    capsys: pytest.CaptureFixture[str], empty_folder: Path, arguments: list[str], expected: str
+) -> None:
+    assert expected in fails(capsys, *arguments)
+    assert list(empty_folder.iterdir()) == []
+
+
+def test_a_broken_recipe_file_is_told_line_by_line(capsys: pytest.CaptureFixture[str], empty_folder: Path) -> None:
+    (empty_folder / "mine.yaml").write_text("summary: x\nmodel: 3\nwhat: 1\n")
+    told = fails(capsys, "mine.yaml")
+    assert "mine.yaml: what: unknown key" in told and "mine.yaml: variants: missing" in told and "model: 3" in told
+
+
+def test_bad_data_is_told_before_anything_is_written(capsys: pytest.CaptureFixture[str], empty_folder: Path) -> None:
+    (empty_folder / "empty.txt").write_text("")
+    fails(capsys, "gpt2-on-16gb", "--data", "empty.txt")
+    (empty_folder / "short.txt").write_text("Too short to train on.")
+    told = fails(capsys, "gpt2-on-16gb", "--data", "short.txt")
+    assert "tokens" in told
+    (empty_folder / "bad.jsonl").write_text('{"text": "fine"}\n{"text": \n')
+    assert "bad.jsonl:2" in fails(capsys, "gpt2-on-16gb", "--data", "bad.jsonl")
+    assert sorted(path.name for path in empty_folder.iterdir()) == ["bad.jsonl", "empty.txt", "short.txt"]
+
+
+def test_a_folder_that_cannot_be_written_to(capsys: pytest.CaptureFixture[str], empty_folder: Path) -> None:
+    if os.geteuid() == 0:
+        target = "/proc/memkit"  # root may write anywhere but here
+    else:
+        (empty_folder / "locked").mkdir(mode=0o500)
+        target = "locked/run"
+    assert main(["recipe", "gpt2-on-16gb", "--output", target]) == 2
+    assert "cannot be written to" in capsys.readouterr().err
+
+
+def test_the_version_and_a_missing_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("memkit ")
+    assert main(["recip"]) == 2
+    assert "memkit: error: No such command 'recip'" in capsys.readouterr().err

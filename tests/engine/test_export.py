@@ -1,0 +1,61 @@
+"""`--export`: a plain script that passes a linter, reads well, and runs on its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, Memkit
+
+FILES = {
+    "resident": {"train.py", "adamw8bit.py"},
+    "offload": {"train.py", "ds_config.json"},
+    "infinity": {"train.py", "ds_config.json"},
+    "lora": {"train.py"},
+}
+
+
+@pytest.mark.parametrize("variant", list(FILES))
+def test_exported_scripts_run_on_their_own(memkit: Memkit, tmp_path: Path, text_file: Path, variant: str) -> None:
+    exported = memkit(
+        "recipe", "gpt2-on-16gb", "--variant", variant, "--data", str(text_file), "--max-steps", "4", "--export", "job"
+    )
+    assert exported.returncode == 0, exported.stderr
+    job = tmp_path / "job"
+    assert {path.name for path in job.iterdir()} == FILES[variant]
+    script = (job / "train.py").read_text()
+    assert script.count("hf_memkit") == 1, "the script needs memkit for more than its callback"
+    assert "# " in script and "attach(trainer)" in script
+    lint = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--isolated", "--line-length", "130", "--select", "E,F,W,I", str(job)],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert lint.returncode == 0, lint.stdout
+    again = memkit("recipe", "gpt2-on-16gb", "--variant", variant, "--export", "job")
+    assert again.returncode == 2 and "holds train.py" in again.stderr
+
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    ran = subprocess.run(
+        [sys.executable, str(job / "train.py")], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-3000:]
+    records = [json.loads(line) for line in (job / "run" / "memory-rank0.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records if record["kind"] == "step"] == [1, 2, 3, 4]
+    assert records[-1]["kind"] == "end"
+    assert (job / "run" / "model").is_dir()
+
+
+@pytest.mark.parametrize("variant", list(FILES))
+def test_scripts_for_a_card_are_written_anywhere(memkit: Memkit, tmp_path: Path, variant: str) -> None:
+    exported = memkit("recipe", "gpt2-on-16gb", "--variant", variant, "--gpu", "RTX 4090", "--export", "job", "--json")
+    assert exported.returncode == 0, exported.stderr
+    files = json.loads(exported.stdout)["files"]
+    script = Path(tmp_path / files[0]).read_text()
+    compile(script, files[0], "exec")
+    accumulation = 4 if variant == "infinity" else 8
+    assert "use_cpu" not in script and f"gradient_accumulation_steps={accumulation}," in script

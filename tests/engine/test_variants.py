@@ -1,0 +1,63 @@
+"""Every variant of the recipe, whole, as a user runs it without a GPU: the real Trainer, the real engine."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from hf_memkit.units import MIB
+from tests.conftest import Memkit, read_json_lines
+
+STEPS = 100  # the recipe's rehearsal
+LAYERS = 2
+MICRO_BATCHES = 2
+
+EXPECTED = {
+    "resident": {"optimizers": "AdamW8bit", "engine": "GPT2LMHeadModel"},
+    "offload": {"optimizers": "DeepSpeedCPUAdam", "engine": "DeepSpeedEngine"},
+    "infinity": {"optimizers": "DeepSpeedCPUAdam", "engine": "DeepSpeedEngine"},
+    "lora": {"optimizers": "AdamW", "engine": "PeftModelForCausalLM"},
+}
+
+
+@pytest.mark.timeout(1200)  # the first run builds DeepSpeed's operators
+@pytest.mark.parametrize("variant", list(EXPECTED))
+def test_a_rehearsal_learns_and_leaves_proof(memkit: Memkit, tmp_path: Path, variant: str) -> None:
+    started = time.monotonic()
+    ran = memkit("recipe", "gpt2-on-16gb", "--variant", variant, "--output", "run")
+    print(f"{variant}: {time.monotonic() - started:.0f} s")
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+
+    content = json.loads((tmp_path / "run" / "memkit-run.json").read_text())
+    result = content["result"]
+    assert content["status"] == "finished" and content["rehearsal"] and result["steps"] == STEPS
+    if variant == "lora":  # adapters beside random weights cannot learn the text, but must clearly move towards it
+        assert result["held_out_loss"] < result["held_out_loss_before"] - 0.3
+    else:
+        assert result["held_out_loss"] < result["unigram_loss"]
+
+    records = read_json_lines(tmp_path / "run" / "memory-rank0.jsonl")
+    assert all(record["schema"] == 1 for record in records)
+    kinds = Counter(record["kind"] for record in records)
+    assert kinds["run"] == kinds["end"] == 1 and kinds["evaluate"] == 2 and kinds["save"] >= 5
+    assert [record["step"] for record in records if record["kind"] == "step"] == list(range(1, STEPS + 1))
+    end = records[-1]
+    assert end["kind"] == "end" and end["status"] == "finished" and "callback_errors" not in end.get("errors", {})
+    assert end["optimizer_classes"][-1] == EXPECTED[variant]["optimizers"]
+    assert result["engine"] == EXPECTED[variant]["engine"]
+    assert end["recomputed_layers"] == STEPS * MICRO_BATCHES * LAYERS
+    if variant == "resident":
+        for moment in ("exp_avg", "exp_avg_sq"):
+            assert set(end["optimizer_states"][moment]) == {"OptimState8bit", "float32"}
+    if variant == "infinity":
+        assert result["disk_swap_gb"] * 1e9 > 30 * MIB, "nothing was on the disk"
+        assert not list((tmp_path / "run" / "nvme").rglob("*.swp"))
+
+    text = " ".join(ran.stdout.split())
+    assert "REHEARSAL" in text and "Not rehearsed: environment.PYTORCH_ALLOC_CONF" in text
+    assert "The target run trains openai-community/gpt2-xl" in text and "RANDOM weights" in text
+    assert (tmp_path / "run" / "model" / ("adapter_config.json" if variant == "lora" else "config.json")).exists()
