@@ -189,3 +189,5 @@ def _prepare_libraries() -> None:
     for logger in ("torchao", "torch.utils._pytree", "accelerate", "bitsandbytes"):
         logging.getLogger(logger).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")
+    # DeepSpeed and torch disagree about names of collectives, at every call.
+    warnings.filterwarnings("ignore", message=".*torch.distributed.*is deprecated", category=FutureWarning)

@@ -1,7 +1,8 @@
 """Setup → a plain training script that its owner can read and change, and that needs memkit only for its callback.
 
 `train.py` holds the whole job in the order in which it happens; every setting stands there with its reason as a
-comment. Beside it `ds_config.json` (with DeepSpeed) and `adamw8bit.py` (with the 8-bit optimizer).
+comment. Beside it `ds_config.json` (with DeepSpeed), `adamw8bit.py` (with the 8-bit optimizer) and
+`deepspeed_wiring.py` (with NVMe).
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ def export_script(job: Run, folder: Path) -> list[Path]:
     if "optimizer.class" in job.setup:
         source = Path(__file__).parents[1] / "techniques" / "adamw8bit.py"
         files["adamw8bit.py"] = source.read_text(encoding="utf-8")
+    if _on_nvme(job.setup):
+        source = Path(__file__).parents[1] / "zero" / "wiring.py"
+        files["deepspeed_wiring.py"] = source.read_text(encoding="utf-8")
     taken = [name for name in files if (folder / name).exists()]
     if taken:
         raise InputError(f"--export {folder}: holds {', '.join(taken)} already; give another folder")
@@ -48,6 +52,10 @@ def export_script(job: Run, folder: Path) -> list[Path]:
     except OSError as error:
         raise InputError(f"--export {folder}: cannot be written to ({error.strerror}); give another folder") from None
     return [folder / name for name in files]
+
+
+def _on_nvme(setup: TrainingSetup) -> bool:
+    return "offload_param" in setup.get("deepspeed.config", {}).get("zero_optimization", {})
 
 
 def _script(job: Run) -> str:
@@ -94,6 +102,7 @@ def _imports(setup: TrainingSetup) -> str:
     names += ["Trainer", "TrainingArguments", "set_seed"]
     lines += [f"from transformers import {', '.join(names)}"]
     lines += ["", "from adamw8bit import AdamW8bit"] if "optimizer.class" in setup else []
+    lines += ["", "from deepspeed_wiring import DeepSpeedWiring"] if _on_nvme(setup) else []
     lines.insert(1 if lines[0] == "import os" else 0, "from pydoc_data.topics import topics") if fallback else None
     return "\n".join(_sorted_standard_library(lines))
 
@@ -257,6 +266,9 @@ def _training(setup: TrainingSetup) -> str:
     if options is not None:
         values = textwrap.indent("".join(f'"{key}": {_literal(value)},\n' for key, value in options.items()), " " * 12)
         optimizer = f"    optimizer_cls_and_kwargs=(\n        AdamW8bit,\n        {{\n{values}        }},\n    ),\n"
+    wiring = ""
+    if _on_nvme(setup):
+        wiring = "trainer.add_callback(DeepSpeedWiring(lambda: trainer.deepspeed))  # saves and resumes with NVMe\n"
     return (
         "trainer = Trainer(\n"
         "    model=model,\n"
@@ -267,6 +279,7 @@ def _training(setup: TrainingSetup) -> str:
         f"{optimizer}"
         ")\n"
         "attach(trainer)  # memory at every step: run/memory-rank0.jsonl\n"
+        f"{wiring}"
         "trainer.train()\n"
         'trainer.save_model(str(HERE / "run" / "model"))'
     )

@@ -208,12 +208,16 @@ def _train(job: Run, packed: Packed, tokenizer: Any, say: Say, *, resuming: bool
         model=model,
         args=arguments,
         train_dataset=packed.train,
-        eval_dataset=_first(packed.held_out, setup["data.evaluated_blocks"]),
+        eval_dataset=_evaluated(packed, setup),
         processing_class=tokenizer,
         optimizer_cls_and_kwargs=build.optimizer_class_and_options(setup),
     )
     facts = {"recipe": job.recipe, "variant": job.variant, "rehearsal": job.is_rehearsal}
     report = attach(trainer, run_facts={**facts, "setup": setup.to_json()["settings"]})
+    if "deepspeed.config" in setup:
+        from hf_memkit.zero.wiring import DeepSpeedWiring
+
+        trainer.add_callback(DeepSpeedWiring(lambda: trainer.deepspeed))
     stop = StopOnSignal(say, report.mark_interrupted)
     trainer.add_callback(stop)
     checkpoint = last_checkpoint(job.output) if resuming else None
@@ -226,8 +230,13 @@ def _train(job: Run, packed: Packed, tokenizer: Any, say: Say, *, resuming: bool
     return trainer, stop.requested
 
 
-def _first(blocks: Any, count: int) -> Any:
-    return type(blocks)(blocks.array[:count])
+def _evaluated(packed: Packed, setup: TrainingSetup) -> Any:
+    """The held-out blocks that are evaluated: whole batches, because Trainer counts the loss of a smaller last batch
+    as often as that of a whole one (transformers: trainer.py, `loss.repeat(batch_size)`)."""
+    batch = int(setup["arguments.per_device_eval_batch_size"])
+    count = min(int(setup["data.evaluated_blocks"]), len(packed.held_out))
+    count = count // batch * batch or count
+    return type(packed.held_out)(packed.held_out.array[:count])
 
 
 def _result(job: Run, trainer: Trainer, packed: Packed) -> dict[str, Any]:
@@ -243,7 +252,7 @@ def _result(job: Run, trainer: Trainer, packed: Packed) -> dict[str, Any]:
         "steps": trainer.state.global_step,
         "held_out_loss_before": before,
         "held_out_loss": after,
-        "unigram_loss": unigram_loss(_first(packed.held_out, job.setup["data.evaluated_blocks"])),
+        "unigram_loss": unigram_loss(_evaluated(packed, job.setup)),
         "engine": type(trainer.model_wrapped).__name__,
         "optimizer_classes": end.get("optimizer_classes"),
         "recomputed_layers": end.get("recomputed_layers"),

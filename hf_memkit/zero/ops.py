@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import io
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from hf_memkit.errors import MissingPackageError, RunError
 
@@ -51,7 +51,7 @@ def needed(config: Mapping[str, Any], *, cpu: bool) -> tuple[str, ...]:
     if devices & {"cpu", "nvme"}:
         names.append("cpu_adam")
     if "nvme" in devices:
-        names += ["async_io", "pin_memory"] if cpu else ["async_io"]
+        names += ["pin_memory", "async_io"]  # async_io loads the other one first
     return tuple(names)
 
 
@@ -117,12 +117,35 @@ def _alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _build_one(name: str) -> None:
-    output = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-            from deepspeed.accelerator import get_accelerator
+    with tempfile.TemporaryFile("w+") as output:
+        try:
+            with _output_to(output):
+                from deepspeed.accelerator import get_accelerator
 
-            get_accelerator().create_op_builder(_BUILDERS[name]).load(verbose=False)
-    except Exception as error:
-        lines = [line for line in f"{output.getvalue()}\n{error}".splitlines() if line.strip()]
-        raise RunError(f"DeepSpeed's {name} does not build: {' | '.join(lines[-5:])[-800:]}") from error
+                get_accelerator().create_op_builder(_BUILDERS[name]).load(verbose=False)
+        except Exception as error:
+            output.seek(0)
+            lines = [line for line in f"{output.read()}\n{error}".splitlines() if line.strip()]
+            raise RunError(f"DeepSpeed's {name} does not build: {' | '.join(lines[-5:])[-800:]}") from error
+
+
+@contextlib.contextmanager
+def _output_to(file: IO[str]) -> Iterator[None]:
+    """Sends what this process and its compilers print to `file`.
+
+    By file descriptor: DeepSpeed's test for libaio duplicates `sys.stdout.fileno()`, and takes a stand-in without one
+    for a missing library.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = os.dup(1), os.dup(2)
+    try:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for descriptor, copy in zip((1, 2), saved, strict=True):
+            os.dup2(copy, descriptor)
+            os.close(copy)

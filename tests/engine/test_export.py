@@ -15,7 +15,7 @@ from tests.conftest import ROOT, Memkit
 FILES = {
     "resident": {"train.py", "adamw8bit.py"},
     "offload": {"train.py", "ds_config.json"},
-    "infinity": {"train.py", "ds_config.json"},
+    "infinity": {"train.py", "ds_config.json", "deepspeed_wiring.py"},
     "lora": {"train.py"},
 }
 

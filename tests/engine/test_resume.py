@@ -46,7 +46,7 @@ def losses(folder: Path) -> dict[int, float]:
     return {entry["step"]: entry["loss"] for entry in history if "loss" in entry}
 
 
-@pytest.mark.parametrize("variant", ["resident", "offload"])
+@pytest.mark.parametrize("variant", ["resident", "offload", "infinity"])
 def test_a_killed_run_leaves_whole_records_and_goes_on(
     tmp_path: Path, text_file: Path, memkit: Memkit, variant: str
 ) -> None:

@@ -6,9 +6,12 @@ import json
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hf_memkit.recipe.data import load_documents
+from hf_memkit.recipe.packing import pack
 from hf_memkit.units import MIB
 from tests.conftest import Memkit, read_json_lines
 
@@ -22,6 +25,22 @@ EXPECTED = {
     "infinity": {"optimizers": "DeepSpeedCPUAdam", "engine": "DeepSpeedEngine"},
     "lora": {"optimizers": "AdamW", "engine": "PeftModelForCausalLM"},
 }
+
+
+def saved_model_loss(content: dict[str, Any], folder: Path) -> float:
+    """The held-out loss of the saved model, computed without Trainer or DeepSpeed."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    settings = {s["key"]: s["value"] for s in content["setup"]["settings"]}
+    documents = load_documents(None, default_hub_id="none/none", default_hub_config=None, hub_reachable=False)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    packed = pack(documents, tokenizer, sequence_length=settings["data.sequence_length"], holdout_fraction=0.05)
+    batch = settings["arguments.per_device_eval_batch_size"]
+    blocks = torch.tensor(packed.held_out.array[: len(packed.held_out) // batch * batch]).long()
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        return float(model(blocks, labels=blocks).loss)
 
 
 @pytest.mark.timeout(1200)  # the first run builds DeepSpeed's operators
@@ -56,6 +75,11 @@ def test_a_rehearsal_learns_and_leaves_proof(memkit: Memkit, tmp_path: Path, var
     if variant == "infinity":
         assert result["disk_swap_gb"] * 1e9 > 30 * MIB, "nothing was on the disk"
         assert not list((tmp_path / "run" / "nvme").rglob("*.swp"))
+
+    if variant != "lora":  # what was saved is what was trained (LoRA saves adapters beside a random base)
+        assert saved_model_loss(content, tmp_path / "run" / "model") == pytest.approx(
+            result["held_out_loss"], abs=0.01
+        )
 
     text = " ".join(ran.stdout.split())
     assert "REHEARSAL" in text and "Not rehearsed: environment.PYTORCH_ALLOC_CONF" in text
