@@ -155,7 +155,7 @@ def named_gpu(name: str) -> Gpu:
     by_key = {_key(card): card for card in CARDS}
     card_name = by_key.get(_key(name))
     if card_name is None:
-        close = difflib.get_close_matches(_key(name), by_key, n=1)
+        close = difflib.get_close_matches(_key(name), by_key, n=1, cutoff=0.5)
         near = f"; did you mean {by_key[close[0]]!r}?" if close else ""
         raise InputError(
             f"unknown card {name!r}{near}; known: {', '.join(CARDS)}. "

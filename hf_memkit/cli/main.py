@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 
@@ -14,7 +14,7 @@ from hf_memkit.errors import MemkitError
 __all__ = ["main", "main_and_exit"]
 
 # click's UsageError, by way of typer's public name: some versions of typer carry click inside, others depend on it.
-_UsageError = typer.BadParameter.__bases__[0]
+_UsageError: type[Any] = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(
     name="memkit",

@@ -211,7 +211,9 @@ def _packing(setup: TrainingSetup) -> str:
 
 
         def as_dataset(rows: np.ndarray) -> Dataset:
-            return Dataset.from_dict({{"input_ids": rows, "labels": rows}}).with_format("torch")
+            labels = rows.copy()
+            labels[:, 0] = -100  # nothing predicts the first token; Trainer's mean would count it
+            return Dataset.from_dict({{"input_ids": rows, "labels": labels}}).with_format("torch")
 
 
         train_dataset = as_dataset(blocks[:-held_out])

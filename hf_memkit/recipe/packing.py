@@ -33,8 +33,10 @@ _BATCH = 2**21
 class Blocks(Dataset[dict[str, torch.Tensor]]):
     """Blocks of tokens; the item `i` is `{"input_ids", "labels"}`, both int64 of shape (sequence_length,).
 
-    The labels equal the input: transformers' models shift them. `array` is int32, of shape (blocks, sequence_length);
-    a slice of it makes other Blocks without a copy.
+    The labels are the input, which transformers' models shift, but for the first, which nothing predicts: it is -100,
+    because Trainer divides the summed loss by the number of labels (transformers: trainer.py, `num_items_in_batch`)
+    and would otherwise report it too low by one part in sequence_length. `array` is int32, of shape (blocks,
+    sequence_length); a slice of it makes other Blocks without a copy.
     """
 
     def __init__(self, array: NDArray[np.int32]) -> None:
@@ -45,7 +47,9 @@ class Blocks(Dataset[dict[str, torch.Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         ids = torch.from_numpy(self.array[index].astype(np.int64))
-        return {"input_ids": ids, "labels": ids.clone()}
+        labels = ids.clone()
+        labels[0] = -100
+        return {"input_ids": ids, "labels": labels}
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_memkit._version import __version__
-from hf_memkit.errors import RunError
+from hf_memkit.errors import InputError, RunError
 from hf_memkit.memory.records import read_records
 from hf_memkit.models import hub_reachable
 from hf_memkit.recipe import build
@@ -122,8 +122,13 @@ def run(
     }
     if before_writing is not None:
         before_writing()
-    Path(job.output).mkdir(parents=True, exist_ok=True)
-    write_run(job.output, content)
+    try:
+        Path(job.output).mkdir(parents=True, exist_ok=True)
+        write_run(job.output, content)
+    except OSError as error:
+        raise InputError(
+            f"--output {job.output}: cannot be written to ({error.strerror}); give another folder"
+        ) from None
     started = time.monotonic()
     try:
         trainer, interrupted = _train(job, packed, tokenizer, say, resuming=resume is not None)
@@ -247,7 +252,7 @@ def _result(job: Run, trainer: Trainer, packed: Packed) -> dict[str, Any]:
     before = next((loss for step, loss in losses if step == 0), None)
     after = losses[-1][1] if losses and losses[-1][0] > 0 else None
     records = read_records(Path(job.output) / "memory-rank0.jsonl")
-    end = next((record for record in reversed(records) if record["kind"] == "end"), {})
+    end: dict[str, Any] = next((record for record in reversed(records) if record["kind"] == "end"), {})
     return {
         "steps": trainer.state.global_step,
         "held_out_loss_before": before,

@@ -146,7 +146,7 @@ def _read_json(path: Path, column: str) -> Iterator[str]:
 
 def _parse(path: Path, line: int, content: bytes) -> Any:
     try:
-        return json.loads(content.removeprefix(codecs.BOM_UTF8).decode("utf-8"))
+        return json.loads(content.removeprefix(codecs.BOM_UTF8).decode("utf-8").rstrip())  # an error at the end is on the last line
     except UnicodeDecodeError as error:
         raise _not_utf8(path, line, error) from error
     except json.JSONDecodeError as error:

@@ -8,6 +8,7 @@ from typing import Any
 from hf_memkit import resources
 from hf_memkit.job import Job, process_row
 from hf_memkit.ledger import Row
+from hf_memkit.terms import Place
 from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import GB, format_gib
 
@@ -50,7 +51,8 @@ def zero2_offload(setup: TrainingSetup, job: Job) -> TrainingSetup:
     pageable_bytes = 10 * n + process_row().size_bytes
     pin = pinned_bytes + pageable_bytes <= job.machine.ram_bytes
     zero["offload_optimizer"]["pin_memory"] = pin
-    place, size = ("pinned", _power_of_two) if pin else ("host", int)
+    place: Place = "pinned" if pin else "host"
+    size = _power_of_two if pin else int
     bucket_bytes = 2 * int(zero["reduce_bucket_size"]) * (2 if zero["overlap_comm"] else 1)
     setup = (
         _with_config(setup, "zero2-offload", config, "optimizer states and gradients live in RAM, not on the card")

@@ -117,10 +117,11 @@ def test_items(packed: Packed) -> None:
     assert set(item) == {"input_ids", "labels"}
     for tensor in item.values():
         assert (tensor.dtype, tensor.shape) == (torch.int64, (64,))
-        assert tensor.tolist() == packed.train.array[3].tolist()
-    item["labels"][0] = -100
-    assert item["input_ids"][0] != -100
-    assert packed.train[3]["labels"][0] != -100
+        assert tensor.tolist()[1:] == packed.train.array[3].tolist()[1:]
+    assert item["input_ids"][0] == packed.train.array[3][0]
+    assert item["labels"][0] == -100  # nothing predicts it, and Trainer's mean must not count it
+    item["labels"][1] = -100
+    assert item["input_ids"][1] != -100 and packed.train[3]["labels"][1] != -100
     with pytest.raises(IndexError):
         packed.train[len(packed.train)]
     with pytest.raises(ValueError, match="read-only"):
