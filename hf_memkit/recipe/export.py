@@ -257,8 +257,10 @@ def _model(setup: TrainingSetup) -> str:
         lines += _comment(reasons["model.pad_vocabulary_to_multiple_of"])
         lines += [f"model.resize_token_embeddings(pad_to_multiple_of={multiple})"]
     if setup.section("adapter"):
-        options = ", ".join(f"{key}={_literal(value)}" for key, value in setup.section("adapter").items())
-        lines += [f"model = get_peft_model(model, LoraConfig({options}))"]
+        options = textwrap.indent(
+            "".join(f"{k}={_literal(v)},\n" for k, v in setup.section("adapter").items()), "    "
+        )
+        lines += [f"adapters = LoraConfig(\n{options})", "model = get_peft_model(model, adapters)"]
     return "\n".join(lines)
 
 

@@ -146,7 +146,8 @@ def _read_json(path: Path, column: str) -> Iterator[str]:
 
 def _parse(path: Path, line: int, content: bytes) -> Any:
     try:
-        return json.loads(content.removeprefix(codecs.BOM_UTF8).decode("utf-8").rstrip())  # an error at the end is on the last line
+        # Without the line end: a mistake at the end of a line is told of that line, not of the next.
+        return json.loads(content.removeprefix(codecs.BOM_UTF8).decode("utf-8").rstrip())
     except UnicodeDecodeError as error:
         raise _not_utf8(path, line, error) from error
     except json.JSONDecodeError as error:
