@@ -96,8 +96,7 @@ def _imports(setup: TrainingSetup) -> str:
     lines += ["from hf_memkit import attach"]
     lines += ["from peft import LoraConfig, get_peft_model"] if setup.section("adapter") else []
     lines += ["from tokenizers import ByteLevelBPETokenizer"] if trained else []
-    random = setup["model.origin"] == "architecture"
-    names = ["AutoConfig"] if random else []
+    names = ["AutoConfig"] if _random_weights(setup) else []
     names += ["AutoModelForCausalLM", "PreTrainedTokenizerFast" if trained else "AutoTokenizer"]
     names += ["Trainer", "TrainingArguments", "set_seed"]
     lines += [f"from transformers import {', '.join(names)}"]
@@ -138,13 +137,23 @@ def _environment(setup: TrainingSetup) -> str:
     return "\n".join(lines)
 
 
+def _has_hub(setup: TrainingSetup) -> bool:
+    """Whether the script may load from the hub. One for a card will run elsewhere, and is about the real model: there
+    a hub that cannot be reached is an error that its owner sees. A rehearsal runs here, with what can be had here."""
+    return hub_reachable() or not setup.get("arguments.use_cpu")
+
+
 def _uses_fallback(setup: TrainingSetup) -> bool:
-    return setup["data.source"] is None and not hub_reachable()
+    return setup["data.source"] is None and not _has_hub(setup)
 
 
 def _tokenizer_is_trained(setup: TrainingSetup) -> bool:
     name = setup["data.tokenizer"]
-    return name is None or not (hub_reachable() or Path(name).is_dir())
+    return name is None or not (_has_hub(setup) or Path(name).is_dir())
+
+
+def _random_weights(setup: TrainingSetup) -> bool:
+    return setup["model.origin"] == "architecture" and bool(setup.get("arguments.use_cpu") or not _has_hub(setup))
 
 
 def _data(setup: TrainingSetup) -> str:
@@ -242,12 +251,12 @@ def _model(setup: TrainingSetup) -> str:
     reasons = {s.key: s.reason for s in setup.settings}
     dtype = f"torch.{setup['model.dtype']}"
     lines = _comment(reasons["model.dtype"])
-    if setup["model.origin"] == "architecture":
+    if _random_weights(setup):
         architecture = dict(setup["model.architecture"])
         architecture.pop("transformers_version", None)
         model_type = architecture.pop("model_type")
         values = textwrap.indent("".join(f"{key}={_literal(value)},\n" for key, value in architecture.items()), "    ")
-        lines += ["# RANDOM weights: the model was not reachable when this script was written."]
+        lines += ["# RANDOM weights: a small model of the same architecture, for the rehearsal."]
         lines += [f'config = AutoConfig.for_model(\n    "{model_type}",\n{values})']
         lines += [f"model = AutoModelForCausalLM.from_config(config, dtype={dtype})"]
     else:
@@ -272,7 +281,7 @@ def _training(setup: TrainingSetup) -> str:
         optimizer = f"    optimizer_cls_and_kwargs=(\n        AdamW8bit,\n        {{\n{values}        }},\n    ),\n"
     wiring = ""
     if _on_nvme(setup):
-        wiring = "trainer.add_callback(DeepSpeedWiring(lambda: trainer.deepspeed))  # saves and resumes with NVMe\n"
+        wiring = "trainer.add_callback(DeepSpeedWiring(lambda: trainer.deepspeed))  # saves with NVMe\n"
     return (
         "trainer = Trainer(\n"
         "    model=model,\n"

@@ -228,6 +228,8 @@ def _train(job: Run, packed: Packed, tokenizer: Any, say: Say, *, resuming: bool
     checkpoint = last_checkpoint(job.output) if resuming else None
     if resuming:
         say(f"Going on from {checkpoint}" if checkpoint else "No whole checkpoint yet: starting from the first step")
+        if checkpoint and _swap_folder(setup):
+            say("DeepSpeed does not bring back Adam's moments from NVMe: they start again from zero.")
     with stop:
         trainer.train(resume_from_checkpoint=checkpoint)
     if not stop.requested:

@@ -15,13 +15,22 @@ import pytest
 from hf_memkit.memory.records import read_records, steps
 from tests.conftest import ROOT, Memkit
 
-STEPS = 24
+STEPS = 16
 
 
 def start(folder: Path, text_file: Path, variant: str) -> subprocess.Popen[str]:
     """A run in the background, with a checkpoint every 4 steps."""
     command = [sys.executable, "-m", "hf_memkit", "recipe", "gpt2-on-16gb", "--variant", variant, "--output", "run"]
-    command += ["--data", str(text_file), "--max-steps", str(STEPS), "--set", "save_steps=4"]
+    command += [
+        "--data",
+        str(text_file),
+        "--max-steps",
+        str(STEPS),
+        "--set",
+        "save_steps=4",
+        "--set",
+        "logging_steps=1",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     log = (folder / "log.txt").open("w")
     return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, text=True)
@@ -74,6 +83,9 @@ def test_a_killed_run_leaves_whole_records_and_goes_on(
     again = memkit("recipe", "gpt2-on-16gb", "--resume", "--output", "run")
     assert again.returncode == 2 and "is finished" in again.stderr
 
+    if variant == "infinity":  # DeepSpeed loses Adam's moments; memkit says so
+        assert "start again from zero" in resumed.stdout
+        return
     # The same run without the kill makes the same losses: nothing was lost or repeated.
     whole = tmp_path / "whole"
     whole.mkdir()
