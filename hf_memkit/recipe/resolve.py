@@ -39,7 +39,7 @@ class Overrides:
         max_steps: optimizer steps.
         sequence_length: tokens.
         output: folder for checkpoints, records and the trained model; empty: a new one in `memkit-runs/`.
-        nvme_path: folder for what ZeRO-Infinity swaps; None: inside `output`.
+        nvme_path: folder in which the run makes one for what ZeRO-Infinity swaps; None: inside `output`.
         settings: fields of TrainingArguments, already type-checked (`hf_memkit.recipe.settings`).
     """
 
@@ -159,7 +159,8 @@ def _build(
     chosen = overrides.settings
     micro_batch, accumulation, batch_reason = _batch(recipe, variant, chosen)
     output = overrides.output or default_output(recipe.name, name)
-    nvme_path = overrides.nvme_path or str(Path(output) / "nvme")
+    # A folder of the run's own: DeepSpeed's swap files have the same names in every job.
+    nvme_path = str(Path(overrides.nvme_path) / Path(output).name if overrides.nvme_path else Path(output) / "nvme")
     job = Job(model, machine, micro_batch, sequence_length, nvme_path, variant.values)
     setup = apply_preset(name, job)
     _refuse_ignored(setup, chosen)

@@ -106,9 +106,9 @@ def test_offload_pins_only_where_the_rounded_blocks_fit(recipe: Recipe, machine:
 def test_infinity_says_what_it_writes_and_where(recipe: Recipe, machine: Machine) -> None:
     setup = make(recipe, machine, "infinity", output="out", nvme_path="/fast").setup
     zero = setup["deepspeed.config"]["zero_optimization"]
-    assert zero["offload_param"]["nvme_path"] == zero["offload_optimizer"]["nvme_path"] == "/fast"
+    assert zero["offload_param"]["nvme_path"] == zero["offload_optimizer"]["nvme_path"] == "/fast/out"
     assert zero["offload_param"]["buffer_size"] >= 80_411_200
-    assert "18.7 GB are written to /fast at every optimizer step" in setup.notes[0]
+    assert "18.7 GB are written to /fast/out at every optimizer step" in setup.notes[0]
     assert setup.ledger.total_bytes("disk") == pytest.approx(28.0e9, rel=0.01)
 
 
