@@ -186,6 +186,7 @@ def _prepare_libraries() -> None:
         # Training on the CPU: waiting threads that spin make a busy machine several times slower. Read by OpenMP when
         # torch is imported, so it cannot wait until the setup is known.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")  # else DeepSpeed warns that it had to find that out
     for logger in ("torchao", "torch.utils._pytree", "accelerate", "bitsandbytes"):
         logging.getLogger(logger).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset")

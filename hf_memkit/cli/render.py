@@ -130,6 +130,9 @@ def closing(job: Run, content: dict[str, Any]) -> None:
         if target.ledger.rows
         else f"The target run trains {target['model.name']}: see --dry-run --gpu-memory for its settings."
     )
+    for problem in target.problems:
+        say(f"On this machine the target run would be refused: it {problem}.")
+    say(f"All its settings: memkit recipe {job.recipe} --variant {job.variant} --dry-run --gpu NAME")
     _left_out(job)
 
 

@@ -92,6 +92,14 @@ def _few_steps(rehearsed: Rehearsed, spec: RehearsalSpec) -> Rehearsed:
         key = f"arguments.{name}"
         return (by_user[key], "asked for") if key in by_user else (value, reason)
 
+    for name in (
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "per_device_eval_batch_size",
+        "eval_steps",
+    ):
+        if any(s.key == f"arguments.{name}" and s.reason == "--set" for s in setup.settings):
+            rehearsed = _leave_out(rehearsed, f"arguments.{name}", "the rehearsal has a batch and steps of its own")
     steps, why = unless_set("max_steps", spec.steps, "the recipe's rehearsal")
     return _put(
         rehearsed,

@@ -46,6 +46,12 @@ def test_what_the_user_asked_for_stays(recipe: Recipe, machine: Machine) -> None
     assert (arguments["learning_rate"], arguments["save_steps"], arguments["max_steps"]) == (0.5, 2, 6)
 
 
+def test_a_batch_that_is_not_rehearsed_is_named(recipe: Recipe, machine: Machine) -> None:
+    chosen = {"per_device_train_batch_size": 2}
+    rehearsed = rehearse(resolve(recipe, machine, Overrides("lora", settings=chosen), use_hub=False))
+    assert "arguments.per_device_train_batch_size" in {setting.key for setting in rehearsed.not_rehearsed}
+
+
 def test_another_architecture_shrinks_too(recipe: Recipe, machine: Machine, tmp_path: Path) -> None:
     """Heads, key-value heads, feed-forward width and token IDs go together, whatever the architecture."""
     from transformers import LlamaConfig
