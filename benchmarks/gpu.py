@@ -30,7 +30,7 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also runs from a checkout that is not installed
 
 from hf_memkit import __version__
-from hf_memkit.hardware import CARDS, Gpu, gpu_of_size, named_gpu, this_machine
+from hf_memkit.hardware import CARDS, Gpu, gpu_of_size, named_gpu, this_machine, use_one_card
 from hf_memkit.memory.records import read_records, steps
 from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.resolve import Overrides, resolve
@@ -104,9 +104,11 @@ def measure(case: Case, *, on_cpu: bool, max_steps: int) -> dict[str, Any]:
             outcome, output = child.returncode, child.stdout + child.stderr
         except subprocess.TimeoutExpired as expired:
             outcome, output = None, _text(expired.stdout) + _text(expired.stderr)
+        path = Path(folder) / "memory-rank0.jsonl"
+        records = read_records(path) if path.exists() else []  # a child may die before its training begins
         ledger = job.setup.ledger if job.target is None else job.target.ledger
         return {
-            **judge(outcome, output, read_records(Path(folder) / "memory-rank0.jsonl"), max_steps),
+            **judge(outcome, output, records, max_steps),
             "formula_device_gib": ledger.total_bytes("device") / GIB,
             "wall_time_s": time.monotonic() - started,
         }
@@ -223,6 +225,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rehearse", action="store_true", help="run the path on a CPU; never evidence")
     parser.add_argument("--child", metavar="DIR", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    use_one_card()
     if options.child:
         return child(options.child)
     if not options.section:

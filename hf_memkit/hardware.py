@@ -20,7 +20,7 @@ import psutil
 from hf_memkit.errors import InputError
 from hf_memkit.units import GB, GIB, MIB, format_gib, parse_size
 
-__all__ = ["CARDS", "Gpu", "Machine", "gpu_of_size", "named_gpu", "this_machine"]
+__all__ = ["CARDS", "Gpu", "Machine", "gpu_of_size", "named_gpu", "this_machine", "use_one_card"]
 
 CONTEXT_BYTES = 500 * MIB
 """What the CUDA context and loaded kernels take outside PyTorch's allocator. Assumed, not calibrated: it differs by
@@ -72,7 +72,8 @@ class Gpu:
 class Machine:
     """What a job can use: a card (or none), RAM, page-locked RAM, and disk at `disk_path`.
 
-    `memlock_bytes` is None where page-locking is unlimited. `ram_bytes` is the container's limit where one is set.
+    `memlock_bytes` is None where page-locking is unlimited. `output_free_bytes` is the free disk for checkpoints where
+    that is another disk than `disk_path`'s; None: the same. `ram_bytes` is the container's limit where one is set.
     """
 
     gpu: Gpu | None
@@ -81,6 +82,7 @@ class Machine:
     disk_path: str
     cpu_count: int
     memlock_bytes: int | None = None
+    output_free_bytes: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -203,8 +205,7 @@ def gpu_of_size(size: str) -> Gpu:
 def _this_gpu() -> Gpu | None:
     """The first CUDA device that this process may use, or None.
 
-    Read through NVML, so that no CUDA context is made before the allocator's environment variables are set. NVML's
-    total less its reserved part is what PyTorch reports.
+    Read through NVML, which makes no CUDA context. NVML's total less its reserved part is what PyTorch reports.
     """
     import pynvml
     import torch
@@ -228,6 +229,31 @@ def _this_gpu() -> Gpu | None:
         source="this machine",
         here=True,
     )
+
+
+def use_one_card() -> None:
+    """Leaves this process one card, the first that it may use. Call it before anything imports torch.
+
+    With several in sight Trainer would wrap the model in DataParallel and multiply the batch. Libraries that look at
+    CUDA when they are imported (bitsandbytes, torchao) fix the choice, so it cannot wait until the setup is known.
+    Does nothing where a launcher has started the process, or where NVML does not answer.
+    """
+    import pynvml
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if "LOCAL_RANK" in os.environ or visible == "":
+        return
+    # By default CUDA numbers the cards by speed, NVML by bus: without this an index means two different cards.
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    if visible is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible.split(",")[0].strip()
+        return
+    try:
+        pynvml.nvmlInit()
+        if pynvml.nvmlDeviceGetCount() > 1:
+            os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+    except pynvml.NVMLError:
+        return
 
 
 def _first_visible_device(nvml: Any) -> Any:

@@ -113,14 +113,18 @@ def describe(
     from transformers import AutoModelForCausalLM
 
     with quiet_transformers():
-        config, origin = _load_config(name, architecture, use_hub)
-        if changes:
-            _change(config, changes)
-            origin = "architecture"
         try:
+            config, origin = _load_config(name, architecture, use_hub)
+            if changes:
+                _change(config, changes)
+                origin = "architecture"
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(config)
-        except ValueError as error:
+            text = config.get_text_config()
+            layers, width, vocabulary = int(text.num_hidden_layers), int(text.hidden_size), int(text.vocab_size)
+        except InputError:
+            raise
+        except Exception as error:  # config classes raise whatever they like at a wrong value
             first_line = str(error).splitlines()[0][:200]
             raise InputError(
                 f"model {name!r} is no causal language model that transformers knows: {first_line}"
@@ -133,10 +137,10 @@ def describe(
         parameters=sum(sizes),
         largest_parameter=max(sizes),
         sizes=sizes,
-        layers=int(config.num_hidden_layers),
-        width=int(config.hidden_size),
-        vocabulary=int(config.vocab_size),
-        maximum_length=getattr(config, "max_position_embeddings", None),
+        layers=layers,
+        width=width,
+        vocabulary=vocabulary,
+        maximum_length=getattr(text, "max_position_embeddings", None),
     )
 
 

@@ -9,12 +9,14 @@ import contextlib
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from hf_memkit.hardware import Gpu
     from hf_memkit.recipe.run import Run
 
 __all__ = ["EXAMPLES", "recipe"]
@@ -69,6 +71,7 @@ def recipe(
 
     if name is None:
         return render.recipes(as_json)
+    output = _expand(output) or ""
     _prepare_libraries()
     if resume:
         elsewhere = {
@@ -97,6 +100,7 @@ def recipe(
     from hf_memkit.recipe.settings import parse_settings
     from hf_memkit.units import parse_size
 
+    model, data, nvme_path = (_expand(path) for path in (model, data, nvme_path))
     loaded = load_recipe(name)
     overrides = Overrides(
         variant=variant,
@@ -114,10 +118,15 @@ def recipe(
         described = described.with_capacity(gpu_of_size(gpu_memory).capacity_bytes)
     machine = here.with_gpu(described) if described else here
     machine = machine.with_ram(parse_size(ram)) if ram else machine
+    if nvme_path:  # checkpoints go to another disk than the swapped states
+        machine = replace(machine, output_free_bytes=this_machine(output or ".").disk_free_bytes)
     resolved = resolve(loaded, machine, overrides, use_hub=hub_reachable())
     # What runs here: the setup itself on a card, its rehearsal without one. A card that is only described is shown.
     job = Run(loaded.name, resolved.variant, resolved.setup)
-    if here.gpu is None and (described is None or not (dry_run or export)):
+    shown_only = dry_run or export is not None
+    if here.gpu is not None and described is not None and not shown_only:
+        _refuse_another_card(described, here.gpu)
+    if here.gpu is None and (described is None or not shown_only):
         rehearsed = rehearse(resolved)
         job = Run(loaded.name, resolved.variant, rehearsed.setup, resolved.setup, rehearsed.not_rehearsed)
     if dry_run:
@@ -125,11 +134,29 @@ def recipe(
     if export:
         from hf_memkit.recipe.export import export_script
 
+        for problem in job.setup.problems:
+            render.say_to_stderr(f"memkit: warning: the script is for another machine: this one {problem}")
         written = export_script(job, Path(export))
         return render.exported(written, as_json)
     if not as_json:
         render.opening(loaded, resolved, job)
     return _train(job, None, overwrite=overwrite, as_json=as_json)
+
+
+def _expand(path: str | None) -> str | None:
+    """`~` stands for the home folder also where the shell leaves it alone, as in `--output=~/runs`."""
+    return str(Path(path).expanduser()) if path and path.startswith("~") else path
+
+
+def _refuse_another_card(described: Gpu, here: Gpu) -> None:
+    """A setup for a card that is larger, or computes in bf16, would fail on the one that is here."""
+    from hf_memkit.errors import DoesNotFitError
+
+    if described.usable_bytes > here.usable_bytes or (described.bf16 and not here.bf16):
+        raise DoesNotFitError(
+            f"this machine has {here.name}, which is smaller than {described.name} or lacks its bf16; leave out --gpu "
+            f"and --gpu-memory to run here, or add --dry-run or --export"
+        )
 
 
 def _earlier_run(name: str, variant: str, output: str, others: list[str]) -> tuple[Run, dict[str, Any]]:
@@ -180,6 +207,9 @@ def _prepare_libraries() -> None:
     import os
     import warnings
 
+    from hf_memkit.hardware import use_one_card
+
+    use_one_card()
     os.environ.setdefault("DS_LOG_LEVEL", "error")  # read when deepspeed is imported
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the data loader forks
     if not Path("/dev/nvidiactl").exists():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -14,8 +15,6 @@ from hf_memkit.ledger import PLACES
 from hf_memkit.units import GIB
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from hf_memkit.recipe.resolve import Resolved
     from hf_memkit.recipe.run import Run
     from hf_memkit.recipe.schema import Recipe
@@ -96,7 +95,12 @@ def opening(recipe: Recipe, resolved: Resolved, job: Run) -> None:
     for problem in resolved.setup.problems:
         say(f"PROBLEM: {problem}")
     if job.is_rehearsal:
-        say("This machine has no GPU, so this is a REHEARSAL: a small model goes through the same techniques.")
+        import torch
+
+        why = "This machine has no GPU"
+        if Path("/dev/nvidiactl").exists() and torch.version.cuda is None:
+            why = f"torch {torch.__version__} is a CPU build and cannot use this machine's GPU"
+        say(f"{why}, so this is a REHEARSAL: a small model goes through the same techniques.")
 
 
 def closing(job: Run, content: dict[str, Any]) -> None:

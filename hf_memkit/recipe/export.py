@@ -117,6 +117,8 @@ def _variables(setup: TrainingSetup) -> dict[str, tuple[str, str]]:
     found = {
         s.key.partition(".")[2]: (str(s.value), s.reason) for s in setup.settings if s.key.startswith("environment.")
     }
+    if not setup.get("arguments.use_cpu"):
+        found["CUDA_VISIBLE_DEVICES"] = ("0", "one card: with several in sight Trainer would multiply the batch")
     if "deepspeed.config" in setup:
         why = "what a launcher would set, for one process"
         port = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -208,13 +210,16 @@ def _load(source: str, column: str) -> list[str]:
 
 
 def _packing(setup: TrainingSetup) -> str:
+    batch = setup["arguments.per_device_eval_batch_size"]
     return textwrap.dedent(
         f"""\
         # Documents joined by the end-of-text token and cut into blocks: no padding. The last blocks are held out.
         LENGTH = {setup["data.sequence_length"]}  # tokens
         ids: list[int] = []
         for text in texts:
-            ids += [*tokenizer(text, verbose=False)["input_ids"], tokenizer.eos_token_id]
+            if text and not text.isspace():
+                tokens = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+                ids += [*tokens, tokenizer.eos_token_id]
         blocks = np.array(ids[: len(ids) // LENGTH * LENGTH], dtype=np.int32).reshape(-1, LENGTH)
         held_out = max(1, round({setup["data.held_out"]} * len(blocks)))
 
@@ -226,7 +231,9 @@ def _packing(setup: TrainingSetup) -> str:
 
 
         train_dataset = as_dataset(blocks[:-held_out])
-        eval_dataset = as_dataset(blocks[-held_out:][:{setup["data.evaluated_blocks"]}])"""
+        evaluated = min(held_out, {setup["data.evaluated_blocks"]})
+        evaluated = evaluated // {batch} * {batch} or evaluated  # whole batches
+        eval_dataset = as_dataset(blocks[-held_out:][:evaluated])"""
     )
 
 

@@ -85,6 +85,8 @@ def refuse_used(folder: str) -> None:
 def clear(folder: str) -> None:
     """Removes the run in `folder`, and nothing that a run did not write there."""
     path = Path(folder)
+    if not (path / RUN_FILE).exists():
+        return  # whatever lies here, no run of memkit wrote it
     for old in (*path.glob("checkpoint-*"), path / "model", path / "nvme", path / "runs"):
         if old.is_dir():
             shutil.rmtree(old)

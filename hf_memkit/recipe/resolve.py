@@ -157,6 +157,8 @@ def _build(
     """The setup of one variant: preset, then model and data, then arguments, then what the user set."""
     variant = recipe.variants[name]
     chosen = overrides.settings
+    if overrides.max_steps is not None and chosen.get("max_steps", overrides.max_steps) != overrides.max_steps:
+        raise SettingError(f"--max-steps {overrides.max_steps} and --set max_steps={chosen['max_steps']} contradict")
     micro_batch, accumulation, batch_reason = _batch(recipe, variant, chosen)
     output = overrides.output or default_output(recipe.name, name)
     # A folder of the run's own: DeepSpeed's swap files have the same names in every job.
@@ -164,6 +166,8 @@ def _build(
     job = Job(model, machine, micro_batch, sequence_length, nvme_path, variant.values)
     setup = apply_preset(name, job)
     _refuse_ignored(setup, chosen)
+    if overrides.nvme_path and overrides.variant != "auto" and not setup.ledger.total_bytes("disk"):
+        raise SettingError(f"--nvme-path: variant {name!r} puts nothing on disk; only infinity does")
     setup = _model_and_data(setup, recipe, overrides, model, sequence_length)
     steps = overrides.max_steps or chosen.get("max_steps") or recipe.steps
     steps_reason = "asked for" if steps != recipe.steps else "the recipe's"
@@ -214,13 +218,36 @@ def _batch(recipe: Recipe, variant: Variant, chosen: Mapping[str, Any]) -> tuple
     elif accumulation is not None:
         micro = micro_batch_for(whole, accumulation)
     else:
-        micro = micro or variant.micro_batch_size
+        micro = variant.micro_batch_size if micro is None else micro
         accumulation = accumulation_for(whole, micro)
     return micro, accumulation, f"{micro} × {accumulation} = {whole} sequences a step, as the recipe asks"
 
 
+_COUNTS = {
+    "gradient_accumulation_steps",
+    "max_steps",
+    "per_device_eval_batch_size",
+    "per_device_train_batch_size",
+}
+_THE_VARIANT_S = {"activation_checkpointing", "activation_checkpointing_kwargs", "bf16", "fp16"}
+
+
 def _refuse_ignored(setup: TrainingSetup, chosen: Mapping[str, Any]) -> None:
     """Settings that this variant would silently ignore, or change behind the user's back."""
+    problems = []
+    for name in sorted(_COUNTS & chosen.keys()):
+        if not isinstance(chosen[name], int) or chosen[name] < 1:
+            problems.append(f"--set {name}={chosen[name]}: must be a whole number above 0")
+    for name in sorted(_THE_VARIANT_S & chosen.keys()):
+        problems.append(
+            f"--set {name}: belongs to the variant, whose needs were computed with it; take another variant"
+        )
+    if "num_train_epochs" in chosen:
+        problems.append(
+            "--set num_train_epochs: the recipe counts steps, and it would have no effect; use --max-steps"
+        )
+    if problems:
+        raise SettingError("\n".join(problems))
     if "optim" not in chosen:
         return
     if "optimizer.class" in setup:
@@ -270,7 +297,9 @@ def _model_and_data(
 def _saving(setup: TrainingSetup, machine: Machine, model: ModelFacts, steps: int) -> tuple[int, int, str]:
     """(steps between checkpoints, or 0 for none; how many are kept; reason)."""
     one = int(PRESETS[setup.preset].checkpoint_bytes_per_parameter * model.parameters)
-    free = machine.disk_free_bytes - setup.ledger.total_bytes("disk")
+    free = machine.output_free_bytes
+    if free is None:
+        free = machine.disk_free_bytes - setup.ledger.total_bytes("disk")
     # Trainer writes the new checkpoint before it deletes the oldest, so one more than the limit exists at times.
     limit = 2 if free >= 3 * one else 1
     if free < 2 * one:

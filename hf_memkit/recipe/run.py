@@ -9,13 +9,13 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_memkit._version import __version__
-from hf_memkit.errors import InputError, RunError
+from hf_memkit.errors import InputError, MissingPackageError, RunError
 from hf_memkit.memory.records import read_records
 from hf_memkit.models import hub_reachable
 from hf_memkit.recipe import build
@@ -103,7 +103,7 @@ def run(
     """
     setup = job.setup
     build.require_packages(setup.preset)
-    _set_environment(setup)
+    _set_environment(setup, say)
     packed, tokenizer = _data(setup, say)
     checksum = hashlib.sha256(packed.train.array.tobytes()).hexdigest()
     if resume is not None and resume["blocks_sha256"] != checksum:
@@ -111,7 +111,8 @@ def run(
             f"the data is not that of the run in {job.output}: its blocks differ; start again with --overwrite"
         )
     if "deepspeed.config" in setup:
-        ops.build(ops.needed(setup["deepspeed.config"], cpu=bool(setup.get("arguments.use_cpu"))), say)
+        cpu = bool(setup.get("arguments.use_cpu"))
+        ops.build(ops.needed(setup["deepspeed.config"], cpu=cpu), say, cpu=cpu)
     content = {
         "schema": 1,
         "memkit": __version__,
@@ -145,24 +146,63 @@ def run(
     return content
 
 
-def _set_environment(setup: TrainingSetup) -> None:
-    """Sets the setup's variables where the user has not, and keeps the job on one card.
+def _set_environment(setup: TrainingSetup, say: Say) -> None:
+    """Sets the setup's variables where the user has not, and makes sure that the card can be used.
 
     Raises:
-        RunError: a launcher started several processes.
+        RunError: a launcher started several processes, or torch cannot use the card.
+        MissingPackageError: the optimizer has to be compiled, and cannot.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise RunError("recipes run on one card so far; start memkit without torchrun, accelerate or deepspeed")
     variables = {name: str(value) for name, value in setup.section("environment").items()}
     if "deepspeed.config" in setup:
         variables |= single_process_environment()
-    if not setup.get("arguments.use_cpu"):
-        # With two cards in sight Trainer would wrap the model in DataParallel and double the batch.
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-        os.environ["CUDA_DEVICE_ORDER"] = os.environ.get("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible
+    old = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", os.environ.get("PYTORCH_ALLOC_CONF"))
+    if "PYTORCH_ALLOC_CONF" in variables and old not in (None, variables["PYTORCH_ALLOC_CONF"]):
+        say(f"The allocator keeps your own setting, {old}, instead of {variables.pop('PYTORCH_ALLOC_CONF')}.")
     for name, value in variables.items():
         os.environ.setdefault(name, value)
+    if not setup.get("arguments.use_cpu"):
+        _check_card(setup)
+
+
+def _check_card(setup: TrainingSetup) -> None:
+    """Raises what `_set_environment` says of the card: otherwise Trainer goes to the CPU, or to several cards."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise RunError(
+            f"this setup is for a GPU, and torch {torch.__version__} cannot use one here: the driver is too old for "
+            f"it, it is a CPU build, or there is no card"
+        )
+    if torch.cuda.device_count() > 1:
+        raise RunError("recipes run on one card so far; set CUDA_VISIBLE_DEVICES to one")
+    capability = torch.cuda.get_device_capability()
+    if not has_kernels(capability, torch.cuda.get_arch_list()):
+        raise RunError(
+            f"torch {torch.__version__} has no kernels for this card (compute capability {capability[0]}."
+            f"{capability[1]}); install a build of torch for an older CUDA"
+        )
+    if "optimizer.class" in setup:
+        missing = ops.missing_tools(("compiled optimizer",), cpu=True)
+        if missing:
+            raise MissingPackageError(
+                f"the optimizer's step has to be compiled: missing {', '.join(missing)}; "
+                f"run: sudo apt-get install {' '.join(missing)}"
+            )
+
+
+def has_kernels(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
+    """Whether a torch built for `architectures` (`sm_80`, `compute_90` …) runs on a card of this compute capability:
+    binaries run on the same major version from their minor version on, PTX on anything newer."""
+    have = capability[0] * 10 + capability[1]
+    for architecture in architectures:
+        kind, _, number = architecture.partition("_")
+        made_for = int("".join(filter(str.isdigit, number)) or 0)
+        if made_for <= have and (kind == "compute" or made_for // 10 == capability[0]):
+            return True
+    return False
 
 
 def _data(setup: TrainingSetup, say: Say) -> tuple[Packed, Any]:
@@ -192,6 +232,7 @@ def _data(setup: TrainingSetup, say: Say) -> tuple[Packed, Any]:
 
 def _train(job: Run, packed: Packed, tokenizer: Any, say: Say, *, resuming: bool) -> tuple[Trainer, bool]:
     """(the trainer after training, whether it was told to stop early)."""
+    import torch
     from transformers import Trainer
     from transformers.trainer_utils import set_seed
 
@@ -230,8 +271,18 @@ def _train(job: Run, packed: Packed, tokenizer: Any, say: Say, *, resuming: bool
         say(f"Going on from {checkpoint}" if checkpoint else "No whole checkpoint yet: starting from the first step")
         if checkpoint and _swap_folder(setup):
             say("DeepSpeed does not bring back Adam's moments from NVMe: they start again from zero.")
-    with stop:
-        trainer.train(resume_from_checkpoint=checkpoint)
+    try:
+        with stop:
+            trainer.train(resume_from_checkpoint=checkpoint)
+    except torch.OutOfMemoryError as error:
+        message = str(error).split(". ")[0]
+        step = trainer.state.global_step + 1
+        report.write_record("oom", {"step": step, "phase": report.phase, "message": str(error)})
+        report.close()
+        raise RunError(
+            f"out of memory in step {step}, phase {report.phase}: {message}; set a smaller "
+            f"per_device_train_batch_size (--set), a shorter --sequence-length, or take another --variant"
+        ) from error
     if not stop.requested:
         trainer.save_model(str(Path(job.output) / "model"))
     return trainer, stop.requested
@@ -253,7 +304,8 @@ def _result(job: Run, trainer: Trainer, packed: Packed) -> dict[str, Any]:
     losses = [(entry["step"], entry["eval_loss"]) for entry in trainer.state.log_history if "eval_loss" in entry]
     before = next((loss for step, loss in losses if step == 0), None)
     after = losses[-1][1] if losses and losses[-1][0] > 0 else None
-    records = read_records(Path(job.output) / "memory-rank0.jsonl")
+    path = Path(job.output) / "memory-rank0.jsonl"
+    records = read_records(path) if path.exists() else []
     end: dict[str, Any] = next((record for record in reversed(records) if record["kind"] == "end"), {})
     return {
         "steps": trainer.state.global_step,

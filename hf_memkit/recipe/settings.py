@@ -33,6 +33,9 @@ def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
     Raises:
         SettingError: lists every pair that is malformed, unknown, of the wrong type, or answered for elsewhere.
     """
+    pairs = list(pairs)
+    if not pairs:
+        return {}  # without looking at transformers, which takes seconds to import
     hints = compat.argument_types()
     values: dict[str, Any] = {}
     problems = []

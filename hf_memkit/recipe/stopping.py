@@ -45,6 +45,6 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
         if self.requested:
             self._on_stop()
             control.should_training_stop = True
-            control.should_save = True
+            control.should_save = args.save_strategy != "no"  # off where the disk has no room for a checkpoint
             control.should_evaluate = False
         return control

@@ -35,11 +35,13 @@ _BUILDERS: Final = {
 """Name of the operator → name of its builder (deepspeed:op_builder/)."""
 
 
-def extensions_folder() -> Path:
-    """Where the operators of this DeepSpeed and torch are built: beside torch's other extensions."""
+def extensions_folder(*, cpu: bool) -> Path:
+    """Where the operators of this DeepSpeed and torch are built: beside torch's other extensions. Those for a CPU and
+    those for a GPU are built with different flags."""
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
     python = f"py{sys.version_info.major}{sys.version_info.minor}"
     key = f"deepspeed-{version('deepspeed')}-torch-{version('torch')}-{python}-{platform.machine()}"
+    key += "-cpu" if cpu else "-cuda"
     return root if root.name == key else root / key
 
 
@@ -55,8 +57,8 @@ def needed(config: Mapping[str, Any], *, cpu: bool) -> tuple[str, ...]:
     return tuple(names)
 
 
-def missing_tools(names: tuple[str, ...]) -> list[str]:
-    """Debian packages that building these operators lacks."""
+def missing_tools(names: tuple[str, ...], *, cpu: bool) -> list[str]:
+    """Debian packages that building these operators lacks. On a GPU async_io asks for CUDA's compiler."""
     packages = []
     if names and shutil.which(os.environ.get("CXX", "g++")) is None:
         packages.append("g++")
@@ -64,7 +66,15 @@ def missing_tools(names: tuple[str, ...]) -> list[str]:
         packages.append("python3-dev")
     if "async_io" in names and not packages and not _finds_header("libaio.h"):
         packages.append("libaio-dev")
+    if "async_io" in names and not cpu and not _has_cuda_compiler():
+        packages.append("nvidia-cuda-toolkit")
     return packages
+
+
+def _has_cuda_compiler() -> bool:
+    from torch.utils.cpp_extension import CUDA_HOME
+
+    return CUDA_HOME is not None and (Path(CUDA_HOME) / "bin" / "nvcc").exists()
 
 
 def _finds_header(name: str) -> bool:
@@ -73,20 +83,20 @@ def _finds_header(name: str) -> bool:
     return subprocess.run(command, input=f"#include <{name}>\n", text=True, capture_output=True).returncode == 0
 
 
-def build(names: tuple[str, ...], say: Callable[[str], None]) -> None:
+def build(names: tuple[str, ...], say: Callable[[str], None], *, cpu: bool) -> None:
     """Builds the operators that are not built yet, and says so. Sets TORCH_EXTENSIONS_DIR and PATH for this process.
 
     Raises:
         MissingPackageError: the compiler or a header is missing; names the packages.
         RunError: an operator does not build; the message ends with the compiler's last lines.
     """
-    folder = extensions_folder()
+    folder = extensions_folder(cpu=cpu)
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["TORCH_EXTENSIONS_DIR"] = str(folder)
     # ninja comes with DeepSpeed as a Python package: its program lies beside the interpreter, maybe not on PATH.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     to_build = tuple(name for name in names if not (folder / name / f"{name}.so").exists())
-    packages = missing_tools(to_build)
+    packages = missing_tools(to_build, cpu=cpu)
     if packages:
         raise MissingPackageError(
             f"DeepSpeed has to compile {', '.join(to_build)} and cannot: missing {', '.join(packages)}; "

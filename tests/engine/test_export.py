@@ -42,7 +42,7 @@ def test_exported_scripts_run_on_their_own(memkit: Memkit, tmp_path: Path, text_
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     # As in an activated environment: another ninja would build everything again.
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
-    environment["TORCH_EXTENSIONS_DIR"] = str(ops.extensions_folder())  # operators that other tests have built
+    environment["TORCH_EXTENSIONS_DIR"] = str(ops.extensions_folder(cpu=True))  # operators that other tests have built
     ran = subprocess.run(
         [sys.executable, str(job / "train.py")], cwd=tmp_path, env=environment, capture_output=True, text=True
     )

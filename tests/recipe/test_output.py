@@ -50,6 +50,9 @@ def test_clearing_leaves_what_a_run_did_not_write(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     output.clear(str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    (tmp_path / "model").mkdir()
+    output.clear(str(tmp_path))
+    assert (tmp_path / "model").exists(), "no run of memkit wrote that"
 
 
 def test_resume_finds_the_newest_unfinished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

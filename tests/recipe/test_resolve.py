@@ -136,6 +136,11 @@ def test_what_the_user_sets_wins_and_the_other_half_of_the_batch_follows(recipe:
     [
         ({"per_device_train_batch_size": 5}, "resident", "does not divide 32"),
         ({"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}, "resident", "is 4 sequences a step"),
+        ({"per_device_train_batch_size": 0}, "resident", "does not divide 32"),
+        ({"max_steps": 0}, "resident", "max_steps=0: must be a whole number above 0"),
+        ({"per_device_eval_batch_size": 0}, "lora", "per_device_eval_batch_size=0"),
+        ({"num_train_epochs": 3.0}, "lora", "use --max-steps"),
+        ({"fp16": True, "activation_checkpointing": False}, "resident", "belongs to the variant"),
         ({"optim": "sgd"}, "resident", "brings its own optimizer"),
         ({"optim": "sgd"}, "offload", "replaces it by DeepSpeedCPUAdam"),
     ],
@@ -145,6 +150,13 @@ def test_settings_that_cannot_hold_are_refused(
 ) -> None:
     with pytest.raises(SettingError, match=message):
         make(recipe, machine, variant, settings=chosen)
+
+
+def test_options_that_contradict_or_do_nothing_are_refused(recipe: Recipe, machine: Machine) -> None:
+    with pytest.raises(SettingError, match="contradict"):
+        make(recipe, machine, "lora", max_steps=10, settings={"max_steps": 20})
+    with pytest.raises(SettingError, match="puts nothing on disk"):
+        make(recipe, machine, "lora", nvme_path="/fast")
 
 
 def test_wrong_input_is_refused(recipe: Recipe, machine: Machine, tmp_path: Path) -> None:

@@ -75,7 +75,8 @@ def test_the_operators_follow_from_the_config() -> None:
 
 
 def test_operators_of_other_versions_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = ops.extensions_folder()
+    folder = ops.extensions_folder(cpu=True)
     assert "deepspeed-" in folder.name and "torch-" in folder.name
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(folder))
-    assert ops.extensions_folder() == folder
+    assert ops.extensions_folder(cpu=True) == folder
+    assert ops.extensions_folder(cpu=False) != folder
