@@ -6,8 +6,8 @@ recipe's values.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from hf_memkit.errors import InputError, did_you_mean
@@ -33,12 +33,14 @@ class Preset:
         checkpoint_bytes_per_parameter: what one checkpoint takes on disk (weights, optimizer states and, with
             DeepSpeed, its own copy of the weights).
         packages: what must be installed beyond the core dependencies.
+        values: names and types of what a recipe's variant may give to the techniques.
     """
 
     summary: str
     techniques: tuple[Technique, ...]
     checkpoint_bytes_per_parameter: float
     packages: tuple[str, ...] = ()
+    values: Mapping[str, type] = field(default_factory=dict)
 
 
 def _all_weights_trained(setup: TrainingSetup, job: Job) -> TrainingSetup:
@@ -94,6 +96,7 @@ PRESETS: Final[dict[str, Preset]] = {
             _process,
         ),
         checkpoint_bytes_per_parameter=0.2,  # adapters only
+        values={"rank": int, "alpha": int, "dropout": float},
     ),
 }
 

@@ -139,7 +139,7 @@ def read_recipe(path: Path) -> Recipe:
         for key in ("name", "path")
         if key in content
     ]
-    problems += [f"{path}: {problem}" for problem in _uneven_batches(content)]
+    problems += [f"{path}: {problem}" for problem in (*_uneven_batches(content), *_wrong_values(content))]
     recipe = None
     try:
         recipe = Recipe.model_validate({**content, "name": path.stem, "path": path})
@@ -163,6 +163,26 @@ def _uneven_batches(content: dict[str, Any]) -> list[str]:
         micro, whole = part.get("micro_batch_size") if isinstance(part, dict) else None, wholes[place]
         if isinstance(micro, int) and isinstance(whole, int) and micro > 0 and whole > 0 and whole % micro:
             found.append(f"{place}.micro_batch_size: {micro}: must divide sequences_per_step, which is {whole}")
+    return found
+
+
+def _wrong_values(content: dict[str, Any]) -> list[str]:
+    """Values of variants that their preset does not take, or takes with another type."""
+    variants = content.get("variants")
+    found = []
+    for name, variant in variants.items() if isinstance(variants, dict) else ():
+        values = variant.get("values") if isinstance(variant, dict) else None
+        if name not in PRESETS or not isinstance(values, dict):
+            continue
+        allowed = PRESETS[name].values
+        for key, value in values.items():
+            place = f"variants.{name}.values.{key}"
+            if key not in allowed:
+                found.append(
+                    f"{place}: unknown key{did_you_mean(str(key), allowed)}; allowed: {', '.join(allowed) or 'none'}"
+                )
+            elif not (type(value) is allowed[key] or (allowed[key] is float and type(value) is int)):
+                found.append(f"{place}: {value!r}: must be {allowed[key].__name__}")
     return found
 
 

@@ -67,7 +67,7 @@ def test_all_mistakes_are_told_at_once(recipe: Recipe, tmp_path: Path) -> None:
         "card: 16GB": "card: 16XB",
         "  offload:": "  ofload:",
         "    micro_batch_size: 8 ": "    micro_batch_size: 7 ",
-        "      rank: 16": "      rank: 16\n    lr: 3",
+        "      rank: 16": "      rnak: 16\n      alpha: many\n    lr: 3",
         "steps: 500": "steps: many",
     }.items():
         assert right in text
@@ -85,6 +85,8 @@ def test_all_mistakes_are_told_at_once(recipe: Recipe, tmp_path: Path) -> None:
         "variants.ofload: 'ofload': no preset of this name; did you mean 'offload'?",
         "variants.lora.lr: unknown key",
         "steps: 'many'",
+        "variants.lora.values.rnak: unknown key; did you mean 'rank'?",
+        "variants.lora.values.alpha: 'many': must be int",
         "variants.infinity.micro_batch_size: 7: must divide sequences_per_step, which is 32",
     ):
         assert expected in told

@@ -1,0 +1,57 @@
+"""What is checked about the card before training, and what an out-of-memory error becomes; without a card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from hf_memkit.cli import main
+from hf_memkit.hardware import use_one_card
+from hf_memkit.recipe.run import has_kernels
+
+
+@pytest.mark.parametrize(
+    ("capability", "architectures", "expected"),
+    [
+        ((8, 0), ["sm_75", "sm_80", "sm_90"], True),
+        ((8, 9), ["sm_80"], True),  # binaries run on a later minor version
+        ((7, 0), ["sm_75", "sm_80"], False),  # a V100, and a torch without it
+        ((12, 0), ["sm_90", "compute_90"], True),  # PTX is compiled for what is newer
+        ((12, 0), ["sm_90"], False),
+        ((9, 0), ["sm_90a"], True),
+    ],
+)
+def test_whether_torch_has_kernels_for_a_card(
+    capability: tuple[int, int], architectures: list[str], expected: bool
+) -> None:
+    assert has_kernels(capability, architectures) is expected
+
+
+def test_one_card_is_left_in_sight(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    for before, after in (("2,3", "2"), ("GPU-abc", "GPU-abc"), ("", "")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", before)
+        use_one_card()
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == after
+
+
+def test_out_of_memory_is_told_in_one_line_with_the_way_on(
+    tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the error itself is made up here: a CPU has none."""
+
+    def train(self: transformers.Trainer, **_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.53 GiB. GPU 0 has …")
+
+    monkeypatch.setattr(transformers.Trainer, "train", train)
+    monkeypatch.chdir(tmp_path)
+    assert main(["recipe", "gpt2-on-16gb", "--variant", "lora", "--data", str(text_file), "--output", "run"]) == 1
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("memkit: error: out of memory in step 1")
+    assert "CUDA out of memory" in error and "--sequence-length" in error
