@@ -30,7 +30,8 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also runs from a checkout that is not installed
 
 from hf_memkit import __version__
-from hf_memkit.hardware import CARDS, Gpu, gpu_of_size, named_gpu, this_machine, use_one_card
+from hf_memkit.cards import CARDS
+from hf_memkit.hardware import Gpu, gpu_of_size, named_gpu, this_machine, use_one_card
 from hf_memkit.memory.records import read_records, steps
 from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.resolve import Overrides, resolve

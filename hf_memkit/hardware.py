@@ -13,14 +13,15 @@ import resource
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import psutil
 
+from hf_memkit.cards import CARDS, VISIBLE_SHARE
 from hf_memkit.errors import InputError
 from hf_memkit.units import GB, GIB, MIB, format_gib, parse_size
 
-__all__ = ["CARDS", "Gpu", "Machine", "gpu_of_size", "named_gpu", "this_machine", "use_one_card"]
+__all__ = ["Gpu", "Machine", "gpu_of_size", "named_gpu", "this_machine", "use_one_card"]
 
 CONTEXT_BYTES = 500 * MIB
 """What the CUDA context and loaded kernels take outside PyTorch's allocator. Assumed, not calibrated: it differs by
@@ -100,49 +101,6 @@ class Machine:
         return replace(self, ram_bytes=ram_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class _Card:
-    """`box_gb`: the size on the box. `capability`: CUDA compute capability. `total_gib`: what PyTorch reports as total
-    capacity on Linux (the least of several reports; newer drivers report less), and the `thread` that shows it."""
-
-    box_gb: int
-    capability: float
-    total_gib: float | None = None
-    thread: str = ""
-
-
-CARDS: Final[dict[str, _Card]] = {
-    "T4": _Card(16, 7.5, 14.56, "Zheng-Chong/CatVTON#133"),
-    "P100": _Card(16, 6.0),
-    "V100 16GB": _Card(16, 7.0, 15.77, "nomic-ai/gpt4all#544"),
-    "V100 32GB": _Card(32, 7.0, 31.74, "liucongg/ChatGLM-Finetuning#73"),
-    "RTX 2080 Ti": _Card(11, 7.5, 10.76, "JDAI-CV/image-captioning#11"),
-    "RTX 3060": _Card(12, 8.6, 11.75, "TencentARC/PhotoMaker#47"),
-    "RTX 3080": _Card(10, 8.6, 9.78, "zai-org/CogVideo#34"),
-    "RTX 3090": _Card(24, 8.6, 23.69, "vllm-project/vllm#2140"),
-    "RTX 4060 Ti 16GB": _Card(16, 8.9),
-    "RTX 4070": _Card(12, 8.9),
-    "RTX 4080": _Card(16, 8.9),
-    "RTX 4090": _Card(24, 8.9, 23.49, "ali-vilab/VGen#104"),
-    "RTX 5080": _Card(16, 12.0),
-    "RTX 5090": _Card(32, 12.0, 31.37, "Wan-Video/Wan2.1#465"),
-    "RTX A4000": _Card(16, 8.6, 15.61, "DengKaiCQ/VGGT-Long#6"),
-    "RTX A5000": _Card(24, 8.6, 23.67, "Magicboomliu/Accelerator-Simple-Template#7"),
-    "RTX A6000": _Card(48, 8.6),
-    "A10": _Card(24, 8.6, 22.06, "OpenBMB/MiniCPM-V#640"),
-    "A10G": _Card(24, 8.6, 21.99, "OpenBMB/MiniCPM-V#588"),
-    "L4": _Card(24, 8.9, 22.03, "ArcInstitute/evo2#190"),
-    "L40S": _Card(48, 8.9, 44.42, "Wan-Video/Wan2.1#205"),
-    "A100 40GB": _Card(40, 8.0, 39.39, "TianheWu/CoSeR#10"),
-    "A100 80GB": _Card(80, 8.0, 79.14, "vllm-project/vllm#4408"),
-    "H100 80GB": _Card(80, 9.0, 79.11, "vllm-project/vllm#27508"),
-    "H200": _Card(141, 9.0),
-}
-
-_VISIBLE_SHARE: Final = 0.975
-"""GiB that PyTorch sees for each "GB" on the box, where no report is at hand: as with an RTX A4000."""
-
-
 def _key(name: str) -> str:
     """`"RTX 4060 Ti"`, `"rtx4060ti"` and `"NVIDIA-RTX-4060-Ti"` are one card."""
     return re.sub(r"nvidia|geforce|tesla|rtx|[^a-z0-9]", "", name.lower())
@@ -166,8 +124,8 @@ def named_gpu(name: str) -> Gpu:
     card = CARDS[card_name]
     if card.total_gib is None:
         total_gib, how = (
-            card.box_gb * _VISIBLE_SHARE,
-            f"{_VISIBLE_SHARE} of the {card.box_gb} GB on the box (no report)",
+            card.box_gb * VISIBLE_SHARE,
+            f"{VISIBLE_SHARE} of the {card.box_gb} GB on the box (no report)",
         )
     else:
         total_gib, how = card.total_gib, f"what PyTorch reports ({card.thread})"
@@ -189,7 +147,7 @@ def gpu_of_size(size: str) -> Gpu:
     """
     asked = parse_size(size)
     exact = "gib" in size.lower() or "mib" in size.lower()
-    capacity = asked if exact else int(asked / GB * _VISIBLE_SHARE * GIB)
+    capacity = asked if exact else int(asked / GB * VISIBLE_SHARE * GIB)
     if capacity <= CONTEXT_BYTES:
         raise InputError(
             f"--gpu-memory {size}: the CUDA context alone takes {format_gib(CONTEXT_BYTES)}; write 16GB, say"

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from hf_memkit import resources
+from hf_memkit.cards import CARDS
 from hf_memkit.errors import InputError
-from hf_memkit.hardware import CARDS, gpu_of_size, named_gpu, this_machine
+from hf_memkit.hardware import gpu_of_size, named_gpu, this_machine
 from hf_memkit.ledger import Ledger, Row
 from hf_memkit.training_setup import Setting, TrainingSetup
 from hf_memkit.units import GIB, format_gib, parse_size

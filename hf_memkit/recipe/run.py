@@ -6,24 +6,23 @@ Nothing is written before the data has been read and found good.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_memkit._version import __version__
-from hf_memkit.errors import InputError, MissingPackageError, RunError
+from hf_memkit.errors import InputError, RunError
 from hf_memkit.memory.records import read_records
 from hf_memkit.models import hub_reachable
 from hf_memkit.recipe import build
+from hf_memkit.recipe.environment import set_environment
 from hf_memkit.recipe.output import last_checkpoint, write_run
 from hf_memkit.training_setup import Setting, TrainingSetup
 from hf_memkit.units import GB
 from hf_memkit.zero import ops
-from hf_memkit.zero.launch import single_process_environment
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -103,7 +102,7 @@ def run(
     """
     setup = job.setup
     build.require_packages(setup.preset)
-    _set_environment(setup, say)
+    set_environment(setup, say)
     packed, tokenizer = _data(setup, say)
     checksum = hashlib.sha256(packed.train.array.tobytes()).hexdigest()
     if resume is not None and resume["blocks_sha256"] != checksum:
@@ -144,65 +143,6 @@ def run(
     content["status"] = "interrupted" if interrupted else "finished"
     write_run(job.output, content)
     return content
-
-
-def _set_environment(setup: TrainingSetup, say: Say) -> None:
-    """Sets the setup's variables where the user has not, and makes sure that the card can be used.
-
-    Raises:
-        RunError: a launcher started several processes, or torch cannot use the card.
-        MissingPackageError: the optimizer has to be compiled, and cannot.
-    """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise RunError("recipes run on one card so far; start memkit without torchrun, accelerate or deepspeed")
-    variables = {name: str(value) for name, value in setup.section("environment").items()}
-    if "deepspeed.config" in setup:
-        variables |= single_process_environment()
-    old = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", os.environ.get("PYTORCH_ALLOC_CONF"))
-    if "PYTORCH_ALLOC_CONF" in variables and old not in (None, variables["PYTORCH_ALLOC_CONF"]):
-        say(f"The allocator keeps your own setting, {old}, instead of {variables.pop('PYTORCH_ALLOC_CONF')}.")
-    for name, value in variables.items():
-        os.environ.setdefault(name, value)
-    if not setup.get("arguments.use_cpu"):
-        _check_card(setup)
-
-
-def _check_card(setup: TrainingSetup) -> None:
-    """Raises what `_set_environment` says of the card: otherwise Trainer goes to the CPU, or to several cards."""
-    import torch
-
-    if not torch.cuda.is_available():
-        raise RunError(
-            f"this setup is for a GPU, and torch {torch.__version__} cannot use one here: the driver is too old for "
-            f"it, it is a CPU build, or there is no card"
-        )
-    if torch.cuda.device_count() > 1:
-        raise RunError("recipes run on one card so far; set CUDA_VISIBLE_DEVICES to one")
-    capability = torch.cuda.get_device_capability()
-    if not has_kernels(capability, torch.cuda.get_arch_list()):
-        raise RunError(
-            f"torch {torch.__version__} has no kernels for this card (compute capability {capability[0]}."
-            f"{capability[1]}); install a build of torch for an older CUDA"
-        )
-    if "optimizer.class" in setup:
-        missing = ops.missing_tools(("compiled optimizer",), cpu=True)
-        if missing:
-            raise MissingPackageError(
-                f"the optimizer's step has to be compiled: missing {', '.join(missing)}; "
-                f"run: sudo apt-get install {' '.join(missing)}"
-            )
-
-
-def has_kernels(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
-    """Whether a torch built for `architectures` (`sm_80`, `compute_90` …) runs on a card of this compute capability:
-    binaries run on the same major version from their minor version on, PTX on anything newer."""
-    have = capability[0] * 10 + capability[1]
-    for architecture in architectures:
-        kind, _, number = architecture.partition("_")
-        made_for = int("".join(filter(str.isdigit, number)) or 0)
-        if made_for <= have and (kind == "compute" or made_for // 10 == capability[0]):
-            return True
-    return False
 
 
 def _data(setup: TrainingSetup, say: Say) -> tuple[Packed, Any]:

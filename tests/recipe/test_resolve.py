@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from hf_memkit.cards import CARDS
 from hf_memkit.errors import DoesNotFitError, InputError, SettingError
-from hf_memkit.hardware import CARDS, Machine, gpu_of_size, named_gpu
+from hf_memkit.hardware import Machine, gpu_of_size, named_gpu
 from hf_memkit.recipe.resolve import Overrides, Resolved, resolve
 from hf_memkit.recipe.schema import Recipe
 from hf_memkit.units import GIB

@@ -1,0 +1,51 @@
+"""Named graphics cards: what PyTorch reports of each, and the thread that shows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+__all__ = ["CARDS", "VISIBLE_SHARE", "Card"]
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """`box_gb`: the size on the box. `capability`: CUDA compute capability. `total_gib`: what PyTorch reports as total
+    capacity on Linux (the least of several reports; newer drivers report less), and the `thread` that shows it."""
+
+    box_gb: int
+    capability: float
+    total_gib: float | None = None
+    thread: str = ""
+
+
+CARDS: Final[dict[str, Card]] = {
+    "T4": Card(16, 7.5, 14.56, "Zheng-Chong/CatVTON#133"),
+    "P100": Card(16, 6.0),
+    "V100 16GB": Card(16, 7.0, 15.77, "nomic-ai/gpt4all#544"),
+    "V100 32GB": Card(32, 7.0, 31.74, "liucongg/ChatGLM-Finetuning#73"),
+    "RTX 2080 Ti": Card(11, 7.5, 10.76, "JDAI-CV/image-captioning#11"),
+    "RTX 3060": Card(12, 8.6, 11.75, "TencentARC/PhotoMaker#47"),
+    "RTX 3080": Card(10, 8.6, 9.78, "zai-org/CogVideo#34"),
+    "RTX 3090": Card(24, 8.6, 23.69, "vllm-project/vllm#2140"),
+    "RTX 4060 Ti 16GB": Card(16, 8.9),
+    "RTX 4070": Card(12, 8.9),
+    "RTX 4080": Card(16, 8.9),
+    "RTX 4090": Card(24, 8.9, 23.49, "ali-vilab/VGen#104"),
+    "RTX 5080": Card(16, 12.0),
+    "RTX 5090": Card(32, 12.0, 31.37, "Wan-Video/Wan2.1#465"),
+    "RTX A4000": Card(16, 8.6, 15.61, "DengKaiCQ/VGGT-Long#6"),
+    "RTX A5000": Card(24, 8.6, 23.67, "Magicboomliu/Accelerator-Simple-Template#7"),
+    "RTX A6000": Card(48, 8.6),
+    "A10": Card(24, 8.6, 22.06, "OpenBMB/MiniCPM-V#640"),
+    "A10G": Card(24, 8.6, 21.99, "OpenBMB/MiniCPM-V#588"),
+    "L4": Card(24, 8.9, 22.03, "ArcInstitute/evo2#190"),
+    "L40S": Card(48, 8.9, 44.42, "Wan-Video/Wan2.1#205"),
+    "A100 40GB": Card(40, 8.0, 39.39, "TianheWu/CoSeR#10"),
+    "A100 80GB": Card(80, 8.0, 79.14, "vllm-project/vllm#4408"),
+    "H100 80GB": Card(80, 9.0, 79.11, "vllm-project/vllm#27508"),
+    "H200": Card(141, 9.0),
+}
+
+VISIBLE_SHARE: Final = 0.975
+"""GiB that PyTorch sees for each "GB" on the box, where no report is at hand: as with an RTX A4000."""
