@@ -90,7 +90,7 @@ def zero2_offload(setup: TrainingSetup, job: Job) -> TrainingSetup:
     )
     with_pinning = format_gib(pinned_bytes + pageable_bytes)
     return setup.with_notes(
-        f"ZeRO-Offload keeps 20 bytes a parameter in RAM (18 without accumulation): {format_gib(20 * n)}, and the process.",
+        f"ZeRO-Offload keeps 20 bytes a parameter in RAM (18 without accumulation): {format_gib(20 * n)}",
         f"pin_memory is on: blocks of page-locked RAM round up to powers of two, {with_pinning} in all"
         if pin
         else f"pin_memory is off: with its rounding to powers of two it would take {with_pinning} of RAM; "
