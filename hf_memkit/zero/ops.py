@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import platform
 import shutil
@@ -41,7 +42,9 @@ def extensions_folder(*, cpu: bool) -> Path:
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
     python = f"py{sys.version_info.major}{sys.version_info.minor}"
     key = f"deepspeed-{version('deepspeed')}-torch-{version('torch')}-{python}-{platform.machine()}"
-    key += "-cpu" if cpu else "-cuda"
+    # The commands name the environment's folders: another environment would build everything again, unannounced.
+    prefix = hashlib.sha256(sys.prefix.encode()).hexdigest()[:8]
+    key += f"-{'cpu' if cpu else 'cuda'}-{prefix}"
     return root if root.name == key else root / key
 
 
