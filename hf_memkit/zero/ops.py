@@ -2,7 +2,8 @@
 
 DeepSpeed compiles an operator the first time it is used, silently, for 20 seconds to 4 minutes, and a compilation that
 was killed leaves a lock on which the next one waits for ever. Here they are built before the engine starts, one line
-each, in a folder of their own for every version of DeepSpeed and torch (torch's own key has neither).
+each, in a folder of their own for every version of DeepSpeed and torch and every environment (torch's own key has none
+of these).
 """
 
 from __future__ import annotations
