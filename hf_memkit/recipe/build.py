@@ -94,7 +94,7 @@ def _load(setup: TrainingSetup, dtype: Any, say: Callable[[str], None]) -> Any:
     config = AutoConfig.for_model(values.pop("model_type"), **values)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     if setup.get("arguments.use_cpu"):
-        say("The model is small and starts from random weights: it learns from nothing.")
+        say("The small model starts from random weights.")
     else:
         say(f"WARNING: {name} cannot be reached. Training starts from RANDOM weights: this is no fine-tuning.")
     return model
