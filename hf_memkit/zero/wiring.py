@@ -1,10 +1,9 @@
 """What DeepSpeed 0.19.8 gets wrong under ZeRO-3, mended on the engine of this run when training begins.
 
-Collecting the weights for a save (deepspeed: runtime/engine.py, `_zero3_consolidated_16bit_state_dict`) gathers each
-layer with `modifier_rank=0`, and so writes it back. With parameters on NVMe training is worse off after every save (in
-the rehearsal of gpt2-on-16gb the held-out loss at the end is clearly higher). And what it takes for a copy,
-`param.detach().cpu()`, is one on a GPU only: on a CPU the tensors share memory that the next layer is gathered into,
-and `save_pretrained` stops at "shared tensors", or saves the wrong weights.
+Collecting the weights for a save (deepspeed: runtime/engine.py, `_zero3_consolidated_16bit_state_dict`) takes
+`param.detach().cpu()` for a copy, which it is on a GPU only: on a CPU the tensors share memory that the next layer is
+gathered into, and `save_pretrained` stops at "shared tensors", or saves the wrong weights. It also gathers each layer
+with `modifier_rank=0`, which writes every weight back, to NVMe too, for a save that only reads.
 
 Not mended: with the optimizer on NVMe a resume does not bring back Adam's moments. DeepSpeed copies their files to the
 swap folder, but the new optimizer has no state yet and starts them from zero at its first step.

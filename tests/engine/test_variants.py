@@ -15,7 +15,7 @@ from hf_memkit.recipe.packing import pack
 from hf_memkit.units import MIB
 from tests.conftest import Memkit, read_json_lines
 
-STEPS = 100  # the recipe's rehearsal
+STEPS = 120  # the recipe's rehearsal
 LAYERS = 2
 MICRO_BATCHES = 2
 
