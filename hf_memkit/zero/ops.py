@@ -1,6 +1,6 @@
 """DeepSpeed's C++ operators: which ones a setup needs, and building them where the user can see it.
 
-DeepSpeed compiles an operator the first time it is used, silently, for 20 seconds to 4 minutes, and a compilation that
+DeepSpeed compiles an operator the first time it is used, silently, for up to some minutes, and a compilation that
 was killed leaves a lock on which the next one waits for ever. Here they are built before the engine starts, one line
 each, in a folder of their own for every version of DeepSpeed and torch and every environment (torch's own key has none
 of these).
@@ -110,7 +110,7 @@ def build(names: tuple[str, ...], say: Callable[[str], None], *, cpu: bool) -> N
         for name in to_build:
             if (folder / name / f"{name}.so").exists():
                 continue  # another process built it while this one waited
-            say(f"Building DeepSpeed's {name} (the first time only; 20 seconds to 4 minutes) …")
+            say(f"Building DeepSpeed's {name} (the first time only; this takes up to some minutes) …")
             started = time.monotonic()
             _build_one(name)
             say(f"Built {name} in {time.monotonic() - started:.0f} s.")
