@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hf_memkit.hardware import Machine
-from hf_memkit.ledger import Row
+from hf_memkit.ledger import Ledger, Row
 from hf_memkit.models import ModelFacts
-from hf_memkit.units import GIB
+from hf_memkit.units import GIB, format_gib
 
-__all__ = ["Job", "activation_rows", "process_row", "weight_rows"]
+__all__ = ["PROCESS_BYTES", "Job", "activation_rows", "process_row", "shortages", "weight_rows"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class Job:
         sequence_length: tokens in a sequence.
         nvme_path: folder for what goes to disk.
         values: the recipe's values for this variant, such as the LoRA rank.
+        gpus: processes on each machine, one card each.
+        nodes: machines.
     """
 
     model: ModelFacts
@@ -37,6 +39,13 @@ class Job:
     sequence_length: int
     nvme_path: str
     values: Mapping[str, Any] = field(default_factory=dict)
+    gpus: int = 1
+    nodes: int = 1
+
+    @property
+    def processes(self) -> int:
+        """Processes in all, one card each."""
+        return self.gpus * self.nodes
 
     @property
     def bf16(self) -> bool:
@@ -62,20 +71,52 @@ def activation_rows(job: Job) -> tuple[Row, ...]:
     return (
         Row(
             "device", "activations", "inputs of the checkpointed layers", 2 * tokens * width * job.model.layers,
-            "2 bytes × tokens × width × layers (Chen et al. 2016, arXiv 1604.06174)",
+            "2 bytes × tokens × width × layers (Chen et al. 2016, arXiv 1604.06174)", "backward",
         ),
         Row(
             "device", "activations", "one layer recomputed, and its gradients", 2 * 34 * tokens * width,
             "34 bytes × tokens × width a layer, no attention scores kept (Korthikanti et al. 2022, arXiv 2205.05198, "
-            "eq. 2), twice for the gradients",
+            "eq. 2), twice for the gradients", "backward",
         ),
         Row(
             "device", "loss", "logits: 16-bit, fp32 copy, gradient", 10 * tokens * job.model.vocabulary,
-            "(2 + 4 + 4) bytes × tokens × vocabulary (transformers:loss/loss_utils.py, logits.float())",
+            "(2 + 4 + 4) bytes × tokens × vocabulary (transformers:loss/loss_utils.py, logits.float())", "backward",
         ),
     )  # fmt: skip
 
 
-def process_row() -> Row:
-    """RAM of the process itself. Assumed: no measurement on a machine with a GPU stands behind it yet."""
-    return Row("host", "other", "Python, torch, CUDA libraries and the system", 3 * GIB, "assumed, not calibrated")
+PROCESS_BYTES = 3 * GIB
+"""RAM of one process, for Python, torch and CUDA's libraries. Assumed, not calibrated: no measurement of ours on a
+machine with a GPU stands behind it yet."""
+
+
+def process_row(processes: int = 1) -> Row:
+    """RAM of the processes themselves on one machine."""
+    return Row(
+        "host", "other", "Python, torch, CUDA libraries and the system", processes * PROCESS_BYTES,
+        "3 GiB a process: assumed, not calibrated",
+    )  # fmt: skip
+
+
+def shortages(ledger: Ledger, machine: Machine) -> list[str]:
+    """One line for each of card, RAM and disk that has less than the ledger asks for."""
+    gpu = machine.gpu
+    found = []
+    device_bytes = ledger.total_bytes("device")
+    if gpu is not None and device_bytes > gpu.usable_bytes:
+        found.append(
+            f"needs {format_gib(device_bytes)} on the card by formula; {gpu.name} leaves "
+            f"{format_gib(gpu.usable_bytes)} after its context"
+        )
+    ram_bytes = ledger.total_bytes("host", "pinned")
+    if ram_bytes > machine.ram_bytes:
+        found.append(
+            f"needs {format_gib(ram_bytes)} of RAM by formula; this machine has {format_gib(machine.ram_bytes)}"
+        )
+    disk_bytes = ledger.total_bytes("disk")
+    if disk_bytes > machine.disk_free_bytes:
+        found.append(
+            f"needs {format_gib(disk_bytes)} of disk by formula; {machine.disk_path} has "
+            f"{format_gib(machine.disk_free_bytes)} free"
+        )
+    return found

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from hf_memkit.architectures import built_in
 from hf_memkit.errors import InputError
 
 __all__ = ["ModelFacts", "Origin", "describe", "hub_reachable", "quiet_transformers"]
@@ -70,6 +71,9 @@ class ModelFacts:
         parameters: number of parameters, tied ones once.
         largest_parameter: elements of the largest parameter.
         sizes: elements of every parameter, tied ones once, in the order of the modules.
+        decayed: of each, whether Trainer's optimizer applies weight decay to it: it makes two groups, and DeepSpeed
+            keeps a flat buffer for each.
+        tied: elements that a second module uses under another name (an output layer tied to the word embedding).
         layers, width, vocabulary: number of transformer layers, hidden size, rows of the word embedding.
         maximum_length: longest sequence the positions allow, or None.
     """
@@ -80,6 +84,8 @@ class ModelFacts:
     parameters: int
     largest_parameter: int
     sizes: tuple[int, ...] = field(repr=False)
+    decayed: tuple[bool, ...] = field(repr=False)
+    tied: int
     layers: int
     width: int
     vocabulary: int
@@ -89,6 +95,13 @@ class ModelFacts:
     def model_type(self) -> str:
         return str(self.config["model_type"])
 
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The sizes by parameter group of Trainer's optimizer: with weight decay, then without."""
+        pairs = tuple(zip(self.sizes, self.decayed, strict=True))
+        groups = (tuple(size for size, decayed in pairs if decayed), tuple(size for size, d in pairs if not d))
+        return tuple(group for group in groups if group)
+
 
 def describe(
     name: str,
@@ -96,6 +109,7 @@ def describe(
     *,
     use_hub: bool,
     changes: Mapping[str, Any] | None = None,
+    use_built_in: bool = False,
 ) -> ModelFacts:
     """The facts of a causal language model. Takes a second and next to no memory, whatever the model's size.
 
@@ -105,6 +119,8 @@ def describe(
         use_hub: whether the hub may be asked.
         changes: config values to change, by the names that all architectures share (`hidden_size`,
             `num_hidden_layers`, `vocab_size` …).
+        use_built_in: whether a well-known name may be built from `hf_memkit.architectures` if it cannot be had: enough
+            to size and check, not to train.
 
     Raises:
         InputError: there is no such model and no architecture to build it from, or it is no causal language model.
@@ -112,6 +128,8 @@ def describe(
     import torch
     from transformers import AutoModelForCausalLM
 
+    if architecture is None and use_built_in and (known := built_in(name)) is not None:
+        architecture = known[1].config
     with quiet_transformers():
         try:
             config, origin = _load_config(name, architecture, use_hub)
@@ -129,7 +147,9 @@ def describe(
             raise InputError(
                 f"model {name!r} is no causal language model that transformers knows: {first_line}"
             ) from None
-    sizes = tuple(parameter.numel() for parameter in model.parameters())
+    decayed_names = _decayed_names(model)
+    named = tuple(model.named_parameters())
+    sizes = tuple(parameter.numel() for _, parameter in named)
     return ModelFacts(
         name=name,
         origin=origin,
@@ -137,11 +157,24 @@ def describe(
         parameters=sum(sizes),
         largest_parameter=max(sizes),
         sizes=sizes,
+        decayed=tuple(name in decayed_names for name, _ in named),
+        tied=sum(parameter.numel() for _, parameter in model.named_parameters(remove_duplicate=False)) - sum(sizes),
         layers=layers,
         width=width,
         vocabulary=vocabulary,
         maximum_length=getattr(text, "max_position_embeddings", None),
     )
+
+
+_NOT_DECAYED = (r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)")
+"""Source: transformers 5.23.0: trainer.py, `Trainer.get_decay_parameter_names` (whose import takes seconds)."""
+
+
+def _decayed_names(model: Any) -> set[str]:
+    from torch.nn import LayerNorm
+    from transformers.trainer_pt_utils import get_parameter_names
+
+    return set(get_parameter_names(model, [LayerNorm], list(_NOT_DECAYED)))
 
 
 def _change(config: Any, changes: Mapping[str, Any]) -> None:

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from hf_memkit.errors import InputError, did_you_mean
-from hf_memkit.job import Job, process_row, weight_rows
+from hf_memkit.job import Job, process_row, shortages, weight_rows
 from hf_memkit.ledger import Row
-from hf_memkit.techniques import allocator, checkpointing, lora, optimizers, precision
+from hf_memkit.techniques import allocator, checkpointing, lora, optimizers, precision, replicas
 from hf_memkit.training_setup import TrainingSetup
-from hf_memkit.units import format_gib
-from hf_memkit.zero import presets as zero
+from hf_memkit.zero import techniques as zero
 
 __all__ = ["PRESETS", "Preset", "apply_preset", "find_preset"]
 
@@ -45,12 +44,14 @@ class Preset:
 
 def _all_weights_trained(setup: TrainingSetup, job: Job) -> TrainingSetup:
     """Ledger of full training with everything on the card."""
-    loading = Row("host", "weights", "16-bit weights while loading", 2 * job.model.parameters, "read on the CPU first")
-    return setup.with_rows(*weight_rows(job, job.model.parameters), loading, process_row())
+    loading = Row(
+        "host", "weights", "16-bit weights while loading", 2 * job.model.parameters * job.gpus, "read on the CPU first"
+    )  # fmt: skip
+    return setup.with_rows(*weight_rows(job, job.model.parameters), loading, process_row(job.gpus))
 
 
 def _process(setup: TrainingSetup, job: Job) -> TrainingSetup:
-    return setup.with_rows(process_row())
+    return setup.with_rows(process_row(job.gpus))
 
 
 PRESETS: Final[dict[str, Preset]] = {
@@ -59,6 +60,7 @@ PRESETS: Final[dict[str, Preset]] = {
         (
             precision.pure_bf16,
             _all_weights_trained,
+            replicas.data_parallel,
             optimizers.adamw_8bit_stochastic,
             checkpointing.every_layer,
             allocator.expandable_segments,
@@ -91,6 +93,7 @@ PRESETS: Final[dict[str, Preset]] = {
         (
             precision.autocast_over_half_weights,
             lora.lora,
+            replicas.data_parallel,
             checkpointing.every_layer,
             allocator.expandable_segments,
             _process,
@@ -121,28 +124,4 @@ def apply_preset(name: str, job: Job) -> TrainingSetup:
     setup = TrainingSetup(preset=name)
     for technique in find_preset(name).techniques:
         setup = technique(setup, job)
-    return setup.with_problems(_shortages(setup, job))
-
-
-def _shortages(setup: TrainingSetup, job: Job) -> list[str]:
-    """One line for each of card, RAM and disk that has less than the ledger asks for."""
-    machine, gpu = job.machine, job.machine.gpu
-    found = []
-    device_bytes = setup.ledger.total_bytes("device")
-    if gpu is not None and device_bytes > gpu.usable_bytes:
-        found.append(
-            f"needs {format_gib(device_bytes)} on the card by formula; {gpu.name} leaves "
-            f"{format_gib(gpu.usable_bytes)} after its context"
-        )
-    ram_bytes = setup.ledger.total_bytes("host", "pinned")
-    if ram_bytes > machine.ram_bytes:
-        found.append(
-            f"needs {format_gib(ram_bytes)} of RAM by formula; this machine has {format_gib(machine.ram_bytes)}"
-        )
-    disk_bytes = setup.ledger.total_bytes("disk")
-    if disk_bytes > machine.disk_free_bytes:
-        found.append(
-            f"needs {format_gib(disk_bytes)} of disk by formula; {machine.disk_path} has "
-            f"{format_gib(machine.disk_free_bytes)} free"
-        )
-    return found
+    return setup.with_problems(shortages(setup.ledger, job.machine))

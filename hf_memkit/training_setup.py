@@ -18,7 +18,7 @@ Keys are `section.name`. The sections:
 | `data` | source, sequence length, tokenizer, share held out |
 | `arguments` | fields of `transformers.TrainingArguments` |
 | `optimizer` | `class` (import path) and its arguments, where Trainer's own `optim` does not do |
-| `deepspeed` | `preset`, and `config`: the whole DeepSpeed JSON |
+| `deepspeed` | `preset`, `config`: the whole DeepSpeed JSON, `sizes`: what of it was computed, and why |
 | `environment` | environment variables that must be set before torch starts |
 """
 

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import typer
 
 from hf_memkit._version import __version__
-from hf_memkit.cli import recipe
+from hf_memkit.cli import doctor, ds, recipe
 from hf_memkit.errors import MemkitError
 
 __all__ = ["main", "main_and_exit"]
@@ -29,6 +29,12 @@ app.command(
     help="List the recipes, or run one: a model, data, and the ways to make it fit a card.",
     epilog=recipe.EXAMPLES,
 )(recipe.recipe)
+app.add_typer(ds.app)
+app.command(
+    "doctor",
+    help="What this machine can do for memkit, and the commands that mend what is missing.",
+    epilog=doctor.EXAMPLES,
+)(doctor.doctor)
 
 
 def _version(asked: bool) -> None:

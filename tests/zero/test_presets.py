@@ -1,9 +1,11 @@
-"""The shipped DeepSpeed JSON: the real DeepSpeed accepts it, and every buffer is a number."""
+"""The shipped DeepSpeed JSON: the real DeepSpeed accepts it, every buffer is a number, and the index knows each."""
 
 from __future__ import annotations
 
 import copy
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -11,9 +13,12 @@ import pytest
 from hf_memkit import resources
 from hf_memkit.errors import InputError
 from hf_memkit.zero import ops
+from hf_memkit.zero.index import preset_index
 from hf_memkit.zero.presets import load
+from tests.conftest import ROOT
 
 NAMES = resources.names("ds_configs")
+WITH_ZERO = [name for name in NAMES if "zero_optimization" in load(name)]  # 1-bit optimizers go with no ZeRO
 
 # What Trainer fills in (transformers:src/transformers/integrations/deepspeed.py).
 MAY_BE_AUTO = {
@@ -22,6 +27,10 @@ MAY_BE_AUTO = {
     "gradient_clipping",
     "train_batch_size",
     "train_micro_batch_size_per_gpu",
+    "lr",
+    "betas",
+    "eps",
+    "weight_decay",
 }
 
 
@@ -36,20 +45,30 @@ def autos(config: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_only_what_trainer_fills_is_auto_and_no_buffer_is_left_at_its_default(name: str) -> None:
-    config = load(name)
-    assert set(autos(config)) <= MAY_BE_AUTO
-    assert config["zero_optimization"]["reduce_bucket_size"] < 500_000_000
+def test_only_what_trainer_fills_is_auto(name: str) -> None:
+    assert set(autos(load(name))) <= MAY_BE_AUTO
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", WITH_ZERO)
+def test_no_buffer_is_left_at_deepspeed_s_default(name: str) -> None:
+    zero = load(name)["zero_optimization"]
+    sized = {"reduce_bucket_size"}
+    sized |= {"allgather_bucket_size"} if zero["stage"] < 3 else {"sub_group_size", "stage3_prefetch_bucket_size"}
+    sized |= {"stage3_max_live_parameters", "stage3_max_reuse_distance"} if zero["stage"] == 3 else set()
+    assert sized <= zero.keys()
+    assert max(zero[key] for key in sized) <= 500_000_000 and zero["reduce_bucket_size"] <= 50_000_000
+
+
+@pytest.mark.parametrize("name", WITH_ZERO)
 def test_deepspeed_s_own_schema_accepts_every_key(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    from deepspeed.runtime.precision_config import get_bfloat16_config
     from deepspeed.runtime.zero.config import get_zero_config
 
     config = load(name)
     parsed = get_zero_config(copy.deepcopy(config))
     assert int(parsed.stage) == config["zero_optimization"]["stage"]
+    get_bfloat16_config({"bf16": {**config["bf16"], "enabled": True}})
     wrong = copy.deepcopy(config)
     wrong["zero_optimization"]["reduce_bucket_sise"] = 1
     with pytest.raises(ValueError, match="reduce_bucket_sise"):
@@ -60,6 +79,24 @@ def test_presets_are_plain_json() -> None:
     for name in NAMES:
         text = resources.find("ds_configs", name).read_text()
         assert json.dumps(json.loads(text), indent=2) + "\n" == text
+
+
+def test_the_index_has_every_preset_and_no_other() -> None:
+    index = preset_index()
+    assert sorted(index) == NAMES
+    assert all(info.summary and info.for_whom and info.saves and info.costs for info in index.values())
+
+
+def test_removed_optimizers_say_which_deepspeed_still_has_them() -> None:
+    info = preset_index()["onebit-adam"]
+    assert info.runs_on("0.19.6") and not info.runs_on("0.19.7") and not info.runs_on("0.20.0")
+    assert preset_index()["zero3"].runs_on("0.19.8")
+
+
+def test_the_readme_is_generated_from_index_and_formulas() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "ds_configs_readme.py"), "--check"]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def test_an_unknown_preset_gets_a_hint() -> None:

@@ -1,0 +1,291 @@
+"""`memkit ds`: lists the DeepSpeed presets, shows one, copies it sized for a model and a machine, checks any."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from hf_memkit.hardware import Machine
+    from hf_memkit.models import ModelFacts
+    from hf_memkit.zero.sizing import Sized
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="ds",
+    help="DeepSpeed presets: plain JSON that Trainer takes as it is, sized for your model and card.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    epilog="""[bold]Examples[/bold]
+
+  memkit ds list
+
+  memkit ds copy zero3-infinity ds.json --model gpt2-xl --gpu-memory 16GB --ram 32GB --nvme-path /fast
+
+  memkit ds check ds.json --args args.yaml
+""",
+)
+
+Model = Annotated[str | None, typer.Option(help="Hub ID or local folder: compute every buffer for this model.")]
+Gpu = Annotated[str | None, typer.Option(help="For this card, such as T4 or 'RTX 4090'.")]
+GpuMemory = Annotated[str | None, typer.Option(help="For a card of this size with bf16, such as 16GB.")]
+Ram = Annotated[str | None, typer.Option(help="For this much RAM, such as 64GB.")]
+Gpus = Annotated[int, typer.Option(min=1, help="Cards (processes) on each machine.")]
+Nodes = Annotated[int, typer.Option(min=1, help="Machines.")]
+NvmePath = Annotated[str | None, typer.Option(help="Folder on a fast disk, for presets that swap.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command("list", help="What there is, what each preset saves and what it costs.")
+def list_presets(as_json: Json = False) -> int:
+    from rich.console import Console
+
+    from hf_memkit.cli.render import say
+    from hf_memkit.cli.tables import plain_table
+    from hf_memkit.zero.index import preset_index
+
+    index = preset_index()
+    if as_json:
+        print(json.dumps([info.to_json() for info in index.values()], indent=2))
+        return 0
+    table = plain_table("preset", "what it is", "saves", "costs")
+    for info in index.values():
+        table.add_row(info.name, info.summary, info.saves, info.costs)
+    Console(highlight=False).print(table)
+    say("One of them, with what it needs: memkit ds show NAME. Sized for you: memkit ds copy NAME --model M.")
+    return 0
+
+
+@app.command(help="One preset: for whom, what it needs, its JSON; with --model its sizes and ledger.")
+def show(
+    name: Annotated[str, typer.Argument(help="A preset's name.")],
+    model: Model = None,
+    gpu: Gpu = None,
+    gpu_memory: GpuMemory = None,
+    ram: Ram = None,
+    gpus: Gpus = 1,
+    nodes: Nodes = 1,
+    nvme_path: NvmePath = None,
+    as_json: Json = False,
+) -> int:
+    from hf_memkit.cli.render import say
+    from hf_memkit.zero.index import preset_index
+
+    prepared = _prepare(name, model, gpu, gpu_memory, ram, gpus, nodes, nvme_path)
+    info = preset_index()[name]
+    if as_json:
+        print(json.dumps({**info.to_json(), **prepared.to_json()}, indent=2))
+        return 0
+    say(f"{info.name}: {info.summary}")
+    say(f"For: {info.for_whom}")
+    say(f"Saves: {info.saves}")
+    say(f"Costs: {info.costs}")
+    needs = [f"{info.gpus} cards or more"] if info.gpus > 1 else []
+    needs += [f"deepspeed{info.deepspeed}"] if info.deepspeed else []
+    needs += [*info.packages]
+    if needs:
+        say(f"Needs: {', '.join(needs)}")
+    if info.not_on_cpu:
+        say(f"Not without a GPU: {info.not_on_cpu}")
+    _print_sizes(prepared)
+    print(json.dumps(prepared.config, indent=2))
+    return 0
+
+
+@app.command(help="Write a preset to a file; with --model every buffer is computed for it and for the machine.")
+def copy(
+    name: Annotated[str, typer.Argument(help="A preset's name.")],
+    destination: Annotated[
+        str | None, typer.Argument(metavar="[DEST]", help="File or folder. None: NAME.json.")
+    ] = None,
+    model: Model = None,
+    gpu: Gpu = None,
+    gpu_memory: GpuMemory = None,
+    ram: Ram = None,
+    gpus: Gpus = 1,
+    nodes: Nodes = 1,
+    nvme_path: NvmePath = None,
+    accelerate: Annotated[bool, typer.Option("--accelerate", help="Also write an accelerate launch config.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
+    as_json: Json = False,
+) -> int:
+    from hf_memkit.cli.render import say
+    from hf_memkit.errors import InputError
+    from hf_memkit.zero.index import refuse_other_deepspeed
+
+    prepared = _prepare(name, model, gpu, gpu_memory, ram, gpus, nodes, nvme_path)
+    target = Path(destination).expanduser() if destination else Path(f"{name}.json")
+    target = target / f"{name}.json" if target.is_dir() else target
+    launch = target.with_name(f"{target.stem}-accelerate.yaml")
+    files = [target, launch] if accelerate else [target]
+    refuse_other_deepspeed(name)
+    for file in files:
+        if file.exists() and not overwrite:
+            raise InputError(f"{file} exists; give another name, or --overwrite")
+    _write(target, json.dumps(prepared.config, indent=2) + "\n")
+    if accelerate:
+        _write(launch, _launch_config(target, prepared, gpus, nodes))
+    if as_json:
+        print(json.dumps({"files": [str(file) for file in files], **prepared.to_json()}, indent=2))
+        return 0
+    _print_sizes(prepared)
+    for file in files:
+        say(f"Wrote {file}")
+    say(f'Use it: TrainingArguments(..., deepspeed="{target}")')
+    if accelerate:
+        say(f"or, without that argument: accelerate launch --config_file {launch} SCRIPT")
+    return 0
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A preset as it will be shown or written."""
+
+    config: dict[str, Any]
+    model: ModelFacts | None
+    sized: Sized | None
+    machine: Machine
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        content: dict[str, Any] = {"config": self.config, "model": None, "sizes": [], "ledger": None}
+        if self.sized is not None and self.model is not None:
+            content["model"] = {
+                "name": self.model.name,
+                "origin": self.model.origin,
+                "parameters": self.model.parameters,
+                "largest_parameter": self.model.largest_parameter,
+            }
+            content["sizes"] = [choice.to_json() for choice in self.sized.choices]
+            content["ledger"] = self.sized.ledger.to_json()
+        return {
+            **content,
+            "machine": self.machine.to_json(),
+            "notes": list(self.notes),
+            "problems": list(self.problems),
+        }
+
+
+def _prepare(
+    name: str, model: str | None, gpu: str | None, gpu_memory: str | None, ram: str | None, gpus: int, nodes: int,
+    nvme_path: str | None,
+) -> _Prepared:  # fmt: skip
+    """The preset as it stands, or sized if a model is named. All input is checked before anything is written."""
+    from hf_memkit.cli.libraries import quiet_libraries
+    from hf_memkit.cli.machine import described_machine
+    from hf_memkit.zero.presets import load
+
+    quiet_libraries()
+
+    config = load(name)  # an unknown name is told first
+    path = str(Path(nvme_path).expanduser()) if nvme_path else None
+    machine = described_machine(gpu, gpu_memory, ram, path)
+    swaps = [
+        section
+        for section in (config.get("zero_optimization", {}).get(part, {}) for part in _OFFLOAD)
+        if section.get("device") == "nvme"
+    ]
+    notes = _path_notes(name, path, swaps=bool(swaps))
+    if model is None:
+        _refuse_without_model(gpu, gpu_memory, ram, gpus, nodes)
+        for section in swaps:
+            section["nvme_path"] = path or section["nvme_path"]
+        notes.append("these are the preset's constants; --model M computes every buffer for your model and machine")
+        return _Prepared(config, None, None, machine, (), tuple(notes))
+
+    from hf_memkit.models import describe, hub_reachable
+    from hf_memkit.zero.sizing import size_preset
+
+    facts = describe(model, use_hub=hub_reachable(), use_built_in=True)
+    if facts.origin == "architecture":
+        notes.append(f"the hub cannot be reached: the shapes of {model} come from memkit's list of well-known models")
+    measured = _measured_aio(path, notes) if swaps and path else None
+    sized = size_preset(name, facts, machine, nvme_path=path, gpus=gpus, nodes=nodes, aio=measured)
+    return _Prepared(
+        sized.config, facts, sized, machine, tuple(_shortages(sized, machine, gpus)), (*notes, *sized.notes)
+    )
+
+
+_OFFLOAD = ("offload_optimizer", "offload_param")
+
+
+def _path_notes(name: str, path: str | None, *, swaps: bool) -> list[str]:
+    from hf_memkit.errors import SettingError
+
+    if path is not None and not swaps:
+        raise SettingError(f"--nvme-path: preset {name!r} puts nothing on disk; those named zero3-infinity do")
+    if swaps and path is None:
+        return ["nvme_path is a placeholder, /local_nvme: set it, or give --nvme-path"]
+    return []
+
+
+def _refuse_without_model(gpu: str | None, gpu_memory: str | None, ram: str | None, gpus: int, nodes: int) -> None:
+    from hf_memkit.errors import SettingError
+
+    given = {"--gpu": gpu, "--gpu-memory": gpu_memory, "--ram": ram, "--gpus": gpus > 1, "--nodes": nodes > 1}
+    names = [name for name, value in given.items() if value]
+    if names:
+        raise SettingError(f"{', '.join(names)}: nothing can be computed without --model; add it, or leave them out")
+
+
+def _measured_aio(path: str, notes: list[str]) -> dict[str, Any] | None:
+    return None
+
+
+def _shortages(sized: Sized, machine: Machine, gpus: int) -> list[str]:
+    """What the machine lacks for DeepSpeed's part of the job and for the processes; activations come on top."""
+    from hf_memkit.job import process_row, shortages
+
+    return shortages(sized.ledger.with_rows([process_row(gpus)]), machine)
+
+
+def _print_sizes(prepared: _Prepared) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    from hf_memkit.cli.render import say
+    from hf_memkit.cli.tables import ledger_table, plain_table
+
+    if prepared.sized is not None and prepared.model is not None:
+        model, gpu = prepared.model, prepared.machine.gpu
+        say(f"Model: {model.name}, {model.parameters:,} parameters, the largest of {model.largest_parameter:,}.")
+        say(f"Card: {gpu.name} ({gpu.source})." if gpu else "Card: none here and none named (--gpu, --gpu-memory).")
+        wide = Console(highlight=False)
+        table = plain_table("key", "value", "why")
+        for choice in prepared.sized.choices:
+            table.add_row(
+                choice.key.removeprefix("zero_optimization."), json.dumps(choice.value), escape(choice.reason)
+            )
+        wide.print(table)
+        wide.print(ledger_table(prepared.sized.ledger))
+        say("Activations, the loss and the processes themselves come on top.")
+    for note in prepared.notes:
+        say(f"Note: {note}")
+    for problem in prepared.problems:
+        say(f"PROBLEM: {problem}")
+
+
+def _launch_config(target: Path, prepared: _Prepared, gpus: int, nodes: int) -> str:
+    import yaml
+
+    from hf_memkit.zero.accelerate_config import accelerate_config
+
+    stage = int(prepared.config.get("zero_optimization", {}).get("stage", 0))
+    content = accelerate_config(str(target), stage=stage, gpus=gpus, nodes=nodes)
+    return yaml.safe_dump(content, sort_keys=False)
+
+
+def _write(path: Path, text: str) -> None:
+    from hf_memkit.errors import InputError
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror}); give another place") from None

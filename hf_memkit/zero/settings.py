@@ -1,0 +1,158 @@
+"""A DeepSpeed JSON as DeepSpeed 0.19.8 reads it: every memory key with its value or its default.
+
+"auto" is what Trainer fills for batch, clipping and precision; in every other place DeepSpeed drops it and takes the
+default (deepspeed: runtime/config_utils.py, `DeepSpeedConfigModel.__init__`), and so does this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+__all__ = ["Offload", "ZeroSettings"]
+
+Device = Literal["none", "cpu", "nvme"]
+
+_16_BIT = ("fp16", "bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """`offload_optimizer` or `offload_param` (deepspeed: runtime/zero/offload_config.py).
+
+    Attributes:
+        device: where the states go.
+        nvme_path: folder of the swap files; None if none is given.
+        pin_memory: whether their RAM is page-locked.
+        buffer_count: pinned buffers for NVMe.
+        buffer_elements: elements in one of them (`offload_param` only).
+        max_in_cpu: elements that stay in RAM although the device is NVMe (`offload_param` only).
+        pipelined: reads and writes overlap the step (`offload_optimizer` only).
+        ratio: share of the sub-groups that is offloaded (`offload_optimizer`, stage 3 only).
+    """
+
+    device: Device = "none"
+    nvme_path: str | None = None
+    pin_memory: bool = True
+    buffer_count: int = 4
+    buffer_elements: int = 100_000_000
+    max_in_cpu: int = 1_000_000_000
+    pipelined: bool = False
+    ratio: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ZeroSettings:
+    """What of a DeepSpeed JSON takes or saves memory. Sizes with `_elements` count elements, not bytes.
+
+    Attributes:
+        stage: 0 to 3.
+        element_bytes: bytes of a weight in the model: 2 under fp16, bf16 or "auto", otherwise 4.
+        master_bytes, moment_bytes: bytes of a master weight, and of one of Adam's two moments.
+        accumulator_bytes: bytes in which gradients are accumulated (`data_types.grad_accum_dtype`).
+        bucket_elements: `reduce_bucket_size`.
+        buckets: how many of these buffers there are at once.
+        sub_group_elements: `sub_group_size`.
+        live_elements, prefetch_elements, persistent_elements: stage 3's `stage3_max_live_parameters`,
+            `stage3_prefetch_bucket_size` and `stage3_param_persistence_threshold`.
+        sequential: `stage3_allgather_sequential`.
+        secondary_partition: `zero_hpz_partition_size`.
+        aio_block_bytes: `aio.block_size`; smaller tensors are not swapped.
+        aio_parallelism: `aio.intra_op_parallelism`, which sets the alignment of what is swapped.
+        optimizer_type: `optimizer.type`; None if Trainer makes the optimizer.
+    """
+
+    stage: int
+    element_bytes: int
+    master_bytes: int
+    moment_bytes: int
+    accumulator_bytes: int
+    bucket_elements: int
+    buckets: int
+    sub_group_elements: int
+    live_elements: int
+    prefetch_elements: int
+    persistent_elements: int
+    sequential: bool
+    secondary_partition: int
+    optimizer: Offload
+    parameters: Offload
+    aio_block_bytes: int
+    aio_parallelism: int
+    optimizer_type: str | None
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> ZeroSettings:
+        """Reads any DeepSpeed JSON; a value of the wrong type counts as absent."""
+        zero = _section(config, "zero_optimization")
+        stage = _whole(zero, "stage", 0)
+        element_bytes = 2 if any(_section(config, name).get("enabled") in (True, "auto") for name in _16_BIT) else 4
+        accumulate = _section(config, "data_types").get("grad_accum_dtype")
+        lean_master = any(_section(config, name).get(f"{name}_master_weights_and_grads") is True for name in _16_BIT)
+        parameters = _section(_section(config, "optimizer"), "params")
+        lean_moments = _section(config, "bf16").get("bf16_optimizer_states") is True
+        lean_moments = lean_moments or (lean_master and parameters.get("fp32_optimizer_states") is False)
+        contiguous = zero.get("contiguous_gradients", True) is not False
+        offloaded = _offload(zero, "offload_optimizer", Offload(buffer_count=4))
+        overlap = zero.get("overlap_comm", stage == 3)
+        if stage == 3:
+            buckets = 1 if contiguous else 0
+        else:
+            buckets = (2 if overlap is True else 1) if contiguous or offloaded.device != "none" else 0
+        kind = _section(config, "optimizer").get("type")
+        return cls(
+            stage=stage,
+            element_bytes=element_bytes,
+            master_bytes=2 if lean_master else 4,
+            moment_bytes=2 if lean_moments else 4,
+            accumulator_bytes={"fp32": 4, "bf16": 2, "fp16": 2}.get(str(accumulate), element_bytes),
+            bucket_elements=_whole(zero, "reduce_bucket_size", 500_000_000),
+            buckets=buckets if stage else 0,
+            sub_group_elements=_whole(zero, "sub_group_size", 1_000_000_000),
+            live_elements=_whole(zero, "stage3_max_live_parameters", 1_000_000_000),
+            prefetch_elements=_whole(zero, "stage3_prefetch_bucket_size", 50_000_000),
+            persistent_elements=_whole(zero, "stage3_param_persistence_threshold", 100_000),
+            sequential=zero.get("stage3_allgather_sequential") is True,
+            secondary_partition=_whole(zero, "zero_hpz_partition_size", 1),
+            optimizer=offloaded,
+            parameters=_offload(zero, "offload_param", Offload(buffer_count=5)) if stage == 3 else Offload(),
+            aio_block_bytes=_whole(_section(config, "aio"), "block_size", 1_048_576),
+            aio_parallelism=_whole(_section(config, "aio"), "intra_op_parallelism", 1),
+            optimizer_type=kind if isinstance(kind, str) else None,
+        )
+
+    @property
+    def swaps_optimizer(self) -> bool:
+        """Optimizer states go to disk. Below stage 3 DeepSpeed takes "nvme" for "cpu", without a word."""
+        return self.stage == 3 and self.optimizer.device == "nvme"
+
+    @property
+    def swaps_parameters(self) -> bool:
+        return self.parameters.device == "nvme"
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = config.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _whole(section: Mapping[str, Any], name: str, default: int) -> int:
+    value = section.get(name, default)
+    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else default
+
+
+def _offload(zero: Mapping[str, Any], name: str, default: Offload) -> Offload:
+    section = _section(zero, name)
+    device = section.get("device", "none")
+    path, ratio = section.get("nvme_path"), section.get("ratio", 1.0)
+    return Offload(
+        device=device if device in ("cpu", "nvme") else "none",
+        nvme_path=path if isinstance(path, str) else None,
+        pin_memory=section.get("pin_memory", True) is not False,
+        buffer_count=_whole(section, "buffer_count", default.buffer_count),
+        buffer_elements=_whole(section, "buffer_size", default.buffer_elements),
+        max_in_cpu=_whole(section, "max_in_cpu", default.max_in_cpu),
+        pipelined=section.get("pipeline_read") is True or section.get("pipeline_write") is True,
+        ratio=float(ratio) if isinstance(ratio, int | float) else 1.0,
+    )

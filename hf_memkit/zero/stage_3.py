@@ -1,0 +1,131 @@
+"""What ZeRO stage 3 holds. Lines are those of deepspeed 0.19.8: runtime/zero/stage3.py, where no file is named."""
+
+from __future__ import annotations
+
+from hf_memkit.ledger import Row
+from hf_memkit.models import ModelFacts
+from hf_memkit.terms import Place
+from hf_memkit.zero.settings import ZeroSettings
+from hf_memkit.zero.split import Split, page_locked, sub_groups
+from hf_memkit.zero.stage_3_swap import is_swapped, swapped_parameter_rows, swapped_state_rows
+
+__all__ = ["stage_3_rows"]
+
+_SOURCE = "deepspeed 0.19.8: runtime/zero/stage3.py"
+_COORDINATOR = "deepspeed 0.19.8: runtime/zero/partitioned_param_coordinator.py"
+_PARTITION = "deepspeed 0.19.8: runtime/zero/partition_parameters.py"
+
+
+def stage_3_rows(settings: ZeroSettings, model: ModelFacts, parts: Split, *, gpus: int) -> tuple[Row, ...]:
+    """Rows of one card and of one machine with `gpus` processes; some are of 0 bytes."""
+    return (
+        *_parameters(settings, model, parts, gpus=gpus),
+        *_gradients(settings, model, parts, gpus=gpus),
+        *_states(settings, parts, gpus=gpus),
+        *_rounding(settings, parts, gpus=gpus),
+    )
+
+
+def _parameters(settings: ZeroSettings, model: ModelFacts, parts: Split, *, gpus: int) -> list[Row]:
+    element, share = settings.element_bytes, parts.share
+    offload = settings.parameters
+    persistent = sum(size for size in model.sizes if size <= settings.persistent_elements)
+    rows = []
+    if offload.device == "none":
+        rows.append(Row("device", "weights", "weight partition", element * share, f"{_SOURCE} 955: lp_param_buffer"))
+    # One process that keeps its weights on the card gathers nothing: its partition is the parameter.
+    gathers = parts.processes > 1 or offload.device != "none"
+    if gathers:
+        # The module that computes is gathered whatever the limit is.
+        live = min(model.parameters, max(settings.live_elements, model.largest_parameter))
+        rows += [
+            Row("device", "weights", "small parameters, never split", element * persistent,
+                f"{_COORDINATOR}: stage3_param_persistence_threshold"),
+            Row("device", "buffers", "live parameters", element * live,
+                f"{_COORDINATOR} 453: stage3_max_live_parameters, prefetched ones included"),
+        ]  # fmt: skip
+    if parts.processes > 1 and not settings.sequential:
+        bucket = min(model.parameters, max(settings.prefetch_elements, model.largest_parameter))
+        rows.append(
+            Row("device", "buffers", "all-gather buffer", element * bucket,
+                f"{_PARTITION} 1485, 795: gathered flat, then copied out; stage3_prefetch_bucket_size")
+        )  # fmt: skip
+    if settings.secondary_partition > 1:
+        rows.append(
+            Row("device", "weights", "secondary partition", element * model.parameters // settings.secondary_partition,
+                f"{_PARTITION}: zero_hpz_partition_size")
+        )  # fmt: skip
+    if offload.device == "cpu":
+        rows.append(
+            Row("pinned", "weights", "weight partition", gpus * element * share,
+                f"{_SOURCE} 906: page-locked whatever pin_memory says")
+        )  # fmt: skip
+    elif offload.device == "nvme":
+        rows += swapped_parameter_rows(settings, model, parts, gpus=gpus)
+    return rows
+
+
+def _gradients(settings: ZeroSettings, model: ModelFacts, parts: Split, *, gpus: int) -> list[Row]:
+    element = settings.element_bytes
+    partition = settings.accumulator_bytes * parts.share
+    term, source = "flat gradient partition", f"{_SOURCE} 791, 4 bytes with grad_accum_dtype fp32"
+    rows = [
+        Row("device", "gradients", "largest gradient", element * model.largest_parameter,
+            f"{_SOURCE}: a gradient before it is reduced", "backward"),
+        Row("device", "buffers", "gradient bucket", settings.buckets * element * settings.bucket_elements,
+            f"{_SOURCE} 782: reduce_bucket_size, held from the start"),
+    ]  # fmt: skip
+    if settings.optimizer.device == "none":
+        return [*rows, Row("device", "gradients", term, partition, source)]
+    place: Place = "pinned" if settings.optimizer.pin_memory else "host"
+    return [*rows, Row(place, "gradients", term, gpus * partition, source)]
+
+
+def _states(settings: ZeroSettings, parts: Split, *, gpus: int) -> list[Row]:
+    """Master weights, moments and fp32 gradients, of the sub-groups on the card, in RAM and on disk."""
+    master, moments = settings.master_bytes, 2 * settings.moment_bytes
+    groups = [sum(parts.shares[g][i] for g, i in group) for group in sub_groups(parts, settings.sub_group_elements)]
+    offload = settings.optimizer
+    # In fp32 without offload the partition of the weights is its own master.
+    own_master = 0 if settings.element_bytes == master and settings.parameters.device == "none" else master
+    if offload.device == "none":
+        return [
+            Row("device", "optimizer", "master weights", own_master * sum(groups), f"{_SOURCE} 1171"),
+            Row("device", "optimizer", "moments", moments * sum(groups), "Adam: exp_avg and exp_avg_sq"),
+            Row("device", "gradients", "gradients in the master's type", master * max(groups),
+                f"{_SOURCE} 2693: of one sub-group", "optimizer"),
+        ]  # fmt: skip
+    first = int((1 - offload.ratio) * len(groups)) if not settings.swaps_optimizer else 0
+    on_card, offloaded = sum(groups[:first]), groups[first:]
+    rows = [
+        Row("device", "optimizer", "states that ratio keeps on the card", (master + moments + master) * on_card,
+            f"{_SOURCE} 1105: the first (1 - ratio) of the sub-groups"),
+    ]  # fmt: skip
+    place: Place = "pinned" if offload.pin_memory else "host"
+    if settings.swaps_optimizer:
+        rows += swapped_state_rows(settings, parts, gpus=gpus)
+        offloaded = [size for size in offloaded if not is_swapped(settings, master * size)]
+    total = sum(offloaded)
+    return [
+        *rows,
+        Row("host", "optimizer", "fp32 master weights", gpus * master * total, f"{_SOURCE} 1156"),
+        Row("host", "optimizer", "fp32 moments", gpus * moments * total, "DeepSpeedCPUAdam: two"),
+        Row(place, "gradients", "fp32 gradients", gpus * master * total, f"{_SOURCE} 1338: a buffer a sub-group"),
+    ]
+
+
+def _rounding(settings: ZeroSettings, parts: Split, *, gpus: int) -> list[Row]:
+    """What torch's pinned allocator adds. Swap buffers are locked by DeepSpeed itself, to the byte."""
+    blocks = []
+    if settings.optimizer.device != "none" and settings.optimizer.pin_memory:
+        blocks.append(settings.accumulator_bytes * parts.share)
+        if not settings.swaps_optimizer:
+            groups = sub_groups(parts, settings.sub_group_elements)
+            blocks += [settings.master_bytes * sum(parts.shares[g][i] for g, i in group) for group in groups]
+    if settings.parameters.device == "cpu":
+        blocks += [settings.element_bytes * sum(shares) for shares in parts.shares]
+    wasted = sum(page_locked(block) - block for block in blocks)
+    return [
+        Row("pinned", "buffers", "rounding of page-locked blocks", gpus * wasted,
+            "torch: CachingHostAllocator, to powers of two")
+    ]  # fmt: skip

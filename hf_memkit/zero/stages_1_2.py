@@ -1,0 +1,137 @@
+"""What ZeRO stages 0, 1 and 2 hold. Lines are those of deepspeed 0.19.8: runtime/zero/stage_1_and_2.py."""
+
+from __future__ import annotations
+
+from hf_memkit.ledger import Row
+from hf_memkit.models import ModelFacts
+from hf_memkit.terms import Place
+from hf_memkit.zero.settings import ZeroSettings
+from hf_memkit.zero.split import Split, page_locked
+
+__all__ = ["stage_1_2_rows"]
+
+_SOURCE = "deepspeed 0.19.8: runtime/zero/stage_1_and_2.py"
+
+
+def stage_1_2_rows(
+    settings: ZeroSettings, model: ModelFacts, parts: Split, *, gpus: int, accumulation: bool
+) -> tuple[Row, ...]:
+    """Rows of one card and of one machine with `gpus` processes; some are of 0 bytes."""
+    flat = settings.element_bytes * sum(parts.flat_groups)
+    rows = [Row("device", "weights", "weights, flat", flat, f"{_SOURCE} 493: whole on every card")]
+    rows += _card_gradients(settings, model, parts)
+    if settings.buckets:
+        rows.append(
+            Row(
+                "device", "buffers", "gradient buckets",
+                settings.buckets * settings.bucket_elements * settings.element_bytes,
+                f"{_SOURCE} 3266: reduce_bucket_size, twice with overlap_comm, whatever the model's size", "backward",
+            )
+        )  # fmt: skip
+    if settings.optimizer.device == "none":
+        return (*rows, *_states_on_card(settings, parts))
+    return (*rows, *_states_on_host(settings, model, parts, gpus=gpus, accumulation=accumulation))
+
+
+def _shares(settings: ZeroSettings, parts: Split) -> tuple[int, ...]:
+    """Elements of the optimizer states of each group on one process; stage 0 does not split them."""
+    return parts.flat_shares if settings.stage else parts.flat_groups
+
+
+def _card_gradients(settings: ZeroSettings, model: ModelFacts, parts: Split) -> list[Row]:
+    element = settings.element_bytes
+    offloaded = settings.optimizer.device != "none"
+    rows = []
+    if settings.stage < 2:
+        rows.append(
+            Row("device", "gradients", "gradients", element * model.parameters, f"{_SOURCE} 1245: until the step")
+        )
+        if settings.accumulator_bytes != element and not offloaded:
+            accumulators = settings.accumulator_bytes * model.parameters
+            rows.append(
+                Row("device", "gradients", "gradient accumulators", accumulators, "grad_accum_dtype, not split")
+            )
+    else:
+        rows.append(
+            Row(
+                "device", "gradients", "largest gradient", element * model.largest_parameter,
+                f"{_SOURCE} 1449: a gradient before it is reduced", "backward",
+            )
+        )  # fmt: skip
+        if not offloaded:
+            share = settings.accumulator_bytes * sum(parts.flat_shares)
+            rows.append(Row("device", "gradients", "gradient partition", share, f"{_SOURCE} 1270, 2708"))
+    if offloaded:
+        rows.append(
+            Row(
+                "device", "buffers", "gradient on its way to the host", element * model.largest_parameter,
+                f"{_SOURCE} 659: temp_grad_buffer_for_gpu_offload",
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _states_on_card(settings: ZeroSettings, parts: Split) -> list[Row]:
+    shares = _shares(settings, parts)
+    total, largest = sum(shares), max(shares)
+    return [
+        Row("device", "optimizer", "master weights", settings.master_bytes * total, f"{_SOURCE} 560"),
+        Row("device", "optimizer", "moments", 2 * settings.moment_bytes * total, "Adam: exp_avg and exp_avg_sq"),
+        Row(
+            "device", "gradients", "gradients flattened for the step", settings.accumulator_bytes * largest,
+            f"{_SOURCE} 3114: of the largest parameter group", "optimizer",
+        ),
+        Row(
+            "device", "gradients", "gradients in the master's type", settings.master_bytes * largest,
+            f"{_SOURCE} 3118: of the largest parameter group", "optimizer",
+        ),
+    ]  # fmt: skip
+
+
+def _states_on_host(
+    settings: ZeroSettings, model: ModelFacts, parts: Split, *, gpus: int, accumulation: bool
+) -> list[Row]:
+    place: Place = "pinned" if settings.optimizer.pin_memory else "host"
+    element, master = settings.element_bytes, settings.master_bytes
+    shares = _shares(settings, parts)
+    total, largest = sum(shares), model.largest_parameter
+    # Low-precision gradients are accumulated in place; others a buffer each for the parameters of this process.
+    accumulators = _owned(model, parts) if accumulation and master == 4 else ()
+    rows = [
+        Row(place, "optimizer", "fp32 master weights", gpus * master * total, f"{_SOURCE} 560"),
+        Row(place, "gradients", "fp32 gradients", gpus * master * total, f"{_SOURCE} 937"),
+        Row("host", "optimizer", "fp32 moments", gpus * 2 * settings.moment_bytes * total, "DeepSpeedCPUAdam: two"),
+        Row(place, "buffers", "16-bit staging", gpus * element * total, f"{_SOURCE} 567"),
+        Row(
+            place, "gradients", "16-bit accumulators", gpus * element * sum(accumulators),
+            f"{_SOURCE} 1824, with accumulation: a buffer a parameter",
+        ),
+        Row(place, "buffers", "gradient from the card", gpus * element * largest, f"{_SOURCE} 653"),
+    ]  # fmt: skip
+    if settings.optimizer.pin_memory:
+        blocks = [size * width for size in shares for width in (master, master, element)]
+        blocks += [element * size for size in accumulators] + [element * largest]
+        wasted = sum(page_locked(block) - block for block in blocks)
+        rows.append(
+            Row(
+                "pinned", "buffers", "rounding of page-locked blocks", gpus * wasted,
+                "torch: CachingHostAllocator, to powers of two",
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _owned(model: ModelFacts, parts: Split) -> tuple[int, ...]:
+    """Elements of the parameters that touch a process's share, for the process that has most of them."""
+    most: tuple[int, ...] = ()
+    for process in range(parts.processes):
+        owned = []
+        for group, share in zip(model.groups, parts.flat_shares, strict=True):
+            start = 0
+            for size in group:
+                if start < (process + 1) * share and start + size > process * share:
+                    owned.append(size)
+                start += size
+        if sum(owned) > sum(most):
+            most = tuple(owned)
+    return most

@@ -1,0 +1,117 @@
+"""The ledger's formulas, against sums done by hand; tests/engine compares them with the live engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hf_memkit.architectures import ARCHITECTURES
+from hf_memkit.ledger import Ledger
+from hf_memkit.models import ModelFacts, describe
+from hf_memkit.zero.ledger import zero_ledger
+from hf_memkit.zero.presets import load
+
+N = 1_557_611_200
+
+
+@pytest.fixture(scope="module")
+def model() -> ModelFacts:
+    name = "openai-community/gpt2-xl"
+    return describe(name, ARCHITECTURES[name].config, use_hub=False)
+
+
+def of(ledger: Ledger, place: str, *terms: str) -> int:
+    found = [row for row in ledger.rows if row.place == place and row.term in terms]
+    assert {row.term for row in found} == set(terms)
+    return sum(row.size_bytes for row in found)
+
+
+def changed(name: str, **zero: Any) -> dict[str, Any]:
+    config = load(name)
+    config["zero_optimization"].update(zero)
+    return config
+
+
+def test_stages_split_what_they_are_named_for(model: ModelFacts) -> None:
+    """Rajbhandari et al. 2020 (arXiv 1910.02054), figure 1: 2 + 2 + 12 bytes a parameter."""
+    for gpus in (1, 8):
+        first = zero_ledger(load("zero1"), model, gpus=gpus)
+        second = zero_ledger(load("zero2"), model, gpus=gpus)
+        third = zero_ledger(load("zero3"), model, gpus=gpus)
+        states = ("master weights", "moments")
+        for ledger in (first, second, third):
+            assert of(ledger, "device", *states) == pytest.approx(12 * N / gpus, rel=1e-4)
+        assert of(first, "device", "gradients") == of(first, "device", "weights, flat") == 2 * N
+        assert of(second, "device", "gradient partition") == pytest.approx(2 * N / gpus, rel=1e-4)
+        assert of(third, "device", "weight partition") == pytest.approx(2 * N / gpus, rel=1e-4)
+
+
+def test_offload_moves_twenty_bytes_a_parameter_with_accumulation_and_eighteen_without(model: ModelFacts) -> None:
+    config = load("zero2-offload")
+    largest = 2 * model.largest_parameter
+    for accumulation, expected in ((True, 20), (False, 18)):
+        ledger = zero_ledger(config, model, accumulation=accumulation)
+        assert ledger.total_bytes("host") == pytest.approx(expected * N + largest, rel=1e-6)
+        assert ledger.total_bytes("pinned") == 0
+    assert zero_ledger(load("zero3-offload-optimizer"), model).total_bytes("host") == pytest.approx(12 * N, rel=1e-6)
+
+
+def test_page_locked_blocks_round_up_to_powers_of_two(model: ModelFacts) -> None:
+    pinned = zero_ledger(changed("zero2-offload", offload_optimizer={"device": "cpu", "pin_memory": True}), model)
+    exact = zero_ledger(load("zero2-offload"), model)
+    rounding = of(pinned, "pinned", "rounding of page-locked blocks")
+    assert rounding > 4 * GB_8 - 4 * N  # the master weights alone: 5.8 GiB in a block of 8
+    assert pinned.total_bytes("host", "pinned") == exact.total_bytes("host") + rounding
+
+
+GB_8 = 2 * 2**30
+
+
+def test_fused_buffers_are_of_constant_size_and_double_with_overlap(model: ModelFacts) -> None:
+    small = describe("gpt2", use_hub=False, use_built_in=True)
+    for facts in (small, model):
+        assert of(zero_ledger(load("zero2"), facts), "device", "gradient buckets") == 2 * 2 * 50_000_000
+        single = zero_ledger(changed("zero2", overlap_comm=False), facts)
+        assert of(single, "device", "gradient buckets") == 2 * 50_000_000
+    left_out = load("zero2")
+    del left_out["zero_optimization"]["reduce_bucket_size"]
+    assert of(zero_ledger(left_out, small), "device", "gradient buckets") == 2 * 2 * 500_000_000
+
+
+def test_lean_states_take_six_bytes_a_parameter(model: ModelFacts) -> None:
+    lean = zero_ledger(load("zero2-lean"), model)
+    assert of(lean, "device", "master weights", "moments") == pytest.approx(6 * N, rel=1e-6)
+
+
+def test_nvme_buffers_follow_the_sub_group(model: ModelFacts) -> None:
+    default = load("zero3-infinity")
+    del default["zero_optimization"]["sub_group_size"]
+    # The default of 1e9 elements, and one parameter on top of it.
+    assert of(zero_ledger(default, model), "pinned", "optimizer swap buffers") == pytest.approx(16e9, rel=0.05)
+    shipped = zero_ledger(load("zero3-infinity"), model)
+    assert of(shipped, "pinned", "optimizer swap buffers") < 16 * (100_000_000 + model.largest_parameter)
+    tied = of(shipped, "disk", "tied weights, written twice")
+    assert tied == 2 * 80_411_200
+    assert shipped.total_bytes("disk") - tied == pytest.approx(18 * N, rel=0.01)
+
+
+def test_nvme_below_stage_3_is_the_cpu(model: ModelFacts) -> None:
+    config = changed("zero2-offload", offload_optimizer={"device": "nvme", "nvme_path": "/x", "pin_memory": False})
+    ledger = zero_ledger(config, model)
+    assert ledger.total_bytes("disk") == 0 and ledger.total_bytes("host") > 18 * N
+
+
+def test_all_processes_of_a_machine_share_its_ram(model: ModelFacts) -> None:
+    one = zero_ledger(load("zero3-offload"), model, gpus=1).total_bytes("host")
+    eight = zero_ledger(load("zero3-offload"), model, gpus=8).total_bytes("host")
+    two_machines = zero_ledger(load("zero3-offload"), model, gpus=8, nodes=2).total_bytes("host")
+    assert eight == pytest.approx(one, rel=1e-3) and two_machines == pytest.approx(one / 2, rel=1e-3)
+
+
+def test_what_the_step_holds_is_not_added_to_what_backward_holds(model: ModelFacts) -> None:
+    ledger = zero_ledger(load("zero2"), model)
+    always = sum(row.size_bytes for row in ledger.rows if row.phase is None)
+    step = sum(row.size_bytes for row in ledger.rows if row.phase == "optimizer")
+    assert ledger.total_bytes("device") == always + step and ledger.peak_phase("device") == "optimizer"
+    assert ledger.total_bytes("device") < sum(row.size_bytes for row in ledger.rows)
