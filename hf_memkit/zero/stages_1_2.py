@@ -28,6 +28,12 @@ def stage_1_2_rows(
                 f"{_SOURCE} 3266: reduce_bucket_size, twice with overlap_comm, whatever the model's size", "backward",
             )
         )  # fmt: skip
+    if (settings.optimizer_type or "").lower().startswith("onebit"):
+        errors = 4 * model.parameters + 4 * model.parameters // parts.processes
+        rows.append(
+            Row("device", "buffers", "error feedback", errors,
+                "deepspeed 0.19.6: runtime/fp16/onebit/adam.py 179: worker_error, server_error")
+        )  # fmt: skip
     if settings.optimizer.device == "none":
         return (*rows, *_states_on_card(settings, parts))
     return (*rows, *_states_on_host(settings, model, parts, gpus=gpus, accumulation=accumulation))
