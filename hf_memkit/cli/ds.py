@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hf_memkit.hardware import Machine
     from hf_memkit.models import ModelFacts
+    from hf_memkit.zero.aio import AioMeasurement
     from hf_memkit.zero.sizing import Sized
 
 __all__ = ["app"]
@@ -205,7 +208,7 @@ def _prepare(
     facts = describe(model, use_hub=hub_reachable(), use_built_in=True)
     if facts.origin == "architecture":
         notes.append(f"the hub cannot be reached: the shapes of {model} come from memkit's list of well-known models")
-    measured = _measured_aio(path, notes) if swaps and path else None
+    measured = _measured_aio(path, config, notes) if swaps and path else None
     sized = size_preset(name, facts, machine, nvme_path=path, gpus=gpus, nodes=nodes, aio=measured)
     return _Prepared(
         sized.config, facts, sized, machine, tuple(_shortages(sized, machine, gpus)), (*notes, *sized.notes)
@@ -234,8 +237,21 @@ def _refuse_without_model(gpu: str | None, gpu_memory: str | None, ram: str | No
         raise SettingError(f"{', '.join(names)}: nothing can be computed without --model; add it, or leave them out")
 
 
-def _measured_aio(path: str, notes: list[str]) -> dict[str, Any] | None:
-    return None
+def _measured_aio(path: str, config: Mapping[str, Any], notes: list[str]) -> AioMeasurement | None:
+    """What this disk does with DeepSpeed's own reads and writes; None, with a note, if that cannot be measured."""
+    import torch
+
+    from hf_memkit.errors import MissingPackageError
+    from hf_memkit.zero.aio import measure
+
+    if not Path(path).is_dir():
+        notes.append(f"{path} does not exist here, so its speed was not measured")
+        return None
+    try:
+        return measure(path, cpu=not torch.cuda.is_available(), start=config["aio"])
+    except MissingPackageError as error:
+        notes.append(str(error))
+        return None
 
 
 def _shortages(sized: Sized, machine: Machine, gpus: int) -> list[str]:

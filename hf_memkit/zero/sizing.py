@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,6 +11,7 @@ from hf_memkit.job import PROCESS_BYTES
 from hf_memkit.ledger import Ledger
 from hf_memkit.models import ModelFacts
 from hf_memkit.units import MIB, format_gib
+from hf_memkit.zero.aio import AioMeasurement
 from hf_memkit.zero.ledger import zero_ledger
 from hf_memkit.zero.presets import load
 from hf_memkit.zero.settings import ZeroSettings
@@ -71,7 +71,7 @@ def size_preset(
     gpus: int = 1,
     nodes: int = 1,
     accumulation: bool = True,
-    aio: Mapping[str, Any] | None = None,
+    aio: AioMeasurement | None = None,
 ) -> Sized:
     """The preset `name` with its buffers computed for `model` on `machine`.
 
@@ -82,7 +82,7 @@ def size_preset(
         nvme_path: folder for swap files; None leaves the preset's placeholder.
         gpus, nodes: processes on each machine, and machines.
         accumulation: whether gradients are accumulated over several micro-batches.
-        aio: measured values for the section `aio` (`hf_memkit.zero.aio`).
+        aio: what was measured on `nvme_path`; None leaves the preset's section `aio`.
 
     Raises:
         InputError: there is no such preset.
@@ -130,13 +130,14 @@ class _Sizing:
     def _share(self, elements: int) -> int:
         return -(-elements // self.processes)
 
-    def paths(self, nvme_path: str | None, aio: Mapping[str, Any] | None) -> None:
+    def paths(self, nvme_path: str | None, aio: AioMeasurement | None) -> None:
         for part in ("offload_optimizer", "offload_param"):
             if self._offload(part).get("device") == "nvme" and nvme_path is not None:
                 self._put(f"zero_optimization.{part}.nvme_path", nvme_path, "asked for")
         if "aio" in self.config and aio is not None:
-            for key, value in aio.items():
-                self._put(f"aio.{key}", value, "the fastest of those measured on that path")
+            for key, value in aio.settings.items():
+                self._put(f"aio.{key}", value, aio.why)
+            self.notes.append(f"{nvme_path}: {aio.label}")
 
     def buckets(self) -> None:
         """Gradient buckets: the preset's constant, less where the card or the model is small."""

@@ -12,6 +12,7 @@ from hf_memkit.architectures import ARCHITECTURES
 from hf_memkit.hardware import Machine, gpu_of_size, named_gpu
 from hf_memkit.models import ModelFacts, describe
 from hf_memkit.units import GIB
+from hf_memkit.zero.aio import AioMeasurement
 from hf_memkit.zero.index import preset_index
 from hf_memkit.zero.sizing import Sized, size_preset
 
@@ -90,7 +91,10 @@ def test_a_low_limit_for_locked_memory_is_said() -> None:
 
 
 def test_paths_copies_per_machine_and_measured_values_go_in() -> None:
-    config = sized("zero3-infinity", nvme_path="/fast", aio={"queue_depth": 64}).config
+    measured = AioMeasurement({"queue_depth": 64}, 3.0, 2.0, 1 << 28, 9, "the fastest of 9")
+    result = sized("zero3-infinity", nvme_path="/fast", aio=measured)
+    config = result.config
+    assert "reads 3.00 GB/s" in result.notes[0]
     assert config["zero_optimization"]["offload_param"]["nvme_path"] == "/fast"
     assert config["aio"]["queue_depth"] == 64
     assert sized("zero3-zeropp", gpus=4, nodes=4).config["zero_optimization"]["zero_hpz_partition_size"] == 4
@@ -122,8 +126,7 @@ def test_every_preset_sized_for_any_model_passes_its_check_and_deepspeed_s_parse
             gpus = max(info.gpus, 2)
             result = sized(name, model, machine=big, gpus=gpus, nvme_path="/data")
             config = copy.deepcopy(result.config)
-            if "zero_optimization" in config:
-                get_zero_config(copy.deepcopy(config))
+            get_zero_config(copy.deepcopy(config))
             # The card may be too small for a model of 70 billion parameters: that is what the ledger is for.
             release = "0.19.6" if info.deepspeed else "0.19.8"
             subject = Subject(config=config, model=facts(model), gpus=gpus, deepspeed=release)

@@ -1,0 +1,119 @@
+"""`memkit ds`, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hf_memkit import resources
+from tests.conftest import ROOT, Memkit
+
+FOR_16_GB = ("--model", "gpt2-xl", "--gpu-memory", "16GB", "--ram", "32GB", "--nvme-path")
+
+
+def test_list_and_show_tell_what_each_saves_and_costs(memkit: Memkit) -> None:
+    listed = json.loads(memkit("ds", "list", "--json").stdout)
+    assert [entry["name"] for entry in listed] != [] and {e["name"] for e in listed} == set(
+        resources.names("ds_configs")
+    )
+    text = memkit("ds", "list").stdout
+    assert all(entry["name"] in text for entry in listed) and "saves" in text and "costs" in text
+    shown = memkit("ds", "show", "zero3-infinity").stdout
+    assert "Saves:" in shown and "Costs:" in shown and '"nvme_path": "/local_nvme"' in shown
+
+
+def test_copy_writes_a_sized_preset_whose_ledger_adds_up(memkit: Memkit, tmp_path: Path) -> None:
+    disk_folder = str(tmp_path / "disk")  # it need not be on this machine
+    ran = memkit("ds", "copy", "zero3-infinity", "ds.json", *FOR_16_GB, disk_folder, "--json")
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    config = json.loads((tmp_path / "ds.json").read_text())
+    assert config == told["config"]
+    zero = config["zero_optimization"]
+    assert zero["offload_param"]["nvme_path"] == zero["offload_optimizer"]["nvme_path"] == disk_folder
+    assert 80_411_200 <= zero["offload_param"]["buffer_size"] < 80_411_200 + 1024
+    assert told["model"]["parameters"] == 1_557_611_200 and told["model"]["origin"] == "architecture"
+    disk = {row["term"]: row["gib"] for row in told["ledger"]["disk"]}
+    assert sum(disk.values()) * 2**30 == pytest.approx(18 * 1_557_611_200, rel=0.01)
+    assert all(row["source"] for rows in told["ledger"].values() for row in rows)
+
+    text = memkit("ds", "show", "zero3-infinity", *FOR_16_GB, disk_folder).stdout
+    table = [line.split() for line in text.splitlines() if line.startswith("pinned")]
+    rows, total = [line for line in table if "sum" not in line], next(line for line in table if "sum" in line)
+    figures = [float(next(cell for cell in line if cell.replace(".", "").isdigit())) for line in rows]
+    assert sum(figures) == pytest.approx(float(total[-1]), abs=0.03)
+
+
+def test_copy_without_a_model_copies_the_constants(memkit: Memkit, tmp_path: Path) -> None:
+    ran = memkit("ds", "copy", "zero2-offload", "configs/")
+    assert ran.returncode == 0 and "constants" in ran.stdout
+    assert (tmp_path / "configs").read_text() == resources.find("ds_configs", "zero2-offload").read_text()
+
+
+def test_copy_writes_a_config_that_accelerate_reads(memkit: Memkit, tmp_path: Path) -> None:
+    ran = memkit("ds", "copy", "zero3", "z.json", "--model", "gpt2", "--gpus", "4", "--nodes", "2", "--accelerate")
+    assert ran.returncode == 0, ran.stderr
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    loaded = load_config_from_file(str(tmp_path / "z-accelerate.yaml"))
+    assert loaded.num_processes == 8 and loaded.num_machines == 2
+    assert loaded.deepspeed_config["deepspeed_config_file"] == "z.json" and loaded.deepspeed_config["zero3_init_flag"]
+    assert "mixed_precision" not in yaml.safe_load((tmp_path / "z-accelerate.yaml").read_text())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("copy", "zero3-infinit"), "did you mean 'zero3-infinity'"),
+        (("copy", "zero3", "--gpus", "4"), "--gpus: nothing can be computed without --model"),
+        (("copy", "zero3", "--model", "gpt2", "--nvme-path", "/x"), "puts nothing on disk"),
+        (("copy", "zero3", "--model", "no/such-model"), "hub cannot be reached"),
+        (("copy", "zero3", "--model", "gpt2", "--gpu-memory", "lots"), "lots"),
+        (("copy", "zero3", "--model", "gpt2", "--gpu", "T44"), "unknown card 'T44'"),
+        (("copy", "onebit-adam"), "deepspeed<=0.19.6"),
+        (("copy", "zero3", "/proc/none/z.json"), "cannot be written"),
+    ],
+)
+def test_wrong_input_gets_one_line_and_writes_nothing(
+    memkit: Memkit, tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    ran = memkit("ds", *arguments)
+    assert ran.returncode in (1, 2) and ran.stderr.count("\n") == 1, ran.stderr
+    assert ran.stderr.startswith("memkit: error: ") and said in ran.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_file_is_kept(memkit: Memkit, tmp_path: Path) -> None:
+    (tmp_path / "zero3.json").write_text("mine")
+    refused = memkit("ds", "copy", "zero3")
+    assert refused.returncode == 2 and "--overwrite" in refused.stderr
+    assert (tmp_path / "zero3.json").read_text() == "mine"
+    assert memkit("ds", "copy", "zero3", "--overwrite").returncode == 0
+    assert (tmp_path / "zero3.json").read_text() != "mine"
+
+
+@pytest.mark.parametrize("model", ["gpt2-xl", "Llama-3.1-8B", "Llama-3.1-70B"])
+def test_sizing_is_quick_and_small_for_large_models(model: str, tmp_path: Path) -> None:
+    """Under 5 s of CPU time (a busy machine may take longer by the clock) and 2 GiB of RAM."""
+    command = ["-m", "hf_memkit", "ds", "copy", "zero3-offload", "--model", model, "--gpus", "8"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(
+        [sys.executable, "-c", USED, *command], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    seconds, kib = map(float, ran.stdout.split())
+    assert seconds < 5 and kib * 1024 < 2 * 2**30
+
+
+USED = """
+import resource, subprocess, sys
+subprocess.run([sys.executable, *sys.argv[1:]], check=True, stdout=subprocess.DEVNULL)
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(used.ru_utime + used.ru_stime, used.ru_maxrss)
+"""
