@@ -10,8 +10,9 @@ __all__ = ["accelerate_config"]
 def accelerate_config(deepspeed_file: str, *, stage: int, gpus: int = 1, nodes: int = 1) -> dict[str, Any]:
     """What `accelerate config` would write (accelerate 1.15: commands/config/config_args.py, `ClusterConfig`).
 
-    Neither `mixed_precision` nor accumulation nor offload stands in it: with `deepspeed_config_file` accelerate refuses
-    them, because the JSON and TrainingArguments are their place (accelerate: utils/dataclasses.py, `DeepSpeedPlugin`).
+    Neither `mixed_precision` nor accumulation nor offload stands in it: with `deepspeed_config_file` accelerate
+    refuses them, because their place is the JSON and TrainingArguments (accelerate: utils/dataclasses.py,
+    `DeepSpeedPlugin`).
 
     Args:
         deepspeed_file: path of the JSON, as accelerate will read it: relative to where it is started.

@@ -38,9 +38,10 @@ def swapped_parameter_rows(settings: ZeroSettings, model: ModelFacts, parts: Spl
     element, offload = settings.element_bytes, settings.parameters
     kept = min(offload.max_in_cpu, parts.share)
     sizes = [share for shares in parts.shares for share in shares]
-    on_disk = sum(_aligned(settings, size, element) for size in sizes if is_swapped(settings, element * size))
+    tied = -(-model.tied // parts.processes)
+    written = [size for size in (*sizes, tied) if is_swapped(settings, element * size)]
+    on_disk = sum(_aligned(settings, size, element) for size in written)
     small = sum(element * size for size in sizes if not is_swapped(settings, element * size))
-    tied = element * -(-model.tied // parts.processes)
     buffers = offload.buffer_count * _aligned(settings, offload.buffer_elements, element)
     # The write-back buffer has room for whole parameters, not for their shares.
     groups = sub_groups(parts, settings.sub_group_elements)
@@ -55,9 +56,8 @@ def swapped_parameter_rows(settings: ZeroSettings, model: ModelFacts, parts: Spl
             f"{_SOURCE}/partitioned_param_swapper.py 122: buffer_count × buffer_size"),
         Row("pinned", "buffers", "parameter write-back buffer", gpus * write_back if kept < parts.share else 0,
             f"{_SOURCE}/partitioned_param_swapper.py 393: the largest sub-group's whole parameters"),
-        Row("disk", "weights", "weights", gpus * on_disk, f"{_SOURCE}/partitioned_param_swapper.py"),
-        Row("disk", "weights", "tied weights, written twice", gpus * tied if is_swapped(settings, tied) else 0,
-            "deepspeed 0.19.8: runtime/zero/partition_parameters.py: split before they are tied"),
+        Row("disk", "weights", "weights", gpus * on_disk,
+            f"{_SOURCE}/partitioned_param_swapper.py; tied ones twice, because they are split before they are tied"),
     ]  # fmt: skip
 
 

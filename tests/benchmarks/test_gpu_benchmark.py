@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import children
 from tests.conftest import ROOT
 
 SCRIPT = ROOT / "benchmarks" / "gpu.py"
@@ -37,29 +38,29 @@ def test_without_a_gpu_it_says_so_in_one_line_and_exits_2() -> None:
 
 
 def test_every_variant_is_measured_on_both_cards(gpu: ModuleType) -> None:
-    cases = gpu.recipe_cases()
+    cases = gpu.recipe_section.cases()
     assert len(cases) == 8 and len({case.name for case in cases}) == 8
     assert {(case.card, case.cap_gib) for case in cases} == {("16GB", 15.1), ("T4", 14.2)}
     assert not [case for case in cases if case.card == "T4" and case.gpu.bf16]
 
 
-def test_what_a_child_s_end_means(gpu: ModuleType) -> None:
+def test_what_a_child_s_end_means() -> None:
     def step(number: int, ms: float) -> dict[str, Any]:
         return {"kind": "step", "step": number, "step_time_ms": ms, "tokens": 1000, "peak_allocated_gib": 10 + number}
 
     records = [step(1, 9000.0), step(2, 9000.0), step(3, 100.0), step(4, 300.0), step(5, 200.0)]
-    done = gpu.judge(0, "", records, 5)
+    done = children.judge(0, "", records, 5)
     assert done == {
         "status": "fits", "steps": 5, "peak_allocated_gib": 15, "step_time_ms": 200.0, "tokens_per_s": 5000.0
     }  # fmt: skip
-    oom = gpu.judge(1, "…\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n", records[:1], 5)
+    oom = children.judge(1, "…\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n", records[:1], 5)
     assert oom["status"] == "does not fit" and "Tried to allocate" in oom["why"] and oom["steps"] == 1
-    slow = gpu.judge(None, "", records, 12)
+    slow = children.judge(None, "", records, 12)
     assert slow["status"] == "fits" and "5 of 12 steps" in slow["why"]
-    assert gpu.judge(None, "", records[:1], 12)["status"] == "failed"
-    crashed = gpu.judge(1, "Traceback\nImportError: no libaio", [], 12)
+    assert children.judge(None, "", records[:1], 12)["status"] == "failed"
+    crashed = children.judge(1, "Traceback\nImportError: no libaio", [], 12)
     assert crashed["status"] == "failed" and "no libaio" in crashed["why"] and "step_time_ms" not in crashed
-    assert gpu.judge(0, "", records[:3], 5)["status"] == "failed"
+    assert children.judge(0, "", records[:3], 5)["status"] == "failed"
 
 
 def test_a_section_flushes_every_case_stops_in_time_and_goes_on(
@@ -75,7 +76,7 @@ def test_a_section_flushes_every_case_stops_in_time_and_goes_on(
             raise KeyboardInterrupt
         return {"status": "fits", "peak_allocated_gib": 1.0}
 
-    monkeypatch.setattr(gpu, "measure", measure)
+    monkeypatch.setattr(gpu.recipe_section, "measure", measure)
     options: dict[str, Any] = {"on_cpu": False, "max_steps": 12, "only": None}
     with pytest.raises(KeyboardInterrupt):
         gpu.run_section("recipe", path, **options)
@@ -96,3 +97,25 @@ def test_a_case_runs_end_to_end_in_its_own_process(tmp_path: Path) -> None:
     (row,) = content["cases"]
     assert content["rehearsal"] and row["status"] == "fits" and row["steps"] == 4, row
     assert row["tokens_per_s"] > 0 and "peak_allocated_gib" not in row
+
+
+def test_every_preset_is_measured(gpu: ModuleType) -> None:
+    from hf_memkit.zero.index import preset_index
+
+    assert [case.name for case in gpu.deepspeed_section.cases()] == list(preset_index())
+
+
+def test_a_preset_s_ledger_is_laid_beside_the_live_engine(tmp_path: Path) -> None:
+    """The path of section `deepspeed`, with the real engine: on a CPU places are only names, sizes are real."""
+    command = [sys.executable, str(SCRIPT), "--section", "deepspeed", "--rehearse", "--steps", "3", "--only"]
+    ran = subprocess.run([*command, "zero2-offload", "--out", str(tmp_path)], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    (row,) = json.loads((tmp_path / "deepspeed-rehearsal.json").read_text())["cases"]
+    assert row["status"] == "fits" and row["steps"] == 3, row
+    both = [term for term in row["rows"] if "measured_gib" in term]
+    assert len(both) >= 7
+    for term in both:
+        assert term["measured_gib"] == pytest.approx(term["formula_gib"], rel=0.01), term
+    again = subprocess.run([*command, "onebit", "--out", str(tmp_path)], capture_output=True, text=True)
+    rows = json.loads((tmp_path / "deepspeed-rehearsal.json").read_text())["cases"]
+    assert again.returncode == 0 and [r["status"] for r in rows if "onebit" in r["case"]] == ["refused"] * 2

@@ -91,9 +91,8 @@ def test_nvme_buffers_follow_the_sub_group(model: ModelFacts) -> None:
     assert of(zero_ledger(default, model), "pinned", "optimizer swap buffers") == pytest.approx(16e9, rel=0.05)
     shipped = zero_ledger(load("zero3-infinity"), model)
     assert of(shipped, "pinned", "optimizer swap buffers") < 16 * (100_000_000 + model.largest_parameter)
-    tied = of(shipped, "disk", "tied weights, written twice")
-    assert tied == 2 * 80_411_200
-    assert shipped.total_bytes("disk") - tied == pytest.approx(18 * N, rel=0.01)
+    tied = 2 * 80_411_200  # the output layer is the word embedding, and both are written
+    assert shipped.total_bytes("disk") == pytest.approx(18 * N + tied, rel=0.002)
 
 
 def test_nvme_below_stage_3_is_the_cpu(model: ModelFacts) -> None:

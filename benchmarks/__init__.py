@@ -1,0 +1,1 @@
+"""What is measured on a GPU, and the evidence of it."""
