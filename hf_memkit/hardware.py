@@ -11,6 +11,7 @@ import os
 import re
 import resource
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,10 @@ import psutil
 
 from hf_memkit.cards import CARDS, VISIBLE_SHARE
 from hf_memkit.errors import InputError
+from hf_memkit.memlock import can_lock
 from hf_memkit.units import GB, GIB, MIB, format_gib, parse_size
 
-__all__ = ["Gpu", "Machine", "gpu_of_size", "named_gpu", "this_machine", "use_one_card"]
+__all__ = ["Gpu", "Machine", "gpu_of_size", "has_kernels", "named_gpu", "this_machine", "use_one_card"]
 
 CONTEXT_BYTES = 500 * MIB
 """What the CUDA context and loaded kernels take outside PyTorch's allocator. Assumed, not calibrated: it differs by
@@ -73,8 +75,9 @@ class Gpu:
 class Machine:
     """What a job can use: a card (or none), RAM, page-locked RAM, and disk at `disk_path`.
 
-    `memlock_bytes` is None where page-locking is unlimited. `output_free_bytes` is the free disk for checkpoints where
-    that is another disk than `disk_path`'s; None: the same. `ram_bytes` is the container's limit where one is set.
+    `memlock_bytes` is None where page-locking is unlimited, as it is for a process with CAP_IPC_LOCK.
+    `output_free_bytes` is the free disk for checkpoints where that is another disk than `disk_path`'s; None: the same.
+    `ram_bytes` is the container's limit where one is set.
     """
 
     gpu: Gpu | None
@@ -241,6 +244,18 @@ def _this_gpu_by_torch() -> Gpu | None:
     )
 
 
+def has_kernels(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
+    """Whether a torch built for `architectures` (`sm_80`, `compute_90` …) runs on a card of this compute capability:
+    binaries run on the same major version from their minor version on, PTX on anything newer."""
+    have = capability[0] * 10 + capability[1]
+    for architecture in architectures:
+        kind, _, number = architecture.partition("_")
+        made_for = int("".join(filter(str.isdigit, number)) or 0)
+        if made_for <= have and (kind == "compute" or made_for // 10 == capability[0]):
+            return True
+    return False
+
+
 def _ram_bytes() -> int:
     """Physical RAM, or the container's limit if that is lower (cgroup v2, then v1)."""
     total = int(psutil.virtual_memory().total)
@@ -262,12 +277,13 @@ def _existing(path: Path) -> Path:
 def this_machine(disk_path: str | Path = ".") -> Machine:
     """This machine, with the free disk at `disk_path` (or its nearest parent that exists)."""
     path = _existing(Path(disk_path).expanduser().absolute())
+    ram_bytes = _ram_bytes()
     soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return Machine(
         gpu=_this_gpu(),
-        ram_bytes=_ram_bytes(),
+        ram_bytes=ram_bytes,
         disk_free_bytes=shutil.disk_usage(path).free,
         disk_path=str(path),
         cpu_count=len(os.sched_getaffinity(0)),
-        memlock_bytes=None if soft == resource.RLIM_INFINITY else soft,
+        memlock_bytes=None if soft == resource.RLIM_INFINITY or can_lock(ram_bytes) else soft,
     )

@@ -144,8 +144,17 @@ def test_a_ledger_adds_up_by_place() -> None:
     ledger = Ledger().with_rows([row, dataclasses.replace(row, place="host", size_bytes=GIB)])
     assert ledger.total_bytes("device") == 3 * GIB and ledger.total_bytes("device", "host") == 4 * GIB
     assert ledger.to_json()["device"] == [
-        {"category": "weights", "term": "16-bit weights", "gib": 3.0, "source": "2 bytes a parameter"}
+        {"category": "weights", "term": "16-bit weights", "gib": 3.0, "phase": None, "source": "2 bytes a parameter"}
     ]
+
+
+def test_what_different_phases_hold_is_not_added_up() -> None:
+    always = Row("device", "weights", "weights", 3 * GIB, "a")
+    backward = dataclasses.replace(always, size_bytes=2 * GIB, phase="backward")
+    step = dataclasses.replace(always, size_bytes=GIB, phase="optimizer")
+    ledger = Ledger((always, backward, backward, step))
+    assert ledger.total_bytes("device") == 7 * GIB and ledger.peak_phase("device") == "backward"
+    assert Ledger((always,)).peak_phase("device") is None
 
 
 @pytest.mark.parametrize("name", list(CARDS))

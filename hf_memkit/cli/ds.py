@@ -145,6 +145,26 @@ def copy(
     return 0
 
 
+@app.command("check", help="Known mistakes in a DeepSpeed JSON, before any model is loaded.")
+def check_file(
+    file: Annotated[str, typer.Argument(help="A DeepSpeed JSON.")],
+    args: Annotated[str | None, typer.Option(help="Trainer's arguments that it goes with (YAML or JSON).")] = None,
+    model: Model = None,
+    gpu: Gpu = None,
+    gpu_memory: GpuMemory = None,
+    ram: Ram = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="Cards (processes) on each machine.")] = None,
+    nvme_path: NvmePath = None,
+    as_json: Json = False,
+) -> int:
+    from hf_memkit.cli.check import run_check
+
+    return run_check(
+        [file], args=args, model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus, nvme_path=nvme_path,
+        as_json=as_json,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class _Prepared:
     """A preset as it will be shown or written."""

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import typer
 
 from hf_memkit._version import __version__
-from hf_memkit.cli import doctor, ds, recipe
+from hf_memkit.cli import check, doctor, ds, recipe
 from hf_memkit.errors import MemkitError
 
 __all__ = ["main", "main_and_exit"]
@@ -31,6 +31,11 @@ app.command(
 )(recipe.recipe)
 app.add_typer(ds.app)
 app.command(
+    "check",
+    help="Known mistakes in a DeepSpeed JSON, an argument file or a recipe, before any model is loaded.",
+    epilog=check.EXAMPLES,
+)(check.check)
+app.command(
     "doctor",
     help="What this machine can do for memkit, and the commands that mend what is missing.",
     epilog=doctor.EXAMPLES,
@@ -46,6 +51,8 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _memkit(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+    # DeepSpeed's launcher puts this before all other arguments; its environment variables say the same.
+    local_rank: int = typer.Option(0, "--local_rank", hidden=True),
 ) -> None:
     pass
 

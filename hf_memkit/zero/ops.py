@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from hf_memkit.errors import MissingPackageError, RunError
+from hf_memkit.zero.build_locks import stale_locks
 
 __all__ = ["build", "extensions_folder", "missing_tools", "needed"]
 
@@ -125,8 +126,8 @@ def _alone(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
         except BlockingIOError:
             say("Waiting for another memkit that is building DeepSpeed's operators …")
             fcntl.flock(lock, fcntl.LOCK_EX)
-        for stale in folder.glob("*/lock"):
-            stale.unlink(missing_ok=True)
+        for lock_file in stale_locks([folder]):
+            lock_file.unlink(missing_ok=True)
         yield
 
 

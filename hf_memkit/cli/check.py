@@ -1,0 +1,147 @@
+"""`memkit check`: known mistakes in a DeepSpeed JSON, an argument file or a recipe, before any model is loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from hf_memkit.check import Problem
+    from hf_memkit.check.reading import File
+    from hf_memkit.hardware import Machine
+    from hf_memkit.models import ModelFacts
+
+__all__ = ["EXAMPLES", "check", "run_check"]
+
+EXAMPLES = """[bold]Examples[/bold]
+
+  memkit check ds.json                           a DeepSpeed JSON by itself
+
+  memkit check ds.json --args args.yaml          and where it contradicts Trainer's arguments
+
+  memkit check args.yaml --model gpt2-xl --gpu-memory 16GB --ram 32GB
+
+  memkit check recipe.yaml --json
+"""
+
+
+def check(
+    files: Annotated[list[str], typer.Argument(help="DeepSpeed JSON, argument files (YAML or JSON), recipes.")],
+    args: Annotated[
+        str | None, typer.Option(help="Trainer's arguments that a DeepSpeed JSON goes with (YAML or JSON).")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Hub ID or local folder: check buffers and memory for it.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="For this card, such as T4 or 'RTX 4090'.")] = None,
+    gpu_memory: Annotated[str | None, typer.Option(help="For a card of this size with bf16, such as 16GB.")] = None,
+    ram: Annotated[str | None, typer.Option(help="For this much RAM, such as 64GB.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="Cards (processes) on each machine.")] = None,
+    nvme_path: Annotated[str | None, typer.Option(help="The folder whose free disk counts.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """Known mistakes, before any model is loaded."""
+    return run_check(
+        files, args=args, model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus, nvme_path=nvme_path,
+        as_json=as_json,
+    )  # fmt: skip
+
+
+def run_check(
+    files: list[str],
+    *,
+    args: str | None,
+    model: str | None,
+    gpu: str | None,
+    gpu_memory: str | None,
+    ram: str | None,
+    gpus: int | None,
+    nvme_path: str | None,
+    as_json: bool,
+) -> int:
+    """Prints every problem of every file. Returns 0 if there are none, and 1 if there are.
+
+    Raises:
+        InputError: a file cannot be read; names file, line and column.
+    """
+    from hf_memkit.check.reading import read
+
+    read_files = [read(path) for path in files]  # one that cannot be read is told before anything is computed
+    arguments = None if args is None else read(args)
+    described = any((gpu, gpu_memory, ram))
+    facts = _facts(model)
+    machine = _machine(gpu, gpu_memory, ram, nvme_path) if described or facts or nvme_path else None
+    problems = [
+        problem
+        for file in read_files
+        for problem in _problems(file, arguments, facts, machine, gpus, here=not described)
+    ]
+    if as_json:
+        print(json.dumps([problem.to_json() for problem in problems], indent=2, default=str))
+    else:
+        _print(problems, files)
+    return 1 if problems else 0
+
+
+def _problems(
+    file: File,
+    arguments: File | None,
+    model: ModelFacts | None,
+    machine: Machine | None,
+    gpus: int | None,
+    *,
+    here: bool,
+) -> list[Problem]:
+    from hf_memkit.check import check as apply_rules
+    from hf_memkit.check import read_subject
+
+    if file.kind == "recipe":
+        from hf_memkit.cli.libraries import quiet_libraries
+
+        quiet_libraries()
+        from hf_memkit.cli.check_recipe import recipe_problems
+
+        return recipe_problems(file, machine, gpus)
+    subject = read_subject(file, arguments, model=model, machine=machine, gpus=gpus, here=here)
+    return apply_rules(subject)
+
+
+def _facts(name: str | None) -> ModelFacts | None:
+    if name is None:
+        return None
+    from hf_memkit.cli.libraries import quiet_libraries
+    from hf_memkit.models import describe, hub_reachable
+
+    quiet_libraries()
+    return describe(name, use_hub=hub_reachable(), use_built_in=True)
+
+
+def _machine(gpu: str | None, gpu_memory: str | None, ram: str | None, nvme_path: str | None) -> Machine:
+    """The machine in question. The limit for locked memory is this machine's: it says nothing about another one."""
+    from dataclasses import replace
+
+    from hf_memkit.cli.machine import described_machine
+
+    machine = described_machine(gpu, gpu_memory, ram, nvme_path)
+    return replace(machine, memlock_bytes=None) if gpu or gpu_memory or ram else machine
+
+
+def _print(problems: list[Problem], files: list[str]) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(soft_wrap=True, highlight=False)
+    for problem in problems:
+        shown = "absent" if problem.value is None else json.dumps(problem.value, default=str)
+        shown = shown if len(shown) <= 60 else f"{shown[:57]}…"
+        place = f"{problem.file}: " if problem.file else ""
+        console.print(f"{escape(place)}[bold]{escape(problem.key)}[/bold] = {escape(shown)}")
+        console.print(f"    {escape(problem.why)} [dim]({problem.rule})[/dim]")
+        console.print(f"    → {escape(problem.fix)}")
+    names = ", ".join(str(Path(name)) for name in files)
+    if problems:
+        count = f"{len(problems)} problem" + ("s" if len(problems) > 1 else "")
+        console.print(f"{count} in {escape(names)}. docs/checks.md has every rule with its source.")
+    else:
+        console.print(f"No known mistake in {escape(names)}.")

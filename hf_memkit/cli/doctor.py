@@ -1,0 +1,56 @@
+"""`memkit doctor`: what this machine can do, a line a thing, with the command that mends it."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+__all__ = ["EXAMPLES", "doctor"]
+
+EXAMPLES = """[bold]Examples[/bold]
+
+  memkit doctor                          looks at everything but the disk's speed
+
+  memkit doctor --nvme-path /mnt/nvme    measures that folder's disk with DeepSpeed's own reads and writes
+"""
+
+_COLOURS = {"ok": "green", "warning": "yellow", "missing": "red"}
+
+
+def doctor(
+    nvme_path: Annotated[
+        str | None, typer.Option(help="Folder on a fast disk: tried, and its speed measured (some seconds).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """What this machine can do for memkit, and the commands that mend what is missing."""
+    import os
+
+    os.environ.setdefault("DS_LOG_LEVEL", "error")
+    from hf_memkit.doctor import diagnose
+
+    lines = diagnose(nvme_path)
+    needed = [line for line in lines if line.core and line.status == "missing"]
+    if as_json:
+        print(json.dumps([line.to_json() for line in lines], indent=2))
+        return 1 if needed else 0
+
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(soft_wrap=True, highlight=False)
+    width = max(len(line.name) for line in lines)
+    group = ""
+    for line in lines:
+        if line.group != group:
+            group = line.group
+            console.print(f"[bold]{escape(group)}[/bold]")
+        colour = _COLOURS[line.status]
+        console.print(f"  [{colour}]{line.status:<7}[/{colour}]  {escape(line.name):<{width}}  {escape(line.found)}")
+        if line.fix:
+            console.print(f"  {'':<7}  {'':<{width}}  [bold]→ {escape(line.fix)}[/bold]")
+    if needed:
+        console.print(f"memkit does not work here without: {', '.join(line.name for line in needed)}.")
+    return 1 if needed else 0

@@ -1,0 +1,101 @@
+"""The cards: what they are, what they really compute in, and whether this torch can use them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from hf_memkit.doctor.line import Line
+from hf_memkit.hardware import has_kernels
+from hf_memkit.units import format_gib
+
+__all__ = ["lines"]
+
+_GROUP: Final = "GPU"
+_DRIVER: Final = Path("/dev/nvidiactl")
+"""Made by NVIDIA's driver; a container that was given no card has none."""
+
+_ALLOCATOR: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Today's name and the one before it, which torch still reads."""
+
+
+def lines() -> list[Line]:
+    """One line a card that torch can see, and what of the environment changes it."""
+    import torch
+
+    build = f"torch {torch.__version__}"
+    if not torch.cuda.is_available():
+        return [*_no_card(build, torch.version.cuda), *_environment()]
+    return [
+        Line(_GROUP, "CUDA", "ok", f"{build}, CUDA {torch.version.cuda}, driver {_driver_version()}"),
+        *(line for index in range(torch.cuda.device_count()) for line in _card(torch, index)),
+        *_environment(),
+    ]
+
+
+def _no_card(build: str, cuda: str | None) -> list[Line]:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not _DRIVER.exists():
+        found = f"none; recipes are rehearsed with a small model ({build})"
+        return [Line(_GROUP, "card", "warning", found, "nvidia-smi (in a container: docker run --gpus all)")]
+    if visible is not None and visible.strip() in ("", "-1"):
+        found = f"hidden by CUDA_VISIBLE_DEVICES={visible!r}"
+        return [Line(_GROUP, "card", "warning", found, "unset CUDA_VISIBLE_DEVICES")]
+    if cuda is None:
+        found = f"{build} is a CPU build and cannot use this machine's card"
+        return [Line(_GROUP, "card", "missing", found, "pip install --force-reinstall torch", core=True)]
+    found = f"{build} was built for CUDA {cuda}, and the driver {_driver_version()} does not start it: too old, or ill"
+    return [
+        Line(_GROUP, "card", "missing", found, "nvidia-smi (then update the driver, or take an older torch)", True)
+    ]
+
+
+def _card(torch: Any, index: int) -> list[Line]:
+    """What a card can do by its compute capability: `torch.cuda.is_bf16_supported()` is true where bf16 is emulated,
+    slower than fp32."""
+    properties = torch.cuda.get_device_properties(index)
+    capability = (properties.major, properties.minor)
+    bf16 = properties.major >= 8
+    types = "bf16, fp16" if bf16 else "fp16 with loss scaling; bf16 only emulated, slower than fp32"
+    found = f"{properties.name}, {format_gib(properties.total_memory)}, {capability[0]}.{capability[1]}: {types}"
+    name = f"card {index}"
+    if not has_kernels(capability, torch.cuda.get_arch_list()):
+        found += f"; torch {torch.__version__} has no kernels for it"
+        return [Line(_GROUP, name, "missing", found, "install a torch built for an older CUDA (pytorch.org)", True)]
+    lines = [Line(_GROUP, name, "ok" if bf16 else "warning", found)]
+    if _is_mig(properties):
+        lines.append(Line(_GROUP, f"MIG of card {index}", "ok", "a slice of a card: its memory is what stands above"))
+    return lines
+
+
+def _is_mig(properties: Any) -> bool:
+    return "MIG" in properties.name
+
+
+def _driver_version() -> str:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        found = pynvml.nvmlSystemGetDriverVersion()
+    except pynvml.NVMLError as error:
+        return f"unknown ({error})"
+    return found if isinstance(found, str) else str(found.decode())
+
+
+def _environment() -> list[Line]:
+    lines = []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible:
+        lines.append(Line(_GROUP, "CUDA_VISIBLE_DEVICES", "ok", f"{visible}: other cards are not used"))
+    for name in _ALLOCATOR:
+        value = os.environ.get(name)
+        if value is None:
+            continue
+        if "expandable_segments:True" in value:
+            lines.append(Line(_GROUP, name, "ok", value))
+        else:
+            found = f"{value} is kept, without expandable_segments:True, which memkit sets where nothing is set"
+            lines.append(Line(_GROUP, name, "warning", found, f"unset {name}"))
+    return lines

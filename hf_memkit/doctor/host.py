@@ -1,0 +1,57 @@
+"""RAM, shared memory, and how much of RAM may be locked."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from hf_memkit.doctor.line import Line
+from hf_memkit.hardware import this_machine
+from hf_memkit.memlock import can_lock
+from hf_memkit.units import MIB, format_gib
+
+__all__ = ["lines"]
+
+_GROUP: Final = "RAM"
+_SHARED: Final = Path("/dev/shm")
+_DOCKER_SHARED_BYTES: Final = 64 * MIB
+"""What a Docker container gets for /dev/shm where nothing is asked (docker run --shm-size)."""
+
+
+def lines() -> list[Line]:
+    """RAM and its limit, lockable RAM, shared memory."""
+    return [_ram(), _locked(), *_shared()]
+
+
+def _ram() -> Line:
+    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+    limit = this_machine().ram_bytes
+    found = f"{format_gib(memory.total)}, {format_gib(memory.available)} available; swap {format_gib(swap.total)}"
+    if limit < memory.total:
+        found = f"{format_gib(limit)} by the container's limit, of {found}"
+    return Line(_GROUP, "RAM", "ok", found)
+
+
+def _locked() -> Line:
+    """Only NVMe buffers count here: CUDA's own pinned memory does not (see `hf_memkit.memlock`)."""
+    limit, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    shown = "unlimited" if limit == resource.RLIM_INFINITY else format_gib(limit)
+    if can_lock(this_machine().ram_bytes):
+        by = "" if limit == resource.RLIM_INFINITY else ", and this process is above the limit (CAP_IPC_LOCK)"
+        return Line(_GROUP, "memlock", "ok", f"{shown}{by}")
+    found = f"{shown}: DeepSpeed is aborted where its buffers for NVMe are larger (offload to RAM is not touched)"
+    return Line(_GROUP, "memlock", "warning", found, "ulimit -l unlimited (Docker: --ulimit memlock=-1)")
+
+
+def _shared() -> list[Line]:
+    if not _SHARED.is_dir():
+        return [Line(_GROUP, "/dev/shm", "warning", "none: data loader workers and NCCL need it")]
+    size = shutil.disk_usage(_SHARED).total
+    if size > _DOCKER_SHARED_BYTES:
+        return [Line(_GROUP, "/dev/shm", "ok", format_gib(size))]
+    found = f"{format_gib(size)}, Docker's default: data loader workers and NCCL fail with more"
+    return [Line(_GROUP, "/dev/shm", "warning", found, "docker run --shm-size=8g (or --ipc=host)")]

@@ -1,0 +1,82 @@
+"""DeepSpeed's C++ operators: which are built, whether the others can be, and locks that killed builds left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from hf_memkit.doctor.line import Line
+from hf_memkit.zero import build_locks, ops
+
+__all__ = ["lines"]
+
+_GROUP: Final = "DeepSpeed operators"
+
+_USED_FOR: Final = {
+    "deepspeed_shm_comm": "every DeepSpeed run on a CPU",
+    "cpu_adam": "optimizer in RAM or on NVMe",
+    "pin_memory": "NVMe",
+    "async_io": "NVMe",
+}
+
+
+def lines() -> list[Line]:
+    """One line for the tools, one an operator, one a stale lock."""
+    try:
+        version("deepspeed")
+    except PackageNotFoundError:
+        return []  # the software lines say so
+    import torch
+
+    cpu = not torch.cuda.is_available()
+    folder = ops.extensions_folder(cpu=cpu)
+    names = [name for name in _USED_FOR if cpu or name != "deepspeed_shm_comm"]
+    built = [name for name in names if (folder / name / f"{name}.so").exists()]
+    return [
+        _tools(cpu=cpu, needed=len(built) < len(names)),
+        *(_operator(name, folder, name in built, cpu=cpu) for name in names),
+        *map(_lock, build_locks.stale_locks(build_locks.extension_roots())),
+    ]
+
+
+def _tools(*, cpu: bool, needed: bool) -> Line:
+    packages = ops.missing_tools(("async_io",), cpu=cpu)
+    ninja = shutil.which("ninja") or (Path(sys.executable).parent / "ninja").exists()
+    what = "g++, Python.h, ninja, libaio.h" + ("" if cpu else ", nvcc")
+    fixes = [f"sudo apt-get install {' '.join(packages)}"] if packages else []
+    fixes += [] if ninja else ["pip install ninja"]
+    if not fixes:
+        return Line(_GROUP, "to build them", "ok", f"{what} ({_compiler()})")
+    absent = ", ".join([*packages, *([] if ninja else ["ninja"])])
+    # On a card torch compiles the 8-bit optimizer's step with the same compiler.
+    core = not cpu and bool({"g++", "python3-dev"} & set(packages))
+    if needed or core:
+        return Line(_GROUP, "to build them", "missing", f"not installed: {absent}", "; ".join(fixes), core)
+    found = f"not installed: {absent}; all operators are built already"
+    return Line(_GROUP, "to build them", "warning", found, "; ".join(fixes))
+
+
+def _compiler() -> str:
+    command = [os.environ.get("CXX", "g++"), "-dumpfullversion", "-dumpversion"]
+    return f"{command[0]} {subprocess.run(command, capture_output=True, text=True).stdout.strip()}"
+
+
+def _operator(name: str, folder: Path, built: bool, *, cpu: bool) -> Line:
+    use = _USED_FOR[name]
+    if built:
+        return Line(_GROUP, name, "ok", f"built; for {use}")
+    packages = ops.missing_tools((name,), cpu=cpu)
+    if packages:
+        fix = f"sudo apt-get install {' '.join(packages)}"
+        return Line(_GROUP, name, "missing", f"cannot be built; for {use}", fix)
+    return Line(_GROUP, name, "ok", f"not built yet: the first run that needs it does, in {folder}; for {use}")
+
+
+def _lock(lock: Path) -> Line:
+    found = f"{lock} is held by no process: a build was killed, and the next one waits for ever"
+    return Line(_GROUP, "stale build lock", "warning", found, f"rm {lock}")

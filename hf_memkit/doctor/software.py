@@ -1,0 +1,106 @@
+"""Python and the packages, against the versions that memkit supports."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import re
+import shutil
+import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError, metadata, requires, version
+from pathlib import Path
+from typing import Final
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from hf_memkit.doctor.line import Line
+
+__all__ = ["lines"]
+
+_GROUP: Final = "Software"
+_SHOWN: Final = ("torch", "transformers", "accelerate", "deepspeed", "peft", "datasets")
+_MODULES: Final = {"liger-kernel": "liger_kernel"}
+_NUMA: Final = "deepspeed --bind_cores_to_rank needs it"
+
+
+def lines() -> list[Line]:
+    """One line for Python and each package that matters for memory, one for all others, one for the launchers."""
+    python, needed = _requirements()
+    return [
+        _python(python),
+        *(_package(needed[name]) for name in _SHOWN if name in needed),
+        _others([requirement for name, requirement in needed.items() if name not in _SHOWN]),
+        _gpu_extra(),
+        *_launchers(),
+    ]
+
+
+def _requirements() -> tuple[SpecifierSet, dict[str, Requirement]]:
+    """(versions of Python, name → requirement) of this memkit: from what is installed, or from the checkout."""
+    try:
+        texts = requires("hf-memkit") or []
+        python = metadata("hf-memkit")["Requires-Python"]
+    except PackageNotFoundError:
+        project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        texts, python = project["dependencies"], project["requires-python"]
+    found = [Requirement(text) for text in texts]
+    # What belongs to an extra has a marker that is false without it.
+    return SpecifierSet(python), {r.name: r for r in found if r.marker is None or r.marker.evaluate({"extra": ""})}
+
+
+def _python(supported: SpecifierSet) -> Line:
+    here = platform.python_version()
+    if supported.contains(here):
+        return Line(_GROUP, "Python", "ok", f"{here} ({sys.executable})")
+    return Line(
+        _GROUP, "Python", "missing", f"{here}; memkit supports {supported}", "uv python install 3.12", core=True
+    )
+
+
+def _package(requirement: Requirement) -> Line:
+    name, wanted = requirement.name, str(requirement.specifier)
+    fix = f'pip install "{name}{wanted}"'
+    try:
+        installed = version(name)
+    except PackageNotFoundError:
+        return Line(_GROUP, name, "missing", "not installed", fix, core=True)
+    if not requirement.specifier.contains(re.sub(r"\+.*", "", installed), prereleases=True):
+        return Line(_GROUP, name, "missing", f"{installed}; memkit supports {wanted}", fix, core=True)
+    return Line(_GROUP, name, "ok", f"{installed} ({wanted})")
+
+
+def _others(requirements: list[Requirement]) -> Line:
+    bad = [line for line in map(_package, requirements) if line.status != "ok"]
+    if not bad:
+        return Line(_GROUP, "other packages", "ok", f"all {len(requirements)} in the supported versions")
+    packages = " ".join(line.fix.removeprefix("pip install ") for line in bad)
+    found = "; ".join(f"{line.name} {line.found}" for line in bad)
+    return Line(_GROUP, "other packages", "missing", found, f"pip install {packages}", core=True)
+
+
+def _gpu_extra() -> Line:
+    names = ("bitsandbytes", "liger-kernel", "torchao")
+    absent = [name for name in names if importlib.util.find_spec(_MODULES.get(name, name)) is None]
+    if not absent:
+        return Line(_GROUP, "for a GPU", "ok", ", ".join(f"{name} {version(name)}" for name in names))
+    found = f"not installed: {', '.join(absent)}; variants that use them are refused"
+    return Line(_GROUP, "for a GPU", "warning", found, "pip install 'hf-memkit[gpu]'")
+
+
+def _launchers() -> list[Line]:
+    """torchrun, deepspeed and accelerate lie beside the interpreter; a shell finds them where PATH has that folder."""
+    beside = Path(sys.executable).parent
+    names = ("torchrun", "deepspeed", "accelerate")
+    absent = [name for name in names if shutil.which(name) is None]
+    numactl = (
+        Line(_GROUP, "numactl", "ok", _NUMA)
+        if shutil.which("numactl")
+        else Line(_GROUP, "numactl", "warning", f"not installed; only {_NUMA}", "sudo apt-get install numactl")
+    )
+    if not absent:
+        return [Line(_GROUP, "launchers", "ok", ", ".join(names)), numactl]
+    installed = all((beside / name).exists() for name in absent)
+    fix = f"export PATH={beside}:$PATH" if installed else f"pip install {' '.join(absent)}"
+    return [Line(_GROUP, "launchers", "warning", f"not on PATH: {', '.join(absent)}", fix), numactl]
