@@ -66,7 +66,9 @@ def run_check(
         InputError: a file cannot be read; names file, line and column.
     """
     from hf_memkit.check.reading import read
+    from hf_memkit.cli.libraries import quiet_libraries
 
+    quiet_libraries()
     read_files = [read(path) for path in files]  # one that cannot be read is told before anything is computed
     arguments = None if args is None else read(args)
     described = any((gpu, gpu_memory, ram))
@@ -97,9 +99,6 @@ def _problems(
     from hf_memkit.check import read_subject
 
     if file.kind == "recipe":
-        from hf_memkit.cli.libraries import quiet_libraries
-
-        quiet_libraries()
         from hf_memkit.cli.check_recipe import recipe_problems
 
         return recipe_problems(file, machine, gpus)
@@ -110,10 +109,8 @@ def _problems(
 def _facts(name: str | None) -> ModelFacts | None:
     if name is None:
         return None
-    from hf_memkit.cli.libraries import quiet_libraries
     from hf_memkit.models import describe, hub_reachable
 
-    quiet_libraries()
     return describe(name, use_hub=hub_reachable(), use_built_in=True)
 
 

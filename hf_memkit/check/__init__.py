@@ -1,0 +1,15 @@
+"""Known mistakes, found before any model is loaded: in a DeepSpeed JSON, Trainer's arguments, a setup.
+
+```python
+problems = check(Subject(config=json.load(open("ds.json")), arguments={"bf16": True}))
+problems = check_file("ds.json", args_file="args.yaml")
+```
+"""
+
+from hf_memkit.check.apply import check
+from hf_memkit.check.files import check_file, read_subject
+from hf_memkit.check.problem import Problem
+from hf_memkit.check.rule import RULES, Rule
+from hf_memkit.check.subject import Subject
+
+__all__ = ["RULES", "Problem", "Rule", "Subject", "check", "check_file", "read_subject"]

@@ -1,0 +1,59 @@
+"""Writes docs/checks.md from the rules: `python -m hf_memkit.check.page > docs/checks.md`."""
+
+from __future__ import annotations
+
+from hf_memkit.check import RULES, Rule
+
+__all__ = ["page"]
+
+_HEAD = """# What `memkit check` knows
+
+`memkit check FILE…` and `memkit ds check FILE` apply these rules to a DeepSpeed JSON, an argument file (the YAML
+or JSON that HfArgumentParser reads; its `deepspeed:` is followed) or a recipe, before any model is loaded. All
+problems are listed at once, each with the key, its value, what the library does with it, and what to write
+instead. `--args FILE` adds the arguments that a DeepSpeed JSON goes with; `--model`, `--gpu`, `--gpu-memory`,
+`--ram` and `--gpus` add what buffers and memory are checked against. Exit code 0: no known mistake, 1: some, 2: a
+file cannot be read.
+
+Every rule's test first shows the real library refusing or ignoring what the rule is about. This page is written from
+the rules by `python -m hf_memkit.check.page`.
+
+"""
+
+_GROUPS = {
+    "keys": "Keys",
+    "values": "Values",
+    "trainer": "DeepSpeed config against Trainer's arguments",
+    "batch": "Batch sizes",
+    "optimizers": "Optimizers",
+    "stages": "ZeRO stages",
+    "offload": "Offloading",
+    "nvme": "NVMe",
+    "buffers": "Buffers",
+    "capacity": "Card, RAM, locked memory and disk",
+    "precision": "Precision, states and activations",
+    "zenflow": "ZenFlow",
+    "saving": "Saving and evaluating",
+    "arguments": "Trainer's arguments",
+}
+"""Module of `hf_memkit.check.rules` → heading."""
+
+
+def page() -> str:
+    """The page, with a row a rule."""
+    parts = [_HEAD]
+    for module, heading in _GROUPS.items():
+        rules = [rule for rule in RULES.values() if rule.module == module]
+        parts.append(f"## {heading}\n\n| rule | what happens | what to do | shown by |\n|---|---|---|---|\n")
+        parts += [_row(rule) for rule in rules]
+        parts.append("\n")
+    return "".join(parts).rstrip() + "\n"
+
+
+def _row(rule: Rule) -> str:
+    cells = (f"`{rule.id}`", rule.why, rule.fix, rule.source)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,45 @@
+"""A problem: one known mistake found in one file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Problem"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is wrong, and what to do.
+
+    Attributes:
+        rule: ID of the rule that found it (docs/checks.md has a row for each).
+        file: the file that the key stands in; empty if there is none.
+        key: dotted path as it is nested in the file, such as `zero_optimization.offload_param.buffer_size`.
+        value: what stands there; None if the key is absent.
+        why: what the library does with it.
+        fix: what to write instead.
+    """
+
+    rule: str
+    file: str
+    key: str
+    value: Any
+    why: str
+    fix: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rule": self.rule,
+            "file": self.file,
+            "key": self.key,
+            "value": self.value,
+            "why": self.why,
+            "fix": self.fix,
+        }
+
+    def __str__(self) -> str:
+        place = f"{self.file}: {self.key}" if self.file else self.key
+        shown = "absent" if self.value is None else repr(self.value)
+        end = "" if self.fix.endswith("?") else "."
+        return f"{place} = {shown}: {self.why}. Fix: {self.fix}{end}"

@@ -1,0 +1,186 @@
+"""Precision, and the states' types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from hf_memkit.check.rule import Found, rule
+from hf_memkit.check.subject import Subject
+
+_DTYPES = {"fp16": "fp16", "float16": "fp16", "half": "fp16", "bf16": "bf16", "bfloat16": "bf16", "fp32": "fp32",
+           "float32": "fp32", "float": "fp32"}  # fmt: skip
+
+
+def _enabled(subject: Subject, name: str) -> bool | None:
+    """Whether fp16 or bf16 is on; None if Trainer decides and its arguments are not known."""
+    value = subject.at(f"{name}.enabled")
+    if value == "auto":
+        if subject.arguments is None:
+            return None
+        return subject.argument(name) is True or subject.argument(f"{name}_full_eval") is True
+    return value is True
+
+
+@rule(
+    "fp16-and-bf16",
+    why="DeepSpeed takes one of them; it stops with an assertion",
+    fix='set "enabled" of both to "auto", or one of them to false',
+    source="deepspeed 0.19.8: runtime/config.py 511",
+)
+def fp16_and_bf16(subject: Subject) -> Iterator[Found]:
+    if _enabled(subject, "fp16") and _enabled(subject, "bf16"):
+        yield Found("fp16.enabled", subject.at("fp16.enabled"))
+
+
+@rule(
+    "fp16-without-gpu",
+    why='without a GPU DeepSpeed stops: "Type fp16 is not supported on your device"',
+    fix="use bf16 or fp32 here",
+    source="deepspeed 0.19.8: runtime/engine.py 2003",
+)
+def fp16_without_gpu(subject: Subject) -> Iterator[Found]:
+    if _enabled(subject, "fp16") and subject.without_gpu:
+        yield Found("fp16.enabled", subject.at("fp16.enabled"))
+
+
+@rule(
+    "bf16-emulated",
+    why="this card does not compute in bf16 itself: it is emulated, slower than fp32",
+    fix='use fp16, with "bf16": {"enabled": "auto"}',
+    source="torch 2.13.0: cuda/__init__.py, is_bf16_supported(including_emulation=True)",
+)
+def bf16_emulated(subject: Subject) -> Iterator[Found]:
+    gpu = subject.machine.gpu if subject.machine else None
+    if _enabled(subject, "bf16") and gpu is not None and not gpu.bf16:
+        why = f"{gpu.name} does not compute in bf16 itself: it is emulated, slower than fp32"
+        yield Found("bf16.enabled", subject.at("bf16.enabled"), why=why)
+
+
+@rule(
+    "fp32-accumulation",
+    why="gradients are then accumulated in 4 bytes instead of 2; at stage 1 with bf16 each card holds all of them",
+    fix="delete the key, unless the accumulation is so long that bf16 rounds too much",
+    source="deepspeed 0.19.8: runtime/engine.py 2305-2310, runtime/zero/stage3.py 791",
+)
+def fp32_accumulation(subject: Subject) -> Iterator[Found]:
+    path = "data_types.grad_accum_dtype"
+    sixteen = subject.zero.element_bytes == 2
+    if _DTYPES.get(str(subject.at(path)).lower()) != "fp32" or not sixteen:
+        return
+    if subject.zero.stage == 0:
+        yield Found(path, subject.at(path), why="without ZeRO DeepSpeed refuses to mix it with 16-bit weights")
+    elif (
+        subject.zero.stage == 1 and subject.zero.optimizer.device == "none" and _enabled(subject, "bf16") is not False
+    ):
+        yield Found(path, subject.at(path), why="at stage 1 with bf16 DeepSpeed changes to its BF16_Optimizer: 4 "
+                    "bytes for every parameter on every card, not split")  # fmt: skip
+    else:
+        yield Found(path, subject.at(path))
+
+
+@rule(
+    "lean-states-without-master",
+    why="bf16_optimizer_states needs bf16_master_weights_and_grads; DeepSpeed stops with an assertion",
+    fix='add "bf16_master_weights_and_grads": true',
+    source="deepspeed 0.19.8: runtime/config.py 711-714",
+)
+def lean_states_without_master(subject: Subject) -> Iterator[Found]:
+    master = subject.at("bf16.bf16_master_weights_and_grads")
+    if subject.at("bf16.bf16_optimizer_states") is True and master is not True:
+        yield Found("bf16.bf16_optimizer_states", True)
+
+
+@rule(
+    "lean-master-without-offload",
+    why="16-bit master weights with fp32 moments need an optimizer offloaded to DeepSpeedCPUAdam; DeepSpeed stops",
+    fix='add "bf16_optimizer_states": true, or offload the optimizer',
+    source="deepspeed 0.19.8: runtime/base_optimizer.py 507-521, runtime/zero/stage_1_and_2.py 331",
+)
+def lean_master_without_offload(subject: Subject) -> Iterator[Found]:
+    if subject.zero.optimizer.device != "none" or subject.zero.stage == 0:
+        return
+    bf16, fp16 = "bf16.bf16_master_weights_and_grads", "fp16.fp16_master_weights_and_grads"
+    if subject.at(bf16) is True and subject.at("bf16.bf16_optimizer_states") is not True:
+        yield Found(bf16, True)
+    if subject.at(fp16) is True:
+        yield Found(fp16, True, why="fp16 master weights need an optimizer offloaded to DeepSpeedCPUAdam; it stops",
+                    fix="offload the optimizer, or delete the key")  # fmt: skip
+
+
+@rule(
+    "lean-offload-without-optimizer",
+    why="offloaded 16-bit moments need an optimizer in the config: the one that accelerate makes keeps them in fp32, "
+    "and DeepSpeed stops with an assertion",
+    fix='add "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", '
+    '"weight_decay": "auto"}}',
+    source="deepspeed 0.19.8: runtime/base_optimizer.py 515-518; accelerate 1.15.0: utils/deepspeed.py 104",
+)
+def lean_offload_without_optimizer(subject: Subject) -> Iterator[Found]:
+    path = "bf16.bf16_optimizer_states"
+    if subject.at(path) is True and subject.zero.optimizer.device != "none" and not subject.has("optimizer"):
+        yield Found(path, True)
+
+
+@rule(
+    "lean-states-without-zero",
+    why="16-bit master weights and moments are for stages 1 to 3; DeepSpeed stops with an assertion",
+    fix='set "stage" to 1, 2 or 3',
+    source="deepspeed 0.19.8: runtime/config.py 701-714",
+)
+def lean_states_without_zero(subject: Subject) -> Iterator[Found]:
+    for path in ("bf16.bf16_master_weights_and_grads", "fp16.fp16_master_weights_and_grads"):
+        if subject.at(path) is True and subject.zero.stage == 0:
+            yield Found(path, True)
+
+
+@rule(
+    "lean-states-without-bf16",
+    why="bf16 is not on: the model stays in fp32, its master weights are in bf16, and every update is rounded",
+    fix='set "enabled": true in the same section',
+    source="deepspeed 0.19.8: runtime/base_optimizer.py 525, which does not ask",
+)
+def lean_states_without_bf16(subject: Subject) -> Iterator[Found]:
+    if subject.at("bf16.bf16_master_weights_and_grads") is True and _enabled(subject, "bf16") is False:
+        yield Found("bf16.bf16_master_weights_and_grads", True)
+
+
+@rule(
+    "parameter-type",
+    why="param_dtype must be the type that fp16 or bf16 sets; DeepSpeed stops with an assertion",
+    fix="delete the key",
+    source="deepspeed 0.19.8: runtime/engine.py 1812-1829",
+)
+def parameter_type(subject: Subject) -> Iterator[Found]:
+    path = "data_types.param_dtype"
+    asked, on = _DTYPES.get(str(subject.at(path)).lower()), {n: _enabled(subject, n) for n in ("fp16", "bf16")}
+    if asked is None or None in on.values():
+        return
+    real = "fp16" if on["fp16"] else "bf16" if on["bf16"] else "fp32"
+    if asked != real:
+        yield Found(path, subject.at(path), why=f"the model is in {real}; DeepSpeed stops with an assertion")
+
+
+@rule(
+    "activation-section-unread",
+    why="neither Trainer nor the engine reads this section: no activation is saved or moved by it",
+    fix="delete it, and set activation_checkpointing: true in Trainer's arguments",
+    source="deepspeed 0.19.8: runtime/activation_checkpointing/checkpointing.py 1118, read only by configure()",
+)
+def activation_section_unread(subject: Subject) -> Iterator[Found]:
+    section = subject.at("activation_checkpointing")
+    if isinstance(section, Mapping) and any(value not in (False, None) for value in section.values()):
+        yield Found("activation_checkpointing", section)
+
+
+@rule(
+    "contiguous-activations",
+    why="contiguous checkpoints need partition_activations and number_checkpoints; configure() asserts that",
+    fix="add both, or delete the key",
+    source="deepspeed 0.19.8: runtime/activation_checkpointing/checkpointing.py 1228-1231",
+)
+def contiguous_activations(subject: Subject) -> Iterator[Found]:
+    path = "activation_checkpointing.contiguous_memory_optimization"
+    partition = subject.at("activation_checkpointing.partition_activations")
+    number = subject.at("activation_checkpointing.number_checkpoints")
+    if subject.at(path) is True and not (partition is True and isinstance(number, int)):
+        yield Found(path, True)

@@ -1,0 +1,136 @@
+"""What is checked: a DeepSpeed config, Trainer's arguments, and what is known of the model and the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+from hf_memkit.compat import current_name
+from hf_memkit.hardware import Machine
+from hf_memkit.models import ModelFacts
+from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.zero.settings import ZeroSettings
+
+__all__ = ["ABSENT", "Subject", "installed_deepspeed", "walk"]
+
+
+class _Absent:
+    """No value at all, which is something else than `null`."""
+
+    def __repr__(self) -> str:
+        return "absent"
+
+
+ABSENT: Final = _Absent()
+
+
+def installed_deepspeed() -> str:
+    """Version of the installed DeepSpeed; the one that memkit was written against if there is none."""
+    try:
+        return version("deepspeed")
+    except PackageNotFoundError:
+        return "0.19.8"
+
+
+def walk(section: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key of a nested mapping, as (dotted path, value), sections included."""
+    for key, value in section.items():
+        here = f"{path}.{key}" if path else str(key)
+        yield here, value
+        if isinstance(value, Mapping):
+            yield from walk(value, here)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One job as far as it is known. Rules that need what is None say nothing.
+
+    Attributes:
+        config: the DeepSpeed JSON; None if the job does not use DeepSpeed.
+        arguments: fields of TrainingArguments that were set; None if they are not known. Old names are made current.
+        model: the model's shapes.
+        machine: where it will run.
+        gpus: processes on each machine; None if not known.
+        nodes: machines.
+        config_file, arguments_file: where they come from, for messages.
+        duplicates: keys that the file has twice (a mapping cannot).
+        here: whether paths in the config are folders of this machine.
+        deepspeed: version of DeepSpeed that will read the config.
+    """
+
+    config: Mapping[str, Any] | None = None
+    arguments: Mapping[str, Any] | None = None
+    model: ModelFacts | None = None
+    machine: Machine | None = None
+    gpus: int | None = None
+    nodes: int = 1
+    config_file: str = ""
+    arguments_file: str = ""
+    duplicates: tuple[str, ...] = ()
+    here: bool = False
+    deepspeed: str = field(default_factory=installed_deepspeed)
+
+    def __post_init__(self) -> None:
+        if self.arguments is not None:
+            current = {current_name(name): value for name, value in self.arguments.items()}
+            object.__setattr__(self, "arguments", current)
+
+    @classmethod
+    def of_setup(
+        cls,
+        setup: TrainingSetup,
+        model: ModelFacts,
+        machine: Machine | None,
+        *,
+        gpus: int = 1,
+        nodes: int = 1,
+        here: bool,
+    ) -> Subject:
+        """The subject of a setup that was resolved for this model and machine."""
+        config = setup.get("deepspeed.config")
+        return cls(config, setup.arguments, model, machine, gpus, nodes, here=here)
+
+    def at(self, path: str) -> Any:
+        """The config's value at a dotted path, or ABSENT."""
+        node: Any = self.config
+        for part in path.split("."):
+            if not isinstance(node, Mapping) or part not in node:
+                return ABSENT
+            node = node[part]
+        return node
+
+    def has(self, path: str) -> bool:
+        return self.at(path) is not ABSENT
+
+    def shown(self, path: str) -> Any:
+        """As `at`, with None for what is absent: what a problem shows."""
+        value = self.at(path)
+        return None if value is ABSENT else value
+
+    def argument(self, name: str, default: Any = None) -> Any:
+        """The argument `name` as it was set, or `default`."""
+        return default if self.arguments is None else self.arguments.get(name, default)
+
+    @cached_property
+    def zero(self) -> ZeroSettings:
+        """The config as DeepSpeed reads it, defaults filled in."""
+        return ZeroSettings.from_config(self.config or {})
+
+    @property
+    def processes(self) -> int | None:
+        """Processes in all; None if not known."""
+        return None if self.gpus is None else self.gpus * self.nodes
+
+    @property
+    def without_gpu(self) -> bool:
+        """It is known that the job runs on a CPU."""
+        return self.argument("use_cpu") is True or (self.machine is not None and self.machine.gpu is None)
+
+    @property
+    def deepspeed_release(self) -> tuple[int, ...]:
+        """Version of DeepSpeed as numbers: (0, 19, 8)."""
+        numbers = (part for part in self.deepspeed.split("+")[0].split(".") if part.isdigit())
+        return tuple(int(part) for part in numbers)

@@ -1,0 +1,57 @@
+"""`memkit check RECIPE`: mistakes of the file itself, then of each variant's setup."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hf_memkit.check import Problem, Subject, check
+from hf_memkit.check.reading import File
+from hf_memkit.errors import InputError, RecipeError
+from hf_memkit.hardware import Machine, this_machine
+from hf_memkit.models import hub_reachable
+from hf_memkit.recipe.resolve import Overrides, resolve
+from hf_memkit.recipe.schema import read_recipe
+
+__all__ = ["recipe_problems"]
+
+
+def recipe_problems(file: File, machine: Machine | None, gpus: int | None) -> list[Problem]:
+    """All mistakes of a recipe; if the file itself has none, those of every variant's setup for the recipe's card.
+
+    `machine` is where it is meant to run; None leaves RAM and disk out.
+    """
+    try:
+        recipe = read_recipe(file.path)
+    except RecipeError as error:
+        return [_problem(file, line) for line in error.problems]
+    found = []
+    for variant in recipe.variants:
+        overrides = Overrides(variant=variant, gpus=gpus or 1)
+        try:
+            resolved = resolve(recipe, machine or this_machine(), overrides, use_hub=hub_reachable())
+        except InputError as error:
+            found.append(
+                Problem("recipe", str(file.path), f"variants.{variant}", None, str(error), "see `memkit recipe`")
+            )
+            continue
+        subject = Subject.of_setup(
+            resolved.setup, resolved.model, resolved.machine if machine else None, gpus=gpus or 1, here=False
+        )
+        found += [_of_variant(problem, file, variant) for problem in check(subject)]
+    return found
+
+
+def _problem(file: File, line: str) -> Problem:
+    """A line of RecipeError, `FILE: KEY: [VALUE:] what is allowed`, as a problem."""
+    _, _, rest = line.partition(f"{file.path}: ")
+    key, _, what = rest.partition(": ")
+    value: Any = file.content
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return Problem("recipe", str(file.path), key, value, what, "write what is allowed there")
+
+
+def _of_variant(problem: Problem, file: File, variant: str) -> Problem:
+    key = f"variants.{variant}: {problem.key}"
+    return Problem(problem.rule, str(file.path), key, problem.value, problem.why, problem.fix)

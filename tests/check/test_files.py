@@ -1,0 +1,118 @@
+"""Files: what each is taken for, what is followed, and one line for what cannot be read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_memkit.check import check_file
+from hf_memkit.check.page import page
+from hf_memkit.check.reading import read
+from hf_memkit.cli import main
+from hf_memkit.errors import InputError
+from hf_memkit.zero.presets import load
+from tests.conftest import ROOT
+
+
+@pytest.fixture
+def preset(tmp_path: Path) -> Path:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(load("zero2")))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("ds.json", '{"bf16": 1 "fp16": 2}', "ds.json: line 1, column 12: Expecting ',' delimiter"),
+        ("ds.json", '{"bf16": 1} x', "ds.json: line 1, column 13: Extra data"),
+        ("ds.json", "[1, 2]", "ds.json: line 1, column 1: keys and values belong here, not a list"),
+        ("args.yaml", "a: 1\nb: [1, 2\nc: 3\n", "args.yaml: line 3, column 2"),
+        ("acc.yaml", "compute_environment: LOCAL_MACHINE\n", "a config of `accelerate launch`"),
+    ],
+)
+def test_a_broken_file_is_one_line_with_its_place(tmp_path: Path, name: str, text: str, said: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError) as error:
+        check_file(tmp_path / name)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"ds\.json: cannot be read: No such file"):
+        check_file(tmp_path / "ds.json")
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        ({"zero_optimization": {"stage": 2}}, "deepspeed"),
+        ({"bf16": {"enabled": True}}, "deepspeed"),
+        ({"output_dir": "x", "bf16": True}, "arguments"),
+        ({"variants": {}, "summary": "x"}, "recipe"),
+    ],
+)
+def test_a_file_is_known_by_its_keys(tmp_path: Path, content: dict[str, Any], kind: str) -> None:
+    (tmp_path / "file.json").write_text(json.dumps(content))
+    assert read(tmp_path / "file.json").kind == kind
+
+
+def test_keys_that_a_file_has_twice_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(load("zero2")).replace('"stage": 2', '"stage": 1, "stage": 2'))
+    assert [(p.rule, p.key, p.value) for p in check_file(path)] == [("duplicate-key", "zero_optimization.stage", 2)]
+
+
+def test_an_argument_file_s_config_is_followed(tmp_path: Path, preset: Path) -> None:
+    arguments = tmp_path / "args.yaml"
+    arguments.write_text(f"output_dir: out\ndeepspeed: {preset.name}\nlearning_rate: 1e-4\n")
+    assert [(p.rule, p.file, p.key) for p in check_file(arguments)] == [
+        ("text-for-number", str(arguments), "learning_rate")
+    ]
+    config = load("zero2") | {"gradient_clipping": 0.5}
+    preset.write_text(json.dumps(config))
+    found = [problem for problem in check_file(arguments) if problem.rule == "trainer-mismatch"]
+    assert [(p.key, p.value, Path(p.file).name) for p in found] == [("gradient_clipping", 0.5, "ds.json")]
+    assert "max_grad_norm=1.0 (its default)" in found[0].why and "ds.json" in found[0].why
+
+
+def test_both_places_of_a_mismatch_are_named(tmp_path: Path, preset: Path) -> None:
+    preset.write_text(json.dumps(load("zero2") | {"gradient_accumulation_steps": 2}))
+    arguments = tmp_path / "args.json"
+    arguments.write_text(json.dumps({"gradient_accumulation_steps": 8}))
+    (problem,) = check_file(preset, arguments)
+    assert f"gradient_accumulation_steps=2 (in {preset})" in problem.why
+    assert f"gradient_accumulation_steps=8 (in {arguments})" in problem.why
+
+
+def test_the_page_is_written_from_the_rules() -> None:
+    assert (ROOT / "docs" / "checks.md").read_text() == page()
+
+
+def test_the_command_line(tmp_path: Path, preset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(preset)]) == 0
+    assert "No known mistake" in capsys.readouterr().out
+    preset.write_text(json.dumps(load("zero2") | {"gradient_cliping": 1.0}))
+    assert main(["check", str(preset), "--json"]) == 1
+    (problem,) = json.loads(capsys.readouterr().out)
+    assert list(problem) == ["rule", "file", "key", "value", "why", "fix"]
+    assert problem["key"] == "gradient_cliping" and "gradient_clipping" in problem["fix"]
+    assert main(["check", str(preset), "--model", "gpt2-xl", "--gpu", "T4"]) == 1
+    assert "card-too-small" in capsys.readouterr().out
+    preset.write_text("{")
+    assert main(["check", str(preset)]) == 2
+    assert capsys.readouterr().err.startswith(f"memkit: error: {preset}: line 1, column 2: ")
+
+
+def test_a_recipe_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    original = ROOT / "recipes" / "gpt2-on-16gb.yaml"
+    assert main(["check", str(original)]) == 0
+    broken = tmp_path / "mine.yaml"
+    broken.write_text(original.read_text().replace("sequences_per_step:", "sequences_per_stp:"))
+    capsys.readouterr()
+    assert main(["check", str(broken), "--json"]) == 1
+    keys = {problem["key"] for problem in json.loads(capsys.readouterr().out)}
+    assert "sequences_per_stp" in keys
