@@ -15,12 +15,15 @@ from hf_memkit.ledger import PLACES
 from hf_memkit.units import GIB
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hf_memkit.check import Problem
     from hf_memkit.recipe.resolve import Resolved
     from hf_memkit.recipe.run import Run
     from hf_memkit.recipe.schema import Recipe
     from hf_memkit.training_setup import TrainingSetup
 
-__all__ = ["closing", "exported", "opening", "recipes", "say", "say_to_stderr", "setup"]
+__all__ = ["closing", "exported", "opening", "recipes", "say", "say_to_stderr", "setup", "silent"]
 
 console = Console(soft_wrap=True, highlight=False)
 
@@ -31,6 +34,10 @@ def say(line: str) -> None:
 
 def say_to_stderr(line: str) -> None:
     print(line, file=sys.stderr)
+
+
+def silent(line: str) -> None:
+    """What ranks other than the first say."""
 
 
 def recipes(as_json: bool) -> int:
@@ -60,12 +67,15 @@ def recipes(as_json: bool) -> int:
     return 0
 
 
-def setup(resolved: Resolved, job: Run, as_json: bool) -> int:
+def setup(resolved: Resolved, job: Run, mistakes: Sequence[Problem], as_json: bool) -> int:
     """Every setting with its reason, the ledger, and what stands in the way."""
     if as_json:
-        print(json.dumps({**resolved.to_json(), **job.to_json()}, indent=2))
+        checks = [mistake.to_json() for mistake in mistakes]
+        print(json.dumps({**resolved.to_json(), **job.to_json(), "checks": checks}, indent=2))
         return 0
     opening(resolved.recipe, resolved, job)
+    for mistake in mistakes:
+        say(f"PROBLEM: {mistake}")
     wide = Console(highlight=False)
     table = _table("setting", "value", "reason")
     for setting in job.setup.settings:
@@ -128,9 +138,9 @@ def closing(job: Run, content: dict[str, Any]) -> None:
     target = job.target
     say(
         f"The target run trains {target['model.name']} with {target['arguments.per_device_train_batch_size']} × "
-        f"{target['arguments.gradient_accumulation_steps']} sequences of {target['data.sequence_length']} tokens a "
-        f"step, {target['arguments.max_steps']} steps, and needs by formula "
-        f"{target.ledger.total_bytes('device') / GIB:.1f} GiB on the card."
+        f"{target['arguments.gradient_accumulation_steps']}{_processes(job)} sequences of "
+        f"{target['data.sequence_length']} tokens a step, {target['arguments.max_steps']} steps, and needs by formula "
+        f"{target.ledger.total_bytes('device') / GIB:.1f} GiB on {'each' if job.processes > 1 else 'the'} card."
         if target.ledger.rows
         else f"The target run trains {target['model.name']}: see --dry-run --gpu-memory for its settings."
     )
@@ -140,14 +150,19 @@ def closing(job: Run, content: dict[str, Any]) -> None:
     _left_out(job)
 
 
-def exported(written: list[Path], as_json: bool) -> int:
+def exported(written: list[Path], as_json: bool, command: str) -> int:
     if as_json:
-        print(json.dumps({"files": [str(path) for path in written]}, indent=2))
+        print(json.dumps({"files": [str(path) for path in written], "run": command}, indent=2))
     else:
         for path in written:
             say(f"Wrote {path}")
-        say(f"Run it: python {written[0]}")
+        say(f"Run it: {command}")
     return 0
+
+
+def _processes(job: Run) -> str:
+    """` × 4 processes`, where there are several."""
+    return f" × {job.processes} processes" if job.processes > 1 else ""
 
 
 def _losses(result: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from hf_memkit.errors import MissingPackageError, RunError
 from hf_memkit.models import hub_reachable, quiet_transformers
 from hf_memkit.presets import find_preset
 from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.zero.process_group import join_process_group
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, TrainingArguments
@@ -51,9 +52,11 @@ def build_arguments(setup: TrainingSetup) -> TrainingArguments:
     if "deepspeed.config" in setup:
         options["deepspeed"] = setup["deepspeed.config"]
     try:
-        return TrainingArguments(**options)
+        arguments = TrainingArguments(**options)
     except (ValueError, ImportError) as error:
         raise RunError(f"TrainingArguments refuses this setup: {str(error).splitlines()[0]}") from error
+    join_process_group(arguments)
+    return arguments
 
 
 def build_model(setup: TrainingSetup, say: Callable[[str], None]) -> PreTrainedModel:

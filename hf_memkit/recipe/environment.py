@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from hf_memkit.errors import MissingPackageError, RunError
+from hf_memkit.hardware import has_kernels
+from hf_memkit.recipe.ranks import Ranks
 from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.zero import ops
 from hf_memkit.zero.launch import single_process_environment
@@ -13,15 +15,14 @@ from hf_memkit.zero.launch import single_process_environment
 __all__ = ["has_kernels", "set_environment"]
 
 
-def set_environment(setup: TrainingSetup, say: Callable[[str], None]) -> None:
+def set_environment(setup: TrainingSetup, say: Callable[[str], None], ranks: Ranks) -> None:
     """Sets the setup's variables where the user has not, and makes sure that the card can be used.
 
     Raises:
-        RunError: a launcher started several processes, or torch cannot use the card.
+        RunError: accelerate's launcher brings an engine of its own, or torch cannot use the card.
         MissingPackageError: the optimizer has to be compiled, and cannot.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise RunError("recipes run on one card so far; start memkit without torchrun, accelerate or deepspeed")
+    _leave_accelerate_aside(say)
     variables = {name: str(value) for name, value in setup.section("environment").items()}
     if "deepspeed.config" in setup:
         variables |= single_process_environment()
@@ -31,10 +32,30 @@ def set_environment(setup: TrainingSetup, say: Callable[[str], None]) -> None:
     for name, value in variables.items():
         os.environ.setdefault(name, value)
     if not setup.get("arguments.use_cpu"):
-        _check_card(setup)
+        _check_card(setup, ranks)
 
 
-def _check_card(setup: TrainingSetup) -> None:
+def _leave_accelerate_aside(say: Callable[[str], None]) -> None:
+    """`accelerate launch` also hands its config to Trainer (accelerate:utils/launch.py): where that would change the
+    setup, it must not.
+
+    Raises:
+        RunError: its config asks for an engine of its own.
+    """
+    for name, engine in (("ACCELERATE_USE_DEEPSPEED", "DeepSpeed"), ("ACCELERATE_USE_FSDP", "FSDP")):
+        if os.environ.get(name, "").lower() in ("1", "true", "yes"):
+            raise RunError(
+                f"accelerate's config asks for {engine}, and the recipe brings its own engine; start it with memkit "
+                f"--gpus N, torchrun, or accelerate launch --multi_gpu"
+            )
+    # TrainingArguments without bf16 or fp16 take this for the precision (transformers:training_args.py, "Mixed
+    # Precision"), and weights that are bf16 already would be autocast again.
+    precision = os.environ.pop("ACCELERATE_MIXED_PRECISION", "no")
+    if precision != "no":
+        say(f"The precision is the setup's; accelerate's mixed_precision={precision} is left aside.")
+
+
+def _check_card(setup: TrainingSetup, ranks: Ranks) -> None:
     """Raises what `set_environment` says of the card: otherwise Trainer goes to the CPU, or to several cards."""
     import torch
 
@@ -43,9 +64,15 @@ def _check_card(setup: TrainingSetup) -> None:
             f"this setup is for a GPU, and torch {torch.__version__} cannot use one here: the driver is too old for "
             f"it, it is a CPU build, or there is no card"
         )
-    if torch.cuda.device_count() > 1:
-        raise RunError("recipes run on one card so far; set CUDA_VISIBLE_DEVICES to one")
-    capability = torch.cuda.get_device_capability()
+    cards = torch.cuda.device_count()
+    if cards > 1 and not ranks.launched:
+        raise RunError(f"one process sees {cards} cards; give --gpus {cards}, or set CUDA_VISIBLE_DEVICES to one")
+    if cards < ranks.local_world_size:
+        raise RunError(
+            f"{ranks.local_world_size} processes were started on this machine, and each may use {cards} of its cards "
+            f"(CUDA_VISIBLE_DEVICES); each needs one of its own"
+        )
+    capability = torch.cuda.get_device_capability(ranks.local_rank)
     if not has_kernels(capability, torch.cuda.get_arch_list()):
         raise RunError(
             f"torch {torch.__version__} has no kernels for this card (compute capability {capability[0]}."
@@ -58,15 +85,3 @@ def _check_card(setup: TrainingSetup) -> None:
                 f"the optimizer's step has to be compiled: missing {', '.join(missing)}; "
                 f"run: sudo apt-get install {' '.join(missing)}"
             )
-
-
-def has_kernels(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
-    """Whether a torch built for `architectures` (`sm_80`, `compute_90` …) runs on a card of this compute capability:
-    binaries run on the same major version from their minor version on, PTX on anything newer."""
-    have = capability[0] * 10 + capability[1]
-    for architecture in architectures:
-        kind, _, number = architecture.partition("_")
-        made_for = int("".join(filter(str.isdigit, number)) or 0)
-        if made_for <= have and (kind == "compute" or made_for // 10 == capability[0]):
-            return True
-    return False

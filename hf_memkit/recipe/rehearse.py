@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from hf_memkit.ledger import Ledger
-from hf_memkit.models import describe
+from hf_memkit.models import ModelFacts, describe
 from hf_memkit.recipe.batch import accumulation_for
 from hf_memkit.recipe.resolve import Resolved
 from hf_memkit.recipe.schema import Rehearsal as RehearsalSpec
 from hf_memkit.training_setup import Setting, TrainingSetup
+from hf_memkit.zero.ledger import zero_ledger
 
 __all__ = ["Rehearsed", "rehearse"]
 
@@ -36,12 +37,13 @@ def rehearse(resolved: Resolved) -> Rehearsed:
     """The rehearsal of a resolved recipe."""
     spec = resolved.recipe.rehearsal
     rehearsed = Rehearsed(replace(resolved.setup, ledger=Ledger(), problems=(), notes=()), ())
-    rehearsed = _small_model(rehearsed, resolved, spec)
-    rehearsed = _few_steps(rehearsed, spec)
+    model = _rehearsed_model(resolved, spec)
+    rehearsed = _small_model(rehearsed, resolved, spec, model)
+    rehearsed = _few_steps(rehearsed, spec, resolved.processes)
     rehearsed = _cpu_precision(rehearsed)
     rehearsed = _no_cuda_allocator(rehearsed)
     rehearsed = _eager_optimizer(rehearsed)
-    return _cpu_deepspeed(rehearsed)
+    return _with_ledger(_cpu_deepspeed(rehearsed), model, resolved)
 
 
 def _put(rehearsed: Rehearsed, section: str, values: dict[str, tuple[Any, str]]) -> Rehearsed:
@@ -54,14 +56,20 @@ def _leave_out(rehearsed: Rehearsed, key: str, reason: str) -> Rehearsed:
     return replace(rehearsed, not_rehearsed=(*rehearsed.not_rehearsed, left_out))
 
 
-def _small_model(rehearsed: Rehearsed, resolved: Resolved, spec: RehearsalSpec) -> Rehearsed:
+def _rehearsed_model(resolved: Resolved, spec: RehearsalSpec) -> ModelFacts:
+    """The recipe's small model, or the user's own where that is small enough."""
     model = resolved.model
     if model.origin == "local" and model.parameters <= _SMALL_ENOUGH:
-        length = min(spec.sequence_length, model.maximum_length or spec.sequence_length)
-        return _put(rehearsed, "data", {"sequence_length": (length, "short, for a CPU")})
-    small = describe(
+        return model
+    return describe(
         model.name, resolved.recipe.model.architecture, use_hub=model.origin == "hub", changes=dict(spec.model)
     )
+
+
+def _small_model(rehearsed: Rehearsed, resolved: Resolved, spec: RehearsalSpec, small: ModelFacts) -> Rehearsed:
+    if small is resolved.model:
+        length = min(spec.sequence_length, small.maximum_length or spec.sequence_length)
+        return _put(rehearsed, "data", {"sequence_length": (length, "short, for a CPU")})
     rehearsed = _put(
         rehearsed,
         "model",
@@ -81,10 +89,14 @@ def _small_model(rehearsed: Rehearsed, resolved: Resolved, spec: RehearsalSpec) 
     )
 
 
-def _few_steps(rehearsed: Rehearsed, spec: RehearsalSpec) -> Rehearsed:
+def _few_steps(rehearsed: Rehearsed, spec: RehearsalSpec, processes: int) -> Rehearsed:
     setup = rehearsed.setup
+    # With more processes the micro-batch shrinks, and the accumulation stays: it is to be rehearsed too.
     accumulation = accumulation_for(spec.sequences_per_step, spec.micro_batch_size)
-    batch = f"rehearsal: {spec.micro_batch_size} × {accumulation} = {spec.sequences_per_step} sequences a step"
+    micro_batch = max(1, spec.micro_batch_size // processes)
+    each = f" × {processes} processes" if processes > 1 else ""
+    sequences = micro_batch * accumulation * processes
+    batch = f"rehearsal: {micro_batch} × {accumulation}{each} = {sequences} sequences a step"
 
     def unless_set(name: str, value: Any, reason: str) -> tuple[Any, str]:
         """What the user set stays, also in the rehearsal."""
@@ -107,9 +119,9 @@ def _few_steps(rehearsed: Rehearsed, spec: RehearsalSpec) -> Rehearsed:
         {
             "use_cpu": (True, _CPU),
             "dataloader_pin_memory": (False, "page-locked memory is for copies to a GPU"),
-            "per_device_train_batch_size": (spec.micro_batch_size, batch),
+            "per_device_train_batch_size": (micro_batch, batch),
             "gradient_accumulation_steps": (accumulation, batch),
-            "per_device_eval_batch_size": (spec.micro_batch_size, batch),
+            "per_device_eval_batch_size": (micro_batch, batch),
             "max_steps": (steps, why),
             "eval_steps": (steps, "at the last step"),
             "warmup_steps": unless_set("warmup_steps", max(1, round(0.05 * steps)), "5 % of the steps"),
@@ -171,3 +183,11 @@ def _cpu_deepspeed(rehearsed: Rehearsed) -> Rehearsed:
         rehearsed = replace(rehearsed, not_rehearsed=(*rehearsed.not_rehearsed, pinned))
     rehearsed = _put(rehearsed, "deepspeed", {"config": (config, "the same keys, with buffers for the small model")})
     return _put(rehearsed, "environment", {"DS_ACCELERATOR": ("cpu", _CPU)})
+
+
+def _with_ledger(rehearsed: Rehearsed, model: ModelFacts, resolved: Resolved) -> Rehearsed:
+    """What the engine holds of the small model, by formula: this machine's disk and limits are tried against it."""
+    if "deepspeed.config" not in rehearsed.setup:
+        return rehearsed
+    ledger = zero_ledger(rehearsed.setup["deepspeed.config"], model, gpus=resolved.gpus, nodes=resolved.nodes)
+    return replace(rehearsed, setup=replace(rehearsed.setup, ledger=ledger))

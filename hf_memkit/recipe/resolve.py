@@ -16,9 +16,11 @@ from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.job import Job
 from hf_memkit.models import ModelFacts, describe
 from hf_memkit.presets import PRESETS, apply_preset
-from hf_memkit.recipe.batch import accumulation_for, micro_batch_for
+from hf_memkit.recipe.batch import split_batch
 from hf_memkit.recipe.output import default_output
-from hf_memkit.recipe.schema import Recipe, Variant
+from hf_memkit.recipe.schema import Recipe
+from hf_memkit.recipe.settings import refuse_ignored
+from hf_memkit.recipe.sharing import share_among_processes
 from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import GIB, format_gib
 
@@ -40,6 +42,8 @@ class Overrides:
         sequence_length: tokens.
         output: folder for checkpoints, records and the trained model; empty: a new one in `memkit-runs/`.
         nvme_path: folder in which the run makes one for what ZeRO-Infinity swaps; None: inside `output`.
+        gpus: processes on each machine, one card each.
+        nodes: machines.
         settings: fields of TrainingArguments, already type-checked (`hf_memkit.recipe.settings`).
     """
 
@@ -50,6 +54,8 @@ class Overrides:
     sequence_length: int | None = None
     output: str = ""
     nvme_path: str | None = None
+    gpus: int = 1
+    nodes: int = 1
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -63,6 +69,7 @@ class Resolved:
         why: why that variant.
         rejected: (variant, why not) of those that come before it, with `auto`.
         setup: what runs.
+        gpus, nodes: processes on each machine, one card each, and machines.
     """
 
     recipe: Recipe
@@ -72,12 +79,20 @@ class Resolved:
     why: str
     rejected: tuple[tuple[str, str], ...]
     setup: TrainingSetup
+    gpus: int = 1
+    nodes: int = 1
+
+    @property
+    def processes(self) -> int:
+        return self.gpus * self.nodes
 
     def to_json(self) -> dict[str, Any]:
         return {
             "recipe": self.recipe.name,
             "variant": self.variant,
             "why": self.why,
+            "gpus": self.gpus,
+            "nodes": self.nodes,
             "rejected": [{"variant": name, "why": why} for name, why in self.rejected],
             "machine": self.machine.to_json(),
             "model": {
@@ -117,7 +132,7 @@ def resolve(recipe: Recipe, machine: Machine, overrides: Overrides, *, use_hub: 
         return _build(recipe, machine, overrides, model, variant, length)
 
     def resolved(variant: str, why: str, setup: TrainingSetup) -> Resolved:
-        return Resolved(recipe, machine, model, variant, why, tuple(rejected), setup)
+        return Resolved(recipe, machine, model, variant, why, tuple(rejected), setup, overrides.gpus, overrides.nodes)
 
     rejected: list[tuple[str, str]] = []
     if overrides.variant != "auto":
@@ -159,13 +174,16 @@ def _build(
     chosen = overrides.settings
     if overrides.max_steps is not None and chosen.get("max_steps", overrides.max_steps) != overrides.max_steps:
         raise SettingError(f"--max-steps {overrides.max_steps} and --set max_steps={chosen['max_steps']} contradict")
-    micro_batch, accumulation, batch_reason = _batch(recipe, variant, chosen)
+    processes = overrides.gpus * overrides.nodes
+    micro_batch, accumulation, batch_reason = split_batch(
+        recipe.sequences_per_step, variant.micro_batch_size, processes, chosen
+    )
     output = overrides.output or default_output(recipe.name, name)
     # A folder of the run's own: DeepSpeed's swap files have the same names in every job.
     nvme_path = str(Path(overrides.nvme_path) / Path(output).name if overrides.nvme_path else Path(output) / "nvme")
-    job = Job(model, machine, micro_batch, sequence_length, nvme_path, variant.values)
-    setup = apply_preset(name, job)
-    _refuse_ignored(setup, chosen)
+    job = Job(model, machine, micro_batch, sequence_length, nvme_path, variant.values, overrides.gpus, overrides.nodes)
+    setup = share_among_processes(apply_preset(name, job), job)
+    refuse_ignored(setup, chosen)
     if overrides.nvme_path and overrides.variant != "auto" and not setup.ledger.total_bytes("disk"):
         raise SettingError(f"--nvme-path: variant {name!r} puts nothing on disk; only infinity does")
     setup = _model_and_data(setup, recipe, overrides, model, sequence_length)
@@ -201,65 +219,6 @@ def _build(
     for key, value in chosen.items():
         setup = setup.put(f"arguments.{key}", value, "--set")
     return setup
-
-
-def _batch(recipe: Recipe, variant: Variant, chosen: Mapping[str, Any]) -> tuple[int, int, str]:
-    """(micro-batch, accumulation, reason). Whichever of the two the user sets, the other makes up for it."""
-    whole = recipe.sequences_per_step
-    micro = chosen.get("per_device_train_batch_size")
-    accumulation = chosen.get("gradient_accumulation_steps")
-    if micro is not None and accumulation is not None:
-        if micro * accumulation != whole:
-            raise SettingError(
-                f"per_device_train_batch_size={micro} × gradient_accumulation_steps={accumulation} is "
-                f"{micro * accumulation} sequences a step, and the recipe asks for {whole}; set one of them, "
-                f"and the other follows"
-            )
-    elif accumulation is not None:
-        micro = micro_batch_for(whole, accumulation)
-    else:
-        micro = variant.micro_batch_size if micro is None else micro
-        accumulation = accumulation_for(whole, micro)
-    return micro, accumulation, f"{micro} × {accumulation} = {whole} sequences a step, as the recipe asks"
-
-
-_COUNTS = {
-    "gradient_accumulation_steps",
-    "max_steps",
-    "per_device_eval_batch_size",
-    "per_device_train_batch_size",
-}
-_THE_VARIANT_S = {"activation_checkpointing", "activation_checkpointing_kwargs", "bf16", "fp16"}
-
-
-def _refuse_ignored(setup: TrainingSetup, chosen: Mapping[str, Any]) -> None:
-    """Settings that this variant would silently ignore, or change behind the user's back."""
-    problems = []
-    for name in sorted(_COUNTS & chosen.keys()):
-        if not isinstance(chosen[name], int) or chosen[name] < 1:
-            problems.append(f"--set {name}={chosen[name]}: must be a whole number above 0")
-    for name in sorted(_THE_VARIANT_S & chosen.keys()):
-        problems.append(
-            f"--set {name}: belongs to the variant, whose needs were computed with it; take another variant"
-        )
-    if "num_train_epochs" in chosen:
-        problems.append(
-            "--set num_train_epochs: the recipe counts steps, and it would have no effect; use --max-steps"
-        )
-    if problems:
-        raise SettingError("\n".join(problems))
-    if "optim" not in chosen:
-        return
-    if "optimizer.class" in setup:
-        raise SettingError(
-            f"--set optim={chosen['optim']}: variant {setup.preset!r} brings its own optimizer "
-            f"({setup['optimizer.class'].split(':')[1]}), and optim would be ignored; take another variant"
-        )
-    if "deepspeed.preset" in setup and not str(chosen["optim"]).startswith("adamw_torch"):
-        raise SettingError(
-            f"--set optim={chosen['optim']}: with an offloaded optimizer accelerate replaces it by DeepSpeedCPUAdam, "
-            f"silently; variant {setup.preset!r} works with adamw_torch only"
-        )
 
 
 def _model_and_data(

@@ -5,8 +5,7 @@ Nothing is written before the data has been read and found good.
 
 from __future__ import annotations
 
-import hashlib
-import shutil
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,13 +15,16 @@ from typing import TYPE_CHECKING, Any
 from hf_memkit._version import __version__
 from hf_memkit.errors import InputError, RunError
 from hf_memkit.memory.records import read_records
-from hf_memkit.models import hub_reachable
 from hf_memkit.recipe import build
 from hf_memkit.recipe.environment import set_environment
 from hf_memkit.recipe.output import last_checkpoint, write_run
+from hf_memkit.recipe.prepare import prepare_data
+from hf_memkit.recipe.ranks import FOLDER_VARIABLE, Ranks
+from hf_memkit.recipe.swap import Swap, nvme_path
 from hf_memkit.training_setup import Setting, TrainingSetup
 from hf_memkit.units import GB
 from hf_memkit.zero import ops
+from hf_memkit.zero.process_group import leave_process_group
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -43,6 +45,8 @@ class Run:
         setup: what runs here.
         target: the setup that this is the rehearsal of; None if this is the real thing.
         not_rehearsed: what of the target does not run here, each with its reason.
+        gpus: processes on each machine, one card each.
+        nodes: machines.
     """
 
     recipe: str
@@ -50,6 +54,12 @@ class Run:
     setup: TrainingSetup
     target: TrainingSetup | None = None
     not_rehearsed: tuple[Setting, ...] = ()
+    gpus: int = 1
+    nodes: int = 1
+
+    @property
+    def processes(self) -> int:
+        return self.gpus * self.nodes
 
     @property
     def output(self) -> str:
@@ -64,6 +74,8 @@ class Run:
             "recipe": self.recipe,
             "variant": self.variant,
             "rehearsal": self.is_rehearsal,
+            "gpus": self.gpus,
+            "nodes": self.nodes,
             "setup": self.setup.to_json(),
             "target": self.target.to_json() if self.target else None,
             "not_rehearsed": [setting.to_json() for setting in self.not_rehearsed],
@@ -77,41 +89,52 @@ class Run:
             setup=TrainingSetup.from_json(content["setup"]),
             target=TrainingSetup.from_json(content["target"]) if content["target"] else None,
             not_rehearsed=tuple(Setting(**setting) for setting in content["not_rehearsed"]),
+            gpus=content.get("gpus", 1),
+            nodes=content.get("nodes", 1),
         )
 
 
 def run(
     job: Run,
     say: Say,
+    ranks: Ranks,
     *,
     resume: Mapping[str, Any] | None = None,
     before_writing: Callable[[], None] | None = None,
 ) -> dict[str, Any]:
     """Trains, evaluates and saves; returns the content of the run file, `status` being `finished` or `interrupted`.
 
+    Called by every rank with the same job. Rank 0 writes the run file, which the others do not see: of what they
+    return, only `status` is right.
+
     Args:
         job: what to run.
         say: told what happens, a line a call.
+        ranks: this process among those that train together.
         resume: the run file of the run to go on with.
-        before_writing: called once all input has been found good (to clear the folder of an earlier run).
+        before_writing: called on rank 0 once all input has been found good (to clear the folder of an earlier run).
 
     Raises:
         DataError: the data cannot be used. Nothing was written.
+        InputError: the output folder, or that for NVMe, cannot be used.
+        DoesNotFitError: the NVMe folder has no room.
         MissingPackageError: something must be installed first. Nothing was written.
         RunError: the setup cannot be built, or the data differs from that of the run to go on with.
     """
     setup = job.setup
     build.require_packages(setup.preset)
-    set_environment(setup, say)
-    packed, tokenizer = _data(setup, say)
-    checksum = hashlib.sha256(packed.train.array.tobytes()).hexdigest()
+    set_environment(setup, say, ranks)
+    packed, tokenizer, checksum = prepare_data(setup, say, ranks)
     if resume is not None and resume["blocks_sha256"] != checksum:
         raise RunError(
             f"the data is not that of the run in {job.output}: its blocks differ; start again with --overwrite"
         )
     if "deepspeed.config" in setup:
         cpu = bool(setup.get("arguments.use_cpu"))
-        ops.build(ops.needed(setup["deepspeed.config"], cpu=cpu), say, cpu=cpu)
+        with ranks.leader_first("operators"):
+            ops.build(ops.needed(setup["deepspeed.config"], cpu=cpu), say, cpu=cpu)
+    swap = Swap(setup, ranks)
+    swap.try_folder()
     content = {
         "schema": 1,
         "memkit": __version__,
@@ -120,8 +143,35 @@ def run(
         "blocks_sha256": checksum,
         "result": None,
     }
-    if before_writing is not None:
-        before_writing()
+    if ranks.is_first:
+        if before_writing is not None:
+            before_writing()
+        _start_run_file(job, content)
+    ranks.wait_for_all("run file")
+    started = time.monotonic()
+    with swap.held(say):
+        try:
+            trainer, interrupted = _train(job, packed, tokenizer, say, ranks, resuming=resume is not None)
+        except BaseException:
+            if not ranks.launched:  # with other ranks in it, that could wait for one that is gone
+                leave_process_group()
+            raise
+        ranks.wait_for_all("trained")
+        if ranks.is_first:
+            content["result"] = {
+                **_result(job, trainer, packed),
+                "disk_swap_gb": swap.size_bytes() / GB if "deepspeed.config" in setup else None,
+                "wall_time_s": time.monotonic() - started,
+            }
+        leave_process_group()
+    content["status"] = "interrupted" if interrupted else "finished"
+    if ranks.is_first:
+        write_run(job.output, content)
+    ranks.leave_together()
+    return content
+
+
+def _start_run_file(job: Run, content: dict[str, Any]) -> None:
     try:
         Path(job.output).mkdir(parents=True, exist_ok=True)
         write_run(job.output, content)
@@ -129,48 +179,11 @@ def run(
         raise InputError(
             f"--output {job.output}: cannot be written to ({error.strerror}); give another folder"
         ) from None
-    started = time.monotonic()
-    try:
-        trainer, interrupted = _train(job, packed, tokenizer, say, resuming=resume is not None)
-        content["result"] = {
-            **_result(job, trainer, packed),
-            "disk_swap_gb": _swap_bytes(setup) / GB if "deepspeed.config" in setup else None,
-            "wall_time_s": time.monotonic() - started,
-        }
-    finally:
-        _remove_swap(setup)
-        _leave_process_group()
-    content["status"] = "interrupted" if interrupted else "finished"
-    write_run(job.output, content)
-    return content
 
 
-def _data(setup: TrainingSetup, say: Say) -> tuple[Packed, Any]:
-    from hf_memkit.recipe.data import load_documents
-    from hf_memkit.recipe.packing import pack
-    from hf_memkit.recipe.tokenizer import check_vocabulary, get_tokenizer
-
-    data = setup.section("data")
-    documents = load_documents(
-        data["source"],
-        default_hub_id=data["hub_id"],
-        default_hub_config=data["hub_config"],
-        text_column=data["text_column"],
-        hub_reachable=hub_reachable(),
-    )
-    say(f"Data: {documents.source}")
-    chosen = get_tokenizer(
-        data["tokenizer"], documents, vocabulary_size=data["vocabulary_size"], allow_download=hub_reachable()
-    )
-    say(f"Tokenizer: {chosen.reason}")
-    check_vocabulary(chosen.tokenizer, data["vocabulary_size"])
-    packed = pack(
-        documents, chosen.tokenizer, sequence_length=data["sequence_length"], holdout_fraction=data["held_out"]
-    )
-    return packed, chosen.tokenizer
-
-
-def _train(job: Run, packed: Packed, tokenizer: Any, say: Say, *, resuming: bool) -> tuple[Trainer, bool]:
+def _train(
+    job: Run, packed: Packed, tokenizer: Any, say: Say, ranks: Ranks, *, resuming: bool
+) -> tuple[Trainer, bool]:
     """(the trainer after training, whether it was told to stop early)."""
     import torch
     from transformers import Trainer
@@ -184,7 +197,7 @@ def _train(job: Run, packed: Packed, tokenizer: Any, say: Say, *, resuming: bool
     arguments = build.build_arguments(setup)
     set_seed(arguments.seed)
     model = build.build_model(setup, say)
-    sequences = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps
+    sequences = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * ranks.world_size
     say(
         f"Blocks: {len(packed.train)} of {setup['data.sequence_length']} tokens to train on, "
         f"{len(packed.held_out)} held out; {arguments.max_steps} steps of {sequences} read them "
@@ -194,22 +207,26 @@ def _train(job: Run, packed: Packed, tokenizer: Any, say: Say, *, resuming: bool
         model=model,
         args=arguments,
         train_dataset=packed.train,
-        eval_dataset=_evaluated(packed, setup),
+        eval_dataset=_evaluated(packed, job),
         processing_class=tokenizer,
         optimizer_cls_and_kwargs=build.optimizer_class_and_options(setup),
     )
     facts = {"recipe": job.recipe, "variant": job.variant, "rehearsal": job.is_rehearsal}
     report = attach(trainer, run_facts={**facts, "setup": setup.to_json()["settings"]})
     if "deepspeed.config" in setup:
+        from hf_memkit.zero.swap_guard import SwapGuard
         from hf_memkit.zero.wiring import DeepSpeedWiring
 
         trainer.add_callback(DeepSpeedWiring(lambda: trainer.deepspeed))
-    stop = StopOnSignal(say, report.mark_interrupted)
+        trainer.add_callback(SwapGuard(lambda: trainer.deepspeed))
+    stop = StopOnSignal(
+        say, report.mark_interrupted, ranks=ranks.world_size, started_by_memkit=FOLDER_VARIABLE in os.environ
+    )
     trainer.add_callback(stop)
-    checkpoint = last_checkpoint(job.output) if resuming else None
+    checkpoint = ranks.share("checkpoint", last_checkpoint(job.output)) if resuming else None
     if resuming:
         say(f"Going on from {checkpoint}" if checkpoint else "No whole checkpoint yet: starting from the first step")
-        if checkpoint and _swap_folder(setup):
+        if checkpoint and nvme_path(setup):
             say("DeepSpeed does not bring back Adam's moments from NVMe: they start again from zero.")
     try:
         with stop:
@@ -228,11 +245,11 @@ def _train(job: Run, packed: Packed, tokenizer: Any, say: Say, *, resuming: bool
     return trainer, stop.requested
 
 
-def _evaluated(packed: Packed, setup: TrainingSetup) -> Any:
-    """The held-out blocks that are evaluated: whole batches, because Trainer counts the loss of a smaller last batch
-    as often as that of a whole one (transformers: trainer.py, `loss.repeat(batch_size)`)."""
-    batch = int(setup["arguments.per_device_eval_batch_size"])
-    count = min(int(setup["data.evaluated_blocks"]), len(packed.held_out))
+def _evaluated(packed: Packed, job: Run) -> Any:
+    """The held-out blocks that are evaluated: whole batches on every rank, because Trainer counts the loss of a
+    smaller last batch as often as that of a whole one (transformers: trainer.py, `loss.repeat(batch_size)`)."""
+    batch = int(job.setup["arguments.per_device_eval_batch_size"]) * job.processes
+    count = min(int(job.setup["data.evaluated_blocks"]), len(packed.held_out))
     count = count // batch * batch or count
     return type(packed.held_out)(packed.held_out.array[:count])
 
@@ -251,35 +268,10 @@ def _result(job: Run, trainer: Trainer, packed: Packed) -> dict[str, Any]:
         "steps": trainer.state.global_step,
         "held_out_loss_before": before,
         "held_out_loss": after,
-        "unigram_loss": unigram_loss(_evaluated(packed, job.setup)),
+        "unigram_loss": unigram_loss(_evaluated(packed, job)),
         "engine": type(trainer.model_wrapped).__name__,
         "optimizer_classes": end.get("optimizer_classes"),
         "recomputed_layers": end.get("recomputed_layers"),
         "peak_allocated_gib": end.get("peak_allocated_gib"),
         "peak_reserved_gib": end.get("peak_reserved_gib"),
     }
-
-
-def _swap_folder(setup: TrainingSetup) -> Path | None:
-    zero = setup.get("deepspeed.config", {}).get("zero_optimization", {})
-    path = zero.get("offload_param", {}).get("nvme_path")
-    return Path(path) / "zero_stage_3" if path else None  # deepspeed: runtime/zero/stage3.py
-
-
-def _swap_bytes(setup: TrainingSetup) -> int:
-    folder = _swap_folder(setup)
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder else 0
-
-
-def _remove_swap(setup: TrainingSetup) -> None:
-    """DeepSpeed leaves its swap files behind, 18 bytes a parameter; nobody else reads them."""
-    folder = _swap_folder(setup)
-    if folder is not None and folder.is_dir():
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _leave_process_group() -> None:
-    import torch.distributed as distributed
-
-    if distributed.is_available() and distributed.is_initialized():
-        distributed.destroy_process_group()

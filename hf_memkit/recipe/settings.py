@@ -1,11 +1,12 @@
-"""`--set key=value`: any field of TrainingArguments, with its type checked and a hint where the name is wrong."""
+"""`--set key=value`: any field of TrainingArguments, with its type checked and a hint where the name is wrong; what a
+variant would ignore is refused."""
 
 from __future__ import annotations
 
 import enum
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import yaml
@@ -13,8 +14,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from hf_memkit import compat
 from hf_memkit.errors import SettingError, did_you_mean
+from hf_memkit.training_setup import TrainingSetup
 
-__all__ = ["parse_settings"]
+__all__ = ["parse_settings", "refuse_ignored"]
 
 # Fields that another option, or the variant, answers for.
 _ELSEWHERE = {
@@ -105,3 +107,46 @@ def _arms(hint: Any) -> tuple[Any, ...]:
 def _describe(arms: tuple[Any, ...]) -> str:
     names = ["null" if arm is type(None) else getattr(arm, "__name__", str(arm)) for arm in arms]
     return " or ".join(dict.fromkeys(names))
+
+
+_COUNTS = {
+    "gradient_accumulation_steps",
+    "max_steps",
+    "per_device_eval_batch_size",
+    "per_device_train_batch_size",
+}
+_THE_VARIANT_S = {"activation_checkpointing", "activation_checkpointing_kwargs", "bf16", "fp16"}
+
+
+def refuse_ignored(setup: TrainingSetup, chosen: Mapping[str, Any]) -> None:
+    """Refuses settings that the setup's variant would silently ignore, or change behind the user's back.
+
+    Raises:
+        SettingError: lists them.
+    """
+    problems = []
+    for name in sorted(_COUNTS & chosen.keys()):
+        if not isinstance(chosen[name], int) or chosen[name] < 1:
+            problems.append(f"--set {name}={chosen[name]}: must be a whole number above 0")
+    for name in sorted(_THE_VARIANT_S & chosen.keys()):
+        problems.append(
+            f"--set {name}: belongs to the variant, whose needs were computed with it; take another variant"
+        )
+    if "num_train_epochs" in chosen:
+        problems.append(
+            "--set num_train_epochs: the recipe counts steps, and it would have no effect; use --max-steps"
+        )
+    if problems:
+        raise SettingError("\n".join(problems))
+    if "optim" not in chosen:
+        return
+    if "optimizer.class" in setup:
+        raise SettingError(
+            f"--set optim={chosen['optim']}: variant {setup.preset!r} brings its own optimizer "
+            f"({setup['optimizer.class'].split(':')[1]}), and optim would be ignored; take another variant"
+        )
+    if "deepspeed.preset" in setup and not str(chosen["optim"]).startswith("adamw_torch"):
+        raise SettingError(
+            f"--set optim={chosen['optim']}: with an offloaded optimizer accelerate replaces it by DeepSpeedCPUAdam, "
+            f"silently; variant {setup.preset!r} works with adamw_torch only"
+        )

@@ -1,33 +1,59 @@
-"""Ctrl-C and SIGTERM during training: finish the step, save a checkpoint, stop. A second one stops at once."""
+"""Ctrl-C and SIGTERM during training: finish the step, save a checkpoint, stop. A second one stops at once.
+
+All ranks stop after the same step: a signal reaches them at different moments, and one that stopped alone would leave
+the others waiting for its gradients.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 from transformers import TrainerCallback
 
 __all__ = ["StopOnSignal"]
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SAME_PRESS_S: Final = 1.0
+"""A launcher and the terminal may both pass on one Ctrl-C: what follows within so many seconds is the same one."""
 
 
 class StopOnSignal(TrainerCallback):  # type: ignore[misc]
     """Use as a context manager around `trainer.train()`; `requested` tells afterwards whether a signal came.
 
-    `on_stop` is called once, at the end of the step in which training is told to stop.
+    Args:
+        say: told that training will stop.
+        on_stop: called once, at the end of the step in which training is told to stop.
+        ranks: how many processes train together.
+        started_by_memkit: SIGTERM then keeps its default effect: the launching memkit sends SIGINT only, and torchrun
+            sends SIGTERM when another rank has died and no step can be finished. If the launching memkit is gone, its
+            ranks stop as for a signal, or they would train on unseen.
     """
 
-    def __init__(self, say: Callable[[str], None], on_stop: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        on_stop: Callable[[], None],
+        *,
+        ranks: int = 1,
+        started_by_memkit: bool = False,
+    ) -> None:
         self.requested = False
         self._say = say
         self._on_stop = on_stop
+        self._ranks = ranks
+        self._signals = (signal.SIGINT,) if started_by_memkit else (signal.SIGINT, signal.SIGTERM)
+        self._parent = os.getppid() if started_by_memkit else None
+        self._here = False
+        self._first_s = 0.0
         self._before: dict[signal.Signals, Any] = {}
+        self._group: Any = None
 
     def __enter__(self) -> StopOnSignal:
-        for number in _SIGNALS:
+        for number in self._signals:
             self._before[number] = signal.signal(number, self._on_signal)
         return self
 
@@ -36,15 +62,39 @@ class StopOnSignal(TrainerCallback):  # type: ignore[misc]
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        now_s = time.monotonic()
+        if self._here and now_s - self._first_s < _SAME_PRESS_S:
+            return
+        if self._here:
             raise KeyboardInterrupt
-        self.requested = True
+        self._here, self._first_s = True, now_s
         self._say("Stopping after this step, with a checkpoint. Press Ctrl-C again to stop at once, without one.")
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._ranks > 1:
+            import torch.distributed as distributed
+
+            # On the host, so that asking never waits for a card.
+            self._group = distributed.new_group(backend="gloo")
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        if self.requested:
+        if self._parent is not None and os.getppid() != self._parent:
+            self._here = True
+        if self._any_rank():
+            self.requested = True
             self._on_stop()
             control.should_training_stop = True
             control.should_save = args.save_strategy != "no"  # off where the disk has no room for a checkpoint
             control.should_evaluate = False
         return control
+
+    def _any_rank(self) -> bool:
+        """Whether a signal has come to any rank; the same answer on each."""
+        if self._group is None:
+            return self._here
+        import torch
+        import torch.distributed as distributed
+
+        asked = torch.tensor([int(self._here)])
+        distributed.all_reduce(asked, distributed.ReduceOp.MAX, group=self._group)
+        return bool(asked.item())

@@ -57,7 +57,7 @@ def lora(setup: TrainingSetup, job: Job) -> TrainingSetup:
                 "host",
                 "weights",
                 "16-bit weights while loading",
-                2 * job.model.parameters,
+                2 * job.model.parameters * job.gpus,
                 "read on the CPU first",
             ),
         )

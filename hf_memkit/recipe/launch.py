@@ -1,0 +1,152 @@
+"""Starts the processes of one machine through torchrun, hands signals on to them, and tells what went wrong.
+
+torchrun runs inside this process (`torch.distributed.run.run`, as accelerate's launcher has it): which rank failed,
+and how, is then known as data instead of printed as tracebacks. The ranks run this same command line; their
+environment says that a launcher started them (`hf_memkit.recipe.ranks`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import psutil
+
+from hf_memkit.errors import InputError
+from hf_memkit.recipe.rank_failure import only_stopped, what_failed
+from hf_memkit.recipe.ranks import FOLDER_VARIABLE, exit_code_of
+from hf_memkit.recipe.sharing import threads_per_process
+
+__all__ = ["MASTER_PORT", "Place", "launch", "torchrun_options"]
+
+MASTER_PORT: Final = 29500
+"""torchrun's default (torch:distributed/run.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the processes run.
+
+    Attributes:
+        gpus: processes on each machine, one card each.
+        nodes: machines.
+        node_rank: this machine's number, from 0.
+        master_addr: name or address of machine 0; empty if there is one machine.
+        master_port: a free port there.
+    """
+
+    gpus: int = 1
+    nodes: int = 1
+    node_rank: int = 0
+    master_addr: str = ""
+    master_port: int = MASTER_PORT
+
+    @property
+    def processes(self) -> int:
+        return self.gpus * self.nodes
+
+
+def torchrun_options(place: Place) -> list[str]:
+    """The options with which `torchrun` starts these processes on this machine."""
+    each = [f"--nproc-per-node={place.gpus}"]
+    if place.nodes == 1:
+        return ["--standalone", *each]
+    address = [f"--master-addr={place.master_addr}", f"--master-port={place.master_port}"]
+    return [f"--nnodes={place.nodes}", f"--node-rank={place.node_rank}", *address, *each]
+
+
+def launch(arguments: Sequence[str], place: Place) -> int:
+    """Runs `memkit ARGUMENTS` in `place.gpus` processes here; returns the exit code that the run has.
+
+    SIGINT and SIGTERM ask the ranks to stop after their step, with a checkpoint; a second one ends them at once.
+
+    Raises:
+        MemkitError: a rank failed; says which, and why.
+        KeyboardInterrupt: a second signal came.
+    """
+    import torch.distributed.run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    torchrun: Any = torch.distributed.run
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_process(len(os.sched_getaffinity(0)), place.gpus)))
+    _cards_without_peer_access()
+    with tempfile.TemporaryDirectory(prefix="memkit-launch-") as folder, _signals_to_ranks() as stopping:
+        os.environ[FOLDER_VARIABLE] = folder
+        options = torchrun_options(place)
+        # Of each machine the first rank prints; what the libraries print in the others goes to files.
+        redirects = ",".join(f"{rank}:{3 if rank else 0}" for rank in range(place.gpus))
+        options += [f"--redirects={redirects}", f"--log-dir={folder}"]
+        # SIGINT and SIGTERM are handled here: torchrun would give the ranks 30 seconds, too few to save a large model.
+        options += ["--signals-to-handle=SIGHUP,SIGQUIT", "-m", "hf_memkit", *arguments]
+        try:
+            with _quiet_torchrun():
+                torchrun.run(torchrun.parse_args(options))
+        except ChildFailedError as error:
+            code = exit_code_of(Path(folder))
+            if code is None and stopping and only_stopped(error.failures):
+                raise KeyboardInterrupt from None
+            failed = what_failed(error.failures, Path(folder))
+            if failed.exit_code != InputError.exit_code:
+                print(file=sys.stderr)  # a progress bar has left its line open
+            if code is None:
+                raise failed from None
+            print(f"memkit: warning: after the run had ended and everything was saved: {failed}", file=sys.stderr)
+            return code
+        except SignalException:
+            raise KeyboardInterrupt from None
+        finally:
+            del os.environ[FOLDER_VARIABLE]
+        return exit_code_of(Path(folder)) or 0
+
+
+@contextlib.contextmanager
+def _signals_to_ranks() -> Iterator[list[int]]:
+    """SIGINT and SIGTERM go to the ranks as SIGINT; gives the list of those that came."""
+    received: list[int] = []
+
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        ranks = psutil.Process().children()
+        if received or not ranks:
+            raise KeyboardInterrupt  # torchrun then ends the ranks at once
+        received.append(number)
+        for rank in ranks:
+            with contextlib.suppress(psutil.Error):
+                rank.send_signal(signal.SIGINT)
+
+    before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _quiet_torchrun() -> Iterator[None]:
+    """torchrun logs each failure over many lines; here it comes back as an exception."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def _cards_without_peer_access() -> None:
+    """Older drivers give the RTX 40 series no way from card to card, and NCCL must be told. accelerate refuses to
+    start otherwise, unless its own launcher started it (accelerate:state.py, utils/launch.py)."""
+    from accelerate.utils.environment import check_cuda_p2p_ib_support
+
+    if not check_cuda_p2p_ib_support():
+        os.environ.setdefault("NCCL_P2P_DISABLE", "1")
+        os.environ.setdefault("NCCL_IB_DISABLE", "1")

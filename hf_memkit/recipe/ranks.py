@@ -1,0 +1,178 @@
+"""One process among those that train together: which one it is, and how it agrees with the others.
+
+torchrun, accelerate and the DeepSpeed launcher tell each process who it is by environment variables, and give all of
+them a store (torch:distributed/rendezvous.py, `env://`). Before there is a process group the ranks share values and
+wait for each other through that store. A single process is a rank among one, for which all of this does nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from hf_memkit.errors import MemkitError, RunError
+
+__all__ = [
+    "FOLDER_VARIABLE",
+    "Ranks",
+    "errors_to_launcher",
+    "exit_code_of",
+    "leave_exit_code",
+    "ranks_from_environment",
+]
+
+FOLDER_VARIABLE: Final = "MEMKIT_LAUNCH_FOLDER"
+"""Names a folder that lives as long as a launch. Set only in ranks that memkit itself started."""
+
+_PATIENCE: Final = timedelta(days=1)
+"""How long one rank waits for another. Preparing data may take hours; where a rank has died, its launcher ends the
+others long before."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process and how many it trains with.
+
+    Attributes:
+        rank: its number among all, from 0.
+        world_size: processes in all.
+        local_rank: its number on its machine, which is also that of its card.
+        local_world_size: processes on its machine.
+        launched: whether a launcher started it.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    launched: bool = False
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank writes the run's files and speaks to the user."""
+        return self.rank == 0
+
+    @property
+    def leads_machine(self) -> bool:
+        """Whether this rank does what is done once a machine."""
+        return self.local_rank == 0
+
+    @property
+    def nodes(self) -> int:
+        return self.world_size // self.local_world_size
+
+    def share(self, name: str, value: Any = None) -> Any:
+        """Rank 0's `value` (plain JSON data), on every rank. Each name is used once."""
+        if self.world_size == 1:
+            return value
+        if self.is_first:
+            self._store.set(name, json.dumps(value))
+        return json.loads(self._store.get(name))
+
+    def share_on_machine(self, name: str, value: Any = None) -> Any:
+        """As `share`, of the rank that leads this machine."""
+        if self.local_world_size == 1:
+            return value
+        key = f"{name}/{self.rank - self.local_rank}"
+        if self.leads_machine:
+            self._store.set(key, json.dumps(value))
+        return json.loads(self._store.get(key))
+
+    def wait_for_all(self, name: str) -> None:
+        """Returns once every rank has called it. Each name is used once."""
+        if self.world_size == 1:
+            return
+        if self._store.add(f"{name}/arrived", 1) == self.world_size:
+            self._store.set(f"{name}/complete", "")
+        self._store.wait([f"{name}/complete"])
+
+    def leave_together(self) -> None:
+        """The last thing that ranks do: none returns before all have come, and rank 0, which may host the store,
+        returns last. A launcher ends the other ranks when one of them exits with another code than 0."""
+        self.wait_for_all("done")
+        if self.world_size == 1:
+            return
+        if self.is_first:
+            self._store.wait(["done/gone"])
+        elif self._store.add("done/leaving", 1) == self.world_size - 1:
+            self._store.set("done/gone", "")
+
+    @contextlib.contextmanager
+    def leader_first(self, name: str) -> Iterator[None]:
+        """The block runs on the rank that leads each machine, then on the others; all leave together."""
+        if not self.leads_machine:
+            self.share_on_machine(name)
+        yield
+        if self.leads_machine:
+            self.share_on_machine(name, True)
+        self.wait_for_all(name)
+
+    @cached_property
+    def _store(self) -> Any:
+        import torch.distributed as distributed
+        from torch.distributed.rendezvous import rendezvous
+
+        try:
+            store, _rank, _world_size = next(rendezvous("env://"))
+        except (RuntimeError, ValueError, OSError) as error:
+            raise RunError(
+                f"rank {self.rank} cannot reach the other processes at {os.environ.get('MASTER_ADDR')}:"
+                f"{os.environ.get('MASTER_PORT')}: {str(error).splitlines()[0]}"
+            ) from error
+        store.set_timeout(_PATIENCE)
+        return distributed.distributed_c10d.PrefixStore("memkit", store)
+
+
+def ranks_from_environment(environment: Mapping[str, str] = os.environ) -> Ranks:
+    """What a launcher said, or a rank among one if none did.
+
+    Raises:
+        RunError: it said who this process is, and not how many there are on this machine.
+    """
+    if not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= environment.keys():
+        return Ranks()
+    rank, world_size, local_rank = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    # torchrun and accelerate say LOCAL_WORLD_SIZE, DeepSpeed's launcher LOCAL_SIZE (deepspeed: launcher/launch.py).
+    here = environment.get("LOCAL_WORLD_SIZE") or environment.get("LOCAL_SIZE") or ("1" if world_size == 1 else "")
+    if not here:
+        raise RunError("a launcher set RANK and WORLD_SIZE, but not LOCAL_WORLD_SIZE; start memkit with torchrun")
+    return Ranks(rank, world_size, local_rank, int(here), launched=True)
+
+
+@contextlib.contextmanager
+def errors_to_launcher() -> Iterator[None]:
+    """In a rank that memkit started, an error goes to the process that started it, which shows one for all ranks."""
+    if FOLDER_VARIABLE not in os.environ:
+        yield
+        return
+    from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+    try:
+        yield
+    except Exception as error:
+        get_error_handler().record_exception(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # At once: with a rank gone, libraries wait for it when the interpreter shuts down, or abort.
+        os._exit(error.exit_code if isinstance(error, MemkitError) else 1)
+
+
+def leave_exit_code(ranks: Ranks, code: int) -> None:
+    """Tells the launching memkit how the run ended. The rank itself exits with 0: torchrun takes any other code for a
+    failure, and ends ranks that are still saving."""
+    if ranks.leads_machine:
+        (Path(os.environ[FOLDER_VARIABLE]) / "exit-code").write_text(str(code))
+
+
+def exit_code_of(folder: Path) -> int | None:
+    """What `leave_exit_code` left in `folder`, or None."""
+    path = folder / "exit-code"
+    return int(path.read_text()) if path.exists() else None

@@ -1,0 +1,57 @@
+"""What several processes mean for a setup: their CPU threads, and notes on what each card and machine holds."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hf_memkit.job import Job
+from hf_memkit.training_setup import TrainingSetup
+
+__all__ = ["share_among_processes", "threads_per_process"]
+
+_PLACE: Final = {"cpu": "in RAM", "nvme": "on disk", "none": "on the card"}
+
+
+def threads_per_process(cpu_count: int, gpus: int) -> int:
+    """CPU threads for each of a machine's processes. torchrun gives one, with which an offloaded optimizer crawls."""
+    return max(1, cpu_count // gpus)
+
+
+def share_among_processes(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """The setup for `job.gpus` processes on each of `job.nodes` machines; as it is where that is one."""
+    if job.processes == 1:
+        return setup
+    threads, cores = threads_per_process(job.machine.cpu_count, job.gpus), job.machine.cpu_count
+    setup = setup.put(
+        "environment.OMP_NUM_THREADS", str(threads), f"{cores} CPU threads shared by {job.gpus} processes on a machine"
+    )
+    notes = [_what_a_card_holds(setup, job.processes)]
+    if job.gpus > 1:
+        notes.append(
+            f"RAM and disk are counted for one machine with its {job.gpus} processes, the card for one of them."
+        )
+    if job.nodes > 1:
+        notes.append(
+            f"The output folder must be one that all {job.nodes} machines see: each process saves its part of the "
+            f"checkpoints there."
+        )
+    return setup.with_notes(*notes)
+
+
+def _what_a_card_holds(setup: TrainingSetup, processes: int) -> str:
+    zero = setup.get("deepspeed.config", {}).get("zero_optimization", {})
+    stage = zero.get("stage", 0)
+    part = f"1/{processes}"
+    if stage == 0:
+        return (
+            f"{processes} processes, one card each: every card holds all weights, gradients and optimizer states, and "
+            f"trains on {part} of the batch (DistributedDataParallel)."
+        )
+    states = _PLACE[zero.get("offload_optimizer", {}).get("device", "none")]
+    weights = _PLACE[zero.get("offload_param", {}).get("device", "none")]
+    held = {
+        1: f"all weights and gradients on the card, and {part} of the optimizer states {states}",
+        2: f"all weights on the card, and {part} of the gradients and optimizer states {states}",
+        3: f"{part} of the weights {weights}, and {part} of the gradients and optimizer states {states}",
+    }[stage]
+    return f"{processes} processes, one card each, hold: {held} (ZeRO-{stage}); each trains on {part} of the batch."

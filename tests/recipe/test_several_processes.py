@@ -1,0 +1,114 @@
+"""A recipe resolved, rehearsed and exported for several processes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hf_memkit.hardware import Machine
+from hf_memkit.recipe.export import export_script, start_command
+from hf_memkit.recipe.rehearse import rehearse
+from hf_memkit.recipe.resolve import Overrides, Resolved, resolve
+from hf_memkit.recipe.run import Run
+from hf_memkit.recipe.schema import Recipe
+
+
+def make(recipe: Recipe, machine: Machine, variant: str, gpus: int, nodes: int = 1) -> Resolved:
+    overrides = Overrides(variant, gpus=gpus, nodes=nodes, output="out")
+    return resolve(recipe, machine, overrides, use_hub=False)
+
+
+@pytest.mark.parametrize(
+    ("variant", "held"),
+    [
+        ("resident", "every card holds all weights, gradients and optimizer states, and trains on 1/8"),
+        ("lora", "every card holds all weights, gradients and optimizer states, and trains on 1/8"),
+        ("offload", "all weights on the card, and 1/8 of the gradients and optimizer states in RAM (ZeRO-2)"),
+        ("infinity", "1/8 of the weights on disk, and 1/8 of the gradients and optimizer states on disk (ZeRO-3)"),
+    ],
+)
+def test_the_setup_says_what_each_card_and_machine_holds(
+    recipe: Recipe, machine: Machine, variant: str, held: str
+) -> None:
+    resolved = make(recipe, machine, variant, gpus=4, nodes=2)
+    setup = resolved.setup
+    notes = "\n".join(setup.notes)
+    assert held in notes
+    assert "counted for one machine with its 4 processes" in notes and "that all 2 machines see" in notes
+    arguments = setup.arguments
+    assert arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"] * 8 == 32
+    reason = next(s.reason for s in setup.settings if s.key == "arguments.gradient_accumulation_steps")
+    assert "× 8 processes = 32 sequences a step" in reason
+    assert setup["environment.OMP_NUM_THREADS"] == "2"
+    shown = resolved.to_json()
+    assert (shown["gpus"], shown["nodes"]) == (4, 2)
+
+
+@pytest.mark.parametrize(("variant", "trained_bytes"), [("resident", 2), ("lora", 4)])
+def test_cards_that_hold_everything_also_hold_buckets(
+    recipe: Recipe, machine: Machine, variant: str, trained_bytes: int
+) -> None:
+    one, two = (make(recipe, machine, variant, gpus).setup for gpus in (1, 2))
+    assert "arguments.ddp_find_unused_parameters" not in one
+    assert two["arguments.ddp_find_unused_parameters"] is False
+    rows = {row.term: row.size_bytes for row in two.ledger.rows}
+    gradients = sum(row.size_bytes for row in one.ledger.rows if row.category == "gradients")
+    assert rows["gradient buckets of DistributedDataParallel"] == gradients
+    assert gradients % trained_bytes == 0
+    assert two.ledger.total_bytes("device") == one.ledger.total_bytes("device") + gradients
+    host = one.ledger.total_bytes("host"), two.ledger.total_bytes("host")
+    assert host[1] == 2 * host[0]
+
+
+def test_zero_splits_what_it_splits(recipe: Recipe, machine: Machine) -> None:
+    ram = [make(recipe, machine, "offload", 1, nodes).setup.ledger.total_bytes("host", "pinned") for nodes in (1, 4)]
+    assert ram[1] < 0.6 * ram[0]
+    disk = [make(recipe, machine, "infinity", 1, nodes).setup.ledger.total_bytes("disk") for nodes in (1, 4)]
+    assert disk[1] == pytest.approx(disk[0] / 4, rel=0.01)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 8, 16])
+def test_the_rehearsal_accumulates_whatever_the_number_of_processes(
+    recipe: Recipe, machine: Machine, processes: int
+) -> None:
+    """A recipe of 48 sequences a step can be shared by all of these."""
+    whole = recipe.model_copy(update={"sequences_per_step": 48})
+    resolved = make(whole, machine, "resident", processes)
+    setup = rehearse(resolved).setup
+    arguments = setup.arguments
+    assert arguments["gradient_accumulation_steps"] == 2
+    assert arguments["per_device_train_batch_size"] == max(1, 4 // processes)
+    assert ("arguments.ddp_find_unused_parameters" in setup) == (processes > 1)
+
+
+@pytest.mark.parametrize("variant", ["resident", "offload", "infinity", "lora"])
+def test_an_exported_script_says_how_to_launch_it(
+    recipe: Recipe, machine: Machine, tmp_path: Path, variant: str
+) -> None:
+    resolved = make(recipe, machine, variant, gpus=2)
+    job = Run(recipe.name, variant, resolved.setup, gpus=2)
+    script = export_script(job, tmp_path / "job")[0].read_text()
+    compile(script, "train.py", "exec")
+    assert "Run:    torchrun --standalone --nproc-per-node 2 train.py\n" in script
+    assert "CUDA_VISIBLE_DEVICES" not in script and "MASTER_ADDR" not in script
+    assert "evaluated // 8 * 8" in script if variant != "infinity" else "evaluated // 16 * 16" in script
+    assert "init_distributed" not in script and script.endswith("torch.distributed.destroy_process_group()\n")
+
+    rehearsed = rehearse(resolved)
+    on_cpu = replace(job, setup=rehearsed.setup, target=resolved.setup)
+    script = export_script(on_cpu, tmp_path / "rehearsal")[0].read_text()
+    compile(script, "train.py", "exec")
+    gloo = 'deepspeed.init_distributed(dist_backend="gloo")' in script
+    assert gloo == (variant in ("offload", "infinity"))
+
+    several = start_command(replace(job, nodes=2), "train.py")
+    assert several.startswith("torchrun --nnodes 2 --node-rank 0 --master-addr ADDRESS_OF_MACHINE_0 --nproc-per-node")
+
+
+def test_a_run_file_keeps_the_processes(recipe: Recipe, machine: Machine) -> None:
+    job = Run("r", "lora", make(recipe, machine, "lora", gpus=2).setup, gpus=2, nodes=2)
+    assert Run.from_json(job.to_json()).processes == 4
+    before = {key: value for key, value in job.to_json().items() if key not in ("gpus", "nodes")}
+    assert Run.from_json(before).processes == 1  # a run file of an earlier memkit
