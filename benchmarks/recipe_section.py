@@ -87,6 +87,7 @@ def child(folder: str) -> int:
     """The measured process: caps the allocator, then runs the job that `measure` left in `folder`."""
     import torch
 
+    from hf_memkit.recipe.ranks import Ranks
     from hf_memkit.recipe.run import run
 
     content = json.loads((Path(folder) / "job.json").read_text())
@@ -97,5 +98,5 @@ def child(folder: str) -> int:
         if not case.gpu.bf16:  # cards before Ampere have neither flash nor cuDNN attention
             torch.backends.cuda.enable_flash_sdp(False)
             torch.backends.cuda.enable_cudnn_sdp(False)
-    content = run(job, print)
+    content = run(job, print, Ranks())
     return 0 if content["status"] == "finished" else 1

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from hf_memkit.ledger import PLACES
+from hf_memkit.cli.tables import ledger_table, plain_table
 from hf_memkit.units import GIB
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from hf_memkit.recipe.resolve import Resolved
     from hf_memkit.recipe.run import Run
     from hf_memkit.recipe.schema import Recipe
-    from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["closing", "exported", "opening", "recipes", "say", "say_to_stderr", "setup", "silent"]
 
@@ -59,7 +57,7 @@ def recipes(as_json: bool) -> int:
         ]
         print(json.dumps(rows, indent=2))
         return 0
-    table = _table("recipe", "card", "model", "variants", "what it does")
+    table = plain_table("recipe", "card", "model", "variants", "what it does")
     for r in loaded:
         table.add_row(r.name, r.card, r.model.hub_id, ", ".join(r.variants), r.summary)
     Console(highlight=False).print(table)
@@ -77,11 +75,16 @@ def setup(resolved: Resolved, job: Run, mistakes: Sequence[Problem], as_json: bo
     for mistake in mistakes:
         say(f"PROBLEM: {mistake}")
     wide = Console(highlight=False)
-    table = _table("setting", "value", "reason")
+    table = plain_table("setting", "value", "reason")
     for setting in job.setup.settings:
+        if setting.key == "deepspeed.sizes":
+            for size in setting.value:
+                key = size["key"].removeprefix("zero_optimization.")
+                table.add_row(f"deepspeed: {key}", escape(_short(size["value"])), escape(size["reason"]))
+            continue
         table.add_row(setting.key, escape(_short(setting.value)), escape(setting.reason))
     wide.print(table)
-    wide.print(_ledger(resolved.setup))
+    wide.print(ledger_table(resolved.setup.ledger))
     _left_out(job)
     if job.is_rehearsal:
         say("This is what runs here. For the setup on a card: --gpu NAME or --gpu-memory 16GB.")
@@ -180,26 +183,6 @@ def _losses(result: dict[str, Any]) -> str:
 def _left_out(job: Run) -> None:
     for setting in job.not_rehearsed:
         say(f"Not rehearsed: {setting.key} = {_short(setting.value)}: {setting.reason}.")
-
-
-def _ledger(setup: TrainingSetup) -> Table:
-    table = _table("place", "category", "term", "GiB", "source", title="Bytes by formula (computed, not measured)")
-    for place in PLACES:
-        rows = [row for row in setup.ledger.rows if row.place == place]
-        for row in rows:
-            table.add_row(place, row.category, escape(row.term), f"{row.size_bytes / GIB:.2f}", escape(row.source))
-        if rows:
-            table.add_row(
-                place, "", "[bold]sum[/bold]", f"[bold]{setup.ledger.total_bytes(place) / GIB:.2f}[/bold]", ""
-            )
-    return table
-
-
-def _table(*columns: str, title: str | None = None) -> Table:
-    table = Table(box=None, title=title, title_justify="left", header_style="bold", pad_edge=False)
-    for column in columns:
-        table.add_column(column, justify="right" if column == "GiB" else "left", overflow="fold")
-    return table
 
 
 def _short(value: Any) -> str:

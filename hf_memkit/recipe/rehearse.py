@@ -172,6 +172,10 @@ def _cpu_deepspeed(rehearsed: Rehearsed) -> Rehearsed:
     for name in ("reduce_bucket_size", "allgather_bucket_size", "sub_group_size", "stage3_prefetch_bucket_size"):
         if name in zero:
             zero[name] = 1_000_000
+    if zero.get("offload_param", {}).get("device") == "nvme":
+        # So small a model's weights are mostly below that size, and prefetching from NVMe would then stop DeepSpeed
+        # (hf_memkit.zero.sizing, `_prefetches_twice`).
+        zero["stage3_prefetch_bucket_size"] = 0
     for name in ("stage3_max_live_parameters", "stage3_max_reuse_distance"):
         if name in zero:
             zero[name] = 2_000_000
@@ -181,6 +185,7 @@ def _cpu_deepspeed(rehearsed: Rehearsed) -> Rehearsed:
         zero["offload_optimizer"]["pin_memory"] = False
         pinned = Setting("deepspeed.config", {"offload_optimizer": {"pin_memory": True}}, "needs a CUDA driver")
         rehearsed = replace(rehearsed, not_rehearsed=(*rehearsed.not_rehearsed, pinned))
+    rehearsed = replace(rehearsed, setup=rehearsed.setup.drop("deepspeed.sizes"))
     rehearsed = _put(rehearsed, "deepspeed", {"config": (config, "the same keys, with buffers for the small model")})
     return _put(rehearsed, "environment", {"DS_ACCELERATOR": ("cpu", _CPU)})
 
