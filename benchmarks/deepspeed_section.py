@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -18,13 +19,17 @@ from typing import Any, Final
 
 from benchmarks.children import judge, run_child
 from hf_memkit.architectures import ARCHITECTURES
+from hf_memkit.errors import MemkitError, RunError
 from hf_memkit.hardware import this_machine
 from hf_memkit.memory.records import read_records
 from hf_memkit.models import ModelFacts, describe
 from hf_memkit.units import GIB
+from hf_memkit.zero import ops
 from hf_memkit.zero.index import preset_index
 from hf_memkit.zero.ledger import zero_ledger
+from hf_memkit.zero.nvme import preflight
 from hf_memkit.zero.sizing import size_preset
+from hf_memkit.zero.stage_3_swap import SWAP_BUFFERS
 
 MODEL: Final = "openai-community/gpt2-xl"
 SEQUENCE_LENGTH: Final = 128
@@ -90,6 +95,11 @@ def measure(case: Case, *, on_cpu: bool, max_steps: int) -> dict[str, Any]:
     started = time.monotonic()
     try:
         config = sized_config(case, folder, on_cpu=on_cpu)
+        try:
+            build_operators(config, on_cpu=on_cpu)
+            ready_disk(config, folder, on_cpu=on_cpu)
+        except MemkitError as error:
+            return {"status": "refused", "why": str(error)}
         # Computed here: in the child the model of ZeRO-3 splits everything that is made.
         ledger = zero_ledger(config, facts(on_cpu=on_cpu), accumulation="zenflow" not in case.preset)
         job = {
@@ -115,11 +125,32 @@ def measure(case: Case, *, on_cpu: bool, max_steps: int) -> dict[str, Any]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def build_operators(config: dict[str, Any], *, on_cpu: bool) -> None:
+    """Before the case, so that compiling does not count as its time; in a process of its own, so that this one makes
+    no CUDA context that would count as the case's memory."""
+    names = ops.needed(config, cpu=on_cpu)
+    code = f"from hf_memkit.zero import ops; ops.build({names!r}, print, cpu={on_cpu})"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    if on_cpu:
+        environment["DS_ACCELERATOR"] = "cpu"
+    built = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    if built.returncode != 0:
+        raise RunError((built.stderr.strip().splitlines() or ["no message"])[-1])
+
+
+def ready_disk(config: dict[str, Any], folder: str, *, on_cpu: bool) -> None:
+    """Raises what stands in the way of swapping to `folder`, where the preset swaps."""
+    ledger = zero_ledger(config, facts(on_cpu=on_cpu))
+    needed = ledger.total_bytes("disk")
+    if needed:
+        locked = sum(row.size_bytes for row in ledger.rows if row.term in SWAP_BUFFERS)
+        preflight(folder, needed_bytes=needed, locked_bytes=locked).raise_problems()
+
+
 def child(folder: str) -> int:
     """The measured process: trains with the JSON that `measure` left in `folder`, and writes `held.json`."""
     job = json.loads((Path(folder) / "job.json").read_text())
     on_cpu, config = bool(job["on_cpu"]), job["config"]
-    from hf_memkit.zero import ops
     from hf_memkit.zero.launch import single_process_environment
     from hf_memkit.zero.process_group import join_process_group, leave_process_group
 

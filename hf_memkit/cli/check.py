@@ -63,12 +63,15 @@ def run_check(
     """Prints every problem of every file. Returns 0 if there are none, and 1 if there are.
 
     Raises:
-        InputError: a file cannot be read; names file, line and column.
+        InputError: a file cannot be read (names file, line and column), or there is no folder `nvme_path`.
     """
     from hf_memkit.check.reading import read
     from hf_memkit.cli.libraries import quiet_libraries
+    from hf_memkit.errors import InputError
 
     quiet_libraries()
+    if nvme_path is not None and not Path(nvme_path).expanduser().is_dir():
+        raise InputError(f"--nvme-path: {nvme_path!r} is no folder here; name one on the disk that will be swapped to")
     read_files = [read(path) for path in files]  # one that cannot be read is told before anything is computed
     arguments = None if args is None else read(args)
     described = any((gpu, gpu_memory, ram))

@@ -34,6 +34,7 @@ _BUILDERS: Final = {
     "cpu_adam": "CPUAdamBuilder",
     "async_io": "AsyncIOBuilder",
     "pin_memory": "PinMemoryBuilder",
+    "quantizer": "QuantizerBuilder",
 }
 """Name of the operator → name of its builder (deepspeed:op_builder/)."""
 
@@ -59,6 +60,8 @@ def needed(config: Mapping[str, Any], *, cpu: bool) -> tuple[str, ...]:
         names.append("cpu_adam")
     if "nvme" in devices:
         names += ["pin_memory", "async_io"]  # async_io loads the other one first
+    if any(zero.get(f"zero_quantized_{what}") is True for what in ("weights", "nontrainable_weights", "gradients")):
+        names.append("quantizer")
     return tuple(names)
 
 
@@ -71,7 +74,7 @@ def missing_tools(names: tuple[str, ...], *, cpu: bool) -> list[str]:
         packages.append("python3-dev")
     if "async_io" in names and not packages and not _finds_header("libaio.h"):
         packages.append("libaio-dev")
-    if "async_io" in names and not cpu and not _has_cuda_compiler():
+    if {"async_io", "quantizer"} & set(names) and not cpu and not _has_cuda_compiler():
         packages.append("nvidia-cuda-toolkit")
     return packages
 

@@ -6,6 +6,7 @@ default (deepspeed: runtime/config_utils.py, `DeepSpeedConfigModel.__init__`), a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,7 +15,12 @@ __all__ = ["Offload", "ZeroSettings"]
 
 Device = Literal["none", "cpu", "nvme"]
 
-_16_BIT = ("fp16", "bf16")
+_16_BIT = ("fp16", "bf16", "bfloat16")  # the last is an old name of the one before it
+
+_DTYPE_BYTES = {  # deepspeed: runtime/config.py, `DtypeEnum`
+    **dict.fromkeys(("torch.float32", "fp32", "float32", "float"), 4),
+    **dict.fromkeys(("torch.float16", "fp16", "float16", "half", "torch.bfloat16", "bf16", "bfloat16"), 2),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,8 @@ class ZeroSettings:
         aio_block_bytes: `aio.block_size`; smaller tensors are not swapped.
         aio_parallelism: `aio.intra_op_parallelism`, which sets the alignment of what is swapped.
         optimizer_type: `optimizer.type`; None if Trainer makes the optimizer.
+        zenflow_share: share of the gradients that ZenFlow updates at once (`zenflow.topk_ratio`); 0 without ZenFlow.
+        zenflow_overlap: its step runs in a process of its own (`zenflow.overlap_step`).
     """
 
     stage: int
@@ -81,6 +89,8 @@ class ZeroSettings:
     aio_block_bytes: int
     aio_parallelism: int
     optimizer_type: str | None
+    zenflow_share: float = 0.0
+    zenflow_overlap: bool = False
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ZeroSettings:
@@ -89,6 +99,7 @@ class ZeroSettings:
         stage = _whole(zero, "stage", 0)
         element_bytes = 2 if any(_section(config, name).get("enabled") in (True, "auto") for name in _16_BIT) else 4
         accumulate = _section(config, "data_types").get("grad_accum_dtype")
+        zenflow = _section(zero, "zenflow")
         lean_master = any(_section(config, name).get(f"{name}_master_weights_and_grads") is True for name in _16_BIT)
         parameters = _section(_section(config, "optimizer"), "params")
         lean_moments = _section(config, "bf16").get("bf16_optimizer_states") is True
@@ -106,20 +117,22 @@ class ZeroSettings:
             element_bytes=element_bytes,
             master_bytes=2 if lean_master else 4,
             moment_bytes=2 if lean_moments else 4,
-            accumulator_bytes={"fp32": 4, "bf16": 2, "fp16": 2}.get(str(accumulate), element_bytes),
+            accumulator_bytes=_DTYPE_BYTES.get(str(accumulate), element_bytes),
             bucket_elements=_whole(zero, "reduce_bucket_size", 500_000_000),
             buckets=buckets if stage else 0,
             sub_group_elements=_whole(zero, "sub_group_size", 1_000_000_000),
-            live_elements=_whole(zero, "stage3_max_live_parameters", 1_000_000_000),
-            prefetch_elements=_whole(zero, "stage3_prefetch_bucket_size", 50_000_000),
-            persistent_elements=_whole(zero, "stage3_param_persistence_threshold", 100_000),
-            sequential=zero.get("stage3_allgather_sequential") is True,
+            live_elements=_stage_3(zero, "max_live_parameters", 1_000_000_000),
+            prefetch_elements=_stage_3(zero, "prefetch_bucket_size", 50_000_000),
+            persistent_elements=_stage_3(zero, "param_persistence_threshold", 100_000),
+            sequential=zero.get("stage3_allgather_sequential", zero.get("allgather_sequential")) is True,
             secondary_partition=_whole(zero, "zero_hpz_partition_size", 1),
             optimizer=offloaded,
             parameters=_offload(zero, "offload_param", Offload(buffer_count=5)) if stage == 3 else Offload(),
             aio_block_bytes=_whole(_section(config, "aio"), "block_size", 1_048_576),
-            aio_parallelism=_whole(_section(config, "aio"), "intra_op_parallelism", 1),
+            aio_parallelism=max(1, _whole(_section(config, "aio"), "intra_op_parallelism", 1)),
             optimizer_type=kind if isinstance(kind, str) else None,
+            zenflow_share=_number(zenflow, "topk_ratio", 0.1) if "zenflow" in zero else 0.0,
+            zenflow_overlap=zenflow.get("overlap_step") is True,
         )
 
     @property
@@ -137,15 +150,25 @@ def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _whole(section: Mapping[str, Any], name: str, default: int) -> int:
+def _number(section: Mapping[str, Any], name: str, default: float) -> float:
     value = section.get(name, default)
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else default
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) and value >= 0 else default
+
+
+def _whole(section: Mapping[str, Any], name: str, default: int) -> int:
+    return int(_number(section, name, default))
+
+
+def _stage_3(zero: Mapping[str, Any], name: str, default: int) -> int:
+    """A key of stage 3, which DeepSpeed also takes without its prefix."""
+    return _whole(zero, f"stage3_{name}", _whole(zero, name, default))
 
 
 def _offload(zero: Mapping[str, Any], name: str, default: Offload) -> Offload:
     section = _section(zero, name)
     device = section.get("device", "none")
-    path, ratio = section.get("nvme_path"), section.get("ratio", 1.0)
+    path = section.get("nvme_path")
     return Offload(
         device=device if device in ("cpu", "nvme") else "none",
         nvme_path=path if isinstance(path, str) else None,
@@ -154,5 +177,5 @@ def _offload(zero: Mapping[str, Any], name: str, default: Offload) -> Offload:
         buffer_elements=_whole(section, "buffer_size", default.buffer_elements),
         max_in_cpu=_whole(section, "max_in_cpu", default.max_in_cpu),
         pipelined=section.get("pipeline_read") is True or section.get("pipeline_write") is True,
-        ratio=float(ratio) if isinstance(ratio, int | float) else 1.0,
+        ratio=min(1.0, _number(section, "ratio", 1.0)),
     )

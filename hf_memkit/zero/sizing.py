@@ -225,9 +225,16 @@ class _Sizing:
             )  # fmt: skip
 
     def hierarchy(self) -> None:
-        if int(self.zero.get("zero_hpz_partition_size", 1)) > 1:
-            self._put(
-                "zero_optimization.zero_hpz_partition_size", self.gpus, "one copy of the weights in each machine"
+        if "zero_hpz_partition_size" in self.zero:
+            several = self.gpus > 1 and self.nodes > 1
+            reason = "one copy of the weights in each machine" if several else "off: it saves nothing in one machine"
+            self._put("zero_optimization.zero_hpz_partition_size", self.gpus if several else 1, reason)
+        uneven = sum(1 for size in self.model.sizes if self._share(size) % 8)
+        if self.zero.get("zero_quantized_weights") and uneven:
+            self.notes.append(
+                f"{uneven} parameters have shares that are no multiple of 8 elements on {self.processes} cards, and "
+                f"DeepSpeed's quantiser wants that of what it gathers at once: if it stops, take another number of "
+                f"cards, or zero3 (deepspeed 0.19.8: csrc/quantization)"
             )
 
     def pinning(self) -> None:

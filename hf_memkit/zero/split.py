@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 from hf_memkit.models import ModelFacts
 
-__all__ = ["Split", "aligned", "page_locked", "split", "sub_groups"]
+__all__ = ["ROUNDING_SOURCE", "Split", "aligned", "page_locked", "split", "sub_groups"]
+
+
+ROUNDING_SOURCE = (
+    "torch: CachingHostAllocator, to powers of two; PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:64 leaves larger "
+    "blocks as they are (torch 2.13)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +41,7 @@ def split(model: ModelFacts, processes: int) -> Split:
     """Splits `model` between `processes`.
 
     Stages 1 and 2 flatten each parameter group and pad it to a multiple of 2 × processes (deepspeed 0.19.8:
-    runtime/zero/stage_1_and_2.py 379, 451); stage 3 splits each parameter for itself and pads it to a multiple of
+    runtime/zero/stage_1_and_2.py 387, 441); stage 3 splits each parameter for itself and pads it to a multiple of
     processes (runtime/zero/partition_parameters.py, `_aligned_size`).
     """
     flat = tuple(aligned(sum(group), 2 * processes) for group in model.groups)
@@ -76,5 +82,5 @@ def aligned(size: int, multiple: int) -> int:
 
 def page_locked(size_bytes: int) -> int:
     """What torch's pinned allocator takes for a block: the next power of two, unless
-    `pinned_max_round_threshold_mb` says otherwise (torch 2.13: aten/src/ATen/core/CachingHostAllocator.h)."""
+    `pinned_max_round_threshold_mb` says otherwise (torch 2.13: aten/src/ATen/core/CachingHostAllocator.h 303)."""
     return 1 << (size_bytes - 1).bit_length() if size_bytes > 0 else 0

@@ -6,7 +6,7 @@ from hf_memkit.ledger import Row
 from hf_memkit.models import ModelFacts
 from hf_memkit.terms import Place
 from hf_memkit.zero.settings import ZeroSettings
-from hf_memkit.zero.split import Split, page_locked, sub_groups
+from hf_memkit.zero.split import ROUNDING_SOURCE, Split, page_locked, sub_groups
 from hf_memkit.zero.stage_3_swap import is_swapped, swapped_parameter_rows, swapped_state_rows
 
 __all__ = ["stage_3_rows"]
@@ -32,7 +32,7 @@ def _parameters(settings: ZeroSettings, model: ModelFacts, parts: Split, *, gpus
     persistent = sum(size for size in model.sizes if size <= settings.persistent_elements)
     rows = []
     if offload.device == "none":
-        rows.append(Row("device", "weights", "weight partition", element * share, f"{_SOURCE} 955: lp_param_buffer"))
+        rows.append(Row("device", "weights", "weight partition", element * share, f"{_SOURCE} 972: lp_param_buffer"))
     # One process that keeps its weights on the card gathers nothing: its partition is the parameter.
     gathers = parts.processes > 1 or offload.device != "none"
     if gathers:
@@ -48,11 +48,12 @@ def _parameters(settings: ZeroSettings, model: ModelFacts, parts: Split, *, gpus
         bucket = min(model.parameters, max(settings.prefetch_elements, model.largest_parameter))
         rows.append(
             Row("device", "buffers", "all-gather buffer", element * bucket,
-                f"{_PARTITION} 1485, 795: gathered flat, then copied out; stage3_prefetch_bucket_size")
+                f"{_PARTITION} 1343, 795: gathered flat, then copied out; stage3_prefetch_bucket_size")
         )  # fmt: skip
+    secondary = min(settings.secondary_partition, parts.processes)
     if settings.secondary_partition > 1:
         rows.append(
-            Row("device", "weights", "secondary partition", element * model.parameters // settings.secondary_partition,
+            Row("device", "weights", "secondary partition", element * model.parameters // secondary,
                 f"{_PARTITION}: zero_hpz_partition_size")
         )  # fmt: skip
     if offload.device == "cpu":
@@ -86,14 +87,16 @@ def _states(settings: ZeroSettings, parts: Split, *, gpus: int) -> list[Row]:
     master, moments = settings.master_bytes, 2 * settings.moment_bytes
     groups = [sum(parts.shares[g][i] for g, i in group) for group in sub_groups(parts, settings.sub_group_elements)]
     offload = settings.optimizer
-    # In fp32 without offload the partition of the weights is its own master.
-    own_master = 0 if settings.element_bytes == master and settings.parameters.device == "none" else master
     if offload.device == "none":
         return [
-            Row("device", "optimizer", "master weights", own_master * sum(groups), f"{_SOURCE} 1171"),
+            # In fp32 too: DeepSpeed would take the weights themselves, but compares a torch.device with a string.
+            Row("device", "optimizer", "master weights", master * sum(groups), f"{_SOURCE} 1166"),
             Row("device", "optimizer", "moments", moments * sum(groups), "Adam: exp_avg and exp_avg_sq"),
-            Row("device", "gradients", "gradients in the master's type", master * max(groups),
-                f"{_SOURCE} 2693: of one sub-group", "optimizer"),
+            Row("device", "gradients", "gradients flattened for the step", settings.accumulator_bytes * max(groups),
+                f"{_SOURCE} 2686: of one sub-group", "optimizer"),
+            Row("device", "gradients", "gradients in the master's type",
+                master * max(groups) if settings.accumulator_bytes != master else 0,
+                f"{_SOURCE} 2687: of one sub-group", "optimizer"),
         ]  # fmt: skip
     first = int((1 - offload.ratio) * len(groups)) if not settings.swaps_optimizer else 0
     on_card, offloaded = sum(groups[:first]), groups[first:]
@@ -127,5 +130,5 @@ def _rounding(settings: ZeroSettings, parts: Split, *, gpus: int) -> list[Row]:
     wasted = sum(page_locked(block) - block for block in blocks)
     return [
         Row("pinned", "buffers", "rounding of page-locked blocks", gpus * wasted,
-            "torch: CachingHostAllocator, to powers of two")
+            ROUNDING_SOURCE)
     ]  # fmt: skip

@@ -70,10 +70,12 @@ def swapped_state_rows(settings: ZeroSettings, parts: Split, *, gpus: int) -> li
     states = sum(_aligned(settings, sum(group), master) * (master + moments) // master for group in swapped)
     gradients = [share for group in swapped for share in group]
     small = sum(share for share in gradients if not is_swapped(settings, master * share))
+    # Without a conversion they are parts of the flat gradient partition.
+    copied = small if settings.accumulator_bytes != master else 0
     return [
         Row("pinned", "buffers", "optimizer swap buffers", gpus * buffers,
             f"{_SOURCE}/utils.py 192: buffer_count × the largest sub-group × {master} bytes"),
-        Row("host", "gradients", "gradients too small to swap", gpus * master * small,
+        Row("host", "gradients", "gradients too small to swap", gpus * master * copied,
             f"{_SOURCE}/optimizer_utils.py: below 1 MiB a parameter", "backward"),
         Row("disk", "optimizer", "master weights and moments", gpus * states, f"{_SOURCE}/optimizer_utils.py"),
         Row("disk", "gradients", "gradients", gpus * master * (sum(gradients) - small),

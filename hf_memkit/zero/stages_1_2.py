@@ -6,7 +6,8 @@ from hf_memkit.ledger import Row
 from hf_memkit.models import ModelFacts
 from hf_memkit.terms import Place
 from hf_memkit.zero.settings import ZeroSettings
-from hf_memkit.zero.split import Split, page_locked
+from hf_memkit.zero.split import ROUNDING_SOURCE, Split, page_locked
+from hf_memkit.zero.zenflow import zenflow_rows
 
 __all__ = ["stage_1_2_rows"]
 
@@ -36,6 +37,8 @@ def stage_1_2_rows(
         )  # fmt: skip
     if settings.optimizer.device == "none":
         return (*rows, *_states_on_card(settings, parts))
+    if settings.zenflow_overlap:
+        return (*rows, *zenflow_rows(settings, model, sum(parts.flat_shares), gpus=gpus))
     return (*rows, *_states_on_host(settings, model, parts, gpus=gpus, accumulation=accumulation))
 
 
@@ -80,18 +83,28 @@ def _card_gradients(settings: ZeroSettings, model: ModelFacts, parts: Split) -> 
 def _states_on_card(settings: ZeroSettings, parts: Split) -> list[Row]:
     shares = _shares(settings, parts)
     total, largest = sum(shares), max(shares)
-    return [
-        Row("device", "optimizer", "master weights", settings.master_bytes * total, f"{_SOURCE} 560"),
+    rows = [
         Row("device", "optimizer", "moments", 2 * settings.moment_bytes * total, "Adam: exp_avg and exp_avg_sq"),
+    ]
+    if settings.stage == 0 and settings.element_bytes == 4:  # deepspeed 0.19.8: runtime/engine.py 2313
+        return rows  # the optimizer steps on the weights themselves
+    rows.insert(0, Row("device", "optimizer", "master weights", settings.master_bytes * total, f"{_SOURCE} 560"))
+    if settings.stage == 2 and settings.accumulator_bytes == 4 > settings.element_bytes:
+        return rows  # 2904: gradients were accumulated flat, in the master's type
+    rows.append(
         Row(
             "device", "gradients", "gradients flattened for the step", settings.accumulator_bytes * largest,
             f"{_SOURCE} 3114: of the largest parameter group", "optimizer",
-        ),
-        Row(
-            "device", "gradients", "gradients in the master's type", settings.master_bytes * largest,
-            f"{_SOURCE} 3118: of the largest parameter group", "optimizer",
-        ),
-    ]  # fmt: skip
+        )
+    )  # fmt: skip
+    if settings.accumulator_bytes != settings.master_bytes:
+        rows.append(
+            Row(
+                "device", "gradients", "gradients in the master's type", settings.master_bytes * largest,
+                f"{_SOURCE} 3118: of the largest parameter group", "optimizer",
+            )
+        )  # fmt: skip
+    return rows
 
 
 def _states_on_host(
@@ -101,43 +114,44 @@ def _states_on_host(
     element, master = settings.element_bytes, settings.master_bytes
     shares = _shares(settings, parts)
     total, largest = sum(shares), model.largest_parameter
-    # Low-precision gradients are accumulated in place; others a buffer each for the parameters of this process.
-    accumulators = _owned(model, parts) if accumulation and master == 4 else ()
+    # Low-precision gradients are accumulated in place; others in a buffer each for the parameters of each process.
+    accumulators = _owned(model, parts, gpus) if accumulation and master == 4 else ()
     rows = [
         Row(place, "optimizer", "fp32 master weights", gpus * master * total, f"{_SOURCE} 560"),
         Row(place, "gradients", "fp32 gradients", gpus * master * total, f"{_SOURCE} 937"),
         Row("host", "optimizer", "fp32 moments", gpus * 2 * settings.moment_bytes * total, "DeepSpeedCPUAdam: two"),
         Row(place, "buffers", "16-bit staging", gpus * element * total, f"{_SOURCE} 567"),
         Row(
-            place, "gradients", "16-bit accumulators", gpus * element * sum(accumulators),
+            place, "gradients", "16-bit accumulators", element * sum(accumulators),
             f"{_SOURCE} 1824, with accumulation: a buffer a parameter",
         ),
         Row(place, "buffers", "gradient from the card", gpus * element * largest, f"{_SOURCE} 653"),
     ]  # fmt: skip
     if settings.optimizer.pin_memory:
-        blocks = [size * width for size in shares for width in (master, master, element)]
-        blocks += [element * size for size in accumulators] + [element * largest]
+        blocks = [size * width for size in shares for width in (master, master, element)] + [element * largest]
+        blocks = gpus * blocks + [element * size for size in accumulators]
         wasted = sum(page_locked(block) - block for block in blocks)
         rows.append(
             Row(
-                "pinned", "buffers", "rounding of page-locked blocks", gpus * wasted,
-                "torch: CachingHostAllocator, to powers of two",
+                "pinned", "buffers", "rounding of page-locked blocks", wasted,
+                ROUNDING_SOURCE,
             )
         )  # fmt: skip
     return rows
 
 
-def _owned(model: ModelFacts, parts: Split) -> tuple[int, ...]:
-    """Elements of the parameters that touch a process's share, for the process that has most of them."""
+def _owned(model: ModelFacts, parts: Split, gpus: int) -> tuple[int, ...]:
+    """Elements of the parameters that touch a process's share, of all processes of the machine that has most."""
     most: tuple[int, ...] = ()
-    for process in range(parts.processes):
+    for machine in range(parts.processes // gpus):
         owned = []
-        for group, share in zip(model.groups, parts.flat_shares, strict=True):
-            start = 0
-            for size in group:
-                if start < (process + 1) * share and start + size > process * share:
-                    owned.append(size)
-                start += size
+        for process in range(machine * gpus, (machine + 1) * gpus):
+            for group, share in zip(model.groups, parts.flat_shares, strict=True):
+                start = 0
+                for size in group:
+                    if start < (process + 1) * share and start + size > process * share:
+                        owned.append(size)
+                    start += size
         if sum(owned) > sum(most):
             most = tuple(owned)
     return most

@@ -53,7 +53,9 @@ def test_copy_writes_a_sized_preset_whose_ledger_adds_up(memkit: Memkit, tmp_pat
 def test_copy_without_a_model_copies_the_constants(memkit: Memkit, tmp_path: Path) -> None:
     ran = memkit("ds", "copy", "zero2-offload", "configs/")
     assert ran.returncode == 0 and "constants" in ran.stdout
-    assert (tmp_path / "configs").read_text() == resources.find("ds_configs", "zero2-offload").read_text()
+    assert (tmp_path / "configs" / "zero2-offload.json").read_text() == resources.find(
+        "ds_configs", "zero2-offload"
+    ).read_text()
 
 
 def test_copy_writes_a_config_that_accelerate_reads(memkit: Memkit, tmp_path: Path) -> None:
@@ -73,6 +75,7 @@ def test_copy_writes_a_config_that_accelerate_reads(memkit: Memkit, tmp_path: Pa
         (("copy", "zero3-infinit"), "did you mean 'zero3-infinity'"),
         (("copy", "zero3", "--gpus", "4"), "--gpus: nothing can be computed without --model"),
         (("copy", "zero3", "--model", "gpt2", "--nvme-path", "/x"), "puts nothing on disk"),
+        (("copy", "zero3-infinity", "--nvme-path", ""), "--nvme-path: give a folder"),
         (("copy", "zero3", "--model", "no/such-model"), "hub cannot be reached"),
         (("copy", "zero3", "--model", "gpt2", "--gpu-memory", "lots"), "lots"),
         (("copy", "zero3", "--model", "gpt2", "--gpu", "T44"), "unknown card 'T44'"),

@@ -108,6 +108,7 @@ def test_the_operators_follow_from_the_config() -> None:
     assert ops.needed(load("zero2-offload"), cpu=False) == ("cpu_adam",)
     assert ops.needed(load("zero3-infinity"), cpu=False) == ("cpu_adam", "pin_memory", "async_io")
     assert ops.needed(load("zero2-offload"), cpu=True) == ("deepspeed_shm_comm", "cpu_adam")
+    assert ops.needed(load("zero3-zeropp"), cpu=False) == ("quantizer",)
     assert ops.needed({}, cpu=False) == ()
 
 
