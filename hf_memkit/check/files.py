@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hf_memkit.check.apply import check
 from hf_memkit.check.problem import Problem
-from hf_memkit.check.reading import File, read
+from hf_memkit.check.reading import File, parse_json, read
 from hf_memkit.check.subject import Subject
 from hf_memkit.errors import InputError
 from hf_memkit.hardware import Machine
@@ -81,6 +80,7 @@ def read_subject(
         arguments_file="" if source is None else str(source.path),
         duplicates=() if config is None else config.duplicates,
         here=here,
+        duplicate_arguments=() if source is None else source.duplicates,
     )
 
 
@@ -88,12 +88,8 @@ def _followed(file: File) -> File | None:
     """The DeepSpeed config that an argument file names or holds; None if there is none, or it is not there."""
     value: Any = file.content.get("deepspeed")
     if isinstance(value, str) and value.lstrip().startswith("{"):
-        try:
-            value = json.loads(value)
-        except json.JSONDecodeError as error:
-            raise InputError(
-                f"{file.path}: deepspeed: line {error.lineno}, column {error.colno}: {error.msg}"
-            ) from None
+        value, duplicates = parse_json(f"{file.path}: deepspeed", value)
+        return File(file.path, "deepspeed", value, duplicates)
     if isinstance(value, Mapping):
         return File(file.path, "deepspeed", value)
     if not isinstance(value, str) or not value:

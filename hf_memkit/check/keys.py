@@ -6,6 +6,7 @@ the installed DeepSpeed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -37,6 +38,8 @@ class Key:
 
     def type_error(self, value: Any) -> str | None:
         """What belongs here instead of `value`: "a whole number"; None if its type is right."""
+        if isinstance(value, float) and not math.isfinite(value):
+            return "a finite number"  # Python's JSON reads NaN, Infinity and 1e999
         if value is None:
             return None if self.optional or self.kind == "any" else self._wanted
         if self.kind == "any":

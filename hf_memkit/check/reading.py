@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,7 @@ import yaml
 
 from hf_memkit.errors import InputError
 
-__all__ = ["File", "Kind", "read"]
+__all__ = ["File", "Kind", "parse_json", "read"]
 
 Kind = Literal["deepspeed", "arguments", "recipe"]
 
@@ -46,46 +46,69 @@ def read(path: str | Path) -> File:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
         raise InputError(f"{path}: cannot be read: {reason}; give a JSON or YAML file") from None
-    duplicates: list[str] = []
-    content = _yaml(path, text) if path.suffix.lower() in (".yaml", ".yml") else _json(path, text, duplicates)
+    is_yaml = path.suffix.lower() in (".yaml", ".yml")
+    content, duplicates = _parse_yaml(path, text) if is_yaml else parse_json(str(path), text)
     if not isinstance(content, Mapping):
         raise InputError(f"{path}: line 1, column 1: keys and values belong here, not a {type(content).__name__}")
-    return File(path, _kind(path, content), content, tuple(duplicates))
+    return File(path, _kind(path, content), content, duplicates)
 
 
-def _json(path: Path, text: str, duplicates: list[str]) -> Any:
-    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        duplicates.extend(key for key, count in Counter(key for key, _ in found).items() if count > 1)
-        return dict(found)
+class _Object(dict[str, Any]):
+    """A JSON object that knows which of its keys stood there twice."""
 
+    twice: frozenset[str] = frozenset()
+
+
+def _object(pairs: list[tuple[str, Any]]) -> _Object:
+    found = _Object(pairs)
+    found.twice = frozenset(_repeated(key for key, _ in pairs))
+    return found
+
+
+def parse_json(place: str, text: str) -> tuple[Any, tuple[str, ...]]:
+    """What a JSON text holds, and the dotted paths of the keys that it has twice.
+
+    Raises:
+        InputError: it is no JSON; `place`, line and column are named.
+    """
     try:
-        content = json.loads(text, object_pairs_hook=pairs)
+        content = json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
-        raise InputError(f"{path}: line {error.lineno}, column {error.colno}: {error.msg}") from None
-    if duplicates and isinstance(content, Mapping):
-        duplicates[:] = [_path_of(name, content) for name in duplicates]
-    return content
+        raise InputError(f"{place}: line {error.lineno}, column {error.colno}: {error.msg}") from None
+    return content, tuple(_json_duplicates(content))
 
 
-def _path_of(name: str, content: Mapping[str, Any], prefix: str = "") -> str:
-    """The dotted path of the first key of this name."""
-    for key, value in content.items():
-        if key == name:
-            return prefix + key
-        if isinstance(value, Mapping) and (found := _path_of(name, value, f"{prefix}{key}.")):
-            return found
-    return "" if prefix else name
+def _json_duplicates(value: Any, prefix: str = "") -> Iterator[str]:
+    if isinstance(value, _Object):
+        for key, inner in value.items():
+            if key in value.twice:
+                yield prefix + key
+            yield from _json_duplicates(inner, f"{prefix}{key}.")
 
 
-def _yaml(path: Path, text: str) -> Any:
+def _parse_yaml(path: Path, text: str) -> tuple[Any, tuple[str, ...]]:
+    """As `parse_json`; PyYAML takes the last of two equal keys without a word too."""
     try:
-        return yaml.safe_load(text)
+        content = yaml.safe_load(text)
+        return content, tuple(dict.fromkeys(_yaml_duplicates(yaml.compose(text, yaml.SafeLoader))))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise InputError(f"{path}: {place}{error.problem}") from None
     except yaml.YAMLError as error:
         raise InputError(f"{path}: {str(error).splitlines()[0]}") from None
+
+
+def _yaml_duplicates(node: yaml.Node | None, prefix: str = "") -> Iterator[str]:
+    if isinstance(node, yaml.MappingNode):
+        names = [str(key.value) for key, _ in node.value]
+        yield from (prefix + name for name in _repeated(names))
+        for name, (_, value) in zip(names, node.value, strict=True):
+            yield from _yaml_duplicates(value, f"{prefix}{name}.")
+
+
+def _repeated(names: Iterable[str]) -> list[str]:
+    return [name for name, count in Counter(names).items() if count > 1]
 
 
 def _kind(path: Path, content: Mapping[str, Any]) -> Kind:

@@ -56,8 +56,9 @@ class Subject:
         gpus: processes on each machine; None if not known.
         nodes: machines.
         config_file, arguments_file: where they come from, for messages.
-        duplicates: keys that the file has twice (a mapping cannot).
-        here: whether paths in the config are folders of this machine.
+        duplicates: keys that the config's file has twice (a mapping cannot).
+        duplicate_arguments: keys that the argument file has twice.
+        here: whether it will run on this machine, so that folders and shared memory can be looked at.
         deepspeed: version of DeepSpeed that will read the config.
     """
 
@@ -72,6 +73,7 @@ class Subject:
     duplicates: tuple[str, ...] = ()
     here: bool = False
     deepspeed: str = field(default_factory=installed_deepspeed)
+    duplicate_arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.arguments is not None:
@@ -115,9 +117,29 @@ class Subject:
         return default if self.arguments is None else self.arguments.get(name, default)
 
     @cached_property
+    def filled(self) -> Mapping[str, Any]:
+        """The config with "auto" for bf16 and fp16 filled in as Trainer does it, where its arguments are known.
+
+        transformers 5.23.0: integrations/deepspeed.py 175-181.
+        """
+        config = dict(self.config or {})
+        for name in ("bf16", "fp16") if self.arguments is not None else ():
+            section = config.get(name)
+            if isinstance(section, Mapping) and section.get("enabled") == "auto":
+                on = self.argument(name) is True or self.argument(f"{name}_full_eval") is True
+                config[name] = {**section, "enabled": on}
+        return config
+
+    def enabled(self, name: str) -> bool | None:
+        """Whether "fp16" or "bf16" is on; None if Trainer decides and its arguments are not known."""
+        section = self.filled.get(name)
+        value = section.get("enabled") if isinstance(section, Mapping) else None
+        return None if value == "auto" else value is True
+
+    @cached_property
     def zero(self) -> ZeroSettings:
         """The config as DeepSpeed reads it, defaults filled in."""
-        return ZeroSettings.from_config(self.config or {})
+        return ZeroSettings.from_config(self.filled)
 
     @property
     def processes(self) -> int | None:

@@ -1,8 +1,8 @@
 """Setup → a plain training script that its owner can read and change, and that needs memkit only for its callback.
 
 `train.py` holds the whole job in the order in which it happens; every setting stands there with its reason as a
-comment. Beside it `ds_config.json` (with DeepSpeed), `adamw8bit.py` (with the 8-bit optimizer) and
-`deepspeed_wiring.py` (with NVMe).
+comment. Beside it `ds_config.json` (with DeepSpeed), `adamw8bit.py` (with the 8-bit optimizer), `deepspeed_wiring.py`
+(with NVMe) and `process_group.py` (with DeepSpeed or several processes).
 """
 
 from __future__ import annotations
@@ -48,6 +48,9 @@ def export_script(job: Run, folder: Path) -> list[Path]:
     if _on_nvme(job.setup):
         source = Path(__file__).parents[1] / "zero" / "wiring.py"
         files["deepspeed_wiring.py"] = source.read_text(encoding="utf-8")
+    if _has_process_group(job):
+        source = Path(__file__).parents[1] / "zero" / "process_group.py"
+        files["process_group.py"] = source.read_text(encoding="utf-8")
     taken = [name for name in files if (folder / name).exists()]
     if taken:
         raise InputError(f"--export {folder}: holds {', '.join(taken)} already; give another folder")
@@ -68,6 +71,10 @@ def start_command(job: Run, script: str, node_rank: str = "0", master_addr: str 
     if job.nodes == 1:
         return f"torchrun --standalone {each} {script}"
     return f"torchrun --nnodes {job.nodes} --node-rank {node_rank} --master-addr {master_addr} {each} {script}"
+
+
+def _has_process_group(job: Run) -> bool:
+    return job.processes > 1 or "deepspeed.config" in job.setup
 
 
 def _on_nvme(setup: TrainingSetup) -> bool:
@@ -118,8 +125,10 @@ def _imports(job: Run) -> str:
     names += ["AutoModelForCausalLM", "PreTrainedTokenizerFast" if trained else "AutoTokenizer"]
     names += ["Trainer", "TrainingArguments", "set_seed"]
     lines += [f"from transformers import {', '.join(names)}"]
-    lines += ["", "from adamw8bit import AdamW8bit"] if "optimizer.class" in setup else []
-    lines += ["", "from deepspeed_wiring import DeepSpeedWiring"] if _on_nvme(setup) else []
+    beside = ["from adamw8bit import AdamW8bit"] if "optimizer.class" in setup else []
+    beside += ["from deepspeed_wiring import DeepSpeedWiring"] if _on_nvme(setup) else []
+    beside += ["from process_group import leave_process_group"] if _has_process_group(job) else []
+    lines += ["", *beside] if beside else []
     lines.insert(1 if lines[0] == "import os" else 0, "from pydoc_data.topics import topics") if fallback else None
     return "\n".join(_sorted_standard_library(lines))
 
@@ -225,7 +234,7 @@ def _training(job: Run) -> str:
     wiring = ""
     if _on_nvme(setup):
         wiring = "trainer.add_callback(DeepSpeedWiring(lambda: trainer.deepspeed))  # saves with NVMe\n"
-    ending = "\ntorch.distributed.destroy_process_group()" if job.processes > 1 else ""
+    ending = "\nleave_process_group()  # otherwise Python can abort while it exits" if _has_process_group(job) else ""
     return (
         "trainer = Trainer(\n"
         "    model=model,\n"

@@ -227,7 +227,10 @@ def _train(
     if resuming:
         say(f"Going on from {checkpoint}" if checkpoint else "No whole checkpoint yet: starting from the first step")
         if checkpoint and nvme_path(setup):
-            say("DeepSpeed does not bring back Adam's moments from NVMe: they start again from zero.")
+            say(
+                "DeepSpeed does not bring back Adam's moments from NVMe: they start again from zero, and so do biases "
+                "and norms."
+            )
     try:
         with stop:
             trainer.train(resume_from_checkpoint=checkpoint)

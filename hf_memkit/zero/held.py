@@ -5,7 +5,7 @@ Only reads attributes of deepspeed 0.19.8's ZeRO optimizers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,95 +15,126 @@ from hf_memkit.terms import Place
 
 __all__ = ["held_bytes", "swapped_bytes"]
 
-Held = dict[tuple[Place, str], int]
+Held = dict[tuple[Place, str], Any]
+"""(place, term) → tensors, in any nesting of lists and dictionaries."""
 
 
-def held_bytes(engine: Any) -> Held:
-    """Bytes of this process by (place, term), as `zero_ledger` names them.
+def held_bytes(engine: Any) -> dict[tuple[Place, str], int]:
+    """Bytes of this process by (place, term), as `zero_ledger` names them, at this moment.
 
     What the forward and backward pass hold only meanwhile (live parameters, single gradients) is not in it. On a CPU
     nothing is really page-locked, and device and host are the same memory: places are those that a GPU would have.
+    Memory that two terms share counts with the first one; what is not there at this moment is absent.
     """
     zero = engine.optimizer
+    held: Held = {}
     if hasattr(zero, "single_partition_of_fp32_groups"):
-        return _stages_1_2(zero)
-    if hasattr(zero, "fp32_partitioned_groups_flat"):
-        return _stage_3(zero, engine.module)
-    return {}
+        held = _stages_1_2(zero)
+    elif hasattr(zero, "fp32_partitioned_groups_flat"):
+        held = _stage_3(zero, list(engine.module.parameters()))
+    seen: set[int] = set()
+    sizes = {term: _new_bytes(tensors, seen) for term, tensors in held.items()}
+    return {term: size for term, size in sizes.items() if size}
 
 
-def swapped_bytes(folder: Path) -> dict[str, int]:
-    """Bytes of ZeRO-Infinity's files under `nvme_path`, by the ledger's terms."""
+def swapped_bytes(folder: Path, rank: int | None = None) -> dict[str, int]:
+    """Bytes of ZeRO-Infinity's files under `nvme_path`, by the ledger's terms: of one process, or of all."""
     found = {"master weights and moments": 0, "gradients": 0, "weights": 0}
-    for file in (folder / "zero_stage_3").rglob("*.swp"):
+    for file in folder.glob(f"zero_stage_3/*/rank{'*' if rank is None else rank}/*.swp"):
         size = file.stat().st_size
-        if "optimizer" not in file.parts:
+        if file.parent.parent.name != "optimizer":
             found["weights"] += size
         else:
             found["gradients" if "_gradient_" in file.name else "master weights and moments"] += size
     return found
 
 
-def _bytes(tensors: Iterable[Any]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if isinstance(tensor, Tensor))
+def _new_bytes(tensors: Any, seen: set[int]) -> int:
+    """Bytes of the storages that are not in `seen`, and puts them there."""
+    total = 0
+    for tensor in _flat(tensors):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            total += storage.nbytes()
+    return total
 
 
-def _moments(optimizer: Any) -> int:
+def _flat(tensors: Any) -> Iterator[Tensor]:
+    if isinstance(tensors, Tensor):
+        yield tensors
+    elif isinstance(tensors, Mapping):
+        yield from _flat(tensors.values())
+    elif isinstance(tensors, Iterable):
+        for item in tensors:
+            yield from _flat(item)
+
+
+def _moments(optimizer: Any) -> list[Tensor]:
     """Adam's two moments, wherever they are in memory."""
-    states = getattr(optimizer, "state", {}).values()
-    return _bytes(state.get(name) for state in states for name in ("exp_avg", "exp_avg_sq"))
-
-
-def _states(masters: list[Tensor], optimizer: Any, *, offloaded: bool, place: Place, grad_place: Place) -> Held:
-    if not offloaded:
-        return {
-            ("device", "master weights"): _bytes(masters),
-            ("device", "moments"): _moments(optimizer),
-        }
-    return {
-        (place, "fp32 master weights"): _bytes(masters),
-        (grad_place, "fp32 gradients"): _bytes(master.grad for master in masters),
-        ("host", "fp32 moments"): _moments(optimizer),
-    }
+    return [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq") if name in state]
 
 
 def _stages_1_2(zero: Any) -> Held:
     masters = zero.single_partition_of_fp32_groups
-    place: Place = "pinned" if getattr(zero, "cpu_offload_pin_memory", False) else "host"
-    held = {
-        ("device", "weights, flat"): _bytes(zero.bit16_groups_flat),
-        **_states(masters, zero.optimizer, offloaded=bool(zero.cpu_offload), place=place, grad_place=place),
+    held: Held = {
+        ("device", "weights, flat"): zero.bit16_groups_flat,
+        ("device", "gradient buckets"): [bucket.buffer for bucket in zero.ipg_buckets.values()],
     }
-    if zero.cpu_offload:
-        held |= {
-            (place, "16-bit staging"): _bytes(zero.param_buffer_of_bit16_for_cpu_offload_groups),
-            (place, "16-bit accumulators"): _bytes(zero.accumulated_grads_in_cpu.values()),
-            (place, "gradient from the card"): _bytes([zero.temp_grad_buffer_for_cpu_offload]),
-            ("device", "gradient on its way to the host"): _bytes([zero.temp_grad_buffer_for_gpu_offload]),
-        }
-    return held
+    if not zero.cpu_offload:
+        if zero.partition_gradients:
+            held["device", "gradient partition"] = [zero.averaged_gradients, zero.all_grad_tensors]
+        held["device", "master weights"] = masters
+        held["device", "moments"] = _moments(zero.optimizer)
+        return held
+    place: Place = "pinned" if zero.cpu_offload_pin_memory else "host"
+    return held | {
+        ("device", "gradient on its way to the host"): zero.temp_grad_buffer_for_gpu_offload,
+        (place, "fp32 master weights"): masters,
+        (place, "fp32 gradients"): [master.grad for master in masters if master.grad is not None],
+        ("host", "fp32 moments"): _moments(zero.optimizer),
+        (place, "16-bit staging"): zero.param_buffer_of_bit16_for_cpu_offload_groups,
+        (place, "16-bit accumulators"): zero.accumulated_grads_in_cpu,
+        (place, "gradient from the card"): zero.temp_grad_buffer_for_cpu_offload,
+    }
 
 
-def _stage_3(zero: Any, module: Any) -> Held:
-    masters = zero.fp32_partitioned_groups_flat
+def _stage_3(zero: Any, parameters: list[Any]) -> Held:
+    masters, moments = zero.fp32_partitioned_groups_flat, _moments(zero.optimizer)
     place: Place = "pinned" if zero.offload_optimizer_pin_memory else "host"
-    held = {
-        ("device", "gradient bucket"): _bytes(bucket.buffer for bucket in zero.ipg_buckets.values()),
-        (place if zero.offload_optimizer else "device", "flat gradient partition"): _bytes(
-            [zero.grad_partitions_flat_buffer]
-        ),
-        **_states(masters, zero.optimizer, offloaded=bool(zero.offload_optimizer), place="host", grad_place=place),
+    held = _stage_3_weights(zero, parameters)
+    held["device", "gradient bucket"] = [bucket.buffer for bucket in zero.ipg_buckets.values()]
+    if not zero.offload_optimizer:
+        held["device", "flat gradient partition"] = zero.grad_partitions_flat_buffer
+        return held | {("device", "master weights"): masters, ("device", "moments"): moments}
+    held[place, "flat gradient partition"] = zero.grad_partitions_flat_buffer
+    if zero.swap_optimizer:
+        # Before the states: in a step those that are on disk lie in these buffers.
+        swapper = zero.optimizer_swapper
+        held["pinned", "optimizer swap buffers"] = swapper.swap_buffer_manager.all_buffers
+        pieces = [info.unswapped_gradients for info in swapper.swap_params_info.values()]
+        held["host", "gradients too small to swap"] = pieces
+    return held | {
+        ("host", "fp32 master weights"): masters,
+        ("host", "fp32 moments"): moments,
+        (place, "fp32 gradients"): [master.grad for master in masters if master.grad is not None],
     }
+
+
+def _stage_3_weights(zero: Any, parameters: list[Any]) -> Held:
     if not zero.offload_param:
-        held["device", "weight partition"] = _bytes([getattr(zero, "lp_param_buffer", None)])
-    else:
-        kept = "weights kept in RAM" if zero.params_in_nvme_and_cpu else "weight partition"
-        # A buffer of one element stands for a group that is on disk.
-        held["pinned", kept] = _bytes(b for b in zero.param_groups_fp16_flat_cpu_memory if b.numel() > 1)
-    if zero.optimizer_swapper is not None:
-        held["pinned", "optimizer swap buffers"] = _bytes(zero.optimizer_swapper.swap_buffer_manager.all_buffers)
-    swapper = next((p.nvme_swapper for p in module.parameters() if getattr(p, "nvme_swapper", None)), None)
-    if swapper is not None:
-        held["pinned", "parameter swap buffers"] = _bytes([swapper.buffers])
-        held["pinned", "parameter write-back buffer"] = _bytes([swapper.partitioned_swap_buffer])
-    return held
+        return {("device", "weight partition"): zero.lp_param_buffer}
+    # A buffer of one element stands for a group that is on disk.
+    flat = [buffer for buffer in zero.param_groups_fp16_flat_cpu_memory if buffer.numel() > 1]
+    if not zero.params_in_nvme_and_cpu:
+        return {("pinned", "weight partition"): flat}
+    swapper = parameters[0].nvme_swapper
+    small_place: Place = "pinned" if zero.offload_param_pin_memory else "host"
+    return {
+        ("pinned", "parameter swap buffers"): swapper.buffers,
+        ("pinned", "parameter write-back buffer"): swapper.partitioned_swap_buffer,
+        ("pinned", "weights kept in RAM"): flat,
+        (small_place, "weights too small to swap"): [
+            parameter.ds_tensor for parameter in parameters if not swapper.swappable_tensor(param=parameter)
+        ],
+    }

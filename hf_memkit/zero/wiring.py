@@ -5,8 +5,10 @@ Collecting the weights for a save (deepspeed: runtime/engine.py, `_zero3_consoli
 gathered into, and `save_pretrained` stops at "shared tensors", or saves the wrong weights. It also gathers each layer
 with `modifier_rank=0`, which writes every weight back, to NVMe too, for a save that only reads.
 
-Not mended: with the optimizer on NVMe a resume does not bring back Adam's moments. DeepSpeed copies their files to the
-swap folder, but the new optimizer has no state yet and starts them from zero at its first step.
+Not mended: what a resume loses with the optimizer on NVMe (deepspeed: runtime/engine.py 4456). DeepSpeed copies the
+swap files back, but the new optimizer has no state yet and starts Adam's moments from zero. And it does not read the
+states that are too small for the disk: the parameters without weight decay (biases, norms) go on from the values that
+the model was made with.
 """
 
 from __future__ import annotations
@@ -33,19 +35,23 @@ class DeepSpeedWiring(TrainerCallback):  # type: ignore[misc]
             engine._zero3_consolidated_16bit_state_dict = _copying_state_dict(engine)
 
 
-def _copying_state_dict(engine: Any) -> Callable[..., OrderedDict[str, Tensor]]:
-    """As DeepSpeed's method of that name, for one process: reads the weights only, and makes real copies."""
+def _copying_state_dict(engine: Any) -> Callable[..., OrderedDict[str, Tensor] | None]:
+    """As DeepSpeed's method of that name, but it reads the weights only, and makes real copies.
 
-    def state_dict(exclude_frozen_parameters: bool = False) -> OrderedDict[str, Tensor]:
+    All ranks call it, because all hold a part of every weight; rank 0 gets the state dict, the others None.
+    """
+
+    def state_dict(exclude_frozen_parameters: bool = False) -> OrderedDict[str, Tensor] | None:
         import deepspeed
 
+        keeps = deepspeed.comm.get_rank() == 0
         found: OrderedDict[str, Tensor] = OrderedDict()
         first_name: dict[int, str] = {}
         engine.optimizer.checkpoint_event_prologue()
         for prefix, module in engine.module.named_modules():
             start = f"{prefix}." if prefix else ""
             with deepspeed.zero.GatheredParameters(list(module.parameters(recurse=False)), modifier_rank=None):
-                for name, parameter in module.named_parameters(recurse=False):
+                for name, parameter in module.named_parameters(recurse=False) if keeps else ():
                     if exclude_frozen_parameters and not parameter.requires_grad:
                         continue
                     key = start + name
@@ -54,10 +60,10 @@ def _copying_state_dict(engine: Any) -> Callable[..., OrderedDict[str, Tensor]]:
                     else:
                         found[key] = parameter.detach().to("cpu", copy=True)
                         first_name[parameter.ds_id] = key
-                for name, buffer in module.named_buffers(recurse=False):
+                for name, buffer in module.named_buffers(recurse=False) if keeps else ():
                     if name not in module._non_persistent_buffers_set:
                         found[start + name] = buffer.detach().to("cpu", copy=True)
         engine.optimizer.checkpoint_event_epilogue()
-        return found
+        return found if keeps else None
 
     return state_dict

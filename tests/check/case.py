@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +27,8 @@ SMALL = ModelFacts(
     largest_parameter=2_000_000, sizes=(2_000_000, 1_000_000, 1_000_000, 1_000, 1_000),
     decayed=(True, True, True, False, False), tied=0, layers=2, width=1_000, vocabulary=2_000, maximum_length=32,
 )  # fmt: skip
+_SHARED = shutil.disk_usage("/dev/shm").total
+BEYOND_SHARED = replace(SMALL, name="beyond", parameters=_SHARED // 16 + 1)
 LARGE = ModelFacts(
     name="large", origin="architecture", config={"model_type": "llama"}, parameters=8_000_000_000,
     largest_parameter=500_000_000, sizes=(500_000_000,) * 16, decayed=(True,) * 16, tied=0, layers=15, width=4096,

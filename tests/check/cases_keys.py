@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hf_memkit.check import Subject
 from tests.check.case import CPU, NVME, OPTIMIZER, ZERO, Case, of
 from tests.check.configs import ADAMW, GONE
 
@@ -33,7 +34,9 @@ KEY_CASES: dict[str, list[Case]] = {
         Case(f"{ZERO}.cpu_offload", of(2, {f"{ZERO}.cpu_offload": True}), of(2, CPU)),
         Case("bfloat16", of(2, {"bf16": GONE, "bfloat16": {"enabled": True}}), of(2)),
     ],
-    "duplicate-key": [Case(f"{ZERO}.stage", of(2, duplicates=(f"{ZERO}.stage",)), of(2))],
+    "duplicate-key": [Case(f"{ZERO}.stage", of(2, duplicates=(f"{ZERO}.stage",)), of(2)),
+                      Case("bf16", Subject(arguments={"bf16": True}, duplicate_arguments=("bf16",)),
+                           Subject(arguments={"bf16": True}))],
     "auto-not-filled": [
         Case(f"{ZERO}.allgather_bucket_size", of(2, {f"{ZERO}.allgather_bucket_size": "auto"}),
              of(2, {f"{ZERO}.reduce_bucket_size": "auto"})),

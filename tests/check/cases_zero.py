@@ -5,6 +5,7 @@ from __future__ import annotations
 from hf_memkit.check import Subject
 from hf_memkit.units import GIB
 from tests.check.case import (
+    BEYOND_SHARED,
     CPU,
     LARGE,
     LEAN,
@@ -23,6 +24,9 @@ from tests.check.case import (
     of,
 )
 from tests.check.configs import ADAMW, GONE
+
+QUANTIZED = f"{ZERO}.zero_quantized_gradients"
+OVERLAPPED = {**ZENFLOW, f"{ZERO}.zenflow": {"update_interval": 4, "overlap_step": True}}
 
 ZERO_CASES: dict[str, list[Case]] = {
     "wrong-stage": [
@@ -55,6 +59,13 @@ ZERO_CASES: dict[str, list[Case]] = {
     "quantized-without-gpu": [
         Case(f"{ZERO}.zero_quantized_weights", of(3, {f"{ZERO}.zero_quantized_weights": True}, machine=ON_CPU),
              of(3, {f"{ZERO}.zero_quantized_weights": True}, machine=MACHINE)),
+    ],
+    "quantized-gradients-bf16": [
+        Case(QUANTIZED, of(3, {QUANTIZED: True, "bf16.enabled": True}),
+             of(3, {QUANTIZED: True, "fp16.enabled": True})),
+        Case(QUANTIZED, of(3, {QUANTIZED: True}, arguments={"bf16": True}), of(3, {QUANTIZED: True}, arguments=None)),
+        Case(QUANTIZED, of(3, {QUANTIZED: True}),
+             of(3, {QUANTIZED: True, "communication_data_type": "fp16"}, arguments={"bf16": True})),
     ],
     "secondary-partition-size": [
         Case(f"{ZERO}.zero_hpz_partition_size", of(3, {f"{ZERO}.zero_hpz_partition_size": 4}, gpus=6),
@@ -109,6 +120,14 @@ ZERO_CASES: dict[str, list[Case]] = {
     "zenflow-offload-without-overlap": [
         Case(f"{ZERO}.overlap_comm", of(2, {**ZENFLOW, f"{ZERO}.zenflow.offload": True}),
              of(2, {**ZENFLOW, f"{ZERO}.zenflow.offload": True, f"{ZERO}.overlap_comm": True})),
+    ],
+    "zenflow-shared-memory": [
+        Case(f"{ZERO}.zenflow.overlap_step", of(2, OVERLAPPED, model=BEYOND_SHARED, here=True),
+             of(2, OVERLAPPED, model=BEYOND_SHARED)),
+        Case(f"{ZERO}.zenflow.overlap_step", of(2, OVERLAPPED, model=BEYOND_SHARED, here=True),
+             of(2, ZENFLOW, model=BEYOND_SHARED, here=True)),
+        Case(f"{ZERO}.zenflow.overlap_step", of(2, OVERLAPPED, model=BEYOND_SHARED, here=True),
+             of(2, OVERLAPPED, model=BEYOND_SHARED, here=True, nodes=1000)),
     ],
     "fp16-and-bf16": [
         Case("fp16.enabled", of(2, {"fp16.enabled": True, "bf16.enabled": True}), of(2, {"bf16.enabled": True})),

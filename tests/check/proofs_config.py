@@ -61,11 +61,16 @@ def deprecated_key() -> None:
 def duplicate_key() -> None:
     from accelerate.utils.deepspeed import HfDeepSpeedConfig
     from deepspeed.runtime.config import DeepSpeedConfig
+    from transformers import HfArgumentParser, TrainingArguments
 
     path = Path(tempfile.mkdtemp()) / "ds.json"
     path.write_text('{"train_batch_size": 1, "zero_optimization": {"stage": 1, "stage": 2}}')
     assert HfDeepSpeedConfig(str(path)).get_value("zero_optimization.stage") == 2
     refused("Duplicate keys", lambda: DeepSpeedConfig(str(path)))
+    twice = path.with_name("args.yaml")
+    twice.write_text("output_dir: x\nmax_steps: 1\nmax_steps: 2\n")
+    (args,) = HfArgumentParser(TrainingArguments).parse_yaml_file(str(twice))
+    assert args.max_steps == 2
 
 
 @proof("wrong-type")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import os
+import re
+from pathlib import Path
 
 import torch
 
 from hf_memkit.check.rules.stages import _STAGE_1_2_ONLY, _STAGE_3_ONLY
+from hf_memkit.zero.zenflow import SHARED_BYTES
 from tests.check.configs import ADAMW, ds
 from tests.check.real import optimizers, parse, reads, refused, train
 from tests.check.registry import proof
@@ -63,6 +67,23 @@ def gather_bucket_odd() -> None:
 @proof("quantized-without-gpu")
 def quantized_without_gpu() -> None:
     refused("not been implemented on CPU", lambda: train(ds(3, {f"{_ZERO}.zero_quantized_weights": True})))
+
+
+@proof("quantized-gradients-bf16")
+def quantized_gradients_bf16() -> None:
+    """The kernel is CUDA's: its source has one type of input, and nothing on the way asks for the type or converts."""
+    import deepspeed
+    from deepspeed.runtime.comm import coalesced_collectives
+
+    source = (Path(deepspeed.__file__).parent / "ops/csrc/quantization/pt_binding.cpp").read_text()
+    kernel = source.split(" ds_swizzle_quant(", 1)[1].split("\n}\n", 1)[0]
+    assert "(__half*)input_vals.data_ptr()" in kernel
+    assert not re.search("scalar_type|TORCH_CHECK|input_vals.to", kernel)
+    caller = inspect.getsource(coalesced_collectives).split("def all_to_all_quant_reduce", 1)[1].split("\ndef ", 1)[0]
+    assert "swizzle_quant(tensor," in caller and not re.search(r"\.to\(|\.half\(|dtype", caller)
+    engine = train(ds(3, {"bf16.enabled": True}), bf16_full_eval=True).model_wrapped
+    assert engine.communication_data_type is torch.bfloat16
+    assert engine.optimizer.dtype is torch.bfloat16  # so that nothing is converted before the call
 
 
 @proof("fp16-without-gpu")
@@ -172,3 +193,24 @@ def zenflow_interval() -> None:
 def zenflow_offload_without_overlap() -> None:
     changes = {**_CPU, f"{_ZERO}.zenflow": {**_ZENFLOW, "offload": True}, "optimizer": _CPU_ADAM}
     refused("should be used with overlap_comm", lambda: train(ds(2, changes)))
+
+
+@proof("zenflow-shared-memory")
+def zenflow_shared_memory() -> None:
+    from deepspeed.runtime.zenflow.zenflow_utils import start_optimizer_process
+
+    source = inspect.getsource(start_optimizer_process)
+    shared = re.findall(r"(\S+)\.data\.share_memory_\(\)", source)
+    assert shared == ["param", "param.stale_param", "param.overlap_grad[0]", "param.overlap_grad[1]"]
+    changes = {**_CPU, f"{_ZERO}.zenflow": {**_ZENFLOW, "overlap_step": True}, "optimizer": _CPU_ADAM}
+    cores = os.sched_getaffinity(0)
+    try:
+        optimizer = train(ds(2, changes), max_steps=4).model_wrapped.optimizer
+    finally:
+        os.sched_setaffinity(0, cores)  # ZenFlow leaves this process a part of them
+    for part in optimizer.single_partition_of_fp32_groups:
+        held = [part.data, part.stale_param.data, *(buffer.data for buffer in part.overlap_grad)]
+        assert all(tensor.is_shared() for tensor in held)
+        assert sum(tensor.nbytes for tensor in held) == SHARED_BYTES * part.numel()
+    assert "/dev/shm/torch_" in Path("/proc/self/maps").read_text()
+    optimizer.process.terminate()

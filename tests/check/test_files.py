@@ -66,6 +66,34 @@ def test_keys_that_a_file_has_twice_are_found(tmp_path: Path) -> None:
     assert [(p.rule, p.key, p.value) for p in check_file(path)] == [("duplicate-key", "zero_optimization.stage", 2)]
 
 
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        ('{"bf16": {"enabled": false}, "fp16": {"enabled": false, "enabled": true}}', ["fp16.enabled"]),
+        ('{"fp16": {"enabled": false}, "bf16": {"enabled": false}, "fp16": {"enabled": false}}', ["fp16"]),
+        ('{"bf16": {"enabled": 1, "enabled": 1}, "aio": {"a": {"enabled": 1, "enabled": 1}}}',
+         ["bf16.enabled", "aio.a.enabled"]),
+        ('{"bf16": {"enabled": true}}', []),
+    ],
+)  # fmt: skip
+def test_the_duplicate_s_own_place_is_named(tmp_path: Path, text: str, keys: list[str]) -> None:
+    (tmp_path / "ds.json").write_text(text)
+    assert list(read(tmp_path / "ds.json").duplicates) == keys
+
+
+def test_duplicates_of_an_argument_file_are_found(tmp_path: Path, preset: Path) -> None:
+    arguments = tmp_path / "args.yaml"
+    arguments.write_text(f"bf16: true\nmax_steps: 3\nbf16: false\ndeepspeed: {preset.name}\n")
+    found = [(p.rule, p.file, p.key, p.value) for p in check_file(arguments)]
+    assert found == [("duplicate-key", str(arguments), "bf16", False)]
+    beside = [(p.rule, p.file, p.key) for p in check_file(preset, arguments)]
+    assert beside == [("duplicate-key", str(arguments), "bf16")]
+    arguments.write_text("deepspeed:\n  bf16: {enabled: auto, enabled: auto}\n")
+    assert "deepspeed.bf16.enabled" in {p.key for p in check_file(arguments) if p.rule == "duplicate-key"}
+    arguments.write_text('deepspeed: \'{"fp16": {"enabled": "auto", "enabled": "auto"}}\'\n')
+    assert "fp16.enabled" in {p.key for p in check_file(arguments) if p.rule == "duplicate-key"}
+
+
 def test_an_argument_file_s_config_is_followed(tmp_path: Path, preset: Path) -> None:
     arguments = tmp_path / "args.yaml"
     arguments.write_text(f"output_dir: out\ndeepspeed: {preset.name}\nlearning_rate: 1e-4\n")
@@ -116,3 +144,22 @@ def test_a_recipe_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["check", str(broken), "--json"]) == 1
     keys = {problem["key"] for problem in json.loads(capsys.readouterr().out)}
     assert "sequences_per_stp" in keys
+
+
+@pytest.mark.parametrize(("precision", "fits"), [({}, False), ({"bf16": True}, True), ({"fp16": True}, True)])
+def test_auto_is_what_the_arguments_say(
+    tmp_path: Path, preset: Path, capsys: pytest.CaptureFixture[str], precision: dict[str, bool], fits: bool
+) -> None:
+    """A card of 36 GB holds gpt2-xl's states in 16 bit, and not in fp32."""
+    arguments = tmp_path / "args.json"
+    arguments.write_text(json.dumps({"output_dir": "x", **precision}))
+    command = ["check", str(preset), "--args", str(arguments), "--model", "gpt2-xl", "--gpu-memory", "36GB"]
+    assert main([*command, "--gpus", "1", "--json"]) == (0 if fits else 1)
+    rules = [problem["rule"] for problem in json.loads(capsys.readouterr().out)]
+    assert rules == ([] if fits else ["card-too-small"])
+
+
+def test_a_folder_that_is_not_there_is_refused(preset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["check"], ["ds", "check"]):
+        assert main([*command, str(preset), "--nvme-path", "/no/such"]) == 2
+        assert capsys.readouterr().err.startswith("memkit: error: --nvme-path: '/no/such' is no folder here")

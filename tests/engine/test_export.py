@@ -15,8 +15,8 @@ from tests.conftest import ROOT, Memkit
 
 FILES = {
     "resident": {"train.py", "adamw8bit.py"},
-    "offload": {"train.py", "ds_config.json"},
-    "infinity": {"train.py", "ds_config.json", "deepspeed_wiring.py"},
+    "offload": {"train.py", "ds_config.json", "process_group.py"},
+    "infinity": {"train.py", "ds_config.json", "deepspeed_wiring.py", "process_group.py"},
     "lora": {"train.py"},
 }
 

@@ -19,7 +19,7 @@ def _ledger(subject: Subject) -> Ledger | None:
         return None
     accumulation = subject.argument("gradient_accumulation_steps", 2) != 1
     return zero_ledger(
-        subject.config, subject.model, gpus=subject.gpus or 1, nodes=subject.nodes, accumulation=accumulation
+        subject.filled, subject.model, gpus=subject.gpus or 1, nodes=subject.nodes, accumulation=accumulation
     )
 
 

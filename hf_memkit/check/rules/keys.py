@@ -144,8 +144,14 @@ def deprecated_key(subject: Subject) -> Iterator[Found]:
     "duplicate-key",
     why="the file has the key twice: Trainer takes the last one without a word, DeepSpeed alone would refuse the file",
     fix="keep one of the two",
-    source="accelerate 1.15.0: utils/deepspeed.py 143; deepspeed 0.19.8: runtime/config_utils.py 205",
+    source="accelerate 1.15.0: utils/deepspeed.py 143; deepspeed 0.19.8: runtime/config_utils.py 205; transformers "
+    "5.23.0: hf_argparser.py 426 (yaml.safe_load)",
+    needs_config=False,
 )
 def duplicate_key(subject: Subject) -> Iterator[Found]:
     for path in subject.duplicates:
         yield Found(path, subject.shown(path))
+    given = dict(walk(subject.arguments or {}))
+    for path in subject.duplicate_arguments:
+        why = "the file has the key twice: the last one is taken without a word"
+        yield Found(path, given.get(path), why=why, argument=True)

@@ -8,20 +8,8 @@ from hf_memkit.check.names import REMOVED_OPTIMIZERS
 from hf_memkit.check.rule import Found, rule
 from hf_memkit.check.rules.trainer import DEFAULTS
 from hf_memkit.check.subject import Subject
+from hf_memkit.zero.optimizer import stepping_optimizer
 
-KEPT = frozenset(
-    {
-        "adamw_torch",
-        "adamw_torch_fused",
-        "adamw_torch_xla",
-        "adamw_torch_npu_fused",
-        "paged_adamw",
-        "paged_adamw_32bit",
-    }
-)
-"""Values of `optim` that accelerate maps to DeepSpeedCPUAdam with AdamW's decay."""
-
-_LION = frozenset({"lion_32bit", "paged_lion_32bit"})
 _LAST_WITH_1_BIT = (0, 19, 6)
 
 
@@ -42,18 +30,11 @@ def _optim(subject: Subject) -> str:
 )
 def optimizer_replaced(subject: Subject) -> Iterator[Found]:
     optim = _optim(subject)
-    if not _offloads(subject) or subject.has("optimizer") or optim in KEPT | _LION:
+    if not _offloads(subject) or subject.has("optimizer"):
         return
-    if subject.at("zero_force_ds_cpu_optimizer") is False:
-        return
-    if optim == "adagrad":
-        yield Found("optim", optim, why="accelerate makes a DeepSpeedCPUAdagrad of it, with an argument that this "
-                    "class does not take: TypeError", argument=True)  # fmt: skip
-    elif "adafactor" in optim:
-        yield Found("optim", optim, why="accelerate replaces it by DeepSpeedCPUAdam, which stops at the first step: "
-                    "Adafactor's groups have no learning rate that it can read", argument=True)  # fmt: skip
-    else:
-        yield Found("optim", optim, argument=True)
+    steps = stepping_optimizer(subject.filled, optim)
+    if steps.optimizer is not None and not steps.same_algorithm:
+        yield Found("optim", optim, why=steps.why, argument=True)
 
 
 @rule(
@@ -66,14 +47,9 @@ def optimizer_twice(subject: Subject) -> Iterator[Found]:
     kind = subject.at("optimizer.type")
     if not isinstance(kind, str) or subject.argument("optim") is None:
         return
-    same = {"adam": KEPT, "adamw": KEPT, "lion": _LION, "adagrad": {"adagrad"}, "sgd": {"sgd"}}
-    if _optim(subject) not in same.get(kind.lower(), ()):
-        yield Found(
-            "optim",
-            _optim(subject),
-            why=f"{kind} of the DeepSpeed config steps, and optim has no effect",
-            argument=True,
-        )
+    if not stepping_optimizer(subject.filled, _optim(subject)).same_algorithm:
+        why = f"{kind} of the DeepSpeed config steps, and optim has no effect"
+        yield Found("optim", _optim(subject), why=why, argument=True)
 
 
 @rule(

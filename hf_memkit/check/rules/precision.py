@@ -11,16 +11,6 @@ _DTYPES = {"fp16": "fp16", "float16": "fp16", "half": "fp16", "bf16": "bf16", "b
            "float32": "fp32", "float": "fp32"}  # fmt: skip
 
 
-def _enabled(subject: Subject, name: str) -> bool | None:
-    """Whether fp16 or bf16 is on; None if Trainer decides and its arguments are not known."""
-    value = subject.at(f"{name}.enabled")
-    if value == "auto":
-        if subject.arguments is None:
-            return None
-        return subject.argument(name) is True or subject.argument(f"{name}_full_eval") is True
-    return value is True
-
-
 @rule(
     "fp16-and-bf16",
     why="DeepSpeed takes one of them; it stops with an assertion",
@@ -28,7 +18,7 @@ def _enabled(subject: Subject, name: str) -> bool | None:
     source="deepspeed 0.19.8: runtime/config.py 511",
 )
 def fp16_and_bf16(subject: Subject) -> Iterator[Found]:
-    if _enabled(subject, "fp16") and _enabled(subject, "bf16"):
+    if subject.enabled("fp16") and subject.enabled("bf16"):
         yield Found("fp16.enabled", subject.at("fp16.enabled"))
 
 
@@ -39,7 +29,7 @@ def fp16_and_bf16(subject: Subject) -> Iterator[Found]:
     source="deepspeed 0.19.8: runtime/engine.py 2003",
 )
 def fp16_without_gpu(subject: Subject) -> Iterator[Found]:
-    if _enabled(subject, "fp16") and subject.without_gpu:
+    if subject.enabled("fp16") and subject.without_gpu:
         yield Found("fp16.enabled", subject.at("fp16.enabled"))
 
 
@@ -51,7 +41,7 @@ def fp16_without_gpu(subject: Subject) -> Iterator[Found]:
 )
 def bf16_emulated(subject: Subject) -> Iterator[Found]:
     gpu = subject.machine.gpu if subject.machine else None
-    if _enabled(subject, "bf16") and gpu is not None and not gpu.bf16:
+    if subject.enabled("bf16") and gpu is not None and not gpu.bf16:
         why = f"{gpu.name} does not compute in bf16 itself: it is emulated, slower than fp32"
         yield Found("bf16.enabled", subject.at("bf16.enabled"), why=why)
 
@@ -69,9 +59,7 @@ def fp32_accumulation(subject: Subject) -> Iterator[Found]:
         return
     if subject.zero.stage == 0:
         yield Found(path, subject.at(path), why="without ZeRO DeepSpeed refuses to mix it with 16-bit weights")
-    elif (
-        subject.zero.stage == 1 and subject.zero.optimizer.device == "none" and _enabled(subject, "bf16") is not False
-    ):
+    elif subject.zero.stage == 1 and subject.zero.optimizer.device == "none" and subject.enabled("bf16") is not False:
         yield Found(path, subject.at(path), why="at stage 1 with bf16 DeepSpeed changes to its BF16_Optimizer: 4 "
                     "bytes for every parameter on every card, not split")  # fmt: skip
     else:
@@ -140,7 +128,7 @@ def lean_states_without_zero(subject: Subject) -> Iterator[Found]:
     source="deepspeed 0.19.8: runtime/base_optimizer.py 525, which does not ask",
 )
 def lean_states_without_bf16(subject: Subject) -> Iterator[Found]:
-    if subject.at("bf16.bf16_master_weights_and_grads") is True and _enabled(subject, "bf16") is False:
+    if subject.at("bf16.bf16_master_weights_and_grads") is True and subject.enabled("bf16") is False:
         yield Found("bf16.bf16_master_weights_and_grads", True)
 
 
@@ -152,7 +140,7 @@ def lean_states_without_bf16(subject: Subject) -> Iterator[Found]:
 )
 def parameter_type(subject: Subject) -> Iterator[Found]:
     path = "data_types.param_dtype"
-    asked, on = _DTYPES.get(str(subject.at(path)).lower()), {n: _enabled(subject, n) for n in ("fp16", "bf16")}
+    asked, on = _DTYPES.get(str(subject.at(path)).lower()), {n: subject.enabled(n) for n in ("fp16", "bf16")}
     if asked is None or None in on.values():
         return
     real = "fp16" if on["fp16"] else "bf16" if on["bf16"] else "fp32"

@@ -155,6 +155,33 @@ def quantized_without_gpu(subject: Subject) -> Iterator[Found]:
 
 
 @rule(
+    "quantized-gradients-bf16",
+    why="between machines DeepSpeed's kernel takes the gradients' memory for fp16, whatever type they have: wrong "
+    "gradients, without a word",
+    fix="delete the key, or train in fp16",
+    source="deepspeed 0.19.8: runtime/zero/stage3.py 1913-1929, runtime/comm/coalesced_collectives.py 57, "
+    "ops/csrc/quantization/pt_binding.cpp 153",
+)
+def quantized_gradients_bf16(subject: Subject) -> Iterator[Found]:
+    path = f"{_ZERO}.zero_quantized_gradients"
+    sent = _communicated(subject)
+    if subject.at(path) is True and subject.zero.stage == 3 and sent not in (None, "fp16"):
+        why = f"gradients are sent in {sent}, and between machines DeepSpeed's kernel takes their memory for fp16"
+        yield Found(path, True, why=f"{why}: wrong gradients, without a word")
+
+
+def _communicated(subject: Subject) -> str | None:
+    """The type in which gradients are communicated (deepspeed 0.19.8: runtime/engine.py 1719); None if not known."""
+    asked = subject.at("communication_data_type")
+    if isinstance(asked, str) and asked != "auto":
+        return asked.lower()
+    fp16, bf16 = subject.enabled("fp16"), subject.enabled("bf16")
+    if fp16 is None or bf16 is None:
+        return None
+    return "fp16" if fp16 else "bf16" if bf16 else "fp32"
+
+
+@rule(
     "secondary-partition-size",
     why="the processes must divide into groups of this size; DeepSpeed stops otherwise",
     fix="write the number of cards in one machine",

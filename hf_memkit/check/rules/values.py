@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,6 +79,13 @@ def auto_not_filled(subject: Subject) -> Iterator[Found]:
         yield Found(path, value, why=why)
 
 
+def _named(value: Any) -> str:
+    """What stands there, for "…, not a str"."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return "null" if value is None else "an empty text" if value == "" else f"a {type(value).__name__}"
+
+
 @rule(
     "wrong-type",
     why="a value of the wrong type",
@@ -89,7 +97,7 @@ def wrong_type(subject: Subject) -> Iterator[Found]:
         key = key_at(subject, path)
         wanted = key.type_error(value) if key else None
         if wanted:
-            shown = "null" if value is None else f"a {type(value).__name__}" if value != "" else "an empty text"
+            shown = _named(value)
             quoted = (
                 " without quotes" if isinstance(value, str) and key and key.kind not in ("section", "list") else ""
             )

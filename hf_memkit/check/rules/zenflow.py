@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
 
 from hf_memkit.check.rule import Found, rule
 from hf_memkit.check.subject import ABSENT, Subject
+from hf_memkit.units import GIB, format_gib
+from hf_memkit.zero.zenflow import SHARED_BYTES
 
 _ZENFLOW = "zero_optimization.zenflow"
+
+_SHARED_MEMORY: Final = Path("/dev/shm")
+"""Where Linux keeps shared memory; a container has 64 MiB of it unless it is told otherwise."""
 
 
 def _on(subject: Subject) -> bool:
@@ -80,3 +89,22 @@ def zenflow_offload_without_overlap(subject: Subject) -> Iterator[Found]:
     overlap = subject.at("zero_optimization.overlap_comm")
     if _on(subject) and subject.at(f"{_ZENFLOW}.offload") is True and overlap is not True and subject.zero.stage < 3:
         yield Found("zero_optimization.overlap_comm", subject.shown("zero_optimization.overlap_comm"))
+
+
+@rule(
+    "zenflow-shared-memory",
+    why=f"with overlap_step {SHARED_BYTES} bytes a parameter are in {_SHARED_MEMORY}, which has less free here: the "
+    'first step stops, "unable to allocate shared memory"',
+    fix='start the container with more, docker run --shm-size, or write "overlap_step": false',
+    source="deepspeed 0.19.8: runtime/zenflow/zenflow_utils.py 157-164",
+)
+def zenflow_shared_memory(subject: Subject) -> Iterator[Found]:
+    path = f"{_ZENFLOW}.overlap_step"
+    if subject.at(path) is not True or subject.model is None or not subject.here or not _SHARED_MEMORY.is_dir():
+        return
+    needed = -(-SHARED_BYTES * subject.model.parameters // subject.nodes)  # ZeRO splits it between all processes
+    free = shutil.disk_usage(_SHARED_MEMORY).free
+    if needed > free:
+        why = f"the step's process shares {format_gib(needed)} in {_SHARED_MEMORY}, which has {format_gib(free)} free"
+        fix = f'docker run --shm-size={math.ceil(needed / GIB)}g or more, or write "overlap_step": false'
+        yield Found(path, True, why=f'{why}: the first step stops, "unable to allocate shared memory"', fix=fix)

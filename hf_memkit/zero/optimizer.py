@@ -1,0 +1,98 @@
+"""Which optimizer steps under DeepSpeed, and how to keep the one that was asked for.
+
+With an optimizer offloaded accelerate replaces Trainer's by one of DeepSpeed's for the CPU, silently (accelerate 1.15:
+accelerator.py 2373, utils/deepspeed.py 29); an optimizer in the JSON makes Trainer's `optim` count for nothing
+(transformers 5.23: integrations/deepspeed.py 576).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hf_memkit.zero.settings import ZeroSettings
+
+__all__ = ["ADAMW", "LION", "Stepping", "stepping_optimizer"]
+
+ADAMW: Final = frozenset(
+    {
+        "adamw_torch",
+        "adamw_torch_fused",
+        "adamw_torch_xla",
+        "adamw_torch_npu_fused",
+        "paged_adamw",
+        "paged_adamw_32bit",
+    }
+)
+"""Values of `optim` that accelerate takes for AdamW: torch's, and bitsandbytes' with 32-bit states."""
+
+LION: Final = frozenset({"lion_32bit", "paged_lion_32bit"})
+
+_KEEP: Final = {"zero_force_ds_cpu_optimizer": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Stepping:
+    """What steps.
+
+    Attributes:
+        optimizer: its class; None: Trainer's own, as `optim` says.
+        same_algorithm: whether that computes what was asked for.
+        keep: what to add to the DeepSpeed JSON so that Trainer's own steps; empty if it does, or cannot.
+        why: in one line.
+    """
+
+    optimizer: str | None
+    same_algorithm: bool
+    keep: Mapping[str, Any]
+    why: str
+
+
+def stepping_optimizer(config: Mapping[str, Any], optim: str) -> Stepping:
+    """What steps with this DeepSpeed JSON and Trainer's `optim`."""
+    settings = ZeroSettings.from_config(config)
+    offloaded = settings.optimizer.device != "none"
+    if settings.optimizer_type is not None:
+        return _of_json(config, settings.optimizer_type, optim, offloaded=offloaded)
+    kept = not offloaded or config.get("zero_force_ds_cpu_optimizer") is False
+    if optim == "adagrad" and settings.stage and kept:
+        # deepspeed 0.19.8: runtime/zero/stage3.py 1363, stage_1_and_2.py 947
+        why = "ZeRO makes an Adagrad of one parameter group out of Trainer's, which has two: IndexError"
+        return Stepping(None, False, {}, why)
+    if not offloaded:
+        return Stepping(None, True, {}, "nothing is offloaded: Trainer's own optimizer steps")
+    if kept:
+        return Stepping(
+            None, True, {}, "zero_force_ds_cpu_optimizer is false: Trainer's own optimizer steps on the CPU"
+        )
+    if optim in LION:
+        return Stepping("DeepSpeedCPULion", True, _KEEP, "accelerate replaces it by DeepSpeed's Lion for the CPU")
+    if optim == "adagrad":
+        why = "accelerate makes a DeepSpeedCPUAdagrad of it, with an argument that this class does not take: TypeError"
+        return Stepping("DeepSpeedCPUAdagrad", False, {}, why)
+    if optim in ADAMW:
+        return Stepping("DeepSpeedCPUAdam", True, _KEEP, "accelerate replaces it by DeepSpeed's AdamW for the CPU")
+    if "adafactor" in optim:
+        why = f"accelerate replaces {optim} by DeepSpeedCPUAdam, which cannot read its groups' rate: TypeError"
+        return Stepping("DeepSpeedCPUAdam", False, _KEEP, why)
+    why = f"accelerate replaces {optim} by DeepSpeedCPUAdam with L2 decay, silently"
+    return Stepping("DeepSpeedCPUAdam", False, _KEEP, why)
+
+
+def _of_json(config: Mapping[str, Any], kind: str, optim: str, *, offloaded: bool) -> Stepping:
+    """An optimizer of the JSON (deepspeed 0.19.8: runtime/engine.py 2476)."""
+    name = kind.lower()
+    parameters = config["optimizer"].get("params")
+    torch_adam = isinstance(parameters, Mapping) and parameters.get("torch_adam") is True
+    if name in ("adam", "adamw"):
+        made = "AdamW" if torch_adam else "DeepSpeedCPUAdam" if offloaded else "FusedAdam"
+        same = optim in ADAMW
+    elif name == "lion":
+        made, same = ("DeepSpeedCPULion" if offloaded else "FusedLion"), optim in LION
+    elif name == "adagrad":
+        made, same = ("DeepSpeedCPUAdagrad" if offloaded else "Adagrad"), optim == "adagrad"
+    else:
+        made, same = kind, optim == name
+    why = f"the DeepSpeed JSON has an optimizer, {kind}: optim has no effect; delete the section to use it"
+    return Stepping(made, same, {}, why)

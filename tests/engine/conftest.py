@@ -1,0 +1,69 @@
+"""The trainings that several tests look at: made once, in one process each way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_memkit.models import ModelFacts, describe
+from hf_memkit.zero import ops
+from tests.conftest import ROOT
+
+Results = Callable[[str], list[dict[str, Any]]]
+"""Name of a case → what each of its processes came to."""
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.engine.tiny_training import save_initial_weights
+
+    folder = tmp_path_factory.mktemp("presets")
+    save_initial_weights(folder / "initial")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model(folder: Path) -> ModelFacts:
+    return describe(str(folder / "initial"), use_hub=False)
+
+
+@pytest.fixture(scope="session")
+def single(folder: Path) -> Results:
+    return drive(folder, [sys.executable, "-m", "tests.engine.preset_driver"])
+
+
+@pytest.fixture(scope="session")
+def double(folder: Path) -> Results:
+    launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "tests.engine.preset_driver"]
+    return drive(folder, [sys.executable, "-m", *launcher], processes=2)
+
+
+def drive(folder: Path, command: list[str], *, processes: int = 1) -> Results:
+    """Trains the cases, and returns their results. Whatever went wrong fails the cases that it stopped."""
+    everything = ("deepspeed_shm_comm", "cpu_adam", "pin_memory", "async_io")
+    ops.build(everything, print, cpu=True)
+    place = folder / str(processes)
+    place.mkdir()
+    (place / "initial").symlink_to(folder / "initial")
+    # Several processes wait for each other: threads that spin while they do so would keep the others from running.
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        environment.pop(name, None)
+    ran = subprocess.run([*command, str(place)], env=environment, capture_output=True, text=True, timeout=540)
+
+    def results(case: str) -> list[dict[str, Any]]:
+        found = [json.loads(path.read_text()) for path in sorted((place / case).glob("rank*.json"))]
+        assert len(found) == processes, ran.stdout[-3000:] + ran.stderr[-5000:]
+        for result in found:
+            assert result["error"] is None, result["error"]
+        return found
+
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-5000:]
+    return results
