@@ -88,14 +88,22 @@ def _stages_1_2(zero: Any) -> Held:
         held["device", "moments"] = _moments(zero.optimizer)
         return held
     place: Place = "pinned" if zero.cpu_offload_pin_memory else "host"
-    return held | {
+    held |= {
         ("device", "gradient on its way to the host"): zero.temp_grad_buffer_for_gpu_offload,
-        (place, "fp32 master weights"): masters,
-        (place, "fp32 gradients"): [master.grad for master in masters if master.grad is not None],
-        ("host", "fp32 moments"): _moments(zero.optimizer),
         (place, "16-bit staging"): zero.param_buffer_of_bit16_for_cpu_offload_groups,
         (place, "16-bit accumulators"): zero.accumulated_grads_in_cpu,
         (place, "gradient from the card"): zero.temp_grad_buffer_for_cpu_offload,
+    }
+    if hasattr(masters[0], "overlap_grad"):  # ZenFlow; its moments lie in another process
+        return held | {
+            ("host", "fp32 master weights, shared"): masters,
+            ("host", "stale master weights, shared"): [getattr(master, "stale_param", ()) for master in masters],
+            ("host", "two fp32 gradient buffers, shared"): [master.overlap_grad for master in masters],
+        }
+    return held | {
+        (place, "fp32 master weights"): masters,
+        (place, "fp32 gradients"): [master.grad for master in masters if master.grad is not None],
+        ("host", "fp32 moments"): _moments(zero.optimizer),
     }
 
 
