@@ -227,10 +227,9 @@ def _train(
     if resuming:
         say(f"Going on from {checkpoint}" if checkpoint else "No whole checkpoint yet: starting from the first step")
         if checkpoint and nvme_path(setup):
-            say(
-                "DeepSpeed does not bring back Adam's moments from NVMe: they start again from zero, and so do biases "
-                "and norms."
-            )
+            from hf_memkit.zero.nvme_resume import RestoreSwappedStates
+
+            trainer.add_callback(RestoreSwappedStates(lambda: trainer.deepspeed, checkpoint))
     try:
         with stop:
             trainer.train(resume_from_checkpoint=checkpoint)

@@ -4,11 +4,6 @@ Collecting the weights for a save (deepspeed: runtime/engine.py, `_zero3_consoli
 `param.detach().cpu()` for a copy, which it is on a GPU only: on a CPU the tensors share memory that the next layer is
 gathered into, and `save_pretrained` stops at "shared tensors", or saves the wrong weights. It also gathers each layer
 with `modifier_rank=0`, which writes every weight back, to NVMe too, for a save that only reads.
-
-Not mended: what a resume loses with the optimizer on NVMe (deepspeed: runtime/engine.py 4456). DeepSpeed copies the
-swap files back, but the new optimizer has no state yet and starts Adam's moments from zero. And it does not read the
-states that are too small for the disk: the parameters without weight decay (biases, norms) go on from the values that
-the model was made with.
 """
 
 from __future__ import annotations

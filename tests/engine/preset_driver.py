@@ -31,6 +31,7 @@ from transformers import TrainingArguments
 from transformers.utils import logging
 
 from hf_memkit.zero.held import swapped_bytes
+from hf_memkit.zero.nvme_resume import RestoreSwappedStates
 from hf_memkit.zero.presets import load
 from hf_memkit.zero.process_group import join_process_group, leave_process_group
 from hf_memkit.zero.wiring import DeepSpeedWiring
@@ -161,6 +162,8 @@ def train(
     if config is not None:
         trainer.add_callback(DeepSpeedWiring(lambda: trainer.deepspeed))
         trainer.add_callback(live)
+        if checkpoint is not None:
+            trainer.add_callback(RestoreSwappedStates(lambda: trainer.deepspeed, checkpoint))
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     engine = trainer.deepspeed
     result["losses"] = trainer.micro_losses

@@ -83,9 +83,6 @@ def test_a_killed_run_leaves_whole_records_and_goes_on(
     again = memkit("recipe", "gpt2-on-16gb", "--resume", "--output", "run")
     assert again.returncode == 2 and "is finished" in again.stderr
 
-    if variant == "infinity":  # DeepSpeed loses Adam's moments; memkit says so
-        assert "start again from zero" in resumed.stdout
-        return
     # The same run without the kill makes the same losses: nothing was lost or repeated.
     whole = tmp_path / "whole"
     whole.mkdir()

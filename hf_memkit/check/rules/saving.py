@@ -63,8 +63,9 @@ def gather_from_nvme_on_cpu(subject: Subject) -> Iterator[Found]:
 
 @rule(
     "resume-from-nvme",
-    why="with the optimizer on NVMe a resume does not bring back Adam's moments: they start from zero, without a word",
-    fix="train on without a stop, or offload the optimizer to the CPU",
+    why="with the optimizer on NVMe a resume does not bring back Adam's moments, nor the master weights of biases and "
+    "norms, without a word",
+    fix="add the callback hf_memkit.zero.nvme_resume.RestoreSwappedStates, which does; recipes have it",
     source="deepspeed 0.19.8: runtime/engine.py 4469-4482: it copies files that the new optimizer has no state for",
 )
 def resume_from_nvme(subject: Subject) -> Iterator[Found]:
