@@ -52,7 +52,7 @@ class Sized:
     Attributes:
         config: the DeepSpeed JSON.
         choices: every value that differs from the preset's constant or was confirmed against the machine.
-        ledger: what this config holds, DeepSpeed's part of the job only.
+        ledger: what this config holds, DeepSpeed's part of the job only, with accumulation.
         notes: what a person should know before using it.
     """
 
@@ -70,7 +70,6 @@ def size_preset(
     nvme_path: str | None = None,
     gpus: int = 1,
     nodes: int = 1,
-    accumulation: bool = True,
     aio: AioMeasurement | None = None,
 ) -> Sized:
     """The preset `name` with its buffers computed for `model` on `machine`.
@@ -81,13 +80,12 @@ def size_preset(
         machine: card (None: card limits are left out), RAM and page-lock limit.
         nvme_path: folder for swap files; None leaves the preset's placeholder.
         gpus, nodes: processes on each machine, and machines.
-        accumulation: whether gradients are accumulated over several micro-batches.
         aio: what was measured on `nvme_path`; None leaves the preset's section `aio`.
 
     Raises:
         InputError: there is no such preset.
     """
-    sizing = _Sizing(load(name), model, machine, gpus, nodes, accumulation)
+    sizing = _Sizing(load(name), model, machine, gpus, nodes)
     sizing.paths(nvme_path, aio)
     sizing.buckets()
     sizing.live_parameters()
@@ -101,19 +99,16 @@ def size_preset(
 class _Sizing:
     """The config under work. Each method decides one kind of buffer."""
 
-    def __init__(
-        self, config: dict[str, Any], model: ModelFacts, machine: Machine, gpus: int, nodes: int, accumulation: bool
-    ) -> None:
+    def __init__(self, config: dict[str, Any], model: ModelFacts, machine: Machine, gpus: int, nodes: int) -> None:
         self.config = copy.deepcopy(config)
         self.zero: dict[str, Any] = self.config.get("zero_optimization", {})
         self.model, self.machine = model, machine
         self.gpus, self.processes, self.nodes = gpus, gpus * nodes, nodes
-        self.accumulation = accumulation
         self.choices: dict[str, Choice] = {}
         self.notes: list[str] = []
 
     def ledger(self) -> Ledger:
-        return zero_ledger(self.config, self.model, gpus=self.gpus, nodes=self.nodes, accumulation=self.accumulation)
+        return zero_ledger(self.config, self.model, gpus=self.gpus, nodes=self.nodes)
 
     def _put(self, path: str, value: Any, reason: str) -> None:
         *sections, key = path.split(".")
@@ -163,12 +158,6 @@ class _Sizing:
             return
         model = self.model
         layer = model.parameters // max(1, model.layers)
-        prefetch, reason = min(PREFETCH_ELEMENTS, layer), "at most one layer ahead"
-        if self.zero.get("stage3_allgather_sequential"):
-            prefetch, reason = 0, "one parameter at a time"
-        elif self._prefetches_twice():
-            prefetch, reason = 0, "off: DeepSpeed would read the output layer's weights twice, and stop"
-        self._put("zero_optimization.stage3_prefetch_bucket_size", prefetch, reason)
         live = int(self.zero["stage3_max_live_parameters"])
         enough = 2 * model.largest_parameter
         if live < enough:
@@ -179,6 +168,12 @@ class _Sizing:
             reason = "the preset's constant, and more than twice the largest parameter"
         self._put("zero_optimization.stage3_max_live_parameters", live, reason)
         self._put("zero_optimization.stage3_max_reuse_distance", live, "as stage3_max_live_parameters")
+        prefetch, reason = min(PREFETCH_ELEMENTS, layer), "at most one layer ahead"
+        if self.zero.get("stage3_allgather_sequential"):
+            prefetch, reason = 0, "one parameter at a time"
+        elif self._prefetches_twice():
+            prefetch, reason = 0, "off: DeepSpeed would read the output layer's weights twice, and stop"
+        self._put("zero_optimization.stage3_prefetch_bucket_size", prefetch, reason)
         threshold = int(self.zero["stage3_param_persistence_threshold"])
         kept = sum(size for size in model.sizes if size <= threshold)
         if kept > model.parameters // 100:
@@ -242,6 +237,8 @@ class _Sizing:
         part = "offload_optimizer"
         if self._offload(part).get("device") not in ("cpu", "nvme"):
             return
+        if "zenflow" in self.zero:  # its states move to shared memory, and what was page-locked for them is wasted
+            return
         key = f"zero_optimization.{part}.pin_memory"
         self._put(key, True, "transfers then overlap computation")
         needed, limit = self._ram_bytes(), int(PINNED_SHARE * self.machine.ram_bytes)
@@ -253,13 +250,13 @@ class _Sizing:
             )  # fmt: skip
 
     def locking(self) -> None:
-        """DeepSpeed locks its swap buffers by `mlock`, which has a limit; torch's pinned memory has none."""
+        """DeepSpeed locks its swap buffers by `mlock`, which has a limit a process; torch's pinned memory has none."""
         locked = self.machine.memlock_bytes
-        buffers = sum(row.size_bytes for row in self.ledger().rows if row.term in SWAP_BUFFERS)
+        buffers = sum(row.size_bytes for row in self.ledger().rows if row.term in SWAP_BUFFERS) // self.gpus
         if locked is not None and buffers > locked:
             self.notes.append(
-                f"DeepSpeed locks {format_gib(buffers)} of swap buffers with mlock and stops where it may not: this "
-                f"machine's limit is {locked / MIB:.0f} MiB; raise it (ulimit -l unlimited, or docker --ulimit "
+                f"Each process locks {format_gib(buffers)} of swap buffers with mlock, and stops where it may not: the "
+                f"limit here is {locked / MIB:.0f} MiB; raise it (ulimit -l unlimited, or docker --ulimit "
                 f"memlock=-1)"
             )
 

@@ -43,9 +43,7 @@ def zero3_infinity(setup: TrainingSetup, job: Job) -> TrainingSetup:
 
 
 def _with_preset(setup: TrainingSetup, job: Job, name: str, why: str) -> TrainingSetup:
-    sized = size_preset(
-        name, job.model, job.machine, nvme_path=job.nvme_path, gpus=job.gpus, nodes=job.nodes
-    )  # accumulation is assumed: a batch that the card holds whole needs no offload
+    sized = size_preset(name, job.model, job.machine, nvme_path=job.nvme_path, gpus=job.gpus, nodes=job.nodes)
     setup = setup.put("deepspeed.preset", name, why)
     setup = setup.put("deepspeed.config", sized.config, f"ds_configs/{name}.json, sized")
     choices = [choice.to_json() for choice in sized.choices]

@@ -60,6 +60,8 @@ def test_states_are_page_locked_only_where_the_rounded_blocks_fit() -> None:
         return bool(config["zero_optimization"]["offload_optimizer"]["pin_memory"])
 
     assert pinned(64) and not pinned(36)
+    zenflow = sized("zero2-zenflow", machine=machine(512)).config["zero_optimization"]
+    assert zenflow["offload_optimizer"]["pin_memory"] is False  # its states move to shared memory
 
 
 def test_buckets_stay_constant_but_for_small_cards_and_small_models() -> None:
@@ -88,6 +90,8 @@ def test_nothing_is_prefetched_where_deepspeed_would_read_it_twice() -> None:
 def test_a_low_limit_for_locked_memory_is_said() -> None:
     low = sized("zero3-infinity", machine=machine(64, memlock=8 << 20))
     assert any("mlock" in note and "8 MiB" in note for note in low.notes)
+    enough = machine(256, memlock=4 << 30)  # the limit is one process's: 2.5 GiB each, whatever their number
+    assert not sized("zero3-infinity", machine=enough, gpus=8).notes
     assert not sized("zero3-infinity", machine=machine(64, memlock=None)).notes
 
 
