@@ -255,7 +255,7 @@ class _Sizing:
         buffers = sum(row.size_bytes for row in self.ledger().rows if row.term in SWAP_BUFFERS) // self.gpus
         if locked is not None and buffers > locked:
             self.notes.append(
-                f"Each process locks {format_gib(buffers)} of swap buffers with mlock, and stops where it may not: the "
+                f"Each process locks {format_gib(buffers)} of swap buffers with mlock and stops where it may not: the "
                 f"limit here is {locked / MIB:.0f} MiB; raise it (ulimit -l unlimited, or docker --ulimit "
                 f"memlock=-1)"
             )

@@ -114,3 +114,39 @@ def test_what_the_step_holds_is_not_added_to_what_backward_holds(model: ModelFac
     step = sum(row.size_bytes for row in ledger.rows if row.phase == "optimizer")
     assert ledger.total_bytes("device") == always + step and ledger.peak_phase("device") == "optimizer"
     assert ledger.total_bytes("device") < sum(row.size_bytes for row in ledger.rows)
+
+
+def in_fp32(config: dict[str, Any]) -> dict[str, Any]:
+    return {**config, "bf16": {"enabled": False}, "fp16": {"enabled": False}}
+
+
+def test_gradients_are_copied_for_the_step_only_where_their_type_changes(model: ModelFacts) -> None:
+    copy = "gradients in the master's type"
+    assert of(zero_ledger(load("zero2"), model), "device", copy) == pytest.approx(4 * N, rel=1e-3)
+    for config in (load("zero2-lean"), in_fp32(load("zero2")), in_fp32(load("zero3"))):
+        assert not [row for row in zero_ledger(config, model).rows if row.term == copy]
+
+
+def test_in_fp32_without_zero_the_optimizer_steps_on_the_weights(model: ModelFacts) -> None:
+    ledger = zero_ledger(in_fp32(changed("zero1", stage=0)), model)
+    assert ledger.total_bytes("device") == pytest.approx(16 * N, rel=1e-3)
+
+
+def test_a_copy_in_each_machine_is_split_between_the_processes_there_are(model: ModelFacts) -> None:
+    config = load("zero3-zeropp")  # zero_hpz_partition_size: 8
+    assert of(zero_ledger(config, model, gpus=4), "device", "secondary partition") == 2 * N // 4
+    assert of(zero_ledger(config, model, gpus=8, nodes=2), "device", "secondary partition") == 2 * N // 8
+
+
+def test_other_spellings_that_deepspeed_takes(model: ModelFacts) -> None:
+    plain, other = load("zero3"), load("zero3")
+    other["bfloat16"] = other.pop("bf16")
+    del other["fp16"]
+    zero = other["zero_optimization"]
+    zero["max_live_parameters"] = zero.pop("stage3_max_live_parameters")
+    assert zero_ledger(other, model, gpus=2).rows == zero_ledger(plain, model, gpus=2).rows
+    totals = {
+        zero_ledger({**plain, "data_types": {"grad_accum_dtype": name}}, model, gpus=2).total_bytes("device")
+        for name in ("fp32", "float32", "float", "torch.float32")
+    }
+    assert len(totals) == 1 and totals != {zero_ledger(plain, model, gpus=2).total_bytes("device")}
