@@ -11,6 +11,9 @@ from hf_memkit.recipe.run import Run
 
 __all__ = ["mistakes_of_run", "mistakes_of_target"]
 
+_IN_THE_SETUP = ("card-too-small", "ram-too-small", "disk-too-small")
+"""The setup's own problems say these, with activations and processes added to what DeepSpeed holds."""
+
 
 def mistakes_of_run(job: Run, resolved: Resolved | None) -> list[Problem]:
     """Known mistakes in what runs here. `resolved` is None for a run that goes on."""
@@ -21,13 +24,7 @@ def mistakes_of_run(job: Run, resolved: Resolved | None) -> list[Problem]:
 
 def mistakes_of_target(resolved: Resolved) -> list[Problem]:
     """Known mistakes in the setup for the card in question, which need not be here."""
-    return check(
-        Subject.of_setup(
-            resolved.setup,
-            resolved.model,
-            resolved.machine,
-            gpus=resolved.gpus,
-            nodes=resolved.nodes,
-            here=False,
-        )
+    subject = Subject.of_setup(
+        resolved.setup, resolved.model, resolved.machine, gpus=resolved.gpus, nodes=resolved.nodes, here=False
     )
+    return [problem for problem in check(subject) if problem.rule not in _IN_THE_SETUP]

@@ -9,10 +9,12 @@ import pytest
 
 from hf_memkit.hardware import Machine
 from hf_memkit.recipe.export import export_script, start_command
+from hf_memkit.recipe.mistakes import mistakes_of_target
 from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.resolve import Overrides, Resolved, resolve
 from hf_memkit.recipe.run import Run
 from hf_memkit.recipe.schema import Recipe
+from hf_memkit.units import GIB
 
 
 def make(recipe: Recipe, machine: Machine, variant: str, gpus: int, nodes: int = 1) -> Resolved:
@@ -112,3 +114,10 @@ def test_a_run_file_keeps_the_processes(recipe: Recipe, machine: Machine) -> Non
     assert Run.from_json(job.to_json()).processes == 4
     before = {key: value for key, value in job.to_json().items() if key not in ("gpus", "nodes")}
     assert Run.from_json(before).processes == 1  # a run file of an earlier memkit
+
+
+def test_a_shortage_is_told_once(recipe: Recipe, machine: Machine) -> None:
+    """By the setup, which counts activations and processes too, and not again by the checks."""
+    resolved = make(recipe, machine.with_ram(16 * GIB), "offload", gpus=1)
+    assert any("of RAM by formula" in problem for problem in resolved.setup.problems)
+    assert not mistakes_of_target(resolved)
