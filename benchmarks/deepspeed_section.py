@@ -159,7 +159,7 @@ def child(folder: str) -> int:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
 
-    from hf_memkit.memory import attach
+    from hf_memkit.callback import attach
 
     arguments = TrainingArguments(
         output_dir=folder, per_device_train_batch_size=1, max_steps=job["max_steps"], learning_rate=1e-5,

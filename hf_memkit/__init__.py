@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hf_memkit._version import __version__
 
 if TYPE_CHECKING:
-    from hf_memkit.memory.callback import MemoryReportCallback, attach
+    from hf_memkit.callback import MemoryReportCallback, attach
     from hf_memkit.recipe.resolve import Overrides, resolve
     from hf_memkit.recipe.schema import load_recipe
     from hf_memkit.training_setup import TrainingSetup
@@ -27,10 +27,10 @@ __all__ = [
 ]
 
 _MODULE = {
-    "MemoryReportCallback": "hf_memkit.memory.callback",
+    "MemoryReportCallback": "hf_memkit.callback",
     "Overrides": "hf_memkit.recipe.resolve",
     "TrainingSetup": "hf_memkit.training_setup",
-    "attach": "hf_memkit.memory.callback",
+    "attach": "hf_memkit.callback",
     "load_recipe": "hf_memkit.recipe.schema",
     "resolve": "hf_memkit.recipe.resolve",
 }

@@ -1,4 +1,4 @@
-"""Measuring: device counters, phases, categories, records, and the callback that ties them to Trainer.
+"""Measuring: device counters, phases, categories, modules, and records on disk.
 
 Names are imported when first used, so that reading records (`hf_memkit.memory.records`, standard library only) loads
 neither torch nor transformers.
@@ -10,7 +10,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hf_memkit.memory.callback import MemoryReportCallback, attach
     from hf_memkit.memory.categories import optimizer_chain, state_summary, walk
     from hf_memkit.memory.phases import PhaseTracker
     from hf_memkit.memory.readers import (
@@ -27,12 +26,10 @@ __all__ = [
     "CudaReader",
     "HostReader",
     "MemoryReader",
-    "MemoryReportCallback",
     "NvmlReader",
     "PhaseTracker",
     "RecomputeCounter",
     "RecordWriter",
-    "attach",
     "optimizer_chain",
     "read_records",
     "readers_for_this_machine",
@@ -45,12 +42,10 @@ _MODULE = {
     "CudaReader": "readers",
     "HostReader": "readers",
     "MemoryReader": "readers",
-    "MemoryReportCallback": "callback",
     "NvmlReader": "readers",
     "PhaseTracker": "phases",
     "RecomputeCounter": "recompute",
     "RecordWriter": "records",
-    "attach": "callback",
     "optimizer_chain": "categories",
     "read_records": "records",
     "readers_for_this_machine": "readers",

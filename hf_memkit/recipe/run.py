@@ -189,7 +189,7 @@ def _train(
     from transformers import Trainer
     from transformers.trainer_utils import set_seed
 
-    from hf_memkit.memory import attach
+    from hf_memkit.callback import attach
     from hf_memkit.recipe.packing import epochs
     from hf_memkit.recipe.stopping import StopOnSignal
 

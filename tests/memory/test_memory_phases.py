@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers import Trainer
 
-from hf_memkit.memory import MemoryReportCallback, attach, read_records, steps
+from hf_memkit.callback import MemoryReportCallback, attach
+from hf_memkit.memory import read_records, steps
 from hf_memkit.memory.recorder import RunRecorder
 
 

@@ -13,10 +13,12 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from hf_memkit.memory import HostReader, MemoryReader, MemoryReportCallback, attach, read_records, steps
+from hf_memkit.callback import MemoryReportCallback, attach
+from hf_memkit.memory import HostReader, MemoryReader, read_records, steps
 from hf_memkit.memory.hooks import ModelHook
 from hf_memkit.memory.recorder import RunRecorder
 
+pytestmark = pytest.mark.compat
 EVERYTHING = {"eval_strategy": "steps", "eval_steps": 2, "gradient_accumulation_steps": 2}
 
 

@@ -10,8 +10,10 @@ from torch import nn
 from transformers import TrainerCallback
 
 import hf_memkit.memory
-from hf_memkit.memory import MemoryReportCallback, attach, read_records, steps
+from hf_memkit.callback import MemoryReportCallback, attach
+from hf_memkit.memory import read_records, steps
 
+pytestmark = pytest.mark.compat
 ON_CUDA_ONLY = {
     "allocated_gib", "peak_allocated_gib", "reserved_gib", "peak_reserved_gib", "capacity_gib", "fragmentation_gib",
     "alloc_retries", "device_used_gib", "outside_allocator_gib", "phases", "categories",

@@ -1,0 +1,109 @@
+"""A real Trainer on a real, tiny GPT-2, on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+from hf_memkit.compat import to_installed_arguments
+
+LAYERS = 2
+
+
+@pytest.fixture(autouse=True)
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def tiny_gpt2() -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    # Dropout stays on: a callback that touched the random state would change the losses.
+    return GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=LAYERS, n_head=2, vocab_size=64, n_positions=16))
+
+
+def samples(count: int = 64, length: int = 8) -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    rows = [torch.randint(0, 64, (length,), generator=generator) for _ in range(count)]
+    return [{"input_ids": row, "labels": row.clone()} for row in rows]
+
+
+@pytest.fixture
+def new_model() -> Callable[[], GPT2LMHeadModel]:
+    return tiny_gpt2
+
+
+@pytest.fixture
+def make_trainer(tmp_path: Path) -> Callable[..., Trainer]:
+    def make(
+        callbacks: Iterable[Any] = (), *, model: Any = None, trainer_class: type[Trainer] = Trainer, **arguments: Any
+    ) -> Trainer:
+        settings = {
+            "output_dir": str(tmp_path / "run"),
+            "use_cpu": True,
+            "report_to": "none",
+            "disable_tqdm": True,
+            "max_steps": 3,
+            "per_device_train_batch_size": 2,
+            "logging_steps": 1,
+            "save_strategy": "no",
+            **arguments,
+        }
+        return trainer_class(
+            model=model if model is not None else tiny_gpt2(),
+            args=TrainingArguments(**to_installed_arguments(settings)),
+            train_dataset=samples(),
+            eval_dataset=samples(4),
+            callbacks=list(callbacks),
+        )
+
+    return make
+
+
+@pytest.fixture
+def losses() -> Callable[[Trainer], list[float]]:
+    """The losses that Trainer logged, to be compared exactly."""
+
+    def of(trainer: Trainer) -> list[float]:
+        found = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        found += [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+        assert found
+        return found
+
+    return of
+
+
+class FakeAllocator:
+    """A reader with the numbers of a GPU's allocator, where there is no GPU. The test says what is in use when."""
+
+    def __init__(self, resident_gib: float = 10.0) -> None:
+        self.device: torch.device | None = torch.device("cpu")  # so that the walk sees the weights "on the device"
+        self.resident_gib = resident_gib
+        self.high_gib = resident_gib
+        self.resets = 0
+
+    def use(self, extra_gib: float) -> None:
+        """Something took this much on top, and gave it back."""
+        self.high_gib = max(self.high_gib, self.resident_gib + extra_gib)
+
+    def read(self) -> dict[str, float]:
+        return {"allocated_gib": self.resident_gib, "reserved_gib": self.resident_gib + 1}
+
+    def peak(self) -> dict[str, float]:
+        return {"peak_allocated_gib": self.high_gib, "peak_reserved_gib": self.high_gib + 1}
+
+    def reset_peak(self) -> None:
+        self.resets += 1
+        self.high_gib = self.resident_gib
+
+    def capacity(self) -> dict[str, float]:
+        return {"capacity_gib": 16.0}
+
+
+@pytest.fixture
+def allocator() -> Iterator[FakeAllocator]:
+    yield FakeAllocator()
