@@ -35,9 +35,14 @@ def machine() -> Machine:
     return Machine(gpu_of_size("16GB"), ram_bytes=64 * GIB, disk_free_bytes=200 * GIB, disk_path="/data", cpu_count=8)
 
 
+# Files that share what a session makes once: where tests run in several processes, these stay in one.
+SHARING = {"test_live_ledger": "test_presets"}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The callback must work with every supported transformers: CI runs its tests against the oldest too."""
     for item in items:
+        item.add_marker(pytest.mark.xdist_group(SHARING.get(item.path.stem, item.path.stem)))
         if item.path.is_relative_to(ROOT / "tests" / "memory"):
             item.add_marker(pytest.mark.compat)
 
