@@ -36,7 +36,7 @@ def machine() -> Machine:
 
 
 # Files that share what a session makes once: where tests run in several processes, these stay in one.
-SHARING = {"test_live_ledger": "test_presets"}
+SHARING = dict.fromkeys(("test_live_ledger", "test_stepping", "test_zero_r"), "test_presets")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
