@@ -1,0 +1,60 @@
+"""What is wrong with memory over the steps of a training. In: step records of one rank. Out: findings, mostly none.
+
+Four things make memory grow, and each has its own sign:
+
+| kind | sign | looked for in |
+|---|---|---|
+| leak | the floor at step end rises and does not level off | `leaks.py`, `rise.py` |
+| longer batches | the cost over the floor rises with the size of the inputs | `lengths.py` |
+| fragmentation | reserved memory rises over the highest peak so far, cudaMalloc is retried | `fragments.py` |
+| another process | the card is used by what is not this process | `neighbours.py` |
+
+Several may be true at once, because the signs do not touch: the floor is what no input's cost is in, the cost has no
+floor in it, the gap is what lies over both, and NVML's rest is what PyTorch has not reserved. A false alarm does more
+harm than a miss. So every kind asks for a size that matters as well as for a pattern that chance, warm-up, a single
+jump or a cache that fills does not make, and each threshold stands in its module with its reason. Nothing is assumed
+of distributions: minima, medians, ranks and counts, and a straight line only where the question is straightness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hf_memkit.report.finding import KINDS, Finding, Kind
+from hf_memkit.report.fragments import find_fragmentation
+from hf_memkit.report.leaks import find_leaks
+from hf_memkit.report.lengths import find_longer_batches
+from hf_memkit.report.neighbours import find_another_process
+from hf_memkit.report.series import Steps
+
+__all__ = ["KINDS", "Finding", "Kind", "diagnose"]
+
+
+def diagnose(
+    steps: Sequence[Mapping[str, Any]],
+    run: Mapping[str, Any] | None = None,
+    *,
+    ooms: Sequence[Mapping[str, Any]] = (),
+) -> list[Finding]:
+    """What is wrong with memory over these steps; empty if nothing is, or if there are too few to tell (about 25).
+
+    Args:
+        steps: the `step` records of one rank. Fields may be missing or null, steps may be missing or repeat (the last
+            record counts), and one record may stand for several steps.
+        run: the last `run` record: where it was resumed and, if the steps do not say, the card's capacity.
+        ooms: `oom` records, so that a longer batch that ended the run is recognised.
+
+    Returns:
+        Findings in order of the step at which they began. There may be two leaks: the device's and the host's.
+    """
+    columns = Steps(steps, run)
+    if not len(columns):
+        return []
+    found = [
+        *find_leaks(columns),
+        find_longer_batches(columns, ooms),
+        find_fragmentation(columns),
+        find_another_process(columns),
+    ]
+    return sorted((finding for finding in found if finding is not None), key=lambda finding: finding.first_step)
