@@ -1,0 +1,91 @@
+"""`memkit explain`: an out-of-memory message, a log, or a run's records, explained."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hf_memkit.errors import InputError
+
+if TYPE_CHECKING:
+    from hf_memkit.oom import Explanation
+
+__all__ = ["EXAMPLES", "explain"]
+
+EXAMPLES = """[bold]Examples[/bold]
+
+  memkit explain train.log             finds the message in a log of any size
+
+  python train.py 2>&1 | memkit explain
+
+  memkit explain out/                  a run with MemoryReportCallback: what would save most for this job
+"""
+
+_HOW = "memkit explain FILE, memkit explain RUN_DIR, or a log through a pipe: python train.py 2>&1 | memkit explain"
+
+
+def explain(
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[FILE|RUN_DIR|-]", help="Log or message; a run's folder; - or nothing: standard input."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """An out-of-memory message or log, explained, with the changes that would save most."""
+    explanations = _explanations(source)
+    if as_json:
+        print(json.dumps([explanation.to_json() for explanation in explanations], indent=2))
+    else:
+        width = min(100, max(40, shutil.get_terminal_size((100, 24)).columns))
+        first, *others = explanations
+        print(first.text(width))
+        if others:
+            print("\nOn other ranks (--json has all of it)")
+        for other in others:
+            print(f"  {other.headline()}")
+    return 0 if any(explanation.found is not None for explanation in explanations) else 1
+
+
+def _explanations(source: str | None) -> list[Explanation]:
+    from hf_memkit.oom import explain_oom
+
+    if source is None or source == "-":
+        if sys.stdin is None or sys.stdin.isatty():
+            raise InputError(f"nothing to explain on standard input; {_HOW}")
+        return [explain_oom(io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace", newline=""))]
+    path = Path(source)
+    if path.is_dir():
+        return _of_run(path)
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="") as log:
+            return [explain_oom(log)]
+    except OSError as error:
+        raise InputError(f"{source!r} cannot be read ({error.strerror}); {_HOW}") from error
+
+
+def _of_run(folder: Path) -> list[Explanation]:
+    """One explanation for each rank that memory failed, in the run's last training."""
+    from hf_memkit.oom import Explanation, explain_killed, explain_oom, explain_records
+    from hf_memkit.report.load import load_run
+
+    found: list[Explanation] = []
+    for rank in load_run(folder).ranks:
+        error = rank.end.get("error") if rank.end is not None else None
+        if rank.ooms:
+            found.append(explain_records(rank.run, rank.ooms[-1], modules={"rows": rank.modules}))
+        elif rank.ending.kind == "killed":
+            last = rank.steps[-1] if rank.steps else {}
+            in_ram = rank.ending.cause == "host memory"
+            found.append(explain_killed(rank.run, last, rank.ending.why, in_ram=in_ram))
+        elif error:
+            found.append(explain_oom(str(error)))
+    told = [explanation for explanation in found if explanation.found is not None]
+    return told or [Explanation(None)]

@@ -1,0 +1,269 @@
+"""An explanation for a person: what happened, why, what helps and what will not. In: a message or a run's records."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, TextIO
+
+from hf_memkit.oom.advice import without_records
+from hf_memkit.oom.allocator import assignment
+from hf_memkit.oom.cause import Cause
+from hf_memkit.oom.change import Change
+from hf_memkit.oom.message import OomMessage, printable
+from hf_memkit.oom.messages import Found, find_messages, most_telling, parse_message
+from hf_memkit.oom.sizes import show
+from hf_memkit.oom.suggestions import suggest
+from hf_memkit.oom.verdict import Verdict, judge
+from hf_memkit.units import GIB
+
+__all__ = ["Explanation", "explain_killed", "explain_oom", "explain_records", "from_record"]
+
+_ROWS: Final = (
+    ("asked for", "requested_bytes"),
+    ("free on the card", "free_bytes"),
+    ("all of the card", "capacity_bytes"),
+    ("allowed by the cap", "allowed_bytes"),
+    ("allocated by PyTorch", "allocated_bytes"),
+    ("reserved by PyTorch", "reserved_bytes"),
+    ("cached (the difference)", "cached_bytes"),
+    ("in private pools", "private_pools_bytes"),
+    ("this process, all in all", "process_bytes"),
+    ("other Metal buffers", "other_bytes"),
+    ("the chip has", "limit_bytes"),
+    ("RAM that it held", "resident_bytes"),
+)
+
+_KILLS: Final = ("sigkill", "dataloader-killed", "linux-memcg", "linux-oom", "slurm", "kubernetes")
+
+_LISTED: Final = 5
+"""Further messages that are named; the JSON has all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What `explain_oom` found.
+
+    Attributes:
+        found: the message that is explained; None where the text holds none that is known.
+        verdict: why it came; None with it.
+        others: the further messages of the log.
+        changes: what to change: for this very job where there are records, otherwise in general, without figures.
+        job: where it failed, from the records: `step`, `phase`, `rank`, `tokens`, the prediction if there was one.
+    """
+
+    found: Found | None
+    verdict: Verdict | None = None
+    others: tuple[Found, ...] = ()
+    changes: tuple[Change, ...] = ()
+    job: Mapping[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "found": self.found.to_json() if self.found is not None else None,
+            "verdict": self.verdict.to_json() if self.verdict is not None else None,
+            "others": [other.to_json() for other in self.others],
+            "changes": [change.to_json() for change in self.changes],
+            "job": dict(self.job) if self.job is not None else None,
+        }
+
+    def text(self, width: int = 100) -> str:
+        """The explanation as lines of at most `width` characters, safe for a terminal."""
+        if self.found is None or self.verdict is None:
+            return "No out-of-memory message was found. Give the whole log, or the error's own text with its figures."
+        out = [*self._what_happened(width), ""]
+        out += [f"Cause: {self.verdict.cause}", *_wrapped(self.verdict.why, width)]
+        verdict = self.verdict
+        for settings, title in ((verdict.settings, "What helps against it"), (verdict.no_help, "What will not help")):
+            if settings:
+                out += ["", title]
+            for setting in settings:
+                out += _item(setting.assignment, setting.reason, width)
+        if self.changes:
+            out += ["", "What to change" + ("" if self.job is not None else ", in general")]
+            for number, change in enumerate(self.changes, 1):
+                out += _change(number, change, width)
+        if self.job is None and self.changes:
+            out += ["", *_wrapped(_WITH_CALLBACK, width, "")]
+        return "\n".join([*out, *self._further(width)])
+
+    def headline(self) -> str:
+        """What happened and the cause, on one line."""
+        if self.found is None or self.verdict is None:
+            return "no out-of-memory message"
+        return printable(f"{_sentence(self.found.message)}{self._where()}: {self.verdict.cause}", 300)
+
+    def _what_happened(self, width: int) -> list[str]:
+        assert self.found is not None
+        message = self.found.message
+        out = ["What happened", *_wrapped(f"{_sentence(message)}{self._where()}.", width)]
+        rows = [(label, getattr(message, name)) for label, name in _ROWS]
+        known = [(label, show(size)) for label, size in rows if size is not None]
+        if known:
+            out.append("")
+            column = max(len(label) for label, _ in known)
+            out += [f"  {label:<{column}}  {size:>11}" for label, size in known]
+        return out
+
+    def _where(self) -> str:
+        assert self.found is not None
+        if self.job is not None:
+            parts = [f"in {self.job['phase']}"] if self.job.get("phase") else []
+            parts += [f"{name} {self.job[name]}" for name in ("step", "rank") if self.job.get(name) is not None]
+            if self.job.get("longest_sequence"):
+                parts.append(f"with sequences of {self.job['longest_sequence']} tokens")
+            return " (" + printable(", ".join(parts), 200) + ")" if parts else ""
+        times = f", {self.found.count} times" if self.found.count > 1 else ""
+        rank = f", rank {self.found.rank}" if self.found.rank is not None else ""
+        phase = f", in {self.found.phase}" if self.found.phase is not None else ""
+        return f" (line {self.found.line}{rank}{phase}{times})"
+
+    def _further(self, width: int) -> list[str]:
+        out: list[str] = []
+        prediction = (self.job or {}).get("prediction")
+        if isinstance(prediction, Mapping) and isinstance(prediction.get("peak_allocated_gib"), int | float):
+            out += ["", f"Predicted for this job: a peak of {prediction['peak_allocated_gib']:.2f} GiB allocated."]
+        if self.others:
+            out += ["", "Also in this log"]
+        for other in self.others[:_LISTED]:
+            rank = f", rank {other.rank}" if other.rank is not None else ""
+            times = f", {other.count} times" if other.count > 1 else ""
+            said = printable(other.message.quote, max(20, width - 30))
+            out.append(f"  line {other.line}{rank}{times}: {said}"[:width])
+        if len(self.others) > _LISTED:
+            out.append(f"  and {len(self.others) - _LISTED} more: --json lists them all")
+        return out
+
+
+_WITH_CALLBACK: Final = (
+    "Which of these saves most for this job, and how many GiB, a record says: add "
+    "callbacks=[MemoryReportCallback()] to the Trainer, or wrap the call in oom_advice()."
+)
+
+
+def explain_oom(text: str | TextIO) -> Explanation:
+    """Explains an out-of-memory error, from its message or from a log that holds it.
+
+    Any form of torch's message (1.x to now; CUDA, ROCm, XPU, MPS, CPU), of cuBLAS, cuDNN, NCCL, bitsandbytes,
+    DeepSpeed and Triton, and what is left of a process that the system killed. Only the text is used: nothing on this
+    machine is looked up.
+
+    Args:
+        text: the message or log; or a file opened with `newline=""`, which is read in bounded memory.
+
+    >>> print(explain_oom(str(error)).text())
+    """
+    found = find_messages(text)
+    chosen = most_telling(found)
+    if chosen is None:
+        return Explanation(None)
+    verdict = judge(chosen.message)
+    others = tuple(one for one in found if one is not chosen)
+    return Explanation(chosen, verdict, others, without_records(chosen.message, verdict.cause, chosen.phase))
+
+
+def explain_records(
+    run: Mapping[str, Any], oom: Mapping[str, Any], *, modules: Mapping[str, Any] | None = None
+) -> Explanation:
+    """Explains an `oom` record with the `run` record of its training: the changes are for that job, with its figures.
+
+    Args:
+        run: the `run` record.
+        oom: the `oom` record.
+        modules: the `modules` record, if there is one.
+    """
+    message = from_record(oom)
+    settings = _mapping(run.get("hardware")).get("allocator_settings")
+    verdict = judge(message, allocator_settings=settings if isinstance(settings, str) else None)
+    changes = suggest(run, {**oom, "cause": verdict.cause}, modules=modules)
+    return Explanation(Found(message, 1, None), verdict, (), tuple(changes), _job(run, oom))
+
+
+def explain_killed(run: Mapping[str, Any], last: Mapping[str, Any], why: str, *, in_ram: bool) -> Explanation:
+    """Explains a training that was killed: no error was raised, and the records end.
+
+    Args:
+        run: the `run` record.
+        last: the last `step` record; empty if there was none.
+        why: how the records end, in words.
+        in_ram: whether they tell that RAM ran out; without that only the kill itself is known.
+    """
+    message = OomMessage("sigkill", "the system", "host", printable(why), pid=_pid(run))
+    cause: Cause = "host memory" if in_ram else "unknown"
+    changes = suggest(run, {**last, "cause": cause}) if in_ram else []
+    verdict = Verdict(cause, f"{why.rstrip('.')}.", judge(message).settings)
+    return Explanation(Found(message, 1), verdict, (), tuple(changes), _job(run, last))
+
+
+def from_record(oom: Mapping[str, Any]) -> OomMessage:
+    """The message of an `oom` record: from the error's text, or from the record's counters where that has none."""
+    parsed = parse_message(str(oom.get("error") or ""))
+    if parsed is not None and (
+        parsed.requested_bytes is not None or parsed.form not in ("torch-device", "torch-device-bare")
+    ):
+        return parsed
+    names = ("requested", "free", "capacity", "allocated", "reserved", "process")
+    sizes = {f"{name}_bytes": _bytes(oom.get(f"{name}_gib")) for name in names}
+    quote = (
+        parsed.quote
+        if parsed is not None
+        else printable(f"{oom.get('error_type') or 'error'}: {oom.get('error') or ''}")
+    )
+    bare = OomMessage("torch-device", "PyTorch", "device", quote, "cuda")
+    return replace(bare, **sizes)  # type: ignore[arg-type]  # every name is a size
+
+
+def _job(run: Mapping[str, Any], moment: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("step", "phase", "micro_batch", "samples", "tokens", "longest_sequence")
+    job = {name: moment[name] for name in names if moment.get(name) is not None}
+    return job | {name: run[name] for name in ("rank", "prediction") if run.get(name) is not None}
+
+
+def _pid(run: Mapping[str, Any]) -> int | None:
+    pid = _mapping(run.get("host")).get("pid")
+    return pid if isinstance(pid, int) else None
+
+
+def _sentence(message: OomMessage) -> str:
+    if message.form == "accelerate-batch":
+        return "The search for a batch size that fits ended at zero"
+    if message.form in _KILLS:
+        who = f"Process {message.pid}" if message.pid is not None else "A process"
+        return f"{who} was killed from outside, without an error of its own"
+    if message.memory == "kernel":
+        return f"{message.library} could not start a kernel"
+    what = {"device": "on the card", "host": "in RAM", "shared memory": "in /dev/shm"}[message.memory]
+    if message.memory == "device" and message.device is not None:
+        what = f"on card {message.device}"
+    size = show(message.requested_bytes) if message.requested_bytes is not None else "memory"
+    return f"{message.library} could not allocate {size} {what}"
+
+
+def _change(number: int, change: Change, width: int) -> list[str]:
+    saves = f"   saves {change.saves_gib:.2f} GiB" if change.saves_gib is not None else ""
+    out = [f"  {number}. {printable(assignment(change.key, change.value), 200)}{saves}"]
+    out += _wrapped(f"{change.reason}.", width, "     ")
+    out += _wrapped(f"Costs: {change.cost}.", width, "     ")
+    if change.basis is not None:
+        out += _wrapped(f"Reckoned from: {change.basis}.", width, "     ")
+    return out
+
+
+def _item(head: str, reason: str, width: int) -> list[str]:
+    return [f"  {head}", *_wrapped(f"{reason}.", width, "    ")]
+
+
+def _wrapped(text: str, width: int, indent: str = "  ") -> list[str]:
+    cleaned = printable(text, 2_000)
+    return textwrap.wrap(
+        cleaned[:1].upper() + cleaned[1:], max(40, width), initial_indent=indent, subsequent_indent=indent
+    )
+
+
+def _bytes(gib: Any) -> int | None:
+    return round(gib * GIB) if isinstance(gib, int | float) and not isinstance(gib, bool) else None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,203 @@
+"""Finding messages. In: one message, or a log of any length. Out: each message with its numbers, line and rank.
+
+A message may stand on one line or be wrapped over several (a terminal, a notebook, a paste); it may repeat (Python's
+traceback, the same with a rank before it, the launcher's summary); several ranks may write at once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import Any, Final, TextIO
+
+from hf_memkit.oom.forms import FORM_OF, FORMS, Form, heads, might_be
+from hf_memkit.oom.lines import Line, clean, lines
+from hf_memkit.oom.message import OomMessage, printable
+from hf_memkit.oom.traceback import phase_of
+from hf_memkit.terms import Phase
+
+__all__ = ["Found", "find_messages", "most_telling", "parse_message"]
+
+_AHEAD: Final = 12
+"""Lines that one message may be wrapped over."""
+
+_REACH: Final = 2_500
+"""Characters that one message may have."""
+
+_BEFORE: Final = 200
+"""Lines before a message that are kept: its traceback."""
+
+_NEAR: Final = 12
+"""Lines before a message that may say what was being allocated."""
+
+_KEPT_OF_A_LINE: Final = 400
+
+_LOOKED_AT: Final = 3
+"""How often a repeated message is looked up in the lines before it, until they hold a traceback."""
+
+_MOST: Final = 1_000
+"""Different messages that are kept; a log with more of them says nothing new."""
+
+_OWN_WORDS: Final = 24
+"""Where a second head may begin: behind the first one's own words."""
+
+_RANK_OF: Final = {form.name: form.rank for form in FORMS}
+_STOP: Final = re.compile(r"Traceback \(most recent call last\)|\bFile \"[^\"\n]{1,300}\", line \d|\b\w{1,60}Error: ")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One message, however often it is repeated. `line`: where it first stands, from 1; `rank`: who said it, if the
+    log tells; `count`: how often it stands in the log; `phase`: where the traceback above it passed through."""
+
+    message: OomMessage
+    line: int
+    rank: int | None = None
+    count: int = 1
+    phase: Phase | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        where = {"line": self.line, "rank": self.rank, "phase": self.phase, "count": self.count}
+        return {**where, "message": self.message.to_json()}
+
+
+def parse_message(text: str) -> OomMessage | None:
+    """The message in `text`; of several the one that tells most. None if there is none."""
+    found = most_telling(find_messages(text))
+    return found.message if found is not None else None
+
+
+def most_telling(found: list[Found]) -> Found | None:
+    """The message that says most about the cause: one with figures before a bare one, an error before a kill."""
+    return min(found, key=lambda one: (_weight(one.message), one.line), default=None)
+
+
+def find_messages(log: str | TextIO) -> list[Found]:
+    """Every message in `log` (a text, or a file opened with `newline=""`), in the order in which they first stand.
+
+    Reads in linear time and bounded memory, whatever the log's length.
+    """
+    kept: dict[tuple[Any, ...], list[Found]] = {}
+    for message, line, rank, phase_there in _scan(log):
+        same = kept.setdefault(_numbers(message), [])
+        # Rank 0's traceback is printed twice by torchrun's children, with its rank and without.
+        place = next((i for i, one in enumerate(same) if rank is None or one.rank in (None, rank)), None)
+        if place is not None:
+            one = same[place]
+            same[place] = replace(
+                one,
+                rank=one.rank if one.rank is not None else rank,
+                phase=one.phase or (phase_there() if one.count < _LOOKED_AT else None),
+                count=one.count + 1,
+            )
+        elif len(kept) <= _MOST and len(same) < _MOST:
+            same.append(Found(message, line, rank, phase=phase_there()))
+        if len(kept) > _MOST and not same:
+            del kept[_numbers(message)]
+    return sorted((one for same in kept.values() for one in same), key=lambda one: one.line)
+
+
+def _scan(log: str | TextIO) -> Iterator[tuple[OomMessage, int, int | None, Callable[[], Phase | None]]]:
+    source = lines(log)
+    ahead: deque[Line] = deque(islice(source, _AHEAD))
+    before: deque[str] = deque(maxlen=_BEFORE)
+    done: set[int] = set()  # lines that belong to a message already told
+    while ahead:
+        line = ahead.popleft()
+        ahead.extend(islice(source, 1))
+        if id(line) in done:
+            done.discard(id(line))
+        else:
+            for message, used in _in_line(line, ahead, before):
+                done.update(id(other) for other in used)
+                yield message, line.number, line.rank, partial(_phase_there, before, line)
+        before.append(line.raw[:_KEPT_OF_A_LINE])
+
+
+def _phase_there(before: deque[str], line: Line) -> Phase | None:
+    """What the traceback says that the rank of `line` wrote before it."""
+    return phase_of([*(raw for raw in before if clean(raw)[1] == line.rank), line.raw[:_KEPT_OF_A_LINE]])
+
+
+def _in_line(line: Line, ahead: deque[Line], before: deque[str]) -> Iterator[tuple[OomMessage, list[Line]]]:
+    """The messages that begin in `line`, each with the lines after it that it goes on over."""
+    beginning = ahead[0].raw[:120] if ahead else ""  # the first words may be wrapped too
+    if not might_be(f"{line.raw} {beginning}"):
+        return
+    following = [other for other in ahead if other.rank == line.rank and other.number != line.number]
+    text, done = line.text, line.fresh
+    until = line.cut if line.cut is not None else len(text)
+    if line.cut is None and following:
+        text += " " + following[0].text[:60]
+    found = heads(text, line.fresh)
+    for position, head in enumerate(found):
+        if head.start < done or head.start >= until:
+            continue
+        if text[head.start : head.end].strip() == "Killed" and line.text.strip() != "Killed":
+            continue  # the shell's word stands alone
+        form = head.form
+        again = next((other.start for other in found[position + 1 :] if other.start >= head.start + _OWN_WORDS), None)
+        window, owners = _window(line, following, head.start, again)
+        values, end = form.read(window) if form.read is not None else ({}, 0)
+        end = max(end, head.end - head.start)
+        if form.name == "cuda-raw" and any("pin_memory" in raw for raw in list(before)[-_NEAR:]):
+            form = FORM_OF["pinned"]  # page-locked RAM that CUDA could not have, in the same words
+        yield _message(form, values, window[:end]), [other for begin, other in owners if begin < end]
+        done = head.start + end
+
+
+def _window(line: Line, following: list[Line], start: int, again: int | None) -> tuple[str, list[tuple[int, Line]]]:
+    """The text from `start` on, over the lines that may continue the message, and where each of them begins in it.
+
+    `again`: where the next message begins in `line`, if there is one.
+    """
+    text = line.text[start : min(start + _REACH, again if again is not None else len(line.text))]
+    owners: list[tuple[int, Line]] = []
+    if again is not None and again < len(line.text):
+        return text, owners
+    for other in following:
+        words = other.text.strip()[: _REACH - len(text)]
+        if not words or _STOP.search(words):
+            break
+        next_head = heads(words) if might_be(words) else []
+        if next_head:
+            text += " " + words[: next_head[0].start]
+            break
+        owners.append((len(text) + 1, other))
+        text += " " + words
+    return text, owners
+
+
+def _message(form: Form, values: dict[str, Any], quote: str) -> OomMessage:
+    fields = {**form.fixed, **values}
+    device_type = fields.pop("device_type", None) or _device_type(form, quote)
+    if isinstance(fields.get("process_name"), str):
+        fields["process_name"] = printable(fields["process_name"], 60)
+    return OomMessage(form.name, form.library, form.memory, printable(quote), device_type, **fields)
+
+
+def _device_type(form: Form, quote: str) -> str | None:
+    if form.memory == "host" or form.memory == "shared memory":
+        return None
+    upper = quote.upper()
+    for name, kind in (("HIP", "rocm"), ("XPU", "xpu"), ("NPU", "npu"), ("CUDA", "cuda"), ("CUBLAS", "cuda")):
+        if upper.startswith(name):
+            return kind
+    return None
+
+
+def _weight(message: OomMessage) -> tuple[int, int]:
+    figures = sum(size is not None for size in (message.free_bytes, message.allocated_bytes, message.reserved_bytes))
+    return _RANK_OF[message.form], -figures
+
+
+def _numbers(message: OomMessage) -> tuple[Any, ...]:
+    """What makes two messages the same one."""
+    return (
+        message.form, message.device, message.requested_bytes, message.free_bytes, message.allocated_bytes,
+        message.reserved_bytes, message.process_bytes, message.allowed_bytes, message.resident_bytes, message.pid,
+    )  # fmt: skip

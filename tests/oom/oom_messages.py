@@ -1,0 +1,429 @@
+# ruff: noqa: E501  # messages stand as they are printed
+"""Messages as they are printed, with the numbers and the cause that must be read from them.
+
+Written out from the formats in the libraries' sources (named in `hf_memkit/oom/forms.py`), with figures of the kind that
+users post; those of this machine's torch and numpy come from the live libraries in `test_oom_messages.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hf_memkit.units import GIB, MIB
+
+KIB = 1024
+
+
+@dataclass(frozen=True)
+class Example:
+    """A text, its form, the cause, and the fields it must give (all other sizes must be None)."""
+
+    name: str
+    text: str
+    form: str
+    cause: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+def gib(number: float) -> int:
+    return round(number * GIB)
+
+
+def mib(number: float) -> int:
+    return round(number * MIB)
+
+
+_DOC = (
+    " If reserved but unallocated memory is large try setting {}=expandable_segments:True to avoid fragmentation.  See "
+    "documentation for Memory Management  (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"
+)
+_OLD_DOC = (
+    " If reserved memory is >> allocated memory try setting max_split_size_mb to avoid fragmentation.  See "
+    "documentation for Memory Management and PYTORCH_CUDA_ALLOC_CONF"
+)
+
+THE_TEXT = (
+    "Tried to allocate 1.24 GiB (GPU 0; 15.78 GiB total capacity; 10.34 GiB already allocated; 435.50 MiB free; 14.21 "
+    "GiB reserved in total by PyTorch)"
+)
+"""The text of the field's surveys: 3.87 GiB cached, in pieces."""
+
+EXAMPLES: tuple[Example, ...] = (
+    # torch, CUDA
+    Example(
+        "torch 1.4-1.7: the surveys' text", f"RuntimeError: CUDA out of memory. {THE_TEXT}", "torch-device",
+        "fragmentation",
+        {"device_type": "cuda", "device": 0, "requested_bytes": gib(1.24), "capacity_bytes": gib(15.78),
+         "allocated_bytes": gib(10.34), "free_bytes": mib(435.5), "reserved_bytes": gib(14.21),
+         "cached_bytes": gib(14.21) - gib(10.34)},
+    ),
+    Example(
+        "torch 0.4: no figures", "RuntimeError: cuda runtime error (2) : out of memory at /pytorch/aten/src/THC/"
+        "THCGeneral.cpp:663", "cuda-raw", "context and libraries", {"device_type": "cuda"},
+    ),
+    Example(
+        "torch 1.0-1.3: cached, size", "RuntimeError: CUDA out of memory. Tried to allocate 6.61 GiB (GPU 1; 10.76 GiB "
+        "total capacity; 1.25 GiB already allocated; 2.39 GiB free; 1.62 GiB cached)", "torch-device", "another process",
+        {"device": 1, "device_type": "cuda", "requested_bytes": gib(6.61), "capacity_bytes": gib(10.76),
+         "allocated_bytes": gib(1.25), "free_bytes": gib(2.39), "reserved_bytes": gib(1.62),
+         "cached_bytes": gib(1.62) - gib(1.25)},
+    ),
+    Example(
+        "torch 1.0-1.3: cached, pieces", "RuntimeError: CUDA out of memory. Tried to allocate 2.56 GiB (GPU 0; 15.90 GiB "
+        "total capacity; 10.38 GiB already allocated; 1.83 GiB free; 13.37 GiB cached)", "torch-device", "fragmentation",
+        {"device": 0, "device_type": "cuda", "requested_bytes": gib(2.56), "capacity_bytes": gib(15.90),
+         "allocated_bytes": gib(10.38), "free_bytes": gib(1.83), "reserved_bytes": gib(13.37),
+         "cached_bytes": gib(13.37) - gib(10.38)},
+    ),
+    Example(
+        "torch 1.8: the cap", "RuntimeError: CUDA out of memory. Tried to allocate 5.59 GiB (GPU 0; 11.17 GiB total "
+        "capacity; 0 bytes already allocated; 10.91 GiB free; 5.00 GiB allowed; 0 bytes reserved in total by PyTorch)",
+        "torch-device", "size",
+        {"device": 0, "device_type": "cuda", "requested_bytes": gib(5.59), "capacity_bytes": gib(11.17),
+         "allocated_bytes": 0, "free_bytes": gib(10.91), "reserved_bytes": 0, "allowed_bytes": gib(5.0),
+         "cached_bytes": 0},
+    ),
+    Example(
+        "torch 1.11-2.0: hint, full", "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 144.00 MiB "
+        "(GPU 0; 14.74 GiB total capacity; 13.38 GiB already allocated; 64.12 MiB free; 13.59 GiB reserved in total by "
+        "PyTorch)" + _OLD_DOC, "torch-device", "size",
+        {"device": 0, "device_type": "cuda", "requested_bytes": mib(144), "capacity_bytes": gib(14.74),
+         "allocated_bytes": gib(13.38), "free_bytes": mib(64.12), "reserved_bytes": gib(13.59),
+         "cached_bytes": gib(13.59) - gib(13.38), "variable": "PYTORCH_CUDA_ALLOC_CONF"},
+    ),
+    Example(
+        "torch 1.11-2.0: KiB and bytes", "RuntimeError: CUDA out of memory. Tried to allocate 512.00 KiB (GPU 0; 8.00 GiB "
+        "total capacity; 5.67 GiB already allocated; 0 bytes free; 7.24 GiB reserved in total by PyTorch)" + _OLD_DOC,
+        "torch-device", "fragmentation",
+        {"device": 0, "device_type": "cuda", "requested_bytes": 512 * KIB, "capacity_bytes": gib(8.0),
+         "allocated_bytes": gib(5.67), "free_bytes": 0, "reserved_bytes": gib(7.24),
+         "cached_bytes": gib(7.24) - gib(5.67), "variable": "PYTORCH_CUDA_ALLOC_CONF"},
+    ),
+    Example(
+        "torch 2.1: capacty, max_split_size_mb, desktop beside", "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried "
+        "to allocate 2.09 GiB. GPU 0 has a total capacty of 23.69 GiB of which 541.00 MiB is free. Process 2006998 has "
+        "256.00 MiB memory in use. Including non-PyTorch memory, this process has 22.89 GiB memory in use. Of the "
+        "allocated memory 21.48 GiB is allocated by PyTorch, and 1.11 GiB is reserved by PyTorch but unallocated. If "
+        "reserved but unallocated memory is large try setting max_split_size_mb to avoid fragmentation.  See "
+        "documentation for Memory Management and PYTORCH_CUDA_ALLOC_CONF", "torch-device", "size",
+        {"device": 0, "device_type": "cuda", "requested_bytes": gib(2.09), "capacity_bytes": gib(23.69),
+         "free_bytes": mib(541), "process_bytes": gib(22.89), "allocated_bytes": gib(21.48),
+         "reserved_bytes": gib(21.48) + gib(1.11), "cached_bytes": gib(1.11), "variable": "PYTORCH_CUDA_ALLOC_CONF",
+         "processes": ((2006998, mib(256)),)},
+    ),
+    Example(
+        "torch 2.2-2.9: size", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.75 GiB. GPU 0 has a total "
+        "capacity of 23.53 GiB of which 2.59 GiB is free. Including non-PyTorch memory, this process has 20.93 GiB "
+        "memory in use. Of the allocated memory 20.43 GiB is allocated by PyTorch, and 47.16 MiB is reserved by PyTorch "
+        "but unallocated." + _DOC.format("PYTORCH_CUDA_ALLOC_CONF"), "torch-device", "size",
+        {"device": 0, "device_type": "cuda", "requested_bytes": gib(3.75), "capacity_bytes": gib(23.53),
+         "free_bytes": gib(2.59), "process_bytes": gib(20.93), "allocated_bytes": gib(20.43),
+         "reserved_bytes": gib(20.43) + mib(47.16), "cached_bytes": mib(47.16), "variable": "PYTORCH_CUDA_ALLOC_CONF"},
+    ),
+    Example(
+        "torch 2.x: pieces", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total "
+        "capacity of 39.39 GiB of which 1.03 GiB is free. Including non-PyTorch memory, this process has 38.35 GiB memory "
+        "in use. Of the allocated memory 28.40 GiB is allocated by PyTorch, and 9.22 GiB is reserved by PyTorch but "
+        "unallocated." + _DOC.format("PYTORCH_CUDA_ALLOC_CONF"), "torch-device", "fragmentation",
+        {"device": 3, "device_type": "cuda", "requested_bytes": gib(2.0), "capacity_bytes": gib(39.39),
+         "free_bytes": gib(1.03), "process_bytes": gib(38.35), "allocated_bytes": gib(28.40),
+         "reserved_bytes": gib(28.40) + gib(9.22), "cached_bytes": gib(9.22), "variable": "PYTORCH_CUDA_ALLOC_CONF"},
+    ),
+    Example(
+        "torch 2.x: two other jobs", "OutOfMemoryError: CUDA out of memory. Tried to allocate 130.00 MiB. GPU 0 has a "
+        "total capacity of 94.96 GiB of which 59.69 MiB is free. Process 502587 has 1.78 GiB memory in use. Process "
+        "745081 has 86.44 GiB memory in use. Including non-PyTorch memory, this process has 6.62 GiB memory in use. Of "
+        "the allocated memory 5.97 GiB is allocated by PyTorch, and 116.33 MiB is reserved by PyTorch but unallocated."
+        + _DOC.format("PYTORCH_CUDA_ALLOC_CONF"), "torch-device", "another process",
+        {"device": 0, "device_type": "cuda", "requested_bytes": mib(130), "capacity_bytes": gib(94.96),
+         "free_bytes": mib(59.69), "process_bytes": gib(6.62), "allocated_bytes": gib(5.97),
+         "reserved_bytes": gib(5.97) + mib(116.33), "cached_bytes": mib(116.33),
+         "variable": "PYTORCH_CUDA_ALLOC_CONF", "processes": ((502587, gib(1.78)), (745081, gib(86.44)))},
+    ),
+    Example(
+        "torch 2.x in a container: its own entry has the host's number", "torch.OutOfMemoryError: CUDA out of memory. "
+        "Tried to allocate 270.00 MiB. GPU 0 has a total capacity of 21.67 GiB of which 255.75 MiB is free. Process 2109 "
+        "has 344.00 MiB memory in use. Process 1448259 has 21.07 GiB memory in use. Of the allocated memory 20.08 GiB is "
+        "allocated by PyTorch, with 328.00 MiB allocated in private pools (e.g., CUDA Graphs), and 56.49 MiB is reserved "
+        "by PyTorch but unallocated." + _DOC.format("PYTORCH_CUDA_ALLOC_CONF"), "torch-device", "size",
+        {"device": 0, "device_type": "cuda", "requested_bytes": mib(270), "capacity_bytes": gib(21.67),
+         "free_bytes": mib(255.75), "allocated_bytes": gib(20.08), "private_pools_bytes": mib(328),
+         "reserved_bytes": gib(20.08) + mib(56.49), "cached_bytes": mib(56.49), "variable": "PYTORCH_CUDA_ALLOC_CONF",
+         "processes": ((2109, mib(344)), (1448259, gib(21.07)))},
+    ),
+    Example(
+        "torch 2.x in a container: another container's job is not listed", "torch.OutOfMemoryError: CUDA out of memory. "
+        "Tried to allocate 64.00 MiB. GPU 0 has a total capacity of 39.49 GiB of which 47.00 MiB is free. Including "
+        "non-PyTorch memory, this process has 5.16 GiB memory in use. Of the allocated memory 4.61 GiB is allocated by "
+        "PyTorch, and 20.00 MiB is reserved by PyTorch but unallocated.", "torch-device", "another process",
+        {"device": 0, "device_type": "cuda", "requested_bytes": mib(64), "capacity_bytes": gib(39.49),
+         "free_bytes": mib(47), "process_bytes": gib(5.16), "allocated_bytes": gib(4.61),
+         "reserved_bytes": gib(4.61) + mib(20), "cached_bytes": mib(20)},
+    ),
+    Example(
+        "torch 2.x: private pools", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 304.00 MiB. GPU 0 has "
+        "a total capacity of 94.97 GiB of which 218.81 MiB is free. Including non-PyTorch memory, this process has 93.84 "
+        "GiB memory in use. Of the allocated memory 91.19 GiB is allocated by PyTorch, with 118.00 MiB allocated in "
+        "private pools (e.g., CUDA Graphs), and 744.36 MiB is reserved by PyTorch but unallocated.", "torch-device",
+        "size",
+        {"device": 0, "device_type": "cuda", "requested_bytes": mib(304), "capacity_bytes": gib(94.97),
+         "free_bytes": mib(218.81), "process_bytes": gib(93.84), "allocated_bytes": gib(91.19),
+         "private_pools_bytes": mib(118), "reserved_bytes": gib(91.19) + mib(744.36), "cached_bytes": mib(744.36)},
+    ),
+    Example(
+        "torch 2.x: the cap", "OutOfMemoryError: CUDA out of memory. Tried to allocate 996.00 MiB. GPU 0 has a total "
+        "capacity of 44.43 GiB of which 9.06 GiB is free. Process 2102129 has 17.54 GiB memory in use. Including "
+        "non-PyTorch memory, this process has 17.81 GiB memory in use. 17.69 GiB allowed; Of the allocated memory 17.44 "
+        "GiB is allocated by PyTorch, and 59.88 MiB is reserved by PyTorch but unallocated.", "torch-device", "cap",
+        {"device": 0, "device_type": "cuda", "requested_bytes": mib(996), "capacity_bytes": gib(44.43),
+         "free_bytes": gib(9.06), "process_bytes": gib(17.81), "allowed_bytes": gib(17.69),
+         "allocated_bytes": gib(17.44), "reserved_bytes": gib(17.44) + mib(59.88), "cached_bytes": mib(59.88),
+         "processes": ((2102129, gib(17.54)),)},
+    ),
+    Example(
+        "torch 2.x on Windows: NVML tells no process's memory", "OutOfMemoryError: CUDA out of memory. Tried to allocate "
+        "2.13 GiB. GPU 0 has a total capacity of 8.00 GiB of which 0 bytes is free. Process 9132 has 17179869184.00 GiB "
+        "memory in use. Including non-PyTorch memory, this process has 17179869184.00 GiB memory in use. Of the allocated "
+        "memory 6.95 GiB is allocated by PyTorch, and 12.00 MiB is reserved by PyTorch but unallocated.", "torch-device",
+        "size",
+        {"device": 0, "device_type": "cuda", "requested_bytes": gib(2.13), "capacity_bytes": gib(8.0), "free_bytes": 0,
+         "allocated_bytes": gib(6.95), "reserved_bytes": gib(6.95) + mib(12), "cached_bytes": mib(12),
+         "processes": ((9132, None),)},
+    ),
+    Example(
+        "torch, newer: PYTORCH_ALLOC_CONF, larger than the card", "torch.OutOfMemoryError: CUDA out of memory. "
+        "Tried to allocate 32.00 GiB. GPU 0 has a total capacity of 23.52 GiB of which 23.05 GiB is free. Including "
+        "non-PyTorch memory, this process has 386.00 MiB memory in use. Of the allocated memory 0 bytes is allocated by "
+        "PyTorch, and 0 bytes is reserved by PyTorch but unallocated." + _DOC.format("PYTORCH_ALLOC_CONF"),
+        "torch-device", "size",
+        {"device": 0, "device_type": "cuda", "requested_bytes": gib(32), "capacity_bytes": gib(23.52),
+         "free_bytes": gib(23.05), "process_bytes": mib(386), "allocated_bytes": 0, "reserved_bytes": 0,
+         "cached_bytes": 0, "variable": "PYTORCH_ALLOC_CONF"},
+    ),
+    Example(
+        "torch 2.x: NCCL and others outside the allocator", "torch.OutOfMemoryError: CUDA out of memory. Tried to "
+        "allocate 1.00 GiB. GPU 5 has a total capacity of 79.11 GiB of which 300.00 MiB is free. Including non-PyTorch "
+        "memory, this process has 78.80 GiB memory in use. Of the allocated memory 66.10 GiB is allocated by PyTorch, and "
+        "200.00 MiB is reserved by PyTorch but unallocated.", "torch-device", "context and libraries",
+        {"device": 5, "device_type": "cuda", "requested_bytes": gib(1), "capacity_bytes": gib(79.11),
+         "free_bytes": mib(300), "process_bytes": gib(78.80), "allocated_bytes": gib(66.10),
+         "reserved_bytes": gib(66.10) + mib(200), "cached_bytes": mib(200)},
+    ),
+    Example(
+        "torch: a device without its name", "torch.OutOfMemoryError: Out of memory. Tried to allocate 24.00 MiB. GPU 0 "
+        "has a total capacity of 7.60 GiB of which 11.38 MiB is free. Of the allocated memory 7.10 GiB is allocated by "
+        "PyTorch, and 54.40 MiB is reserved by PyTorch but unallocated." + _DOC.format("PYTORCH_ALLOC_CONF"),
+        "torch-device", "size",
+        {"device": 0, "requested_bytes": mib(24), "capacity_bytes": gib(7.60), "free_bytes": mib(11.38),
+         "allocated_bytes": gib(7.10), "reserved_bytes": gib(7.10) + mib(54.4), "cached_bytes": mib(54.4),
+         "variable": "PYTORCH_ALLOC_CONF"},
+    ),
+    Example("torch: cut off", "CUDA out of memory. Tried to allocate 2.00 GiB", "torch-device", "unknown",
+            {"device_type": "cuda", "requested_bytes": gib(2)}),
+    Example("torch: the words alone", "RuntimeError: CUDA out of memory.", "torch-device-bare", "unknown",
+            {"device_type": "cuda"}),
+    # ROCm, XPU, NPU, MPS
+    Example(
+        "ROCm", "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 978.00 MiB. GPU 0 has a total capacity of "
+        "15.98 GiB of which 630.00 MiB is free. Of the allocated memory 14.10 GiB is allocated by PyTorch, and 100.00 MiB "
+        "is reserved by PyTorch but unallocated." + _DOC.format("PYTORCH_HIP_ALLOC_CONF"), "torch-device", "size",
+        {"device": 0, "device_type": "rocm", "requested_bytes": mib(978), "capacity_bytes": gib(15.98),
+         "free_bytes": mib(630), "allocated_bytes": gib(14.10), "reserved_bytes": gib(14.10) + mib(100),
+         "cached_bytes": mib(100), "variable": "PYTORCH_HIP_ALLOC_CONF"},
+    ),
+    Example(
+        "ROCm: the card is another's", "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 978.00 MiB. GPU 0 "
+        "has a total capacity of 15.98 GiB of which 630.00 MiB is free. Of the allocated memory 0 bytes is allocated by "
+        "PyTorch, and 0 bytes is reserved by PyTorch but unallocated.", "torch-device", "another process",
+        {"device": 0, "device_type": "rocm", "requested_bytes": mib(978), "capacity_bytes": gib(15.98),
+         "free_bytes": mib(630), "allocated_bytes": 0, "reserved_bytes": 0, "cached_bytes": 0},
+    ),
+    Example("ROCm: driver", "RuntimeError: HIP error: out of memory", "cuda-raw", "context and libraries",
+            {"device_type": "rocm"}),
+    Example(
+        "XPU", "torch.OutOfMemoryError: XPU out of memory. Tried to allocate 59.61 GiB. GPU 0 has a total capacity of "
+        "28.55 GiB of which 12.01 GiB is free. Of the allocated memory 15.30 GiB is allocated by PyTorch, and 120.00 MiB "
+        "is reserved by PyTorch but unallocated. Please use `empty_cache` to release all unoccupied cached memory.",
+        "torch-device", "size",
+        {"device": 0, "device_type": "xpu", "requested_bytes": gib(59.61), "capacity_bytes": gib(28.55),
+         "free_bytes": gib(12.01), "allocated_bytes": gib(15.30), "reserved_bytes": gib(15.30) + mib(120),
+         "cached_bytes": mib(120)},
+    ),
+    Example(
+        "XPU: refused though free", "torch.OutOfMemoryError: XPU out of memory. Tried to allocate 192.00 MiB.\nGPU 3 has a "
+        "total capacity of 31.89 GiB of which 13.22 GiB is free.", "torch-device", "unknown",
+        {"device": 3, "device_type": "xpu", "requested_bytes": mib(192), "capacity_bytes": gib(31.89),
+         "free_bytes": gib(13.22)},
+    ),
+    Example("XPU: Level Zero", "RuntimeError: level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)",
+            "level-zero", "context and libraries", {"device_type": "xpu"}),
+    Example(
+        "NPU", "[rank7]:[E615 22:00:29.320155898 compiler_depend.ts:444] NPU out of memory. NPUWorkspaceAllocator tried to "
+        "allocate 1.89 GiB(NPU 7; 60.96 GiB total capacity; 1.82 GiB free). If you want to reduce memory usage, take a "
+        "try to set the environment variable TASK_QUEUE_ENABLE=1.", "torch-device", "size",
+        {"device": 7, "device_type": "npu", "requested_bytes": gib(1.89), "capacity_bytes": gib(60.96),
+         "free_bytes": gib(1.82)},
+    ),
+    Example("Gaudi", "RuntimeError: FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed for size::268435456 (256)MB", "hpu",
+            "context and libraries", {"device_type": "hpu"}),
+    Example(
+        "MPS, GB that are GiB", "RuntimeError: MPS backend out of memory (MPS allocated: 3.11 GB, other allocations: 5.42 "
+        "GB, max allowed: 9.07 GB). Tried to allocate 720.00 MB on private pool. Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 "
+        "to disable upper limit for memory allocations (may cause system failure).", "torch-mps", "cap",
+        {"device_type": "mps", "allocated_bytes": gib(3.11), "other_bytes": gib(5.42), "allowed_bytes": gib(9.07),
+         "requested_bytes": mib(720)},
+    ),
+    Example(
+        "MPS, GiB", "RuntimeError: MPS backend out of memory (MPS allocated: 7.80 GiB, other allocations: 6.94 GiB, max "
+        "allowed: 18.13 GiB). Tried to allocate 3.46 GiB on shared pool. Use PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0 to "
+        "disable upper limit for memory allocations (may cause system failure).", "torch-mps", "cap",
+        {"device_type": "mps", "allocated_bytes": gib(7.80), "other_bytes": gib(6.94), "allowed_bytes": gib(18.13),
+         "requested_bytes": gib(3.46)},
+    ),
+    Example(
+        "MPS without a limit", "RuntimeError: MPS backend out of memory (MPS allocated: 20.11 GiB, other allocations: "
+        "384.00 KiB). Tried to allocate 8.00 GiB on private pool.", "torch-mps", "unknown",
+        {"device_type": "mps", "allocated_bytes": gib(20.11), "other_bytes": 384 * KIB, "requested_bytes": gib(8)},
+    ),
+    Example("Metal", "RuntimeError: Invalid buffer size: 372.53 GiB", "torch-mps-buffer", "size",
+            {"device_type": "mps", "requested_bytes": gib(372.53)}),
+    # CUDA and its libraries
+    Example("CUDA runtime", "RuntimeError: CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+            "cuda-raw", "context and libraries", {"device_type": "cuda"}),
+    Example("CUDA driver", "RuntimeError: CUDA driver error: out of memory", "cuda-driver", "unknown",
+            {"device_type": "cuda"}),
+    Example("CTranslate2", "RuntimeError: CUDA failed with error out of memory", "cuda-raw", "context and libraries",
+            {"device_type": "cuda"}),
+    Example("cuBLAS", "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+            "cublas-alloc", "context and libraries", {"device_type": "cuda"}),
+    Example("cuBLAS handle", "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+            "cublas-handle", "context and libraries", {"device_type": "cuda"}),
+    Example("cuDNN", "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "cudnn-alloc", "context and libraries",
+            {"device_type": "cuda"}),
+    Example("cuDNN, no algorithm", "RuntimeError: Unable to find a valid cuDNN algorithm to run convolution",
+            "cudnn-algorithm", "unknown", {"device_type": "cuda"}),
+    Example("cuDNN, no engine", "RuntimeError: GET was unable to find an engine to execute this computation",
+            "cudnn-algorithm", "unknown", {"device_type": "cuda"}),
+    Example("cuDNN, not supported", "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you "
+            "passed in a non-contiguous input.", "cudnn-algorithm", "unknown", {"device_type": "cuda"}),
+    Example(
+        "NCCL", "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:"
+        "1970, unhandled cuda error (run with NCCL_DEBUG=INFO for details), NCCL version 2.20.5\nncclUnhandledCudaError: "
+        "Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'", "nccl", "context and libraries",
+        {"device_type": "cuda"},
+    ),
+    Example("NCCL, 2.18 and before", "Last error:\nFailed to CUDA calloc async 4294967296 bytes", "nccl",
+            "context and libraries", {"device_type": "cuda", "requested_bytes": 4294967296}),
+    Example(
+        "NCCL, shared memory", "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or "
+        "device error.\nLast error:\nError while creating shared memory segment /dev/shm/nccl-8NdDBF (size 9637888)",
+        "nccl-shm", "shared memory", {"requested_bytes": 9637888},
+    ),
+    Example("bitsandbytes", "Error out of memory at line 118 in file /src/csrc/ops.cu", "bitsandbytes",
+            "context and libraries", {"device_type": "cuda"}),
+    Example("bitsandbytes, launch", "Error invalid configuration argument at line 54 in file /src/csrc/ops.cu",
+            "bitsandbytes-launch", "kernel resources", {"device_type": "cuda"}),
+    Example(
+        "Triton", "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 147456, Hardware "
+        "limit: 101376. Reducing block sizes or `num_stages` may help.", "triton", "kernel resources",
+        {"requested_bytes": 147456, "limit_bytes": 101376},
+    ),
+    # DeepSpeed
+    Example("DeepSpeed, buffers", "AssertionError: Not enough buffers 0 for swapping 1", "deepspeed-buffers",
+            "host memory"),
+    Example("DeepSpeed, buffer's size", "AssertionError: More elements 163840000 than buffer size 100000000",
+            "deepspeed-buffer-size", "host memory"),
+    Example("DeepSpeed, locked memory", "mlock failed to allocate 400000000 bytes with error no 12 msg Cannot allocate "
+            "memory", "deepspeed-mlock", "host memory", {"requested_bytes": 400000000}),
+    Example(
+        "DeepSpeed, pinned", '  File "/x/deepspeed/runtime/zero/stage_1_and_2.py", line 600, in __init__\n    '
+        "self.temp_grad_buffer_for_cpu_offload = get_accelerator().pin_memory(torch.zeros(largest))\nRuntimeError: CUDA "
+        "error: out of memory", "pinned", "host memory",
+    ),
+    # RAM
+    Example(
+        "torch, CPU", "RuntimeError: [enforce fail at alloc_cpu.cpp:114] err == 0. DefaultCPUAllocator: can't allocate "
+        "memory: you tried to allocate 281474976710656 bytes. Error code 12 (Cannot allocate memory)", "torch-cpu",
+        "host memory", {"requested_bytes": 281474976710656},
+    ),
+    Example("torch, CPU, Windows", "RuntimeError: [enforce fail at ..\\c10\\core\\CPUAllocator.cpp:75] data. "
+            "DefaultCPUAllocator: not enough memory: you tried to allocate 34359738368 bytes. Buy new RAM!", "torch-cpu",
+            "host memory", {"requested_bytes": 34359738368}),
+    Example("torch 0.4, CPU", "RuntimeError: $ Torch: not enough memory: you tried to allocate 16GB. Buy new RAM! at "
+            "/pytorch/aten/src/TH/THGeneral.cpp:204", "torch-cpu", "host memory", {"requested_bytes": 16 * 10**9}),
+    Example("numpy", "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 3.20 GiB for an array with shape "
+            "(429496730,) and data type float64", "numpy", "host memory", {"requested_bytes": gib(3.2)}),
+    Example("numpy 1.17", "MemoryError: Unable to allocate array with shape (90000, 90000) and data type float64",
+            "numpy", "host memory"),
+    Example("Python", "Traceback (most recent call last):\n  File \"x.py\", line 1, in <module>\nMemoryError",
+            "memory-error", "host memory"),
+    Example("C++", "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc",
+            "memory-error", "host memory"),
+    Example("fork", "OSError: [Errno 12] Cannot allocate memory", "memory-error", "host memory"),
+    # shared memory
+    Example("data loader, bus error", "ERROR: Unexpected bus error encountered in worker. This might be caused by "
+            "insufficient shared memory (shm).", "dataloader-shm", "shared memory"),
+    Example("data loader, killed by it", "RuntimeError: DataLoader worker (pid 4217) is killed by signal: Bus error. It is "
+            "possible that dataloader's workers are out of shared memory.", "dataloader-shm", "shared memory"),
+    Example("torch, shm", "RuntimeError: unable to allocate shared memory(shm) for file </torch_1140157_3143461634_13983>: "
+            "Resource temporarily unavailable (11)", "torch-shm", "shared memory"),
+    Example("torch, mmap", "RuntimeError: unable to mmap 1048576 bytes from file </torch_41>: Cannot allocate memory (12)",
+            "mmap", "host memory", {"requested_bytes": 1048576}),
+    # killed from outside
+    Example("data loader, killed", "RuntimeError: DataLoader worker (pid 28841) is killed by signal: Killed. ",
+            "dataloader-killed", "host memory", {"pid": 28841}),
+    Example(
+        "dmesg", "[ 1234.567890] Out of memory: Killed process 48211 (python) total-vm:94371840kB, anon-rss:62914560kB, "
+        "file-rss:0kB, shmem-rss:0kB, UID:0 pgtables:124000kB oom_score_adj:0", "linux-oom", "host memory",
+        {"pid": 48211, "process_name": "python", "resident_bytes": 62914560 * KIB, "in_cgroup": False},
+    ),
+    Example("dmesg, Linux 4", "[337533.314412] Out of memory: Kill process 1234 (python3) score 900 or sacrifice child",
+            "linux-oom", "host memory", {"pid": 1234, "process_name": "python3", "in_cgroup": False}),
+    Example(
+        "dmesg, container", "[337533.314412] Memory cgroup out of memory: Killed process 23793 (python) "
+        "total-vm:2623712kB, anon-rss:506500kB, file-rss:1268kB, shmem-rss:0kB", "linux-memcg", "host memory",
+        {"pid": 23793, "process_name": "python", "resident_bytes": 506500 * KIB, "in_cgroup": True},
+    ),
+    Example(
+        "journal, container", "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=x,mems_allowed=0,"
+        "oom_memcg=/job,task_memcg=/job,task=python,pid=23793,uid=0", "linux-memcg", "host memory",
+        {"pid": 23793, "process_name": "python", "in_cgroup": True},
+    ),
+    Example("Slurm", "slurmstepd: error: Detected 1 oom_kill event in StepId=8538204.0. Some of the step tasks have been "
+            "OOM Killed.", "slurm", "host memory", {"in_cgroup": True}),
+    Example("Slurm, before 21.08", "slurmstepd: error: Detected 1 oom-kill event(s) in step 45791123.batch cgroup.",
+            "slurm", "host memory", {"in_cgroup": True}),
+    Example("Kubernetes", "    State: Terminated  Reason: OOMKilled  Exit Code: 137", "kubernetes", "host memory",
+            {"in_cgroup": True}),
+    Example("torchrun", "  exitcode  : -9 (pid: 8158)\n  error_file: <N/A>\n  traceback : Signal 9 (SIGKILL) received by "
+            "PID 8158", "sigkill", "host memory", {"pid": 8158}),
+    Example("DeepSpeed's launcher", "[2026-01-05 12:00:00,123] [ERROR] [launch.py:325:sigkill_handler] ['python', "
+            "'train.py'] exits with return code = -9", "sigkill", "host memory"),
+    Example("docker", "container exited with code 137", "sigkill", "host memory"),
+    Example("a shell", "run.sh: line 3: 12345 Killed                  python train.py", "sigkill", "host memory"),
+    Example("a shell, alone", "Killed", "sigkill", "host memory"),
+    Example("subprocess", "subprocess.CalledProcessError: Command '['python']' died with <Signals.SIGKILL: 9>.", "sigkill",
+            "host memory"),
+    # others
+    Example("accelerate", "RuntimeError: No executable batch size found, reached zero.", "accelerate-batch", "unknown"),
+    Example("JAX", "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate "
+            "33762398024 bytes.", "xla", "size", {"requested_bytes": 33762398024}),
+    Example("JAX, now", "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 30.55GiB.",
+            "xla", "size", {"requested_bytes": gib(30.55)}),
+    Example("TensorFlow", "ResourceExhaustedError: OOM when allocating tensor with shape[32,128,56,56] and type float",
+            "xla", "size"),
+)  # fmt: skip
+
+NOT_MESSAGES = (
+    "",
+    "Step 137 loss 2.137",
+    "  except MemoryError:",
+    "peak memory 3.20 GiB of 16 GiB",
+    "Killed 3 stale workers",
+    'if "out of memory" in str(error):',
+    "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x4 and 5x5)",
+    "RuntimeError: CUDA error: device-side assert triggered",
+    "Setting memory limit to 90%",
+    "exit code: 1",
+)
