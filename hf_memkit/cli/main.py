@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import typer
 
 from hf_memkit._version import __version__
-from hf_memkit.cli import check, doctor, ds, recipe
+from hf_memkit.cli import check, doctor, ds, explain, recipe, report
 from hf_memkit.errors import MemkitError
 
 __all__ = ["main", "main_and_exit"]
@@ -35,6 +35,16 @@ app.command(
     help="Known mistakes in a DeepSpeed JSON, an argument file or a recipe, before any model is loaded.",
     epilog=check.EXAMPLES,
 )(check.check)
+app.command(
+    "report",
+    help="Where the memory went: a finished or running job's records as text or one page.",
+    epilog=report.EXAMPLES,
+)(report.report)
+app.command(
+    "explain",
+    help="An out-of-memory message, a log, or a run's records: what happened, why, and what to change.",
+    epilog=explain.EXAMPLES,
+)(explain.explain)
 app.command(
     "doctor",
     help="What this machine can do for memkit, and the commands that mend what is missing.",
@@ -64,6 +74,8 @@ def main(arguments: list[str] | None = None) -> int:
     except MemkitError as error:
         for line in str(error).splitlines():
             print(f"memkit: error: {line}", file=sys.stderr)
+        for note in getattr(error, "__notes__", ()):
+            print(note, file=sys.stderr)
         return error.exit_code
     except _UsageError as error:
         print(f"memkit: error: {error.format_message()} (see `memkit --help`)", file=sys.stderr)

@@ -1,0 +1,65 @@
+"""`memkit report`: the records of a run, finished or running, as text, JSON or one page."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["EXAMPLES", "report"]
+
+EXAMPLES = """[bold]Examples[/bold]
+
+  memkit report out                          one screen: the peak, what filled it, how it ended, what to change
+
+  memkit report out --html report.html       the same with charts, in one file that opens offline
+
+  memkit report out --follow                 while it runs; Ctrl-C stops looking, not the job
+
+  memkit report out --modules                with the table by module
+"""
+
+
+def report(
+    run_dir: Annotated[str, typer.Argument(help="Folder with memory-rank*.jsonl: the Trainer's output_dir.")],
+    html: Annotated[
+        str | None, typer.Option(help="Write the page to this file, or as memory-report.html into this folder.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Show a running job until it ends.")] = False,
+    modules: Annotated[bool, typer.Option("--modules", help="With parameters and bytes by module.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """The records of a run, finished or running."""
+    from rich.console import Console
+
+    from hf_memkit import report as reports
+    from hf_memkit.errors import InputError
+    from hf_memkit.report.text import PAGE, view
+
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a bar gets a question mark, not an error.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    if follow and as_json:
+        raise InputError("--follow and --json: give one of them; --json prints a run once")
+    console = Console(highlight=False)
+    if follow:
+        run = reports.follow(run_dir, console, modules=modules)
+        if run is None:
+            return 0
+    else:
+        run = reports.load_run(run_dir)
+        if as_json:
+            print(json.dumps(reports.report_json(run), indent=2))
+        elif html is None:
+            console.print(view(run, console.width, modules=modules), crop=False)
+    if html is not None:
+        path = Path(html)
+        path = path / PAGE if path.is_dir() else path
+        reports.write_page(run, path)
+        if not as_json:
+            console.print(f"Wrote {path}", markup=False, soft_wrap=True)
+    return 0

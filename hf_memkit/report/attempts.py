@@ -1,0 +1,167 @@
+"""One records file, read as it grows. In: the file. Out: what the last training in it recorded, and the earlier ones.
+
+A file may be of any size and hold anything: it is read in blocks, a line that does not parse is counted, and of more
+step records than any chart shows, neighbours are merged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from hf_memkit.memory.records import SCHEMA
+from hf_memkit.report.thin import halve
+from hf_memkit.report.untrusted import clean_record, number, whole
+
+__all__ = ["Attempt", "RankReader"]
+
+_BLOCK: Final = 2**20
+_LONGEST_LINE: Final = 2**24
+"""Bytes. The longest record, a table of modules, has some hundred bytes a module."""
+
+_MOST: Final = 20_000
+"""Records of a kind that are kept: ten times what a chart draws. A recorder writes a few thousand a training."""
+
+_MOST_STARTS: Final = 1000
+"""Starts that are kept: a job that a scheduler starts again and again has no end otherwise."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One start of the training: from its `run` record to the next one, or to the end of the file.
+
+    Attributes:
+        run: the `run` record; empty if the file begins without one.
+        ooms: `oom` records.
+        end: the `end` record, if there is one.
+        last: the last record of any kind.
+        last_step: the last step that this start finished.
+    """
+
+    run: dict[str, Any] = field(default_factory=dict)
+    ooms: list[dict[str, Any]] = field(default_factory=list)
+    end: dict[str, Any] | None = None
+    last: dict[str, Any] | None = None
+    last_step: int | None = None
+
+
+class RankReader:
+    """Reads one rank's file; `read` takes what has been written since the last call."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._forget()
+
+    def _forget(self) -> None:
+        self.attempts: list[Attempt] = []
+        self.steps: dict[int, dict[str, Any]] = {}
+        self.evaluations: list[dict[str, Any]] = []
+        self.saves: list[dict[str, Any]] = []
+        self.modules: list[dict[str, Any]] = []
+        self.unreadable = 0
+        self.newest_schema = 0
+        self._offset = 0
+
+    def read(self) -> bool:
+        """True if there was something new. A file that became shorter is another one, and read from its start.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        size = self.path.stat().st_size
+        if size < self._offset:
+            self._forget()
+        if size == self._offset:
+            return False
+        before = self._offset
+        for line in self._lines():
+            self._take(line)
+        return self._offset > before
+
+    def _lines(self) -> Iterator[bytes]:
+        """Whole lines after the last one read. A last line without its end is taken only if it is whole: it may be
+        under way."""
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            rest, too_long = b"", False
+            while block := file.read(_BLOCK):
+                *lines, rest = (rest + block).split(b"\n")
+                for line in lines:
+                    self._offset += len(line) + 1
+                    if too_long:
+                        too_long = False
+                        self.unreadable += 1
+                    else:
+                        yield line
+                if len(rest) > _LONGEST_LINE:
+                    self._offset += len(rest)
+                    rest, too_long = b"", True
+            if not too_long and rest.endswith(b"}") and _parsed(rest) is not None:
+                self._offset += len(rest)
+                yield rest
+
+    def _take(self, line: bytes) -> None:
+        if not line.strip():
+            return
+        record = _parsed(line)
+        if record is None or not isinstance(record.get("kind"), str):
+            self.unreadable += 1
+            return
+        self.newest_schema = max(self.newest_schema, whole(record, "schema") or SCHEMA)
+        kind = record["kind"]
+        if kind == "run" or not self.attempts:
+            self.attempts = [*self.attempts[1 - _MOST_STARTS :], Attempt()]
+        attempt = self.attempts[-1]
+        attempt.last = record
+        if kind == "run":
+            attempt.run = record
+            self._begin(whole(record, "start_step"))
+        elif kind == "step" and whole(record, "step") is not None:
+            self._step(attempt, record)
+        elif kind == "evaluate":
+            _keep(self.evaluations, record)
+        elif kind == "save":
+            _keep(self.saves, record)
+        elif kind == "modules":
+            self.modules = record.get("rows", [])
+        elif kind == "oom":
+            attempt.ooms.append(record)
+        elif kind == "end":
+            attempt.end = record
+
+    def _begin(self, start_step: int | None) -> None:
+        """Steps after the one that a start goes on from belong to a training that was given up."""
+        if start_step is None:
+            return
+        self.steps = {step: record for step, record in self.steps.items() if step <= start_step}
+        self.evaluations = [r for r in self.evaluations if (whole(r, "step") or 0) <= start_step and start_step]
+        self.saves = [r for r in self.saves if (whole(r, "step") or 0) <= start_step and start_step]
+        if start_step == 0:
+            self.steps, self.modules = {}, []
+
+    def _step(self, attempt: Attempt, record: dict[str, Any]) -> None:
+        step = int(record["step"])
+        attempt.last_step = step
+        self.steps[step] = record
+        if len(self.steps) > _MOST:
+            merged = halve([self.steps[s] for s in sorted(self.steps)])
+            self.steps = {int(r["step"]): r for r in merged}
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return clean_record(record) if isinstance(record, dict) else None
+
+
+def _keep(records: list[dict[str, Any]], record: dict[str, Any]) -> None:
+    """Adds a record; of too many, the one with the higher peak of each two neighbours stays."""
+    records.append(record)
+    if len(records) > _MOST:
+        pairs = zip(records[0:-1:2], records[1:-1:2], strict=True)  # _MOST is even: the newest has no partner
+        records[:-1] = [max(pair, key=lambda r: number(r, "peak_allocated_gib") or 0.0) for pair in pairs]

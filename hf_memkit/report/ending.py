@@ -1,0 +1,199 @@
+"""How a training ended. In: its last records, and this machine. Out: a word, and a sentence that claims no more than
+the evidence does.
+
+A file without an `end` record belongs to a training that runs or was killed. The `run` record says where it ran: on
+the same boot of the same machine its process can be looked up, and a control group counts whom the kernel has killed
+for want of memory (Linux's cgroup-v2.rst, `memory.events`: `oom_kill`).
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from hf_memkit.memory.cgroup import oom_kills
+from hf_memkit.report.attempts import Attempt
+from hf_memkit.report.untrusted import number, text, whole
+
+__all__ = ["Ending", "Here", "Kind", "judge_ending", "judge_replaced"]
+
+Kind = Literal["finished", "interrupted", "failed", "out of memory", "running", "killed", "unknown"]
+
+_NEARLY_GONE: Final = 0.03
+"""Of the host's memory: the kernel drops what it can before it kills, so a host that is full has about this left."""
+_SAME_START_S: Final = 2.0
+"""Seconds by which two readings of a process's start may differ: the kernel counts in clock ticks since the boot."""
+_SILENT_S: Final = 600.0
+_SILENT_STEPS: Final = 20
+"""A process that has written nothing for ten minutes and for the time of twenty steps may hang, or have left its
+training behind (a notebook)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a training ended, as far as its records tell.
+
+    Attributes:
+        kind: see `Kind`. "killed" covers every end without a word: a signal, the scheduler, the kernel, a power cut.
+        why: one sentence, with the evidence.
+        cause: "host memory" where the evidence is that the host had none left, else None.
+        step: the last step that was finished; None if there was none.
+    """
+
+    kind: Kind
+    why: str
+    cause: Literal["host memory"] | None = None
+    step: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "why": self.why, "cause": self.cause, "step": self.step}
+
+
+def _boot_id() -> str | None:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # not Linux
+        return None
+
+
+def _process_start(pid: int) -> float | None:
+    """When the process began (seconds since the epoch), None if there is none. A zombie has ended."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else float(process.create_time())
+    except (psutil.Error, ValueError, OverflowError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """This machine, now."""
+
+    hostname: str = field(default_factory=socket.gethostname)
+    boot_id: str | None = field(default_factory=_boot_id)
+    now_s: float = field(default_factory=time.time)
+    process_start: Callable[[int], float | None] = _process_start
+    count_oom_kills: Callable[[], int | None] = oom_kills
+
+
+def judge_ending(attempt: Attempt, here: Here) -> Ending:
+    """How the attempt ended, seen from `here`."""
+    step = attempt.last_step
+    if attempt.end is not None:
+        return _by_its_own_word(attempt, attempt.end, step)
+    host = attempt.run.get("host")
+    if not isinstance(host, Mapping) or not host.get("hostname"):
+        return _gone_or_unknown(attempt, "its records do not say where it ran, so it cannot be looked up")
+    if host["hostname"] != here.hostname:
+        where = text(host["hostname"], 60)
+        return _gone_or_unknown(
+            attempt, f"it ran on another machine ({where}): only there can be seen whether it still runs"
+        )
+    pid, started = whole(host, "pid"), number(host, "process_started")
+    if host.get("boot_id") != here.boot_id:
+        return _killed(attempt, host, None, f"{text(here.hostname, 60)} was started anew since its last record")
+    if pid is None:
+        return _gone_or_unknown(attempt, "its records do not name its process")
+    alive = here.process_start(pid)
+    if alive is not None and (started is None or abs(alive - started) <= _SAME_START_S):
+        return _running(attempt, pid, here.now_s)
+    return _killed(attempt, host, here, f"its process {pid} is gone")
+
+
+def judge_replaced(attempt: Attempt) -> Ending:
+    """How a start ended that another start followed: no process of it is left to look for."""
+    if attempt.end is not None:
+        return _by_its_own_word(attempt, attempt.end, attempt.last_step)
+    if attempt.ooms:
+        return _out_of_memory(attempt)
+    at = f"after step {attempt.last_step}" if attempt.last_step is not None else "before its first step ended"
+    return Ending("killed", f"stopped without a word {at}", step=attempt.last_step)
+
+
+def _by_its_own_word(attempt: Attempt, end: Mapping[str, Any], step: int | None) -> Ending:
+    status = end.get("status")
+    after = f" after step {step}" if step is not None else " before its first step ended"
+    if status == "finished":
+        return Ending("finished", f"finished{after}", step=step)
+    if status == "interrupted":
+        return Ending("interrupted", f"stopped early{after}", step=step)
+    if attempt.ooms:
+        return _out_of_memory(attempt)
+    error = text(end.get("error_type") or "an error", 80)
+    said = text(end.get("error") or "", 160)
+    if "outofmemory" in error.lower() or "out of memory" in said.lower():
+        return Ending("out of memory", f"ran out of memory{after}: {error}: {said}", step=step)
+    return Ending("failed", f"failed{after} with {error}" + (f": {said}" if said else ""), step=step)
+
+
+def _out_of_memory(attempt: Attempt) -> Ending:
+    oom = attempt.ooms[-1]
+    phase = f" in {text(oom['phase'], 20)}" if oom.get("phase") else ""
+    step = whole(oom, "step")
+    at = f" of step {step}" if step is not None else ""
+    return Ending("out of memory", f"ran out of memory{phase}{at}", step=attempt.last_step)
+
+
+def _gone_or_unknown(attempt: Attempt, why: str) -> Ending:
+    if attempt.ooms and attempt.last is attempt.ooms[-1]:
+        return _out_of_memory(attempt)
+    return Ending("unknown", f"no end was recorded; {why}", step=attempt.last_step)
+
+
+def _running(attempt: Attempt, pid: int, now_s: float) -> Ending:
+    step = attempt.last_step
+    at = f"step {step} is done" if step is not None else "its first step is under way"
+    written = number(attempt.last, "time")
+    silent_s = now_s - written if written is not None else 0.0
+    step_s = (number(attempt.last, "step_time_ms") or 0.0) / 1000
+    if silent_s > max(_SILENT_S, _SILENT_STEPS * step_s):
+        quiet = (
+            f"its process {pid} lives, but has written nothing for {silent_s / 60:.0f} min: it hangs, does something"
+        )
+        return Ending("running", f"{quiet} long, or has left this training behind; {at}", step=step)
+    return Ending("running", f"running (process {pid}); {at}", step=step)
+
+
+def _killed(attempt: Attempt, host: Mapping[str, Any], here: Here | None, how: str) -> Ending:
+    """No `end`, and no process: who ended it, as far as anybody can tell. `here` is None after a reboot."""
+    if attempt.ooms and attempt.last is attempt.ooms[-1]:
+        return _out_of_memory(attempt)
+    step = attempt.last_step
+    after = f"after step {step}" if step is not None else "before its first step ended"
+    stopped = f"stopped without a word {after}; {how}"
+    before, killed = whole(host, "oom_kills"), None
+    if here is not None and before is not None and (now := here.count_oom_kills()) is not None:
+        killed = now - before
+    left = number(attempt.last, "host_available_gib")
+    short = _nearly_gone(attempt)
+    if killed and killed > 0:
+        count = "a process" if killed == 1 else f"{killed} processes"
+        why = f"{stopped}. Since it began, the kernel has killed {count} of this control group for want of host memory"
+        return Ending("killed", f"{why}: most likely this one", "host memory", step)
+    if short:
+        why = f"{stopped}. Host memory was nearly gone at its last record ({short}): the kernel's OOM killer is likely"
+        return Ending("killed", why, "host memory", step)
+    enough = f" Host memory was not short at its last record ({left:.1f} GiB left)." if left is not None else ""
+    why = f"{stopped}.{enough} A signal, the scheduler, a crash or a power cut: the records cannot tell"
+    return Ending("killed", why, None, step)
+
+
+def _nearly_gone(attempt: Attempt) -> str | None:
+    """What was left at the last record, in words, if it was next to nothing."""
+    hardware = attempt.run.get("hardware", {})
+    limits = [size for name in ("ram_limit_gib", "ram_gib") if (size := number(hardware, name))]
+    total = min(limits, default=None)
+    left, rss = number(attempt.last, "host_available_gib"), number(attempt.last, "host_rss_gib")
+    if total is None:
+        return None
+    if left is not None and left <= _NEARLY_GONE * total:
+        return f"{left:.2f} of {total:.1f} GiB left"
+    if rss is not None and rss >= (1 - _NEARLY_GONE) * total:
+        return f"{rss:.2f} of {total:.1f} GiB taken by this process alone"
+    return None

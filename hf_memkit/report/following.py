@@ -1,0 +1,119 @@
+"""A running job's report, as it runs. In: the folder of its records. Out: text on a console, until the run ends.
+
+A terminal shows the report, drawn anew when a file has grown; anything else (a log, a pipe) gets a line when a step
+was finished, one a second at most, and the report at the end.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from hf_memkit.report.load import Run, RunReader
+from hf_memkit.report.text import view
+from hf_memkit.report.untrusted import number, text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["follow"]
+
+_LOOK_S: Final = 1.0
+
+
+def follow(run_dir: str | Path, console: Console, *, modules: bool = False, look_s: float = _LOOK_S) -> Run | None:
+    """Shows the run until it has ended, and returns it; None if it was stopped (Ctrl-C) before there was any record.
+
+    A run that is not there yet is waited for. A run on another machine cannot be seen to die: there it ends with its
+    `end` record, or with Ctrl-C.
+
+    Args:
+        run_dir: the folder that has or will have the records.
+        console: where to.
+        modules: with the table by module, at the end.
+        look_s: seconds between two looks at the files.
+
+    Raises:
+        InputError: a file that cannot be read.
+    """
+    reader = RunReader(Path(run_dir))
+    run: Run | None = None
+    try:
+        run = (_live if console.is_terminal else _lines)(reader, console, look_s)
+    except KeyboardInterrupt:
+        run = reader.run()
+    if run is not None:
+        console.print(view(run, console.width, modules=modules), crop=False)
+    return run
+
+
+def _wait_text(folder: Path) -> str:
+    return f"Waiting for records in {text(folder)} (memory-rank*.jsonl). Ctrl-C stops."
+
+
+def _goes_on(run: Run) -> bool:
+    return run.ending.kind == "running" or (run.ending.kind == "unknown" and run.first.end is None)
+
+
+def _live(reader: RunReader, console: Console, look_s: float) -> Run | None:
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(Text(_wait_text(reader.folder)), console=console, auto_refresh=False, transient=True) as live:
+        live.refresh()
+        shown: str | None = None
+        while True:
+            grew = reader.read()
+            run = reader.run()  # also when nothing is new: the process may be gone
+            if run is not None:
+                if not _goes_on(run):
+                    return run
+                if grew or run.ending.why != shown:
+                    shown = run.ending.why
+                    live.update(view(run, console.width), refresh=True)
+            time.sleep(look_s)
+
+
+def _lines(reader: RunReader, console: Console, look_s: float) -> Run | None:
+    from rich.text import Text
+
+    waiting, shown = False, None
+    while True:
+        grew = reader.read()
+        run = reader.run()
+        if run is None:
+            if not waiting:
+                waiting = True
+                console.print(Text(_wait_text(reader.folder)), soft_wrap=True)
+        else:
+            if not _goes_on(run):
+                return run
+            last = run.first.steps[-1] if run.first.steps else None
+            if grew and last is not None and last.get("step") != shown:
+                shown = last.get("step")
+                console.print(Text(_step_line(run)), soft_wrap=True)
+        time.sleep(look_s)
+
+
+def _step_line(run: Run) -> str:
+    """`step 17: peak 13.2 GiB, reserved 14.1 of 15.8 GiB, host 4.1 GiB, 1214 ms`, the highest over the ranks."""
+    newest = [rank.steps[-1] for rank in run.ranks if rank.steps]
+
+    def highest(name: str) -> float | None:
+        return max((value for step in newest if (value := number(step, name)) is not None), default=None)
+
+    step = int(highest("step") or 0)
+    capacity = highest("capacity_gib")
+    of = f" of {capacity:.1f}" if capacity else ""
+    parts = [
+        f"{label} {value:.2f}{suffix} {unit}".strip() if unit == "GiB" else f"{value:,.0f} {unit}"
+        for name, label, suffix, unit in (
+            ("peak_allocated_gib", "peak", "", "GiB"),
+            ("peak_reserved_gib", "reserved", of, "GiB"),
+            ("host_rss_gib", "host", "", "GiB"),
+            ("step_time_ms", "", "", "ms"),
+        )
+        if (value := highest(name)) is not None
+    ]
+    return f"step {step}: {', '.join(parts)}"

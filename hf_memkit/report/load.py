@@ -1,0 +1,231 @@
+"""The records of a run, all ranks. In: its folder. Out: `Run`, plain data that every view of it reads."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from hf_memkit.errors import InputError
+from hf_memkit.memory.records import SCHEMA
+from hf_memkit.report.attempts import Attempt, RankReader
+from hf_memkit.report.ending import Ending, Here, judge_ending, judge_replaced
+from hf_memkit.report.untrusted import number, text, whole
+
+__all__ = ["RankRun", "Run", "RunReader", "load_run"]
+
+_FILE: Final = re.compile(r"memory-rank(\d{1,7})\.jsonl")
+
+_DECIDING: Final = ("out of memory", "failed", "killed", "interrupted", "finished", "running", "unknown")
+"""The first of these that a rank has is how the run ended: when one fails, the launcher ends the others, and when one
+has finished, the others are about to."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankRun:
+    """One rank's last training: what is left of earlier ones in the same file is in `earlier`.
+
+    Attributes:
+        rank: its number.
+        path: its file.
+        run: the `run` record; empty if there is none.
+        steps: the last record of each step, in order (`steps` in one of them: how many it stands for).
+        evaluations, saves, ooms: records of these kinds in order.
+        modules: rows of the table by module.
+        end: the `end` record, if there is one.
+        ending: how it ended.
+        last: the last record of any kind.
+        earlier: the starts before the last one, each with how it ended.
+    """
+
+    rank: int
+    path: Path
+    run: dict[str, Any]
+    steps: tuple[dict[str, Any], ...]
+    evaluations: tuple[dict[str, Any], ...]
+    saves: tuple[dict[str, Any], ...]
+    ooms: tuple[dict[str, Any], ...]
+    modules: tuple[dict[str, Any], ...]
+    end: dict[str, Any] | None
+    ending: Ending
+    last: dict[str, Any] | None
+    earlier: tuple[tuple[Attempt, Ending], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run: its ranks, how it ended, and what is wrong with its records.
+
+    Attributes:
+        folder: where the files are.
+        ranks: at least one, in order.
+        ending: that of the rank that decides, see `_DECIDING`.
+        ended_by: the rank of `ending`.
+        notes: what a reader must know of the records: missing ranks, unreadable lines, a newer schema.
+    """
+
+    folder: Path
+    ranks: tuple[RankRun, ...]
+    ending: Ending
+    ended_by: int
+    notes: tuple[str, ...]
+
+    @property
+    def first(self) -> RankRun:
+        """The rank that speaks for all where they do not differ."""
+        return self.ranks[0]
+
+
+class RunReader:
+    """Reads a run's files as they grow."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._readers: dict[int, RankReader] = {}
+
+    def read(self) -> bool:
+        """Takes what is new in all files; True if something was.
+
+        Raises:
+            InputError: a file that cannot be read.
+        """
+        try:
+            for path in self.folder.iterdir():
+                match = _FILE.fullmatch(path.name)
+                if match is not None and path.is_file():
+                    self._readers.setdefault(int(match[1]), RankReader(path))
+            grown = [reader.read() for reader in self._readers.values()]  # all of them, also after the first that has
+            return any(grown)
+        except (FileNotFoundError, NotADirectoryError):
+            return False  # not there yet, or not there any more
+        except OSError as error:
+            raise InputError(f"{error.filename}: cannot be read: {error.strerror}") from error
+
+    @property
+    def files(self) -> int:
+        """How many records files there are."""
+        return len(self._readers)
+
+    def run(self) -> Run | None:
+        """What was read so far; None if no record was."""
+        here = Here()
+        found = sorted((rank, reader) for rank, reader in self._readers.items() if reader.attempts)
+        if not found:
+            return None
+        ranks = tuple(_rank_run(rank, reader, here) for rank, reader in found)
+        ranks, left_over = _of_the_newest_start(ranks)
+        decides = min(ranks, key=lambda rank: _DECIDING.index(rank.ending.kind))
+        unreadable = {rank: reader.unreadable for rank, reader in self._readers.items()}
+        newest = max(reader.newest_schema for _, reader in found)
+        return Run(
+            self.folder, ranks, decides.ending, decides.rank, tuple(_notes(ranks, left_over, unreadable, newest))
+        )
+
+
+def load_run(run_dir: str | Path) -> Run:
+    """Reads the `memory-rank*.jsonl` of a folder.
+
+    Files that end in the middle of a line, or hold lines that are no records, give what can be read of them.
+
+    Raises:
+        InputError: there is no such folder, no records file in it, or no record in the files.
+    """
+    folder = Path(run_dir)
+    if _FILE.fullmatch(folder.name) and folder.is_file():
+        folder = folder.parent
+    if not folder.is_dir():
+        raise InputError(f"{text(run_dir)}: no such folder; give a Trainer's output_dir")
+    reader = RunReader(folder)
+    reader.read()
+    run = reader.run()
+    if run is not None:
+        return run
+    if reader.files:
+        raise InputError(f"{text(folder)}: its memory-rank*.jsonl hold no record yet; if the job runs: --follow")
+    raise InputError(f"{text(folder)}: no memory-rank*.jsonl in it; {_what_to_do(folder)}")
+
+
+def _what_to_do(folder: Path) -> str:
+    inside = sorted({path.parent for path in folder.glob("*/memory-rank*.jsonl")})
+    if inside:
+        more = f" (and {len(inside) - 1} more)" if len(inside) > 1 else ""
+        return f"there are in a folder below: memkit report {text(inside[0])}{more}"
+    status = _recipe_status(folder)
+    if status is not None:
+        return (
+            f"this recipe's run has status {status!r} and has not begun to train: memkit report --follow waits for it"
+        )
+    return "Trainer(callbacks=[MemoryReportCallback()]) from hf_memkit writes them into its output_dir"
+
+
+def _recipe_status(folder: Path) -> str | None:
+    """`status` of `memkit-run.json`, which a recipe writes."""
+    try:
+        content = json.loads((folder / "memkit-run.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return text(content.get("status", "unknown"), 40) if isinstance(content, dict) else None
+
+
+def _rank_run(rank: int, reader: RankReader, here: Here) -> RankRun:
+    *earlier, last = reader.attempts
+    return RankRun(
+        rank=rank,
+        path=reader.path,
+        run=last.run,
+        steps=tuple(reader.steps[step] for step in sorted(reader.steps)),
+        evaluations=tuple(reader.evaluations),
+        saves=tuple(reader.saves),
+        ooms=tuple(last.ooms),
+        modules=tuple(reader.modules),
+        end=last.end,
+        ending=judge_ending(last, here),
+        last=last.last,
+        earlier=tuple((attempt, judge_replaced(attempt)) for attempt in earlier),
+    )
+
+
+def _of_the_newest_start(ranks: tuple[RankRun, ...]) -> tuple[tuple[RankRun, ...], int]:
+    """The ranks of the newest training, and how many files an earlier one with more processes has left."""
+    newest = max(ranks, key=lambda rank: number(rank.run, "time") or 0.0)
+    size = whole(newest.run, "world_size")
+    kept = tuple(rank for rank in ranks if size is None or rank.rank < size)
+    return (kept, len(ranks) - len(kept)) if kept else (ranks, 0)
+
+
+def _notes(ranks: tuple[RankRun, ...], left_over: int, unreadable: dict[int, int], newest_schema: int) -> list[str]:
+    notes = []
+    size = max((whole(rank.run, "world_size") or 1 for rank in ranks), default=1)
+    missing = sorted(set(range(min(size, 100_000))) - {rank.rank for rank in ranks})
+    if missing:
+        names = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
+        notes.append(f"{len(missing)} of {size} ranks left no records here: {names}")
+    without_end = [str(rank.rank) for rank in ranks if rank.end is None]
+    if without_end and len(without_end) < len(ranks):
+        names = ", ".join(without_end[:8]) + (", …" if len(without_end) > 8 else "")
+        notes.append(f"no end recorded yet by rank{'s' if len(without_end) > 1 else ''} {names}")
+    if left_over:
+        plural = "s" if left_over > 1 else ""
+        notes.append(f"{left_over} file{plural} of a training with more processes, left in the folder, not shown")
+    if newest_schema > SCHEMA:
+        notes.append(
+            f"written by a newer memkit (schema {newest_schema}; this one knows {SCHEMA}): some may be missing"
+        )
+    broken = sum(unreadable.values())
+    if broken:
+        notes.append(f"{broken} lines could not be read" if broken > 1 else "one line could not be read")
+    if any(not rank.run for rank in ranks):
+        notes.append("the beginning of the records is missing: what the job was is not known")
+    earlier = ranks[0].earlier
+    if earlier:
+        attempt, ending = earlier[-1]
+        plural = "s" if len(earlier) > 1 else ""
+        batch = whole(attempt.run.get("arguments", {}), "per_device_train_batch_size")
+        of = f" (batch size {batch})" if batch is not None else ""
+        notes.append(f"{len(earlier)} earlier start{plural} in the same folder; the last of them{of} {ending.why}")
+    lost = sum(whole(rank.end, "lost_records") or 0 for rank in ranks)
+    if lost:
+        notes.append(f"{lost} records could not be written while it ran")
+    return notes

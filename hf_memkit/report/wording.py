@@ -1,0 +1,171 @@
+"""The sentences that text and page share. In: a run and its figures. Out: one line each, cleaned."""
+
+from __future__ import annotations
+
+import shlex
+
+from hf_memkit.report.load import Run
+from hf_memkit.report.summary import Summary
+from hf_memkit.report.untrusted import number, text, whole
+
+__all__ = ["course", "host", "nothing_to_do", "out_of_memory", "reserved", "size", "title", "unknowable", "verdict"]
+
+
+def title(run: Run, summary: Summary) -> str:
+    """`GPT2LMHeadModel, 1,558 M parameters, on Tesla T4, 15.8 GiB`"""
+    record = run.first.run
+    parts = [text(record.get("model_class") or "A model that its records do not name", 60)]
+    parameters, trainable = whole(record, "parameters"), whole(record, "trainable_parameters")
+    if parameters:
+        part = f"{_millions(parameters)} parameters"
+        if trainable is not None and trainable < parameters:
+            part += f" ({_millions(trainable)} trained)"
+        parts.append(part)
+    hardware = record.get("hardware", {})
+    device = text(hardware.get("device_name") or "an unknown device", 60)
+    where = f"on {device}"
+    if len(run.ranks) > 1:
+        where = f"on {len(run.ranks)} ranks, {device}"
+    elif summary.capacity_gib is not None:
+        where += f" ({summary.capacity_gib:.1f} GiB)"
+    facts = record.get("facts", {})
+    if facts.get("recipe"):
+        rehearsal = " (a rehearsal)" if facts.get("rehearsal") is True else ""
+        parts.append(f"recipe {text(facts['recipe'], 40)} {text(facts.get('variant', ''), 30)}{rehearsal}")
+    return ", ".join([*parts, where])
+
+
+def course(run: Run, summary: Summary) -> str:
+    """How it ended, and what a step took."""
+    line = run.ending.why
+    if len(run.ranks) > 1 and run.ending.kind != "finished":
+        line = f"rank {run.ended_by} {line}"
+    line = f"{line[0].upper()}{line[1:].rstrip('.')}."
+    if summary.step_time_ms is not None:
+        line += f" A step took {_time(summary.step_time_ms)} (median)."
+    return line
+
+
+def verdict(run: Run, summary: Summary) -> str:
+    """The one line to read."""
+    if run.ending.kind == "out of memory" and (line := out_of_memory(run)):
+        return line
+    peak = summary.peak
+    if peak is None:
+        rss = summary.host.get("rss_gib")
+        if rss is None:
+            return "No memory figure was recorded."
+        total = summary.host.get("total_gib")
+        of = f" of {total:.1f}" if total else ""
+        return f"Host memory at most {rss:.2f}{of} GiB; no accelerator to measure."
+    where = f", in {peak.phase}" if peak.phase else ""
+    if peak.step is not None:
+        where += f" at step {peak.step}"
+    if len(run.ranks) > 1:
+        where += f" on rank {peak.rank}"
+    if summary.capacity_gib is None or summary.percent is None:
+        return f"Peak {peak.gib:.2f} GiB{where}."
+    of_what = "what the allocator may take" if summary.capped else "the card"
+    line = f"Peak {peak.gib:.1f} of {summary.capacity_gib:.1f} GiB: {summary.percent:.0f} % of {of_what}{where}."
+    if summary.near and summary.headroom_gib is not None:
+        left = summary.headroom_gib
+        line += f" Only {left:.1f} GiB are left." if left >= 0.05 else " Nothing is left."
+    return line
+
+
+def reserved(summary: Summary) -> str | None:
+    """What the allocator took from the card, what others did, and what was left."""
+    if summary.reserved_gib is None:
+        return None
+    parts = [f"Reserved at most {summary.reserved_gib:.1f} GiB"]
+    if summary.peak is not None and summary.reserved_gib >= summary.peak.gib:
+        parts[0] += f" ({summary.reserved_gib - summary.peak.gib:.1f} more than the peak)"
+    if summary.others_gib is not None:
+        parts.append(f"outside the allocator {summary.others_gib:.1f}")
+    if summary.headroom_gib is not None:
+        left = summary.headroom_gib
+        parts.append(f"headroom {left:.1f} GiB" if left >= 0.05 else "no headroom")
+    if summary.retries:
+        parts.append(f"{summary.retries} times the cache had to be given back")
+    return "; ".join(parts) + "."
+
+
+def host(summary: Summary) -> str | None:
+    """RAM and disk."""
+    figures = summary.host
+    if "rss_gib" not in figures and "available_gib" not in figures:
+        return None
+    parts = [f"this process {figures['rss_gib']:.2f} GiB at most"] if "rss_gib" in figures else []
+    if "available_gib" in figures:
+        of = f" of {figures['total_gib']:.1f}" if "total_gib" in figures else ""
+        parts.append(f"{figures['available_gib']:.1f}{of} GiB left at the least")
+    if figures.get("pinned_gib"):
+        parts.append(f"pinned {figures['pinned_gib']:.2f} GiB")
+    if figures.get("disk_swap_gib"):
+        parts.append(f"swapped to disk {figures['disk_swap_gib']:.2f} GiB")
+    return "Host: " + ", ".join(parts) + "."
+
+
+def unknowable(run: Run, summary: Summary) -> str | None:
+    """What this device cannot tell, said rather than left out."""
+    if summary.peak is not None:
+        return None
+    kind = text(run.first.run.get("hardware", {}).get("device_type") or "", 20)
+    if kind in ("", "cpu"):
+        return (
+            "A CPU keeps no peak counter: peaks by phase and category, activations among them, are known only where "
+            "an accelerator trains. What lives between the steps is shown below."
+        )
+    return f"This device ({kind}) gave no allocator figures: peaks by phase and category are not known."
+
+
+def out_of_memory(run: Run) -> str | None:
+    """What was asked for and what there was, of the OOM that the run ended by."""
+    rank = next(rank for rank in run.ranks if rank.rank == run.ended_by)
+    if not rank.ooms:
+        return None
+    oom = rank.ooms[-1]
+    phase = f" in {text(oom['phase'], 20)}" if oom.get("phase") else ""
+    step = whole(oom, "step")
+    line = f"Out of memory{phase}" + (f" of step {step}" if step is not None else "")
+    if len(run.ranks) > 1:
+        line += f" on rank {rank.rank}"
+    figures = [
+        (f"{value:.2f} GiB {words}")
+        for name, words in (
+            ("requested_gib", "asked for"),
+            ("free_gib", "free on the card"),
+            ("allocated_gib", "in use"),
+            ("capacity_gib", "capacity"),
+        )
+        if (value := number(oom, name)) is not None
+    ]
+    return f"{line}{': ' if figures else ''}{', '.join(figures)}."
+
+
+def nothing_to_do(run: Run, summary: Summary) -> str:
+    """When neither a finding nor a change is there."""
+    if run.ending.kind == "out of memory":
+        return f"What to do: memkit explain {shlex.quote(text(run.folder))}"
+    if run.ending.kind in ("failed", "killed", "unknown"):
+        return "The records show nothing wrong with memory over the steps."
+    if summary.peak is None or summary.headroom_gib is None:
+        return "Nothing to do: no growth of memory was found over the steps."
+    spare = max(0.0, summary.headroom_gib)
+    return f"Nothing to do: it fits with {spare:.1f} GiB to spare, and no growth was found over the steps."
+
+
+def size(gib: float) -> str:
+    """`1.44 GiB`; what is small in MiB or KiB, so that it is not 0.00."""
+    if gib == 0 or gib >= 0.1:
+        return f"{gib:.2f} GiB"
+    mib = gib * 1024
+    return f"{mib:.1f} MiB" if mib >= 0.1 else f"{mib * 1024:.1f} KiB"
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:,.0f} M" if count >= 1e7 else f"{count / 1e6:.2f} M" if count >= 1e5 else f"{count:,}"
+
+
+def _time(ms: float) -> str:
+    return f"{ms:,.0f} ms" if ms < 10_000 else f"{ms / 1000:,.1f} s"
