@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from hf_memkit._version import __version__
 
 if TYPE_CHECKING:
-    from hf_memkit.callback import MemoryReportCallback, attach
+    from hf_memkit.callback import MemoryReportCallback, attach, oom_advice
+    from hf_memkit.oom import explain_oom
     from hf_memkit.recipe.resolve import Overrides, resolve
     from hf_memkit.recipe.schema import load_recipe
     from hf_memkit.training_setup import TrainingSetup
@@ -22,7 +23,9 @@ __all__ = [
     "TrainingSetup",
     "__version__",
     "attach",
+    "explain_oom",
     "load_recipe",
+    "oom_advice",
     "resolve",
 ]
 
@@ -31,7 +34,9 @@ _MODULE = {
     "Overrides": "hf_memkit.recipe.resolve",
     "TrainingSetup": "hf_memkit.training_setup",
     "attach": "hf_memkit.callback",
+    "explain_oom": "hf_memkit.oom",
     "load_recipe": "hf_memkit.recipe.schema",
+    "oom_advice": "hf_memkit.callback",
     "resolve": "hf_memkit.recipe.resolve",
 }
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-__all__ = ["argument_types", "current_name", "to_installed_arguments"]
+__all__ = ["argument_types", "current_name", "name_in_version", "to_installed_arguments"]
 
 # transformers 5.23 renamed these fields; the old names are deprecated there, and the new ones unknown before.
 # Source: transformers/training_args.py, 5.22.0 and 5.23.0. memkit speaks the new names everywhere.
@@ -25,6 +25,11 @@ _CURRENT = {old: new for new, old in _RENAMED.items()}
 def current_name(name: str) -> str:
     """Today's name of a TrainingArguments field that was renamed; any other name as it is."""
     return _CURRENT.get(name, name)
+
+
+def name_in_version(name: str, transformers: tuple[int, ...]) -> str:
+    """A field's name (today's) in that version of transformers, such as `(5, 22)`; empty: not known, today's name."""
+    return _RENAMED.get(name, name) if () < transformers < (5, 23) else name
 
 
 @cache

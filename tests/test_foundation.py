@@ -80,6 +80,8 @@ def test_the_wheel_carries_recipes_and_presets(tmp_path: Path) -> None:
     assert "gpt2-on-16gb" in run.stdout and "zero2-offload" in run.stdout, run.stderr
     assert str(site) in run.stdout
     assert (site / "hf_memkit" / "py.typed").exists()
+    assets = {path.name for path in (site / "hf_memkit" / "report" / "assets").iterdir()}
+    assert assets == {"page.css", "page.js", "template.html"}
 
 
 def test_importing_the_package_and_help_load_neither_torch_nor_transformers() -> None:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hf_memkit.callback.callback import MemoryReportCallback, attach
+    from hf_memkit.callback.oom_watch import oom_advice
 
-__all__ = ["MemoryReportCallback", "attach"]
+__all__ = ["MemoryReportCallback", "attach", "oom_advice"]
 
-_MODULE = {"MemoryReportCallback": "callback", "attach": "callback"}
+_MODULE = {"MemoryReportCallback": "callback", "attach": "callback", "oom_advice": "oom_watch"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,13 +1,15 @@
-"""The callback that adds memory to an existing Trainer. In: Trainer's events. Out: records and log keys.
+"""The callback that adds memory to an existing Trainer. In: Trainer's events. Out: records, log keys, a report at the
+end.
 
 ```python
-trainer = Trainer(…, callbacks=[MemoryReportCallback()])   # records, console, trainer_state.json
-attach(trainer)                                            # instead: TensorBoard and others see the keys too
+trainer = Trainer(…, callbacks=[MemoryReportCallback()])   # records, report, console, trainer_state.json
+attach(trainer)                                            # instead: TensorBoard and others see the numbers too
 ```
 """
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,6 +17,10 @@ from typing import Any, Concatenate, ParamSpec
 
 from transformers import TrainerCallback
 
+from hf_memkit.callback.advice import Advice
+from hf_memkit.callback.dashboard import LOG, Log
+from hf_memkit.callback.training import Options, Training
+from hf_memkit.errors import SettingError, did_you_mean
 from hf_memkit.memory.guard import Guard
 from hf_memkit.memory.readers import MemoryReader
 from hf_memkit.memory.recorder import RunRecorder
@@ -24,12 +30,20 @@ __all__ = ["MemoryReportCallback", "attach"]
 
 P = ParamSpec("P")
 
+_logger = logging.getLogger(__name__)
+
 
 class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transformers' types are not followed
-    """Records memory at every optimizer step, evaluation and save of a Trainer.
+    """Records memory at every optimizer step, evaluation and save of a Trainer, and reports it when training ends.
 
     It never raises into training, never changes results and never synchronises the device. What goes wrong in it is
     counted, logged once, and reported in the `end` record.
+
+    When training runs out of memory, that moment is recorded, and a note with the changes that would help is added to
+    the exception, which goes on unchanged. Python tells only of exceptions that nobody catches: in a notebook, or
+    around a `try`, write `with oom_advice(): trainer.train()`.
+
+    A copied or pickled callback is a new one with the same options.
 
     Args:
         output_dir: folder of the records; default: the Trainer's `output_dir`.
@@ -37,8 +51,18 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
             (`torch.cuda.reset_peak_memory_stats`) at each boundary, so that others who read
             `torch.cuda.max_memory_allocated` see the peak of a phase; `phases=False` leaves the counter alone, and
             the peaks are then those since the process began.
+        log: what the logs of training steps get, under `memory/`: `"few"` (peaks, share of the card, fragmentation,
+            headroom), `"all"` numbers there are, or `"none"`.
+        summary: print a summary when training ends or runs out of memory.
+        html: write `memory-report.html` beside the records then. After any other error
+            `memkit report FOLDER --html FILE` makes it from the records.
+        oom_snapshot: have the allocator remember where its blocks come from, and write them beside the records when
+            memory runs out. Costs time at every allocation.
         run_facts: plain data for the `run` record, under `facts`.
         readers: where counters come from; default: this machine's.
+
+    Raises:
+        SettingError: `log` is none of the three.
     """
 
     def __init__(
@@ -46,17 +70,28 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
         output_dir: str | Path | None = None,
         *,
         phases: bool = True,
+        log: Log = "few",
+        summary: bool = True,
+        html: bool = True,
+        oom_snapshot: bool = False,
         run_facts: Mapping[str, Any] | None = None,
         readers: Sequence[MemoryReader] | None = None,
     ) -> None:
-        self._output_dir = Path(output_dir) if output_dir is not None else None
-        self._phases = phases
-        self._run_facts = dict(run_facts or {})
-        self._given_readers = readers
+        if log not in LOG:
+            known = ", ".join(repr(name) for name in LOG)
+            raise SettingError(f"MemoryReportCallback(log={log!r}): give {known}{did_you_mean(str(log), LOG)}")
+        self._options = Options(output_dir, phases, log, summary, html, oom_snapshot, dict(run_facts or {}), readers)
         self._guard = Guard()
-        self._interrupted = False
-        self._recorder: RunRecorder | None = None
+        self._training: Training | None = None
         self._trainer: weakref.ref[Any] | None = None
+        self._told_of_dashboards = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_options": self._options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        MemoryReportCallback.__init__(self)
+        self.__dict__.update(state)
 
     @property
     def callback_errors(self) -> int:
@@ -66,30 +101,32 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
     @property
     def path(self) -> Path | None:
         """The file of the current or last training."""
-        return self._recorder.writer.path if self._recorder is not None else None
+        return self._training.recorder.writer.path if self._training is not None else None
 
     @property
     def phase(self) -> Phase | None:
         """What training is doing now; after an exception, what it was doing then."""
-        return self._recorder.tracker.phase if self._recorder is not None else None
+        return self._training.recorder.tracker.phase if self._training is not None else None
+
+    @property
+    def advice(self) -> Advice | None:
+        """What is said of the out-of-memory error that ended the last training; None if another thing did."""
+        return self._training.advice if self._training is not None else None
 
     def mark_interrupted(self) -> None:
         """The training is being stopped early: its `end` record will say so."""
-        self._interrupted = True
-
-    def write_record(self, kind: str, fields: Mapping[str, Any]) -> bool:
-        """Adds a record of another kind (an OOM, say) to the file of the current or last training."""
-        return self._recorder is not None and self._recorder.writer.write(kind, fields)
+        if self._training is not None:
+            self._training.interrupted = True
 
     def close(self) -> None:
-        """Takes the hooks off the model after a training that raised; else training's end has done it."""
-        if self._recorder is not None:
-            self._guard.call("close", RunRecorder.close, self._recorder)
+        """Takes all hooks away after a training that raised; else training's end has done it. Safe to repeat."""
+        if self._training is not None:
+            self._guard.call("close", self._training.close)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.close()  # auto_find_batch_size begins again without an end; so does a training after one that raised
-        self._guard, self._recorder, self._interrupted = Guard(), None, False
-        self._guard.call("on_train_begin", self._begin, args, state, kwargs)
+        before, self._training, self._guard = self._training, None, Guard()
+        self._guard.call("on_train_begin", self._begin, args, state, kwargs, before)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._tell("on_step_begin", RunRecorder.step_begin)
@@ -107,7 +144,8 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
         self._tell("on_step_end", RunRecorder.step_end, state)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        self._tell("on_log", RunRecorder.log, state, logs)
+        if self._training is not None:
+            self._tell("on_log", self._training.log, state, logs)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._tell("on_prediction_step", RunRecorder.prediction_step)
@@ -119,29 +157,42 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
         self._tell("on_save", RunRecorder.save, state)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        status = "interrupted" if self._interrupted else "finished"
-        self._tell("on_train_end", RunRecorder.train_end, state, kwargs.get("optimizer"), status)
+        if self._training is not None:
+            self._guard.call("on_train_end", self._training.finish, state, kwargs.get("optimizer"))
         self.close()
 
-    def _begin(self, args: Any, state: Any, kwargs: Mapping[str, Any]) -> None:
-        folder = self._output_dir if self._output_dir is not None else Path(args.output_dir)
-        self._recorder = RunRecorder(folder, args, self._guard, phases=self._phases, readers=self._given_readers)
-        extra: dict[str, Any] = {"facts": self._run_facts} if self._run_facts else {}
+    def _begin(self, args: Any, state: Any, kwargs: Mapping[str, Any], before: Training | None) -> None:
+        self._training = Training(self._options, self._guard, args, state)
+        self._guard.call("dashboards", self._say_what_logs_reach, args, state)
         trainer = self._trainer() if self._trainer is not None else None
-        if trainer is not None:
-            extra["engine"] = type(trainer.model_wrapped).__name__
-        self._recorder.train_begin(state, kwargs["model"], kwargs.get("optimizer"), extra)
+        engine = trainer.model_wrapped if trainer is not None else None
+        self._training.begin(self, kwargs["model"], kwargs.get("optimizer"), engine=engine, before=before)
+
+    def _say_what_logs_reach(self, args: Any, state: Any) -> None:
+        """Once: a callback that a user gives a Trainer is told after its integrations."""
+        attached = self._trainer is not None
+        if attached or self._told_of_dashboards or self._options.log == "none" or not args.report_to:
+            return
+        self._told_of_dashboards = True
+        if state.is_world_process_zero:
+            _logger.warning(
+                "memkit: memory numbers reach the console, trainer_state.json and the report, but not %s, told before "
+                "this callback. To have them there, write `attach(trainer)` (from hf_memkit import attach) after the "
+                "Trainer is made, instead of callbacks=[MemoryReportCallback()]",
+                " and ".join(args.report_to),
+            )
 
     def _tell(
         self,
         event: str,
-        method: Callable[Concatenate[RunRecorder, P], None],
+        method: Callable[Concatenate[RunRecorder, P], object],
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> None:
-        """Has the recorder do its part, unless it has ended or another one has taken over."""
-        if self._recorder is not None and not self._recorder.superseded:
-            self._guard.call(event, method, self._recorder, *args, **kwargs)
+        """Has the recorder do its part, unless the training has ended or another callback has taken over."""
+        training = self._training
+        if training is not None and not training.silent:
+            self._guard.call(event, method, training.recorder, *args, **kwargs)
 
 
 def _model_and_optimizer(kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,11 +202,15 @@ def _model_and_optimizer(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 def attach(trainer: Any, **kwargs: Any) -> MemoryReportCallback:
     """Adds a MemoryReportCallback in front of the Trainer's other callbacks, replacing one that is there.
 
-    In front, because dashboards are told in order: what comes after them reaches none of them. `kwargs` are those of
-    MemoryReportCallback.
+    In front, because dashboards are told in order: what comes after them reaches none of them.
+
+    Args:
+        trainer: a `transformers.Trainer`, or one of its subclasses.
+        kwargs: those of MemoryReportCallback. Without any, one that is there keeps its options and moves to the front.
     """
-    callback = MemoryReportCallback(**kwargs)
-    callback._trainer = weakref.ref(trainer)
     callbacks = trainer.callback_handler.callbacks
+    there = [other for other in callbacks if isinstance(other, MemoryReportCallback)]
+    callback = there[-1] if there and not kwargs else MemoryReportCallback(**kwargs)
+    callback._trainer = weakref.ref(trainer)
     callbacks[:] = [callback, *(other for other in callbacks if not isinstance(other, MemoryReportCallback))]
     return callback

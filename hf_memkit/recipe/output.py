@@ -90,7 +90,7 @@ def clear(folder: str) -> None:
     for old in (*path.glob("checkpoint-*"), path / "model", path / "nvme", path / "runs"):
         if old.is_dir():
             shutil.rmtree(old)
-    for old in (*path.glob("memory-rank*.jsonl"), path / RUN_FILE):
+    for old in (*path.glob("memory-rank*.jsonl"), path / "memory-report.html", path / RUN_FILE):
         old.unlink(missing_ok=True)
 
 

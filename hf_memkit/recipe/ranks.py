@@ -159,6 +159,8 @@ def errors_to_launcher() -> Iterator[None]:
         yield
     except Exception as error:
         get_error_handler().record_exception(error)
+        for note in getattr(error, "__notes__", ()):  # the error file has no place for them
+            print(note, file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
         # At once: with a rank gone, libraries wait for it when the interpreter shuts down, or abort.

@@ -29,6 +29,7 @@ from hf_memkit.zero.process_group import leave_process_group
 if TYPE_CHECKING:
     from transformers import Trainer
 
+    from hf_memkit.callback.advice import Advice
     from hf_memkit.recipe.packing import Packed
 
 __all__ = ["Run", "run"]
@@ -185,11 +186,11 @@ def _train(
     job: Run, packed: Packed, tokenizer: Any, say: Say, ranks: Ranks, *, resuming: bool
 ) -> tuple[Trainer, bool]:
     """(the trainer after training, whether it was told to stop early)."""
-    import torch
     from transformers import Trainer
     from transformers.trainer_utils import set_seed
 
-    from hf_memkit.callback import attach
+    from hf_memkit.callback import attach, oom_advice
+    from hf_memkit.callback.advice import advice_from_text
     from hf_memkit.recipe.packing import epochs
     from hf_memkit.recipe.stopping import StopOnSignal
 
@@ -212,7 +213,7 @@ def _train(
         optimizer_cls_and_kwargs=build.optimizer_class_and_options(setup),
     )
     facts = {"recipe": job.recipe, "variant": job.variant, "rehearsal": job.is_rehearsal}
-    report = attach(trainer, run_facts={**facts, "setup": setup.to_json()["settings"]})
+    report = attach(trainer, summary=False, run_facts={**facts, "setup": setup.to_json()["settings"]})
     if "deepspeed.config" in setup:
         from hf_memkit.zero.swap_guard import SwapGuard
         from hf_memkit.zero.wiring import DeepSpeedWiring
@@ -231,20 +232,35 @@ def _train(
 
             trainer.add_callback(RestoreSwappedStates(lambda: trainer.deepspeed, checkpoint))
     try:
-        with stop:
+        with stop, oom_advice():
             trainer.train(resume_from_checkpoint=checkpoint)
-    except torch.OutOfMemoryError as error:
-        message = str(error).split(". ")[0]
-        step = trainer.state.global_step + 1
-        report.write_record("oom", {"step": step, "phase": report.phase, "message": str(error)})
-        report.close()
-        raise RunError(
-            f"out of memory in step {step}, phase {report.phase}: {message}; set a smaller "
-            f"per_device_train_batch_size (--set), a shorter --sequence-length, or take another --variant"
-        ) from error
+    except Exception as error:
+        advice = report.advice or advice_from_text(error)  # the latter where the first step had not begun
+        if advice is None:
+            raise
+        _end_progress_bars()
+        raise _out_of_memory(advice) from error
     if not stop.requested:
         trainer.save_model(str(Path(job.output) / "model"))
     return trainer, stop.requested
+
+
+def _out_of_memory(advice: Advice) -> RunError:
+    """The error in one line; the changes that would help are a note to it."""
+    error = RunError(
+        f"{advice.happened} Set a smaller per_device_train_batch_size (--set), a shorter --sequence-length, or take "
+        f"another --variant"
+    )
+    error.add_note(advice.details())
+    return error
+
+
+def _end_progress_bars() -> None:
+    """So that the error begins a line of its own."""
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    for bar in list(getattr(tqdm, "_instances", ())):
+        bar.close()
 
 
 def _evaluated(packed: Packed, job: Run) -> Any:

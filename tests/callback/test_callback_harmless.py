@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import pickle
 import shutil
@@ -13,7 +14,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from hf_memkit.callback import MemoryReportCallback, attach
+from hf_memkit.callback import MemoryReportCallback, attach, oom_advice
 from hf_memkit.memory import HostReader, MemoryReader, read_records, steps
 from hf_memkit.memory.hooks import ModelHook
 from hf_memkit.memory.recorder import RunRecorder
@@ -51,6 +52,22 @@ def test_same_losses(make_trainer: Any, losses: Any, bare: list[float], checkpoi
         assert torch.equal(weight, without.model.state_dict()[name]), name
 
 
+def trains_and_raises(trainer: Any) -> None:
+    """So that what only follows an exception is called too."""
+    forward = trainer.model.forward
+
+    @functools.wraps(forward)
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    trainer.model.forward = fails
+    with (
+        pytest.raises(torch.OutOfMemoryError, match=r"^CUDA out of memory. Tried to allocate 2.00 GiB"),
+        oom_advice(),
+    ):
+        trainer.train()
+
+
 CALLBACK_METHODS = [name for name in methods_of(MemoryReportCallback) if name.startswith("on_")]
 RECORDER_METHODS = methods_of(RunRecorder)
 READER_METHODS = sorted(name for name in methods_of(MemoryReader) if not name.startswith("_"))
@@ -80,9 +97,10 @@ def test_an_error_in_any_part(
     trainer = make_trainer(**EVERYTHING, save_strategy="steps", save_steps=2)
     callback = attach(trainer, readers=[allocator])
     trainer.train()
-    assert losses(trainer) == bare
+    assert losses(trainer) == bare and trainer.state.global_step == 3
+    if method == "oom_fields":
+        trains_and_raises(trainer)
     assert called and callback.callback_errors >= 1
-    assert trainer.state.global_step == 3
 
 
 class Broken:
@@ -102,9 +120,10 @@ def test_an_error_in_any_event(event: str, make_trainer: Any, losses: Any, bare:
 
     def with_broken_parts(*args: Any, **kwargs: Any) -> Any:
         called.append(event)
-        recorder, callback._recorder = callback._recorder, Broken()  # type: ignore[assignment]
+        training = callback._training
+        if training is not None:
+            training.recorder = Broken()  # type: ignore[assignment]
         result = original(Broken(), Broken(), Broken(), **dict.fromkeys((*kwargs, "logs", "metrics"), Broken()))
-        callback._recorder = recorder
         assert callback.callback_errors >= 1
         return result
 
@@ -157,7 +176,7 @@ def test_the_output_folder_goes_away(make_trainer: Any, losses: Any, bare: list[
     trainer = make_trainer([callback, Delete()], **EVERYTHING)
     trainer.train()
     assert losses(trainer) == bare and callback.callback_errors == 0
-    assert callback._recorder is not None and callback._recorder.writer.lost > 0
+    assert callback._training is not None and callback._training.recorder.writer.lost > 0
 
 
 class Boom(TrainerCallback):

@@ -10,6 +10,7 @@ import transformers
 
 from hf_memkit.cli import main
 from hf_memkit.hardware import use_one_card
+from hf_memkit.memory import read_records
 from hf_memkit.recipe.environment import has_kernels
 
 
@@ -41,17 +42,27 @@ def test_one_card_is_left_in_sight(monkeypatch: pytest.MonkeyPatch) -> None:
         assert os.environ["CUDA_VISIBLE_DEVICES"] == after
 
 
+@pytest.mark.parametrize("when", ["before the first step", "in a step"])
 def test_out_of_memory_is_told_in_one_line_with_the_way_on(
-    tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    when: str, tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Only the error itself is made up here: a CPU has none."""
 
-    def train(self: transformers.Trainer, **_: object) -> None:
+    def fails(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.53 GiB. GPU 0 has …")
 
-    monkeypatch.setattr(transformers.Trainer, "train", train)
+    monkeypatch.setattr(transformers.Trainer, "train" if when == "before the first step" else "training_step", fails)
     monkeypatch.chdir(tmp_path)
-    assert main(["recipe", "gpt2-on-16gb", "--variant", "lora", "--data", str(text_file), "--output", "run"]) == 1
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith("memkit: error: out of memory in step 1")
-    assert "CUDA out of memory" in error and "--sequence-length" in error
+    command = ["recipe", "gpt2-on-16gb", "--variant", "lora", "--data", str(text_file), "--output", "run", "--json"]
+    assert main(command) == 1
+    out, err = capsys.readouterr()
+    lines = err.strip().splitlines()
+    (number,) = (n for n, line in enumerate(lines) if line.startswith("memkit: error: "))
+    error, after = lines[number], lines[number + 1 :]
+    assert "1.53 GiB" in error and "--sequence-length" in error and out == ""
+    assert "memkit: error: out of memory" in error and ("in step 1" in error) is (when == "in a step")
+    records = Path("run/memory-rank0.jsonl")
+    assert records.exists() is (when == "in a step")
+    if records.exists():
+        kinds = [record["kind"] for record in read_records(records)]
+        assert kinds[-2:] == ["oom", "end"] and any("memkit explain run" in line for line in after)

@@ -1,0 +1,183 @@
+"""What to say when memory has run out. In: the exception, and what was recorded of that moment. Out: a note.
+
+The note goes onto the exception (`BaseException.add_note`): Python and IPython print it below the traceback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+from hf_memkit.terms import CATEGORIES
+
+if TYPE_CHECKING:
+    from hf_memkit.oom import Change, OomMessage, Verdict
+
+__all__ = ["Advice", "add_note", "advice_from_text", "chain", "frames", "out_of_memory", "say_what_was_recorded"]
+
+_MARK: Final = "memkit: "
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What happened, why, and what would help.
+
+    Attributes:
+        happened: when memory ran out, of what, and what filled it; one line.
+        why: the cause with its arithmetic; empty if nothing is known of it.
+        helps: what to change, a line each.
+        more: where the records are and how to read them; empty if there are none.
+    """
+
+    happened: str
+    why: str
+    helps: tuple[str, ...]
+    more: str = ""
+
+    def text(self) -> str:
+        """The note: plain words, a thought a line."""
+        return "\n".join(part for part in (f"{_MARK}{self.happened}", self.details()) if part)
+
+    def details(self) -> str:
+        """Cause, changes and where to read on."""
+        helps = ["What would help most:", *(f"  {n}. {line}" for n, line in enumerate(self.helps, 1))]
+        return "\n".join(line for line in (self.why, *(helps if self.helps else ()), self.more) if line)
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """`error`, and those it was raised from or while handling."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        current = waiting.pop(0)
+        if current is None or id(current) in seen:
+            continue
+        seen.add(id(current))
+        yield current
+        waiting += [current.__cause__, current.__context__]
+
+
+def frames(error: BaseException) -> Iterator[FrameType]:
+    """The frames that `error` has passed through, and those of the errors behind it."""
+    for link in chain(error):
+        traceback = link.__traceback__
+        while traceback is not None:
+            yield traceback.tb_frame
+            traceback = traceback.tb_next
+
+
+def out_of_memory(error: BaseException) -> tuple[BaseException, OomMessage | None] | None:
+    """The out-of-memory error that `error` is, was raised from, or was raised while handling, and what it says.
+
+    That is torch's own class for it, and what other libraries raise as RuntimeError or MemoryError with a text that
+    `hf_memkit.oom` knows. None if there is none.
+    """
+    import torch
+
+    from hf_memkit.oom import parse_message
+
+    for link in chain(error):
+        if isinstance(link, RuntimeError | MemoryError):
+            message = parse_message(str(link))
+            if message is not None or isinstance(link, torch.OutOfMemoryError | MemoryError):
+                return link, message
+    return None
+
+
+def advice_from_text(error: BaseException) -> Advice | None:
+    """What the text of an out-of-memory error tells by itself; None if `error` is none."""
+    from hf_memkit.oom import judge
+
+    found = out_of_memory(error)
+    if found is None:
+        return None
+    oom, message = found
+    if message is None:
+        return Advice(f"out of memory: {type(oom).__name__}.", "", ())
+    verdict = judge(message)
+    return Advice(f"out of memory. {_sizes(verdict.figures)}".rstrip(), _why(verdict), _settings(verdict))
+
+
+def say_what_was_recorded(
+    record: Mapping[str, Any], run: Mapping[str, Any], verdict: Verdict | None, changes: list[Change], path: Path
+) -> Advice:
+    """The advice for a training, from its `oom` record and its `run` record.
+
+    Args:
+        record, run: as in the file of records.
+        verdict: what the message says of the cause, if it says anything.
+        changes: what would save most for this job.
+        path: the file of records.
+    """
+    figures = {**record, **verdict.figures} if verdict is not None else record
+    return Advice(
+        happened=" ".join(part for part in (_when(record, run), _sizes(figures), _filled(record)) if part),
+        why=_why(verdict) if verdict is not None else "",
+        helps=tuple(_change(change) for change in changes) or (_settings(verdict) if verdict is not None else ()),
+        more=f"Recorded in {path}; more with: memkit explain {path.parent}",
+    )
+
+
+def add_note(error: BaseException, advice: Advice) -> None:
+    """Adds the note; an exception that has one already keeps it and gets no other."""
+    if not _has_note(error):
+        error.add_note(advice.text())
+
+
+def _has_note(error: BaseException) -> bool:
+    return any(str(note).startswith(_MARK) for note in getattr(error, "__notes__", ()))
+
+
+def _when(record: Mapping[str, Any], run: Mapping[str, Any]) -> str:
+    words = f"out of memory in step {record['step']}, in {record['phase']}"
+    accumulated = run.get("arguments", {}).get("gradient_accumulation_steps", 1)
+    if record["phase"] in ("forward", "backward") and "micro_batch" in record and accumulated > 1:
+        words += f", micro-batch {record['micro_batch']} of {accumulated}"
+    if "samples" in record and "longest_sequence" in record:
+        words += f" ({record['samples']} samples, the longest of {record['longest_sequence']})"
+    return f"{words}."
+
+
+def _sizes(figures: Mapping[str, Any]) -> str:
+    wanted, free, capacity = (figures.get(name) for name in ("requested_gib", "free_gib", "capacity_gib"))
+    reserved, allocated = figures.get("reserved_gib"), figures.get("allocated_gib")
+    sentences = []
+    if wanted is not None:
+        sentences.append(f"It wanted {_gib(wanted)} more.")
+    if free is not None:
+        sentences.append(f"Free: {_gib(free)}{f' of {_gib(capacity)}' if capacity is not None else ''}.")
+    if reserved is not None and allocated is not None:
+        sentences.append(f"PyTorch held {_gib(reserved)}, {_gib(allocated)} of it in tensors.")
+    elif allocated is not None:
+        sentences.append(f"PyTorch's tensors held {_gib(allocated)}.")
+    return " ".join(sentences)
+
+
+def _filled(record: Mapping[str, Any]) -> str:
+    sizes = {name: record.get("categories", {}).get(f"{name}_gib", 0.0) for name in CATEGORIES}
+    least = sum(sizes.values()) / 100
+    largest = sorted((name for name in sizes if sizes[name] > least), key=lambda name: -sizes[name])[:3]
+    if not largest:
+        return ""
+    return f"Most of it: {', '.join(f'{name} {_gib(sizes[name])}' for name in largest)}."
+
+
+def _why(verdict: Verdict) -> str:
+    return verdict.why if verdict.cause == "unknown" else f"Cause: {verdict.cause}. {verdict.why}"
+
+
+def _settings(verdict: Verdict) -> tuple[str, ...]:
+    return tuple(f"{setting.key}={setting.value}: {setting.reason}" for setting in verdict.settings if setting.helps)
+
+
+def _change(change: Change) -> str:
+    saved = f", saves about {_gib(change.saves_gib)} ({change.basis})" if change.saves_gib is not None else ""
+    key = change.key.removeprefix("arguments.")
+    return f"{key}={change.value}{saved}: {change.reason}; cost: {change.cost}"
+
+
+def _gib(size_gib: float) -> str:
+    return f"{size_gib:.2f} GiB" if size_gib >= 0.1 else f"{size_gib * 1024:.1f} MiB"

@@ -1,0 +1,103 @@
+"""What is recorded of the exception that ends a training. In: the exception, and the training's recorder. Out: `oom`
+and `end` records, and the advice.
+
+To be used while the exception is being handled: its traceback still holds the frames, and these the tensors.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from hf_memkit.callback.advice import Advice, frames, out_of_memory, say_what_was_recorded
+from hf_memkit.memory.guard import Guard
+from hf_memkit.memory.recorder import RunRecorder
+from hf_memkit.memory.records import read_records
+from hf_memkit.memory.snapshot import write_snapshot
+from hf_memkit.oom import OomMessage, judge, suggest
+from hf_memkit.terms import Phase
+from hf_memkit.units import GIB
+
+__all__ = ["record_exception"]
+
+_LONGEST_ERROR: Final = 4000
+
+# Trainer sends no event when an evaluation or a save begins; its methods stand in the traceback.
+_PHASE_OF_METHOD: Final[dict[str, Phase]] = {
+    "evaluate": "evaluate",
+    "evaluation_loop": "evaluate",
+    "prediction_step": "evaluate",
+    "_save_checkpoint": "save",
+}
+
+
+def record_exception(
+    error: BaseException, recorder: RunRecorder, guard: Guard, *, global_step: int, snapshot: bool
+) -> Advice | None:
+    """Writes the `end` record, and before it an `oom` record if memory had run out; then there is advice to return.
+
+    Args:
+        error: on its way out of the training.
+        recorder: of that training.
+        guard: for each part: what goes wrong in one is counted and leaves the others.
+        global_step: how many steps the training has finished.
+        snapshot: whether the allocator's state is to be written beside the records.
+    """
+    advice = None
+    found = guard.call("out of memory?", out_of_memory, error)
+    if found is not None:
+        oom, message = found
+        record: dict[str, Any] = {"error_type": type(oom).__name__, "error": str(oom)[:_LONGEST_ERROR]}
+        record |= guard.call("oom record", recorder.oom_fields, record["error"]) or {}
+        record |= guard.call("oom message", _what_it_says, message) or {}
+        record["phase"] = guard.call("phase", _phase, error) or record.get("phase", recorder.tracker.phase)
+        record["step"] = global_step + (record["phase"] not in ("evaluate", "save"))
+        if snapshot:
+            record |= guard.call("snapshot", _snapshot, recorder.writer.path) or {}
+        advice = guard.call("advice", _advise, record, recorder, message)
+        recorder.writer.write("oom", record)
+    status = "interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed"
+    guard.call("end", recorder.end, status, error)
+    return advice
+
+
+def _what_it_says(message: OomMessage | None) -> dict[str, float]:
+    if message is None:
+        return {}
+    sizes = {
+        "requested_gib": message.requested_bytes,
+        "free_gib": message.free_bytes,
+        "capacity_gib": message.capacity_bytes,
+        "process_gib": message.process_bytes,
+    }
+    return {name: size / GIB for name, size in sizes.items() if size is not None}
+
+
+def _phase(error: BaseException) -> Phase | None:
+    from transformers import Trainer
+
+    for frame in frames(error):
+        phase = _PHASE_OF_METHOD.get(frame.f_code.co_name)
+        if phase is not None and isinstance(frame.f_locals.get("self"), Trainer):
+            return phase
+    return None
+
+
+def _snapshot(records: Path) -> dict[str, str]:
+    path = records.with_name(records.name.replace("memory-", "memory-snapshot-")).with_suffix(".json")
+    write_snapshot(path)
+    return {"snapshot": path.name}
+
+
+def _advise(record: dict[str, Any], recorder: RunRecorder, message: OomMessage | None) -> Advice:
+    """The advice; `record` gets its `cause` and `changes`."""
+    path = recorder.writer.path
+    kinds = {known["kind"]: known for known in (read_records(path) if path.exists() else ()) if "kind" in known}
+    run = kinds.get("run", {})
+    settings = run.get("hardware", {}).get("allocator_settings")
+    verdict = judge(message, allocator_settings=settings) if message is not None else None
+    if verdict is not None:
+        record["cause"] = verdict.cause
+    changes = suggest(run, record, modules=kinds.get("modules"))
+    record["changes"] = [change.to_json() for change in changes]
+    return say_what_was_recorded(record, run, verdict, changes, path)

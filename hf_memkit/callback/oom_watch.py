@@ -1,0 +1,126 @@
+"""Hearing of the exception that ends a training. In: an exception on its way out. Out: one call for it.
+
+Trainer sends no event when training raises. Two ways lead here: `sys.excepthook`, which Python calls when nobody has
+caught the exception, and `oom_advice()`, for notebooks, where that hook is not called, and for scripts that catch.
+Both only listen: the exception goes on as the same object with the same arguments and traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from types import FrameType, TracebackType
+from typing import Any
+
+from hf_memkit.callback.advice import add_note, advice_from_text, frames
+
+__all__ = ["ExceptionWatch", "oom_advice"]
+
+ExceptHook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+
+_watches: weakref.WeakSet[ExceptionWatch] = weakref.WeakSet()
+
+
+class ExceptionWatch:
+    """Waits for the exception that ends one training.
+
+    Args:
+        callback: in the training's Trainer; an exception that has not passed through that Trainer is not this
+            training's (a script may have caught that one, and died of another later).
+        on_exception: a method, called with it, once; its object is not kept alive for it.
+    """
+
+    def __init__(self, callback: object, on_exception: Callable[[BaseException], object]) -> None:
+        self._callback = weakref.ref(callback)
+        self._on_exception = weakref.WeakMethod(on_exception)
+        self._hook: _Hook | None = None
+        self._process = os.getpid()
+
+    def start(self) -> None:
+        """From now on; `stop` must follow, however training ends, or the exception itself."""
+        _watches.add(self)
+        self._hook = _Hook(self, sys.excepthook)
+        sys.excepthook = self._hook
+
+    def stop(self) -> None:
+        """Hears nothing more, and takes its hook away. Safe to repeat."""
+        _watches.discard(self)
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def hears(self, error: BaseException) -> bool:
+        """Tells of `error`, if it comes from this training; True if it did."""
+        callback = self._callback()
+        if self._process != os.getpid():  # a forked process has a copy of the hook; its end is not training's
+            return False
+        if callback is None or not any(_is_trainer_with(callback, frame) for frame in frames(error)):
+            return False
+        self.stop()
+        if (on_exception := self._on_exception()) is not None:
+            on_exception(error)
+        return True
+
+
+class _Hook:
+    """One link in the chain of `sys.excepthook`.
+
+    Whoever replaced `sys.excepthook` after us keeps the place, and may call this one: it can't be taken out then, and
+    only passes on.
+    """
+
+    def __init__(self, watch: ExceptionWatch, before: ExceptHook) -> None:
+        self._watch: weakref.ref[ExceptionWatch] | None = weakref.ref(watch)
+        self._before = before
+
+    def __call__(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        watch = self._watch() if self._watch is not None else None
+        if watch is not None:
+            with contextlib.suppress(BaseException):  # whatever happens here, the user's own exception is shown
+                watch.hears(error)
+        self._before(kind, error, traceback)
+
+    def remove(self) -> None:
+        self._watch = None
+        while isinstance(hook := sys.excepthook, _Hook) and hook._watch is None:
+            sys.excepthook = hook._before
+
+
+@contextlib.contextmanager
+def oom_advice() -> Iterator[None]:
+    """Explains an out-of-memory error that leaves the block; also a decorator.
+
+    ```python
+    with oom_advice():
+        trainer.train()
+    ```
+
+    Where a `MemoryReportCallback` is in the Trainer, its records say how the training ended, and the advice is for
+    this very job; without one, the advice comes from the error's text. It is added to the exception as a note, which
+    Python prints below the traceback; the exception itself goes on unchanged. Scripts that run from the command line
+    and add the callback need no `oom_advice()`; notebooks, and scripts that catch what training raises, do.
+    """
+    try:
+        yield
+    except BaseException as error:
+        with contextlib.suppress(BaseException):  # as little as anything else may it take the error's place
+            _tell(error)
+        raise
+
+
+def _tell(error: BaseException) -> None:
+    """To the training that `error` comes from; an out-of-memory error of no training is explained by its text."""
+    heard = [watch.hears(error) for watch in list(_watches)]
+    advice = advice_from_text(error) if not any(heard) else None
+    if advice is not None:
+        add_note(error, advice)
+
+
+def _is_trainer_with(callback: object, frame: FrameType) -> bool:
+    from transformers import Trainer
+
+    trainer = frame.f_locals.get("self")
+    return isinstance(trainer, Trainer) and any(other is callback for other in trainer.callback_handler.callbacks)
