@@ -25,7 +25,7 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also runs from a checkout that is not installed
 
-from benchmarks import deepspeed_section, recipe_section
+from benchmarks import deepspeed_section, recipe_section, report_section
 from benchmarks.children import CASE_S
 from hf_memkit import __version__
 from hf_memkit.hardware import this_machine, use_one_card
@@ -33,9 +33,16 @@ from hf_memkit.hardware import this_machine, use_one_card
 RESULTS: Final = Path(__file__).resolve().parent / "results"
 SECTION_S: Final = 8 * 60  # no case starts after this, so that a section ends within nine minutes
 STEPS: Final = 12
-PACKAGES: Final = ("torch", "transformers", "accelerate", "deepspeed", "peft", "torchao", "datasets")
+PACKAGES: Final = (
+    "torch", "transformers", "accelerate", "deepspeed", "peft", "torchao", "datasets", "bitsandbytes", "lightning",
+    "nvidia-ml-py",
+)  # fmt: skip
 
-SECTIONS: Final[Mapping[str, ModuleType]] = {"recipe": recipe_section, "deepspeed": deepspeed_section}
+SECTIONS: Final[Mapping[str, ModuleType]] = {
+    "recipe": recipe_section,
+    "deepspeed": deepspeed_section,
+    "report": report_section,
+}
 
 
 def provenance() -> dict[str, Any]:

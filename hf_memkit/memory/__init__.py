@@ -10,48 +10,67 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hf_memkit.memory.categories import optimizer_chain, state_summary, walk
+    from hf_memkit.memory.holdings import walk
+    from hf_memkit.memory.modules import module_rows
+    from hf_memkit.memory.optimizer_state import optimizer_chain, state_summary
     from hf_memkit.memory.phases import PhaseTracker
     from hf_memkit.memory.readers import (
         CudaReader,
         HostReader,
         MemoryReader,
+        MpsReader,
         NvmlReader,
+        PinnedReader,
+        SwapReader,
+        XpuReader,
         readers_for_this_machine,
     )
     from hf_memkit.memory.recompute import RecomputeCounter
     from hf_memkit.memory.records import RecordWriter, read_records, steps
+    from hf_memkit.memory.snapshot import write_snapshot
 
 __all__ = [
     "CudaReader",
     "HostReader",
     "MemoryReader",
+    "MpsReader",
     "NvmlReader",
     "PhaseTracker",
+    "PinnedReader",
     "RecomputeCounter",
     "RecordWriter",
+    "SwapReader",
+    "XpuReader",
+    "module_rows",
     "optimizer_chain",
     "read_records",
     "readers_for_this_machine",
     "state_summary",
     "steps",
     "walk",
+    "write_snapshot",
 ]
 
 _MODULE = {
     "CudaReader": "readers",
     "HostReader": "readers",
     "MemoryReader": "readers",
+    "MpsReader": "readers",
     "NvmlReader": "readers",
     "PhaseTracker": "phases",
+    "PinnedReader": "readers",
     "RecomputeCounter": "recompute",
     "RecordWriter": "records",
-    "optimizer_chain": "categories",
+    "SwapReader": "readers",
+    "XpuReader": "readers",
+    "module_rows": "modules",
+    "optimizer_chain": "optimizer_state",
     "read_records": "records",
     "readers_for_this_machine": "readers",
-    "state_summary": "categories",
+    "state_summary": "optimizer_state",
     "steps": "records",
-    "walk": "categories",
+    "walk": "holdings",
+    "write_snapshot": "snapshot",
 }
 
 

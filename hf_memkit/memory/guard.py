@@ -31,13 +31,17 @@ class Guard:
         try:
             return function(*args, **kwargs)
         except Exception as error:
-            self.count += 1
-            if len(self.messages) < _KEPT_MESSAGES:
-                self.messages.append(f"{name}: {describe(error)}")
-            if self.count == 1:
-                # The logger and not `warnings`: under `python -W error` a warning would raise into training.
-                _logger.warning("memkit could not measure (%s); training goes on", self.messages[0])
+            self.note(name, error)
             return None
+
+    def note(self, name: str, error: Exception) -> None:
+        """Counts an error that was caught."""
+        self.count += 1
+        if len(self.messages) < _KEPT_MESSAGES:
+            self.messages.append(f"{name}: {describe(error)}")
+        if self.count == 1:
+            # The logger and not `warnings`: under `python -W error` a warning would raise into training.
+            _logger.warning("memkit could not measure (%s); training goes on", self.messages[0])
 
 
 def describe(error: BaseException) -> str:

@@ -6,6 +6,7 @@ out of compiled graphs.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cache
 from typing import Any, ClassVar
@@ -17,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hf_memkit.memory.guard import Guard
 
-__all__ = ["HookSet", "ModelHook"]
+__all__ = ["HookSet", "ModelHook", "is_compiled", "needs_whole_graph"]
 
 
 class InertHook:
@@ -36,7 +37,10 @@ class ModelHook:
         self._guard = guard
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        self._guard.call(self._name, self._function, *args, **kwargs)
+        try:  # as Guard.call does, without its second call: this runs once a layer
+            self._function(*args, **kwargs)
+        except Exception as error:
+            self._guard.note(self._name, error)
 
     def __reduce__(self) -> tuple[type[InertHook], tuple[()]]:
         return (InertHook, ())
@@ -74,6 +78,10 @@ class HookSet:
         """`function(gradient)` when the gradient of `tensor` has been computed. Goes away with the tensor."""
         tensor.register_hook(self._hook("gradient hook", function))  # type: ignore[no-untyped-call]
 
+    def before_step(self, optimizer: Any, function: Callable[..., object]) -> None:
+        """`function(optimizer, args, kwargs)` before each step of a `torch.optim.Optimizer`."""
+        self._handles.append(optimizer.register_step_pre_hook(self._hook("step pre-hook", function)))
+
     def remove(self) -> None:
         """Takes every hook off the model."""
         self.removed = True
@@ -99,3 +107,18 @@ def _hidden_from_dynamo() -> type[ModelHook]:
             super().__call__(*args, **kwargs)
 
     return HiddenHook
+
+
+def is_compiled(args: Any, model: nn.Module) -> bool:
+    """Whether dynamo sees the model's forward."""
+    return (
+        bool(getattr(args, "torch_compile", False))
+        or os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower() != "no"
+        or isinstance(model, torch._dynamo.OptimizedModule)
+        or any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules())
+    )
+
+
+def needs_whole_graph() -> bool:
+    """A graph that must be whole has no place for a hook."""
+    return os.environ.get("ACCELERATE_DYNAMO_USE_FULLGRAPH", "").lower() in ("1", "true", "yes")

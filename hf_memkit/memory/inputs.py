@@ -18,29 +18,45 @@ _OTHER = ("pixel_values", "input_features", "input_values")
 
 
 class InputCounter:
-    """Adds up the training forwards of one accumulation window."""
+    """Adds up the training forwards of one accumulation window. Who counts its micro-batches sets `micro_batches`."""
 
     def __init__(self) -> None:
         self.micro_batches = 0
         self._samples = 0
         self._tokens = 0
         self._longest = 0
+        self._last: tuple[int, int, int] = (0, 0, 0)
+        self._shapes: dict[str, list[int]] = {}
 
-    def add(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """One forward."""
-        self.micro_batches += 1
+    def add(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+        """One forward; returns its tokens, or samples where there are no tokens."""
+        self._shapes = {name: list(value.shape) for name, value in kwargs.items() if isinstance(value, torch.Tensor)}
+        self._last = (0, 0, 0)
         name, tensor = _main_input(args, kwargs)
         if tensor is None or tensor.dim() == 0:
-            return
-        self._samples += tensor.shape[0]
+            return 0
+        samples, tokens, longest = tensor.shape[0], 0, 0
         if name in _TEXT and tensor.dim() >= 2:
-            self._tokens += tensor.shape[0] * tensor.shape[1]
-            self._longest = max(self._longest, tensor.shape[1])
+            tokens, longest = samples * tensor.shape[1], tensor.shape[1]
+        self._last = (samples, tokens, longest)
+        self._samples += samples
+        self._tokens += tokens
+        self._longest = max(self._longest, longest)
+        return tokens or samples
 
     def fields(self) -> dict[str, int]:
-        """`samples`, `tokens`, `longest_sequence`: those that were seen."""
-        found = {"samples": self._samples, "tokens": self._tokens, "longest_sequence": self._longest}
-        return {name: value for name, value in found.items() if value}
+        """`samples`, `tokens`, `longest_sequence`, `micro_batches`: those that were seen."""
+        return _known(self._samples, self._tokens, self._longest, micro_batches=self.micro_batches)
+
+    def last(self) -> dict[str, Any]:
+        """The same of the last forward, which micro-batch it belongs to (from 1), and its `inputs` as shapes."""
+        found: dict[str, Any] = _known(*self._last, micro_batch=self.micro_batches)
+        return {**found, "inputs": self._shapes} if self._shapes else found
+
+
+def _known(samples: int, tokens: int, longest: int, **counts: int) -> dict[str, int]:
+    found = {"samples": samples, "tokens": tokens, "longest_sequence": longest, **counts}
+    return {name: value for name, value in found.items() if value}
 
 
 def _main_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, torch.Tensor | None]:

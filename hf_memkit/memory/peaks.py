@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from hf_memkit.memory.readers import ReaderGroup
+from hf_memkit.memory.readers import Mark, ReaderGroup
 from hf_memkit.terms import Phase
+from hf_memkit.units import GIB
 
 __all__ = ["STEP_PHASES", "PeakWindow", "raise_to"]
 
@@ -21,39 +23,48 @@ class PeakWindow:
     """
 
     def __init__(self, readers: ReaderGroup, *, reset: bool) -> None:
-        self.phases: dict[Phase, dict[str, float]] = {}
         self._readers = readers
         self._reset = reset
+        self._peaks: dict[Phase, tuple[int, int | None]] = {}
 
-    def sample(self, ended: Phase) -> None:
-        """The phase that ends now."""
+    def sample(self, phase: Phase) -> Mark:
+        """What lies between the last sample and now belongs to `phase`; returns the allocator as it is."""
+        mark = self._readers.mark()
         if not self._reset:
-            return
-        peak = self._readers.peak()
+            return Mark(mark.allocated, None, None)
         self._readers.reset_peak()
-        if peak:
-            raise_to(self.phases.setdefault(ended, {}), peak)
+        allocated, reserved = mark.peak_allocated, mark.peak_reserved
+        if allocated is not None:
+            before = self._peaks.get(phase)
+            if before is not None:
+                allocated = max(allocated, before[0])
+                reserved = before[1] if reserved is None or before[1] is None else max(reserved, before[1])
+            self._peaks[phase] = (allocated, reserved)
+        return mark
 
     def clear(self) -> None:
-        self.phases.clear()
+        self._peaks.clear()
 
-    def fields(self, phases: Iterable[Phase]) -> dict[str, object]:
+    def fields(self, phases: Iterable[Phase]) -> dict[str, Any]:
         """The peaks over these phases as flat numbers, and those of each under `phases`."""
         if not self._reset:
             return dict(self._readers.peak())
-        chosen = {phase: dict(self.phases[phase]) for phase in phases if phase in self.phases}
+        chosen = {phase: _gib(*self._peaks[phase]) for phase in phases if phase in self._peaks}
         highest: dict[str, float] = {}
         for peak in chosen.values():
             raise_to(highest, peak)
         return {**highest, "phases": chosen} if chosen else {}
 
-    def highest_phase(self, phases: Iterable[Phase]) -> Phase | None:
-        """The phase whose allocated peak is the highest; None where phases are not told apart."""
-        known = [phase for phase in phases if phase in self.phases]
-        return max(known, key=lambda phase: self.phases[phase].get("peak_allocated_gib", 0.0), default=None)
+
+def _gib(allocated: int, reserved: int | None) -> dict[str, float]:
+    found = {"peak_allocated_gib": round(allocated / GIB, 10)}
+    if reserved is not None:
+        found["peak_reserved_gib"] = round(reserved / GIB, 10)
+    return found
 
 
-def raise_to(highest: dict[str, float], numbers: dict[str, float]) -> None:
+def raise_to(highest: dict[str, float], numbers: Mapping[str, float]) -> None:
     """Takes from `numbers` what is higher than in `highest`, or not there yet."""
     for name, value in numbers.items():
-        highest[name] = max(value, highest.get(name, value))
+        if value > highest.get(name, -1.0):
+            highest[name] = value

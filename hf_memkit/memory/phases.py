@@ -10,10 +10,11 @@ The boundaries of one optimizer step with two micro-batches:
 
 * Recomputation of checkpointed layers happens inside backward and counts as backward: only the root module is hooked.
 * Gradient clipping runs before `on_pre_optimizer_step` and counts as backward.
-* Trainer sends nothing when an evaluation or a save begins. Its first event names, after the fact, what has happened
-  since the last boundary: that stretch is then called evaluate or save (`_rename`).
-* DeepSpeed steps its optimizer inside `accelerator.backward`, before `on_pre_optimizer_step`. Callbacks cannot see the
-  boundary, so with `merge_optimizer` both are phase backward and there is no phase optimizer.
+* Trainer sends nothing when an evaluation or a save begins. The first forward of an evaluation, or the first event of
+  either, names after the fact what has happened since the last boundary (`_rename`). Generation and other passes
+  without gradients in the middle of a step belong to the phase that they happen in.
+* DeepSpeed steps its optimizer inside `accelerator.backward`, before `on_pre_optimizer_step`. With `merge_optimizer`
+  that event is no boundary; the recorder hooks the optimizer inside the engine instead, where that is one of torch's.
 * Optimizers that step inside backward (LOMO, layer-wise GaLore) do so in phase backward as well.
 """
 
@@ -50,6 +51,7 @@ class PhaseTracker:
         self._on_forward = on_forward
         self.merge_optimizer = merge_optimizer
         self._hooks: HookSet | None = None
+        self._in_step = False
 
     def attach(self, model: nn.Module, hooks: HookSet) -> None:
         """Hooks the root module. `hooks.remove()` undoes it."""
@@ -67,6 +69,7 @@ class PhaseTracker:
         self.move_to("data")
 
     def step_begin(self) -> None:
+        self._in_step = True
         self.move_to("data")  # from evaluate, after a prediction that ended without on_evaluate
 
     def substep_end(self) -> None:
@@ -76,7 +79,13 @@ class PhaseTracker:
         if not self.merge_optimizer:
             self.move_to("optimizer")
 
+    def engine_step(self, *_: object) -> None:
+        """DeepSpeed's own optimizer begins, in the middle of what Trainer takes for backward."""
+        if self.phase == "backward":
+            self.move_to("optimizer")
+
     def step_end(self) -> None:
+        self._in_step = False
         self.move_to("data")
 
     def prediction_step(self) -> None:
@@ -96,6 +105,8 @@ class PhaseTracker:
 
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if not _is_training(module):
+            if self.phase == "data" and not self._in_step and not module.training:
+                self._rename("evaluate")
             return
         self.move_to("forward")
         if self._on_forward is not None:
@@ -108,10 +119,10 @@ class PhaseTracker:
         if not tensors:
             self.move_to("backward")
         for tensor in tensors:
-            self._hooks.on_gradient(tensor, self._gradient_arrived)
+            self._hooks.on_gradient(tensor, self.backward_runs)
 
-    def _gradient_arrived(self, gradient: torch.Tensor) -> None:
-        # Only out of forward: with two hooked tensors (loss and logits) the first one counts.
+    def backward_runs(self, *_: object) -> None:
+        """A gradient has arrived somewhere. Only out of forward: of several tensors the first one counts."""
         if self.phase == "forward":
             self.move_to("backward")
 
@@ -124,15 +135,15 @@ def _is_training(module: nn.Module) -> bool:
 def _backward_starts_at(output: Any) -> list[torch.Tensor]:
     """The tensors at which a backward pass first shows; none if the loss is not in `output`.
 
-    With a loss there, the logits are watched too: a `compute_loss` of the user's may take those and leave the loss.
-    Without one, whatever comes after forward (a loss computed outside, and its backward) belongs to backward.
+    With a loss there, the other tensors are watched too: a `compute_loss` may take those and leave the loss, as one of
+    the user's own does with logits and TRL 1.16's with `log_probs`. Without one, whatever comes after forward (a loss
+    computed outside, and its backward) belongs to backward.
     """
     if not isinstance(output, Mapping):
         return []
-    loss, logits = output.get("loss"), output.get("logits")
-    if not _has_gradient(loss):
+    if not _has_gradient(output.get("loss")):
         return []
-    return [loss, logits] if _has_gradient(logits) else [loss]
+    return [value for value in output.values() if _has_gradient(value)]
 
 
 def _has_gradient(value: Any) -> TypeGuard[torch.Tensor]:

@@ -1,18 +1,24 @@
-"""How many checkpointed layers were really computed again. In: a model, and whether it is backward now. Out: a count.
+"""The layers of a model as they run. In: a model and the phase. Out: a call a layer in forward, a count in backward.
 
 A setting that says "activation checkpointing" proves nothing; a layer that runs a second time does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
+import torch
 from torch import nn
 
 from hf_memkit.memory.hooks import HookSet
+from hf_memkit.terms import Phase
 
 __all__ = ["RecomputeCounter"]
+
+
+class _HasPhase(Protocol):
+    phase: Phase
 
 
 class RecomputeCounter:
@@ -20,27 +26,28 @@ class RecomputeCounter:
 
     The hook sits on the first child of each layer, not on the layer: transformers 5.23 checkpoints a layer's `forward`
     and 5.17 its `__call__`, so that a hook on the layer fires in one version only. A child's fires in both.
+    `on_layer(args, kwargs)` is called with that child's arguments when a layer begins in forward.
     """
 
-    def __init__(self, is_backward: Callable[[], bool]) -> None:
+    def __init__(self, tracker: _HasPhase) -> None:
         self.layers = 0
+        self.on_layer: Callable[[tuple[Any, ...], Mapping[str, Any]], object] | None = None
+        self.last_layer: nn.Module | None = None
         self.total = 0
         self._taken = 0
-        self._is_backward = is_backward
+        self._tracker = tracker
 
     def attach(self, model: nn.Module, hooks: HookSet) -> int:
         """Hooks every checkpointable layer and returns how many there are. `hooks.remove()` undoes it."""
         from transformers.modeling_layers import GradientCheckpointingLayer
 
+        layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
         # A dict keeps the order and counts once a child that two layers share.
-        children = {
-            id(child): child
-            for module in model.modules()
-            if isinstance(module, GradientCheckpointingLayer) and (child := _first_child(module)) is not None
-        }
+        children = {id(child): child for layer in layers if (child := _first_child(layer)) is not None}
         for child in children.values():
             hooks.before_forward(child, self._before_forward)
         self.layers = len(children)
+        self.last_layer = layers[-1] if layers else None
         return self.layers
 
     def take(self) -> int:
@@ -48,9 +55,13 @@ class RecomputeCounter:
         new, self._taken = self.total - self._taken, self.total
         return new
 
-    def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if self._is_backward():
-            self.total += 1
+    def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        phase = self._tracker.phase
+        if phase == "backward":
+            # A pass without gradients (a reference model's, between two forwards) recomputes nothing.
+            self.total += torch.is_grad_enabled()
+        elif self.on_layer is not None and phase == "forward":
+            self.on_layer(args, kwargs)
 
 
 def _first_child(module: nn.Module) -> nn.Module | None:

@@ -5,34 +5,34 @@ The callback makes one of these at each `on_train_begin` and calls it through th
 
 from __future__ import annotations
 
-import os
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from hf_memkit.memory import facts
-from hf_memkit.memory.categories import categories_at_peak, state_summary, walk
-from hf_memkit.memory.guard import Guard
-from hf_memkit.memory.hooks import HookSet
+from hf_memkit.memory.dashboard import LogNumbers
+from hf_memkit.memory.guard import Guard, describe
+from hf_memkit.memory.hooks import HookSet, is_compiled, needs_whole_graph
 from hf_memkit.memory.inputs import InputCounter
+from hf_memkit.memory.modules import module_rows
+from hf_memkit.memory.optimizer_state import innermost, state_summary
 from hf_memkit.memory.peaks import STEP_PHASES, PeakWindow, raise_to
 from hf_memkit.memory.phases import PhaseTracker
-from hf_memkit.memory.readers import MemoryReader, ReaderGroup, readers_for_this_machine
+from hf_memkit.memory.readers import MemoryReader, ReaderGroup, SwapReader, readers_for_this_machine
 from hf_memkit.memory.recompute import RecomputeCounter
 from hf_memkit.memory.records import RecordWriter
+from hf_memkit.memory.schedule import StepWindow
+from hf_memkit.memory.watch import CloseWatch
 from hf_memkit.terms import Phase
 
 __all__ = ["RunRecorder"]
 
-_WALKED_FIRST = 2
-_WALK_EVERY = 50
-
-_LOGGED = ("peak_allocated_gib", "peak_reserved_gib", "host_rss_gib")
+_HIGHEST = ("peak_allocated_gib", "peak_reserved_gib", "host_rss_gib")
 
 
 class RunRecorder:
@@ -48,20 +48,29 @@ class RunRecorder:
         readers: Sequence[MemoryReader] | None = None,
     ) -> None:
         self.writer = RecordWriter(folder / f"memory-rank{args.process_index}.jsonl")
-        self.readers = ReaderGroup(readers_for_this_machine(args.device) if readers is None else readers)
+        swap_folders = guard.call("swap folders", facts.swap_folders, args) or ()
+        found = list(readers_for_this_machine(args.device) if readers is None else readers)
+        if swap_folders and readers is None:
+            found.append(SwapReader(swap_folders, args.process_index))
+        self.readers = ReaderGroup(found)
         self.tracker = PhaseTracker(self._on_boundary, self._on_forward)
-        self.recompute = RecomputeCounter(lambda: self.tracker.phase == "backward")
+        self.recompute = RecomputeCounter(self.tracker)
         self.hooks: HookSet | None = None
         self._args = args
         self._guard = guard
+        self._phases = phases
+        self._swap_folders = swap_folders
         self._window = PeakWindow(self.readers, reset=phases)
+        self._watch: CloseWatch | None = None
         self._inputs = InputCounter()
+        self._records = StepWindow()
         self._capacity: dict[str, float] = {}
         self._highest: dict[str, float] = {}
-        self._last_numbers: dict[str, float] = {}
+        self._log = LogNumbers()
         self._steps = 0
-        self._walked: dict[str, int] = {}
-        self._states_before: int | None = None
+        self._state: Any = None
+        self._optimizer: weakref.ref[Any] | None = None
+        self._ended = False
         self._clock_s = time.perf_counter()
 
     @property
@@ -70,19 +79,34 @@ class RunRecorder:
         return self.hooks is not None and self.hooks.removed
 
     def train_begin(self, state: Any, model: nn.Module, optimizer: Any, extra: Mapping[str, Any]) -> None:
+        self._state = state
+        self._optimizer = weakref.ref(optimizer) if optimizer is not None else None
         self.tracker.merge_optimizer = bool(self._guard.call("deepspeed", facts.is_deepspeed, self._args, optimizer))
-        self._guard.call("hooks", self._attach, model)
-        self._capacity = self.readers.capacity()
+        device = self.readers.device
+        self._watch = CloseWatch(
+            model,
+            device,
+            self._window.sample,
+            self.tracker.backward_runs,
+            rank=self._args.process_index,
+            swap_folders=self._swap_folders,
+        )
+        self._guard.call("hooks", self._attach, model, optimizer)
+        self._capacity = {name: round(value, 10) for name, value in self.readers.capacity().items()}
         self.tracker.train_begin()
         fields: dict[str, Any] = {"start_step": state.global_step}
-        device = self.readers.device
+        fields |= self._guard.call("process", facts.process_facts, self._args) or {}
         fields["versions"] = self._guard.call("versions", facts.versions)
         fields["hardware"] = {**(self._guard.call("hardware", facts.hardware, device) or {}), **self._capacity}
         fields["arguments"] = self._guard.call("arguments", facts.arguments_that_matter, self._args)
         fields |= self._guard.call("model facts", facts.model_facts, model) or {}
         fields |= self._guard.call("optimizer facts", facts.optimizer_facts, optimizer) or {}
-        fields |= self._memory(("load",))
+        fields |= self._memory(("load",), fresh=True)
         self._write("run", {**fields, **extra})
+        rows = self._guard.call("modules", module_rows, model, device)
+        if rows:
+            self._write("modules", {"rows": rows})
+        self._guard.call("walk", self._watch.begin, optimizer, phases=self._phases)
         self._window.clear()
         self._restart_clock()
 
@@ -91,43 +115,45 @@ class RunRecorder:
 
     def substep_end(self) -> None:
         self.tracker.substep_end()
+        if self._watch is not None:
+            self._watch.timeline.end_micro_batch()
 
     def pre_optimizer_step(self, model: nn.Module, optimizer: Any) -> None:
         self.tracker.pre_optimizer_step()
-        if self._steps == 0:  # optimizers make their states in their first step; after a resume they have them
-            self._states_before = self._walk(model, optimizer).get("optimizer_device_bytes", 0)
 
     def optimizer_step(self, model: nn.Module, optimizer: Any) -> None:
-        if self._steps < _WALKED_FIRST or self._steps % _WALK_EVERY == 0:
-            self._walked = self._walk(model, optimizer)
+        if self._watch is not None:
+            self._watch.after_optimizer_step(optimizer)
 
     def step_end(self, state: Any) -> None:
         self.tracker.step_end()
         fields: dict[str, Any] = {
             "step": state.global_step,
-            "step_time_ms": (time.perf_counter() - self._clock_s) * 1000,
+            "step_time_ms": round((time.perf_counter() - self._clock_s) * 1000, 3),
             **self._inputs.fields(),
             **self._memory(STEP_PHASES),
         }
         if self.recompute.layers:
             fields["recomputed_layers"] = self.recompute.take()
-        self._guard.call("categories", self._add_categories, fields)
-        self._write("step", fields)
-        self._last_numbers = {name: float(fields[name]) for name in _LOGGED if name in fields}
+        if self._watch is not None:
+            fields |= self._guard.call("categories", self._watch.fields, fields.get("peak_allocated_gib")) or {}
+        self._log.step(fields)
+        for record in self._records.add(self._steps, fields):
+            self.writer.write("step", record)
         self._steps += 1
         self._inputs = InputCounter()
-        self._states_before = None
         self._window.clear()
+        if self._watch is not None:
+            self._watch.begin_step(self._steps)
         self._restart_clock()
 
-    def log(self, state: Any, logs: dict[str, Any] | None) -> None:
-        # Only the logs of training steps: Trainer makes a column of its model card of each key in an eval log.
-        if logs is not None and "loss" in logs and state.is_world_process_zero:
-            numbers = {f"memory/{name}": value for name, value in self._last_numbers.items()}
-            logs.update(numbers)
-            if state.log_history:
-                state.log_history[-1].update(numbers)  # a copy made before this event; it goes to trainer_state.json
+    def log_numbers(self, everything: bool = False) -> dict[str, float]:
+        """What a dashboard shows, without the prefix `memory/`: the highest values since the last call.
+
+        Without a step since then: the same numbers again. `everything` adds each phase and category.
+        """
         self._restart_clock()
+        return self._log.take(everything=everything)
 
     def prediction_step(self) -> None:
         self.tracker.prediction_step()
@@ -135,24 +161,50 @@ class RunRecorder:
     def evaluate(self, state: Any, metrics: Mapping[str, Any] | None) -> None:
         self.tracker.evaluate_end()
         plain = {name: _number(value) for name, value in (metrics or {}).items() if isinstance(value, Real)}
-        self._write("evaluate", {"step": state.global_step, "metrics": plain, **self._memory(("evaluate",))})
-        self._window.clear()
-        self._restart_clock()
+        self._between_steps("evaluate", {"step": state.global_step, "metrics": plain})
 
     def save(self, state: Any) -> None:
         self.tracker.save_end()
         name = f"checkpoint-{state.global_step}"  # transformers.trainer_utils.PREFIX_CHECKPOINT_DIR
-        self._write("save", {"step": state.global_step, "checkpoint": name, **self._memory(("save",))})
-        self._window.clear()
-        self._restart_clock()
+        self._between_steps("save", {"step": state.global_step, "checkpoint": name})
+
+    def oom_fields(self, error_text: str) -> dict[str, Any]:
+        """What an `oom` record takes from counters, the running step and a fresh walk. To be called while the
+        exception is being handled, so that the tensors of its frames still live. Never raises; writes what is pending.
+        """
+        self._flush()
+        mark = self.readers.mark()
+        phase = self.tracker.phase
+        fields: dict[str, Any] = {"phase": phase}
+        if self._state is not None:
+            fields["step"] = self._state.global_step + (phase not in ("evaluate", "save"))
+        if phase in ("forward", "backward", "optimizer"):
+            fields |= self._inputs.last()
+        fields |= self._guard.call("oom counters", self._memory, STEP_PHASES, fresh=True) or {}
+        optimizer = self._optimizer() if self._optimizer is not None else None
+        if self._watch is not None:
+            fields |= self._guard.call("oom categories", self._watch.at, optimizer, mark) or {}
+        return fields
 
     def train_end(self, state: Any, optimizer: Any, status: str) -> None:
-        fields: dict[str, Any] = {"status": status, "step": state.global_step, "steps": self._steps}
+        self._state = state
+        self.end(status)
+
+    def end(self, status: str, error: BaseException | None = None) -> None:
+        """Writes the `end` record, once: `finished`, `interrupted` or `failed`. Later calls do nothing."""
+        if self._ended:
+            return
+        self._ended = True
+        self._flush()
+        fields: dict[str, Any] = {"status": status, "step": getattr(self._state, "global_step", None)}
+        fields["steps"] = self._steps
+        if error is not None:
+            fields["error_type"], fields["error"] = type(error).__name__, describe(error)
         if self.recompute.layers:
             fields["recomputed_layers"] = self.recompute.total
+        optimizer = self._optimizer() if self._optimizer is not None else None
         fields |= self._guard.call("optimizer facts", facts.optimizer_facts, optimizer) or {}
         fields["optimizer_states"] = self._guard.call("optimizer states", state_summary, optimizer)
-        fields["walked"] = self._walked
         fields |= self._highest
         fields["reader_errors"] = self.readers.errors
         fields["callback_errors"] = self._guard.count
@@ -162,49 +214,59 @@ class RunRecorder:
         self._write("end", fields)
 
     def close(self) -> None:
-        """Takes the hooks off the model. Safe to repeat."""
-        if self.hooks is not None:
+        """Takes the hooks off the model, and writes what is pending. Safe to repeat."""
+        if self.hooks is not None and not self.hooks.removed:
             self.hooks.remove()
+            self._flush()
+            self._window.sample(self.tracker.phase)  # so that the next training does not begin with our peak
+        self._watch = None
+        self.writer.close()
 
-    def _attach(self, model: nn.Module) -> None:
-        compiled = _is_compiled(self._args, model)
+    def _attach(self, model: nn.Module, optimizer: Any) -> None:
+        compiled = is_compiled(self._args, model)
         self.hooks = HookSet(model, self._guard, compiled=compiled)
-        if os.environ.get("ACCELERATE_DYNAMO_USE_FULLGRAPH", "").lower() in ("1", "true", "yes"):
-            return  # a graph that must be whole has no place for a hook
+        inner = innermost(optimizer)
+        if self.tracker.merge_optimizer and hasattr(inner, "register_step_pre_hook"):
+            self.hooks.before_step(inner, self.tracker.engine_step)
+        if needs_whole_graph():
+            return
         self.tracker.attach(model, self.hooks)
-        if not compiled:  # a hook inside each layer would cut the compiled graph at each layer
+        if not compiled and self._watch is not None:  # a hook inside the model would cut the compiled graph
             self.recompute.attach(model, self.hooks)
+            if self.readers.device is not None:
+                self._watch.attach(model, self.recompute.last_layer, self.hooks)
+                self.recompute.on_layer = self._watch.layer
 
     def _on_boundary(self, ended: Phase) -> None:
-        self._window.sample(ended)
+        mark = self._window.sample(ended)
+        if self._watch is not None:
+            self._watch.boundary(self.tracker.phase, mark)
 
     def _on_forward(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self._inputs.add(args, kwargs)
+        size = self._inputs.add(args, kwargs)
+        if self._watch is not None:
+            self._watch.forward(size)
+            self._inputs.micro_batches = self._watch.timeline.micro_batch
 
-    def _memory(self, phases: tuple[Phase, ...]) -> dict[str, Any]:
+    def _memory(self, phases: tuple[Phase, ...], *, fresh: bool = False) -> dict[str, Any]:
         """The counters now and the peaks over `phases`; also raises the highest of the run."""
-        numbers = self.readers.read()
-        peaks = self._window.fields(phases)
-        for name, value in {**numbers, **peaks}.items():
-            if name in _LOGGED and isinstance(value, int | float):
-                key = name if name.startswith("peak_") else f"peak_{name}"
-                raise_to(self._highest, {key: value})
-        return {**numbers, **peaks, **self._capacity}
+        # To ten decimals, a tenth of a byte: a line gets shorter by a third.
+        numbers: dict[str, Any] = {name: round(value, 10) for name, value in self.readers.read(fresh=fresh).items()}
+        numbers |= self._window.fields(phases)
+        highest = {name: numbers[name] for name in _HIGHEST if name in numbers}
+        raise_to(self._highest, {name if name[:5] == "peak_" else f"peak_{name}": v for name, v in highest.items()})
+        return {**numbers, **self._capacity}
 
-    def _walk(self, model: nn.Module, optimizer: Any) -> dict[str, int]:
-        return walk(model, optimizer, self.readers.device)
+    def _between_steps(self, kind: Phase, fields: dict[str, Any]) -> None:
+        """An evaluation or a save has ended."""
+        self._flush()
+        self._write(kind, {**fields, **self._memory((kind,))})
+        self._window.clear()
+        self._restart_clock()
 
-    def _add_categories(self, fields: dict[str, Any]) -> None:
-        if "peak_allocated_gib" not in fields or not self._walked:
-            return
-        found = categories_at_peak(
-            self._walked,
-            fields["peak_allocated_gib"],
-            peak_phase=self._window.highest_phase(STEP_PHASES),
-            micro_batches=self._inputs.micro_batches,
-            optimizer_bytes_before=self._states_before,
-        )
-        fields["categories"] = {f"{category}_gib": value for category, value in found.items()}
+    def _flush(self) -> None:
+        for record in self._records.flush():
+            self.writer.write("step", record)
 
     def _restart_clock(self) -> None:
         """A step's time counts from here: it includes waiting for its data, and no log, evaluation or save."""
@@ -216,12 +278,3 @@ class RunRecorder:
 
 def _number(value: Real) -> int | float:
     return value if isinstance(value, int) else float(value)  # numpy's numbers become Python's
-
-
-def _is_compiled(args: Any, model: nn.Module) -> bool:
-    return (
-        bool(getattr(args, "torch_compile", False))
-        or os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower() != "no"
-        or isinstance(model, torch._dynamo.OptimizedModule)
-        or any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules())
-    )

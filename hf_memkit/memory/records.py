@@ -24,21 +24,23 @@ _logger = logging.getLogger(__name__)
 class RecordWriter:
     """Appends records to one file. A write that fails is counted in `lost`, never raised.
 
-    Each write opens the file, appends one line and closes it. No open file is left behind by a training that raises,
-    and a folder that was deleted meanwhile, or a line that a full disk cut short, is mended by the next write.
+    The file stays open between writes, each of which is one `write` call of one whole line, so that a kill leaves
+    whole lines and at most one torn tail. Every write looks whether the file is still there: one that was deleted,
+    alone or with its folder, is made anew. A line that a full disk cut short is ended by the next write.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.lost = 0
         self.last_error: str | None = None
+        self._descriptor: int | None = None
+        self._process = 0
+        self._torn = False
 
     def write(self, kind: str, fields: Mapping[str, Any]) -> bool:
         """Appends one record; True if it reached the file."""
         try:
-            record = {"schema": SCHEMA, "kind": kind, "time": time.time(), **fields}
-            line = json.dumps(_plain(record), allow_nan=False, separators=(",", ":"))
-            self._append(line.encode() + b"\n")
+            self._append(_line({"schema": SCHEMA, "kind": kind, "time": round(time.time(), 3), **fields}))
         except Exception as error:  # a disk, a permission, a value with a broken __str__: none may stop a training
             self.lost += 1
             self.last_error = f"{type(error).__name__}: {error}"
@@ -47,14 +49,41 @@ class RecordWriter:
             return False
         return True
 
+    def close(self) -> None:
+        """Closes the file. A later write opens it again."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def __del__(self) -> None:  # after a training that raised, nobody calls `close`
+        try:
+            self.close()
+        except Exception:
+            return
+
     def _append(self, line: bytes) -> None:
+        descriptor = self._opened()
+        if self._torn:
+            line = b"\n" + line
+        written = os.write(descriptor, line)
+        if written:
+            self._torn = line[written - 1 : written] != b"\n"
+        if written < len(line):
+            raise OSError(f"only {written} of {len(line)} bytes were written")
+
+    def _opened(self) -> int:
+        if self._descriptor is not None:
+            # A file whose last name is gone is nobody's any more; a forked process must not write for its parent.
+            if self._process == os.getpid() and os.fstat(self._descriptor).st_nlink:
+                return self._descriptor
+            self.close()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a+b") as file:
-            if file.seek(0, os.SEEK_END) > 0:
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":  # torn: a process was killed in the middle of its last line
-                    line = b"\n" + line
-            file.write(line)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self._descriptor, self._process = descriptor, os.getpid()
+        size = os.fstat(descriptor).st_size
+        # A process was killed in the middle of its last line.
+        self._torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        return descriptor
 
 
 def read_records(path: str | Path) -> list[dict[str, Any]]:
@@ -83,6 +112,17 @@ def steps(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         elif record.get("kind") == "step" and isinstance(record.get("step"), int):
             last[record["step"]] = dict(record)
     return [last[step] for step in sorted(last)]
+
+
+_encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    try:
+        text = _encode(record)
+    except (TypeError, ValueError):  # not plain, or not finite: rare, and much slower to clean than to write
+        text = _encode(_plain(record))
+    return text.encode() + b"\n"
 
 
 def _plain(value: Any) -> Any:

@@ -5,6 +5,11 @@ compared with the highest allocated peak so far, not with what is allocated at t
 grows in the first steps and whenever sizes change, and stays; it is told where it costs something: where cudaMalloc
 had to be tried again (the cache was emptied first, which waits for the GPU), or where it fills the card, although the
 tensors' peak does not. If the tensors themselves fill it, or others hold the rest of it, it is not fragmentation.
+
+Loading, an evaluation or a save may have needed more than any step, and leave their cache. The phases tell that apart:
+what was reserved before a step's first forward and not yet at the end of the step before is held to have been needed.
+So where the phases are known, neither growth over many steps nor several retries are asked for once a card is full to
+the brim and a large part of it lies idle: the steps' own requests did that, and the next larger one finds no place.
 """
 
 from __future__ import annotations
@@ -14,8 +19,8 @@ from statistics import median
 from typing import Final
 
 from hf_memkit.report.finding import Finding
-from hf_memkit.report.neighbours import outside_pytorch
-from hf_memkit.report.series import Column, Steps, pairs, running_max
+from hf_memkit.report.neighbours import available_gib
+from hf_memkit.report.series import Column, Steps, pairs
 
 __all__ = ["find_fragmentation"]
 
@@ -42,6 +47,12 @@ _RETRY_STEPS: Final = 2
 _FULL: Final = 0.9
 """Reserved memory is near the card from here: context and libraries take the rest."""
 
+_BRIM: Final = 0.95
+_IDLE: Final = 0.15
+"""Filled to the brim, with a share of it that no tensor has ever needed: three times the twentieth that segments of
+20 MiB, whole 2 MiB and changing sizes leave in most jobs, and enough for a batch larger by as much. Both, because a
+large gap costs nothing while the card has room, and a full card is what a job that fits it well looks like."""
+
 _ENDS: Final = 5
 """The gap at the beginning and the end is the median over a fifth of the steps."""
 
@@ -52,36 +63,71 @@ _BEGUN: Final = 0.1
 def find_fragmentation(steps: Steps) -> Finding | None:
     """Fragmentation in the last process that wrote enough records, or None."""
     for process in reversed(steps.processes()):
-        kept, (reserved, allocated) = pairs(process[_WARM_UP:], _reserved(steps), steps.column("peak_allocated_gib"))
-        if len(kept) >= _MIN_STEPS:
-            return _judge(steps, process, kept, reserved, allocated)
+        kept, (reserved, allocated) = pairs(process, _reserved(steps), steps.column("peak_allocated_gib"))
+        warm_up = sum(i in process[:_WARM_UP] for i in kept)
+        if len(kept) - warm_up >= _MIN_STEPS:
+            return _judge(steps, process, kept, reserved, allocated, warm_up)
     return None
 
 
 def _judge(
-    steps: Steps, process: range, kept: list[int], reserved: list[float], allocated: list[float]
+    steps: Steps, process: range, kept: list[int], reserved: list[float], allocated: list[float], warm_up: int
 ) -> Finding | None:
-    before = [value for i in process[:_WARM_UP] if (value := steps.column("peak_allocated_gib")[i]) is not None]
-    highest = running_max([max(before, default=0.0), *allocated])[1:]
-    gap = [a - b for a, b in zip(reserved, highest, strict=True)]
-    part = max(3, len(gap) // _ENDS)
-    first, last = median(gap[:part]), median(gap[-part:])
+    usable = available_gib(steps, process)
+    gap = _gap(steps, kept, reserved, allocated, in_doubt=False)
+    part = max(3, (len(gap) - warm_up) // _ENDS)
+    first, last = median(gap[warm_up : warm_up + part]), median(gap[-part:])
     held = median(reserved[-part:])
     if last < _GAP * held:
         return None
-    usable = steps.usable_gib()
-    if usable is not None:
-        usable -= outside_pytorch(steps, process)
-    retries, retry_steps = _retries(steps, kept)
+    retries, retry_steps = _retries(steps, kept[warm_up:])
     retried = retries >= _RETRIES and len(retry_steps) >= _RETRY_STEPS
-    gains = [b - a for a, b in pairwise(gap)]
+    gains = [b - a for a, b in pairwise(gap[warm_up:])]
     grown = last - first >= _GROWN * held and max(gains) <= _AT_ONCE * (last - first)
     full = usable is not None and max(reserved[-part:]) >= _FULL * usable
-    if not (full and (grown or retried)) and not (usable is None and retried and grown):
+    signs = []
+    if (full and (grown or retried)) or (usable is None and retried and grown):
+        signs += [warm_up + _begun(gap[warm_up:], first, last)] if grown else []
+        signs += [warm_up + retry_steps[0]] if retried else []
+    if usable is not None:
+        idle = _gap(steps, kept, reserved, allocated, in_doubt=True)
+        if median(idle[-part:]) >= _IDLE * usable and max(reserved[-part:]) >= _BRIM * usable:
+            signs.append(_brimmed(reserved, idle, usable))
+    if not signs:
         return None
-    begun = _begun(gap, first, last) if grown else len(gap)
-    at = min(begun, retry_steps[0] if retried else len(gap))
-    return _finding(steps, kept[at], first, last, held, highest[-1], retries, usable)
+    return _finding(steps, kept[min(signs)], first, last, held, max(allocated), retries, usable)
+
+
+def _gap(
+    steps: Steps, kept: list[int], reserved: list[float], allocated: list[float], *, in_doubt: bool
+) -> list[float]:
+    """Reserved memory over the highest peak so far, less what was reserved between the steps and is still there.
+
+    What was there before the first step counts as needed. Where several micro-batches or steps share a record, or the
+    phases are not known, `in_doubt` says whether what may have been reserved between the steps is held to have been.
+    """
+    start, end = steps.before_step_gib(), steps.column("reserved_gib")
+    micro, merged = steps.column("micro_batches"), steps.column("steps")
+    found = []
+    needed = before = between = 0.0
+    for i, most, peak in zip(kept, reserved, allocated, strict=True):
+        height = start[i] if in_doubt or (micro[i] in (None, 1) and merged[i] in (None, 1)) else 0.0
+        if height is None:
+            height = most if in_doubt else 0.0
+        needed = max(needed, peak if found else max(peak, height))
+        if found:
+            between += max(0.0, height - before)
+        found.append(most - needed - between)
+        now = end[i]
+        before, last = (most if now is None else now), before
+        between = max(0.0, between - max(0.0, last - before))  # a retry gives back what lies idle
+    return found
+
+
+def _brimmed(reserved: list[float], idle: list[float], usable: float) -> int:
+    """The first position at which the card was full and the gap there; else the first with the gap."""
+    gapped = [k for k, gap in enumerate(idle) if gap >= _IDLE * usable]
+    return next((k for k in gapped if reserved[k] >= _BRIM * usable), gapped[0])
 
 
 def _reserved(steps: Steps) -> Column:
@@ -127,9 +173,10 @@ def _finding(
     }
     of_card = f" of the {usable:.2f} GiB that can be had" if usable is not None else ""
     again = f", and cudaMalloc had to be tried again {retries} times after emptying the cache" if retries else ""
+    grew = f"went from {first:.2f} GiB to {last:.2f} GiB" if last > 1.1 * first else f"is {last:.2f} GiB"
     why = (
         f"PyTorch holds {held:.2f} GiB{of_card}, but its tensors never needed more than {peak:.2f} GiB: what lies "
-        f"between in pieces went from {first:.2f} GiB to {last:.2f} GiB{again}"
+        f"between in pieces {grew}{again}"
     )
     return Finding("fragmentation", steps.numbers[at], why, _fix(steps), figures)
 

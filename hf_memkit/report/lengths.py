@@ -3,8 +3,9 @@
 What an input costs is the peak over the floor. Inputs of changing length are no news: a new highest cost counts only
 if it could not be expected of the inputs so far, or comes close to the card. Were their order chance, the m highest
 costs of all would come in the last of the steps with a chance that can be counted; a change is held to be proven below
-a stated chance. One longer input cannot be proven so, and is told only where it fills the card. Either way it is the
-input's doing only if the steps over the old height are those with the largest inputs.
+a stated chance. One longer input, or a few among many, cannot be proven so: they are told only where they fill the
+card and stand apart from all other steps, earlier and later. Either way it is the input's doing only if the steps over
+the old height are those with the largest inputs.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hf_memkit.report.finding import Finding
+from hf_memkit.report.neighbours import available_gib
 from hf_memkit.report.series import Column, Steps, pairs, ranks, running_max
 
 __all__ = ["find_longer_batches"]
@@ -41,10 +43,13 @@ _LONGER: Final = 1.02
 """The longest input of those is longer than the longest before by this factor."""
 
 _NEAR: Final = 0.9
-"""Near the card: context, NCCL and pieces that do not fit together take the rest."""
+"""Near the card, of what PyTorch can have of it: pieces that do not fit together take the rest."""
 
 _NEAR_GROWTH: Final = 0.08
 """… and the new cost is this share of the card above the old: less is the spread of any job that fills its card."""
+
+_FEW: Final = 0.1
+"""Steps that stand apart are at most a tenth of all; more are a part of the data."""
 
 _LARGE: Final = 0.2
 _MATTERS: Final = 0.25
@@ -64,8 +69,9 @@ class _Inputs:
 
 def find_longer_batches(steps: Steps, ooms: Sequence[Mapping[str, Any]] = ()) -> Finding | None:
     """The first longer batch that set a new peak, if that matters; or the one that ended the run (an `oom` record)."""
+    usable = available_gib(steps, range(len(steps)))
     for inputs in _inputs(steps):
-        if (found := _over_steps(steps, inputs)) is not None:
+        if (found := _over_steps(steps, inputs, usable) or _apart(steps, inputs, usable)) is not None:
             return found
     return _at_the_end(steps, ooms)
 
@@ -94,22 +100,35 @@ def _sizes(steps: Steps) -> dict[str, Column]:
     return sizes
 
 
-def _over_steps(steps: Steps, inputs: _Inputs) -> Finding | None:
-    """The new height at which a proven change began, if it matters; else the one that filled the card by itself."""
-    usable = steps.usable_gib()
+def _over_steps(steps: Steps, inputs: _Inputs, usable: float | None) -> Finding | None:
+    """The new height at which a proven change began, if it matters."""
     highest, highest_peak = running_max(inputs.costs), running_max(inputs.peaks)
-    heights = _new_heights(inputs.costs, highest)
-    proven = [(chance, i) for chance, i in heights if chance <= math.log(_CHANCE)]
+    proven = [(chance, i) for chance, i in _new_heights(inputs.costs, highest) if chance <= math.log(_CHANCE)]
     surest = min(proven, default=(0.0, 0))[0]
-    began = [i for chance, i in proven if chance <= _AS_SURE * surest][:1]
-    alone = [i for _, i in heights if usable is not None and inputs.peaks[i] >= _NEAR * usable]
-    for i in (*began, *alone):
+    for i in [i for chance, i in proven if chance <= _AS_SURE * surest][:1]:
         growth = highest[-1] - highest[i - 1]  # of the cost: a floor that rises lifts the peaks too
         final, before = highest_peak[-1], highest_peak[i - 1]
         filled = usable is not None and final >= _NEAR * usable and growth >= _NEAR_GROWTH * usable
-        large = i in began and growth >= _LARGE * before and (usable is None or final >= _MATTERS * usable)
+        large = growth >= _LARGE * before and (usable is None or final >= _MATTERS * usable)
         if (filled or large) and _explained(inputs, i, highest[i - 1] * (1 + _NEW_HEIGHT)):
-            return _finding(steps, inputs, i, before)
+            return _finding(steps, inputs, i, before, usable)
+    return None
+
+
+def _apart(steps: Steps, inputs: _Inputs, usable: float | None) -> Finding | None:
+    """The first of a few steps that stand apart from all others and fill the card."""
+    if usable is None or max(inputs.peaks) < _NEAR * usable:
+        return None
+    ordered = sorted(inputs.costs, reverse=True)
+    for count in range(int(_FEW * len(ordered)), 0, -1):
+        height = ordered[count]
+        if ordered[count - 1] - height < _NEAR_GROWTH * usable:
+            continue
+        apart = [i for i, cost in enumerate(inputs.costs) if cost > height]
+        # What came among the first steps was known from the beginning.
+        fills = max(inputs.peaks[i] for i in apart) >= _NEAR * usable
+        if fills and apart[0] >= _MIN_BEFORE and _explained(inputs, apart[0], height):
+            return _finding(steps, inputs, apart[0], max(inputs.peaks[: apart[0]]), usable)
     return None
 
 
@@ -174,8 +193,7 @@ def _at_the_end(steps: Steps, ooms: Sequence[Mapping[str, Any]]) -> Finding | No
     return Finding("longer batches", oom.numbers[-1], why, _FIX, figures)
 
 
-def _finding(steps: Steps, inputs: _Inputs, first: int, before: float) -> Finding:
-    usable = steps.usable_gib()
+def _finding(steps: Steps, inputs: _Inputs, first: int, before: float, usable: float | None) -> Finding:
     step = steps.numbers[inputs.kept[first]]
     size_before, size = max(inputs.sizes[:first]), max(inputs.sizes[first:])
     at = max(range(first, len(inputs.peaks)), key=inputs.peaks.__getitem__)
@@ -188,7 +206,7 @@ def _finding(steps: Steps, inputs: _Inputs, first: int, before: float) -> Findin
         "size": size,
         **({"usable_gib": usable} if usable is not None else {}),
     }
-    of_card = f" of {usable:.2f} GiB" if usable is not None else ""
+    of_card = f" of the {usable:.2f} GiB that can be had" if usable is not None else ""
     why = (
         f"from step {step} on larger inputs set the peak: {inputs.name.replace('_', ' ')} up to {size:.0f} instead of "
         f"{size_before:.0f}, and the peak rose from {before:.2f} GiB to {final:.2f} GiB{of_card}"

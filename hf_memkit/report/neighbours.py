@@ -12,10 +12,12 @@ from itertools import pairwise
 from statistics import median
 from typing import Final
 
+from hf_memkit.hardware import CONTEXT_BYTES
 from hf_memkit.report.finding import Finding
 from hf_memkit.report.series import Column, Steps, pairs
+from hf_memkit.units import GIB
 
-__all__ = ["find_another_process", "outside_pytorch"]
+__all__ = ["available_gib", "find_another_process"]
 
 _WARM_UP: Final = 2
 """First steps left out where the context cannot be told apart: kernels, cuBLAS and NCCL come in them."""
@@ -52,11 +54,18 @@ def find_another_process(steps: Steps) -> Finding | None:
     return None
 
 
-def outside_pytorch(steps: Steps, process: range) -> float:
-    """GiB of the card that PyTorch's allocator cannot have, because this process's context, its libraries or others
-    hold it: the highest of the last readings; 0 if unknown."""
+def available_gib(steps: Steps, process: range) -> float | None:
+    """GiB of the card that PyTorch's allocator can have; None if the card's capacity is unknown.
+
+    That is the capacity less what this process's context, its libraries and others hold, which is the highest of the
+    last readings of NVML; without readings it is one context as `hf_memkit.hardware` assumes it.
+    """
+    capacity, usable = steps.capacity_gib(), steps.usable_gib()
+    if capacity is None or usable is None:
+        return None
     _, (used, reserved) = pairs(process, steps.column("device_used_gib"), steps.column("reserved_gib"))
-    return max([0.0, *(a - b for a, b in zip(used[-_BASE:], reserved[-_BASE:], strict=True))])
+    outside = [a - b for a, b in zip(used[-_BASE:], reserved[-_BASE:], strict=True)]
+    return min(usable, capacity - max([0.0, *outside] if outside else [CONTEXT_BYTES / GIB]))
 
 
 def _others(steps: Steps) -> tuple[Column, bool]:

@@ -57,16 +57,28 @@ class Steps:
             carried.append(current)
         return carried
 
+    def capacity_gib(self) -> float | None:
+        """The card's capacity."""
+        capacities = [value for value in self.column("capacity_gib") if value is not None]
+        capacity = capacities[-1] if capacities else _number(self._hardware().get("capacity_gib"))
+        return capacity if capacity is not None and capacity > 0 else None
+
     def usable_gib(self) -> float | None:
         """What PyTorch's allocator may take: the card's capacity, or its share where one was set."""
-        capacities = [value for value in self.column("capacity_gib") if value is not None]
+        capacity = self.capacity_gib()
+        share = _number(self._hardware().get("allocator_cap_fraction"))
+        return capacity * share if capacity is not None and share is not None and 0 < share < 1 else capacity
+
+    def before_step_gib(self) -> Column:
+        """The most that was reserved until the first forward of each step, from the phases.
+
+        With several micro-batches or steps in a record it is until the last forward: the same or more.
+        """
+        return [_before_step(record.get("phases")) for record in self.records]
+
+    def _hardware(self) -> Mapping[str, Any]:
         hardware = self.run.get("hardware")
-        hardware = hardware if isinstance(hardware, Mapping) else {}
-        capacity = capacities[-1] if capacities else _number(hardware.get("capacity_gib"))
-        if capacity is None or capacity <= 0:
-            return None
-        share = _number(hardware.get("allocator_cap_fraction"))
-        return capacity * share if share is not None and 0 < share < 1 else capacity
+        return hardware if isinstance(hardware, Mapping) else {}
 
     def processes(self) -> list[range]:
         """Ranges of records that one process wrote, in order: at a resume counters and warm-up start again."""
@@ -89,6 +101,11 @@ def _number(value: Any) -> float | None:
     if type(value) is not float and type(value) is not int:
         return None
     return value if math.isfinite(value) else None
+
+
+def _before_step(phases: Any) -> float | None:
+    data = phases.get("data") if isinstance(phases, Mapping) else None
+    return _number(data.get("peak_reserved_gib")) if isinstance(data, Mapping) else None
 
 
 def _named(held: Any) -> float | None:

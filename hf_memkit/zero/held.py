@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch.nn import Module
 
 from hf_memkit.terms import Place
 
-__all__ = ["held_bytes", "swapped_bytes"]
+__all__ = ["held_bytes", "held_tensors", "swapped_bytes"]
 
 Held = dict[tuple[Place, str], Any]
 """(place, term) → tensors, in any nesting of lists and dictionaries."""
@@ -26,15 +27,15 @@ def held_bytes(engine: Any) -> dict[tuple[Place, str], int]:
     nothing is really page-locked, and device and host are the same memory: places are those that a GPU would have.
     Memory that two terms share counts with the first one; what is not there at this moment is absent.
     """
-    zero = engine.optimizer
-    held: Held = {}
-    if hasattr(zero, "single_partition_of_fp32_groups"):
-        held = _stages_1_2(zero)
-    elif hasattr(zero, "fp32_partitioned_groups_flat"):
-        held = _stage_3(zero, list(engine.module.parameters()))
     seen: set[int] = set()
+    held = _held(engine.optimizer, engine.module)
     sizes = {term: _new_bytes(tensors, seen) for term, tensors in held.items()}
     return {term: size for term, size in sizes.items() if size}
+
+
+def held_tensors(zero: Any, module: Module) -> dict[tuple[Place, str], list[Tensor]]:
+    """The tensors behind `held_bytes`, from DeepSpeed's optimizer and the model; empty for any other optimizer."""
+    return {term: list(_flat(tensors)) for term, tensors in _held(zero, module).items()}
 
 
 def swapped_bytes(folder: Path, rank: int | None = None) -> dict[str, int]:
@@ -47,6 +48,14 @@ def swapped_bytes(folder: Path, rank: int | None = None) -> dict[str, int]:
         else:
             found["gradients" if "_gradient_" in file.name else "master weights and moments"] += size
     return found
+
+
+def _held(zero: Any, module: Module) -> Held:
+    if hasattr(zero, "single_partition_of_fp32_groups"):
+        return _stages_1_2(zero)
+    if hasattr(zero, "fp32_partitioned_groups_flat"):
+        return _stage_3(zero, list(module.parameters()))
+    return {}
 
 
 def _new_bytes(tensors: Any, seen: set[int]) -> int:

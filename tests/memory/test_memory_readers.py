@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from hf_memkit.memory import CudaReader, HostReader, MemoryReader, NvmlReader, readers, readers_for_this_machine
-from hf_memkit.memory.readers import ReaderGroup, _bytes_of_this_process
+from hf_memkit.memory import CudaReader, HostReader, MemoryReader, NvmlReader, PinnedReader, readers_for_this_machine
+from hf_memkit.memory.readers import ReaderGroup
+from hf_memkit.memory.readers.nvml import bytes_of_this_process
 
 
 def test_the_readers_of_this_machine() -> None:
@@ -39,23 +40,27 @@ def test_one_reader_failing_leaves_the_others(allocator: Any) -> None:
     assert group.device == torch.device("cpu")
 
 
-def test_which_process_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_process_is_ours() -> None:
     me, gib = os.getpid(), 2**30
-    monkeypatch.setattr(readers, "_in_first_pid_namespace", lambda: True)
-    assert _bytes_of_this_process([(me, 3 * gib), (1, 9 * gib)], 2 * gib) == 3 * gib
-    assert _bytes_of_this_process([(1, 9 * gib), (2, 3 * gib)], 2 * gib) is None
-    assert _bytes_of_this_process([(me, None)], 2 * gib) is None
-    assert _bytes_of_this_process([(me, 1 * gib)], 2 * gib) is None  # less than the allocator holds: not ours
-    assert _bytes_of_this_process([(me, 1 * gib)], 0) is None
-    monkeypatch.setattr(readers, "_in_first_pid_namespace", lambda: False)
-    assert _bytes_of_this_process([(77, 3 * gib)], 2 * gib) == 3 * gib
-    assert _bytes_of_this_process([(me, 3 * gib), (1, 9 * gib)], 2 * gib) is None
+
+    def ours(
+        processes: list[tuple[int, int | None]], reserved: int, *, outside_a_container: bool = True
+    ) -> int | None:
+        return bytes_of_this_process(processes, reserved, knows_own_number=lambda: outside_a_container)
+
+    assert ours([(me, 3 * gib), (1, 9 * gib)], 2 * gib) == 3 * gib
+    assert ours([(1, 9 * gib), (2, 3 * gib)], 2 * gib) is None
+    assert ours([(me, None)], 2 * gib) is None
+    assert ours([(me, 1 * gib)], 2 * gib) is None  # less than the allocator holds: not ours
+    assert ours([(me, 1 * gib)], 0) is None
+    assert ours([(77, 3 * gib)], 2 * gib, outside_a_container=False) == 3 * gib
+    assert ours([(me, 3 * gib), (1, 9 * gib)], 2 * gib, outside_a_container=False) is None
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_cuda_counters() -> None:
-    assert [type(r) for r in readers_for_this_machine()] == [HostReader, CudaReader, NvmlReader]
+    assert [type(r) for r in readers_for_this_machine()] == [HostReader, CudaReader, PinnedReader, NvmlReader]
     reader = CudaReader()
     block = torch.empty(2**28, dtype=torch.uint8, device="cuda")
     before = reader.read()["allocated_gib"]
