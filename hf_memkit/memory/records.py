@@ -34,7 +34,6 @@ class RecordWriter:
         self.lost = 0
         self.last_error: str | None = None
         self._descriptor: int | None = None
-        self._process = 0
         self._torn = False
 
     def write(self, kind: str, fields: Mapping[str, Any]) -> bool:
@@ -73,13 +72,13 @@ class RecordWriter:
 
     def _opened(self) -> int:
         if self._descriptor is not None:
-            # A file whose last name is gone is nobody's any more; a forked process must not write for its parent.
-            if self._process == os.getpid() and os.fstat(self._descriptor).st_nlink:
+            # A file whose last name is gone is nobody's any more. (A forked process shares the file: both append.)
+            if os.fstat(self._descriptor).st_nlink:
                 return self._descriptor
             self.close()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        self._descriptor, self._process = descriptor, os.getpid()
+        self._descriptor = descriptor
         size = os.fstat(descriptor).st_size
         # A process was killed in the middle of its last line.
         self._torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"

@@ -1,0 +1,153 @@
+"""What a reader of memory counters is, and all readers as one. In: readers. Out: flat numbers by name.
+
+No reader synchronises the device, collects garbage or empties a cache. A number that a device cannot give is absent,
+never zero.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+
+from hf_memkit.memory.guard import describe
+from hf_memkit.units import GIB
+
+__all__ = ["Every", "Mark", "MemoryReader", "ReaderGroup"]
+
+
+@runtime_checkable
+class MemoryReader(Protocol):
+    """One source of memory counters.
+
+    A reader may have two more methods: `mark() -> Mark`, what `read` and `peak` say of the allocator in one cheap
+    call; and `refresh()`, after which the next `read` looks again even if it looked a moment ago.
+    """
+
+    device: torch.device | None
+    """The device that the counters `*allocated_gib` are about, or None."""
+
+    def read(self) -> dict[str, float]:
+        """Counters as they are now."""
+
+    def peak(self) -> dict[str, float]:
+        """The highest values since the last `reset_peak`, names beginning with `peak_`."""
+
+    def reset_peak(self) -> None:
+        """Lets the peaks start again from what is in use now."""
+
+    def capacity(self) -> dict[str, float]:
+        """What does not change while the process lives."""
+
+
+class Mark(NamedTuple):
+    """The allocator at one moment, in bytes; None for what the device cannot tell."""
+
+    allocated: int | None
+    peak_allocated: int | None
+    peak_reserved: int | None
+
+
+_NOTHING = Mark(None, None, None)
+
+
+class Every:
+    """Says when an expensive counter may be read again: not more often than every `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._next_s = -math.inf
+
+    def is_due(self) -> bool:
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return False
+        self._next_s = now_s + self._seconds
+        return True
+
+    def now(self) -> None:
+        """The next question is answered with yes."""
+        self._next_s = -math.inf
+
+
+class ReaderGroup:
+    """All readers as one. A reader that raises loses its numbers for that call; `errors` keeps its first message."""
+
+    def __init__(self, readers: Sequence[MemoryReader]) -> None:
+        self.readers = tuple(readers)
+        self.errors: dict[str, str] = {}
+        with_device = [r for r in self.readers if getattr(r, "device", None) is not None]
+        self._allocator: MemoryReader | None = with_device[0] if with_device else None
+        self._mark: Callable[[], Mark] | None = getattr(self._allocator, "mark", None)
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device whose allocator is being read."""
+        return None if self._allocator is None else self._allocator.device
+
+    def read(self, *, fresh: bool = False) -> dict[str, float]:
+        """Every reader's counters; with `fresh` also those that are not read each time."""
+        if fresh:
+            for reader in self.readers:
+                if hasattr(reader, "refresh"):
+                    reader.refresh()
+        return self._merge("read", lambda reader: reader.read())
+
+    def peak(self) -> dict[str, float]:
+        return self._merge("peak", lambda reader: reader.peak())
+
+    def capacity(self) -> dict[str, float]:
+        return self._merge("capacity", lambda reader: reader.capacity())
+
+    def reset_peak(self) -> None:
+        if self._allocator is None:
+            return
+        try:
+            self._allocator.reset_peak()
+        except Exception as error:
+            self._note("reset_peak", error)
+
+    def mark(self) -> Mark:
+        """The allocator now; asked at every boundary."""
+        if self._allocator is None:
+            return _NOTHING
+        if self._mark is None:
+            return self._mark_of_two()
+        try:
+            return self._mark()
+        except Exception as error:
+            self._note("mark", error)
+            return _NOTHING
+
+    def _mark_of_two(self) -> Mark:
+        """From a reader that has no `mark`."""
+        assert self._allocator is not None
+        sizes: dict[str, float] = {}
+        for method, ask in (("read", self._allocator.read), ("peak", self._allocator.peak)):
+            try:
+                sizes |= ask()
+            except Exception as error:
+                self._note(method, error)
+        names = ("allocated_gib", "peak_allocated_gib", "peak_reserved_gib")
+        return Mark(*(_bytes(sizes.get(name)) for name in names))
+
+    def _note(self, method: str, error: Exception) -> None:
+        self.errors.setdefault(f"{type(self._allocator).__name__}.{method}", describe(error))
+
+    def _merge(self, method: str, call: Callable[[MemoryReader], dict[str, float]]) -> dict[str, float]:
+        merged: dict[str, float] = {}
+        for reader in self.readers:
+            try:
+                for name, value in call(reader).items():
+                    if value is not None and math.isfinite(value):
+                        merged[name] = value
+            except Exception as error:
+                self.errors.setdefault(f"{type(reader).__name__}.{method}", describe(error))
+        return merged
+
+
+def _bytes(size_gib: float | None) -> int | None:
+    return None if size_gib is None or not math.isfinite(size_gib) else round(size_gib * GIB)

@@ -1,0 +1,115 @@
+"""Memory that is not on the device: RAM of this process and of the machine, pinned memory, files of swapped states."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from hf_memkit.memory.cgroup import available_bytes
+from hf_memkit.memory.readers.base import Every
+from hf_memkit.units import GIB
+from hf_memkit.zero.held import swapped_bytes
+
+__all__ = ["HostReader", "PinnedReader", "SwapReader"]
+
+_STATM = "/proc/self/statm"
+_OWN_EVERY_S = 0.1
+_AVAILABLE_EVERY_S = 0.5
+_SWAP_EVERY_S = 5.0
+
+
+class _OffDevice:
+    """A reader of numbers without peaks."""
+
+    device: torch.device | None = None
+
+    def peak(self) -> dict[str, float]:
+        return {}
+
+    def reset_peak(self) -> None:
+        return None
+
+    def capacity(self) -> dict[str, float]:
+        return {}
+
+
+class HostReader(_OffDevice):
+    """This process's memory in RAM, and what is left for it.
+
+    The first is looked up every tenth of a second at most, the second every half, and repeated in between: the kernel
+    adds them up for each who asks.
+    """
+
+    def __init__(self) -> None:
+        self._own_every = Every(_OWN_EVERY_S)
+        self._available_every = Every(_AVAILABLE_EVERY_S)
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+        self._counters: dict[str, float] = {}
+
+    def read(self) -> dict[str, float]:
+        if self._own_every.is_due():
+            self._counters["host_rss_gib"] = self._rss_bytes() / GIB
+            if self._available_every.is_due():
+                limited = available_bytes()
+                free = int(psutil.virtual_memory().available)
+                self._counters["host_available_gib"] = (free if limited is None else min(free, limited)) / GIB
+        return dict(self._counters)
+
+    def refresh(self) -> None:
+        self._own_every.now()
+        self._available_every.now()
+
+    def _rss_bytes(self) -> int:
+        # /proc/self is whoever reads it, also after a fork. Its second number is the resident pages (man 5 proc).
+        try:
+            descriptor = os.open(_STATM, os.O_RDONLY)
+        except OSError:
+            return int(psutil.Process().memory_info().rss)
+        try:
+            return int(os.read(descriptor, 128).split()[1]) * self._page_bytes
+        finally:
+            os.close(descriptor)
+
+
+class PinnedReader(_OffDevice):
+    """Page-locked RAM that torch's allocator for it has taken, cached blocks included.
+
+    Block sizes are powers of two, and memory that a library locked by itself is not in it
+    (torch 2.13: `torch.cuda.host_memory_stats`).
+    """
+
+    def __init__(self) -> None:
+        self._every = Every(_AVAILABLE_EVERY_S)
+        self._read: Callable[[], Any] | None = getattr(torch.cuda, "host_memory_stats_as_nested_dict", None)
+
+    def read(self) -> dict[str, float]:
+        if self._read is None or not self._every.is_due():
+            return {}
+        allocated = self._read().get("allocated_bytes")
+        return {} if allocated is None else {"pinned_gib": allocated["current"] / GIB}
+
+    def refresh(self) -> None:
+        self._every.now()
+
+
+class SwapReader(_OffDevice):
+    """What this process has in ZeRO-Infinity's files, summed every five seconds at most."""
+
+    def __init__(self, folders: Sequence[Path], rank: int) -> None:
+        self._folders = tuple(folders)
+        self._rank = rank
+        self._every = Every(_SWAP_EVERY_S)
+
+    def read(self) -> dict[str, float]:
+        if not self._every.is_due():
+            return {}
+        sizes = [size for folder in self._folders for size in swapped_bytes(folder, self._rank).values()]
+        return {"disk_swap_gib": sum(sizes) / GIB}
+
+    def refresh(self) -> None:
+        self._every.now()
