@@ -48,10 +48,11 @@ _FULL: Final = 0.9
 """Reserved memory is near the card from here: context and libraries take the rest."""
 
 _BRIM: Final = 0.95
-_IDLE: Final = 0.15
-"""Filled to the brim, with a share of it that no tensor has ever needed: three times the twentieth that segments of
-20 MiB, whole 2 MiB and changing sizes leave in most jobs, and enough for a batch larger by as much. Both, because a
-large gap costs nothing while the card has room, and a full card is what a job that fits it well looks like."""
+_IDLE: Final = 1 / 8
+"""Filled to the brim, with an eighth of the card in it that no step has ever needed: a batch larger by as much would
+fit, and the next request that finds no whole piece ends in a retry. Both are asked for, because a gap costs nothing
+while there is room (half of what is reserved may be gap in a healthy job whose sizes change), and a full card without
+a gap is a job that fits well. Where there was a retry in this process, the brim was reached: then near is enough."""
 
 _ENDS: Final = 5
 """The gap at the beginning and the end is the median over a fifth of the steps."""
@@ -91,8 +92,11 @@ def _judge(
         signs += [warm_up + retry_steps[0]] if retried else []
     if usable is not None:
         idle = _gap(steps, kept, reserved, allocated, in_doubt=True)
-        if median(idle[-part:]) >= _IDLE * usable and max(reserved[-part:]) >= _BRIM * usable:
-            signs.append(_brimmed(reserved, idle, usable))
+        ever = max((value for i in kept if (value := steps.column("alloc_retries")[i]) is not None), default=0.0)
+        brim = (_FULL if ever else _BRIM) * usable
+        if median(idle[-part:]) >= _IDLE * usable and max(reserved[-part:]) >= brim:
+            gapped = [k for k, gap in enumerate(idle) if gap >= _IDLE * usable]
+            signs.append(next((k for k in gapped if reserved[k] >= brim), gapped[0]))
     if not signs:
         return None
     return _finding(steps, kept[min(signs)], first, last, held, max(allocated), retries, usable)
@@ -108,7 +112,7 @@ def _gap(
     """
     start, end = steps.before_step_gib(), steps.column("reserved_gib")
     micro, merged = steps.column("micro_batches"), steps.column("steps")
-    found = []
+    found: list[float] = []
     needed = before = between = 0.0
     for i, most, peak in zip(kept, reserved, allocated, strict=True):
         height = start[i] if in_doubt or (micro[i] in (None, 1) and merged[i] in (None, 1)) else 0.0
@@ -122,12 +126,6 @@ def _gap(
         before, last = (most if now is None else now), before
         between = max(0.0, between - max(0.0, last - before))  # a retry gives back what lies idle
     return found
-
-
-def _brimmed(reserved: list[float], idle: list[float], usable: float) -> int:
-    """The first position at which the card was full and the gap there; else the first with the gap."""
-    gapped = [k for k, gap in enumerate(idle) if gap >= _IDLE * usable]
-    return next((k for k in gapped if reserved[k] >= _BRIM * usable), gapped[0])
 
 
 def _reserved(steps: Steps) -> Column:
@@ -172,10 +170,11 @@ def _finding(
         **({"usable_gib": usable} if usable is not None else {}),
     }
     of_card = f" of the {usable:.2f} GiB that can be had" if usable is not None else ""
-    again = f", and cudaMalloc had to be tried again {retries} times after emptying the cache" if retries else ""
+    times = "once" if retries == 1 else f"{retries} times"
+    again = f", and cudaMalloc had to be tried again {times} after emptying the cache" if retries else ""
     grew = f"went from {first:.2f} GiB to {last:.2f} GiB" if last > 1.1 * first else f"is {last:.2f} GiB"
     why = (
-        f"PyTorch holds {held:.2f} GiB{of_card}, but its tensors never needed more than {peak:.2f} GiB: what lies "
+        f"PyTorch holds {held:.2f} GiB{of_card}, but its steps never needed more than {peak:.2f} GiB: what lies "
         f"between in pieces {grew}{again}"
     )
     return Finding("fragmentation", steps.numbers[at], why, _fix(steps), figures)

@@ -6,7 +6,8 @@ minimum, and the envelope goes through those. It is a steady rise if
 
 - it rises by more than a stated amount and more than the noise,
 - it keeps its pace: a straight line follows it (a jump, a cache that fills, or a curve that levels off departs from
-  the line, and its last quarter falls behind), or it is a staircase of many regular steps that still goes on,
+  the line, and its last quarter falls behind), but for one pause, or it is a staircase of many regular steps that
+  still goes on,
 - and it either begins with the first value or after a hinge, where a level line turns into a rising one, and ends
   above all that was before. A curve that levels off has no such hinge: it is steeper before than after, at any cut.
 """
@@ -66,6 +67,14 @@ _STAIR_END: Final = 1.5
 """Stairs come regularly: the longest wait is at most 2.5 × the median, and no more than 1.5 × the longest wait lies
 before the first and after the last."""
 
+_PAUSE: Final = 1 / 3
+_BESIDE: Final = 2
+"""One pause of up to a third of the stretches, with two gains (three stretches) or more on both sides, is cut out: what
+rises before and after it in one and the same line is one leak that rested (an epoch without the path that leaks, say)."""
+
+_LEVEL: Final = 0.25
+"""A line that brought more than a quarter of the rise before the hinge was not level there: it began before."""
+
 _BEFORE: Final = 8
 """A rise that begins later has at least eight values before it: fewer are the end of the warm-up."""
 
@@ -105,7 +114,9 @@ def find_rise(steps: Sequence[int], values: Sequence[float], least: float, *, st
         return None
     smooth = _median_of_three(values)
     if (whole := _judge(steps, smooth, least, stairs)) is not None:
-        return _with_hinge(steps, smooth, least, stairs) or whole
+        later = _with_hinge(steps, smooth, least, stairs)
+        level = later is not None and later.start - whole.start <= _LEVEL * (whole.end - whole.start)
+        return later if level else whole
     size = len(smooth)
     while size >= MIN_VALUES + _BEFORE:
         found = _with_hinge(steps[-size:], smooth[-size:], least, stairs)
@@ -133,15 +144,16 @@ def _judge(steps: Sequence[int], values: Sequence[float], least: float, stairs: 
     least = max(least, _NOISE * noise)
     if sum(gains) < least:
         return None
-    rising = sum(gain > _SOME * least for gain in gains)
-    if rising < _MOST * len(gains):
-        if not stairs or not _is_staircase(steps, values, sum(gains)):
-            return None
-    else:
-        gains = _without_jumps(gains)
-        if sum(gains) < least or not _keeps_pace(middles, gains):
-            return None
-    return Rise(steps[0], envelope[0], envelope[-1], sum(gains) / (middles[-1] - middles[0]), noise)
+    span = middles[-1] - middles[0]
+    many = sum(gain > _SOME * least for gain in gains) >= _MOST * len(gains)
+    without_jumps = _without_jumps(gains)
+    if many and sum(without_jumps) >= least and _keeps_pace(middles, without_jumps):
+        gains = without_jumps
+    elif stairs and (paused := _without_pause(middles, gains, _SOME * least)) and _keeps_pace(*paused):
+        span = paused[0][-1] - paused[0][0]
+    elif many or not stairs or not _is_staircase(steps, values, sum(gains)):
+        return None
+    return Rise(steps[0], envelope[0], envelope[-1], sum(gains) / span, noise)
 
 
 def _stretches(steps: Sequence[int], values: Sequence[float]) -> tuple[list[float], list[float], float]:
@@ -171,6 +183,21 @@ def _without_jumps(gains: list[float]) -> list[float]:
     usual = median(gains)
     jumps = sorted((i for i, gain in enumerate(gains) if gain > _JUMP * usual), key=gains.__getitem__)[-_JUMPS:]
     return [usual if i in jumps else gain for i, gain in enumerate(gains)]
+
+
+def _without_pause(
+    middles: Sequence[float], gains: Sequence[float], least: float
+) -> tuple[list[float], list[float]] | None:
+    """The stretches' middles and gains without the one pause, those after it moved up to it; None without such one."""
+    still = [i for i, gain in enumerate(gains) if gain <= least]
+    if not still or still[-1] - still[0] + 1 != len(still) or len(still) > _PAUSE * len(gains):
+        return None
+    begin, end = still[0], still[-1] + 1
+    if begin < _BESIDE or len(gains) - end < _BESIDE:
+        return None
+    pause = middles[end] - middles[begin]
+    kept = [*middles[: begin + 1], *(middle - pause for middle in middles[end + 1 :])]
+    return kept, [*gains[:begin], *gains[end:]]
 
 
 def _keeps_pace(middles: Sequence[float], gains: Sequence[float]) -> bool:
