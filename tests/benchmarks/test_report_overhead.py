@@ -1,0 +1,98 @@
+"""The overhead benchmark's path, with few steps, and its stopwatch."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks import report_overhead
+from benchmarks.overhead_arms import ARMS, PARTS, Arm, Size, Timings, make_model
+from benchmarks.stopwatch import Stopwatch, watching
+
+
+def inner() -> None:
+    time.sleep(0.004)
+
+
+def outer() -> None:
+    time.sleep(0.002)
+    inner()
+
+
+def test_time_counts_once_and_for_the_part_that_took_it() -> None:
+    stopwatch = Stopwatch()
+    this = sys.modules[__name__]
+    before = (this.outer, this.inner)
+    with watching(stopwatch, {"outer": [f"{__name__}:outer"], "inner": [f"{__name__}:inner"]}):
+        this.outer()  # before the first step: does not count
+        stopwatch.lap()
+        this.outer()
+        stopwatch.lap()
+        this.inner()
+        stopwatch.lap()
+        this.inner()  # after the last
+    assert (this.outer, this.inner) == before
+    assert stopwatch.calls == 6 and len(stopwatch.laps_us) == 2
+    assert sum(stopwatch.parts_us.values()) == pytest.approx(sum(stopwatch.laps_us))
+    assert 2000 <= stopwatch.parts_us["outer"] < stopwatch.parts_us["inner"] and stopwatch.parts_us["inner"] >= 8000
+    assert stopwatch.laps_us[0] >= 6000 and 4000 <= stopwatch.laps_us[1] < stopwatch.laps_us[0]
+
+
+def test_a_function_that_is_gone_is_an_error() -> None:
+    for name in ("hf_memkit.memory.records:RecordWriter.gone", "hf_memkit.memory.records:RecordWriter.gone_*"):
+        with pytest.raises(AttributeError, match="gone"), watching(Stopwatch(), {"part": [name]}):
+            pass
+
+
+def test_an_arm_is_compared_with_its_own_baseline_round_by_round() -> None:
+    skipped = [1e6] * report_overhead.WARM_UP
+    nothing = [Timings([*skipped, 100.0, 102.0, 98.0]), Timings([*skipped, 200.0])]
+    other = [Timings([*skipped, 107.0], [*skipped, 6.0]), Timings([*skipped, 203.0], [*skipped, 4.0])]
+    row = report_overhead.summarize(
+        Arm("other", "", lambda *_: other[0]), {"nothing": nothing, "other": other}
+    )  # one round is twice as slow, for everybody
+    assert row["added_us"] == 5.0 and row["added_us_range"] == [3.0, 7.0]
+    assert row["inside_us"] == 5.0 and row["step_us"] == 155.0
+    assert "–" in report_overhead.table([{"arm": "nothing", "step_us": 1.0}])
+
+
+def test_every_arm_is_compared_with_one_that_is_there() -> None:
+    names = [arm.name for arm in ARMS]
+    assert len(names) == len(set(names)) == 8
+    assert all(arm.against in (None, *names) for arm in ARMS)
+
+
+def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_overhead, "find_spec", lambda name: None)
+    arms, left_out = report_overhead.usable_arms(on_gpu=False)
+    assert left_out == [f"{name}: lightning is not installed" for name in ("lightning", "lightning-monitor")]
+    assert len(arms) == 6
+    monkeypatch.setattr(report_overhead, "find_spec", lambda name: SimpleNamespace())
+    assert report_overhead.usable_arms(on_gpu=True)[1] == []
+
+
+def test_it_runs_and_writes_its_evidence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--rounds", "1", "--steps", "4", "--long-steps", "30", "--width", "16", "--length", "8"]
+    names = ["memkit", "memkit-allocator", "memkit-no-phases", "counters"]
+    assert report_overhead.main([*arguments, "--only", *names, "--out", str(tmp_path)]) == 0
+    (path,) = tmp_path.glob("report_overhead-*.json")
+    evidence = json.loads(path.read_text())
+    rows = {row["arm"]: row for row in evidence["arms"]}
+    assert list(rows) == ["nothing", *names]
+    for name in names:
+        assert 0 < rows[name]["inside_us"] < rows[name]["step_us"], name
+    assert evidence["model"]["parameter_tensors"] == 148
+    assert evidence["long"]["steps"] == 30 and evidence["long"]["file_bytes"] > 0
+    assert set(evidence["parts_us"]) == set(PARTS) and all(spent > 0 for spent in evidence["parts_us"].values())
+    assert evidence["versions"]["torch"] and evidence["hardware"]["ram_gib"] > 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in names)
+
+
+def test_the_model_has_150_tensors_or_so() -> None:
+    assert len(list(make_model(Size()).parameters())) == 148

@@ -1,0 +1,11 @@
+"""The reader of the runs in which every storage is counted, as on a card: a CPU has no allocator of its own."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.memory.live_storages import LiveStorages
+
+__all__ = ["LIVE"]
+
+LIVE: Final = LiveStorages()
