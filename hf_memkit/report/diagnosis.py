@@ -6,7 +6,7 @@ Four things make memory grow, and each has its own sign:
 |---|---|---|
 | leak | the floor at step end rises and does not level off | `leaks.py`, `rise.py` |
 | longer batches | the cost over the floor rises with the size of the inputs | `lengths.py` |
-| fragmentation | reserved memory rises over the highest peak so far, cudaMalloc is retried | `fragments.py` |
+| fragmentation | what is reserved over the highest peak so far fills the card or is retried | `fragments.py` |
 | another process | the card is used by what is not this process | `neighbours.py` |
 
 Several may be true at once, because the signs do not touch: the floor is what no input's cost is in, the cost has no

@@ -48,8 +48,8 @@ _FULL: Final = 0.9
 """Reserved memory is near the card from here: context and libraries take the rest."""
 
 _BRIM: Final = 0.95
-_IDLE: Final = 1 / 8
-"""Filled to the brim, with an eighth of the card in it that no step has ever needed: a batch larger by as much would
+_IDLE: Final = 0.15
+"""Filled to the brim, with 15 % of the card in it that no step has ever needed: a batch larger by as much would
 fit, and the next request that finds no whole piece ends in a retry. Both are asked for, because a gap costs nothing
 while there is room (half of what is reserved may be gap in a healthy job whose sizes change), and a full card without
 a gap is a job that fits well. Where there was a retry in this process, the brim was reached: then near is enough."""
@@ -181,8 +181,7 @@ def _finding(
 
 
 def _fix(steps: Steps) -> str:
-    hardware = steps.run.get("hardware")
-    settings = str(hardware.get("allocator_settings") or "") if isinstance(hardware, dict) else ""
+    settings = str(steps.hardware().get("allocator_settings") or "")
     if "expandable_segments:True" in settings:
         return (
             "expandable_segments is on already: make the sizes change less (pad_to_multiple_of, packing), "

@@ -58,14 +58,15 @@ def available_gib(steps: Steps, process: range) -> float | None:
     """GiB of the card that PyTorch's allocator can have; None if the card's capacity is unknown.
 
     That is the capacity less what this process's context, its libraries and others hold, which is the highest of the
-    last readings of NVML; without readings it is one context as `hf_memkit.hardware` assumes it.
+    last readings of NVML. Without readings it is one context as `hf_memkit.hardware` assumes it, on a card of CUDA.
     """
     capacity, usable = steps.capacity_gib(), steps.usable_gib()
     if capacity is None or usable is None:
         return None
     _, (used, reserved) = pairs(process, steps.column("device_used_gib"), steps.column("reserved_gib"))
     outside = [a - b for a, b in zip(used[-_BASE:], reserved[-_BASE:], strict=True)]
-    return min(usable, capacity - max([0.0, *outside] if outside else [CONTEXT_BYTES / GIB]))
+    assumed = CONTEXT_BYTES / GIB if not outside and steps.hardware().get("device_type") == "cuda" else 0.0
+    return min(usable, capacity - max([assumed, *outside]))
 
 
 def _others(steps: Steps) -> tuple[Column, bool]:

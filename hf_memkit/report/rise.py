@@ -69,8 +69,9 @@ before the first and after the last."""
 
 _PAUSE: Final = 1 / 3
 _BESIDE: Final = 2
-"""One pause of up to a third of the stretches, with two gains (three stretches) or more on both sides, is cut out: what
-rises before and after it in one and the same line is one leak that rested (an epoch without the path that leaks, say)."""
+"""One pause of up to a third of the stretches, with two gains (three stretches) or more on both sides, is cut out:
+what rises before and after it in one and the same line is one leak that rested, as while the path that leaks was not
+taken."""
 
 _LEVEL: Final = 0.25
 """A line that brought more than a quarter of the rise before the hinge was not level there: it began before."""

@@ -60,13 +60,13 @@ class Steps:
     def capacity_gib(self) -> float | None:
         """The card's capacity."""
         capacities = [value for value in self.column("capacity_gib") if value is not None]
-        capacity = capacities[-1] if capacities else _number(self._hardware().get("capacity_gib"))
+        capacity = capacities[-1] if capacities else _number(self.hardware().get("capacity_gib"))
         return capacity if capacity is not None and capacity > 0 else None
 
     def usable_gib(self) -> float | None:
         """What PyTorch's allocator may take: the card's capacity, or its share where one was set."""
         capacity = self.capacity_gib()
-        share = _number(self._hardware().get("allocator_cap_fraction"))
+        share = _number(self.hardware().get("allocator_cap_fraction"))
         return capacity * share if capacity is not None and share is not None and 0 < share < 1 else capacity
 
     def before_step_gib(self) -> Column:
@@ -76,7 +76,8 @@ class Steps:
         """
         return [_before_step(record.get("phases")) for record in self.records]
 
-    def _hardware(self) -> Mapping[str, Any]:
+    def hardware(self) -> Mapping[str, Any]:
+        """`hardware` of the `run` record, or nothing."""
         hardware = self.run.get("hardware")
         return hardware if isinstance(hardware, Mapping) else {}
 

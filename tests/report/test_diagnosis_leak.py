@@ -90,6 +90,15 @@ def test_a_leak_is_found_in_spite_of_one_low_reading() -> None:
     assert kinds(training(floor=lambda step: 5 * MIB * step - (1 if step == 190 else 0))) == ["leak"]
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("begin", "end"), [(50, 90), (90, 145)])
+def test_a_leak_that_pauses_is_one_from_its_beginning(seed: int, begin: int, end: int) -> None:
+    records = training(floor=lambda step: 5 * MIB * (step - min(max(step - begin, 0), end - begin)), seed=seed)
+    leak = only(records, "leak")
+    assert leak.first_step == 1
+    assert leak.figures["rise_mib_per_step"] == pytest.approx(5, rel=0.25)
+
+
 def test_a_leak_of_six_evaluations() -> None:
     assert kinds(training(floor=lambda step: 0.3 * (step // 32))) == ["leak"]
 
@@ -108,6 +117,8 @@ LEVEL: dict[str, Level] = {
     "three large jumps on a trickle": lambda step: 0.2 * MIB * step + at((60, 1), (110, 1), (185, 0.5))(step),
     "gathered in half of 100 steps, then dropped": lambda step: 0.03 * max(0, (step - 1) % 100 - 50),
     "gathered in the last half of 70 steps, then dropped": lambda step: 0.03 * max(0, (step + 10) % 70 - 35),
+    "a cache that fills twice": lambda step: min(step, 60) / 30 + min(max(0, step - 100), 60) / 30,
+    "half the run between two parts of a cache": lambda step: min(step, 40) / 30 + min(max(0, step - 140), 40) / 30,
     "flat": nothing,
     "one jump": lambda step: 1.0 if step > 120 else 0,
     "three jumps, as layers are unfrozen": lambda step: 0.4 * (step // 50),
