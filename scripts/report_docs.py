@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""Writes the tables of docs/report.md and docs/measuring.md from the evidence; with --check only compares.
+
+.venv/bin/python scripts/report_docs.py [--check]
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def diagnosis_table() -> str:
+    """How much of what should be said is said, and what is said wrongly."""
+    scores = json.loads((RESULTS / "diagnosis.json").read_text())
+    halves = {"tune": "generated, thresholds chosen with them", "held-out": "generated, held out", "real": "real"}
+    lines = [
+        "| runs | how many (healthy) | detected | false alarms | first step within a tenth of the run |",
+        "|---|---|---|---|---|",
+    ]
+    for key, name in halves.items():
+        part = scores[key]
+        lines.append(
+            f"| {name} | {part['runs']} ({part['healthy_runs']}) | {_percent(part['detection_rate'])} of "
+            f"{part['states']} | {_percent(part['false_alarm_rate'])} of the runs | "
+            f"{_percent(part['first_step_within_a_tenth_of_the_run'])} of {part['first_steps_compared']} |"
+        )
+    lines += ["", "| what | detected: tune | held-out | real |", "|---|---|---|---|"]
+    for kind in scores["tune"]["kinds"]:
+        found = [_of_kind(scores[key]["kinds"][kind]) for key in halves]
+        lines.append(f"| {kind} | {' | '.join(found)} |")
+    return "\n".join([*lines, "", f"Evidence: `benchmarks/results/diagnosis.json`, made by `{scores['command']}`."])
+
+
+def overhead_table() -> str:
+    """What is added to a step, of every evidence file; the machine stands above each table."""
+    parts = []
+    for path in sorted(RESULTS.glob("report_overhead-*.json")):
+        evidence = json.loads(path.read_text())
+        model, long = evidence["model"], evidence["long"]
+        lines = [
+            f"`{path.relative_to(ROOT)}`: {model['parameter_tensors']} parameter tensors, {evidence['rounds']} rounds of "
+            f"{evidence['steps']} steps, torch {evidence['versions']['torch']}.",
+            "",
+            "| with | a step, µs | added, µs (lowest to highest round) | inside its own code, µs |",
+            "|---|---|---|---|",
+        ]
+        for row in evidence["arms"]:
+            spread = row.get("added_us_range")
+            added = f"{row['added_us']:.0f} ({spread[0]:.0f} to {spread[1]:.0f})" if spread else "–"
+            inside = f"{row['inside_us']:.0f}" if "inside_us" in row else "–"
+            lines.append(f"| {row['what']} | {row['step_us']:.0f} | {added} | {inside} |")
+        lines += [
+            "",
+            f"Over {long['steps']:,} steps, inside, phases and categories on: median {long['first_tenth_median_us']:.0f} µs "
+            f"in the first tenth, {long['last_tenth_median_us']:.0f} µs in the last; the records came to "
+            f"{long['file_bytes'] / 1e6:.1f} MB.",
+        ]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def pages() -> dict[Path, str]:
+    """Each page as it should be."""
+    tables = {
+        ROOT / "docs" / "report.md": {"diagnosis": diagnosis_table()},
+        ROOT / "docs" / "measuring.md": {"overhead": overhead_table()},
+    }
+    return {page: _filled(page, blocks) for page, blocks in tables.items()}
+
+
+def main(arguments: list[str]) -> int:
+    stale = [(page, text) for page, text in pages().items() if page.read_text() != text]
+    for page, text in stale:
+        if "--check" in arguments:
+            print(f"{page.relative_to(ROOT)} is not what the evidence says: run scripts/report_docs.py")
+        else:
+            page.write_text(text)
+    return 1 if stale and "--check" in arguments else 0
+
+
+def _filled(page: Path, blocks: dict[str, str]) -> str:
+    text = page.read_text()
+    for name, table in blocks.items():
+        block = re.compile(f"(<!-- evidence: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+        if not block.search(text):
+            raise SystemExit(f"{page}: no block for {name}")
+        text = block.sub(lambda found, table=table: f"{found[1]}{table}\n{found[2]}", text)
+    return text
+
+
+def _of_kind(scores: dict[str, Any]) -> str:
+    return f"{_percent(scores['detection_rate'])} of {scores['states']}" if scores["states"] else "–"
+
+
+def _percent(rate: float | None) -> str:
+    return "–" if rate is None else f"{rate:.1%}".replace("%", " %")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
