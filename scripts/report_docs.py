@@ -45,8 +45,8 @@ def overhead_table() -> str:
         evidence = json.loads(path.read_text())
         model, long = evidence["model"], evidence["long"]
         lines = [
-            f"`{path.relative_to(ROOT)}`: {model['parameter_tensors']} parameter tensors, {evidence['rounds']} rounds of "
-            f"{evidence['steps']} steps, torch {evidence['versions']['torch']}.",
+            f"`{path.relative_to(ROOT)}`: {model['parameter_tensors']} parameter tensors, {evidence['rounds']} rounds "
+            f"of {evidence['steps']} steps, torch {evidence['versions']['torch']}.",
             "",
             "| with | a step, µs | added, µs (lowest to highest round) | inside its own code, µs |",
             "|---|---|---|---|",
@@ -58,8 +58,8 @@ def overhead_table() -> str:
             lines.append(f"| {row['what']} | {row['step_us']:.0f} | {added} | {inside} |")
         lines += [
             "",
-            f"Over {long['steps']:,} steps, inside, phases and categories on: median {long['first_tenth_median_us']:.0f} µs "
-            f"in the first tenth, {long['last_tenth_median_us']:.0f} µs in the last; the records came to "
+            f"Over {long['steps']:,} steps, inside, phases and categories on: median "
+            f"{long['first_tenth_median_us']:.0f} µs in the first tenth, {long['last_tenth_median_us']:.0f} µs in the last; the records came to "
             f"{long['file_bytes'] / 1e6:.1f} MB.",
         ]
         parts.append("\n".join(lines))
