@@ -59,8 +59,8 @@ def overhead_table() -> str:
         lines += [
             "",
             f"Over {long['steps']:,} steps, inside, phases and categories on: median "
-            f"{long['first_tenth_median_us']:.0f} µs in the first tenth, {long['last_tenth_median_us']:.0f} µs in the last; the records came to "
-            f"{long['file_bytes'] / 1e6:.1f} MB.",
+            f"{long['first_tenth_median_us']:.0f} µs in the first tenth, {long['last_tenth_median_us']:.0f} µs in the "
+            f"last; the records came to {long['file_bytes'] / 1e6:.1f} MB.",
         ]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
