@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, get_args
 
-__all__ = ["CATEGORIES", "PHASES", "Category", "Phase", "Place"]
+__all__ = ["CATEGORIES", "PHASES", "Category", "Phase", "Place", "at"]
 
 Phase = Literal["load", "data", "forward", "backward", "optimizer", "evaluate", "save"]
 """What a training job is doing when memory is measured."""
@@ -18,3 +18,19 @@ Place = Literal["device", "host", "pinned", "disk"]
 
 PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
 CATEGORIES: Final[tuple[Category, ...]] = get_args(Category)
+
+
+def at(phase: str | None, step: int | None) -> str:
+    """A moment of a training in words: `in backward of step 61`, `in the evaluation after step 50`.
+
+    Empty where neither is known. Evaluations and saves come after the step whose number they have.
+    """
+    if phase in ("evaluate", "save"):
+        what = "evaluation" if phase == "evaluate" else "save"
+        return f"in the {what} after step {step}" if step else f"in {'an' if phase == 'evaluate' else 'a'} {what}"
+    if phase == "data":
+        return f"in step {step}, before the model's forward" if step is not None else "before the model's forward"
+    of = f" of step {step}" if step is not None else ""
+    if phase:
+        return f"in {phase}{of}"
+    return f"in step {step}" if step is not None else ""

@@ -5,13 +5,14 @@ The note goes onto the exception (`BaseException.add_note`): Python and IPython 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from hf_memkit.terms import CATEGORIES
+from hf_memkit.terms import CATEGORIES, at
 
 if TYPE_CHECKING:
     from hf_memkit.oom import Change, OomMessage, Verdict
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["Advice", "add_note", "advice_from_text", "chain", "frames", "out_of_memory", "say_what_was_recorded"]
 
 _MARK: Final = "memkit: "
+
+_WITH_CALLBACK: Final = "With callbacks=[MemoryReportCallback()] in the Trainer the advice is for this very job."
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,15 @@ class Advice:
         happened: when memory ran out, of what, and what filled it; one line.
         why: the cause with its arithmetic; empty if nothing is known of it.
         helps: what to change, a line each.
-        more: where the records are and how to read them; empty if there are none.
+        more: where the records are and how to read them, or how to have some.
+        general: nothing is known of the job, so that `helps` is what helps most jobs.
     """
 
     happened: str
     why: str
     helps: tuple[str, ...]
     more: str = ""
+    general: bool = False
 
     def text(self) -> str:
         """The note: plain words, a thought a line."""
@@ -43,7 +48,8 @@ class Advice:
 
     def details(self) -> str:
         """Cause, changes and where to read on."""
-        helps = ["What would help most:", *(f"  {n}. {line}" for n, line in enumerate(self.helps, 1))]
+        heading = "What helps, in general:" if self.general else "What would help most:"
+        helps = [heading, *(f"  {n}. {line}" for n, line in enumerate(self.helps, 1))]
         return "\n".join(line for line in (self.why, *(helps if self.helps else ()), self.more) if line)
 
 
@@ -61,11 +67,21 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def frames(error: BaseException) -> Iterator[FrameType]:
-    """The frames that `error` has passed through, and those of the errors behind it."""
+    """The frames that `error`, or one of the errors behind it, has left for good.
+
+    Not those that still run: up to Python 3.12 a look at the variables of one (`f_locals`) keeps these alive until it
+    returns, so that a script that caught the error could not free its model.
+    """
+    running: set[int] = set()
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        running.add(id(frame))
+        frame = frame.f_back
     for link in chain(error):
         traceback = link.__traceback__
         while traceback is not None:
-            yield traceback.tb_frame
+            if id(traceback.tb_frame) not in running:
+                yield traceback.tb_frame
             traceback = traceback.tb_next
 
 
@@ -89,7 +105,7 @@ def out_of_memory(error: BaseException) -> tuple[BaseException, OomMessage | Non
 
 def advice_from_text(error: BaseException) -> Advice | None:
     """What the text of an out-of-memory error tells by itself; None if `error` is none."""
-    from hf_memkit.oom import judge
+    from hf_memkit.oom import explain_oom, judge
 
     found = out_of_memory(error)
     if found is None:
@@ -98,7 +114,14 @@ def advice_from_text(error: BaseException) -> Advice | None:
     if message is None:
         return Advice(f"out of memory: {type(oom).__name__}.", "", ())
     verdict = judge(message)
-    return Advice(f"out of memory. {_sizes(verdict.figures)}".rstrip(), _why(verdict), _settings(verdict))
+    general = tuple(_change(change) for change in explain_oom(str(oom)).changes)
+    return Advice(
+        f"out of memory. {_sizes(verdict.figures)}".rstrip(),
+        _why(verdict),
+        _settings(verdict) + general,
+        _WITH_CALLBACK if general else "",
+        general=True,
+    )
 
 
 def say_what_was_recorded(
@@ -132,7 +155,7 @@ def _has_note(error: BaseException) -> bool:
 
 
 def _when(record: Mapping[str, Any], run: Mapping[str, Any]) -> str:
-    words = f"out of memory in step {record['step']}, in {record['phase']}"
+    words = f"out of memory {at(record['phase'], record['step'])}"
     accumulated = run.get("arguments", {}).get("gradient_accumulation_steps", 1)
     if record["phase"] in ("forward", "backward") and "micro_batch" in record and accumulated > 1:
         words += f", micro-batch {record['micro_batch']} of {accumulated}"
@@ -170,7 +193,7 @@ def _why(verdict: Verdict) -> str:
 
 
 def _settings(verdict: Verdict) -> tuple[str, ...]:
-    return tuple(f"{setting.key}={setting.value}: {setting.reason}" for setting in verdict.settings if setting.helps)
+    return tuple(f"{setting.assignment}: {setting.reason}" for setting in verdict.settings if setting.helps)
 
 
 def _change(change: Change) -> str:

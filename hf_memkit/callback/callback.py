@@ -135,10 +135,10 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
         self._tell("on_substep_end", RunRecorder.substep_end)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._tell("on_pre_optimizer_step", RunRecorder.pre_optimizer_step, **_model_and_optimizer(kwargs))
+        self._tell("on_pre_optimizer_step", RunRecorder.pre_optimizer_step)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._tell("on_optimizer_step", RunRecorder.optimizer_step, **_model_and_optimizer(kwargs))
+        self._tell("on_optimizer_step", RunRecorder.optimizer_step, kwargs.get("optimizer"))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._tell("on_step_end", RunRecorder.step_end, state)
@@ -158,7 +158,7 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._training is not None:
-            self._guard.call("on_train_end", self._training.finish, state, kwargs.get("optimizer"))
+            self._guard.call("on_train_end", self._training.finish)
         self.close()
 
     def _begin(self, args: Any, state: Any, kwargs: Mapping[str, Any], before: Training | None) -> None:
@@ -193,10 +193,6 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
         training = self._training
         if training is not None and not training.silent:
             self._guard.call(event, method, training.recorder, *args, **kwargs)
-
-
-def _model_and_optimizer(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    return {"model": kwargs.get("model"), "optimizer": kwargs.get("optimizer")}
 
 
 def attach(trainer: Any, **kwargs: Any) -> MemoryReportCallback:

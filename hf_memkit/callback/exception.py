@@ -14,7 +14,7 @@ from hf_memkit.memory.guard import Guard
 from hf_memkit.memory.recorder import RunRecorder
 from hf_memkit.memory.records import read_records
 from hf_memkit.memory.snapshot import write_snapshot
-from hf_memkit.oom import OomMessage, judge, suggest
+from hf_memkit.oom import OomMessage, for_job, judge, suggest
 from hf_memkit.terms import Phase
 from hf_memkit.units import GIB
 
@@ -48,9 +48,10 @@ def record_exception(
     if found is not None:
         oom, message = found
         record: dict[str, Any] = {"error_type": type(oom).__name__, "error": str(oom)[:_LONGEST_ERROR]}
-        record |= guard.call("oom record", recorder.oom_fields, record["error"]) or {}
+        record |= guard.call("oom record", recorder.oom_fields) or {}
         record |= guard.call("oom message", _what_it_says, message) or {}
         record["phase"] = guard.call("phase", _phase, error) or record.get("phase", recorder.tracker.phase)
+        record |= guard.call("evaluation", _evaluation, error) or {}
         record["step"] = global_step + (record["phase"] not in ("evaluate", "save"))
         if snapshot:
             record |= guard.call("snapshot", _snapshot, recorder.writer.path) or {}
@@ -83,6 +84,15 @@ def _phase(error: BaseException) -> Phase | None:
     return None
 
 
+def _evaluation(error: BaseException) -> dict[str, bool]:
+    """Whether the evaluation that failed kept predictions (transformers 5.23: trainer.py, `evaluation_loop`)."""
+    for frame in frames(error):
+        only_loss = frame.f_locals.get("prediction_loss_only")
+        if frame.f_code.co_name == "evaluation_loop" and isinstance(only_loss, bool):
+            return {"prediction_loss_only": only_loss}
+    return {}
+
+
 def _snapshot(records: Path) -> dict[str, str]:
     path = records.with_name(records.name.replace("memory-", "memory-snapshot-")).with_suffix(".json")
     write_snapshot(path)
@@ -95,7 +105,8 @@ def _advise(record: dict[str, Any], recorder: RunRecorder, message: OomMessage |
     kinds = {known["kind"]: known for known in (read_records(path) if path.exists() else ()) if "kind" in known}
     run = kinds.get("run", {})
     settings = run.get("hardware", {}).get("allocator_settings")
-    verdict = judge(message, allocator_settings=settings) if message is not None else None
+    judged = judge(message, allocator_settings=settings) if message is not None else None
+    verdict = for_job(judged, run, record["phase"]) if judged is not None else None
     if verdict is not None:
         record["cause"] = verdict.cause
     changes = suggest(run, record, modules=kinds.get("modules"))

@@ -42,6 +42,7 @@ class ExceptionWatch:
     def start(self) -> None:
         """From now on; `stop` must follow, however training ends, or the exception itself."""
         _watches.add(self)
+        _take_out_dead_hooks()
         self._hook = _Hook(self, sys.excepthook)
         sys.excepthook = self._hook
 
@@ -76,8 +77,13 @@ class _Hook:
         self._watch: weakref.ref[ExceptionWatch] | None = weakref.ref(watch)
         self._before = before
 
+    @property
+    def watch(self) -> ExceptionWatch | None:
+        """None once it has been stopped, or its training has been collected."""
+        return self._watch() if self._watch is not None else None
+
     def __call__(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        watch = self._watch() if self._watch is not None else None
+        watch = self.watch
         if watch is not None:
             with contextlib.suppress(BaseException):  # whatever happens here, the user's own exception is shown
                 watch.hears(error)
@@ -85,8 +91,18 @@ class _Hook:
 
     def remove(self) -> None:
         self._watch = None
-        while isinstance(hook := sys.excepthook, _Hook) and hook._watch is None:
-            sys.excepthook = hook._before
+        _take_out_dead_hooks()
+
+    @property
+    def before(self) -> ExceptHook:
+        """The next link."""
+        return self._before
+
+
+def _take_out_dead_hooks() -> None:
+    """From the front of the chain; of many trainings that raised, a hook each would be left there."""
+    while isinstance(hook := sys.excepthook, _Hook) and hook.watch is None:
+        sys.excepthook = hook.before
 
 
 @contextlib.contextmanager

@@ -55,7 +55,9 @@ class Training:
 
     def __init__(self, options: Options, guard: Guard, args: Any, state: Any) -> None:
         folder = Path(options.output_dir or args.output_dir)
-        self.recorder = RunRecorder(folder, args, guard, phases=options.phases, readers=options.readers)
+        self.recorder = RunRecorder(
+            folder, args, guard, phases=options.phases, log_everything=options.log == "all", readers=options.readers
+        )
         self.advice: Advice | None = None
         self.interrupted = False
         self.ended = False
@@ -99,15 +101,14 @@ class Training:
         self._watch.start()
         self._ranks = self._guard.call("ranks", join_ranks)
         if self._options.oom_snapshot and torch.cuda.is_available():
-            self._guard.call("snapshot", record_history)
-            self._snapshot = True
+            self._guard.call("snapshot", self._remember_blocks)
 
     def log(self, recorder: RunRecorder, state: Any, logs: dict[str, Any] | None) -> None:
         """Adds to what a training step logs. Not to other logs: of each key in those of an evaluation, Trainer makes a
         column of its model card."""
         if logs is None or "loss" not in logs:
             return
-        numbers = dict(recorder.log_numbers(self._options.log == "all"))
+        numbers = recorder.log_numbers()
         if self._ranks is not None:
             self._ranks.publish(state.global_step, numbers)
             numbers |= over_ranks(numbers, self._ranks.heard(), since_step=self._logged_at)
@@ -115,7 +116,7 @@ class Training:
         if state.is_world_process_zero and self._options.log != "none":
             add_to_log(numbers, logs, state)
 
-    def finish(self, state: Any, optimizer: Any) -> None:
+    def finish(self) -> None:
         """Training has come to its end."""
         if self.ended:
             return
@@ -123,7 +124,7 @@ class Training:
             self.recorder.writer.write("end", {"status": "interrupted", "error": _NOT_RECORDED})
         else:
             status = "interrupted" if self.interrupted else "finished"
-            self._guard.call("end", self.recorder.train_end, state, optimizer, status)
+            self._guard.call("end", self.recorder.end, status)
         self._end(show=not self.recorder.superseded)
 
     def close(self) -> None:
@@ -160,6 +161,10 @@ class Training:
                 self._guard.call("page", write_page_beside, path.parent)
             if self._options.summary:
                 self._guard.call("summary", print_summary, path.parent)
+
+    def _remember_blocks(self) -> None:
+        record_history()  # raises with an allocator that has no history, such as cudaMallocAsync's
+        self._snapshot = True
 
     def _ooms(self) -> float:
         return self.recorder.readers.read().get("allocator_ooms", 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -40,9 +41,11 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """An out-of-memory message or log, explained, with the changes that would save most."""
-    explanations = _explanations(source)
+    explanations, instead = _explanations(source)
     if as_json:
         print(json.dumps([explanation.to_json() for explanation in explanations], indent=2))
+    elif instead is not None:
+        print(instead)
     else:
         width = min(100, max(40, shutil.get_terminal_size((100, 24)).columns))
         first, *others = explanations
@@ -54,30 +57,33 @@ def explain(
     return 0 if any(explanation.found is not None for explanation in explanations) else 1
 
 
-def _explanations(source: str | None) -> list[Explanation]:
+def _explanations(source: str | None) -> tuple[list[Explanation], str | None]:
+    """What was found; and where a run has nothing to explain, what to say instead."""
     from hf_memkit.oom import explain_oom
 
     if source is None or source == "-":
         if sys.stdin is None or sys.stdin.isatty():
             raise InputError(f"nothing to explain on standard input; {_HOW}")
-        return [explain_oom(io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace", newline=""))]
+        return [explain_oom(io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace", newline=""))], None
     path = Path(source)
     if path.is_dir():
         return _of_run(path)
     try:
         with path.open(encoding="utf-8", errors="replace", newline="") as log:
-            return [explain_oom(log)]
+            return [explain_oom(log)], None
     except OSError as error:
         raise InputError(f"{source!r} cannot be read ({error.strerror}); {_HOW}") from error
 
 
-def _of_run(folder: Path) -> list[Explanation]:
+def _of_run(folder: Path) -> tuple[list[Explanation], str | None]:
     """One explanation for each rank that memory failed, in the run's last training."""
     from hf_memkit.oom import Explanation, explain_killed, explain_oom, explain_records
     from hf_memkit.report.load import load_run
+    from hf_memkit.report.untrusted import text
 
     found: list[Explanation] = []
-    for rank in load_run(folder).ranks:
+    run = load_run(folder)
+    for rank in run.ranks:
         error = rank.end.get("error") if rank.end is not None else None
         if rank.ooms:
             found.append(explain_records(rank.run, rank.ooms[-1], modules={"rows": rank.modules}))
@@ -88,4 +94,8 @@ def _of_run(folder: Path) -> list[Explanation]:
         elif error:
             found.append(explain_oom(str(error)))
     told = [explanation for explanation in found if explanation.found is not None]
-    return told or [Explanation(None)]
+    if told:
+        return told, None
+    name = text(folder)
+    instead = f"{name}: no out-of-memory error is recorded. How it ended: {run.ending.why.rstrip('.')}."
+    return [Explanation(None)], f"{instead}\nWhat it used, and what would make room: memkit report {shlex.quote(name)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -40,8 +41,10 @@ class Guard:
         if len(self.messages) < _KEPT_MESSAGES:
             self.messages.append(f"{name}: {describe(error)}")
         if self.count == 1:
-            # The logger and not `warnings`: under `python -W error` a warning would raise into training.
-            _logger.warning("memkit could not measure (%s); training goes on", self.messages[0])
+            # The logger and not `warnings`: under `python -W error` a warning would raise into training. A handler or
+            # filter of the user's may still.
+            with contextlib.suppress(Exception):
+                _logger.warning("memkit could not measure (%s); training goes on", self.messages[0])
 
 
 def describe(error: BaseException) -> str:

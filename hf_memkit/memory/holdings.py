@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +119,11 @@ class Inventory:
     """
 
     def __init__(self, model: nn.Module, device: torch.device | None, swap_folders: tuple[Path, ...] = ()) -> None:
-        self._model = weakref.ref(model)
+        self._gradients: list[tuple[nn.Parameter, int]] = []
+        # A training that raised is told no end: what is kept of its model goes when the model goes.
+        self._model = weakref.ref(model, partial(_forget, self._gradients))
         self._device = device
         self._swap_folders = swap_folders
-        self._gradients: list[tuple[nn.Parameter, int]] = []
         self._walked: Holdings = {}
         self._counts: tuple[int, int] | None = None
         self._looks = 0
@@ -140,7 +142,7 @@ class Inventory:
             if model is None:
                 return {}
             self._walked, self._counts, self._looks = walk(model, optimizer, self._device), counts, 0
-            self._gradients = [(p, p.numel() * p.element_size()) for p in model.parameters() if self._is_here(p)]
+            self._gradients[:] = [(p, p.numel() * p.element_size()) for p in model.parameters() if self._is_here(p)]
             return dict(self._walked)
         found = {key: size for key, size in self._walked.items() if key != ("gradients", self._own_place)}
         gradients = self.gradient_bytes()
@@ -167,6 +169,10 @@ class Inventory:
     def _is_here(self, parameter: nn.Parameter) -> bool:
         kind = "cpu" if self._device is None else self._device.type
         return parameter.requires_grad and parameter.device.type == kind
+
+
+def _forget(kept: list[Any], _: object) -> None:
+    kept.clear()
 
 
 def held_json(holdings: Holdings) -> dict[str, dict[str, float]]:

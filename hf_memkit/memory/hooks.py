@@ -75,8 +75,10 @@ class HookSet:
         self._handles.append(module.register_forward_hook(self._hook("forward hook", function)))
 
     def on_gradient(self, tensor: torch.Tensor, function: Callable[..., object]) -> None:
-        """`function(gradient)` when the gradient of `tensor` has been computed. Goes away with the tensor."""
-        tensor.register_hook(self._hook("gradient hook", function))  # type: ignore[no-untyped-call]
+        """`function(gradient)` when the gradient of `tensor` has been computed. Goes away with the tensor, so that a
+        parameter, which outlives the training, gets none."""
+        if not isinstance(tensor, nn.Parameter):
+            tensor.register_hook(self._hook("gradient hook", function))  # type: ignore[no-untyped-call]
 
     def before_step(self, optimizer: Any, function: Callable[..., object]) -> None:
         """`function(optimizer, args, kwargs)` before each step of a `torch.optim.Optimizer`."""
@@ -110,15 +112,28 @@ def _hidden_from_dynamo() -> type[ModelHook]:
 
 
 def is_compiled(args: Any, model: nn.Module) -> bool:
-    """Whether dynamo sees the model's forward."""
+    """Whether dynamo sees the forward of the model or of a part of it."""
     return (
         bool(getattr(args, "torch_compile", False))
         or os.environ.get("ACCELERATE_DYNAMO_BACKEND", "no").lower() != "no"
-        or isinstance(model, torch._dynamo.OptimizedModule)
-        or any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules())
+        or any(_is_compiled(module) for module in model.modules())
     )
 
 
-def needs_whole_graph() -> bool:
-    """A graph that must be whole has no place for a hook."""
-    return os.environ.get("ACCELERATE_DYNAMO_USE_FULLGRAPH", "").lower() in ("1", "true", "yes")
+def needs_whole_graph(model: nn.Module) -> bool:
+    """A graph that must be whole has no place for a hook.
+
+    That is asked for in accelerate's settings, or by `model.compile(fullgraph=True)`, which compiles the hooks too.
+    The context that `torch.compile` makes stands in the closure of its wrapper (torch 2.13:
+    torch/_dynamo/eval_frame.py, `_TorchDynamoContext`).
+    """
+    if os.environ.get("ACCELERATE_DYNAMO_USE_FULLGRAPH", "").lower() in ("1", "true", "yes"):
+        return True
+    closure = getattr(getattr(model, "_compiled_call_impl", None), "__closure__", None) or ()
+    return any(getattr(cell.cell_contents, "fullgraph", False) is True for cell in closure)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """By `module.compile()`, or by `torch.compile` of it or of its forward, which stands in the instance then."""
+    by_itself = getattr(module, "_compiled_call_impl", None) is not None
+    return by_itself or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")

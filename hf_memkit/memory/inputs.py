@@ -26,11 +26,11 @@ class InputCounter:
         self._tokens = 0
         self._longest = 0
         self._last: tuple[int, int, int] = (0, 0, 0)
-        self._shapes: dict[str, list[int]] = {}
+        self._shapes: dict[str, torch.Size] = {}
 
     def add(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
         """One forward; returns its tokens, or samples where there are no tokens."""
-        self._shapes = {name: list(value.shape) for name, value in kwargs.items() if isinstance(value, torch.Tensor)}
+        self._shapes = {name: value.shape for name, value in kwargs.items() if isinstance(value, torch.Tensor)}
         self._last = (0, 0, 0)
         name, tensor = _main_input(args, kwargs)
         if tensor is None or tensor.dim() == 0:
@@ -51,7 +51,8 @@ class InputCounter:
     def last(self) -> dict[str, Any]:
         """The same of the last forward, which micro-batch it belongs to (from 1), and its `inputs` as shapes."""
         found: dict[str, Any] = _known(*self._last, micro_batch=self.micro_batches)
-        return {**found, "inputs": self._shapes} if self._shapes else found
+        shapes = {name: list(shape) for name, shape in self._shapes.items()}
+        return {**found, "inputs": shapes} if shapes else found
 
 
 def _known(samples: int, tokens: int, longest: int, **counts: int) -> dict[str, int]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from hf_memkit.memory.readers import Mark, ReaderGroup
 from hf_memkit.terms import Phase
 from hf_memkit.units import GIB
 
-__all__ = ["STEP_PHASES", "PeakWindow", "raise_to"]
+__all__ = ["STEP_PHASES", "PeakWindow"]
 
 STEP_PHASES: tuple[Phase, ...] = ("data", "forward", "backward", "optimizer")
 """The phases that belong to an optimizer step; load, evaluate and save lie between steps."""
@@ -49,11 +49,15 @@ class PeakWindow:
         """The peaks over these phases as flat numbers, and those of each under `phases`."""
         if not self._reset:
             return dict(self._readers.peak())
-        chosen = {phase: _gib(*self._peaks[phase]) for phase in phases if phase in self._peaks}
-        highest: dict[str, float] = {}
-        for peak in chosen.values():
-            raise_to(highest, peak)
-        return {**highest, "phases": chosen} if chosen else {}
+        chosen = {phase: self._peaks[phase] for phase in phases if phase in self._peaks}
+        if not chosen:
+            return {}
+        allocated = max(peak for peak, _ in chosen.values())
+        reserved = max((peak for _, peak in chosen.values() if peak is not None), default=None)
+        return {
+            **_gib(allocated, reserved),
+            "phases": {phase: _gib(*peaks) for phase, peaks in chosen.items()},
+        }
 
 
 def _gib(allocated: int, reserved: int | None) -> dict[str, float]:
@@ -61,10 +65,3 @@ def _gib(allocated: int, reserved: int | None) -> dict[str, float]:
     if reserved is not None:
         found["peak_reserved_gib"] = round(reserved / GIB, 10)
     return found
-
-
-def raise_to(highest: dict[str, float], numbers: Mapping[str, float]) -> None:
-    """Takes from `numbers` what is higher than in `highest`, or not there yet."""
-    for name, value in numbers.items():
-        if value > highest.get(name, -1.0):
-            highest[name] = value

@@ -32,13 +32,12 @@ class RecomputeCounter:
     def __init__(self, tracker: _HasPhase) -> None:
         self.layers = 0
         self.on_layer: Callable[[tuple[Any, ...], Mapping[str, Any]], object] | None = None
-        self.last_layer: nn.Module | None = None
         self.total = 0
         self._taken = 0
         self._tracker = tracker
 
-    def attach(self, model: nn.Module, hooks: HookSet) -> int:
-        """Hooks every checkpointable layer and returns how many there are. `hooks.remove()` undoes it."""
+    def attach(self, model: nn.Module, hooks: HookSet) -> nn.Module | None:
+        """Hooks every checkpointable layer, and returns the last one. `hooks.remove()` undoes it."""
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
@@ -47,8 +46,7 @@ class RecomputeCounter:
         for child in children.values():
             hooks.before_forward(child, self._before_forward)
         self.layers = len(children)
-        self.last_layer = layers[-1] if layers else None
-        return self.layers
+        return layers[-1] if layers else None
 
     def take(self) -> int:
         """The layers recomputed since the last `take`."""

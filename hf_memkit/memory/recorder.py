@@ -15,13 +15,13 @@ from typing import Any
 from torch import nn
 
 from hf_memkit.memory import facts
-from hf_memkit.memory.dashboard import LogNumbers
 from hf_memkit.memory.guard import Guard, describe
 from hf_memkit.memory.hooks import HookSet, is_compiled, needs_whole_graph
 from hf_memkit.memory.inputs import InputCounter
+from hf_memkit.memory.log_numbers import LogNumbers
 from hf_memkit.memory.modules import module_rows
 from hf_memkit.memory.optimizer_state import innermost, state_summary
-from hf_memkit.memory.peaks import STEP_PHASES, PeakWindow, raise_to
+from hf_memkit.memory.peaks import STEP_PHASES, PeakWindow
 from hf_memkit.memory.phases import PhaseTracker
 from hf_memkit.memory.readers import MemoryReader, ReaderGroup, SwapReader, readers_for_this_machine
 from hf_memkit.memory.recompute import RecomputeCounter
@@ -32,7 +32,9 @@ from hf_memkit.terms import Phase
 
 __all__ = ["RunRecorder"]
 
-_HIGHEST = ("peak_allocated_gib", "peak_reserved_gib", "host_rss_gib")
+_HIGHEST = {"peak_allocated_gib": "peak_allocated_gib", "peak_reserved_gib": "peak_reserved_gib",
+            "host_rss_gib": "peak_host_rss_gib"}  # fmt: skip
+"""What the `end` record has the highest of, and under which name."""
 
 
 class RunRecorder:
@@ -45,6 +47,7 @@ class RunRecorder:
         guard: Guard,
         *,
         phases: bool = True,
+        log_everything: bool = False,
         readers: Sequence[MemoryReader] | None = None,
     ) -> None:
         self.writer = RecordWriter(folder / f"memory-rank{args.process_index}.jsonl")
@@ -59,6 +62,7 @@ class RunRecorder:
         self._args = args
         self._guard = guard
         self._phases = phases
+        self._sees_forward = True
         self._swap_folders = swap_folders
         self._window = PeakWindow(self.readers, reset=phases)
         self._watch: CloseWatch | None = None
@@ -66,7 +70,7 @@ class RunRecorder:
         self._records = StepWindow()
         self._capacity: dict[str, float] = {}
         self._highest: dict[str, float] = {}
-        self._log = LogNumbers()
+        self._log = LogNumbers(everything=log_everything)
         self._steps = 0
         self._state: Any = None
         self._optimizer: weakref.ref[Any] | None = None
@@ -118,10 +122,10 @@ class RunRecorder:
         if self._watch is not None:
             self._watch.timeline.end_micro_batch()
 
-    def pre_optimizer_step(self, model: nn.Module, optimizer: Any) -> None:
+    def pre_optimizer_step(self) -> None:
         self.tracker.pre_optimizer_step()
 
-    def optimizer_step(self, model: nn.Module, optimizer: Any) -> None:
+    def optimizer_step(self, optimizer: Any) -> None:
         if self._watch is not None:
             self._watch.after_optimizer_step(optimizer)
 
@@ -147,13 +151,13 @@ class RunRecorder:
             self._watch.begin_step(self._steps)
         self._restart_clock()
 
-    def log_numbers(self, everything: bool = False) -> dict[str, float]:
+    def log_numbers(self) -> dict[str, float]:
         """What a dashboard shows, without the prefix `memory/`: the highest values since the last call.
 
-        Without a step since then: the same numbers again. `everything` adds each phase and category.
+        Without a step since then: the same numbers again.
         """
         self._restart_clock()
-        return self._log.take(everything=everything)
+        return self._log.take()
 
     def prediction_step(self) -> None:
         self.tracker.prediction_step()
@@ -168,7 +172,7 @@ class RunRecorder:
         name = f"checkpoint-{state.global_step}"  # transformers.trainer_utils.PREFIX_CHECKPOINT_DIR
         self._between_steps("save", {"step": state.global_step, "checkpoint": name})
 
-    def oom_fields(self, error_text: str) -> dict[str, Any]:
+    def oom_fields(self) -> dict[str, Any]:
         """What an `oom` record takes from counters, the running step and a fresh walk. To be called while the
         exception is being handled, so that the tensors of its frames still live. Never raises; writes what is pending.
         """
@@ -185,10 +189,6 @@ class RunRecorder:
         if self._watch is not None:
             fields |= self._guard.call("oom categories", self._watch.at, optimizer, mark) or {}
         return fields
-
-    def train_end(self, state: Any, optimizer: Any, status: str) -> None:
-        self._state = state
-        self.end(status)
 
     def end(self, status: str, error: BaseException | None = None) -> None:
         """Writes the `end` record, once: `finished`, `interrupted` or `failed`. Later calls do nothing."""
@@ -228,13 +228,14 @@ class RunRecorder:
         inner = innermost(optimizer)
         if self.tracker.merge_optimizer and hasattr(inner, "register_step_pre_hook"):
             self.hooks.before_step(inner, self.tracker.engine_step)
-        if needs_whole_graph():
+        if needs_whole_graph(model):
+            self._sees_forward = False
             return
         self.tracker.attach(model, self.hooks)
         if not compiled and self._watch is not None:  # a hook inside the model would cut the compiled graph
-            self.recompute.attach(model, self.hooks)
+            last_layer = self.recompute.attach(model, self.hooks)
             if self.readers.device is not None:
-                self._watch.attach(model, self.recompute.last_layer, self.hooks)
+                self._watch.attach(model, last_layer, self.hooks)
                 self.recompute.on_layer = self._watch.layer
 
     def _on_boundary(self, ended: Phase) -> None:
@@ -253,9 +254,14 @@ class RunRecorder:
         # To ten decimals, a tenth of a byte: a line gets shorter by a third.
         numbers: dict[str, Any] = {name: round(value, 10) for name, value in self.readers.read(fresh=fresh).items()}
         numbers |= self._window.fields(phases)
-        highest = {name: numbers[name] for name in _HIGHEST if name in numbers}
-        raise_to(self._highest, {name if name[:5] == "peak_" else f"peak_{name}": v for name, v in highest.items()})
-        return {**numbers, **self._capacity}
+        if not self._sees_forward and phases is STEP_PHASES:
+            numbers.pop("phases", None)  # what forward and backward took stands under `data`
+        numbers |= self._capacity
+        for name, highest in _HIGHEST.items():
+            value = numbers.get(name)
+            if value is not None and value > self._highest.get(highest, -1.0):
+                self._highest[highest] = value
+        return numbers
 
     def _between_steps(self, kind: Phase, fields: dict[str, Any]) -> None:
         """An evaluation or a save has ended."""

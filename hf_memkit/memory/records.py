@@ -12,11 +12,13 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-__all__ = ["SCHEMA", "RecordWriter", "read_records", "steps"]
+__all__ = ["SCHEMA", "RecordWriter", "not_given_up", "read_records", "steps"]
 
 SCHEMA: Final = 1
+
+Step = TypeVar("Step")
 
 _logger = logging.getLogger(__name__)
 
@@ -77,11 +79,13 @@ class RecordWriter:
                 return self._descriptor
             self.close()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        self._descriptor = descriptor
-        size = os.fstat(descriptor).st_size
-        # A process was killed in the middle of its last line.
-        self._torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        # Windows has O_BINARY and needs it. Python's descriptors are not inherited by other programs (PEP 446).
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
+        descriptor = self._descriptor = os.open(self.path, flags, 0o666)
+        size = os.lseek(descriptor, 0, os.SEEK_END)
+        if size:  # was a process killed in the middle of its last line?
+            os.lseek(descriptor, size - 1, os.SEEK_SET)
+        self._torn = size > 0 and os.read(descriptor, 1) != b"\n"
         return descriptor
 
 
@@ -99,18 +103,23 @@ def read_records(path: str | Path) -> list[dict[str, Any]]:
 
 
 def steps(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The last record of each step, in order of steps.
-
-    After a resume steps may repeat. A `run` record whose `start_step` is 0 begins another training in the same folder:
-    the steps before it belong to the one that was given up.
-    """
+    """The last record of each step that was not given up, in order of steps."""
     last: dict[int, dict[str, Any]] = {}
     for record in records:
-        if record.get("kind") == "run" and record.get("start_step") == 0:
-            last.clear()
+        if record.get("kind") == "run" and isinstance(record.get("start_step"), int):
+            last = not_given_up(last, record["start_step"])
         elif record.get("kind") == "step" and isinstance(record.get("step"), int):
             last[record["step"]] = dict(record)
     return [last[step] for step in sorted(last)]
+
+
+def not_given_up(steps: Mapping[int, Step], start_step: int) -> dict[int, Step]:
+    """Those of the steps recorded before that a start at `start_step` goes on from.
+
+    Later ones belong to what was given up: after a resume they are trained again, and a start at 0 is another training
+    in the same folder.
+    """
+    return {step: record for step, record in steps.items() if step <= start_step}
 
 
 _encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode

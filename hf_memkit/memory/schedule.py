@@ -66,10 +66,11 @@ class StepWindow:
         self._steps = 0
 
     def add(self, index: int, fields: dict[str, Any]) -> list[dict[str, Any]]:
-        """Step `index` (from 0) of this training; returns what is to be written now."""
+        """Step `index` (from 0) of this training, whose `fields` it keeps; returns what is to be written now."""
         size = window_size(index)
         if size == 1:
-            return [{**fields, "steps": 1}]
+            fields["steps"] = 1
+            return [fields]
         if "held" in fields or "categories" in fields:
             return [*self.flush(), {**fields, "steps": 1}]
         self._pending = fields if self._pending is None else _merged(self._pending, fields)

@@ -7,7 +7,7 @@ from hf_memkit.oom.explanation import Explanation, explain_killed, explain_oom, 
 from hf_memkit.oom.message import OomMessage
 from hf_memkit.oom.messages import Found, find_messages, parse_message
 from hf_memkit.oom.suggestions import suggest
-from hf_memkit.oom.verdict import Verdict, judge
+from hf_memkit.oom.verdict import Verdict, for_job, judge
 
 __all__ = [
     "Change",
@@ -19,6 +19,7 @@ __all__ = [
     "explain_oom",
     "explain_records",
     "find_messages",
+    "for_job",
     "judge",
     "parse_message",
     "suggest",

@@ -78,4 +78,5 @@ def without_records(message: OomMessage, cause: str, phase: str | None = None) -
     changes = _BY_PHASE.get(phase or "", _SMALLER)
     if message.device_type == "mps":
         return tuple(change for change in changes if change.key != "arguments.optim")  # bitsandbytes needs a GPU
-    return changes if cause in ("size", "fragmentation", "cap") else ()
+    bare = cause == "unknown" and message.form in ("torch-device", "torch-device-bare") and message.free_bytes is None
+    return changes if bare or cause in ("size", "fragmentation", "cap") else ()

@@ -15,7 +15,7 @@ from hf_memkit.oom.message import OomMessage, printable
 from hf_memkit.oom.messages import Found, find_messages, most_telling, parse_message
 from hf_memkit.oom.sizes import show
 from hf_memkit.oom.suggestions import suggest
-from hf_memkit.oom.verdict import Verdict, judge
+from hf_memkit.oom.verdict import Verdict, for_job, judge
 from hf_memkit.units import GIB
 
 __all__ = ["Explanation", "explain_killed", "explain_oom", "explain_records", "from_record"]
@@ -138,7 +138,7 @@ class Explanation:
 
 _WITH_CALLBACK: Final = (
     "Which of these saves most for this job, and how many GiB, a record says: add "
-    "callbacks=[MemoryReportCallback()] to the Trainer, or wrap the call in oom_advice()."
+    "callbacks=[MemoryReportCallback()] to the Trainer."
 )
 
 
@@ -175,7 +175,8 @@ def explain_records(
     """
     message = from_record(oom)
     settings = _mapping(run.get("hardware")).get("allocator_settings")
-    verdict = judge(message, allocator_settings=settings if isinstance(settings, str) else None)
+    judged = judge(message, allocator_settings=settings if isinstance(settings, str) else None)
+    verdict = for_job(judged, run, oom.get("phase"))
     changes = suggest(run, {**oom, "cause": verdict.cause}, modules=modules)
     return Explanation(Found(message, 1, None), verdict, (), tuple(changes), _job(run, oom))
 
@@ -192,7 +193,7 @@ def explain_killed(run: Mapping[str, Any], last: Mapping[str, Any], why: str, *,
     message = OomMessage("sigkill", "the system", "host", printable(why), pid=_pid(run))
     cause: Cause = "host memory" if in_ram else "unknown"
     changes = suggest(run, {**last, "cause": cause}) if in_ram else []
-    verdict = Verdict(cause, f"{why.rstrip('.')}.", judge(message).settings)
+    verdict = for_job(Verdict(cause, f"{why.rstrip('.')}.", judge(message).settings), run)
     return Explanation(Found(message, 1), verdict, (), tuple(changes), _job(run, last))
 
 

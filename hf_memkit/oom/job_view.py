@@ -64,6 +64,13 @@ class Job:
         """Whether that moment's memory was told apart by category."""
         return bool(_mapping(self.moment.get("categories")))
 
+    @property
+    def activations_unknown(self) -> bool:
+        """Whether activations and loss may lie in `other`: not told apart, or of a compiled model."""
+        categories = _mapping(self.moment.get("categories"))
+        sizes = {name: _number(categories.get(f"{name}_gib")) or 0.0 for name in CATEGORIES}
+        return not self.measured or sizes["other"] > sum(sizes.values()) / 2
+
     def argument(self, name: str) -> Any:
         return self.arguments.get(name)
 
@@ -129,6 +136,11 @@ class Job:
     @property
     def checkpointing(self) -> bool:
         return any(self.argument(f"{name}_checkpointing") for name in ("activation", "gradient"))
+
+    @property
+    def keeps_no_predictions(self) -> bool:
+        """Whether an evaluation gives the loss alone, as it does where the Trainer has no `compute_metrics`."""
+        return self.moment.get("prediction_loss_only") is True or bool(self.argument("prediction_loss_only"))
 
     @property
     def on_cuda(self) -> bool:

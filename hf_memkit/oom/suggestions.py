@@ -44,6 +44,9 @@ _HOST: Final[tuple[Rule, ...]] = (of_other.loader, of_other.buffers_in_ram, of_o
 _HOST_CAUSES: Final = ("host memory", "shared memory")
 _NOTHING_TO_SAVE: Final = ("kernel resources",)
 
+_NOTICED: Final = 0.002
+"""Of the card. Less than that is within what the allocator rounds up to: its segments have 2 to 20 MiB each."""
+
 
 def suggest(
     run: Mapping[str, Any],
@@ -66,13 +69,21 @@ def suggest(
     if job.cause in _NOTHING_TO_SAVE:
         return []
     rules = _HOST if job.cause in _HOST_CAUSES else _DEVICE
-    proposals = [proposal for rule in rules for proposal in rule(job)]
+    proposals = [proposal for rule in rules for proposal in rule(job) if not _too_little(job, proposal)]
     proposals.sort(key=lambda proposal: (proposal.last, -proposal.at_most_gib))
     chosen: dict[str, Change] = {}
     for proposal in proposals:
         chosen.setdefault(proposal.change.key, proposal.change)  # two values for one setting are no advice
     changes = list(chosen.values())
     return _with_a_figure(changes[:limit], [change for change in changes[limit:] if change.saves_gib is not None])
+
+
+def _too_little(job: Job, proposal: Proposal) -> bool:
+    """A change of the states of a few adapters, say: it costs something and makes no room."""
+    capacity = job.hardware.get("capacity_gib")
+    if not isinstance(capacity, int | float) or not job.measured:
+        return False
+    return 0 < proposal.at_most_gib < _NOTICED * capacity
 
 
 def _with_a_figure(first: list[Change], others: list[Change]) -> list[Change]:

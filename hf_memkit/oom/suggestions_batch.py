@@ -25,16 +25,21 @@ def batch(job: Job) -> Iterator[Proposal]:
     samples = job.count("per_device_train_batch_size")
     if job.argument("auto_find_batch_size") and isinstance(job.moment.get("samples"), int):
         samples = int(job.moment["samples"])
-    held = _of_the_batch(job)
-    if job.phase not in ACTIVATION_PHASES or samples is None or samples < 2 or (job.measured and not held):
+    before_forward = job.phase == "data"
+    unknown = before_forward or job.activations_unknown
+    held = None if unknown else _of_the_batch(job)
+    if job.phase not in (*ACTIVATION_PHASES, "data") or samples is None or samples < 2:
+        return
+    if not held and not unknown:
         return
     smaller = next(samples // factor for factor in range(2, samples + 1) if samples % factor == 0)
     accumulation = (job.count("gradient_accumulation_steps") or 1) * (samples // smaller)
     if held is None:
+        what = "; what is computed before the model's forward grows with the samples" if before_forward else ""
         yield Proposal(
             Change(
                 "arguments.per_device_train_batch_size", smaller,
-                f"with gradient_accumulation_steps={accumulation} each step sees the same samples", _BATCH_COST,
+                f"with gradient_accumulation_steps={accumulation} each step sees the same samples{what}", _BATCH_COST,
             ),
             2.0,
         )  # fmt: skip
@@ -57,8 +62,8 @@ def batch(job: Job) -> Iterator[Proposal]:
 
 def checkpointing(job: Job) -> Iterator[Proposal]:
     """Activations recomputed in backward instead of kept."""
-    held = job.gib("activations")
-    if job.phase not in ACTIVATION_PHASES or job.checkpointing or (job.measured and not held):
+    held = None if job.activations_unknown else job.gib("activations")
+    if job.phase not in ACTIVATION_PHASES or job.checkpointing or not (held or job.activations_unknown):
         return
     cost = "about one more forward pass a step (Chen et al. 2016, arXiv 1604.06174); the same result"
     holds = f"activations hold {held:.2f} GiB, of which" if held is not None else "of the activations"

@@ -20,7 +20,7 @@ __all__ = [
 
 def gathered_predictions(job: Job) -> Iterator[Proposal]:
     """Predictions moved to RAM as the evaluation goes on, or made small before they are kept."""
-    if job.phase != "evaluate" or job.argument("prediction_loss_only") or job.argument("batch_eval_metrics"):
+    if job.phase != "evaluate" or job.keeps_no_predictions or job.argument("batch_eval_metrics"):
         return
     if job.argument("eval_accumulation_steps") is None:
         yield Proposal(
@@ -45,7 +45,7 @@ def gathered_predictions(job: Job) -> Iterator[Proposal]:
 
 def only_loss(job: Job) -> Iterator[Proposal]:
     """No predictions at all."""
-    if job.phase != "evaluate" or job.argument("prediction_loss_only"):
+    if job.phase != "evaluate" or job.keeps_no_predictions:
         return
     yield Proposal(
         Change(

@@ -11,7 +11,7 @@ from hf_memkit.units import GIB
 
 __all__ = ["adapters", "allocator", "base_weights", "eight_bit", "fused_optimizer", "offload", "paged", "sharding"]
 
-_ON_THE_CARD: Final = ("load", "forward", "backward", "optimizer")
+_ON_THE_CARD: Final = ("load", "data", "forward", "backward", "optimizer")
 
 _ADAMW_32: Final = ("adamw_torch", "adamw_torch_fused", "adamw_anyprecision")
 _FP32_STATES_BYTES: Final = 8

@@ -7,8 +7,8 @@ tensors that are in use, so that reserved − allocated is what could not be giv
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from hf_memkit.oom import without_figures
@@ -19,7 +19,7 @@ from hf_memkit.oom.message import OomMessage
 from hf_memkit.oom.sizes import show
 from hf_memkit.units import GIB
 
-__all__ = ["Cause", "Verdict", "judge"]
+__all__ = ["Cause", "Verdict", "for_job", "judge"]
 
 
 _NOTABLE: Final = 0.05
@@ -71,13 +71,35 @@ def judge(message: OomMessage, *, allocator_settings: str | None = None) -> Verd
     return _device(message, allocator_settings)
 
 
+def for_job(verdict: Verdict, run: Mapping[str, Any], phase: object = None) -> Verdict:
+    """The same without settings that cannot help this job: fewer of the workers that it does not have, less of an
+    offload that it does not do, another evaluation where none ran.
+
+    Args:
+        verdict: on its error.
+        run: its `run` record.
+        phase: where it failed, if that is known.
+    """
+    arguments = run.get("arguments")
+    if not isinstance(arguments, Mapping):
+        return verdict
+    useless = set()
+    if arguments.get("dataloader_num_workers") == 0:
+        useless.add("arguments.dataloader_num_workers")
+    if not any(str(name).startswith("deepspeed_") for name in arguments):
+        useless.add("DeepSpeed offload")
+    if isinstance(phase, str) and phase != "evaluate":
+        useless.add("arguments.eval_accumulation_steps")
+    return replace(verdict, settings=tuple(one for one in verdict.settings if one.key not in useless))
+
+
 def _device(message: OomMessage, allocator_settings: str | None) -> Verdict:
     requested = message.requested_bytes
     if requested is None or message.free_bytes is None:
         return _made(
             "unknown",
-            "The text holds no figures. The full message has them, in the same line or the next: how much was asked "
-            "for, how much was free, allocated and reserved.",
+            f"The text does not say how much was {'asked for, ' if requested is None else ''}free, allocated and "
+            "reserved. The whole message does, in the same line or the next.",
             (),
             _figures(message),
         )

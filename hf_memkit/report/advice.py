@@ -54,10 +54,11 @@ def finding_sentence(run: Run, rank: int, finding: Finding) -> str:
 
 
 def change_sentence(change: Mapping[str, Any]) -> str:
-    """`key = value: reason. Costs: cost. Saves 1.2 GiB (basis).`"""
+    """`key = value: reason. Saves 1.2 GiB (basis). Costs: cost.` A key of TrainingArguments goes by its name alone."""
     value = change.get("value")
     shown = "" if value is None else f" = {text(value, 80)}"
-    parts = [f"{text(change.get('key', '?'), 80)}{shown}: {text(change.get('reason', ''), 300).rstrip('.')}."]
+    key = text(change.get("key", "?"), 80).removeprefix("arguments.")
+    parts = [f"{key}{shown}: {text(change.get('reason', ''), 300).rstrip('.')}."]
     saves = number(change, "saves_gib")
     if saves is not None:
         basis = f" ({text(change['basis'], 160)})" if change.get("basis") else ""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from hf_memkit.memory.records import SCHEMA
+from hf_memkit.memory.records import SCHEMA, not_given_up
 from hf_memkit.report.thin import halve
 from hf_memkit.report.untrusted import clean_record, number, whole
 
@@ -136,11 +136,11 @@ class RankReader:
         """Steps after the one that a start goes on from belong to a training that was given up."""
         if start_step is None:
             return
-        self.steps = {step: record for step, record in self.steps.items() if step <= start_step}
+        self.steps = not_given_up(self.steps, start_step)
         self.evaluations = [r for r in self.evaluations if (whole(r, "step") or 0) <= start_step and start_step]
         self.saves = [r for r in self.saves if (whole(r, "step") or 0) <= start_step and start_step]
         if start_step == 0:
-            self.steps, self.modules = {}, []
+            self.modules = []
 
     def _step(self, attempt: Attempt, record: dict[str, Any]) -> None:
         step = int(record["step"])

@@ -20,6 +20,8 @@ __all__ = ["charts", "plotly_text"]
 
 POINTS: Final = 2000
 _GIB: Final = "%{y:.2f} GiB"
+_SMALL_GIB: Final = 0.1
+"""A model of which less is held is shown in MiB: an axis of GiB would have micro-units."""
 
 Chart = dict[str, Any]
 
@@ -72,7 +74,13 @@ def _timeline(rank: RankRun, summary: Summary) -> Chart | None:
 def _held_over_steps(rank: RankRun) -> Chart | None:
     """Where no peak is known: what lives between the steps."""
     traces = _stack(rank.steps, "held", summed=True)
-    return _chart(traces, "step", "GiB held between steps") if traces else None
+    unit = "GiB"
+    if sum(max(trace["y"]) for trace in traces) < _SMALL_GIB:
+        unit = "MiB"
+        for trace in traces:
+            trace["y"] = [_round(y * 1024) for y in trace["y"]]
+            trace["hovertemplate"] = trace["hovertemplate"].replace("GiB", unit)
+    return _chart(traces, "step", f"{unit} held between steps") if traces else None
 
 
 def _stack(steps: Sequence[Mapping[str, Any]], name: str, *, summed: bool) -> list[dict[str, Any]]:
@@ -210,4 +218,4 @@ def _chart(traces: list[dict[str, Any]], x: str, y: str) -> Chart:
 
 
 def _round(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
+    return None if value is None else round(value, 4) if abs(value) >= 0.1 else float(f"{value:.3g}")

@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 from hf_memkit.memory.cgroup import oom_kills
 from hf_memkit.report.attempts import Attempt
 from hf_memkit.report.untrusted import number, text, whole
+from hf_memkit.terms import at
 
 __all__ = ["Ending", "Here", "Kind", "judge_ending", "judge_replaced"]
 
@@ -106,38 +107,50 @@ def judge_ending(attempt: Attempt, here: Here) -> Ending:
     return _killed(attempt, host, here, f"its process {pid} is gone")
 
 
-def judge_replaced(attempt: Attempt) -> Ending:
-    """How a start ended that another start followed: no process of it is left to look for."""
+def judge_replaced(attempt: Attempt, following: Mapping[str, Any]) -> Ending:
+    """How a start ended that another start followed: no process of it is left to look for.
+
+    Args:
+        attempt: the start.
+        following: the `run` record of the next one. After an error that was caught on the way, as
+            `auto_find_batch_size` does, it alone knows of it (`after_oom`).
+    """
+    caught = following.get("after_oom")
+    if isinstance(caught, Mapping) and not attempt.ooms:
+        return Ending("out of memory", _ran_out(caught), step=attempt.last_step)
     if attempt.end is not None:
         return _by_its_own_word(attempt, attempt.end, attempt.last_step)
     if attempt.ooms:
         return _out_of_memory(attempt)
-    at = f"after step {attempt.last_step}" if attempt.last_step is not None else "before its first step ended"
-    return Ending("killed", f"stopped without a word {at}", step=attempt.last_step)
+    after = f"after step {attempt.last_step}" if attempt.last_step is not None else "before its first step ended"
+    return Ending("killed", f"stopped without a word {after}", step=attempt.last_step)
 
 
 def _by_its_own_word(attempt: Attempt, end: Mapping[str, Any], step: int | None) -> Ending:
     status = end.get("status")
     after = f" after step {step}" if step is not None else " before its first step ended"
     if status == "finished":
-        return Ending("finished", f"finished{after}", step=step)
+        return Ending("finished", f"finished{after if step is not None else ' without a step'}", step=step)
     if status == "interrupted":
         return Ending("interrupted", f"stopped early{after}", step=step)
     if attempt.ooms:
         return _out_of_memory(attempt)
-    error = text(end.get("error_type") or "an error", 80)
-    said = text(end.get("error") or "", 160)
+    error = text(end.get("error_type") or "", 80)
+    said = text(end.get("error") or "", 160).removeprefix(f"{error}: ")
     if "outofmemory" in error.lower() or "out of memory" in said.lower():
-        return Ending("out of memory", f"ran out of memory{after}: {error}: {said}", step=step)
-    return Ending("failed", f"failed{after} with {error}" + (f": {said}" if said else ""), step=step)
+        return Ending(
+            "out of memory", ": ".join(part for part in (f"ran out of memory{after}", error, said) if part), step=step
+        )
+    why = ": ".join(part for part in (f"failed{after}" + (f" with {error}" if error else ""), said) if part)
+    return Ending("failed", why, step=step)
 
 
 def _out_of_memory(attempt: Attempt) -> Ending:
-    oom = attempt.ooms[-1]
-    phase = f" in {text(oom['phase'], 20)}" if oom.get("phase") else ""
-    step = whole(oom, "step")
-    at = f" of step {step}" if step is not None else ""
-    return Ending("out of memory", f"ran out of memory{phase}{at}", step=attempt.last_step)
+    return Ending("out of memory", _ran_out(attempt.ooms[-1]), step=attempt.last_step)
+
+
+def _ran_out(oom: Mapping[str, Any]) -> str:
+    return f"ran out of memory {at(text(oom.get('phase') or '', 20), whole(oom, 'step'))}".rstrip()
 
 
 def _gone_or_unknown(attempt: Attempt, why: str) -> Ending:
@@ -148,7 +161,7 @@ def _gone_or_unknown(attempt: Attempt, why: str) -> Ending:
 
 def _running(attempt: Attempt, pid: int, now_s: float) -> Ending:
     step = attempt.last_step
-    at = f"step {step} is done" if step is not None else "its first step is under way"
+    now = f"step {step} is done" if step is not None else "its first step is under way"
     written = number(attempt.last, "time")
     silent_s = now_s - written if written is not None else 0.0
     step_s = (number(attempt.last, "step_time_ms") or 0.0) / 1000
@@ -156,8 +169,8 @@ def _running(attempt: Attempt, pid: int, now_s: float) -> Ending:
         quiet = (
             f"its process {pid} lives, but has written nothing for {silent_s / 60:.0f} min: it hangs, does something"
         )
-        return Ending("running", f"{quiet} long, or has left this training behind; {at}", step=step)
-    return Ending("running", f"running (process {pid}); {at}", step=step)
+        return Ending("running", f"{quiet} long, or has left this training behind; {now}", step=step)
+    return Ending("running", f"running (process {pid}); {now}", step=step)
 
 
 def _killed(attempt: Attempt, host: Mapping[str, Any], here: Here | None, how: str) -> Ending:

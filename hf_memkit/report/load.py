@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -136,14 +137,17 @@ def load_run(run_dir: str | Path) -> Run:
     if _FILE.fullmatch(folder.name) and folder.is_file():
         folder = folder.parent
     if not folder.is_dir():
-        raise InputError(f"{text(run_dir)}: no such folder; give a Trainer's output_dir")
+        what = "a file, not a folder" if folder.exists() else "no such folder"
+        raise InputError(f"{text(run_dir)}: {what}; give a Trainer's output_dir")
     reader = RunReader(folder)
     reader.read()
     run = reader.run()
     if run is not None:
         return run
     if reader.files:
-        raise InputError(f"{text(folder)}: its memory-rank*.jsonl hold no record yet; if the job runs: --follow")
+        raise InputError(
+            f"{text(folder)}: its memory-rank*.jsonl hold no record yet; if the job runs: {_follow(folder)}"
+        )
     raise InputError(f"{text(folder)}: no memory-rank*.jsonl in it; {_what_to_do(folder)}")
 
 
@@ -154,10 +158,12 @@ def _what_to_do(folder: Path) -> str:
         return f"there are in a folder below: memkit report {text(inside[0])}{more}"
     status = _recipe_status(folder)
     if status is not None:
-        return (
-            f"this recipe's run has status {status!r} and has not begun to train: memkit report --follow waits for it"
-        )
+        return f"this recipe's run has status {status!r} and has not begun to train: {_follow(folder)} waits for it"
     return "Trainer(callbacks=[MemoryReportCallback()]) from hf_memkit writes them into its output_dir"
+
+
+def _follow(folder: Path) -> str:
+    return f"memkit report {shlex.quote(text(folder))} --follow"
 
 
 def _recipe_status(folder: Path) -> str | None:
@@ -171,6 +177,7 @@ def _recipe_status(folder: Path) -> str | None:
 
 def _rank_run(rank: int, reader: RankReader, here: Here) -> RankRun:
     *earlier, last = reader.attempts
+    next_runs = [attempt.run for attempt in reader.attempts[1:]]
     return RankRun(
         rank=rank,
         path=reader.path,
@@ -183,7 +190,7 @@ def _rank_run(rank: int, reader: RankReader, here: Here) -> RankRun:
         end=last.end,
         ending=judge_ending(last, here),
         last=last.last,
-        earlier=tuple((attempt, judge_replaced(attempt)) for attempt in earlier),
+        earlier=tuple((one, judge_replaced(one, after)) for one, after in zip(earlier, next_runs, strict=True)),
     )
 
 
@@ -221,10 +228,14 @@ def _notes(ranks: tuple[RankRun, ...], left_over: int, unreadable: dict[int, int
     earlier = ranks[0].earlier
     if earlier:
         attempt, ending = earlier[-1]
-        plural = "s" if len(earlier) > 1 else ""
-        batch = whole(attempt.run.get("arguments", {}), "per_device_train_batch_size")
+        batch = whole(ranks[0].run.get("after_oom", {}), "train_batch_size")  # tried by auto_find_batch_size
+        if batch is None:
+            batch = whole(attempt.run.get("arguments", {}), "per_device_train_batch_size")
         of = f" (batch size {batch})" if batch is not None else ""
-        notes.append(f"{len(earlier)} earlier start{plural} in the same folder; the last of them{of} {ending.why}")
+        if len(earlier) == 1:
+            notes.append(f"an earlier start in the same folder{of} {ending.why}")
+        else:
+            notes.append(f"{len(earlier)} earlier starts in the same folder; the last of them{of} {ending.why}")
     lost = sum(whole(rank.end, "lost_records") or 0 for rank in ranks)
     if lost:
         notes.append(f"{lost} records could not be written while it ran")

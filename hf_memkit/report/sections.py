@@ -97,7 +97,8 @@ def _what_to_do(run: Run, summary: Summary, advice: Advice) -> Html:
 
 def _change(change: Mapping[str, Any]) -> Html:
     value = change.get("value")
-    what = text(change.get("key", "?"), 120) + ("" if value is None else f" = {text(value, 120)}")
+    key = text(change.get("key", "?"), 120).removeprefix("arguments.")
+    what = key + ("" if value is None else f" = {text(value, 120)}")
     saves = number(change, "saves_gib")
     saved = f" It saves {saves:.2f} GiB ({text(change.get('basis', 'from these records'), 200)})." if saves else ""
     cost = f" It costs: {text(change['cost'], 300).rstrip('.')}." if change.get("cost") else ""
@@ -239,8 +240,10 @@ def _host(summary: Summary, drawn: Mapping[str, Any]) -> Html | None:
     line = wording.host(summary)
     if line is None:
         return None
-    rows = [(place, category, f"{gib:.2f}") for place, held in summary.held.items() for category, gib in held.items()]
-    held = figure_table("Held between steps, GiB", ("where", "what", "GiB"), rows, numbers=(2,)) if rows else None
+    rows = [
+        (place, category, wording.size(gib)) for place, held in summary.held.items() for category, gib in held.items()
+    ]
+    held = figure_table("Held between steps", ("where", "what", "size"), rows, numbers=(2,)) if rows else None
     chart = _chart(drawn, "host", "Host memory over the steps")
     return _section("host", "Host and disk", el("p", line), el("div", chart, held, class_="pair"))
 

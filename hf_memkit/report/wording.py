@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import shlex
+from typing import Final
 
 from hf_memkit.report.load import Run
 from hf_memkit.report.summary import Summary
 from hf_memkit.report.untrusted import number, text, whole
+from hf_memkit.terms import at
 
 __all__ = ["course", "host", "nothing_to_do", "out_of_memory", "reserved", "size", "title", "unknowable", "verdict"]
+
+_FEW: Final = 20
+"""Steps that the diagnosis needs at least to tell growth from chance (`rise.MIN_VALUES`)."""
 
 
 def title(run: Run, summary: Summary) -> str:
@@ -23,7 +28,7 @@ def title(run: Run, summary: Summary) -> str:
         parts.append(part)
     hardware = record.get("hardware", {})
     device = text(hardware.get("device_name") or "an unknown device", 60)
-    where = f"on {device}"
+    where = f"on a CPU ({device})" if hardware.get("device_type") == "cpu" else f"on {device}"
     if len(run.ranks) > 1:
         where = f"on {len(run.ranks)} ranks, {device}"
     elif summary.capacity_gib is not None:
@@ -40,10 +45,12 @@ def course(run: Run, summary: Summary) -> str:
     line = run.ending.why
     if len(run.ranks) > 1 and run.ending.kind != "finished":
         line = f"rank {run.ended_by} {line}"
-    line = f"{line[0].upper()}{line[1:].rstrip('.')}."
+    parts = [f"{line[0].upper()}{line[1:].rstrip('.')}."]
     if summary.step_time_ms is not None:
-        line += f" A step took {_time(summary.step_time_ms)} (median)."
-    return line
+        if run.ending.kind == "out of memory" and out_of_memory(run):
+            parts = []  # the verdict above has said it
+        parts.append(f"A step took {_time(summary.step_time_ms)} (median).")
+    return " ".join(parts)
 
 
 def verdict(run: Run, summary: Summary) -> str:
@@ -125,9 +132,8 @@ def out_of_memory(run: Run) -> str | None:
     if not rank.ooms:
         return None
     oom = rank.ooms[-1]
-    phase = f" in {text(oom['phase'], 20)}" if oom.get("phase") else ""
-    step = whole(oom, "step")
-    line = f"Out of memory{phase}" + (f" of step {step}" if step is not None else "")
+    whose = "host memory" if oom.get("cause") == "host memory" else "memory"
+    line = f"Out of {whose} {at(text(oom.get('phase') or '', 20), whole(oom, 'step'))}".rstrip()
     if len(run.ranks) > 1:
         line += f" on rank {rank.rank}"
     figures = [
@@ -149,10 +155,24 @@ def nothing_to_do(run: Run, summary: Summary) -> str:
         return f"What to do: memkit explain {shlex.quote(text(run.folder))}"
     if run.ending.kind in ("failed", "killed", "unknown"):
         return "The records show nothing wrong with memory over the steps."
-    if summary.peak is None or summary.headroom_gib is None:
+    if summary.steps == 0:
+        return "Nothing to do: no step was recorded."
+    if summary.steps < _FEW and run.ending.kind != "running":
+        return f"Nothing to do{_to_spare(summary)}. {_count(summary.steps)} too few to tell whether memory grows."
+    fits = _to_spare(summary)
+    if not fits:
         return "Nothing to do: no growth of memory was found over the steps."
-    spare = max(0.0, summary.headroom_gib)
-    return f"Nothing to do: it fits with {spare:.1f} GiB to spare, and no growth was found over the steps."
+    return f"Nothing to do{fits}, and no growth was found over the steps."
+
+
+def _to_spare(summary: Summary) -> str:
+    if summary.peak is None or summary.headroom_gib is None:
+        return ""
+    return f": it fits with {max(0.0, summary.headroom_gib):.1f} GiB to spare"
+
+
+def _count(steps: int) -> str:
+    return "One step is" if steps == 1 else f"{steps} steps are"
 
 
 def size(gib: float) -> str:

@@ -251,25 +251,50 @@ def test_a_copied_or_pickled_model_reports_nothing(make_trainer: Any) -> None:
     assert not any(isinstance(hook, ModelHook) for hook in copies[0]._forward_pre_hooks.values())
 
 
-@pytest.mark.parametrize("by_trainer", [True, False])
+def compile_root(model: Any, **how: Any) -> None:
+    model.compile(backend="eager", **how)  # compiles `__call__`, and with it the hooks unless they are hidden
+
+
+def compile_forward(model: Any, **how: Any) -> None:
+    model.forward = torch.compile(model.forward, backend="eager", **how)
+
+
+def compile_layers(model: Any, **how: Any) -> None:
+    for layer in model.transformer.h:
+        layer.forward = torch.compile(layer.forward, backend="eager", **how)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "whole"),
+    [
+        (None, False),
+        (compile_root, False),
+        *((part, True) for part in (compile_root, compile_forward, compile_layers)),
+    ],
+)
 def test_compiled_training_has_no_more_graphs(
-    make_trainer: Any, losses: Any, new_model: Any, by_trainer: bool
+    make_trainer: Any, losses: Any, new_model: Any, allocator: Any, compiled: Any, whole: bool
 ) -> None:
     from torch._dynamo.utils import counters
 
     found = []
     # The first run warms up: a process compiles some helpers only once.
-    for callbacks in ([], [], [callback := MemoryReportCallback()]):
+    for callbacks in ([], [], [callback := MemoryReportCallback(readers=[allocator])]):
         torch._dynamo.reset()
         counters.clear()
         model = new_model()
-        if not by_trainer:
-            model.compile(backend="eager")  # compiles `__call__`, and with it the hooks unless they are hidden
-        backend = {"torch_compile": True, "torch_compile_backend": "eager"} if by_trainer else {}
+        model.loss_type = "ForCausalLM"  # else the model logs that there is none, and that breaks a graph
+        if compiled is not None:
+            compiled(model, fullgraph=whole)
+        backend = {"torch_compile": True, "torch_compile_backend": "eager"} if compiled is None else {}
         trainer = make_trainer(callbacks, model=model, max_steps=2, **backend)
         trainer.train()
         breaks = sum(counters["graph_break"].values())
         found.append((losses(trainer), dict(counters["stats"]), dict(counters["frames"]), breaks))
     assert found[1] == found[2]
     step = steps(read_records(callback.path))[0]
-    assert step["samples"] == 2 and "recomputed_layers" not in step
+    assert "recomputed_layers" not in step and callback.callback_errors == 0
+    # A root that is one whole graph has no hooks, and then nobody sees its inputs, or when it runs.
+    unseen = whole and compiled is compile_root
+    assert step.get("samples") == (None if unseen else 2) and ("phases" in step) is not unseen
+    assert step["peak_allocated_gib"] == 10.0

@@ -123,7 +123,7 @@ def test_a_copied_callback_is_a_new_one(how: Any, make_trainer: Any, tmp_path: P
 
 def test_an_error_in_the_end_leaves_nothing_behind(make_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     hook = sys.excepthook
-    monkeypatch.setattr(RunRecorder, "train_end", lambda *args: 1 / 0)
+    monkeypatch.setattr(RunRecorder, "end", lambda *args: 1 / 0)
     callback = MemoryReportCallback(summary=False, html=False)
     trainer = make_trainer([callback])
     trainer.train()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 import traceback
@@ -18,6 +19,7 @@ from hf_memkit.callback import MemoryReportCallback, attach, oom_advice
 from hf_memkit.callback.advice import out_of_memory
 from hf_memkit.memory import read_records
 from hf_memkit.memory.hooks import HookSet, ModelHook
+from hf_memkit.terms import at
 
 OOM = (
     "CUDA out of memory. Tried to allocate 2.34 GiB. GPU 0 has a total capacity of 15.77 GiB of which 0.21 GiB is "
@@ -139,8 +141,9 @@ def test_an_exception_in_each_phase(
     assert oom["allocated_gib"] == 10.0  # the counters of that moment
     assert sum(oom.get("categories", {"": 10.0}).values()) == pytest.approx(10.0, abs=0.01)
     assert len(oom["changes"]) <= 3 and (oom["changes"] or phase not in ("forward", "backward"))
+    assert oom.get("prediction_loss_only") == (True if phase == "evaluate" else None)  # it has no compute_metrics
     (note,) = notes
-    assert note.startswith(f"memkit: out of memory in step 2, in {phase}")
+    assert note.startswith(f"memkit: out of memory {at(phase, 2)}")
     assert "It wanted 2.34 GiB more. Free: 0.21 GiB of 15.77 GiB." in note and "Cause: size." in note
     assert note.count("cost:") == len(oom["changes"]) and f"memkit explain {callback.path.parent}" in note
     assert callback.advice is not None and callback.advice.text() == note
@@ -176,7 +179,7 @@ def test_a_notebook(make_trainer: Any) -> None:
             fail_in("forward", trainer, ERRORS["out of memory"])
             with pytest.raises(torch.OutOfMemoryError) as caught, oom_advice():
                 trainer.train()
-            assert caught.value.__notes__[0].startswith("memkit: out of memory in step 2, in forward")
+            assert caught.value.__notes__[0].startswith("memkit: out of memory in forward of step 2")
             assert hook_count(trainer.model) == 0
         else:
             with oom_advice():
@@ -202,7 +205,9 @@ def test_advice_as_a_decorator_and_without_a_callback(make_trainer: Any) -> None
         assert not hasattr(other, "__notes__")
     with pytest.raises(torch.OutOfMemoryError) as explained:
         train(torch.OutOfMemoryError(OOM))
-    assert "It wanted 2.34 GiB more." in explained.value.__notes__[0]
+    (note,) = explained.value.__notes__
+    assert "It wanted 2.34 GiB more." in note and "What helps, in general:" in note
+    assert "per_device_train_batch_size=half" in note and "MemoryReportCallback()" in note
 
 
 def test_an_exit_is_not_a_failure(make_trainer: Any) -> None:
@@ -413,11 +418,41 @@ def test_the_exception_keeps_no_training_alive(make_trainer: Any, shown: list[Ba
     fail_in("forward", trainer, ERRORS["out of memory"])
     die(trainer)
     shown.clear()
-    model = weakref.ref(trainer.model)
+    parts = [weakref.ref(part) for part in (trainer.model, *trainer.model.modules(), *trainer.model.parameters())]
     assert not any(isinstance(hook, ModelHook) for m in trainer.model.modules() for hook in m._forward_hooks.values())
     del trainer
     gc.collect()
-    assert model() is None, HookSet._owner  # the callback is still here; the model is not
+    assert all(part() is None for part in parts), HookSet._owner  # the callback is still here; the model is not
+
+
+@pytest.mark.parametrize("advised", [True, False])
+def test_a_script_that_catches_can_free_its_model(make_trainer: Any, allocator: Any, advised: bool) -> None:
+    callback = MemoryReportCallback(**QUIET, readers=[allocator])
+    trainer = make_trainer([callback])
+    fail_in("forward", trainer, ERRORS["out of memory"])
+    parts = [weakref.ref(part) for part in (*trainer.model.modules(), *trainer.model.parameters())]
+    try:
+        with oom_advice() if advised else contextlib.nullcontext():
+            trainer.train()
+    except torch.OutOfMemoryError:
+        pass
+    del trainer
+    gc.collect()
+    assert parts and all(part() is None for part in parts)
+
+
+def test_hooks_of_trainings_that_were_caught_do_not_pile_up(make_trainer: Any, shown: Any) -> None:
+    before = sys.excepthook
+    for _ in range(3):
+        trainer = make_trainer([MemoryReportCallback(**QUIET)])
+        fail_in("forward", trainer, ERRORS["out of memory"])
+        with pytest.raises(torch.OutOfMemoryError):
+            trainer.train()
+        del trainer
+        gc.collect()
+    trainer = make_trainer([MemoryReportCallback(**QUIET)])
+    trainer.train()
+    assert sys.excepthook is before
 
 
 def test_a_loss_that_is_not_a_number(make_trainer: Any, losses: Any) -> None:

@@ -36,12 +36,12 @@ def records(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
 def died_of_it(folder: Path, stdout: str, stderr: str) -> None:
     """The traceback that Python prints, then the note; the records; the report."""
     shown = stderr[stderr.rindex(f"torch.OutOfMemoryError: {OOM}") :]
-    assert "\nmemkit: out of memory in step 3, in forward" in shown and f"memkit explain {folder}" in shown
+    assert "\nmemkit: out of memory in forward of step 3" in shown and f"memkit explain {folder}" in shown
     assert stderr.count("memkit: out of memory") == 1
     found = records(folder)
     assert [record["kind"] for record in found] == ["run", "step", "step", "oom", "end"]
     assert found[-1]["status"] == "failed" and found[-1]["error_type"] == "OutOfMemoryError"
-    assert "GPT2LMHeadModel" in stdout and "Ran out of memory" in stdout  # the summary
+    assert "GPT2LMHeadModel" in stdout and "Out of memory in forward of step 3" in stdout  # the summary
     assert (folder / "memory-report.html").read_text().lower().startswith("<!doctype html>")
 
 
@@ -72,7 +72,7 @@ def test_two_ranks_of_which_one_runs_out_of_memory(tmp_path: Path) -> None:
     stdout, stderr = torchrun.communicate(timeout=200)
     assert torchrun.returncode == 1
     (note,) = re.findall(r"^.*memkit: out of memory.*$", stderr, re.MULTILINE)
-    assert "in step 20, in forward" in note
+    assert "in forward of step 20" in note
     first, second = records(tmp_path, 0), records(tmp_path, 1)
     assert [record["kind"] for record in second][-2:] == ["oom", "end"] and second[-2]["step"] == 20
     assert len(steps(second)) == 19 and len(steps(first)) >= 18

@@ -132,7 +132,7 @@ def test_nvml_twice_a_second(monkeypatch: pytest.MonkeyPatch, clock: list[float]
 
         def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
             assert handle == "the card"
-            return SimpleNamespace(used=9 * GIB)
+            return SimpleNamespace(used=9 * GIB, total=16 * GIB)
 
         def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> Any:
             return listed
@@ -141,7 +141,8 @@ def test_nvml_twice_a_second(monkeypatch: pytest.MonkeyPatch, clock: list[float]
     import sys
 
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="0b6b"))
+    card = SimpleNamespace(uuid="0b6b", total_memory=int(15.8 * GIB))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 4 * GIB)
     monkeypatch.setattr("hf_memkit.memory.readers.nvml._in_first_pid_namespace", lambda: True)
     reader = NvmlReader(0)
@@ -154,6 +155,9 @@ def test_nvml_twice_a_second(monkeypatch: pytest.MonkeyPatch, clock: list[float]
     clock[0] += 0.6
     listed[1].usedGpuMemory = None  # NVML may not tell
     assert reader.read() == {"device_used_gib": 9.0, "outside_allocator_gib": 1.0}
+    clock[0] += 0.6
+    card.total_memory = 4 * GIB  # one slice of the card (MIG), where NVML knows only the whole
+    assert reader.read() == {}
 
 
 def test_host_numbers_are_looked_up_seldom(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:

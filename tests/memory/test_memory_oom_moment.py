@@ -50,7 +50,7 @@ def fields_of(make_trainer: Any, place: str, step: int, **settings: Any) -> tupl
         try:
             trainer.train()
         except torch.OutOfMemoryError:
-            fields = recorder_of(callback).oom_fields(TEXT)
+            fields = recorder_of(callback).oom_fields()
             callback.close()
             return fields, live.allocated, trainer
     raise AssertionError("nothing was raised")
@@ -84,7 +84,7 @@ def test_during_an_evaluation(make_trainer: Any) -> None:
     )
     with pytest.raises(torch.OutOfMemoryError):
         trainer.train()
-    fields = recorder_of(callback).oom_fields(TEXT)
+    fields = recorder_of(callback).oom_fields()
     assert fields["phase"] == "evaluate" and fields["step"] == 1 and "micro_batch" not in fields
     callback.close()
 
@@ -102,6 +102,6 @@ def test_it_never_raises(make_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> 
         make_trainer([callback, Stop()]).train()
     monkeypatch.setattr("hf_memkit.memory.watch.CloseWatch.at", broken)
     monkeypatch.setattr(RunRecorder, "_memory", broken)
-    fields = recorder_of(callback).oom_fields(TEXT)
+    fields = recorder_of(callback).oom_fields()
     assert fields["phase"] == "optimizer" and fields["step"] == 1 and callback.callback_errors == 2
     callback.close()

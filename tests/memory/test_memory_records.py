@@ -46,7 +46,7 @@ def test_not_finite_is_null(tmp_path: Path) -> None:
     assert record["metrics"] == {"eval_loss": None, "b": [None, None, 1.0]}
 
 
-def test_the_last_record_of_a_step_counts() -> None:
+def test_a_resume_gives_up_the_steps_beyond_its_start() -> None:
     records = [
         {"kind": "run", "start_step": 0},
         {"kind": "step", "step": 1, "n": "a"},
@@ -56,7 +56,7 @@ def test_the_last_record_of_a_step_counts() -> None:
         {"kind": "step", "step": 2, "n": "b"},
         {"kind": "evaluate", "step": 2},
     ]
-    assert [(r["step"], r["n"]) for r in steps(records)] == [(1, "a"), (2, "b"), (3, "a")]
+    assert [(r["step"], r["n"]) for r in steps(records)] == [(1, "a"), (2, "b")]
 
 
 def test_a_new_training_in_the_same_folder_leaves_out_the_old_one() -> None:

@@ -314,3 +314,27 @@ def test_a_step_record_speaks_for_the_phase_of_its_peak() -> None:
 def test_records_that_say_little_give_few_changes_and_no_error(record: dict[str, Any], moment: dict[str, Any]) -> None:
     for change in suggest(record, moment, limit=99):
         assert change.saves_gib is None and change.basis is None
+
+
+def test_an_evaluation_without_predictions_is_not_told_to_drop_them() -> None:
+    changes = all_of(run(), oom("evaluate", prediction_loss_only=True))
+    assert set(changes) == {"arguments.per_device_eval_batch_size"}
+    assert "arguments.eval_accumulation_steps" in all_of(run(), oom("evaluate", prediction_loss_only=False))
+
+
+def test_a_change_that_makes_no_room_is_not_proposed() -> None:
+    adapters = {"weights_gib": 36.0, "gradients_gib": 0.01, "optimizer_gib": 0.02, "activations_gib": 3.0}
+    moment = oom(categories=adapters)
+    little = run(trainable_parameters=2_700_000, hardware={"capacity_gib": 39.39}, optim="adamw_torch")
+    changes = all_of(little, moment)
+    assert "arguments.per_device_train_batch_size" in changes and "arguments.activation_checkpointing" in changes
+    assert "arguments.optim" not in changes and not any("takes 0.0" in c.reason for c in changes.values())
+    small_card = run(trainable_parameters=2_700_000, hardware={"capacity_gib": 2.0})
+    assert "arguments.optim" in all_of(small_card, moment), "there it is one per cent of the card"
+
+
+def test_before_the_forward_the_batch_and_the_states_can_be_smaller() -> None:
+    changes = all_of(run(), oom("data"))
+    batch = changes["arguments.per_device_train_batch_size"]
+    assert batch.value == 4 and batch.saves_gib is None and "before the model's forward" in batch.reason
+    assert "arguments.optim" in changes and "arguments.activation_checkpointing" not in changes

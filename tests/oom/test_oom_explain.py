@@ -22,14 +22,14 @@ from tests.oom.oom_messages import EXAMPLES, THE_TEXT
 
 TEXT = f"RuntimeError: CUDA out of memory. {THE_TEXT}"
 
-RUN = {
+RUN: dict[str, Any] = {
     "schema": 1, "kind": "run", "time": 1.0, "rank": 0, "world_size": 1, "start_step": 0,
     "versions": {"transformers": "5.23.0", "torch": "2.13.0"},
     "hardware": {"device_name": "NVIDIA A100-SXM4-40GB", "device_type": "cuda", "ram_gib": 250.0},
     "arguments": {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "optim": "adamw_torch_fused"},
     "model_type": "gpt2", "parameters": 10**9, "trainable_parameters": 10**9,
 }  # fmt: skip
-OOM = {
+OOM: dict[str, Any] = {
     "schema": 1, "kind": "oom", "time": 2.0, "step": 17, "phase": "backward", "micro_batch": 1, "samples": 8,
     "longest_sequence": 977, "error_type": "OutOfMemoryError",
     "error": "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 39.39 GiB of which 300.00 "
@@ -189,3 +189,26 @@ def test_it_starts_without_torch_and_reads_a_pipe_to_its_end(tmp_path: Path) -> 
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "line 50001" in done.stdout and time.monotonic() - started < 60
+
+
+def test_a_run_that_did_not_run_out_is_sent_to_its_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    end = {"schema": 1, "kind": "end", "time": 3.0, "status": "finished", "step": 16, "steps": 16}
+    folder = write(tmp_path / "out", RUN, end)
+    code, out = explained(capsys, str(folder))
+    assert code == 1 and "no out-of-memory error is recorded" in out and f"memkit report {folder}" in out
+    assert "Give the whole log" not in out, "there is no log"
+    assert json.loads(explained(capsys, str(folder), "--json")[1])[0]["found"] is None
+
+
+def test_a_message_without_figures_gets_general_changes() -> None:
+    text = explain_oom("RuntimeError: CUDA out of memory. Tried to allocate 1.24 GiB").text()
+    assert "does not say how much was free, allocated and reserved" in text and "asked for     1.24 GiB" in text
+    assert "What to change, in general" in text and "per_device_train_batch_size: half" in text
+
+
+def test_no_fewer_workers_where_there_are_none() -> None:
+    error = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 34359738368 bytes. Error code 12"
+    for workers, told in ((0, False), (4, True)):
+        run = {**RUN, "arguments": {**RUN["arguments"], "dataloader_num_workers": workers}}
+        text = explain_records(run, {"kind": "oom", "phase": "data", "step": 3, "error": error}).text()
+        assert "Cause: host memory" in text and ("dataloader_num_workers" in text) is told

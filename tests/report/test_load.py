@@ -97,7 +97,7 @@ def test_a_resume_repeats_steps_and_a_new_start_forgets_them(tmp_path: Path) -> 
     again = {step["step"]: step["tokens"] for step in resumed if step["kind"] == "step"}
     assert run.first.steps[-1]["tokens"] == again[8], "the last record of a step counts"
     assert run.ending.kind == "finished" and run.first.earlier[0][1].why == "stopped without a word after step 10"
-    assert any("1 earlier start" in note for note in run.notes)
+    assert any("an earlier start" in note for note in run.notes)
     made.write(folder, made.healthy(2))
     assert numbers_of_steps(folder) == [1, 2]
 
@@ -224,3 +224,21 @@ def test_every_public_name_stays_what_it_is() -> None:
 
     for _ in range(2):  # a module of the same name would take its place once it has been imported
         assert [name for name in report.__all__ if not callable(getattr(report, name))] == []
+
+
+def test_sizes_that_auto_find_batch_size_gave_up_are_told(tmp_path: Path) -> None:
+    """Nobody is told of an error that was caught on the way: the run after it knows of it."""
+    tried = [made.run_record(), made.run_record(after_oom={"step": 1, "phase": "forward", "train_batch_size": 4})]
+    last = made.healthy(5, after_oom={"step": 1, "phase": "backward", "train_batch_size": 3})
+    run = load_run(made.write(tmp_path, [*tried, *last]))
+    (note,) = run.notes
+    assert note == (
+        "2 earlier starts in the same folder; the last of them (batch size 3) ran out of memory in backward of step 1"
+    )
+    assert [ending.kind for _, ending in run.first.earlier] == ["out of memory"] * 2
+
+
+def test_a_file_is_not_called_a_missing_folder(tmp_path: Path) -> None:
+    (tmp_path / "train.log").write_text("x")
+    with pytest.raises(InputError, match="a file, not a folder"):
+        load_run(tmp_path / "train.log")

@@ -111,7 +111,7 @@ def test_before_the_first_step(tmp_path: Path) -> None:
     [
         ({"status": "interrupted"}, "interrupted", "stopped early after step 3"),
         ({"status": "failed", "error_type": "ValueError", "error": "bad"}, "failed", "with ValueError: bad"),
-        ({"status": "failed"}, "failed", "with an error"),
+        ({"status": "failed"}, "failed", "failed after step"),
         ({"status": "failed", "error_type": "OutOfMemoryError", "error": "x"}, "out of memory", "ran out of memory"),
         ({}, "failed", "failed after step 3"),
     ],

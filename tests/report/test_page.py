@@ -13,8 +13,9 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from hf_memkit.errors import InputError
 from hf_memkit.report import load_run, write_page
-from hf_memkit.report.charts import POINTS, plotly_text
+from hf_memkit.report.charts import POINTS, charts, plotly_text
 from hf_memkit.report.page import _json, page
+from hf_memkit.report.summary import summarise
 from tests.report import synthetic_records as made
 
 CHROMIUM = "/usr/bin/chromium"
@@ -311,3 +312,15 @@ def test_what_memkit_did_not_write_stays(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be written"):
         write_page(run, tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["memory-rank0.jsonl", "mine.html"]
+
+
+def test_a_tiny_model_is_drawn_in_mib(tmp_path: Path) -> None:
+    records = made.on_a_cpu()
+    for record in records:
+        if "held" in record:
+            record["held"] = {"host": {"weights_gib": 0.00003, "optimizer_gib": 0.00006}}
+    run = load_run(made.write(tmp_path, records))
+    chart = charts(run, summarise(run))["timeline"]
+    assert chart["y"].startswith("MiB")
+    assert [trace["y"][0] for trace in chart["traces"]] == pytest.approx([0.03072, 0.06144], rel=0.01)
+    assert all("MiB" in trace["hovertemplate"] for trace in chart["traces"])

@@ -13,6 +13,7 @@ from rich.console import Console
 from hf_memkit.cli import main
 from hf_memkit.report import load_run, report_json, text_report
 from hf_memkit.report.text import view
+from hf_memkit.terms import at
 from tests.conftest import ROOT
 from tests.report import synthetic_records as made
 
@@ -47,8 +48,8 @@ def test_other_widths(tmp_path: Path, width: int) -> None:
 def test_an_out_of_memory_says_what_happened_and_what_to_change(tmp_path: Path) -> None:
     shown = " ".join(text_report(load_run(made.write(tmp_path, made.out_of_memory()))).split())
     assert shown.startswith("Out of memory in backward of step 61: 1.04 GiB asked for, 0.31 GiB free on the card")
-    assert "• arguments.per_device_train_batch_size = 2:" in shown and "Saves 4.04 GiB (half of" in shown
-    assert "• arguments.activation_checkpointing = True:" in shown
+    assert "• per_device_train_batch_size = 2:" in shown and "Saves 4.04 GiB (half of" in shown
+    assert "• activation_checkpointing = True:" in shown
     assert "Longer batches since step" in shown
 
 
@@ -57,14 +58,14 @@ def test_near_the_card_there_are_changes_of_this_job(tmp_path: Path) -> None:
     assert re.match(
         r"Peak 14\.9 of 15\.8 GiB: 94 % of the card, in backward at step 32\. Only 0\.[1-9] GiB are left\.", shown
     )
-    assert "What to do:" in shown and "• arguments." in shown and "Saves " in shown
+    assert "What to do:" in shown and "• per_device_train_batch_size = " in shown and "Saves " in shown
 
 
 def test_on_a_cpu_it_says_what_cannot_be_known(tmp_path: Path) -> None:
     shown = text_report(load_run(made.write(tmp_path, made.on_a_cpu())))
     assert shown.startswith("Host memory at most 1.40 of 8.0 GiB; no accelerator to measure.")
     assert "A CPU keeps no peak counter" in shown and "Held between steps" in shown
-    assert "optimizer 0.42 GiB" in shown and "By phase" not in shown
+    assert "optimizer 0.42 GiB" in shown and "By phase" not in shown and "on a CPU (x86_64)" in shown
 
 
 def test_ranks_prediction_and_modules(tmp_path: Path) -> None:
@@ -167,3 +168,34 @@ def test_the_examples_in_the_docs_are_what_is_printed(tmp_path: Path, monkeypatc
     docs = (ROOT / "docs" / "report.md").read_text()
     again = "python -m tests.report.synthetic_records makes them anew"
     assert made.with_examples(docs, made.examples(Path())) == docs, again
+
+
+def test_too_few_steps_are_not_called_steady(tmp_path: Path) -> None:
+    for steps, said in ((1, "One step is too few"), (19, "19 steps are too few"), (20, "no growth was found")):
+        shown = " ".join(text_report(load_run(made.write(tmp_path / str(steps), made.healthy(steps)))).split())
+        assert said in shown and "Nothing to do: it fits with" in shown
+
+
+def test_out_of_host_memory_is_not_said_of_the_card(tmp_path: Path) -> None:
+    records = [
+        {**r, "cause": "host memory", "phase": "evaluate", "step": 60} if r["kind"] == "oom" else r
+        for r in made.out_of_memory()
+    ]
+    shown = text_report(load_run(made.write(tmp_path, records)))
+    assert shown.startswith("Out of host memory in the evaluation after step 60")
+
+
+@pytest.mark.parametrize(
+    ("phase", "step", "words"),
+    [
+        ("backward", 61, "in backward of step 61"),
+        ("data", 3, "in step 3, before the model's forward"),
+        ("evaluate", 50, "in the evaluation after step 50"),
+        ("save", 0, "in a save"),
+        ("optimizer", None, "in optimizer"),
+        (None, 4, "in step 4"),
+        (None, None, ""),
+    ],
+)
+def test_moments_in_words(phase: str | None, step: int | None, words: str) -> None:
+    assert at(phase, step) == words

@@ -48,7 +48,6 @@ class HostReader(_OffDevice):
     def __init__(self) -> None:
         self._own_every = Every(_OWN_EVERY_S)
         self._available_every = Every(_AVAILABLE_EVERY_S)
-        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
         self._counters: dict[str, float] = {}
 
     def read(self) -> dict[str, float]:
@@ -71,7 +70,7 @@ class HostReader(_OffDevice):
         except OSError:
             return int(psutil.Process().memory_info().rss)
         try:
-            return int(os.read(descriptor, 128).split()[1]) * self._page_bytes
+            return int(os.read(descriptor, 128).split()[1]) * os.sysconf("SC_PAGE_SIZE")
         finally:
             os.close(descriptor)
 

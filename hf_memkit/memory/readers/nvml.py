@@ -19,6 +19,9 @@ _FIRST_PID_NAMESPACE = 0xEFFFFFFC
 
 _EVERY_S = 0.5
 
+# A card's own reserve, which NVML counts and CUDA does not, is a few hundredths; a slice is a half at most.
+_MUCH_MORE = 1.25
+
 
 class NvmlReader:
     """Use of the whole card, of this process outside torch's allocator (CUDA context, libraries), and of others.
@@ -39,10 +42,14 @@ class NvmlReader:
             return {}
         import pynvml
 
+        properties = torch.cuda.get_device_properties(self._index)
         if self._handle is None:
             pynvml.nvmlInit()
-            self._handle = _handle(pynvml, torch.cuda.get_device_properties(self._index))
-        counters = {"device_used_gib": pynvml.nvmlDeviceGetMemoryInfo(self._handle).used / GIB}
+            self._handle = _handle(pynvml, properties)
+        memory = pynvml.nvmlDeviceGetMemoryInfo(self._handle)
+        if memory.total > _MUCH_MORE * properties.total_memory:
+            return {}  # a card of which torch has one slice (MIG): what all slices use says nothing of this one
+        counters = {"device_used_gib": memory.used / GIB}
         listed = pynvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
         processes = [(process.pid, process.usedGpuMemory) for process in listed]
         reserved = torch.cuda.memory_reserved(self._index)
