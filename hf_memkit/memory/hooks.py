@@ -65,10 +65,11 @@ class HookSet:
             before.remove()
         HookSet._owner[model] = self
 
-    def before_forward(self, module: nn.Module, function: Callable[..., object]) -> None:
-        """`function(module, args, kwargs)` before each forward of `module`."""
+    def before_forward(self, module: nn.Module, function: Callable[..., object]) -> RemovableHandle:
+        """`function(module, args, kwargs)` before each forward of `module`, until `drop` of what this returns."""
         hook = self._hook("forward pre-hook", function)
         self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+        return self._handles[-1]
 
     def after_forward(self, module: nn.Module, function: Callable[..., object]) -> None:
         """`function(module, args, output)` after each forward of `module`."""
@@ -83,6 +84,12 @@ class HookSet:
     def before_step(self, optimizer: Any, function: Callable[..., object]) -> None:
         """`function(optimizer, args, kwargs)` before each step of a `torch.optim.Optimizer`."""
         self._handles.append(optimizer.register_step_pre_hook(self._hook("step pre-hook", function)))
+
+    def drop(self, handles: list[RemovableHandle]) -> None:
+        """Takes these hooks off the model."""
+        for handle in handles:
+            handle.remove()
+        self._handles = [handle for handle in self._handles if handle not in handles]
 
     def remove(self) -> None:
         """Takes every hook off the model."""

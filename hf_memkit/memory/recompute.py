@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from hf_memkit.memory.hooks import HookSet
 from hf_memkit.terms import Phase
@@ -27,6 +28,9 @@ class RecomputeCounter:
     The hook sits on the first child of each layer, not on the layer: transformers 5.23 checkpoints a layer's `forward`
     and 5.17 its `__call__`, so that a hook on the layer fires in one version only. A child's fires in both.
     `on_layer(args, kwargs)` is called with that child's arguments when a layer begins in forward.
+
+    A module with a hook is called by torch's slower way. So the hooks are there in the steps that are watched closely,
+    the first ones among them, and stay only where a layer has been seen to be computed again.
     """
 
     def __init__(self, tracker: _HasPhase) -> None:
@@ -35,18 +39,35 @@ class RecomputeCounter:
         self.total = 0
         self._taken = 0
         self._tracker = tracker
+        self._hooks: HookSet | None = None
+        self._children: list[nn.Module] = []
+        self._handles: list[RemovableHandle] = []
 
     def attach(self, model: nn.Module, hooks: HookSet) -> nn.Module | None:
-        """Hooks every checkpointable layer, and returns the last one. `hooks.remove()` undoes it."""
+        """Finds the checkpointable layers and hooks them; returns the last one. `hooks.remove()` undoes it."""
         from transformers.modeling_layers import GradientCheckpointingLayer
 
         layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
         # A dict keeps the order and counts once a child that two layers share.
         children = {id(child): child for layer in layers if (child := _first_child(layer)) is not None}
-        for child in children.values():
-            hooks.before_forward(child, self._before_forward)
+        self._hooks, self._children = hooks, list(children.values())
         self.layers = len(children)
+        self.follow(watched=True)
         return layers[-1] if layers else None
+
+    def follow(self, *, watched: bool) -> None:
+        """The step that begins is watched closely, or not."""
+        if self._hooks is None or self._hooks.removed:
+            return
+        if (watched or self.total) and not self._handles:
+            self._handles = [self._hooks.before_forward(child, self._before_forward) for child in self._children]
+        elif not (watched or self.total) and self._handles:
+            self._hooks.drop(self._handles)
+            self._handles = []
+
+    def close(self) -> None:
+        """Lets go of the model."""
+        self._hooks, self._children, self._handles = None, [], []
 
     def take(self) -> int:
         """The layers recomputed since the last `take`."""

@@ -149,6 +149,7 @@ class RunRecorder:
         self._window.clear()
         if self._watch is not None:
             self._watch.begin_step(self._steps)
+            self.recompute.follow(watched=self._watch.timeline.watched)
         self._restart_clock()
 
     def log_numbers(self) -> dict[str, float]:
@@ -220,6 +221,7 @@ class RunRecorder:
             self._flush()
             self._window.sample(self.tracker.phase)  # so that the next training does not begin with our peak
         self._watch = None
+        self.recompute.close()
         self.writer.close()
 
     def _attach(self, model: nn.Module, optimizer: Any) -> None:
@@ -247,6 +249,7 @@ class RunRecorder:
         size = self._inputs.add(args, kwargs)
         if self._watch is not None:
             self._watch.forward(size)
+            self.recompute.follow(watched=self._watch.timeline.watched)
             self._inputs.micro_batches = self._watch.timeline.micro_batch
 
     def _memory(self, phases: tuple[Phase, ...], *, fresh: bool = False) -> dict[str, Any]:
