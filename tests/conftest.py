@@ -16,7 +16,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"  # tests do not depend on whether the hub can be reached
 
-# A shell that runs the tests in the background has Ctrl-C ignored, and the processes that tests start would inherit it.
+# A shell that runs the tests in the background ignores Ctrl-C, and the processes that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
