@@ -5,6 +5,7 @@ A setting that says "activation checkpointing" proves nothing; a layer that runs
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -40,7 +41,7 @@ class RecomputeCounter:
         self._taken = 0
         self._tracker = tracker
         self._hooks: HookSet | None = None
-        self._children: list[nn.Module] = []
+        self._children: list[weakref.ref[nn.Module]] = []  # after a caught exception nobody tells us to let go
         self._handles: list[RemovableHandle] = []
 
     def attach(self, model: nn.Module, hooks: HookSet) -> nn.Module | None:
@@ -50,7 +51,7 @@ class RecomputeCounter:
         layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
         # A dict keeps the order and counts once a child that two layers share.
         children = {id(child): child for layer in layers if (child := _first_child(layer)) is not None}
-        self._hooks, self._children = hooks, list(children.values())
+        self._hooks, self._children = hooks, [weakref.ref(child) for child in children.values()]
         self.layers = len(children)
         self.follow(watched=True)
         return layers[-1] if layers else None
@@ -60,14 +61,15 @@ class RecomputeCounter:
         if self._hooks is None or self._hooks.removed:
             return
         if (watched or self.total) and not self._handles:
-            self._handles = [self._hooks.before_forward(child, self._before_forward) for child in self._children]
+            children = [child for reference in self._children if (child := reference()) is not None]
+            self._handles = [self._hooks.before_forward(child, self._before_forward) for child in children]
         elif not (watched or self.total) and self._handles:
             self._hooks.drop(self._handles)
             self._handles = []
 
     def close(self) -> None:
-        """Lets go of the model."""
-        self._hooks, self._children, self._handles = None, [], []
+        """No hook is set from now on."""
+        self._hooks, self._handles = None, []
 
     def take(self) -> int:
         """The layers recomputed since the last `take`."""

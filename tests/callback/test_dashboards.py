@@ -115,8 +115,8 @@ def test_the_highest_since_the_last_logging_step(make_trainer: Any, allocator: A
 
 
 def test_wandb(make_trainer: Any, readers: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs where W&B is installed: it is no dependency of the tests."""
-    wandb = pytest.importorskip("wandb")
+    import wandb
+
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -131,9 +131,7 @@ def test_wandb(make_trainer: Any, readers: list[Any], tmp_path: Path, monkeypatc
 
 
 def test_trackio(make_trainer: Any, readers: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs where trackio is installed: it is no dependency of the tests."""
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    pytest.importorskip("trackio")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))  # read when trackio is imported
     from trackio.sqlite_storage import SQLiteStorage
 
     trainer = make_trainer(report_to="trackio", run_name="one")
