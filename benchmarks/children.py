@@ -16,13 +16,15 @@ CASE_S: Final = 170  # a case that takes longer is stopped, and measured by the 
 WARM_UP_STEPS: Final = 2  # compilation, first allocations; left out of the step time
 
 
-def run_child(section: str, folder: str, environment: Mapping[str, str]) -> tuple[int | None, str]:
-    """(exit code, output) of `gpu.py --section SECTION --child FOLDER`; None if it was stopped for time."""
+def run_child(
+    section: str, folder: str, environment: Mapping[str, str], limit_s: float = CASE_S
+) -> tuple[int | None, str]:
+    """(exit code, output) of `gpu.py --section SECTION --child FOLDER`; None if it was stopped after `limit_s`."""
     script = Path(__file__).with_name("gpu.py")
     command = [sys.executable, str(script), "--section", section, "--child", folder]
     try:
         child = subprocess.run(
-            command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=CASE_S
+            command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=limit_s
         )
         return child.returncode, child.stdout + child.stderr
     except subprocess.TimeoutExpired as expired:

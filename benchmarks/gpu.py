@@ -25,7 +25,7 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also runs from a checkout that is not installed
 
-from benchmarks import deepspeed_section, recipe_section, report_section
+from benchmarks import deepspeed_section, recipe_section, report_section, techniques_section
 from benchmarks.children import CASE_S
 from hf_memkit import __version__
 from hf_memkit.hardware import this_machine, use_one_card
@@ -35,13 +35,14 @@ SECTION_S: Final = 8 * 60  # no case starts after this, so that a section ends w
 STEPS: Final = 12
 PACKAGES: Final = (
     "torch", "transformers", "accelerate", "deepspeed", "peft", "torchao", "datasets", "bitsandbytes", "lightning",
-    "nvidia-ml-py",
+    "nvidia-ml-py", "liger-kernel", "galore-torch", "apollo-torch", "lomo-optim",
 )  # fmt: skip
 
 SECTIONS: Final[Mapping[str, ModuleType]] = {
     "recipe": recipe_section,
     "deepspeed": deepspeed_section,
     "report": report_section,
+    "techniques": techniques_section,
 }
 
 
@@ -70,6 +71,12 @@ def flush(path: Path, section: str, rows: Mapping[str, dict[str, Any]], *, rehea
     temporary.replace(path)
 
 
+def case_limit_s(section: str, case: Any) -> float:
+    """After how many seconds a case is stopped: the section's own limit for it, or the common one."""
+    own = getattr(SECTIONS[section], "case_limit_s", None)
+    return float(CASE_S if own is None else own(case))
+
+
 def run_section(
     section: str, path: Path, *, on_cpu: bool, max_steps: int, only: str | None, section_s: float = SECTION_S
 ) -> int:
@@ -79,7 +86,7 @@ def run_section(
     for case in SECTIONS[section].cases():
         if case.name in rows or (only is not None and only not in case.name):
             continue
-        if time.monotonic() - started + CASE_S > section_s:
+        if time.monotonic() - started + case_limit_s(section, case) > section_s:
             print(f"time is up before {case.name}; run this section again to go on")
             return 1
         measured = SECTIONS[section].measure(case, on_cpu=on_cpu, max_steps=max_steps)

@@ -42,6 +42,7 @@ class Gpu:
             `torch.cuda.is_bf16_supported()` counts that as support, and it is slower than fp32.
         source: where these figures come from.
         here: whether the card is in this machine.
+        capability: CUDA compute capability, such as 8.6; None where only a size is known.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Gpu:
     source: str
     context_bytes: int = CONTEXT_BYTES
     here: bool = False
+    capability: float | None = None
 
     @property
     def usable_bytes(self) -> int:
@@ -137,6 +139,7 @@ def named_gpu(name: str) -> Gpu:
         capacity_bytes=int(total_gib * GIB),
         bf16=card.capability >= 8.0,
         source=f"named card: {total_gib:.2f} GiB, {how}; compute capability {card.capability}",
+        capability=card.capability,
     )
 
 
@@ -179,7 +182,7 @@ def _this_gpu() -> Gpu | None:
         if handle is None:
             return None
         memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
-        major, _minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
         name = pynvml.nvmlDeviceGetName(handle)
     except pynvml.NVMLError:
         return _this_gpu_by_torch()
@@ -189,6 +192,7 @@ def _this_gpu() -> Gpu | None:
         bf16=major >= 8,
         source="this machine",
         here=True,
+        capability=float(f"{major}.{minor}"),
     )
 
 
@@ -241,6 +245,7 @@ def _this_gpu_by_torch() -> Gpu | None:
         bf16=properties.major >= 8,
         source="this machine",
         here=True,
+        capability=float(f"{properties.major}.{properties.minor}"),
     )
 
 

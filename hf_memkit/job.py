@@ -1,8 +1,4 @@
-"""What a technique works from: one model, one machine, one batch shape.
-
-The formulas below are the thin ones that the choice of a variant needs. They are computed, not measured, and every row
-names its source.
-"""
+"""What a technique works from: one model, one machine, one batch shape."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from hf_memkit.ledger import Ledger, Row
 from hf_memkit.models import ModelFacts
 from hf_memkit.units import GIB, format_gib
 
-__all__ = ["PROCESS_BYTES", "Job", "activation_rows", "process_row", "shortages", "weight_rows"]
+__all__ = ["PROCESS_BYTES", "Job", "process_row", "shortages"]
 
 
 @dataclass(frozen=True)
@@ -23,17 +19,18 @@ class Job:
     """One model to train on one machine.
 
     Attributes:
-        model: the model's shapes.
-        machine: where it will run; `machine.gpu` is never None here.
+        model: the model's shapes; None where only settings are asked for.
+        machine: where it will run. Without a GPU in it, one with bf16 is assumed.
         micro_batch_size: sequences in one forward pass.
         sequence_length: tokens in a sequence.
         nvme_path: folder for what goes to disk.
-        values: the recipe's values for this variant, such as the LoRA rank.
+        values: what the recipe's variant or the user gives to the techniques, such as the LoRA rank.
         gpus: processes on each machine, one card each.
         nodes: machines.
+        accumulation: micro-batches in an optimizer step of one process.
     """
 
-    model: ModelFacts
+    model: ModelFacts | None
     machine: Machine
     micro_batch_size: int
     sequence_length: int
@@ -41,6 +38,7 @@ class Job:
     values: Mapping[str, Any] = field(default_factory=dict)
     gpus: int = 1
     nodes: int = 1
+    accumulation: int = 1
 
     @property
     def processes(self) -> int:
@@ -49,40 +47,18 @@ class Job:
 
     @property
     def bf16(self) -> bool:
-        return self.machine.gpu is not None and self.machine.gpu.bf16
+        """Whether the card computes in bf16; assumed where no card is known."""
+        return self.machine.gpu is None or self.machine.gpu.bf16
+
+    @property
+    def card(self) -> str:
+        """What to call the card in a reason."""
+        return self.machine.gpu.name if self.machine.gpu else "a card of Ampere or later (assumed)"
 
     @property
     def tokens(self) -> int:
         """Tokens in one forward pass."""
         return self.micro_batch_size * self.sequence_length
-
-
-def weight_rows(job: Job, trained: int) -> tuple[Row, ...]:
-    """16-bit weights of the whole model, and 16-bit gradients of the `trained` parameters."""
-    return (
-        Row("device", "weights", "16-bit weights", 2 * job.model.parameters, "2 bytes a parameter"),
-        Row("device", "gradients", "16-bit gradients", 2 * trained, "2 bytes a trained parameter"),
-    )
-
-
-def activation_rows(job: Job) -> tuple[Row, ...]:
-    """Activations with every layer checkpointed, and the loss over the full vocabulary."""
-    tokens, width = job.tokens, job.model.width
-    return (
-        Row(
-            "device", "activations", "inputs of the checkpointed layers", 2 * tokens * width * job.model.layers,
-            "2 bytes × tokens × width × layers (Chen et al. 2016, arXiv 1604.06174)", "backward",
-        ),
-        Row(
-            "device", "activations", "one layer recomputed, and its gradients", 2 * 34 * tokens * width,
-            "34 bytes × tokens × width a layer, no attention scores kept (Korthikanti et al. 2022, arXiv 2205.05198, "
-            "eq. 2), twice for the gradients", "backward",
-        ),
-        Row(
-            "device", "loss", "logits: 16-bit, fp32 copy, gradient", 10 * tokens * job.model.vocabulary,
-            "(2 + 4 + 4) bytes × tokens × vocabulary (transformers:loss/loss_utils.py, logits.float())", "backward",
-        ),
-    )  # fmt: skip
 
 
 PROCESS_BYTES = 3 * GIB

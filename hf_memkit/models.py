@@ -17,7 +17,7 @@ from typing import Any, Literal
 from hf_memkit.architectures import built_in
 from hf_memkit.errors import InputError
 
-__all__ = ["ModelFacts", "Origin", "describe", "hub_reachable", "quiet_transformers"]
+__all__ = ["Linear", "ModelFacts", "Origin", "describe", "hub_reachable", "quiet_transformers"]
 
 Origin = Literal["local", "hub", "architecture"]
 """Where the weights come from: a local folder; the hub or its cache; nowhere (built from config values, random)."""
@@ -60,6 +60,25 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(before)
 
 
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """One linear layer (`nn.Linear`, or GPT-2's transposed `Conv1D`) of `inputs` × `outputs` weights.
+
+    `head` is true of the layer that makes the logits: neither bitsandbytes nor PEFT's "all-linear" touches it.
+    """
+
+    name: str
+    inputs: int
+    outputs: int
+    bias: bool = False
+    head: bool = False
+
+    @property
+    def elements(self) -> int:
+        """Elements of its weight."""
+        return self.inputs * self.outputs
+
+
 @dataclass(frozen=True)
 class ModelFacts:
     """A causal language model's shapes.
@@ -76,6 +95,9 @@ class ModelFacts:
         tied: elements that a second module uses under another name (an output layer tied to the word embedding).
         layers, width, vocabulary: number of transformer layers, hidden size, rows of the word embedding.
         maximum_length: longest sequence the positions allow, or None.
+        linears: every linear layer, in the order of the modules; empty if not known.
+        stacked: elements of parameters with three dimensions or more: the experts of a mixture, kept in one tensor.
+        batch_norms: BatchNorm layers, whose output for a sample depends on the others of its micro-batch.
     """
 
     name: str
@@ -90,6 +112,9 @@ class ModelFacts:
     width: int
     vocabulary: int
     maximum_length: int | None
+    linears: tuple[Linear, ...] = field(default=(), repr=False)
+    stacked: int = 0
+    batch_norms: int = 0
 
     @property
     def model_type(self) -> str:
@@ -163,7 +188,24 @@ def describe(
         width=width,
         vocabulary=vocabulary,
         maximum_length=getattr(text, "max_position_embeddings", None),
+        linears=_linears(model),
+        stacked=sum(parameter.numel() for _, parameter in named if parameter.dim() > 2),
+        batch_norms=sum("BatchNorm" in type(module).__name__ for module in model.modules()),
     )
+
+
+def _linears(model: Any) -> tuple[Linear, ...]:
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+
+    head, found = model.get_output_embeddings(), []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | Conv1D):
+            outputs, inputs = module.weight.shape
+            if isinstance(module, Conv1D):
+                inputs, outputs = outputs, inputs
+            found.append(Linear(name, inputs, outputs, module.bias is not None, head is module))
+    return tuple(found)
 
 
 _NOT_DECAYED = (r"bias", r"layernorm", r"rmsnorm", r"(?:^|\.)norm(?:$|\.)", r"_norm(?:$|\.)")

@@ -20,6 +20,8 @@ Keys are `section.name`. The sections:
 | `optimizer` | `class` (import path) and its arguments, where Trainer's own `optim` does not do |
 | `deepspeed` | `preset`, `config`: the whole DeepSpeed JSON, `sizes`: what of it was computed, and why |
 | `environment` | environment variables that must be set before torch starts |
+| `model_parts` | parts installed on the model (`hf_memkit/parts/NAME.py`, `install`), with their options |
+| `trainer_parts` | parts that give Trainer keyword arguments (`hf_memkit/parts/NAME.py`, `trainer_options`) |
 """
 
 from __future__ import annotations
@@ -27,13 +29,23 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from hf_memkit.ledger import Ledger, Row
 
 __all__ = ["SECTIONS", "Setting", "TrainingSetup"]
 
-SECTIONS: Final = ("model", "adapter", "data", "arguments", "optimizer", "deepspeed", "environment")
+SECTIONS: Final = (
+    "model",
+    "adapter",
+    "data",
+    "arguments",
+    "optimizer",
+    "deepspeed",
+    "environment",
+    "model_parts",
+    "trainer_parts",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +79,7 @@ class TrainingSetup:
         ledger: the bytes that these choices need, by formula.
         problems: why this setup cannot run on the machine it was resolved for; empty if it can.
         notes: what a person should know before starting it.
+        techniques: names of the techniques that made it, in the order in which they were applied.
     """
 
     preset: str
@@ -74,35 +87,40 @@ class TrainingSetup:
     ledger: Ledger = field(default_factory=Ledger)
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    techniques: tuple[str, ...] = ()
 
-    def put(self, key: str, value: Any, reason: str) -> TrainingSetup:
+    def put(self, key: str, value: Any, reason: str) -> Self:
         """Another setup with `key` set; a key that exists keeps its place."""
         new = Setting(key, value, reason)
         if key in self:
             return replace(self, settings=tuple(new if old.key == key else old for old in self.settings))
         return replace(self, settings=(*self.settings, new))
 
-    def put_all(self, section: str, values: Mapping[str, tuple[Any, str]]) -> TrainingSetup:
+    def put_all(self, section: str, values: Mapping[str, tuple[Any, str]]) -> Self:
         """Another setup with each `name: (value, reason)` of `values` set in `section`."""
         setup = self
         for name, (value, reason) in values.items():
             setup = setup.put(f"{section}.{name}", value, reason)
         return setup
 
-    def drop(self, prefix: str) -> TrainingSetup:
+    def drop(self, prefix: str) -> Self:
         """Another setup without the key `prefix` or, if `prefix` is a section, without that section."""
         kept = tuple(s for s in self.settings if s.key != prefix and s.key.partition(".")[0] != prefix)
         return replace(self, settings=kept)
 
-    def with_rows(self, *rows: Row) -> TrainingSetup:
+    def with_rows(self, *rows: Row) -> Self:
         """Another setup with these terms added to its ledger."""
         return replace(self, ledger=self.ledger.with_rows(rows))
 
-    def with_notes(self, *notes: str) -> TrainingSetup:
+    def with_notes(self, *notes: str) -> Self:
         return replace(self, notes=(*self.notes, *notes))
 
-    def with_problems(self, problems: Iterable[str]) -> TrainingSetup:
+    def with_problems(self, problems: Iterable[str]) -> Self:
         return replace(self, problems=(*self.problems, *problems))
+
+    def made_by(self, techniques: Iterable[str]) -> Self:
+        """Another setup that names these techniques as its makers."""
+        return replace(self, techniques=tuple(techniques))
 
     def __contains__(self, key: str) -> bool:
         return any(setting.key == key for setting in self.settings)
@@ -135,14 +153,20 @@ class TrainingSetup:
         return self.section("arguments")
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> TrainingSetup:
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
         """The settings of what `to_json` gave, without its ledger: enough to run it again."""
         settings = tuple(Setting(item["key"], item["value"], item["reason"]) for item in content["settings"])
-        return cls(preset=content["preset"], settings=settings, notes=tuple(content["notes"]))
+        return cls(
+            preset=content["preset"],
+            settings=settings,
+            notes=tuple(content["notes"]),
+            techniques=tuple(content.get("techniques", ())),
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {
             "preset": self.preset,
+            "techniques": list(self.techniques),
             "settings": [setting.to_json() for setting in self.settings],
             "ledger": self.ledger.to_json(),
             "problems": list(self.problems),

@@ -37,6 +37,7 @@ class Rule:
         source: file and line of the library that show it.
         find: yields where it applies.
         module: the module of `hf_memkit.check.rules` that it stands in.
+        techniques: names of the techniques that it says when not to use.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Rule:
     source: str
     find: Callable[[Subject], Iterable[Found]]
     module: str
+    techniques: tuple[str, ...] = ()
 
     def problems(self, subject: Subject) -> list[Problem]:
         return [
@@ -66,7 +68,15 @@ RULES: dict[str, Rule] = {}
 _Find = Callable[[Subject], Iterable[Found]]
 
 
-def rule(id: str, *, why: str, fix: str, source: str, needs_config: bool = True) -> Callable[[_Find], _Find]:
+def rule(
+    id: str,
+    *,
+    why: str,
+    fix: str,
+    source: str,
+    needs_config: bool = True,
+    techniques: tuple[str, ...] = (),
+) -> Callable[[_Find], _Find]:
     """Adds the decorated function to the registry as a rule.
 
     A rule is asked only about jobs with a DeepSpeed config, unless `needs_config` is false.
@@ -79,7 +89,7 @@ def rule(id: str, *, why: str, fix: str, source: str, needs_config: bool = True)
         def guarded(subject: Subject) -> Iterable[Found]:
             return () if subject.config is None and needs_config else find(subject)
 
-        RULES[id] = Rule(id, why, fix, source, guarded, find.__module__.rpartition(".")[2])
+        RULES[id] = Rule(id, why, fix, source, guarded, find.__module__.rpartition(".")[2], techniques)
         return find
 
     return add

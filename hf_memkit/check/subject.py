@@ -60,6 +60,8 @@ class Subject:
         duplicate_arguments: keys that the argument file has twice.
         here: whether it will run on this machine, so that folders and shared memory can be looked at.
         deepspeed: version of DeepSpeed that will read the config.
+        superseded_arguments: arguments under an old name whose new name is set as well; found, not given.
+        settings: a setup's settings beside `arguments.*` and `deepspeed.config`, by key; empty for files.
     """
 
     config: Mapping[str, Any] | None = None
@@ -74,17 +76,26 @@ class Subject:
     here: bool = False
     deepspeed: str = field(default_factory=installed_deepspeed)
     duplicate_arguments: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    superseded_arguments: Mapping[str, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         if self.arguments is not None:
-            current = {current_name(name): value for name, value in self.arguments.items()}
-            object.__setattr__(self, "arguments", current)
+            given = self.arguments
+            # Where both names are set, Trainer takes the new one (transformers 5.23.0: training_args.py 1533-1543).
+            old = {name: value for name, value in given.items() if current_name(name) != name}
+            current = {current_name(name): value for name, value in old.items()} | {
+                name: value for name, value in given.items() if name not in old
+            }
+            object.__setattr__(self, "arguments", {current_name(name): current[current_name(name)] for name in given})
+            superseded = {name: value for name, value in old.items() if current_name(name) in given}
+            object.__setattr__(self, "superseded_arguments", superseded)
 
     @classmethod
     def of_setup(
         cls,
         setup: TrainingSetup,
-        model: ModelFacts,
+        model: ModelFacts | None,
         machine: Machine | None,
         *,
         gpus: int = 1,
@@ -93,7 +104,12 @@ class Subject:
     ) -> Subject:
         """The subject of a setup that was resolved for this model and machine."""
         config = setup.get("deepspeed.config")
-        return cls(config, setup.arguments, model, machine, gpus, nodes, here=here)
+        settings = {
+            setting.key: setting.value
+            for setting in setup.settings
+            if not setting.key.startswith("arguments.") and setting.key != "deepspeed.config"
+        }
+        return cls(config, setup.arguments, model, machine, gpus, nodes, here=here, settings=settings)
 
     def at(self, path: str) -> Any:
         """The config's value at a dotted path, or ABSENT."""
@@ -115,6 +131,14 @@ class Subject:
     def argument(self, name: str, default: Any = None) -> Any:
         """The argument `name` as it was set, or `default`."""
         return default if self.arguments is None else self.arguments.get(name, default)
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        """The setup's setting `key` (`model_parts.chunked_loss`), or `default`; files have none."""
+        return self.settings.get(key, default)
+
+    def has_setting(self, key: str) -> bool:
+        """Whether the setup sets `key`, or, if `key` is a section, anything in it."""
+        return key in self.settings or any(name.startswith(f"{key}.") for name in self.settings)
 
     @cached_property
     def filled(self) -> Mapping[str, Any]:

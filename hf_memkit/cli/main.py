@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import typer
 
 from hf_memkit._version import __version__
-from hf_memkit.cli import check, doctor, ds, explain, recipe, report
+from hf_memkit.cli import check, doctor, ds, explain, preset, recipe, report
 from hf_memkit.errors import MemkitError
 
 __all__ = ["main", "main_and_exit"]
@@ -29,6 +29,7 @@ app.command(
     help="List the recipes, or run one: a model, data, and the ways to make it fit a card.",
     epilog=recipe.EXAMPLES,
 )(recipe.recipe)
+app.add_typer(preset.app)
 app.add_typer(ds.app)
 app.command(
     "check",

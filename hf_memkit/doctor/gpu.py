@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from hf_memkit.doctor.line import Line
 from hf_memkit.hardware import has_kernels
+from hf_memkit.techniques.allocator import OLD_VARIABLES, VARIABLE, problems_of
 from hf_memkit.units import format_gib
 
 __all__ = ["lines"]
@@ -16,8 +17,8 @@ _GROUP: Final = "GPU"
 _DRIVER: Final = Path("/dev/nvidiactl")
 """Made by NVIDIA's driver; a container that was given no card has none."""
 
-_ALLOCATOR: Final = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Today's name and the one before it, which torch still reads."""
+_ALLOCATOR: Final = (VARIABLE, *OLD_VARIABLES)
+"""Today's name and those before it, which torch still reads, and reads first."""
 
 
 def lines() -> list[Line]:
@@ -93,7 +94,14 @@ def _environment() -> list[Line]:
         value = os.environ.get(name)
         if value is None:
             continue
-        if "expandable_segments:True" in value:
+        mistakes = [f"{option}: {why}" for option, why, _ in problems_of(value)]
+        older = next((older for older in _ALLOCATOR[1:] if older in os.environ and older != name), None)
+        if name == VARIABLE and older is not None:
+            found = f"{value} has no effect: torch reads {older} first"
+            lines.append(Line(_GROUP, name, "warning", found, f"unset {older}"))
+        elif mistakes:
+            lines.append(Line(_GROUP, name, "warning", f"{value}: {'; '.join(mistakes)}", f"unset {name}"))
+        elif "expandable_segments:True" in value:
             lines.append(Line(_GROUP, name, "ok", value))
         else:
             found = f"{value} is kept, without expandable_segments:True, which memkit sets where nothing is set"

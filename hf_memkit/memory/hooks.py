@@ -141,6 +141,9 @@ def needs_whole_graph(model: nn.Module) -> bool:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """By `module.compile()`, or by `torch.compile` of it or of its forward, which stands in the instance then."""
+    """By `module.compile()`, or by `torch.compile` of it or of its forward, which stands in the instance then; so does
+    a forward that dynamo is told to leave alone."""
     by_itself = getattr(module, "_compiled_call_impl", None) is not None
-    return by_itself or hasattr(vars(module).get("forward"), "_torchdynamo_orig_callable")
+    forward = vars(module).get("forward")
+    left_alone = getattr(forward, "_torchdynamo_disable", False) is True
+    return by_itself or (hasattr(forward, "_torchdynamo_orig_callable") and not left_alone)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from hf_memkit.build.allocator import set_allocator
 from hf_memkit.errors import MissingPackageError, RunError
 from hf_memkit.hardware import has_kernels
 from hf_memkit.recipe.ranks import Ranks
+from hf_memkit.techniques.allocator import VARIABLE
 from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.zero import ops
 from hf_memkit.zero.launch import single_process_environment
@@ -26,9 +28,8 @@ def set_environment(setup: TrainingSetup, say: Callable[[str], None], ranks: Ran
     variables = {name: str(value) for name, value in setup.section("environment").items()}
     if "deepspeed.config" in setup:
         variables |= single_process_environment()
-    old = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", os.environ.get("PYTORCH_ALLOC_CONF"))
-    if "PYTORCH_ALLOC_CONF" in variables and old not in (None, variables["PYTORCH_ALLOC_CONF"]):
-        say(f"The allocator keeps your own setting, {old}, instead of {variables.pop('PYTORCH_ALLOC_CONF')}.")
+    if VARIABLE in variables:
+        set_allocator(variables.pop(VARIABLE), say)
     for name, value in variables.items():
         os.environ.setdefault(name, value)
     if not setup.get("arguments.use_cpu"):
@@ -78,7 +79,7 @@ def _check_card(setup: TrainingSetup, ranks: Ranks) -> None:
             f"torch {torch.__version__} has no kernels for this card (compute capability {capability[0]}."
             f"{capability[1]}); install a build of torch for an older CUDA"
         )
-    if "optimizer.class" in setup:
+    if str(setup.get("optimizer.class", "")).endswith((":AdamW8bit", ":AdamW4bit")):
         missing = ops.missing_tools(("compiled optimizer",), cpu=True)
         if missing:
             raise MissingPackageError(

@@ -1,8 +1,8 @@
 """Setup → a plain training script that its owner can read and change, and that needs memkit only for its callback.
 
 `train.py` holds the whole job in the order in which it happens; every setting stands there with its reason as a
-comment. Beside it `ds_config.json` (with DeepSpeed), `adamw8bit.py` (with the 8-bit optimizer), `deepspeed_wiring.py`
-(with NVMe) and `process_group.py` (with DeepSpeed or several processes).
+comment. Beside it the parts that it uses (`hf_memkit/parts`: an optimizer, a loss in chunks …), `ds_config.json` (with
+DeepSpeed), `deepspeed_wiring.py` (with NVMe) and `process_group.py` (with DeepSpeed or several processes).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Final
 
 from hf_memkit import compat
 from hf_memkit._version import __version__
+from hf_memkit.build.model import LOADING_ONLY, model_options
 from hf_memkit.errors import InputError
-from hf_memkit.recipe.build import optimizer_options
 from hf_memkit.recipe.export_data import (
     data_lines,
     has_hub,
@@ -25,12 +25,20 @@ from hf_memkit.recipe.export_data import (
     tokenizer_is_trained,
     uses_fallback,
 )
+from hf_memkit.recipe.export_parts import (
+    comment,
+    copied_parts,
+    library_imports,
+    model_part_lines,
+    optimizer_lines,
+    part_imports,
+    trainer_part_lines,
+)
 from hf_memkit.recipe.run import Run
+from hf_memkit.technique import TECHNIQUES
 from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["export_script", "start_command"]
-
-_WIDTH: Final = 110
 
 
 def export_script(job: Run, folder: Path) -> list[Path]:
@@ -42,9 +50,7 @@ def export_script(job: Run, folder: Path) -> list[Path]:
     files = {"train.py": _script(job)}
     if "deepspeed.config" in job.setup:
         files["ds_config.json"] = json.dumps(job.setup["deepspeed.config"], indent=2) + "\n"
-    if "optimizer.class" in job.setup:
-        source = Path(__file__).parents[1] / "techniques" / "adamw8bit.py"
-        files["adamw8bit.py"] = source.read_text(encoding="utf-8")
+    files |= {name: source.read_text(encoding="utf-8") for name, source in copied_parts(job.setup).items()}
     if _on_nvme(job.setup):
         source = Path(__file__).parents[1] / "zero" / "wiring.py"
         files["deepspeed_wiring.py"] = source.read_text(encoding="utf-8")
@@ -104,9 +110,10 @@ def _script(job: Run) -> str:
 def _requirements(setup: TrainingSetup) -> str:
     names = ["torch", "transformers", "accelerate", "datasets", "hf-memkit"]
     names += ["deepspeed"] if "deepspeed.config" in setup else []
-    names += ["torchao"] if "optimizer.class" in setup else []
     names += ["peft"] if setup.section("adapter") else []
-    return f"{', '.join(names)} (made with torch {version('torch')}, transformers {version('transformers')})"
+    names += [package.replace("_", "-") for name in setup.techniques for package in TECHNIQUES[name].packages]
+    made = f"made with torch {version('torch')}, transformers {version('transformers')}"
+    return f"{', '.join(dict.fromkeys(names))} ({made})"
 
 
 def _imports(job: Run) -> str:
@@ -123,12 +130,14 @@ def _imports(job: Run) -> str:
     lines += ["from tokenizers import ByteLevelBPETokenizer"] if trained else []
     names = ["AutoConfig"] if _random_weights(setup) else []
     names += ["AutoModelForCausalLM", "PreTrainedTokenizerFast" if trained else "AutoTokenizer"]
-    names += ["Trainer", "TrainingArguments", "set_seed"]
-    lines += [f"from transformers import {', '.join(names)}"]
-    beside = ["from adamw8bit import AdamW8bit"] if "optimizer.class" in setup else []
+    names += ["BitsAndBytesConfig"] if "model.quantization" in setup else []
+    names += ["Trainer", "TrainingArguments"]
+    own = [f"from transformers import {', '.join([*sorted(names), 'set_seed'])}", *library_imports(setup)]
+    lines += sorted(own, key=lambda line: line.split()[1])
+    beside = part_imports(setup)
     beside += ["from deepspeed_wiring import DeepSpeedWiring"] if _on_nvme(setup) else []
     beside += ["from process_group import leave_process_group"] if _has_process_group(job) else []
-    lines += ["", *beside] if beside else []
+    lines += ["", *sorted(beside, key=lambda line: line.split()[1])] if beside else []
     lines.insert(1 if lines[0] == "import os" else 0, "from pydoc_data.topics import topics") if fallback else None
     return "\n".join(_sorted_standard_library(lines))
 
@@ -168,7 +177,7 @@ def _environment(job: Run) -> str:
     lines = ["# Read when torch and DeepSpeed start."]
     reason = ""
     for name, (value, why) in variables.items():
-        lines += _comment(why) if why != reason else []
+        lines += comment(why) if why != reason else []
         lines.append(f"os.environ.setdefault({name!r}, {value!r})".replace("'", '"'))
         reason = why
     return "\n".join(lines)
@@ -188,54 +197,73 @@ def _arguments(job: Run) -> str:
         if key == "output_dir":
             lines.append('    output_dir=str(HERE / "run"),')
             continue
-        lines += _comment(reason, "    ")
+        lines += comment(reason, "    ")
         lines.append(f"    {name}={literal(value)},")
     if "deepspeed.config" in setup:
-        lines += _comment(reasons["deepspeed.preset"], "    ")
+        lines += comment(reasons["deepspeed.preset"], "    ")
         lines.append('    deepspeed=str(HERE / "ds_config.json"),')
     lines.append(")")
     if _needs_gloo(job):
-        lines += _comment("On a CPU nobody else starts DeepSpeed's communication before the model is made.")
+        lines += comment("On a CPU nobody else starts DeepSpeed's communication before the model is made.")
         lines.append('deepspeed.init_distributed(dist_backend="gloo")')
     return "\n".join([*lines, "set_seed(arguments.seed)"])
 
 
 def _model(setup: TrainingSetup) -> str:
     reasons = {s.key: s.reason for s in setup.settings}
-    dtype = f"torch.{setup['model.dtype']}"
-    lines = _comment(reasons["model.dtype"])
+    lines = [line for key in _LOADED if key in setup for line in comment(reasons[key])]
     if _random_weights(setup):
-        architecture = dict(setup["model.architecture"])
+        architecture = {**setup["model.architecture"], **setup.get("model.config", {})}
         architecture.pop("transformers_version", None)
         model_type = architecture.pop("model_type")
         values = textwrap.indent("".join(f"{key}={literal(value)},\n" for key, value in architecture.items()), "    ")
         lines += ["# RANDOM weights: a small model of the same architecture, for the rehearsal."]
         lines += [f'config = AutoConfig.for_model(\n    "{model_type}",\n{values})']
-        lines += [f"model = AutoModelForCausalLM.from_config(config, dtype={dtype})"]
+        lines += [f"model = AutoModelForCausalLM.from_config(config{_options(setup, loaded=False)})"]
     else:
-        lines += [f'model = AutoModelForCausalLM.from_pretrained("{setup["model.name"]}", dtype={dtype})']
+        options = _options(setup, loaded=True)
+        lines += [f'model = AutoModelForCausalLM.from_pretrained("{setup["model.name"]}"{options})']
     multiple = setup.get("model.pad_vocabulary_to_multiple_of")
     if multiple:
-        lines += _comment(reasons["model.pad_vocabulary_to_multiple_of"])
+        lines += comment(reasons["model.pad_vocabulary_to_multiple_of"])
         lines += [f"model.resize_token_embeddings(pad_to_multiple_of={multiple})"]
     if setup.section("adapter"):
         options = textwrap.indent("".join(f"{k}={literal(v)},\n" for k, v in setup.section("adapter").items()), "    ")
         lines += [f"adapters = LoraConfig(\n{options})", "model = get_peft_model(model, adapters)"]
-    return "\n".join(lines)
+    return "\n".join([*lines, *model_part_lines(setup)])
+
+
+_LOADED: Final = ("model.dtype", "model.attn_implementation", "model.quantization", "model.device_map")
+
+
+def _options(setup: TrainingSetup, *, loaded: bool) -> str:
+    """Further arguments of the call that makes the model, from the comma on. Only loading quantises, and a model made
+    from a config has that config's values already."""
+    options = model_options(setup)
+    quantization = options.pop("quantization_config", None)
+    config = setup.get("model.config", {})
+    parts = [
+        f"{name}={f'torch.{value}' if name == 'dtype' else literal(value)}"
+        for name, value in options.items()
+        if loaded or name not in (*config, *LOADING_ONLY)
+    ]
+    if loaded and quantization is not None:
+        fields = ", ".join(f"{name}={literal(value)}" for name, value in quantization.items())
+        parts.append(f"quantization_config=BitsAndBytesConfig({fields})")
+    return "".join(f", {part}" for part in parts)
 
 
 def _training(job: Run) -> str:
     setup = job.setup
-    options = optimizer_options(setup)
-    optimizer = ""
-    if options is not None:
-        values = textwrap.indent("".join(f'"{key}": {literal(value)},\n' for key, value in options.items()), " " * 12)
-        optimizer = f"    optimizer_cls_and_kwargs=(\n        AdamW8bit,\n        {{\n{values}        }},\n    ),\n"
+    from_parts = "".join(f"{line}\n" for line in trainer_part_lines(setup))
+    given = [*optimizer_lines(setup), *(["    callbacks=callbacks,", "    **from_parts,"] if from_parts else [])]
+    optimizer = "".join(f"{line}\n" for line in given)
     wiring = ""
     if _on_nvme(setup):
         wiring = "trainer.add_callback(DeepSpeedWiring(lambda: trainer.deepspeed))  # saves with NVMe\n"
     ending = "\nleave_process_group()  # otherwise Python can abort while it exits" if _has_process_group(job) else ""
     return (
+        f"{from_parts}"
         "trainer = Trainer(\n"
         "    model=model,\n"
         "    args=arguments,\n"
@@ -250,7 +278,3 @@ def _training(job: Run) -> str:
         'trainer.save_model(str(HERE / "run" / "model"))'
         f"{ending}"
     )
-
-
-def _comment(reason: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(reason, _WIDTH - len(indent), initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")

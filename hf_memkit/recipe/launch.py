@@ -22,9 +22,9 @@ from typing import Any, Final
 import psutil
 
 from hf_memkit.errors import InputError
+from hf_memkit.presets.sharing import threads_per_process
 from hf_memkit.recipe.rank_failure import only_stopped, what_failed
 from hf_memkit.recipe.ranks import FOLDER_VARIABLE, exit_code_of
-from hf_memkit.recipe.sharing import threads_per_process
 
 __all__ = ["MASTER_PORT", "Place", "launch", "torchrun_options"]
 

@@ -6,14 +6,15 @@ a CPU cannot run is taken out and listed with its reason; nothing is left out si
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from hf_memkit.ledger import Ledger
 from hf_memkit.models import ModelFacts, describe
-from hf_memkit.recipe.batch import accumulation_for
 from hf_memkit.recipe.resolve import Resolved
 from hf_memkit.recipe.schema import Rehearsal as RehearsalSpec
+from hf_memkit.techniques.batch import accumulation_for
 from hf_memkit.training_setup import Setting, TrainingSetup
 from hf_memkit.zero.ledger import zero_ledger
 
@@ -43,6 +44,8 @@ def rehearse(resolved: Resolved) -> Rehearsed:
     rehearsed = _cpu_precision(rehearsed)
     rehearsed = _no_cuda_allocator(rehearsed)
     rehearsed = _eager_optimizer(rehearsed)
+    for key, instead in _CUDA_ONLY.items():
+        rehearsed = instead(rehearsed) if key in rehearsed.setup else rehearsed
     return _with_ledger(_cpu_deepspeed(rehearsed), model, resolved)
 
 
@@ -91,9 +94,12 @@ def _small_model(rehearsed: Rehearsed, resolved: Resolved, spec: RehearsalSpec, 
 
 def _few_steps(rehearsed: Rehearsed, spec: RehearsalSpec, processes: int) -> Rehearsed:
     setup = rehearsed.setup
-    # With more processes the micro-batch shrinks, and the accumulation stays: it is to be rehearsed too.
-    accumulation = accumulation_for(spec.sequences_per_step, spec.micro_batch_size)
-    micro_batch = max(1, spec.micro_batch_size // processes)
+    # With more processes the micro-batch shrinks, and the accumulation stays: it is to be rehearsed too, but not where
+    # the target has none, whose engine then does without accumulators.
+    accumulates = int(setup["arguments.gradient_accumulation_steps"]) > 1
+    whole = spec.micro_batch_size if accumulates else spec.sequences_per_step
+    accumulation = accumulation_for(spec.sequences_per_step, whole)
+    micro_batch = max(1, whole // processes)
     each = f" × {processes} processes" if processes > 1 else ""
     sequences = micro_batch * accumulation * processes
     batch = f"rehearsal: {micro_batch} × {accumulation}{each} = {sequences} sequences a step"
@@ -153,12 +159,68 @@ def _no_cuda_allocator(rehearsed: Rehearsed) -> Rehearsed:
 
 
 def _eager_optimizer(rehearsed: Rehearsed) -> Rehearsed:
-    if "optimizer.class" not in rehearsed.setup:
+    if not str(rehearsed.setup.get("optimizer.class", "")).endswith((":AdamW8bit", ":AdamW4bit")):
         return rehearsed
     reason = "the step runs as written: compiling it for a CPU takes longer than the rehearsal"
     rehearsed = _put(rehearsed, "optimizer", {"compiled": (True, "one fused kernel a parameter")})
     rehearsed = _leave_out(rehearsed, "optimizer.compiled", reason)
     return _put(rehearsed, "optimizer", {"compiled": (False, reason)})
+
+
+def _host_memory_not_pinned(rehearsed: Rehearsed) -> Rehearsed:
+    """Trainer offloads checkpointed activations to page-locked memory only: a part that keeps them in plain memory
+    stands in (transformers 5.23.0: `save_on_cpu(pin_memory=True)`)."""
+    key = "arguments.activation_checkpointing_kwargs"
+    options = rehearsed.setup[key]
+    if not options.pop("offload", False):
+        return rehearsed
+    reason = "page-locked memory needs a CUDA driver; the activations go to plain memory"
+    rehearsed = _leave_out(rehearsed, key, reason)
+    rehearsed = _put(
+        rehearsed,
+        "arguments",
+        {"activation_checkpointing": (False, reason), "activation_checkpointing_kwargs": (options, reason)},
+    )
+    return _put(rehearsed, "model_parts", {"checkpoint_offload": ({"pin_memory": False}, reason)})
+
+
+def _no_paging(rehearsed: Rehearsed) -> Rehearsed:
+    """A paged optimizer's states lie in CUDA's unified memory; the same optimizer without paging stands in."""
+    optimizer = str(rehearsed.setup["arguments.optim"])
+    if not optimizer.startswith("paged_"):
+        return rehearsed
+    reason = "paged states lie in CUDA's unified memory; the same optimizer runs without paging"
+    rehearsed = _leave_out(rehearsed, "arguments.optim", reason)
+    plain = optimizer.removeprefix("paged_")
+    return _put(rehearsed, "arguments", {"optim": (_NOT_PAGED.get(plain, plain), reason)})
+
+
+_NOT_PAGED: Final = {"adamw_8bit": "adamw_bnb_8bit", "adamw_32bit": "adamw_torch", "ademamix_32bit": "ademamix"}
+"""Where taking `paged_` off leaves no name of Trainer's."""
+
+
+def _without(key: str, reason: str) -> Callable[[Rehearsed], Rehearsed]:
+    def leave_out(rehearsed: Rehearsed) -> Rehearsed:
+        rehearsed = _leave_out(rehearsed, key, reason)
+        return replace(rehearsed, setup=rehearsed.setup.drop(key))
+
+    return leave_out
+
+
+_CUDA_ONLY: Final[dict[str, Callable[[Rehearsed], Rehearsed]]] = {
+    "arguments.activation_checkpointing_kwargs": _host_memory_not_pinned,
+    "arguments.optim": _no_paging,
+    "arguments.tf32": _without("arguments.tf32", "TrainingArguments refuses it without an Ampere card"),
+    "arguments.torch_compile": _without(
+        "arguments.torch_compile", "compiling for a CPU takes longer than a rehearsal"
+    ),
+    "arguments.torch_compile_backend": _without("arguments.torch_compile_backend", "nothing is compiled here"),
+    "arguments.torch_compile_mode": _without("arguments.torch_compile_mode", "nothing is compiled here"),
+    "trainer_parts.recompilation_guard": _without("trainer_parts.recompilation_guard", "nothing is compiled here"),
+    "arguments.use_liger_kernel": _without("arguments.use_liger_kernel", "Liger's kernels are for CUDA"),
+    "model.attn_implementation": _without("model.attn_implementation", "a CPU has its own attention kernels"),
+}
+"""Settings that a CPU cannot run, each with what makes the rehearsal do without."""
 
 
 def _cpu_deepspeed(rehearsed: Rehearsed) -> Rehearsed:
@@ -194,5 +256,8 @@ def _with_ledger(rehearsed: Rehearsed, model: ModelFacts, resolved: Resolved) ->
     """What the engine holds of the small model, by formula: this machine's disk and limits are tried against it."""
     if "deepspeed.config" not in rehearsed.setup:
         return rehearsed
-    ledger = zero_ledger(rehearsed.setup["deepspeed.config"], model, gpus=resolved.gpus, nodes=resolved.nodes)
+    accumulates = int(rehearsed.setup["arguments.gradient_accumulation_steps"]) > 1
+    ledger = zero_ledger(
+        rehearsed.setup["deepspeed.config"], model, gpus=resolved.gpus, nodes=resolved.nodes, accumulation=accumulates
+    )
     return replace(rehearsed, setup=replace(rehearsed.setup, ledger=ledger))

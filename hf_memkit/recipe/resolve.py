@@ -16,11 +16,11 @@ from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.job import Job
 from hf_memkit.models import ModelFacts, describe
 from hf_memkit.presets import PRESETS, apply_preset
-from hf_memkit.recipe.batch import split_batch
+from hf_memkit.presets.sharing import share_among_processes
 from hf_memkit.recipe.output import default_output
-from hf_memkit.recipe.schema import Recipe
+from hf_memkit.recipe.schema import NO_CHECKPOINTING, Recipe, Variant
 from hf_memkit.recipe.settings import refuse_ignored
-from hf_memkit.recipe.sharing import share_among_processes
+from hf_memkit.techniques.batch import split_batch
 from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import GIB, format_gib
 
@@ -181,8 +181,11 @@ def _build(
     output = overrides.output or default_output(recipe.name, name)
     # A folder of the run's own: DeepSpeed's swap files have the same names in every job.
     nvme_path = str(Path(overrides.nvme_path) / Path(output).name if overrides.nvme_path else Path(output) / "nvme")
-    job = Job(model, machine, micro_batch, sequence_length, nvme_path, variant.values, overrides.gpus, overrides.nodes)
-    setup = share_among_processes(apply_preset(name, job), job)
+    job = Job(
+        model, machine, micro_batch, sequence_length, nvme_path, variant.values, overrides.gpus, overrides.nodes,
+        accumulation,
+    )  # fmt: skip
+    setup = share_among_processes(_apply(name, variant, job), job)
     refuse_ignored(setup, chosen)
     if overrides.nvme_path and overrides.variant != "auto" and not setup.ledger.total_bytes("disk"):
         raise SettingError(f"--nvme-path: variant {name!r} puts nothing on disk; only infinity does")
@@ -199,26 +202,51 @@ def _build(
             "per_device_eval_batch_size": (micro_batch, "evaluation then needs no more memory than training"),
             "prediction_loss_only": (True, "keeping the logits of an evaluation fills the card"),
             "max_steps": (steps, steps_reason),
-            "learning_rate": (variant.learning_rate, f"the recipe's for {name}"),
             "lr_scheduler_type": ("cosine", "decays to zero over the run"),
-            "warmup_steps": (max(1, round(0.05 * int(steps))), "5 % of the steps, while the moments settle"),
-            "weight_decay": (0.01, "AdamW's usual decay, not on biases and norms"),
             "eval_strategy": ("steps", "an evaluation at the end"),
             "eval_steps": (steps, "at the last step"),
             "eval_on_start": (True, "and one before, to see what training changed"),
-            "max_grad_norm": (1.0, "Trainer's default: one bad batch cannot throw the weights far"),
             "logging_steps": (10, "each log reads the loss from the card, and waits for it"),
             "save_strategy": ("steps" if save_steps else "no", save_reason),
             "seed": (42, "same seed, same run"),
             "report_to": ("none", "records go to memkit's own file; --set report_to=tensorboard adds a dashboard"),
         },
     )
+    usual: dict[str, tuple[Any, str]] = {
+        "learning_rate": (variant.learning_rate, f"the recipe's for {name}"),
+        "warmup_steps": (max(1, round(0.05 * int(steps))), "5 % of the steps, while the moments settle"),
+        "weight_decay": (0.01, "AdamW's usual decay, not on biases and norms"),
+        "max_grad_norm": (1.0, "Trainer's default: one bad batch cannot throw the weights far"),
+    }
+    # An optimizer that scales its learning rate by the batch, or that nothing can clip, has said so already.
+    said = {key for key in usual if f"arguments.{key}" in setup}
+    setup = setup.put_all("arguments", {key: value for key, value in usual.items() if key not in said})
     if save_steps:
         setup = setup.put("arguments.save_steps", save_steps, f"about {_CHECKPOINTS} checkpoints in the run")
         setup = setup.put("arguments.save_total_limit", limit, "older checkpoints are deleted")
     for key, value in chosen.items():
         setup = setup.put(f"arguments.{key}", value, "--set")
     return setup
+
+
+def _apply(name: str, variant: Variant, job: Job) -> TrainingSetup:
+    """The variant's preset with its techniques, and the first of its kinds of checkpointing with which it fits."""
+    if not variant.checkpointing:
+        return apply_preset(name, job, variant.techniques)
+    assert job.machine.gpu is not None
+    limit, tried = job.machine.gpu.usable_bytes, []
+    for choice in variant.checkpointing:
+        own = [] if choice == NO_CHECKPOINTING else [choice]
+        setup = apply_preset(name, job, [*variant.techniques, *own], without=() if own else ("checkpointing",))
+        needed = setup.ledger.total_bytes("device")
+        tried.append(f"{choice} {format_gib(needed)}")
+        if needed <= limit:
+            break
+    which = "the first of those listed that fits" if needed <= limit else "with none of those listed it fits"
+    return setup.with_notes(
+        f"Activation checkpointing: {choice}, {which}. On the card, by formula: {', '.join(tried)}, of "
+        f"{format_gib(limit)}."
+    )
 
 
 def _model_and_data(

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_memkit import build
 from hf_memkit._version import __version__
 from hf_memkit.errors import InputError, RunError
 from hf_memkit.memory.records import read_records
-from hf_memkit.recipe import build
 from hf_memkit.recipe.environment import set_environment
 from hf_memkit.recipe.output import last_checkpoint, write_run
 from hf_memkit.recipe.prepare import prepare_data
@@ -123,7 +123,7 @@ def run(
         RunError: the setup cannot be built, or the data differs from that of the run to go on with.
     """
     setup = job.setup
-    build.require_packages(setup.preset)
+    build.require_packages(setup)
     set_environment(setup, say, ranks)
     packed, tokenizer, checksum = prepare_data(setup, say, ranks)
     if resume is not None and resume["blocks_sha256"] != checksum:
@@ -198,6 +198,7 @@ def _train(
     arguments = build.build_arguments(setup)
     set_seed(arguments.seed)
     model = build.build_model(setup, say)
+    build.install_model_parts(model, setup)
     sequences = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * ranks.world_size
     say(
         f"Blocks: {len(packed.train)} of {setup['data.sequence_length']} tokens to train on, "
@@ -209,8 +210,7 @@ def _train(
         args=arguments,
         train_dataset=packed.train,
         eval_dataset=_evaluated(packed, job),
-        processing_class=tokenizer,
-        optimizer_cls_and_kwargs=build.optimizer_class_and_options(setup),
+        **build.trainer_options(setup, model=model, arguments=arguments, processing_class=tokenizer),
     )
     facts = {"recipe": job.recipe, "variant": job.variant, "rehearsal": job.is_rehearsal}
     report = attach(trainer, summary=False, run_facts={**facts, "setup": setup.to_json()["settings"]})

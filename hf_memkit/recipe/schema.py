@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 from pydantic_core import ErrorDetails
 
 from hf_memkit import resources
-from hf_memkit.errors import InputError, RecipeError, did_you_mean
-from hf_memkit.presets import PRESETS
+from hf_memkit.errors import InputError, RecipeError, SettingError, did_you_mean
+from hf_memkit.presets import PRESETS, compose
+from hf_memkit.technique import TECHNIQUES
 from hf_memkit.units import parse_size
 
-__all__ = ["Data", "Model", "Recipe", "Rehearsal", "Variant", "load_recipe", "read_recipe"]
+__all__ = ["NO_CHECKPOINTING", "Data", "Model", "Recipe", "Rehearsal", "Variant", "load_recipe", "read_recipe"]
+
+NO_CHECKPOINTING: Final = "none"
+"""Stands among `checkpointing` for keeping all activations."""
 
 
 class _Strict(BaseModel):
@@ -44,6 +48,19 @@ def _known_preset(name: str) -> str:
     return name
 
 
+def _known_technique(name: str) -> str:
+    if name not in TECHNIQUES:
+        raise ValueError(f"no technique of this name{did_you_mean(name, TECHNIQUES)}; `memkit preset list` names all")
+    return name
+
+
+def _known_checkpointing(name: str) -> str:
+    known = [NO_CHECKPOINTING, *(one.name for one in TECHNIQUES.values() if one.family == "checkpointing")]
+    if name not in known:
+        raise ValueError(f"no checkpointing technique{did_you_mean(name, known)}; allowed: {', '.join(known)}")
+    return name
+
+
 class Model(_Strict):
     """The model: `hub_id`, and the config values to build it from where the hub cannot be reached."""
 
@@ -63,10 +80,17 @@ class Data(_Strict):
 
 
 class Variant(_Strict):
-    """A preset with this recipe's values. `values` go to the preset's techniques."""
+    """A preset with this recipe's values.
+
+    `techniques` are added to the preset's, or take the place of those that decide the same thing. `checkpointing` are
+    such techniques, or `none`, in order of preference: the first with which the variant fits is taken, or the last.
+    `values` go to the techniques.
+    """
 
     micro_batch_size: PositiveInt
     learning_rate: PositiveFloat
+    techniques: list[Annotated[str, AfterValidator(_known_technique)]] = Field(default_factory=list)
+    checkpointing: list[Annotated[str, AfterValidator(_known_checkpointing)]] = Field(default_factory=list)
     values: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -171,11 +195,18 @@ def _wrong_values(content: dict[str, Any]) -> list[str]:
     variants = content.get("variants")
     found = []
     for name, variant in variants.items() if isinstance(variants, dict) else ():
-        values = variant.get("values") if isinstance(variant, dict) else None
-        if name not in PRESETS or not isinstance(values, dict):
+        if name not in PRESETS or not isinstance(variant, dict):
             continue
-        allowed = PRESETS[name].values
-        for key, value in values.items():
+        extra = [*_names(variant, "techniques"), *_names(variant, "checkpointing")]
+        try:
+            techniques = compose(name, _names(variant, "techniques"))
+        except SettingError as error:
+            found.append(f"variants.{name}.techniques: {error}")
+            continue
+        takes = [*techniques, *(TECHNIQUES[each] for each in extra)]
+        allowed = {key: kind for technique in takes for key, kind in technique.values.items()}
+        values = variant.get("values")
+        for key, value in values.items() if isinstance(values, dict) else ():
             place = f"variants.{name}.values.{key}"
             if key not in allowed:
                 found.append(
@@ -184,6 +215,14 @@ def _wrong_values(content: dict[str, Any]) -> list[str]:
             elif not (type(value) is allowed[key] or (allowed[key] is float and type(value) is int)):
                 found.append(f"{place}: {value!r}: must be {allowed[key].__name__}")
     return found
+
+
+def _names(variant: dict[str, Any], key: str) -> list[str]:
+    """The techniques that a variant lists there; what is none is told elsewhere."""
+    listed = variant.get(key)
+    return (
+        [each for each in listed if isinstance(each, str) and each in TECHNIQUES] if isinstance(listed, list) else []
+    )
 
 
 def _line(path: Path, detail: ErrorDetails) -> str:

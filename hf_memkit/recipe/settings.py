@@ -3,16 +3,11 @@ variant would ignore is refused."""
 
 from __future__ import annotations
 
-import enum
-import types
-import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import yaml
-from pydantic import TypeAdapter, ValidationError
-
 from hf_memkit import compat
+from hf_memkit.argument_values import convert
 from hf_memkit.errors import SettingError, did_you_mean
 from hf_memkit.training_setup import TrainingSetup
 
@@ -29,8 +24,12 @@ _ELSEWHERE = {
 }
 
 
-def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
+def parse_settings(pairs: Iterable[str], elsewhere: Mapping[str, str] = _ELSEWHERE) -> dict[str, Any]:
     """`{field: value}` of `key=value` strings. Values are read as YAML scalars: `1e-4`, `true`, `null`, `text`.
+
+    Args:
+        pairs: `key=value`.
+        elsewhere: fields that cannot be set here, each with what to do instead; those of a recipe if not given.
 
     Raises:
         SettingError: lists every pair that is malformed, unknown, of the wrong type, or answered for elsewhere.
@@ -46,67 +45,18 @@ def parse_settings(pairs: Iterable[str]) -> dict[str, Any]:
         name = compat.current_name(name.strip())
         if not equals or not name:
             problems.append(f"--set {pair}: write key=value, such as --set learning_rate=1e-4")
-        elif name in _ELSEWHERE:
-            problems.append(f"--set {name}: not settable here; {_ELSEWHERE[name]}")
+        elif name in elsewhere:
+            problems.append(f"--set {name}: not settable here; {elsewhere[name]}")
         elif name not in hints:
             problems.append(f"--set {name}: no field of TrainingArguments{did_you_mean(name, hints)}")
         else:
             try:
-                values[name] = _convert(text.strip(), hints[name])
+                values[name] = convert(text.strip(), hints[name])
             except ValueError as error:
                 problems.append(f"--set {name}={text.strip()}: {error}")
     if problems:
         raise SettingError("\n".join(problems))
     return values
-
-
-def _convert(text: str, hint: Any) -> Any:
-    """`text` as a value of type `hint`.
-
-    Raises:
-        ValueError: it is none; says what is allowed.
-    """
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        value = text
-    arms = _arms(hint)
-    if isinstance(value, str) and float in arms:
-        value = _number(value)  # YAML 1.1 reads 1e-4 as text, because it has no dot
-    if type(value) is int and float in arms and int not in arms:
-        return value  # a step count stays a whole number: 5, not 5.0
-    enums = [arm for arm in arms if isinstance(arm, type) and issubclass(arm, enum.Enum)]
-    if enums and isinstance(value, str | bool):
-        # A field typed `Enum | str` would take any text; only the enumeration's values mean something. YAML reads a
-        # bare `no` as False, which is a value of several of them.
-        word = "no" if value is False else str(value)
-        allowed = [str(member.value) for arm in enums for member in arm]
-        if word not in allowed:
-            raise ValueError(f"must be one of {', '.join(allowed)}{did_you_mean(word, allowed)}")
-        return word
-    try:
-        return TypeAdapter(hint).validate_python(value, strict=False)
-    except ValidationError:
-        raise ValueError(f"must be {_describe(arms)}, and is {type(value).__name__}") from None
-
-
-def _number(text: str) -> Any:
-    try:
-        return float(text)
-    except ValueError:
-        return text
-
-
-def _arms(hint: Any) -> tuple[Any, ...]:
-    """The types that a union allows, flat."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return tuple(flat for arm in typing.get_args(hint) for flat in _arms(arm))
-    return (hint,)
-
-
-def _describe(arms: tuple[Any, ...]) -> str:
-    names = ["null" if arm is type(None) else getattr(arm, "__name__", str(arm)) for arm in arms]
-    return " or ".join(dict.fromkeys(names))
 
 
 _COUNTS = {

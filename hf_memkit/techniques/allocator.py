@@ -1,20 +1,174 @@
-"""Settings of PyTorch's caching allocator."""
+"""Settings of PyTorch's caching allocator: one variable, in which several options stand side by side."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
 from hf_memkit.job import Job
+from hf_memkit.technique import technique
 from hf_memkit.training_setup import TrainingSetup
 
-__all__ = ["expandable_segments"]
+__all__ = [
+    "OLD_VARIABLES",
+    "VARIABLE",
+    "expandable_segments",
+    "garbage_collection_threshold",
+    "max_split_size",
+    "options",
+    "problems_of",
+    "user_settings",
+    "with_option",
+]
+
+VARIABLE: Final = "PYTORCH_ALLOC_CONF"
+
+OLD_VARIABLES: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""Older names, which torch still reads. Where two are set, torch 2.13 takes the first of these and then the new one,
+though its header says the opposite (torch/include/c10/core/AllocatorConfig.h): a test shows it."""
+
+_SWITCHES: Final = (
+    "expandable_segments", "pinned_use_background_threads", "pinned_use_cuda_host_register",
+    "pinned_use_hip_host_register", "release_lock_on_cudamalloc", "release_lock_on_hipmalloc",
+    "graph_capture_record_stream_reuse", "throw_on_cudamalloc_oom", "pinned_free_catch_all",
+)  # fmt: skip
+_KNOWN: Final = (
+    *_SWITCHES, "backend", "garbage_collection_threshold", "large_segment_size_mb", "max_non_split_rounding_mb",
+    "max_split_size_mb", "per_process_memory_fraction", "pinned_max_cached_size_mb", "pinned_max_round_threshold_mb",
+    "pinned_num_register_threads", "pinned_reserve_segment_size_mb", "roundup_power2_divisions",
+)  # fmt: skip
+"""Options of torch 2.13.0: c10/core/AllocatorConfig.h and c10/cuda/CUDAAllocatorConfig.h (`getKeys`)."""
+
+FIXED_SEGMENT_OPTIONS: Final = ("max_split_size_mb", "garbage_collection_threshold")
+"""Options that only segments of fixed size have: the allocator splits expandable ones in any case, and collects none
+(pytorch: c10/cuda/CUDACachingAllocator.cpp, `should_split` and `garbage_collect_cached_blocks`)."""
+
+SMALLEST_SPLIT_MIB: Final = 20
+"""torch refuses less: the size of its own large segments (pytorch: c10/core/AllocatorConfig.cpp)."""
+
+DEFAULT_SPLIT_MIB: Final = 512
+DEFAULT_THRESHOLD: Final = 0.8
+"""The value in PyTorch's own documentation (docs/source/notes/cuda.rst, "garbage_collection_threshold")."""
 
 
+@technique(
+    "expandable-segments",
+    family="allocator",
+    slot="segments",
+    saves="most of the fragmentation of jobs whose tensors change size: segments grow instead of many of fixed size",
+    costs="next to nothing on Linux",
+    not_when="on Windows, where the CUDA allocator has none, or tensors are shared between processes through CUDA IPC",
+    proof="gpu",
+    gpu_only="a setting of the CUDA allocator",
+)
 def expandable_segments(setup: TrainingSetup, job: Job) -> TrainingSetup:
-    """Segments that grow instead of many of fixed size.
-
-    Saves most of the fragmentation of jobs whose tensors change size. Costs next to nothing on Linux; not available
-    on Windows.
-    """
-    return setup.put(
-        "environment.PYTORCH_ALLOC_CONF", "expandable_segments:True",
+    """`expandable_segments:True`, set before torch starts CUDA."""
+    return with_option(
+        setup, "expandable_segments", "True",
         "cached memory does not get stuck in pieces too small to use (torch:c10/core/AllocatorConfig.h)",
     )  # fmt: skip
+
+
+@technique(
+    "max-split-size",
+    family="allocator",
+    slot="segments",
+    saves="fragmentation where expandable segments are not to be had: large blocks are not cut up for small tensors",
+    costs="memory: a block above the limit serves only requests of nearly its size",
+    not_when="segments are expandable: the limit has no effect on them",
+    proof="gpu",
+    gpu_only="a setting of the CUDA allocator",
+    values={"max_split_size_mb": int},
+)
+def max_split_size(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """`max_split_size_mb:N`. Value: `max_split_size_mb` (MiB, at least 20; default 512)."""
+    size = int(job.values.get("max_split_size_mb", DEFAULT_SPLIT_MIB))
+    if size < SMALLEST_SPLIT_MIB:
+        setup = setup.with_problems([f"max_split_size_mb={size}: torch refuses less than {SMALLEST_SPLIT_MIB}"])
+    return with_option(setup, "max_split_size_mb", str(size), f"blocks above {size} MiB are not cut up")
+
+
+@technique(
+    "garbage-collection-threshold",
+    family="allocator",
+    slot="",
+    saves="reserved memory: blocks that nobody uses go back to the driver before the card is full",
+    costs="time: a block that is needed again has to be allocated again",
+    not_when="segments are expandable: they are never collected",
+    proof="gpu",
+    gpu_only="a setting of the CUDA allocator",
+    values={"garbage_collection_threshold": float},
+)
+def garbage_collection_threshold(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """`garbage_collection_threshold:X`. Value: `garbage_collection_threshold` (share of the card; default 0.8)."""
+    share = float(job.values.get("garbage_collection_threshold", DEFAULT_THRESHOLD))
+    if not 0 < share < 1:
+        setup = setup.with_problems([f"garbage_collection_threshold={share}: torch wants a share between 0 and 1"])
+    return with_option(
+        setup, "garbage_collection_threshold", f"{share:g}",
+        f"above {100 * share:g} % of the card, cached blocks go back to the driver, the longest unused first",
+    )  # fmt: skip
+
+
+def with_option(setup: TrainingSetup, name: str, value: str, reason: str) -> TrainingSetup:
+    """Another setup whose variable has this option beside those that it had."""
+    key = f"environment.{VARIABLE}"
+    before = next((setting for setting in setup.settings if setting.key == key), None)
+    if before is None:
+        return setup.put(key, f"{name}:{value}", reason)
+    kept = {known: old for known, old in options(str(before.value)).items() if known != name}
+    text = ",".join(f"{known}:{old}" for known, old in (*kept.items(), (name, value)))
+    return setup.put(key, text, f"{before.reason}; {reason}" if kept else reason)
+
+
+def options(text: str) -> dict[str, str]:
+    """`{option: value}` of the variable's text, spaces left out; "" for an option without a value.
+
+    >>> options("max_split_size_mb:128, roundup_power2_divisions:[256:1,>:4]")
+    {'max_split_size_mb': '128', 'roundup_power2_divisions': '[256:1,>:4]'}
+    """
+    parts, depth, start = [], 0, 0
+    for place, character in enumerate(text):
+        depth += (character == "[") - (character == "]")
+        if character == "," and depth == 0:
+            parts.append(text[start:place])
+            start = place + 1
+    found = {}
+    for part in (*parts, text[start:]):
+        name, _, value = part.partition(":")
+        if part.strip():
+            found[name.strip()] = "".join(value.split())
+    return found
+
+
+def problems_of(text: str) -> list[tuple[str, str, str]]:
+    """(option, what torch does with it, what to write) of every mistake in the variable's text."""
+    found = []
+    chosen = options(text)
+    for name, value in chosen.items():
+        if name not in _KNOWN:
+            found.append((name, "torch has no such option: its CPU build takes it without a word, and its CUDA build "
+                          "stops at the first use of the card", "delete it, or correct its name"))  # fmt: skip
+        elif not value:
+            found.append((name, "the option has no value; torch stops", f"write {name}:VALUE"))
+        elif name in _SWITCHES and value not in ("True", "False"):
+            found.append((name, "torch takes True or False, spelt so, and stops at anything else",
+                          f"write {name}:True"))  # fmt: skip
+        elif name == "max_split_size_mb" and value.isdecimal() and int(value) < SMALLEST_SPLIT_MIB:
+            found.append(
+                (name, f"torch refuses less than {SMALLEST_SPLIT_MIB}", f"write {SMALLEST_SPLIT_MIB} or more")
+            )
+    if chosen.get("expandable_segments") == "True":
+        for name in FIXED_SEGMENT_OPTIONS:
+            if name in chosen:
+                found.append((name, "expandable segments are split in any case and never collected: torch takes the "
+                              "option and does nothing with it", "delete it, or expandable_segments"))  # fmt: skip
+    return found
+
+
+def user_settings(environment: Mapping[str, str]) -> tuple[str, str] | None:
+    """(variable, text) that torch will read of this environment, or None. The older names come first: see above."""
+    for name in (*OLD_VARIABLES, VARIABLE):
+        if name in environment:
+            return name, environment[name]
+    return None

@@ -1,29 +1,151 @@
-"""Activation checkpointing: keep the inputs of layers, compute the rest again in the backward pass."""
+"""Activation checkpointing: keep little of the forward pass, and compute the rest again in backward.
+
+Five ways, of which a setup takes one: every layer, every n-th layer, segments of several layers, all but the matrix
+products, and every layer with the inputs in host memory. Each is looked after in the first step: a part raises an
+error if fewer layers were recomputed than the setup says.
+"""
 
 from __future__ import annotations
 
-from hf_memkit.job import Job, activation_rows
+from typing import Any
+
+from hf_memkit.job import Job
+from hf_memkit.technique import technique
+from hf_memkit.techniques.activation_bytes import Layer, best_segment, held, layer_of, root_segment
+from hf_memkit.techniques.activation_rows import numbers_of
 from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.units import format_mib
 
-__all__ = ["every_layer"]
+__all__ = ["every_layer", "every_nth_layer", "offloaded", "segments", "selective"]
+
+_REENTRANT = "the reentrant form gives a layer no gradients where none of its inputs needs one; torch advises this one"
 
 
+@technique(
+    "activation-checkpointing",
+    family="checkpointing",
+    saves="all activations but one layer's and each layer's input",
+    costs="about one more forward pass: a third more arithmetic",
+    not_when="activations are not what fills the card (short sequences, small batches)",
+)
 def every_layer(setup: TrainingSetup, job: Job) -> TrainingSetup:
-    """Checkpoint every layer through Trainer's own switch.
+    """Checkpoint every layer, through Trainer's own switch."""
+    return _by_trainer(setup, {}, "keeps one input a layer and recomputes the rest: a third more arithmetic")
 
-    Saves all activations but one layer's and each layer's input. Costs about one more forward pass (a third more
-    arithmetic). Not worth it where activations are not what fills the card (short sequences, small batches).
+
+@technique(
+    "every-nth-layer-checkpointing",
+    family="checkpointing",
+    saves="the activations of one layer in n; every layer would save more",
+    costs="less than every layer does: one n-th of a forward pass more",
+    not_when="every layer is needed to fit; larger n means more memory, not less",
+    values={"checkpoint_every": int},
+)
+def every_nth_layer(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """Checkpoint layers 0, n, 2n …, and let the others keep what they need.
+
+    Values: `checkpoint_every` (n, default 2).
     """
-    return setup.put_all(
+    every = int(job.values.get("checkpoint_every", 2))
+    reason = f"one layer in {every} is recomputed, the others keep their activations: memory given back for speed"
+    return _by_trainer(setup, {"every_n_layers": every}, reason)
+
+
+@technique(
+    "segment-checkpointing",
+    family="checkpointing",
+    saves="inputs of layers: a segment of k layers keeps one; worth it for deep models whose layers keep little",
+    costs="the same arithmetic as every layer, and the activations of k layers at once in backward",
+    not_when="k layers recomputed together outweigh the inputs saved, as with √n layers in all common models",
+    values={"segment_layers": int},
+)
+def segments(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """Checkpoint k consecutive layers as one (Chen et al. 2016, arXiv 1604.06174), k being what holds the fewest
+    bytes.
+
+    Values: `segment_layers` (k).
+    """
+    length, reason = _segment_length(setup, job)
+    return _by_part(setup, "checkpoint_segments", {"segment_layers": length}, reason)
+
+
+@technique(
+    "selective-checkpointing",
+    family="checkpointing",
+    saves="norms, activation functions and dropout: a third to a half of the activations",
+    costs="next to no arithmetic, as no large matrix product runs twice",
+    not_when="every layer is needed to fit, which holds a fraction of this",
+)
+def selective(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """Keep the outputs of matrix products and attention, and recompute what stands between them."""
+    reason = "products and attention are kept, what costs little is recomputed (Korthikanti et al. 2022, section 5)"
+    return _by_part(setup, "checkpoint_selective", {}, reason)
+
+
+@technique(
+    "offloaded-checkpointing",
+    family="checkpointing",
+    saves="the layers' inputs as well: bytes × tokens × width × layers go to pinned host memory",
+    costs="two copies over PCIe of each input, which the card waits for; pinned RAM, rounded up to powers of two",
+    not_when="inputs are small (short sequences), or RAM or PCIe is what is short",
+    gpu_only="on a CPU the inputs are in host memory already; which tensors are moved is tested",
+)
+def offloaded(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """Checkpoint every layer and keep the inputs in pinned host memory, through Trainer's own switch."""
+    host = ""
+    if job.model is not None:
+        size = held("offloaded", layer_of(job.model, job.tokens, numbers_of(setup)), job.model.layers).pinned
+        host = f": {format_mib(size)} of pinned RAM a process"
+    return _by_trainer(setup, {"offload": True}, f"inputs of the layers wait in host memory{host}")
+
+
+def _by_trainer(setup: TrainingSetup, options: dict[str, Any], reason: str) -> TrainingSetup:
+    setup = setup.put_all(
         "arguments",
         {
-            "activation_checkpointing": (
-                True,
-                "keeps one input a layer and recomputes the rest: a third more arithmetic",
-            ),
-            "activation_checkpointing_kwargs": (
-                {"use_reentrant": False},
-                "the reentrant form drops gradients of inputs that need none, and torch recommends this one",
-            ),
+            "activation_checkpointing": (True, reason),
+            "activation_checkpointing_kwargs": ({"use_reentrant": False, **options}, _REENTRANT),
         },
-    ).with_rows(*activation_rows(job))
+    )
+    return _verified(setup, int(options.get("every_n_layers", 1)))
+
+
+def _by_part(setup: TrainingSetup, part: str, options: dict[str, Any], reason: str) -> TrainingSetup:
+    off = "a part does it: Trainer's switch would checkpoint every layer instead"
+    setup = setup.put("arguments.activation_checkpointing", False, off).put(f"model_parts.{part}", options, reason)
+    return _verified(setup, 1)
+
+
+def _verified(setup: TrainingSetup, every: int) -> TrainingSetup:
+    return setup.put(
+        "trainer_parts.verify_checkpointing",
+        {"every": every},
+        "counts the layers recomputed in the first step: a switch that is on proves nothing",
+    )
+
+
+def _segment_length(setup: TrainingSetup, job: Job) -> tuple[int, str]:
+    """(layers in a segment, reason with the predicted bytes of this length, of single layers and of √n)."""
+    asked = job.values.get("segment_layers")
+    if job.model is None:
+        if asked is not None:
+            return int(asked), "the length asked for; no model is known to compare it with single layers"
+        return 2, "two layers: no model is known to choose by"
+    layer = layer_of(job.model, job.tokens, numbers_of(setup), fused_gelu="model_parts.fused_gelu" in setup)
+    layers = job.model.layers
+    length = best_segment(layer, layers) if asked is None else int(asked)
+    chosen = "asked for" if asked is not None else "the length that holds the fewest bytes"
+    root = root_segment(layers)
+    numbers = "; ".join(
+        f"{name}: {_predicted(layer, layers, k)}"
+        for name, k in (
+            (f"{length} of {layers} layers together, {chosen}", length),
+            ("single layers", 1),
+            (f"√{layers} ≈ {root}", root),
+        )
+    )
+    return length, f"{numbers} a forward pass (by formula)"
+
+
+def _predicted(layer: Layer, layers: int, length: int) -> str:
+    return format_mib(held("segments", layer, layers, max(1, length)).device)

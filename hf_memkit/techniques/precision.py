@@ -1,25 +1,163 @@
-"""Which numbers weights and gradients are kept in."""
+"""Which numbers weights, gradients and optimizer states are kept in, and which the arithmetic runs in."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Final
+
 from hf_memkit.job import Job
+from hf_memkit.technique import technique
 from hf_memkit.training_setup import TrainingSetup
 
-__all__ = ["autocast_over_half_weights", "half_weights_in_deepspeed", "pure_bf16"]
+__all__ = [
+    "PARAMETER_BYTES",
+    "ParameterBytes",
+    "autocast_over_half_weights",
+    "bf16_autocast",
+    "fp16_autocast",
+    "fp32",
+    "half_weights_in_deepspeed",
+    "pure_bf16",
+    "tf32",
+]
 
 
-def pure_bf16(setup: TrainingSetup, job: Job) -> TrainingSetup:
-    """Weights and gradients in bf16, and no fp32 copy of either.
+@dataclass(frozen=True, slots=True)
+class ParameterBytes:
+    """Bytes that one parameter takes.
 
-    Saves 4 bytes a parameter of weights and 2 of gradients against bf16 autocast over fp32 weights (12 bytes become
-    4, without the optimizer). Costs accuracy of the update: a step smaller than 1/256 of a weight is lost in rounding,
-    so use it with an optimizer that rounds stochastically. Not for cards without bf16 (compute capability under 8.0).
+    Attributes:
+        weights: the weight itself.
+        copies: the 16-bit copy that autocast makes of an fp32 weight in the forward pass. It is kept for the backward
+            pass with the activations, and is gone after it (torch: autocast's weight cache). Weights of matrix
+            products only.
+        gradients: its gradient, if it is trained.
+        states: the two moments of torch's AdamW, which take the weight's own dtype (torch/optim/adamw.py:
+            `torch.zeros_like(p)`).
+        elsewhere: what another engine keeps besides: DeepSpeed's fp32 master weight and both fp32 moments.
     """
-    if not job.bf16:
-        card = job.machine.gpu.name if job.machine.gpu else "this machine"
-        setup = setup.with_problems(
-            [f"needs a card that computes in bf16; {card} does not (compute capability < 8.0)"]
+
+    weights: int
+    copies: int
+    gradients: int
+    states: int
+    elsewhere: int = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes between two steps, wherever they are."""
+        return self.weights + self.gradients + self.states + self.elsewhere
+
+
+PARAMETER_BYTES: Final[dict[str, ParameterBytes]] = {
+    "fp32": ParameterBytes(weights=4, copies=0, gradients=4, states=8),
+    "tf32": ParameterBytes(weights=4, copies=0, gradients=4, states=8),
+    "bf16-autocast": ParameterBytes(weights=4, copies=2, gradients=4, states=8),
+    "fp16-autocast": ParameterBytes(weights=4, copies=2, gradients=4, states=8),
+    "pure-bf16": ParameterBytes(weights=2, copies=0, gradients=2, states=4),
+    "half-weights-deepspeed": ParameterBytes(weights=2, copies=0, gradients=2, states=0, elsewhere=12),
+    "half-weights-frozen": ParameterBytes(weights=2, copies=0, gradients=0, states=0),
+}
+"""By technique, for a trained parameter with AdamW; with `half-weights-frozen` for a frozen one."""
+
+_NO_BF16: Final = "does not (compute capability < 8.0)"
+
+
+@technique(
+    "fp32",
+    family="precision",
+    saves="nothing: 16 bytes a parameter with AdamW (4 weight, 4 gradient, 8 states)",
+    costs="the most memory and time of all",
+    not_when="the card has 16-bit arithmetic and the result need not be compared digit by digit",
+)
+def fp32(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """Everything in fp32, matrix products too: what the others are compared with."""
+    return setup.put("model.dtype", "float32", "whatever the checkpoint was saved in").put_all(
+        "arguments",
+        {
+            "bf16": (False, "fp32 throughout"),
+            "fp16": (False, "fp32 throughout"),
+            # transformers 5.23.0: training_args.py, "TF32": left unset, torch_compile turns TF32 on by itself.
+            "tf32": (False, "fp32 throughout: left open, torch_compile would turn TF32 on"),
+        },
+    )
+
+
+@technique(
+    "tf32",
+    family="precision",
+    saves="time, not memory: 16 bytes a parameter as with fp32",
+    costs="10 bits of mantissa in place of 23 inside matrix products; sums stay in fp32",
+    not_when="the card is older than Ampere, or there is none: Trainer refuses it",
+    proof="gpu",
+    gpu_only="a mode of the tensor cores that changes no size",
+)
+def tf32(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """fp32 weights, with matrix products on tensor cores in TF32."""
+    setup = _needs_ampere(setup, job, "multiplies in TF32")
+    return setup.put("model.dtype", "float32", "TF32 is a way to multiply fp32 numbers").put_all(
+        "arguments",
+        {
+            "tf32": (True, "matrix products on tensor cores: 8 bits of exponent as fp32, 10 bits of mantissa as fp16"),
+            "bf16": (False, "under autocast the products would be in bf16"),
+            "fp16": (False, "under autocast the products would be in fp16"),
+        },
+    )
+
+
+@technique(
+    "bf16-autocast",
+    family="precision",
+    saves="half of most activations, and time; 16 bytes a parameter as with fp32",
+    costs="16-bit copies of the weights (2 bytes a parameter) from the forward to the backward pass",
+    not_when="the card has no bf16 of its own (compute capability < 8.0): torch emulates it, slower than fp32",
+)
+def bf16_autocast(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """fp32 weights, gradients and states; matrix products and most activations in bf16."""
+    setup = _needs_ampere(setup, job, "computes in bf16")
+    return setup.put("model.dtype", "float32", "autocast casts on the fly; updates are made in fp32").put_all(
+        "arguments",
+        {
+            "bf16": (True, "matrix products and most activations in 2 bytes; bf16 needs no loss scaling"),
+            "fp16": (False, "bf16 it is"),
+        },
+    )
+
+
+@technique(
+    "fp16-autocast",
+    family="precision",
+    saves="half of most activations, and time, on cards without bf16 (T4, V100); 16 bytes a parameter",
+    costs="16-bit copies of the weights, and steps that are skipped while the loss scale settles",
+    not_when="the card has bf16: the same memory without loss scaling",
+)
+def fp16_autocast(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """fp32 weights, gradients and states; matrix products and most activations in fp16, the loss scaled."""
+    if job.bf16 and job.machine.gpu is not None:
+        setup = setup.with_notes(
+            f"{job.card} computes in bf16: bf16-autocast takes the same memory, and no loss scale."
         )
+    return setup.put(
+        "model.dtype", "float32", "fp16 weights cannot be trained: torch refuses to unscale fp16 gradients"
+    ).put_all(
+        "arguments",
+        {
+            "fp16": (True, "matrix products and most activations in 2 bytes, with dynamic loss scaling"),
+            "bf16": (False, "fp16 it is"),
+        },
+    )
+
+
+@technique(
+    "pure-bf16",
+    family="precision",
+    saves="4 bytes a parameter of weights and gradients against bf16 autocast over fp32 weights (8 become 4)",
+    costs="accuracy of the update: without stochastic rounding a step below 1/256 of a weight is mostly lost",
+    not_when="the optimizer does not round stochastically, or the card has no bf16",
+)
+def pure_bf16(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """Weights and gradients in bf16, and no fp32 copy of either."""
+    setup = _needs_ampere(setup, job, "computes in bf16")
     return setup.put(
         "model.dtype", "bfloat16", "2 bytes a weight and 2 a gradient; the optimizer rounds stochastically"
     ).put_all(
@@ -34,26 +172,39 @@ def pure_bf16(setup: TrainingSetup, job: Job) -> TrainingSetup:
     )
 
 
+@technique(
+    "half-weights-deepspeed",
+    family="precision",
+    saves="2 bytes a parameter on the card: 16-bit weights there, DeepSpeed's fp32 master copy where its preset says",
+    costs="nothing against DeepSpeed in fp32; fp16 may skip steps while the loss scale settles",
+    not_when="the engine is not DeepSpeed: 16-bit weights need a master copy, or stochastic rounding",
+)
 def half_weights_in_deepspeed(setup: TrainingSetup, job: Job) -> TrainingSetup:
     """16-bit weights on the card; DeepSpeed keeps the fp32 master copy where its preset says.
 
-    bf16 where the card computes in it, otherwise fp16 with dynamic loss scaling. Costs nothing against DeepSpeed in
-    fp32; fp16 may skip steps while the loss scale settles.
+    bf16 where the card computes in it, otherwise fp16 with dynamic loss scaling.
     """
     return _sixteen_bit(setup, job, "DeepSpeed casts the weights to this, and keeps its own fp32 master copy")
 
 
+@technique(
+    "half-weights-frozen",
+    family="precision",
+    saves="2 bytes a parameter of weights: what is frozen is only read, and 16 bits do for that",
+    costs="next to nothing: the weights that train stay in fp32",
+    not_when="all weights are trained: fp16 weights cannot be, without a master copy",
+)
 def autocast_over_half_weights(setup: TrainingSetup, job: Job) -> TrainingSetup:
-    """Frozen weights in 16 bits, with autocast for the few that train in fp32.
-
-    For adapters: the frozen model takes 2 bytes a parameter, the adapters keep fp32 weights. Not for full training:
-    fp16 weights cannot be trained without a master copy.
-    """
+    """Frozen weights in 16 bits, with autocast for the few that train in fp32: adapters, which PEFT keeps in fp32."""
     return _sixteen_bit(setup, job, "the frozen weights are only read: 16 bits do; PEFT keeps the adapters in fp32")
 
 
+def _needs_ampere(setup: TrainingSetup, job: Job, what: str) -> TrainingSetup:
+    return setup if job.bf16 else setup.with_problems([f"needs a card that {what}; {job.card} {_NO_BF16}"])
+
+
 def _sixteen_bit(setup: TrainingSetup, job: Job, why: str) -> TrainingSetup:
-    card = job.machine.gpu.name if job.machine.gpu else "this machine"
+    card = job.card
     if job.bf16:
         reason = f"{card} computes in bf16, which needs no loss scaling"
         dtype, bf16, fp16 = "bfloat16", True, False

@@ -52,7 +52,7 @@ class Sized:
     Attributes:
         config: the DeepSpeed JSON.
         choices: every value that differs from the preset's constant or was confirmed against the machine.
-        ledger: what this config holds, DeepSpeed's part of the job only, with accumulation.
+        ledger: what this config holds, DeepSpeed's part of the job only.
         notes: what a person should know before using it.
     """
 
@@ -71,6 +71,7 @@ def size_preset(
     gpus: int = 1,
     nodes: int = 1,
     aio: AioMeasurement | None = None,
+    accumulation: bool = True,
 ) -> Sized:
     """The preset `name` with its buffers computed for `model` on `machine`.
 
@@ -81,11 +82,12 @@ def size_preset(
         nvme_path: folder for swap files; None leaves the preset's placeholder.
         gpus, nodes: processes on each machine, and machines.
         aio: what was measured on `nvme_path`; None leaves the preset's section `aio`.
+        accumulation: whether gradients of several micro-batches are accumulated.
 
     Raises:
         InputError: there is no such preset.
     """
-    sizing = _Sizing(load(name), model, machine, gpus, nodes)
+    sizing = _Sizing(load(name), model, machine, gpus, nodes, accumulation)
     sizing.paths(nvme_path, aio)
     sizing.buckets()
     sizing.live_parameters()
@@ -99,16 +101,19 @@ def size_preset(
 class _Sizing:
     """The config under work. Each method decides one kind of buffer."""
 
-    def __init__(self, config: dict[str, Any], model: ModelFacts, machine: Machine, gpus: int, nodes: int) -> None:
+    def __init__(
+        self, config: dict[str, Any], model: ModelFacts, machine: Machine, gpus: int, nodes: int, accumulation: bool
+    ) -> None:
         self.config = copy.deepcopy(config)
         self.zero: dict[str, Any] = self.config.get("zero_optimization", {})
         self.model, self.machine = model, machine
         self.gpus, self.processes, self.nodes = gpus, gpus * nodes, nodes
+        self.accumulation = accumulation
         self.choices: dict[str, Choice] = {}
         self.notes: list[str] = []
 
     def ledger(self) -> Ledger:
-        return zero_ledger(self.config, self.model, gpus=self.gpus, nodes=self.nodes)
+        return zero_ledger(self.config, self.model, gpus=self.gpus, nodes=self.nodes, accumulation=self.accumulation)
 
     def _put(self, path: str, value: Any, reason: str) -> None:
         *sections, key = path.split(".")

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from tests.check.case import Case
+from tests.check.cases_adapters import ADAPTER_CASES
+from tests.check.cases_checkpointing import CHECKPOINTING_CASES
+from tests.check.cases_choices import CHOICE_CASES
 from tests.check.cases_keys import KEY_CASES
+from tests.check.cases_loss import LOSS_CASES
+from tests.check.cases_optimizer import OPTIMIZER_CASES
+from tests.check.cases_running import RUNNING_CASES
 from tests.check.cases_zero import ZERO_CASES
 
 __all__ = ["CASES", "Case"]
 
-CASES: dict[str, list[Case]] = {**KEY_CASES, **ZERO_CASES}
+CASES: dict[str, list[Case]] = {**ADAPTER_CASES, **CHECKPOINTING_CASES, **CHOICE_CASES, **KEY_CASES, **LOSS_CASES, **OPTIMIZER_CASES, **RUNNING_CASES, **ZERO_CASES}

@@ -280,4 +280,10 @@ ZERO_CASES: dict[str, list[Case]] = {
         Case("learning_rate", Subject(arguments={"learning_rate": "1e-4"}, arguments_file="args.yaml"),
              Subject(arguments={"learning_rate": 1e-4, "optim": "adamw_torch"}, arguments_file="args.yaml")),
     ],
+    "text-for-truth": [
+        Case("bf16", Subject(arguments={"bf16": "false"}, arguments_file="args.json"),
+             Subject(arguments={"bf16": False, "optim": "adamw_torch"}, arguments_file="args.json")),
+        Case("tf32", Subject(arguments={"tf32": "no"}, arguments_file="args.json"),
+             Subject(arguments={"tf32": None, "save_strategy": "no"}, arguments_file="args.json")),
+    ],
 }  # fmt: skip

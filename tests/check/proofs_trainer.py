@@ -6,7 +6,8 @@ import inspect
 import tempfile
 from pathlib import Path
 
-from transformers import TrainingArguments
+import torch
+from transformers import Trainer, TrainingArguments
 
 from hf_memkit.check.rules.trainer import DEFAULTS
 from tests.check.configs import ADAMW, GONE, ds
@@ -152,6 +153,15 @@ def bf16_emulated() -> None:
 
     asked = inspect.signature(torch.cuda.is_bf16_supported).parameters["including_emulation"]
     assert asked.default is True  # so that an old card counts as one that supports it
+
+
+@proof("text-for-truth")
+def text_for_truth() -> None:
+    """The text is kept, and a real Trainer computes in bf16 because of it."""
+    assert arguments(None, bf16="false").bf16 == "false"
+    made = Trainer(model=torch.nn.Linear(1, 1), args=arguments(None, bf16="false"))
+    assert made.accelerator.mixed_precision == "bf16"
+    assert Trainer(model=torch.nn.Linear(1, 1), args=arguments(None)).accelerator.mixed_precision == "no"
 
 
 @proof("text-for-number")

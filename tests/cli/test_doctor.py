@@ -110,5 +110,11 @@ def test_an_allocator_setting_of_the_users_own(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512")
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True,garbage_collection_threshold:0.8")
     lines = {line.name: line for line in gpu.lines()}
-    assert lines["PYTORCH_ALLOC_CONF"].status == "ok"
+    assert "no effect: torch reads PYTORCH_CUDA_ALLOC_CONF first" in lines["PYTORCH_ALLOC_CONF"].found
     assert lines["PYTORCH_CUDA_ALLOC_CONF"].fix == "unset PYTORCH_CUDA_ALLOC_CONF"
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
+    (line,) = (line for line in gpu.lines() if line.name == "PYTORCH_ALLOC_CONF")
+    assert line.status == "warning" and "garbage_collection_threshold: expandable segments are" in line.found
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    (line,) = (line for line in gpu.lines() if line.name == "PYTORCH_ALLOC_CONF")
+    assert line.status == "ok"

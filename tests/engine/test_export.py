@@ -14,10 +14,16 @@ from hf_memkit.zero import ops
 from tests.conftest import ROOT, Memkit
 
 FILES = {
-    "resident": {"train.py", "adamw8bit.py"},
-    "offload": {"train.py", "ds_config.json", "process_group.py"},
-    "infinity": {"train.py", "ds_config.json", "deepspeed_wiring.py", "process_group.py"},
-    "lora": {"train.py"},
+    "resident": {"train.py", "low_bit_adamw.py", "chunked_loss.py", "verify_checkpointing.py"},
+    "offload": {"train.py", "ds_config.json", "process_group.py", "chunked_loss.py", "verify_checkpointing.py"},
+    "infinity": {
+        "train.py",
+        "ds_config.json",
+        "deepspeed_wiring.py",
+        "process_group.py",
+        "verify_checkpointing.py",
+    },
+    "lora": {"train.py", "verify_checkpointing.py"},
 }
 
 
@@ -60,6 +66,6 @@ def test_scripts_for_a_card_are_written_anywhere(memkit: Memkit, tmp_path: Path,
     files = json.loads(exported.stdout)["files"]
     script = Path(tmp_path / files[0]).read_text()
     compile(script, files[0], "exec")
-    accumulation = 4 if variant == "infinity" else 8
+    accumulation = {"resident": 2, "offload": 1, "infinity": 4, "lora": 8}[variant]
     assert 'from_pretrained("openai-community/gpt2-xl", dtype=torch.bfloat16)' in script, "the real model's weights"
     assert "use_cpu" not in script and f"gradient_accumulation_steps={accumulation}," in script

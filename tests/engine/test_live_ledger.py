@@ -10,6 +10,7 @@ from hf_memkit.models import ModelFacts
 from hf_memkit.zero.ledger import zero_ledger
 from tests.engine.conftest import Results
 from tests.engine.preset_cases import Case, one_process, small_config, two_processes, with_precision
+from tests.techniques.proving import proves
 
 ONE = [case for case in one_process() if case.preset and not case.lora]
 LEDGERS = [(case, 1) for case in ONE] + [(case, 2) for case in two_processes()]
@@ -21,6 +22,7 @@ OUT_OF_SIGHT = (
 )
 
 
+@proves("memory", "zero2-offload", "zero3-infinity")
 @pytest.mark.parametrize(("case", "processes"), LEDGERS, ids=[f"{case.name}-{n}" for case, n in LEDGERS])
 def test_ledger_holds_what_the_engine_holds(
     single: Results, double: Results, model: ModelFacts, case: Case, processes: int

@@ -25,6 +25,7 @@ from tests.engine.preset_cases import (
     one_process,
     two_processes,
 )
+from tests.techniques.proving import proves
 
 CLIPPING = 5e-7
 """fp32 with the optimizer that Trainer makes: the same to the last bit, but for the norm that clipping divides by."""
@@ -59,6 +60,7 @@ def ids(cases: list[Case]) -> dict[str, Any]:
 SAME_LOSSES = [case for case in one_process() if case.preset and case.preset not in OTHER_ALGORITHM]
 
 
+@proves("same-result", "zero2-offload", "zero3-infinity")
 @pytest.mark.parametrize("case", **ids(SAME_LOSSES))
 def test_losses_are_those_of_plain_trainer(single: Results, case: Case) -> None:
     (result,) = single(case.name)

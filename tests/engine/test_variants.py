@@ -17,7 +17,7 @@ from tests.conftest import Memkit, read_json_lines
 
 STEPS = 120  # the recipe's rehearsal
 LAYERS = 2
-MICRO_BATCHES = 2
+MICRO_BATCHES = {"offload": 1}  # of the others two
 
 EXPECTED = {
     "resident": {"optimizers": "AdamW8bit", "engine": "GPT2LMHeadModel"},
@@ -68,7 +68,7 @@ def test_a_rehearsal_learns_and_leaves_proof(memkit: Memkit, tmp_path: Path, var
     assert end["kind"] == "end" and end["status"] == "finished" and "callback_errors" not in end.get("errors", {})
     assert end["optimizer_classes"][-1] == EXPECTED[variant]["optimizers"]
     assert result["engine"] == EXPECTED[variant]["engine"]
-    assert end["recomputed_layers"] == STEPS * MICRO_BATCHES * LAYERS
+    assert end["recomputed_layers"] == STEPS * MICRO_BATCHES.get(variant, 2) * LAYERS
     if variant == "resident":
         for moment in ("exp_avg", "exp_avg_sq"):
             assert set(end["optimizer_states"][moment]) == {"OptimState8bit", "float32"}

@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
 from hf_memkit.callback import MemoryReportCallback
@@ -34,6 +35,15 @@ def test_none_without(make_trainer: Any) -> None:
 
 @pytest.mark.parametrize("model", [LlamaForCausalLM(LlamaConfig(**SMALL)), BertForMaskedLM(BertConfig(**SMALL))])
 def test_other_architectures(make_trainer: Any, model: Any) -> None:
+    callback = MemoryReportCallback()
+    make_trainer([callback], model=model, max_steps=2, activation_checkpointing=True).train()
+    assert [s["recomputed_layers"] for s in steps(read_records(callback.path))] == [3, 3]
+
+
+def test_a_forward_that_dynamo_leaves_alone_is_not_taken_for_compiled(make_trainer: Any) -> None:
+    """As a part does that replaces the model's forward; a compiled model's layers get no hooks."""
+    model = LlamaForCausalLM(LlamaConfig(**SMALL))
+    model.forward = torch.compiler.disable(model.forward)
     callback = MemoryReportCallback()
     make_trainer([callback], model=model, max_steps=2, activation_checkpointing=True).train()
     assert [s["recomputed_layers"] for s in steps(read_records(callback.path))] == [3, 3]

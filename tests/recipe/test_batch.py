@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hf_memkit.errors import SettingError
-from hf_memkit.recipe.batch import accumulation_for, micro_batch_for, split_batch
+from hf_memkit.techniques.batch import accumulation_for, micro_batch_for, split_batch
 
 
 @pytest.mark.parametrize("whole", [1, 6, 32, 36, 100])

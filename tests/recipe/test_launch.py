@@ -11,9 +11,9 @@ import typer
 from hf_memkit.cli.main import app
 from hf_memkit.cli.recipe_options import Options
 from hf_memkit.errors import InputError, RunError
+from hf_memkit.presets.sharing import threads_per_process
 from hf_memkit.recipe.launch import Place, torchrun_options
 from hf_memkit.recipe.ranks import Ranks, ranks_from_environment
-from hf_memkit.recipe.sharing import threads_per_process
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 

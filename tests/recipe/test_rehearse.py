@@ -74,3 +74,40 @@ def test_a_small_local_model_is_rehearsed_as_it_is(recipe: Recipe, machine: Mach
     setup = rehearse(resolved).setup
     assert setup["model.origin"] == "local" and "model.architecture" not in setup
     assert setup["data.sequence_length"] == 64
+
+
+@pytest.mark.parametrize(("variant", "accumulation"), [("resident", 2), ("offload", 1)])
+def test_accumulation_is_rehearsed_where_the_target_has_some(
+    recipe: Recipe, machine: Machine, variant: str, accumulation: int
+) -> None:
+    rehearsed = rehearse(resolve(recipe, machine, Overrides(variant), use_hub=False)).setup
+    assert rehearsed["arguments.gradient_accumulation_steps"] == accumulation
+    assert rehearsed["arguments.per_device_train_batch_size"] * accumulation == recipe.rehearsal.sequences_per_step
+    assert "chunked_loss" in rehearsed.section("model_parts")
+
+
+def test_settings_that_need_a_card_have_stand_ins(recipe: Recipe, machine: Machine) -> None:
+    """What a setup for a card may hold, and what a CPU makes of it; each is named as not rehearsed."""
+    resolved = resolve(recipe, machine, Overrides("resident"), use_hub=False)
+    setup = resolved.setup
+    for key, value in {
+        "arguments.activation_checkpointing_kwargs": {"use_reentrant": False, "offload": True},
+        "arguments.optim": "paged_adamw_8bit",
+        "arguments.tf32": True,
+        "arguments.torch_compile": True,
+        "arguments.torch_compile_mode": "max-autotune",
+        "arguments.use_liger_kernel": True,
+        "model.attn_implementation": "flash_attention_2",
+        "trainer_parts.recompilation_guard": {},
+    }.items():
+        setup = setup.put(key, value, "for a card")
+    rehearsed = rehearse(replace(resolved, setup=setup))
+    after, named = rehearsed.setup, {setting.key for setting in rehearsed.not_rehearsed}
+    assert after["arguments.optim"] == "adamw_bnb_8bit"
+    assert after["model_parts.checkpoint_offload"] == {"pin_memory": False}
+    assert after["arguments.activation_checkpointing"] is False
+    for key in ("arguments.tf32", "arguments.torch_compile", "arguments.torch_compile_mode",
+                "arguments.use_liger_kernel", "model.attn_implementation",
+                "trainer_parts.recompilation_guard"):  # fmt: skip
+        assert key not in after and key in named
+    assert {"arguments.optim", "arguments.activation_checkpointing_kwargs"} <= named

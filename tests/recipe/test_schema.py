@@ -114,3 +114,40 @@ def test_a_recipe_file_of_ones_own(recipe: Recipe, tmp_path: Path) -> None:
     assert load_recipe(str(path)).name == "mine"
     with pytest.raises(InputError, match="does not exist"):
         load_recipe(str(tmp_path / "no.yaml"))
+
+
+def test_mistakes_in_a_variant_s_techniques_are_told(recipe: Recipe, tmp_path: Path) -> None:
+    text = recipe.path.read_text()
+    for right, wrong in {
+        "    techniques: [chunked-loss]   #": "    techniques: [chunk-loss]   #",
+        "    checkpointing: [none, selective-": "    checkpointing: [nothing, selectiv-",
+        "    techniques: [chunked-loss]\n  infinity:": "    techniques: [chunked-loss, liger]\n  infinity:",
+        "      rank: 16": "      rank: 16\n      chunk_tokens: 8",
+    }.items():
+        assert right in text, right
+        text = text.replace(right, wrong, 1)
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises(RecipeError) as caught:
+        read_recipe(path)
+    told = str(caught.value)
+    for expected in (
+        "variants.resident.techniques.0: 'chunk-loss': no technique of this name; did you mean 'chunked-loss'?",
+        "variants.resident.checkpointing.0: 'nothing': no checkpointing technique",
+        "variants.resident.checkpointing.1: 'selectiv-checkpointing': no checkpointing technique; did you mean "
+        "'selective-checkpointing'?; allowed: none, ",
+        "variants.offload.techniques: techniques 'chunked-loss' and 'liger' both decide loss; take one",
+        "variants.lora.values.chunk_tokens: unknown key; allowed: rank, alpha, dropout",
+    ):
+        assert expected in told, f"not told: {expected}\n{told}"
+
+
+def test_a_technique_of_the_variant_brings_its_values(recipe: Recipe, tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(
+        recipe.path.read_text().replace(
+            "      rank: 16", "      rank: 16\n      chunk_tokens: 8\n    techniques: [chunked-loss]"
+        )
+    )
+    variant = read_recipe(path).variants["lora"]
+    assert variant.techniques == ["chunked-loss"] and variant.values == {"rank": 16, "chunk_tokens": 8}

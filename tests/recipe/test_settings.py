@@ -6,8 +6,8 @@ import pytest
 
 from hf_memkit.compat import argument_types, to_installed_arguments
 from hf_memkit.errors import SettingError
-from hf_memkit.recipe.batch import accumulation_for, micro_batch_for
 from hf_memkit.recipe.settings import parse_settings
+from hf_memkit.techniques.batch import accumulation_for, micro_batch_for
 
 pytestmark = pytest.mark.compat
 

@@ -91,6 +91,20 @@ def text_for_number(subject: Subject) -> Iterator[Found]:
             yield Found(name, value, argument=True)
 
 
+@rule(
+    "text-for-truth",
+    why='transformers keeps the text, and any text counts as true: even "false" switches it on',
+    fix="write true or false without quotes",
+    source="transformers 5.23.0: hf_argparser.py parse_dict, which converts nothing; training_args.py",
+    needs_config=False,
+)
+def text_for_truth(subject: Subject) -> Iterator[Found]:
+    known = _fields(subject)
+    for name, value in (subject.arguments or {}).items():
+        if isinstance(value, str) and known.get(name) in (bool, bool | None):
+            yield Found(name, value, argument=True)
+
+
 def _fields(subject: Subject) -> Mapping[str, Any]:
     """Fields of TrainingArguments with their types. Only for a file: a setup's were checked when it was made."""
     if not subject.arguments_file:

@@ -1,10 +1,11 @@
-"""A script of a user: trains GPT-2 from scratch on a text file, as transformers' example of this name does."""
+"""A script of a user: trains GPT-2 on a text file, as transformers' example of this name does."""
 
 import math
 import sys
 from dataclasses import dataclass, field
 from itertools import chain
 
+import torch
 from datasets import load_dataset
 from transformers import (
     CONFIG_MAPPING,
@@ -20,6 +21,8 @@ from transformers import (
 
 @dataclass
 class ModelArguments:
+    model_name_or_path: str | None = field(default=None)
+    dtype: str | None = field(default=None)
     model_type: str = field(default="gpt2")
     tokenizer_name: str = field(default="")
     config_overrides: str = field(default="")
@@ -34,13 +37,20 @@ class DataArguments:
 
 def main() -> None:
     parser = HfArgumentParser((ModelArguments, DataArguments, TrainingArguments))
-    model_args, data_args, training_args = parser.parse_args_into_dataclasses()
+    if len(sys.argv) == 2 and sys.argv[1].endswith(".json"):
+        model_args, data_args, training_args = parser.parse_json_file(json_file=sys.argv[1])
+    else:
+        model_args, data_args, training_args = parser.parse_args_into_dataclasses()
     set_seed(training_args.seed)
 
-    tokenizer = AutoTokenizer.from_pretrained(model_args.tokenizer_name)
-    config = CONFIG_MAPPING[model_args.model_type]()
-    config.update_from_string(model_args.config_overrides)
-    model = AutoModelForCausalLM.from_config(config)
+    tokenizer = AutoTokenizer.from_pretrained(model_args.tokenizer_name or model_args.model_name_or_path)
+    if model_args.model_name_or_path:
+        dtype = getattr(torch, model_args.dtype) if model_args.dtype else None
+        model = AutoModelForCausalLM.from_pretrained(model_args.model_name_or_path, dtype=dtype)
+    else:
+        config = CONFIG_MAPPING[model_args.model_type]()
+        config.update_from_string(model_args.config_overrides)
+        model = AutoModelForCausalLM.from_config(config)
     if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
         model.resize_token_embeddings(len(tokenizer))
 

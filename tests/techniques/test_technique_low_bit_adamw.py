@@ -1,14 +1,17 @@
-"""The 8-bit AdamW: the trap is real, it is closed, and a resume does not open it again."""
+"""The 8- and 4-bit AdamW: the trap is real, it is closed, and a resume does not open it again."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torchao.optim import AdamW4bit as TorchaoAdamW4bit
 from torchao.optim import AdamW8bit as TorchaoAdamW8bit
 
-from hf_memkit.techniques.adamw8bit import AdamW8bit
-from hf_memkit.techniques.optimizers import state_bytes_8bit
+from hf_memkit.parts.low_bit_adamw import AdamW4bit, AdamW8bit
+from hf_memkit.techniques.optimizer_states import Shapes, state_bytes
+
+BOTH = pytest.mark.parametrize("cls", [AdamW8bit, AdamW4bit])
 
 
 def model() -> nn.ParameterDict:
@@ -25,16 +28,18 @@ def step(parameters: nn.ParameterDict, optimizer: torch.optim.Optimizer, scale: 
     optimizer.step()
 
 
-def ours(parameters: nn.ParameterDict, **options: object) -> AdamW8bit:
-    return AdamW8bit(parameters.values(), lr=1e-3, compiled=False, **options)
+def ours(parameters: nn.ParameterDict, cls: type = AdamW8bit, **options: object) -> AdamW8bit:
+    made: AdamW8bit = cls(parameters.values(), lr=1e-3, compiled=False, **options)
+    return made
 
 
-def test_states_are_8_bit_or_fp32_and_never_16_bit() -> None:
+@BOTH
+def test_states_are_quantised_or_fp32_and_never_16_bit(cls: type) -> None:
     parameters = model()
-    optimizer = ours(parameters)
+    optimizer = ours(parameters, cls)
     step(parameters, optimizer)
     kinds = {name: type(optimizer.state[p]["exp_avg_sq"]).__name__ for name, p in parameters.items()}
-    assert kinds == {"matrix": "OptimState8bit", "embedding": "Tensor", "bias": "Tensor"}
+    assert kinds == {"matrix": f"OptimState{cls.__name__[5:]}", "embedding": "Tensor", "bias": "Tensor"}
     for name in ("embedding", "bias"):
         for moment in ("exp_avg", "exp_avg_sq"):
             assert optimizer.state[parameters[name]][moment].dtype is torch.float32
@@ -60,14 +65,15 @@ def test_torchao_s_second_moment_stands_still_and_ours_decays() -> None:
     assert decayed == pytest.approx(0.999**300, rel=0.01)
 
 
-def test_a_resume_brings_back_the_same_states_bit_for_bit() -> None:
+@BOTH
+def test_a_resume_brings_back_the_same_states_bit_for_bit(cls: type) -> None:
     parameters = model()
-    optimizer = ours(parameters)
+    optimizer = ours(parameters, cls)
     for _ in range(3):
         step(parameters, optimizer)
     saved = optimizer.state_dict()
     copy = model()
-    resumed = ours(copy)
+    resumed = ours(copy, cls)
     resumed.load_state_dict(saved)
     for name, parameter in parameters.items():
         old, new = optimizer.state[parameter], resumed.state[copy[name]]
@@ -81,12 +87,13 @@ def test_a_resume_brings_back_the_same_states_bit_for_bit() -> None:
                 torch.testing.assert_close(new[moment].dequantize(), old[moment].dequantize(), rtol=0, atol=0)
 
 
-def test_the_update_is_torchao_s_own() -> None:
+@pytest.mark.parametrize(("cls", "original"), [(AdamW8bit, TorchaoAdamW8bit), (AdamW4bit, TorchaoAdamW4bit)])
+def test_the_update_is_torchao_s_own(cls: type, original: type) -> None:
     """Same result: one step of ours equals one step of torchao's, for quantised and other parameters alike."""
     mine, theirs = model(), model()
-    step(mine, ours(mine))
+    step(mine, ours(mine, cls))
     with torch.compiler.set_stance("force_eager"):
-        step(theirs, TorchaoAdamW8bit(theirs.values(), lr=1e-3))
+        step(theirs, original(theirs.values(), lr=1e-3))
     for name in mine:
         torch.testing.assert_close(mine[name], theirs[name], rtol=0, atol=0)
 
@@ -107,9 +114,10 @@ def test_stochastic_rounding_moves_weights_that_rounding_would_keep() -> None:
     assert moved(True) == pytest.approx(20 * 1e-4, rel=0.2)
 
 
-def test_the_ledger_s_formula_is_what_the_optimizer_holds() -> None:
+@BOTH
+def test_the_ledger_s_formula_is_what_the_optimizer_holds(cls: type) -> None:
     parameters = model()
-    optimizer = ours(parameters)
+    optimizer = ours(parameters, cls)
     step(parameters, optimizer)
     quantised = plain = 0
     for state in optimizer.state.values():
@@ -117,5 +125,7 @@ def test_the_ledger_s_formula_is_what_the_optimizer_holds() -> None:
             if type(moment) is Tensor:
                 plain += moment.nbytes
             else:
-                quantised += moment.codes.nbytes + moment.scale.nbytes
-    assert state_bytes_8bit(tuple(p.numel() for p in parameters.values())) == (quantised, plain)
+                quantised += moment.codes.nbytes + moment.scale.nbytes + moment.qmap.nbytes
+    shapes = Shapes((), vectors=tuple(p.numel() for p in parameters.values()))
+    states = state_bytes(f"{cls.__module__}:{cls.__name__}", shapes, weight_bytes=2)
+    assert (states.quantised, states.plain) == (quantised, plain)

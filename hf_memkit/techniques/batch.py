@@ -1,13 +1,86 @@
-"""Batch arithmetic: micro-batch × accumulation × processes = sequences a step, exactly or not at all."""
+"""The global batch: micro-batch × accumulation × processes = sequences a step, exactly or not at all."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
-from hf_memkit.errors import SettingError
+from hf_memkit.errors import InputError, SettingError
+from hf_memkit.job import Job
+from hf_memkit.technique import technique
+from hf_memkit.training_setup import TrainingSetup
 
-__all__ = ["accumulation_for", "micro_batch_for", "split_batch"]
+__all__ = [
+    "accumulation_for",
+    "global_batch",
+    "micro_batch_for",
+    "micro_batches",
+    "scaled_learning_rate",
+    "split_batch",
+]
+
+
+@technique(
+    "global-batch",
+    family="batch",
+    saves="activations and logits of a large batch: only one micro-batch of it is in memory at a time",
+    costs="time where a micro-batch is too small to fill the card; from two micro-batches on the gradients are held "
+    "between them",
+    not_when="the model has BatchNorm layers, or its loss is averaged over each micro-batch by itself",
+)
+def global_batch(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """The job's batch as one that is exact, whatever part of it goes through the model at once.
+
+    Trainer divides the loss of every micro-batch by the number of labels in the whole window, so that the sum of the
+    gradients is that of one big batch, with unequal lengths and a last window that is not full
+    (transformers 5.23.0: trainer.py, `_get_num_items_in_batch`). What would break that is set here too.
+    """
+    whole = job.micro_batch_size * job.accumulation * job.processes
+    each = f" × {job.processes} processes" if job.processes > 1 else ""
+    reason = f"{job.micro_batch_size} × {job.accumulation}{each} = {whole} sequences a step"
+    setup = setup.put_all(
+        "arguments",
+        {
+            "per_device_train_batch_size": (job.micro_batch_size, reason),
+            "gradient_accumulation_steps": (job.accumulation, reason),
+            "auto_find_batch_size": (False, "after an out-of-memory error it would train with another global batch"),
+            "average_tokens_across_devices": (True, "the mean is over the labels of all processes, not of each"),
+        },
+    )
+    return setup.with_notes(
+        f"The learning rate belongs to the {whole} sequences a step: splitting them differently leaves it as it is. "
+        f"For another global batch see docs/techniques/batch.md."
+    )
+
+
+def scaled_learning_rate(
+    rate: float, batch: int, new_batch: int, rule: Literal["linear", "sqrt"]
+) -> tuple[float, str]:
+    """(learning rate, reason) for another global batch.
+
+    >>> scaled_learning_rate(1e-4, 32, 128, "sqrt")[0]
+    0.0002
+
+    Args:
+        rate: what is known to work with `batch`.
+        batch, new_batch: sequences (or tokens) an optimizer step, all processes together.
+        rule: "linear" for SGD with momentum, with warm-up (Goyal et al. 2017, arXiv 1706.02677, section 2.1); "sqrt"
+            for Adam and its kin, where the gradient's scale cancels (Malladi et al. 2022, arXiv 2205.10287, section
+            5; Krizhevsky 2014, arXiv 1404.5997, section 5 has it for SGD too).
+
+    Raises:
+        InputError: a rate or a batch that is not above 0, or another rule.
+    """
+    if not rate > 0 or batch < 1 or new_batch < 1:
+        raise InputError(f"learning rate {rate} for batches of {batch} and {new_batch}: all three must be above 0")
+    if rule not in ("linear", "sqrt"):
+        raise InputError(f"learning-rate rule {rule!r}: give 'linear' (SGD) or 'sqrt' (Adam)")
+    ratio = new_batch / batch
+    factor = ratio if rule == "linear" else math.sqrt(ratio)
+    source = "Goyal et al. 2017, arXiv 1706.02677" if rule == "linear" else "Malladi et al. 2022, arXiv 2205.10287"
+    root = "" if rule == "linear" else "√"
+    return rate * factor, f"{rate:g} × {root}({new_batch} / {batch}) ({source}): a starting point, not a guarantee"
 
 
 def accumulation_for(sequences_per_step: int, micro_batch_size: int, processes: int = 1) -> int:
@@ -31,6 +104,15 @@ def micro_batch_for(sequences_per_step: int, accumulation: int, processes: int =
         SettingError: they do not divide; names the nearest accumulations, or numbers of processes, that do.
     """
     return _divide(sequences_per_step, accumulation, processes, "gradient_accumulation_steps")
+
+
+def micro_batches(sequences_per_step: int, processes: int = 1) -> list[int]:
+    """The micro-batches that make up the batch exactly, in rising order.
+
+    Raises:
+        SettingError: the processes do not divide the batch; names the nearest numbers that do.
+    """
+    return _divisors(_share(sequences_per_step, processes))
 
 
 def split_batch(

@@ -1,4 +1,4 @@
-"""torchao's 8-bit AdamW with fp32 states wherever torchao does not quantise.
+"""torchao's 8- and 4-bit AdamW with fp32 states wherever torchao does not quantise.
 
 torchao keeps the states of small or indivisible parameters in the parameter's own dtype
 (torchao:torchao/optim/adam.py, `_new_buffer`). For a bf16 parameter that freezes the second moment: with beta2 =
@@ -13,17 +13,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchao.optim import AdamW8bit as _TorchaoAdamW8bit
+from torchao import optim
 
-__all__ = ["AdamW8bit"]
+__all__ = ["AdamW4bit", "AdamW8bit"]
 
 
-class AdamW8bit(_TorchaoAdamW8bit):  # type: ignore[misc]
-    """As `torchao.optim.AdamW8bit`; every state tensor is 8-bit or fp32, never 16-bit, also after a resume.
+class _WideRest:
+    """Mixin: every state tensor is quantised or fp32, never 16-bit, also after a resume.
 
     `compiled=False` runs the step as it is written instead of through torch.compile: the same arithmetic with more
     temporaries, for machines where compiling takes longer than the run.
     """
+
+    state: dict[Any, dict[str, Any]]
+    param_groups: list[dict[str, Any]]
 
     def __init__(self, params: Any, *, compiled: bool = True, **options: Any) -> None:
         super().__init__(params, **options)
@@ -31,13 +34,15 @@ class AdamW8bit(_TorchaoAdamW8bit):  # type: ignore[misc]
 
     def step(self, closure: Any = None) -> Any:
         if self.compiled:
-            return super().step(closure)
+            return super().step(closure)  # type: ignore[misc]
         with torch.compiler.set_stance("force_eager"):
-            return super().step(closure)
+            return super().step(closure)  # type: ignore[misc]
 
     def _new_buffer(self, p: Tensor, signed: bool) -> Tensor:
-        buffer: Tensor = super()._new_buffer(p, signed)
-        return _widen(buffer)
+        buffer: Tensor = super()._new_buffer(p, signed)  # type: ignore[misc]
+        # Quantised states are a tensor subclass whose dtype is only an appearance; leave those alone.
+        narrow = type(buffer) is Tensor and buffer.dtype in (torch.bfloat16, torch.float16)
+        return buffer.float() if narrow else buffer
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         # torch casts loaded states to the parameter's dtype (torch/optim/optimizer.py,
@@ -47,18 +52,21 @@ class AdamW8bit(_TorchaoAdamW8bit):  # type: ignore[misc]
             for group in state_dict["param_groups"]
             for index in group["params"]
         ]
-        super().load_state_dict(state_dict)
+        super().load_state_dict(state_dict)  # type: ignore[misc]
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         for parameter, wide in zip(parameters, saved, strict=True):
             for name, value in wide.items():
                 self.state[parameter][name] = value.to(device=parameter.device, copy=True)
 
 
+class AdamW8bit(_WideRest, optim.AdamW8bit):  # type: ignore[misc]
+    """As `torchao.optim.AdamW8bit`, with fp32 states where it does not quantise."""
+
+
+class AdamW4bit(_WideRest, optim.AdamW4bit):  # type: ignore[misc]
+    """As `torchao.optim.AdamW4bit`, with fp32 states where it does not quantise."""
+
+
 def _is_wide(value: Any) -> bool:
     """A plain fp32 state of a parameter: no quantised subclass, and not the step count (it has no dimensions)."""
     return type(value) is Tensor and value.dtype is torch.float32 and value.dim() > 0
-
-
-def _widen(buffer: Tensor) -> Tensor:
-    # Quantised states are a tensor subclass whose dtype is only an appearance; leave those alone.
-    return buffer.float() if type(buffer) is Tensor and buffer.dtype in (torch.bfloat16, torch.float16) else buffer

@@ -1,0 +1,128 @@
+"""Values for fields of TrainingArguments: of the field's type, from text or from a file, or refused.
+
+TrainingArguments converts and checks next to nothing: a text `"false"` for a truth value trains as if it were true,
+and `1e-4`, which YAML 1.1 takes for text, fails at the first comparison (transformers 5.23.0: hf_argparser.py
+`parse_dict` makes the dataclass from what the file holds).
+"""
+
+from __future__ import annotations
+
+import enum
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from hf_memkit import compat
+from hf_memkit.errors import did_you_mean
+
+__all__ = ["checked", "convert"]
+
+
+def checked(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """(the values under today's names, each of its field's type; a line for each that is wrong).
+
+    Names that are no field of TrainingArguments are left as they are: a script has arguments of its own.
+
+    >>> checked({"gradient_checkpointing": True, "learning_rate": "1e-4", "max_steps": "five"})
+    ({'activation_checkpointing': True, 'learning_rate': 0.0001}, ['max_steps=five: must be int, and is str'])
+    """
+    hints = compat.argument_types()
+    found: dict[str, Any] = {}
+    problems = []
+    for given, value in values.items():
+        name = compat.current_name(given)
+        if name in found and found[name] != value:
+            problems.append(f"{given}={value!r}: is the same field as {_other(name, given, values)}; give one of them")
+        elif name not in hints:
+            found[name] = value
+        else:
+            try:
+                found[name] = _typed(value, hints[name])
+            except ValueError as error:
+                problems.append(f"{given}={value}: {error}")
+    return found, problems
+
+
+def _other(name: str, given: str, values: Mapping[str, Any]) -> str:
+    return next(key for key in values if key != given and compat.current_name(key) == name)
+
+
+def _typed(value: Any, hint: Any) -> Any:
+    """As `convert`, of a value that a file or a caller gave.
+
+    Raises:
+        ValueError: it is none.
+    """
+    arms = _arms(hint)
+    if isinstance(value, PurePath):
+        value = str(value)
+    if isinstance(value, enum.Enum):
+        value = str(value.value)
+    if isinstance(value, str):
+        return value if str in arms and not _enums(arms) else convert(value, hint)
+    if value is None and type(None) not in arms:
+        raise ValueError(f"must be {_describe(arms)}; leave it out for the default")
+    if isinstance(value, bool) and bool not in arms and not _enums(arms):
+        raise ValueError(f"must be {_describe(arms)}, and is bool")
+    return _fitted(value, hint)
+
+
+def convert(text: str, hint: Any) -> Any:
+    """`text`, read as YAML, as a value of type `hint`.
+
+    Raises:
+        ValueError: it is none; says what is allowed.
+    """
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = text
+    if isinstance(value, str) and float in _arms(hint):
+        value = _number(value)  # YAML 1.1 reads 1e-4 as text, because it has no dot
+    return _fitted(value, hint)
+
+
+def _fitted(value: Any, hint: Any) -> Any:
+    arms = _arms(hint)
+    if type(value) is int and float in arms and int not in arms:
+        return value  # a step count stays a whole number: 5, not 5.0
+    if _enums(arms) and isinstance(value, str | bool):
+        # A field typed `Enum | str` would take any text; only the enumeration's values mean something. YAML reads a
+        # bare `no` as False, which is a value of several of them.
+        word = "no" if value is False else str(value)
+        allowed = [str(member.value) for arm in _enums(arms) for member in arm]
+        if word not in allowed:
+            raise ValueError(f"must be one of {', '.join(allowed)}{did_you_mean(word, allowed)}")
+        return word
+    try:
+        return TypeAdapter(hint).validate_python(value, strict=False)
+    except ValidationError:
+        raise ValueError(f"must be {_describe(arms)}, and is {type(value).__name__}") from None
+
+
+def _enums(arms: tuple[Any, ...]) -> list[type[enum.Enum]]:
+    return [arm for arm in arms if isinstance(arm, type) and issubclass(arm, enum.Enum)]
+
+
+def _number(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _arms(hint: Any) -> tuple[Any, ...]:
+    """The types that a union allows, flat."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return tuple(flat for arm in typing.get_args(hint) for flat in _arms(arm))
+    return (hint,)
+
+
+def _describe(arms: tuple[Any, ...]) -> str:
+    names = ["null" if arm is type(None) else getattr(arm, "__name__", str(arm)) for arm in arms]
+    return " or ".join(dict.fromkeys(names))

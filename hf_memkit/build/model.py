@@ -1,0 +1,126 @@
+"""Setup → the model: loaded or built, quantised, its vocabulary padded, its adapters added."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hf_memkit.errors import RunError
+from hf_memkit.models import hub_reachable, quiet_transformers
+from hf_memkit.training_setup import TrainingSetup
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["LOADING_ONLY", "build_model", "model_options"]
+
+LOADING_ONLY = ("device_map", "use_safetensors")
+"""What `from_pretrained` takes and `from_config` does not: how weights are read."""
+
+
+def model_options(setup: TrainingSetup) -> dict[str, Any]:
+    """Keyword arguments for `AutoModel….from_pretrained`, as plain data.
+
+    `dtype` is a name; `quantization_config`, where there is one, holds fields of `transformers.BitsAndBytesConfig`.
+    """
+    names = ("dtype", "attn_implementation", *LOADING_ONLY)
+    found = {name: setup[f"model.{name}"] for name in names if f"model.{name}" in setup}
+    if "model.quantization" in setup:
+        found["quantization_config"] = setup["model.quantization"]
+    return {**found, **setup.get("model.config", {})}
+
+
+def build_model(
+    setup: TrainingSetup, say: Callable[[str], None], *, random_weights: bool | None = None
+) -> PreTrainedModel:
+    """The setup's model, with its vocabulary padded and its adapters added.
+
+    Args:
+        setup: whose `model.*` and `adapter.*` are built.
+        say: told what a person should know, a line a call.
+        random_weights: builds the model from the setup's architecture, with random weights, instead of loading it;
+            None: where the setup says that its weights cannot be had.
+
+    Raises:
+        RunError: the weights cannot be loaded, and there is no architecture to build from.
+    """
+    import torch
+
+    torch.manual_seed(int(setup.get("arguments.seed", 42)))  # random weights are the same in every run
+    with quiet_transformers():
+        if random_weights is None:
+            random_weights = setup["model.origin"] == "architecture"
+        model = (_built if random_weights else _loaded)(setup, _live_options(setup), say)
+        multiple = setup.get("model.pad_vocabulary_to_multiple_of")
+        if multiple:
+            # New rows start at the mean of the old ones, so that they take next to no probability.
+            model.resize_token_embeddings(pad_to_multiple_of=multiple)
+        if setup.section("adapter"):
+            model = _add_adapters(model, setup.section("adapter"))
+    return model
+
+
+def _live_options(setup: TrainingSetup) -> dict[str, Any]:
+    """`model_options` with a torch dtype and a BitsAndBytesConfig in place of their plain data."""
+    import torch
+
+    options = model_options(setup)
+    if "dtype" in options:
+        options["dtype"] = getattr(torch, options["dtype"])
+    if "quantization_config" in options:
+        from transformers import BitsAndBytesConfig
+
+        options["quantization_config"] = BitsAndBytesConfig(**options["quantization_config"])
+    return options
+
+
+def _loaded(setup: TrainingSetup, options: dict[str, Any], say: Callable[[str], None]) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    if options.get("device_map") == "cuda" and not torch.cuda.is_available():
+        raise RunError("the setup reads its weights straight to the card (low-host-ram), and torch can use none here")
+    name = setup["model.name"]
+    try:
+        # Asked once whether the hub answers: otherwise each file waits for its own time-out.
+        return AutoModelForCausalLM.from_pretrained(name, local_files_only=not hub_reachable(), **options)
+    except (OSError, ValueError) as error:
+        raise RunError(f"the weights of {name!r} cannot be loaded: {str(error).splitlines()[0]}") from error
+
+
+def _built(setup: TrainingSetup, options: dict[str, Any], say: Callable[[str], None]) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    values = setup["model.architecture"]
+    values.pop("transformers_version", None)
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    for key in setup.get("model.config", {}):
+        setattr(config, key, options.pop(key))
+    quantization = options.pop("quantization_config", None)
+    for name in LOADING_ONLY:
+        options.pop(name, None)
+    model = AutoModelForCausalLM.from_config(config, **options)
+    if quantization is not None:
+        # from_config ignores a quantisation, silently: only loading quantises.
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            del model
+            model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=quantization, **options)
+    if setup.get("arguments.use_cpu"):
+        say("The small model starts from random weights.")
+    else:
+        name = setup["model.name"]
+        say(f"WARNING: {name} cannot be reached. Training starts from RANDOM weights: this is no fine-tuning.")
+    return model
+
+
+def _add_adapters(model: Any, options: dict[str, Any]) -> Any:
+    import warnings
+
+    from peft import LoraConfig, get_peft_model
+
+    with warnings.catch_warnings():
+        # PEFT warns that it sets fan_in_fan_out for GPT-2's Conv1D itself, as it should.
+        warnings.filterwarnings("ignore", message="fan_in_fan_out")
+        return get_peft_model(model, LoraConfig(**options))

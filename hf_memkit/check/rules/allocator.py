@@ -1,0 +1,26 @@
+"""The variable that sets PyTorch's allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hf_memkit.check.rule import Found, rule
+from hf_memkit.check.subject import Subject
+from hf_memkit.techniques.allocator import VARIABLE, problems_of
+
+_KEY = f"environment.{VARIABLE}"
+
+
+@rule(
+    "allocator-options",
+    why="torch does not know the option, refuses its value, or has no use for it beside the others",
+    fix="correct the option",
+    source="pytorch: c10/core/AllocatorConfig.cpp, c10/cuda/CUDACachingAllocator.cpp (should_split, "
+    "garbage_collect_cached_blocks); torch 2.13.0: include/c10/core/AllocatorConfig.h",
+    needs_config=False,
+    techniques=("expandable-segments", "max-split-size", "garbage-collection-threshold"),
+)
+def allocator_options(subject: Subject) -> Iterator[Found]:
+    value = subject.setting(_KEY)
+    for name, why, fix in problems_of(str(value)) if value is not None else ():
+        yield Found(_KEY, value, why=f"{name}: {why}", fix=fix)

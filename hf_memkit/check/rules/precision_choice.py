@@ -1,0 +1,155 @@
+"""Trainer's own precision: dtypes that cannot train, that nobody asked for, or that change behind one's back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from hf_memkit.check.rule import Found, rule
+from hf_memkit.check.subject import Subject
+
+_SHORT: Final = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
+
+ROUNDS_STOCHASTICALLY: Final = ("adamw_torch_8bit", "adamw_torch_4bit")
+"""torchao's, through Trainer, and only with `optim_args="bf16_stochastic_round=True"` (transformers 5.23.0:
+trainer_optimizer.py 472)."""
+
+_COMPENSATES: Final = ("stable_adamw", "adamw_anyprecision")
+"""They keep what rounding cut off in a second tensor (torch-optimi: Kahan summation for 16-bit weights by itself;
+torchdistx with `use_kahan_summation=True`)."""
+
+_TRIED_IN_16_BITS: Final = ("lomo", "adalomo", "galore_", "apollo_")
+"""They round to nearest, but their papers train 16-bit weights with them (docs/techniques/optimizers.md)."""
+
+
+def _weights(subject: Subject) -> tuple[str, str] | None:
+    """(key, dtype) that the weights are loaded in, where it is said: by a setup, or as the script's own argument."""
+    if subject.has_setting("model.dtype"):
+        return "model.dtype", str(subject.setting("model.dtype"))
+    for name in ("dtype", "torch_dtype"):  # run_clm.py and TRL have it, TrainingArguments have not
+        value = subject.argument(name)
+        if isinstance(value, str):
+            value = value.removeprefix("torch.")
+            return name, _SHORT.get(value, value)
+    return None
+
+
+def _all_trained(subject: Subject) -> bool:
+    """Whether the loaded weights themselves are trained, by Trainer's own optimizer."""
+    adapters = subject.has_setting("adapter") or subject.argument("use_peft") is True
+    quantised = subject.has_setting("model.quantization") or any(
+        subject.argument(name) is True for name in ("load_in_4bit", "load_in_8bit")
+    )
+    return not (adapters or quantised or subject.config is not None or subject.argument("deepspeed"))
+
+
+def _keeps_small_updates(subject: Subject) -> bool:
+    optim = str(subject.argument("optim", "adamw_torch_fused"))
+    chosen = str(subject.argument("optim_args", "")).replace(" ", "")
+    if optim in ROUNDS_STOCHASTICALLY:
+        return "bf16_stochastic_round=True" in chosen
+    if optim in _COMPENSATES:
+        return optim == "stable_adamw" or "use_kahan_summation=True" in chosen
+    return optim.startswith(_TRIED_IN_16_BITS)
+
+
+@rule(
+    "bf16-weights-lose-updates",
+    why="a bf16 weight has 8 bits: what an ordinary optimizer adds is lost where it is less than about 1/256 of the "
+    "weight, which at fine-tuning rates is most of it",
+    fix="load fp32 weights (dtype: float32) and set bf16: true, or take an optimizer that rounds stochastically "
+    "(technique adamw-8bit-stochastic)",
+    source="torch 2.13.0: optim/adamw.py; transformers 5.23.0: trainer_optimizer.py 472",
+    needs_config=False,
+    techniques=("pure-bf16", "load-in-training-dtype"),
+)
+def bf16_weights_lose_updates(subject: Subject) -> Iterator[Found]:
+    found = _weights(subject)
+    # A setup's weights have a rule of their own: stochastic-rounding-missing.
+    if found is None or found[0] == "model.dtype" or found[1] != "bfloat16":
+        return
+    if _all_trained(subject) and not _keeps_small_updates(subject):
+        yield Found(found[0], subject.argument(found[0]), argument=True)
+
+
+@rule(
+    "fp16-weights-trained",
+    why="with fp16: true torch refuses to unscale fp16 gradients at the first step; without it AdamW divides by zero "
+    "(its epsilon, 1e-8, is 0 in fp16) and the weights become NaN",
+    fix="load fp32 weights (dtype: float32) and set fp16: true",
+    source="torch 2.13.0: amp/grad_scaler.py 252-259, optim/adamw.py",
+    needs_config=False,
+    techniques=("fp16-autocast", "half-weights-deepspeed", "half-weights-frozen", "load-in-training-dtype"),
+)
+def fp16_weights_trained(subject: Subject) -> Iterator[Found]:
+    found = _weights(subject)
+    if found and found[1] == "float16" and _all_trained(subject):
+        yield Found(found[0], "float16", argument=found[0] != "model.dtype")
+
+
+@rule(
+    "two-precisions",
+    why="TrainingArguments stop: one of fp16 and bf16 can be true, and one of fp16_full_eval and bf16_full_eval",
+    fix="set fp16 to false on cards with bf16 (compute capability 8.0 and later), and bf16 to false on others",
+    source="transformers 5.23.0: training_args.py 1784-1788",
+    needs_config=False,
+    techniques=("bf16-autocast", "fp16-autocast", "fp32"),
+)
+def two_precisions(subject: Subject) -> Iterator[Found]:
+    for end in ("", "_full_eval"):
+        if subject.argument(f"fp16{end}") is True and subject.argument(f"bf16{end}") is True:
+            yield Found(f"fp16{end}", True, argument=True)
+
+
+@rule(
+    "bf16-argument-emulated",
+    why="this card does not compute in bf16 itself: Trainer takes it all the same, and torch emulates it, slower than "
+    "fp32",
+    fix="set fp16: true instead",
+    source="transformers 5.23.0: utils/import_utils.py 650; torch 2.13.0: cuda/__init__.py 191-211",
+    needs_config=False,
+    techniques=("bf16-autocast", "pure-bf16"),
+)
+def bf16_argument_emulated(subject: Subject) -> Iterator[Found]:
+    gpu = subject.machine.gpu if subject.machine else None
+    # A setup says it among its problems, and a DeepSpeed config has a rule of its own.
+    if gpu is None or gpu.bf16 or subject.settings or subject.config is not None:
+        return
+    for name in ("bf16", "bf16_full_eval"):
+        if subject.argument(name) is True:
+            why = f"{gpu.name} does not compute in bf16 itself: Trainer takes it, torch emulates it, slower than fp32"
+            yield Found(name, True, argument=True, why=why)
+
+
+@rule(
+    "tf32-not-there",
+    why="TrainingArguments stop: TF32 needs a card of Ampere or later",
+    fix="delete tf32",
+    source="transformers 5.23.0: training_args.py 1677-1682",
+    needs_config=False,
+    techniques=("tf32",),
+)
+def tf32_not_there(subject: Subject) -> Iterator[Found]:
+    gpu = subject.machine.gpu if subject.machine else None
+    old = gpu is not None and not gpu.bf16
+    if subject.argument("tf32") is True and (subject.without_gpu or old) and not subject.settings:
+        yield Found("tf32", True, argument=True)
+
+
+@rule(
+    "full-eval-rounds-the-weights",
+    why="during training it has no effect; trainer.evaluate() before or after it rounds the fp32 weights to 16 bits "
+    "for good, so that training goes on in 16 bits, and what is saved then is rounded",
+    fix="delete it: with bf16: true or fp16: true evaluation is autocast anyway",
+    source="transformers 5.23.0: trainer.py 2939-2945",
+    needs_config=False,
+    techniques=("bf16-autocast", "fp16-autocast", "fp32"),
+)
+def full_eval_rounds_the_weights(subject: Subject) -> Iterator[Found]:
+    trains = subject.argument("do_train") is True or bool(subject.settings) or subject.argument("max_steps", 0) != 0
+    evaluates = subject.argument("eval_strategy", "no") not in ("no", False)
+    if subject.config is not None or not (trains or evaluates):
+        return
+    for name in ("bf16_full_eval", "fp16_full_eval"):
+        if subject.argument(name) is True:
+            yield Found(name, True, argument=True)

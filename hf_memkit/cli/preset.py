@@ -1,0 +1,192 @@
+"""`memkit preset`: lists the presets, shows one with its reasons, writes one as a file of Trainer's arguments."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hf_memkit.cli.preset_prepare import Asked, Prepared, prepare
+from hf_memkit.errors import InputError
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="preset",
+    help="Sets of memory techniques: every setting with its reason, and files that training scripts read.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    epilog="""[bold]Examples[/bold]
+
+  memkit preset show 8bit --model gpt2-xl --gpu-memory 16GB --batch-size 32
+
+  memkit preset copy 8bit args.json --args mine.json      then: python run_clm.py args.json
+
+  memkit preset copy qlora sft.yaml --for trl             then: trl sft --config sft.yaml
+""",
+)
+
+Name = Annotated[str, typer.Argument(help="A preset, or presets and techniques joined by +, such as lean+lora.")]
+Model = Annotated[str | None, typer.Option(help="Hub ID or local folder: compute sizes and bytes for this model.")]
+Gpu = Annotated[str | None, typer.Option(help="For this card, such as T4 or 'RTX 4090'.")]
+GpuMemory = Annotated[str | None, typer.Option(help="For a card of this size with bf16, such as 16GB.")]
+Ram = Annotated[str | None, typer.Option(help="For this much RAM, such as 64GB.")]
+Gpus = Annotated[int, typer.Option(min=1, help="Cards (processes) on each machine.")]
+Nodes = Annotated[int, typer.Option(min=1, help="Machines.")]
+BatchSize = Annotated[
+    int | None, typer.Option(min=1, help="Sequences an optimizer step, all cards together (the global batch).")
+]
+SequenceLength = Annotated[int | None, typer.Option(min=1, help="Tokens in a sequence.")]
+NvmePath = Annotated[str | None, typer.Option(help="Folder on a fast disk, for presets that swap.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A field of TrainingArguments, or a value such as rank=32."),
+]
+Args = Annotated[
+    str | None, typer.Option("--args", metavar="FILE", help="Your own arguments (YAML or JSON); they win.")
+]
+For = Annotated[str, typer.Option("--for", metavar="SCRIPT", help="Whose arguments: trainer, run_clm or trl.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command("list", help="What there is, and for whom; --techniques: every technique, what it saves and costs.")
+def list_presets(
+    techniques: Annotated[bool, typer.Option("--techniques", help="The techniques, one a row.")] = False,
+    as_json: Json = False,
+) -> int:
+    from hf_memkit.cli import preset_render
+    from hf_memkit.presets import PRESETS
+    from hf_memkit.technique import TECHNIQUES
+
+    if as_json:
+        presets = [
+            {"name": name, "for_whom": each.for_whom, "techniques": list(each.techniques)}
+            for name, each in PRESETS.items()
+        ]
+        print(json.dumps({"presets": presets, "techniques": [t.to_json() for t in TECHNIQUES.values()]}, indent=2))
+    elif techniques:
+        preset_render.techniques()
+    else:
+        preset_render.presets()
+    return 0
+
+
+@app.command(help="Every setting of a preset with its reason; with --model what it needs, in bytes by formula.")
+def show(
+    name: Name,
+    model: Model = None,
+    gpu: Gpu = None,
+    gpu_memory: GpuMemory = None,
+    ram: Ram = None,
+    gpus: Gpus = 1,
+    nodes: Nodes = 1,
+    batch_size: BatchSize = None,
+    sequence_length: SequenceLength = None,
+    nvme_path: NvmePath = None,
+    settings: Set = None,
+    args: Args = None,
+    script: For = "trainer",
+    as_json: Json = False,
+) -> int:
+    from hf_memkit.cli import preset_render
+
+    asked = Asked(
+        name, model, gpu, gpu_memory, ram, gpus, nodes, batch_size, sequence_length, nvme_path, settings or (), args,
+        script,
+    )  # fmt: skip
+    prepared = prepare(asked)
+    if as_json:
+        print(json.dumps({**prepared.setup.to_json(), **prepared.file().to_json()}, indent=2))
+    else:
+        preset_render.shown(prepared)
+    return 0
+
+
+@app.command(help="Write a preset as YAML or JSON that HfArgumentParser reads, your own arguments included.")
+def copy(
+    name: Name,
+    destination: Annotated[
+        str | None,
+        typer.Argument(metavar="[DEST]", help="File (.yaml or .json), folder, or - to print it. None: NAME.yaml."),
+    ] = None,
+    model: Model = None,
+    gpu: Gpu = None,
+    gpu_memory: GpuMemory = None,
+    ram: Ram = None,
+    gpus: Gpus = 1,
+    nodes: Nodes = 1,
+    batch_size: BatchSize = None,
+    sequence_length: SequenceLength = None,
+    nvme_path: NvmePath = None,
+    settings: Set = None,
+    args: Args = None,
+    script: For = "trainer",
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
+    as_json: Json = False,
+) -> int:
+    from hf_memkit.cli import preset_render
+
+    asked = Asked(
+        name, model, gpu, gpu_memory, ram, gpus, nodes, batch_size, sequence_length, nvme_path, settings or (), args,
+        script,
+    )  # fmt: skip
+    target = _target(name, destination, script)
+    prepared = prepare(asked)
+    if target is None:
+        print(prepared.file("DEEPSPEED.json").text(as_yaml=True), end="")
+        preset_render.printed(prepared)
+        return 0
+    files = _write(target, prepared, args, overwrite=overwrite)
+    if as_json:
+        content = {"files": [str(file) for file in files], **prepared.file(_deepspeed(files)).to_json()}
+        print(json.dumps({**prepared.setup.to_json(), **content}, indent=2))
+        return 0
+    preset_render.written(prepared, files)
+    return 0
+
+
+def _target(name: str, destination: str | None, script: str) -> Path | None:
+    """The file to write; None for standard output.
+
+    Raises:
+        InputError: its ending is neither YAML's nor JSON's.
+    """
+    if destination == "-":
+        return None
+    own_name = f"{name}.json" if script == "run_clm" else f"{name}.yaml"
+    path = Path(destination).expanduser() if destination else Path(own_name)
+    if path.is_dir() or (destination or "").endswith("/"):
+        path = path / own_name
+    if path.suffix.lower() not in (".yaml", ".yml", ".json"):
+        raise InputError(f"{path}: the ending says what is written; give .yaml, .json, a folder, or - to print it")
+    return path
+
+
+def _write(target: Path, prepared: Prepared, args: str | None, *, overwrite: bool) -> list[Path]:
+    """Writes the file and, with DeepSpeed, its JSON beside; returns both.
+
+    Raises:
+        InputError: a file exists, or cannot be written.
+    """
+    config = prepared.setup.get("deepspeed.config")
+    files = [target] if config is None else [target, target.with_name(f"{target.stem}-deepspeed.json")]
+    if args is not None and any(file.exists() and file.samefile(Path(args).expanduser()) for file in files):
+        raise InputError(f"{target}: is the file that --args reads; give another name")
+    for file in files:
+        if file.exists() and not overwrite:
+            raise InputError(f"{file} exists; give another name, or --overwrite")
+    texts = [prepared.file(_deepspeed(files)).text(as_yaml=target.suffix.lower() != ".json")]
+    texts += [json.dumps(config, indent=2) + "\n"] if config is not None else []
+    for file, text in zip(files, texts, strict=True):
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"{file}: cannot be written ({error.strerror}); give another place") from None
+    return files
+
+
+def _deepspeed(files: list[Path]) -> str:
+    return str(files[1]) if len(files) > 1 else ""

@@ -1,0 +1,194 @@
+"""A preset as `memkit preset` shows or writes it: resolved for a model and a card, with the user's own arguments."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from hf_memkit.errors import InputError, SettingError
+
+if TYPE_CHECKING:
+    from hf_memkit.presets import PresetSetup
+    from hf_memkit.presets.files import ArgumentFile
+
+__all__ = ["Asked", "Prepared", "prepare"]
+
+_NVME: Final = "memkit-nvme"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line says; names as its options."""
+
+    name: str
+    model: str | None = None
+    gpu: str | None = None
+    gpu_memory: str | None = None
+    ram: str | None = None
+    gpus: int = 1
+    nodes: int = 1
+    batch_size: int | None = None
+    sequence_length: int | None = None
+    nvme_path: str | None = None
+    settings: Sequence[str] = ()
+    args: str | None = None
+    script: str = "trainer"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The setup, and what the user's own file and `--set` hold, under today's names."""
+
+    setup: PresetSetup
+    own: Mapping[str, Any]
+    script: str
+    notes: tuple[str, ...]
+
+    def file(self, deepspeed: str = "") -> ArgumentFile:
+        """The file of arguments; `deepspeed` is the path of the DeepSpeed JSON, where there is one."""
+        from hf_memkit.presets.files import argument_file
+
+        made = argument_file(
+            self.setup, own=self.own, replaced=self.setup.replaced, script=self.script, deepspeed=deepspeed
+        )
+        return replace(made, notes=(*made.notes, *self.notes))
+
+
+def prepare(asked: Asked) -> Prepared:
+    """The preset, resolved. All input is checked before anything is written.
+
+    Raises:
+        InputError: something that was asked for does not exist, or has no sense.
+        SettingError: values that contradict each other, or would have no effect; all are listed.
+    """
+    from hf_memkit.cli.libraries import quiet_libraries
+    from hf_memkit.hardware import this_machine
+    from hf_memkit.presets import compose, preset
+    from hf_memkit.presets.outside import LENGTH_NAMES, SCRIPTS
+
+    quiet_libraries()
+    techniques = compose(asked.name)  # an unknown name is told first
+    if asked.script not in SCRIPTS:
+        raise InputError(f"--for {asked.script}: unknown; one of {', '.join(SCRIPTS)}")
+    kinds = {key: kind for one in techniques for key, kind in one.values.items()}
+    values, set_here = _settings(asked.settings, kinds)
+    own, notes = _own_file(asked.args) if asked.args else ({}, [])
+    own |= set_here
+    fields = {name: value for name, value in own.items() if _is_field(name)}
+    model, length = asked.model, asked.sequence_length
+    if length is None:
+        key = next((key for key in LENGTH_NAMES if type(own.get(key)) is int), None)
+        if key is not None:
+            length = own[key]
+            notes.append(f"sequences of {length} tokens: your {key}")
+    if model is None and own.get("model_name_or_path"):
+        model = _model_of_file(str(own["model_name_or_path"]), notes)
+    _refuse_without_model(asked, model)
+    setup = preset(
+        asked.name,
+        model=model,
+        gpu=asked.gpu,
+        gpu_memory=asked.gpu_memory,
+        ram=asked.ram,
+        global_batch_size=asked.batch_size,
+        sequence_length=length,
+        gpus=asked.gpus,
+        nodes=asked.nodes,
+        values=values,
+        arguments=fields,
+        nvme_path=_NVME if asked.nvme_path is None else _folder(asked.nvme_path),
+    )
+    if model is not None and not (asked.gpu or asked.gpu_memory) and this_machine(".").gpu is None:
+        notes.append("no GPU here and none named (--gpu, --gpu-memory): one with bf16 is assumed, of any size")
+    return Prepared(setup, own, asked.script, tuple(notes))
+
+
+def _settings(pairs: Sequence[str], kinds: Mapping[str, type]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(values of techniques, fields of TrainingArguments) of `--set key=value`."""
+    from hf_memkit.argument_values import convert
+    from hf_memkit.recipe.settings import parse_settings
+
+    values: dict[str, Any] = {}
+    fields = []
+    problems = []
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or name.strip() not in kinds:
+            fields.append(pair)
+            continue
+        try:
+            values[name.strip()] = convert(text.strip(), kinds[name.strip()])
+        except ValueError as error:
+            problems.append(f"--set {pair}: {error}")
+    try:
+        parsed = parse_settings(fields, {})
+    except SettingError as error:
+        of_presets = f"; values of this preset: {', '.join(kinds)}" if kinds else ""
+        problems += [
+            line + (of_presets if "no field of TrainingArguments" in line else "") for line in str(error).splitlines()
+        ]
+    if problems:
+        raise SettingError("\n".join(problems))
+    return values, parsed
+
+
+def _own_file(path: str) -> tuple[dict[str, Any], list[str]]:
+    """What the user's file holds under today's names, each field of its type; and what was changed for that."""
+    from hf_memkit import compat
+    from hf_memkit.argument_values import checked
+    from hf_memkit.check.reading import read
+
+    file = read(path)
+    if file.kind != "arguments":
+        raise InputError(f"{file.path}: --args takes a file of Trainer's arguments, and this is a {file.kind}")
+    if file.duplicates:
+        raise InputError(f"{file.path}: {', '.join(file.duplicates)}: stands there twice; keep one")
+    found, problems = checked(file.content)
+    if problems:
+        raise SettingError("\n".join(f"{file.path}: {problem}" for problem in problems))
+    notes = []
+    for given, value in file.content.items():
+        name = compat.current_name(str(given))
+        if type(value) is not type(found[name]) and isinstance(value, str | bool):
+            notes.append(f"{given}: {value!r} of your file is written as {found[name]!r}, as the field's type asks")
+    known = compat.argument_types()
+    for name in found:
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+        if name not in known and close:
+            notes.append(f"{name} is passed on to your script; the field of TrainingArguments is {close[0]}")
+    return found, notes
+
+
+def _is_field(name: str) -> bool:
+    from hf_memkit import compat
+
+    return name in compat.argument_types()
+
+
+def _model_of_file(name: str, notes: list[str]) -> str | None:
+    """The model that the user's file names, if memkit can look at it."""
+    from hf_memkit.models import describe, hub_reachable
+
+    try:
+        describe(name, use_hub=hub_reachable(), use_built_in=True)
+    except InputError as error:
+        notes.append(f"the model of your file cannot be looked at, so nothing is computed for it: {error}")
+        return None
+    notes.append(f"computed for the model of your file, {name}")
+    return name
+
+
+def _refuse_without_model(asked: Asked, model: str | None) -> None:
+    given = {"--ram": asked.ram, "--sequence-length": asked.sequence_length}
+    names = [name for name, value in given.items() if value]
+    if model is None and names:
+        raise SettingError(f"{', '.join(names)}: nothing can be computed without --model; add it, or leave them out")
+
+
+def _folder(path: str) -> str:
+    if not path.strip():
+        raise InputError("--nvme-path: give a folder")
+    return str(Path(path).expanduser())

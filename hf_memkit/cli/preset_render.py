@@ -1,0 +1,134 @@
+"""What `memkit preset` prints for a person."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from hf_memkit.cli.render import say, say_to_stderr
+from hf_memkit.cli.tables import ledger_table, plain_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hf_memkit.cli.preset_prepare import Prepared
+
+__all__ = ["presets", "printed", "shown", "techniques", "written"]
+
+
+def presets() -> None:
+    """The presets, and the names of the techniques."""
+    from hf_memkit.presets import PRESETS
+    from hf_memkit.technique import FAMILIES, TECHNIQUES
+
+    table = plain_table("preset", "for whom", "techniques")
+    for name, each in PRESETS.items():
+        table.add_row(name, each.for_whom, ", ".join(each.techniques))
+    Console(highlight=False).print(table)
+    say("")
+    say("Techniques, to be joined to a preset by + (memkit preset list --techniques: what each saves and costs):")
+    for family in FAMILIES:
+        names = [name for name, each in TECHNIQUES.items() if each.family == family]
+        if names:
+            say(f"  {family.replace('_', ' ')}: {', '.join(names)}")
+    say("")
+    say("One of them: memkit preset show NAME. As a file of arguments: memkit preset copy NAME args.yaml.")
+
+
+def techniques() -> None:
+    """Every technique with what it saves and costs, and when not to use it."""
+    from hf_memkit.technique import FAMILIES, TECHNIQUES
+
+    table = plain_table("family", "technique", "values", "saves", "costs", "not when")
+    for family in FAMILIES:
+        for name, each in TECHNIQUES.items():
+            if each.family == family:
+                values = ", ".join(each.values)
+                table.add_row(family, name, values, escape(each.saves), escape(each.costs), escape(each.not_when))
+    Console(highlight=False).print(table)
+
+
+def shown(prepared: Prepared) -> None:
+    """A preset: for whom, its techniques, every setting with its reason, the ledger, and what a file cannot say."""
+    from hf_memkit.presets import PRESETS
+    from hf_memkit.technique import TECHNIQUES
+
+    setup = prepared.setup
+    for part in setup.preset.split("+"):
+        each = PRESETS.get(part.strip())
+        say(f"{part.strip()}: {each.for_whom}" if each else f"{part.strip()}: a technique")
+    wide = Console(highlight=False)
+    table = plain_table("technique", "saves", "costs")
+    for name in setup.techniques:
+        table.add_row(name, escape(TECHNIQUES[name].saves), escape(TECHNIQUES[name].costs))
+    wide.print(table)
+    say("")
+    table = plain_table("setting", "value", "reason")
+    for setting in setup.settings:
+        if setting.key in ("model.origin", "model.architecture"):
+            continue
+        if setting.key == "deepspeed.sizes":
+            for size in setting.value:
+                key = size["key"].removeprefix("zero_optimization.")
+                table.add_row(f"deepspeed: {key}", escape(_short(size["value"])), escape(size["reason"]))
+            continue
+        table.add_row(setting.key, escape(_short(setting.value)), escape(setting.reason))
+    wide.print(table)
+    if setup.ledger.rows:
+        say("")
+        wide.print(ledger_table(setup.ledger))
+    _aside(prepared, say)
+    say("As a file of arguments: memkit preset copy " + setup.preset + " args.yaml")
+
+
+def written(prepared: Prepared, files: list[Path]) -> None:
+    """After the files were written: what they are, how they are used, and what they cannot say (standard error)."""
+    for file in files:
+        say(f"Wrote {file}")
+    target = files[0]
+    is_json = target.suffix.lower() == ".json"
+    if prepared.script == "trl":
+        say(f"Use it: trl sft --config {target}")
+        if is_json:
+            say("TRL reads YAML; JSON is YAML too")
+    elif is_json:
+        say(f"Use it: python SCRIPT {target}, with nothing else behind it: that is how transformers' examples read it")
+    elif prepared.script == "run_clm":
+        say_to_stderr(f"Note: transformers' examples read JSON only; memkit preset copy … {target.stem}.json")
+    else:
+        say(f'Use it: HfArgumentParser(TrainingArguments).parse_yaml_file("{target}")')
+    _aside(prepared, say_to_stderr)
+
+
+def printed(prepared: Prepared) -> None:
+    """After the file went to standard output, whose comments say the rest; on standard error."""
+    outside = len(prepared.file().outside)
+    if outside:
+        say_to_stderr(f"Note: {outside} things cannot be said by arguments; they stand at the end")
+    for problem in prepared.setup.problems:
+        say_to_stderr(f"PROBLEM: {problem}")
+
+
+def _aside(prepared: Prepared, tell: Callable[[str], None]) -> None:
+    file = prepared.file("DEEPSPEED.json")
+    for each in file.replaced:
+        tell(f"Yours wins: {each}")
+    if file.outside:
+        tell("A file of arguments cannot say this; do it in the script or the shell:")
+        for line in file.outside:
+            tell(f"  {line.what}: {line.reason}")
+            tell(f"      {line.line}")
+        tell(f'or all of it at once, in Python: hf_memkit.preset("{prepared.setup.preset}", …).trainer(…)')
+    for note in file.notes:
+        tell(f"Note: {note}")
+    for problem in prepared.setup.problems:
+        tell(f"PROBLEM: {problem}")
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 60 or not isinstance(value, dict) else f"{{{len(value)} keys, see --json}}"

@@ -1,0 +1,52 @@
+"""Looks, when training begins, whether samples are really grouped by length, and whether that can change anything.
+
+Trainer groups only what has a length of its own: with an IterableDataset it goes on in the dataset's order, and says
+so in the log only (transformers 5.23.0: trainer.py 1075-1086).
+
+This file needs torch and transformers only, so that it can lie beside a script.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from transformers import TrainerCallback
+from transformers.trainer_pt_utils import LengthGroupedSampler
+
+__all__ = ["CheckLengthGrouping", "trainer_options"]
+
+
+def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any) -> dict[str, Any]:
+    """A callback that raises RuntimeError before the first step where grouping by length does nothing."""
+    return {"callbacks": [CheckLengthGrouping()]}
+
+
+class CheckLengthGrouping(TrainerCallback):  # type: ignore[misc]
+    """Raises RuntimeError in `on_train_begin` if no sampler groups, or all samples have one length."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
+        if train_dataloader is None:
+            return
+        sampler = _sampler(train_dataloader)
+        if not isinstance(sampler, LengthGroupedSampler):
+            raise RuntimeError(
+                "samples are not grouped by length: the training dataset has no length of its own (an IterableDataset "
+                "comes in its own order); group it where it is made, or leave out length-grouped"
+            )
+        lengths = set(sampler.lengths)
+        if len(lengths) == 1:
+            raise RuntimeError(
+                f"grouping by length does nothing: every sample has {lengths.pop()} tokens (padded or packed "
+                "before); leave out length-grouped, or do not pad when tokenizing"
+            )
+
+
+def _sampler(loader: Any) -> Any:
+    """The sampler beneath what accelerate puts around it in several processes (BatchSamplerShard)."""
+    here = getattr(loader, "batch_sampler", None)
+    for _ in range(4):
+        if here is None or isinstance(here, LengthGroupedSampler):
+            break
+        here = getattr(here, "batch_sampler", None) or getattr(here, "sampler", None)
+    return here

@@ -1,0 +1,59 @@
+"""Activation checkpointing with the layers' inputs kept in host memory.
+
+On a CUDA card Trainer does this itself (`activation_checkpointing_kwargs={"offload": true}`, transformers 5.17 and
+later), with pinned memory, which PyTorch refuses on a machine without an accelerator. This is the same with pinning as
+a choice: a rehearsal on a CPU goes the same way.
+
+This file needs torch and transformers only, so that it can lie beside a script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import save_on_cpu
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+__all__ = ["install"]
+
+_FLAGS: tuple[str, ...] = ("gradient_checkpointing", "_gradient_checkpointing_func")  # transformers:modeling_layers.py
+
+
+def install(model: nn.Module, *, pin_memory: bool = True) -> Callable[[], None]:
+    """Checkpoints every layer of `model` and keeps the inputs in (pinned) host memory; returns the undoing.
+
+    Raises:
+        ValueError: the model has no layer that transformers can checkpoint, or memory is to be pinned for no
+            accelerator.
+    """
+    accelerator = torch.accelerator.current_accelerator()
+    if pin_memory and accelerator is None:
+        raise ValueError("pinned memory needs an accelerator to copy to; set pin_memory to false on a CPU")
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ValueError(f"{type(model).__name__} has no GradientCheckpointingLayer; nothing would be checkpointed")
+    device_type = "cpu" if accelerator is None else accelerator.type
+
+    def offloading(function: Callable[..., Any], *args: Any) -> Any:
+        with save_on_cpu(pin_memory=pin_memory, device_type=device_type):
+            return checkpoint(function, *args, use_reentrant=False)
+
+    # Also the modules around the layers: with the flag on, a model makes no cache in training.
+    switched = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
+    before = [{name: vars(module)[name] for name in _FLAGS if name in vars(module)} for module in switched]
+    for module in switched:
+        vars(module)["gradient_checkpointing"] = True
+    for layer in layers:
+        vars(layer)["_gradient_checkpointing_func"] = offloading
+
+    def undo() -> None:
+        for module, old in zip(switched, before, strict=True):
+            for name in _FLAGS:
+                vars(module).pop(name, None)
+            vars(module).update(old)
+
+    return undo

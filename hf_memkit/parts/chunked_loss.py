@@ -1,0 +1,496 @@
+"""The loss of a causal language model, a few tokens at a time: the logits of a whole batch are never made.
+
+The model's own forward runs as it is. Only while it is called with labels, its output embedding (`lm_head`) returns a
+note of what it was given instead of logits, and the model's `loss_function` turns that note into the loss, chunk by
+chunk. Scaling and soft-capping that a model applies to its logits in between are noted too and repeated for each
+chunk (Gemma 2 and 3, Cohere, Granite, …); anything else that a model does with them is refused.
+
+Each chunk is done by
+- Liger's kernel (Hsu et al. 2024, arXiv 2410.10989) on a CUDA card, if liger-kernel is installed;
+- `torch.nn.functional.linear_cross_entropy` in fp32, on a torch that has it (2.13). In 16 bits it returns a 16-bit
+  loss, three digits of a sum over thousands of tokens (torch:torch/nn/modules/linear_cross_entropy.py, `output`);
+- otherwise a checkpointed call (Chen et al. 2016, arXiv 1604.06174) of the output embedding itself, which also suits
+  an output embedding that is quantised, has an adapter, or is gathered by DeepSpeed.
+
+This file needs torch and transformers and nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+from torch.utils.checkpoint import checkpoint
+from transformers.loss.loss_utils import ForCausalLMLoss
+
+__all__ = ["chunk_tokens_for", "install"]
+
+ENGINES = ("auto", "liger", "torch", "loop")
+
+_CHUNK_BYTES = 256 * 2**20
+_MOST_TOKENS = 1024
+
+
+def chunk_tokens_for(vocabulary: int) -> int:
+    """Tokens in a chunk: the largest power of two, at most 1024, whose fp32 logits take at most 256 MiB.
+
+    Larger chunks make no matrix product faster; smaller ones add to the gradient of the output embedding more often.
+    """
+    fitting = max(1, _CHUNK_BYTES // (4 * vocabulary))
+    return int(min(_MOST_TOKENS, 1 << (fitting.bit_length() - 1)))
+
+
+def install(
+    model: nn.Module,
+    *,
+    chunk_tokens: int | None = None,
+    label_smoothing: float = 0.0,
+    engine: str = "auto",
+    self_check: bool = True,
+) -> Callable[[], None]:
+    """Let `model` compute its loss in chunks; the returned function undoes it.
+
+    In training the output's `logits` are None. Without gradients they are made when something looks at them, so that
+    an evaluation of the loss alone never makes them, and one with `compute_metrics` gets what it always got.
+
+    Args:
+        model: a causal language model of transformers, or a PEFT model around one.
+        chunk_tokens: tokens in a chunk; None: `chunk_tokens_for`. Liger's kernel chooses its own.
+        label_smoothing: instead of `TrainingArguments.label_smoothing_factor`, for which Trainer takes the labels away
+            from the model and asks for all logits.
+        engine: "auto", or one of "liger", "torch", "loop" where it is applicable.
+        self_check: compare with the model's own loss on eight tokens.
+
+    Raises:
+        TypeError: `model` is no causal language model with an output embedding and transformers' loss for them.
+        ValueError: an option that makes no sense, or logits that this cannot reproduce.
+        RuntimeError: installed already.
+    """
+    if chunk_tokens is not None and chunk_tokens < 1:
+        raise ValueError(f"chunk_tokens={chunk_tokens} must be at least 1")
+    if not 0 <= label_smoothing < 1:
+        raise ValueError(f"label_smoothing={label_smoothing} must be at least 0 and less than 1")
+    if engine not in ENGINES:
+        raise ValueError(f"engine={engine!r} must be one of {', '.join(ENGINES)}")
+    language_model = _language_model(model)
+    head = language_model.get_output_embeddings()
+    chunked = _ChunkedLoss(language_model, head, chunk_tokens, label_smoothing, engine)
+    undo = chunked.put_in()
+    if self_check:
+        try:
+            chunked.compare_with_own_loss()
+        except BaseException:
+            undo()
+            raise
+    return undo
+
+
+def _language_model(model: nn.Module) -> Any:
+    """The transformers model itself, out of PEFT's wrapper.
+
+    Raises:
+        TypeError, RuntimeError: as `install` does.
+    """
+    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    name = type(inner).__name__
+    if not hasattr(inner, "get_output_embeddings") or not hasattr(inner, "loss_function"):
+        raise TypeError(f"chunked_loss is for causal language models of transformers; {name} is none")
+    if inner.get_output_embeddings() is None:
+        raise TypeError(f"chunked_loss needs an output embedding (lm_head); {name} has none")
+    if isinstance(inner.loss_function, _LossFunction):
+        raise RuntimeError("chunked_loss is installed in this model already")
+    if inner.loss_function is not ForCausalLMLoss:
+        own = getattr(inner.loss_function, "__name__", repr(inner.loss_function))
+        raise TypeError(f"chunked_loss replaces ForCausalLMLoss; {name} computes {own}")
+    if "liger" in getattr(inner.forward, "__module__", ""):
+        raise RuntimeError("Liger has replaced this model's forward: its loss is fused already; drop chunked_loss")
+    return inner
+
+
+class _LossFunction:
+    """What stands in for the model's `loss_function`; a class, so that it can be recognised."""
+
+    def __init__(self, chunked: _ChunkedLoss) -> None:
+        self.chunked = chunked
+
+    def __call__(self, logits: Any, labels: Any, *args: Any, **kwargs: Any) -> Tensor:
+        if isinstance(logits, _NotedLogits):
+            return self.chunked.loss(logits, labels, *args, **kwargs)
+        if self.chunked.armed:
+            raise ValueError(
+                f"{self.chunked.name} computes its loss from other logits than its output embedding gave: "
+                f"chunked_loss cannot be used"
+            )
+        loss: Tensor = ForCausalLMLoss(logits, labels, *args, **kwargs)
+        return loss
+
+
+class _ChunkedLoss:
+    """The replaced methods of one model, and the arithmetic."""
+
+    def __init__(self, model: Any, head: nn.Module, chunk: int | None, smoothing: float, engine: str) -> None:
+        self.model, self.head, self.chunk, self.smoothing, self.engine = model, head, chunk, smoothing, engine
+        self.name = type(model).__name__
+        self.armed = False
+        self.own_forward, self.head_forward = model.forward, head.forward
+        self.signature = inspect.signature(model.forward)
+
+    def put_in(self) -> Callable[[], None]:
+        """Replace the methods on these instances; returns what takes them out again."""
+        model, head = self.model, self.head
+        new = {
+            (model, _STATE): self,
+            (model, "forward"): types.MethodType(_signed(_forward, self.signature), model),
+            (model, "_loss_function"): _LossFunction(self),
+            (head, _STATE): self,
+            (head, "forward"): types.MethodType(_head_forward, head),
+        }
+        before = {(owner, name): owner.__dict__.get(name, _ABSENT) for owner, name in new}
+        for (owner, name), value in new.items():
+            setattr(owner, name, value)
+
+        def undo() -> None:
+            for (owner, name), value in before.items():
+                if value is not _ABSENT:
+                    setattr(owner, name, value)
+                elif name in owner.__dict__:
+                    delattr(owner, name)
+
+        return undo
+
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The model's own forward, with the output embedding and the loss replaced where there are labels."""
+        training, gradients = self.model.training, torch.is_grad_enabled()
+        if {**self.signature.bind_partial(*args, **kwargs).arguments, **kwargs}.get("labels") is None:
+            if training and gradients:
+                raise RuntimeError(
+                    "chunked_loss: the model is trained without labels, so that all logits would be made after all; "
+                    "label_smoothing_factor, compute_loss_func and some trainers take the labels away"
+                )
+            return self.own_forward(*args, **kwargs)
+        if gradients and not training:
+            return self.own_forward(*args, **kwargs)  # gradients through the logits may be what is wanted
+        before, self.armed = self.armed, True
+        try:
+            output = self.own_forward(*args, **kwargs)
+        finally:
+            self.armed = before
+        return _without_notes(output, (lambda _: None) if gradients else _LogitsOnDemand)
+
+    def loss(
+        self,
+        noted: _NotedLogits,
+        labels: Tensor | None,
+        vocab_size: int | None = None,
+        num_items_in_batch: Tensor | float | None = None,
+        ignore_index: int = -100,
+        shift_labels: Tensor | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """As transformers' ForCausalLMLoss (transformers:loss/loss_utils.py) for the noted logits."""
+        if shift_labels is None:
+            if labels is None:
+                raise ValueError("chunked_loss: neither labels nor shift_labels")
+            shift_labels = nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+        hidden = noted.hidden.reshape(-1, noted.hidden.shape[-1])
+        targets = shift_labels.reshape(-1).to(hidden.device)
+        if len(targets) != len(hidden):
+            raise ValueError(f"chunked_loss: {len(targets)} labels for {len(hidden)} logits (logits_to_keep?)")
+        total = self._sum(hidden, targets, noted.steps, ignore_index)
+        if num_items_in_batch is None:
+            return total / (targets != ignore_index).sum()
+        if isinstance(num_items_in_batch, Tensor):
+            num_items_in_batch = num_items_in_batch.to(total.device)
+        return total / num_items_in_batch
+
+    def _sum(self, hidden: Tensor, targets: Tensor, steps: tuple[_Step, ...], ignore_index: int) -> Tensor:
+        """Sum of the losses of `hidden` [tokens, width] for `targets` [tokens], in fp32."""
+        engine = self.engine_for(hidden, steps)
+        if engine == "liger":
+            from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+            # "sum", divided afterwards: Liger computes the gradients in forward, before a loss scale is applied, and
+            # gradients of a mean over thousands of tokens underflow in fp16.
+            liger = LigerFusedLinearCrossEntropyLoss(
+                ignore_index=ignore_index, label_smoothing=self.smoothing, reduction="sum"
+            )
+            fused: Tensor = liger(self.head.weight, hidden, targets, getattr(self.head, "bias", None))
+            return fused
+        chunk = self.chunk or chunk_tokens_for(_vocabulary(self.head))
+        if engine == "torch":
+            options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=min(chunk, len(hidden)))
+            value: Tensor = torch.nn.functional.linear_cross_entropy(
+                hidden, self.head.weight, targets, linear_bias=getattr(self.head, "bias", None),
+                reduction="sum", ignore_index=ignore_index, options=options,
+            )  # fmt: skip
+            return value
+        return self._loop(hidden, targets, steps, ignore_index, chunk)
+
+    def _loop(
+        self, hidden: Tensor, targets: Tensor, steps: tuple[_Step, ...], ignore_index: int, chunk: int
+    ) -> Tensor:
+        def chunk_sum(part: Tensor, part_targets: Tensor) -> Tensor:
+            logits = self.logits(part, steps).float()
+            return nn.functional.cross_entropy(
+                logits, part_targets, ignore_index=ignore_index, reduction="sum", label_smoothing=self.smoothing
+            )
+
+        needed = torch.is_grad_enabled()
+        # Dropout of an adapter on the output embedding must be the same when it is recomputed.
+        random = type(self.head) is not nn.Linear
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        for part, part_targets in zip(hidden.split(chunk), targets.split(chunk), strict=True):
+            if needed:
+                total = total + checkpoint(
+                    chunk_sum, part, part_targets, use_reentrant=False, preserve_rng_state=random
+                )
+            else:
+                total = total + chunk_sum(part, part_targets)
+        return total
+
+    def logits(self, hidden: Tensor, steps: tuple[_Step, ...]) -> Tensor:
+        """The model's logits for `hidden`, with what the model does to them."""
+        before, self.armed = self.armed, False
+        try:
+            logits: Any = self.head(hidden)
+        finally:
+            self.armed = before
+        for step in steps:
+            logits = step(logits)
+        result: Tensor = logits
+        return result
+
+    def engine_for(self, hidden: Tensor, steps: tuple[_Step, ...]) -> str:
+        """The engine for these hidden states: the one asked for, or the fastest that is applicable."""
+        if self.engine == "loop":
+            return "loop"
+        reason = self._not_plain(hidden, steps)
+        if not reason and self.engine in ("auto", "liger"):
+            reason = _not_liger(hidden)
+            if not reason:
+                return "liger"
+        if self.engine in ("auto", "torch"):
+            reason = self._not_plain(hidden, steps) or self._not_torch(hidden)
+            if not reason:
+                return "torch"
+        if self.engine != "auto":
+            raise ValueError(f"chunked_loss: engine={self.engine!r} cannot be used: {reason}")
+        return "loop"
+
+    def _not_plain(self, hidden: Tensor, steps: tuple[_Step, ...]) -> str:
+        """Why the weight of the output embedding cannot be used by itself; empty if it can."""
+        head: Any = self.head
+        if steps:
+            return "the model scales or caps its logits"
+        if type(head) is not nn.Linear:
+            return f"the output embedding is a {type(head).__name__}"
+        # DeepSpeed's stage 3 gathers a weight in hooks of its module; others hook on to have it called.
+        if head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or head._backward_pre_hooks:
+            return "the output embedding has hooks"
+        if head.weight.dim() != 2 or head.weight.shape[1] != hidden.shape[1]:
+            return "the weight of the output embedding is not whole"
+        return ""
+
+    def _not_torch(self, hidden: Tensor) -> str:
+        if not hasattr(torch.nn.functional, "linear_cross_entropy"):
+            return "this torch has no linear_cross_entropy"
+        if self.smoothing:
+            return "torch's form has no label smoothing: it makes all logits then"
+        if hidden.dtype != torch.float32 or self.head.weight.dtype != torch.float32:
+            return "torch's form returns a 16-bit loss"
+        if torch.is_autocast_enabled(hidden.device.type):
+            return "torch's form takes no part in autocast"
+        return ""
+
+    def compare_with_own_loss(self) -> None:
+        """Compare with the model's own loss for eight tokens, out of training mode.
+
+        Raises:
+            ValueError: they differ, or the model does with its logits what cannot be repeated in chunks.
+        """
+        weights = list(self.model.parameters())
+        if not weights or any(weight.is_meta or hasattr(weight, "ds_id") for weight in weights):
+            return  # no values here: DeepSpeed's stage 3 holds a piece of each weight
+        words = _vocabulary(self.head)
+        tokens = torch.arange(8, device=self.model.get_input_embeddings().weight.device)[None] * 7 % words
+        labels = tokens.clone()
+        labels[0, 1] = -100
+        options = self.smoothing, self.chunk
+        self.smoothing, self.chunk = 0.0, 3
+        try:
+            with torch.no_grad(), _evaluating(self.model):
+                try:
+                    own = self.own_forward(input_ids=tokens, labels=labels).loss
+                except Exception:
+                    return  # it needs other inputs, or kernels that this device has not; it is watched in training
+                chunked = self.model(input_ids=tokens, labels=labels).loss
+        finally:
+            self.smoothing, self.chunk = options
+        if not torch.allclose(chunked, own, rtol=1e-3, atol=1e-3):
+            raise ValueError(
+                f"chunked_loss gives {float(chunked):.6f} where {self.name} gives {float(own):.6f}: it cannot be used"
+            )
+
+
+class _NotedLogits:
+    """What the output embedding was given, and what the model did to the logits that it would have made.
+
+    Operations on each logit by itself are noted; anything else is refused.
+    """
+
+    def __init__(self, chunked: _ChunkedLoss, hidden: Tensor, steps: tuple[_Step, ...] = ()) -> None:
+        self.chunked, self.hidden, self.steps = chunked, hidden, steps
+        self.device = hidden.device
+        self.shape = torch.Size((*hidden.shape[:-1], _vocabulary(chunked.head)))
+
+    def noted(self, step: _Step) -> _NotedLogits:
+        return _NotedLogits(self.chunked, self.hidden, (*self.steps, step))
+
+    def float(self) -> _NotedLogits:
+        return self.noted(lambda logits: logits.float())
+
+    def to(self, *args: Any, **kwargs: Any) -> _NotedLogits:
+        return self.noted(lambda logits: logits.to(*args, **kwargs))
+
+    def contiguous(self) -> _NotedLogits:
+        return self
+
+    def tanh(self) -> _NotedLogits:
+        return self.noted(torch.tanh)
+
+    def __mul__(self, factor: Any) -> _NotedLogits:
+        self._must_be_constant(factor)
+        return self.noted(lambda logits: logits * factor)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: Any) -> _NotedLogits:
+        self._must_be_constant(divisor)
+        return self.noted(lambda logits: logits / divisor)
+
+    def __getitem__(self, index: Any) -> Any:
+        raise self._refusal("indexes them")
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name) if name.startswith("__") else self._refusal(f"uses .{name}")
+
+    @classmethod
+    def __torch_function__(cls, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        noted = next(value for value in (*args, *(kwargs or {}).values()) if isinstance(value, cls))
+        if func in (torch.tanh, nn.functional.tanh) and len(args) == 1 and not kwargs:
+            return noted.tanh()
+        raise noted._refusal(f"calls {getattr(func, '__name__', func)}")
+
+    def _must_be_constant(self, value: Any) -> None:
+        if not isinstance(value, Tensor | int | float) or (
+            isinstance(value, Tensor) and (value.dim() > 0 or value.requires_grad)
+        ):
+            raise self._refusal("scales them by something that is no constant")
+
+    def _refusal(self, doing: str) -> ValueError:
+        return ValueError(
+            f"chunked_loss cannot be used: {self.chunked.name} does with its logits what chunks cannot repeat "
+            f"({doing})"
+        )
+
+
+class _LogitsOnDemand(torch.Tensor):
+    """All logits of an evaluation, made as the model would have made them when the first operation looks at them."""
+
+    def __new__(cls, noted: _NotedLogits) -> _LogitsOnDemand:
+        kind = noted.device.type
+        autocast = torch.is_autocast_enabled(kind)
+        # accelerate turns what a model gives under autocast into fp32, and would look at every logit for it.
+        dtype = torch.float32 if autocast else noted.hidden.dtype
+        self = torch.Tensor._make_wrapper_subclass(cls, noted.shape, dtype=dtype, device=noted.device)  # type: ignore[attr-defined]
+        self.noted, self.autocast = noted, (kind, torch.get_autocast_dtype(kind), autocast)
+        self.whole = None
+        return self  # type: ignore[no-any-return]
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(cls, cls.made, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    @torch.no_grad()
+    def made(self) -> Tensor:
+        if self.whole is None:
+            kind, dtype, enabled = self.autocast
+            with torch.autocast(kind, dtype=dtype, enabled=enabled):
+                self.whole = self.noted.chunked.logits(self.noted.hidden, self.noted.steps).to(self.dtype)
+        return self.whole
+
+
+@torch.compiler.disable(recursive=False)
+def _forward(model: Any, *args: Any, **kwargs: Any) -> Any:
+    return model.__dict__[_STATE].forward(args, kwargs)
+
+
+@torch.compiler.disable
+def _head_forward(head: Any, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+    chunked = head.__dict__[_STATE]
+    if chunked.armed and not args and not kwargs:
+        return _NotedLogits(chunked, hidden)
+    return chunked.head_forward(hidden, *args, **kwargs)
+
+
+def _signed(function: Callable[..., Any], own: inspect.Signature) -> Callable[..., Any]:
+    """A function of its own with the model's signature, which Trainer reads to know what the model takes.
+
+    It takes the model as its first argument, and has no `__wrapped__`: accelerate peels off what has one, and binds
+    what is left to the model (accelerate:utils/other.py, extract_model_from_parallel).
+    """
+
+    def forward(model: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(model, *args, **kwargs)
+
+    first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    forward.__signature__ = own.replace(parameters=[first, *own.parameters.values()])  # type: ignore[attr-defined]
+    return forward
+
+
+_STATE = "_chunked_loss"
+_Step = Callable[[Any], Any]
+_ABSENT = object()
+
+
+def _vocabulary(head: Any) -> int:
+    """Rows of the output embedding, also where PEFT wraps it or its weight is partitioned."""
+    return int(head.out_features if hasattr(head, "out_features") else head.weight.shape[0])
+
+
+def _not_liger(hidden: Tensor) -> str:
+    if not hidden.is_cuda:
+        return "Liger's kernel needs a CUDA card"
+    missing = [name for name in ("liger_kernel", "triton") if importlib.util.find_spec(name) is None]
+    return f"not installed: {', '.join(missing)}" if missing else ""
+
+
+def _without_notes(output: Any, instead: Callable[[_NotedLogits], Any]) -> Any:
+    """The model's output with `instead` of the logits that were never made."""
+
+    def value_of(value: Any) -> Any:
+        return instead(value) if isinstance(value, _NotedLogits) else value
+
+    if isinstance(output, tuple):
+        return tuple(value_of(value) for value in output)
+    return type(output)(**{key: value_of(value) for key, value in output.items()})
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Out of training mode, each module put back as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

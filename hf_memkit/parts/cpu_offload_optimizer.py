@@ -1,0 +1,137 @@
+"""AdamW whose states, and gradients, are in host RAM: torchao's CPUOffloadOptimizer, made safe under Trainer.
+
+A trainer part (`trainer_options`). It needs a CUDA or XPU card, torch, transformers and torchao 0.16 or later.
+
+torchao copies a gradient to the host as soon as backward has made it (torchao 0.18.0: optim/cpu_offload.py,
+`backward_hook`). Whatever changes gradients on the card after that comes too late, and nothing says so. Therefore:
+
+- gradients are clipped here, on the host, and Trainer's `max_grad_norm` must be 0;
+- gradients are freed on the card only if there is no accumulation, because torchao would keep the last micro-batch's;
+- several processes, DeepSpeed, FSDP and loss scaling (fp16) are refused.
+
+Also, a learning rate schedule must reach the small tensors that stay on the card. accelerate loads an empty state into
+every optimizer (accelerate 1.15.0: optimizer.py, `AcceleratedOptimizer.__init__`), which makes torch replace the group
+dictionaries, and torchao's `param_groups` still lists the old ones for these tensors: they would be trained at the
+first learning rate for ever.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import AdamW, Optimizer
+from torchao.optim import cpu_offload
+
+__all__ = ["CPUOffloadAdamW", "trainer_options"]
+
+
+class CPUOffloadAdamW(cpu_offload.CPUOffloadOptimizer):  # type: ignore[misc]
+    """torch's fused AdamW: on the host for parameters of at least `minimal_size` elements, on the card for the rest.
+
+    Args:
+        params: as for any optimizer; frozen ones are left out.
+        max_grad_norm: gradients are clipped to this norm before the step, all together; 0: not at all.
+        offload_gradients: whether a gradient's memory on the card is freed as soon as it is on the host.
+        minimal_size: elements from which a parameter is stepped on the host.
+        options: of `torch.optim.AdamW`.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        *,
+        max_grad_norm: float = 0.0,
+        offload_gradients: bool = False,
+        minimal_size: int = 4096,
+        **options: Any,
+    ) -> None:
+        super().__init__(params, AdamW, offload_gradients=offload_gradients, minimal_size=minimal_size, **options)
+        self.max_grad_norm = max_grad_norm
+        # torchao does not call Optimizer.__init__; without this there are no step hooks and no defaults, which
+        # schedulers and measuring tools expect of an optimizer.
+        Optimizer.__setstate__(self, {"defaults": dict(options)})
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups that are stepped with, as they are now: torchao's own list goes stale (see above)."""
+        on_card = self.d_opt.param_groups if self.d_opt is not None else []
+        return [*on_card, *itertools.chain.from_iterable(each.param_groups for each in self.optim_dict.values())]
+
+    @property
+    def state(self) -> dict[Tensor, dict[str, Any]]:
+        """The states by parameter on the card, wherever they are held."""
+        on_card = dict(self.d_opt.state) if self.d_opt is not None else {}
+        host = {p: each.state[self.param_d2h_map[p]] for p, each in self.optim_dict.items() if each.state}
+        return {**on_card, **host}
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None if closure is None else closure()
+        if self.max_grad_norm > 0:
+            self._clip()
+        super().step()
+        return loss
+
+    def _clip(self) -> None:
+        for copied in self.queue.values():
+            copied.synchronize()
+        small = self.d_opt.param_groups if self.d_opt is not None else []
+        parameters = [self.param_d2h_map[parameter] for parameter in self.queue]
+        parameters += [parameter for group in small for parameter in group["params"]]
+        torch.nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)
+
+
+def trainer_options(
+    *,
+    model: Any,
+    processing_class: Any,
+    arguments: Any,
+    max_grad_norm: float = 1.0,
+    offload_gradients: bool | None = None,
+) -> dict[str, Any]:
+    """`optimizer_cls_and_kwargs` for Trainer.
+
+    Args:
+        model: not looked at: torchao leaves frozen parameters alone.
+        processing_class: not looked at.
+        arguments: learning rate, betas and epsilon come from these TrainingArguments.
+        max_grad_norm: as for `CPUOffloadAdamW`.
+        offload_gradients: None: where gradients are not accumulated.
+
+    Raises:
+        RuntimeError: there is no CUDA or XPU card.
+        ValueError: arguments that torchao's optimizer would silently get wrong.
+    """
+    if cpu_offload.get_available_devices()[-1] not in ("cuda", "xpu"):
+        raise RuntimeError("torchao's CPUOffloadOptimizer needs a CUDA or XPU card; there is none")
+    accumulation = arguments.gradient_accumulation_steps
+    problems = []
+    if arguments.world_size > 1 or arguments.n_gpu > 1:
+        problems.append("it is for one card: each process would step with its own gradients, not their average")
+    if arguments.deepspeed or arguments.fsdp:
+        problems.append("DeepSpeed and FSDP offload by themselves; use one of them")
+    if arguments.fp16:
+        problems.append("fp16=True unscales gradients that are still being copied to the host; use bf16")
+    if arguments.max_grad_norm:
+        problems.append(
+            f"max_grad_norm={arguments.max_grad_norm} would clip nothing, the gradients being on the host already; "
+            f"set it to 0 and this part's own max_grad_norm instead"
+        )
+    if offload_gradients and accumulation > 1:
+        problems.append(
+            f"offload_gradients=True with gradient_accumulation_steps={accumulation} would step with the last "
+            f"micro-batch alone"
+        )
+    if problems:
+        raise ValueError("; ".join(problems))
+    options = {
+        "lr": arguments.learning_rate,
+        "betas": (arguments.adam_beta1, arguments.adam_beta2),
+        "eps": arguments.adam_epsilon,
+        "max_grad_norm": max_grad_norm,
+        "offload_gradients": accumulation == 1 if offload_gradients is None else offload_gradients,
+    }
+    return {"optimizer_cls_and_kwargs": (CPUOffloadAdamW, options)}

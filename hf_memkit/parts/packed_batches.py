@@ -1,0 +1,215 @@
+"""A collator that puts whole sequences one after the other, instead of padding each to the longest.
+
+Two forms. Padding-free: all of a micro-batch in one row, and no padding at all. Packed: rows of a fixed length that
+hold as many whole sequences as fit (first fit, longest first), and only what is left over is padded.
+
+Sequences in one row must not see each other. transformers builds the mask for that from position ids that begin again
+at 0, but only for models that pass them on to it, without an attention mask and without a cache
+(transformers 5.23.0: masking_utils.py 873-883). Other models take the row for one long text, and say nothing. So the
+model is tried first: the first sequence of a row is changed, and the second one's logits must not.
+
+This file needs torch and transformers only, so that it can lie beside a script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import DataCollatorWithFlattening, TrainerCallback
+
+__all__ = ["PackedRows", "PaddingFree", "leaks", "trainer_options"]
+
+_IGNORED = -100
+
+
+def trainer_options(
+    *, model: nn.Module, processing_class: Any, arguments: Any, length: int | None = None
+) -> dict[str, Any]:
+    """`data_collator`, after the model was tried; on a card-only attention a callback tries it when training begins.
+
+    Args:
+        model: the model as Trainer gets it.
+        processing_class: the tokenizer, for its padding token; not needed without `length`.
+        arguments: the TrainingArguments.
+        length: tokens in a row; None: one row, of any length (padding-free).
+
+    Raises:
+        ValueError: `length` is too large for the model, or the attention cannot keep rows apart.
+        RuntimeError: sequences in one row see each other in this model.
+    """
+    attention = str(getattr(getattr(model, "config", None), "_attn_implementation", "") or "")
+    flash = "flash" in attention  # also `kernels-community/flash-attn2`
+    if getattr(arguments, "use_cache", False):
+        raise ValueError("use_cache=True: with a cache the model takes a row for one text; set it to False")
+    longest = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    if length is not None:
+        if not isinstance(length, int) or isinstance(length, bool) or length < 2:
+            raise ValueError(f"length={length!r}: must be a whole number of at least 2 tokens")
+        if longest is not None and length > longest:
+            raise ValueError(f"length={length}: the model has {longest} positions")
+        if flash:
+            raise ValueError(
+                f"{attention} keeps sequences apart in a batch of one row only; use padding-free in place of packing"
+            )
+    callbacks: list[Any] = []
+    if flash:
+        callbacks.append(_TriedOnDevice())  # this attention has no CPU form, and the model is not on its card yet
+    elif not _partitioned(model):
+        _refuse_leaks(model)
+    if length is None:
+        return {"data_collator": PaddingFree(flash=flash), "callbacks": callbacks}
+    padding = getattr(processing_class, "pad_token_id", None)
+    return {"data_collator": PackedRows(length, padding=padding or 0), "callbacks": callbacks}
+
+
+def leaks(model: nn.Module) -> bool:
+    """Whether sequences that stand in one row, with position ids that begin again, see each other.
+
+    Runs two forward passes over 11 tokens, without gradients, in evaluation mode and without a cache. The model is
+    left as it was.
+    """
+    device = next(model.parameters()).device
+    first, second = torch.arange(1, 7), torch.arange(2, 7)  # any tokens that every vocabulary has
+    rows = (torch.cat([first, second]), torch.cat([first.flip(0), second]))
+    positions = torch.cat([torch.arange(len(first)), torch.arange(len(second))])[None].to(device)
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            outputs = [
+                model(input_ids=row[None].to(device), position_ids=positions, use_cache=False).logits for row in rows
+            ]
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    # A sequence that is masked away adds exact zeros; only a mixture's experts may be summed in another order.
+    one, other = (output[:, len(first) :].float() for output in outputs)
+    eps = torch.finfo(outputs[0].dtype).eps
+    tolerance = (64 if eps < 1e-5 else 4) * eps * float(one.abs().max())
+    return bool((one - other).abs().max() > tolerance)
+
+
+def _refuse_leaks(model: nn.Module) -> None:
+    name = type(model).__name__
+    try:
+        found = leaks(model)
+    except (TypeError, ValueError, RuntimeError, NotImplementedError, AttributeError) as error:
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RuntimeError(f"{name} cannot be tried with several sequences in a row: {said}") from error
+    if found:
+        raise RuntimeError(
+            f"in {name} sequences that share a row see each other, because it does not build its mask from position "
+            f"ids; pad instead (technique pad-to-multiple)"
+        )
+
+
+def _partitioned(model: nn.Module) -> bool:
+    """Whether the weights are not all here: split by ZeRO-3, or without storage."""
+    return any(hasattr(one, "ds_id") or one.is_meta for one in model.parameters())
+
+
+class _TriedOnDevice(TrainerCallback):  # type: ignore[misc]
+    """Tries the model when it stands on its card."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if model is not None and not _partitioned(model):
+            _refuse_leaks(model)
+
+
+class PaddingFree:
+    """Called with a list of samples, gives `input_ids`, `labels` and `position_ids` of shape (1, all tokens).
+
+    The work is done by transformers' DataCollatorWithFlattening. It takes no notice of an attention mask, so that
+    samples that were padded before are cut to their text first.
+
+    Attributes:
+        tokens: counted over all batches made so far in this process; `padding_tokens` is always 0.
+    """
+
+    padding_tokens = 0
+
+    def __init__(self, *, flash: bool = False) -> None:
+        self.tokens = 0
+        # With the boundaries given, flash attention need not look for them in every layer, which waits for the card.
+        self._flatten = DataCollatorWithFlattening(return_flash_attn_kwargs=flash)
+
+    def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        cut = [_text_of(sample) for sample in samples]
+        batch: dict[str, Any] = dict(self._flatten(cut))
+        self.tokens += batch["input_ids"].numel()
+        return batch
+
+
+class PackedRows:
+    """Called with a list of samples, gives `input_ids`, `labels` and `position_ids` of shape (rows, `length`).
+
+    Attributes:
+        length: tokens in a row.
+        tokens, padding_tokens: counted over all batches made so far in this process.
+    """
+
+    def __init__(self, length: int, *, padding: int = 0) -> None:
+        self.length = length
+        self.tokens = 0
+        self.padding_tokens = 0
+        self._padding = padding
+
+    def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """The batch, in as few rows as first fit finds, the longest samples first.
+
+        Raises:
+            ValueError: a sample is longer than a row.
+        """
+        texts = sorted((_text_of(sample) for sample in samples), key=lambda one: -len(one["input_ids"]))
+        rows: list[list[dict[str, list[int]]]] = []
+        left: list[int] = []
+        for text in texts:
+            size = len(text["input_ids"])
+            if size > self.length:
+                raise ValueError(f"a sample has {size} tokens, and a row {self.length}; cut it, or make rows longer")
+            place = next((number for number, free in enumerate(left) if free >= size), None)
+            if place is None:
+                rows.append([text])
+                left.append(self.length - size)
+            else:
+                rows[place].append(text)
+                left[place] -= size
+        self.tokens += len(rows) * self.length - sum(left)
+        self.padding_tokens += sum(left)
+        return {name: torch.tensor([self._row(name, row) for row in rows]) for name in ("input_ids", "labels")} | {
+            "position_ids": torch.tensor([self._positions(row) for row in rows])
+        }
+
+    def _row(self, name: str, row: list[dict[str, list[int]]]) -> list[int]:
+        fill = self._padding if name == "input_ids" else _IGNORED
+        found = [number for text in row for number in text[name]]
+        return found + [fill] * (self.length - len(found))
+
+    def _positions(self, row: list[dict[str, list[int]]]) -> list[int]:
+        # The padding is a sequence of its own, so that no text sees it and it sees no text.
+        found = [number for text in row for number in range(len(text["input_ids"]))]
+        return found + list(range(self.length - len(found)))
+
+
+def _text_of(sample: Mapping[str, Any]) -> dict[str, list[int]]:
+    """`input_ids` and `labels` of a sample without its padding; the first label is dropped: nothing predicts it.
+
+    Raises:
+        ValueError: there are no `input_ids`, or as many labels as tokens.
+    """
+    if "input_ids" not in sample:
+        raise ValueError(f"a sample has no input_ids; it has {', '.join(sample)}")
+    ids = torch.as_tensor(sample["input_ids"])
+    given = sample.get("labels")
+    labels = ids if given is None else torch.as_tensor(given)
+    if labels.shape != ids.shape:
+        raise ValueError(
+            f"labels of shape {tuple(labels.shape)} for {len(ids)} tokens: only a label a token can share a row"
+        )
+    mask = sample.get("attention_mask")
+    kept = torch.ones(len(ids), dtype=torch.bool) if mask is None else torch.as_tensor(mask).bool()
+    texts = ids[kept].tolist()
+    return {"input_ids": texts, "labels": [_IGNORED, *labels[kept].tolist()[1:]]}

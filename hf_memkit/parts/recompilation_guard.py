@@ -1,0 +1,102 @@
+"""Watches torch.compile while Trainer runs: was anything compiled, and does it keep compiling.
+
+torch compiles a function again when what it was compiled for changes, such as the number of tokens. After
+`torch._dynamo.config.recompile_limit` times it gives up, and runs that function uncompiled from then on, with one
+line in the log (torch 2.13.0: _dynamo/convert_frame.py 1986-2038): what compiling saved is gone, in the middle of a
+run.
+
+This file needs torch and transformers only, so that it can lie beside a script.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from transformers import TrainerCallback
+from transformers.utils import logging
+
+__all__ = ["RecompilationGuard", "trainer_options"]
+
+_LIMIT = "Dynamo recompile limit exceeded"  # torch 2.13.0: _dynamo/convert_frame.py, gb_type
+
+
+def trainer_options(
+    *, model: nn.Module, processing_class: Any, arguments: Any, settled_after: int = 50, most: int = 8
+) -> dict[str, Any]:
+    """A callback that raises RuntimeError if nothing is compiled, or torch gave up compiling; see RecompilationGuard.
+
+    Args:
+        model, processing_class: not used.
+        arguments: the TrainingArguments.
+        settled_after: steps after which nothing new should be compiled.
+        most: graphs that may be compiled after that before a warning says so.
+
+    Raises:
+        ValueError: a number is below 0.
+    """
+    if settled_after < 0 or most < 0:
+        raise ValueError(f"settled_after={settled_after}, most={most}: must be at least 0")
+    return {"callbacks": [RecompilationGuard(settled_after, most)]}
+
+
+class RecompilationGuard(TrainerCallback):  # type: ignore[misc]
+    """Counts graphs (`torch._dynamo.utils.counters["stats"]["unique_graphs"]`, of the whole process).
+
+    Raises RuntimeError after a step in which torch gave up compiling, or after the first one if nothing was compiled.
+    Warns, once, if more than `most` graphs were compiled after step `settled_after`.
+
+    Attributes:
+        graphs: compiled since training began, as of the last step.
+    """
+
+    def __init__(self, settled_after: int = 50, most: int = 8) -> None:
+        self.graphs = 0
+        self._settled_after = settled_after
+        self._most = most
+        self._before = 0
+        self._given_up_before = 0
+        self._at_settling: int | None = None
+        self._steps = 0
+        self._warned = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._before = counters["stats"]["unique_graphs"]
+        self._given_up_before = _given_up()
+        self._steps, self._at_settling = 0, None
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._steps += 1
+        self.graphs = counters["stats"]["unique_graphs"] - self._before
+        if self._steps == 1 and self._before + self.graphs == 0:
+            raise RuntimeError(
+                "torch.compile is asked for, and nothing was compiled in the first step: the backend is 'no', "
+                "TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE is set, or a wrapper calls the model around it"
+            )
+        if _given_up() > self._given_up_before:
+            limit = torch._dynamo.config.recompile_limit
+            raise RuntimeError(
+                f"torch compiled one function {limit} times (torch._dynamo.config.recompile_limit) and runs it "
+                f"uncompiled from now on; {self.graphs} graphs after {self._steps} steps. Give it fewer shapes: pad "
+                "to a larger multiple (technique pad-to-multiple, pad_multiple=128), or find the reason with "
+                "TORCH_LOGS=recompiles"
+            )
+        if self._at_settling is None and self._steps >= self._settled_after:
+            self._at_settling = self.graphs
+        elif self._at_settling is not None and self.graphs - self._at_settling > self._most and not self._warned:
+            self._warned = True
+            logging.get_logger("transformers.memkit").warning(
+                f"torch.compile made {self.graphs - self._at_settling} more graphs after step {self._settled_after}; "
+                "each takes as long as a first step, and memory. TORCH_LOGS=recompiles says why; a larger multiple to "
+                "pad to gives fewer shapes"
+            )
+
+
+def _given_up() -> int:
+    """How often torch gave up compiling a function in this process."""
+    return sum(
+        count for table in ("unimplemented", "graph_break") for said, count in counters[table].items()
+        if said.startswith(_LIMIT)
+    )  # fmt: skip

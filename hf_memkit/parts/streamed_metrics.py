@@ -1,0 +1,125 @@
+"""Metrics of an evaluation without its logits: each batch is reduced to what the metric needs, and the logits dropped.
+
+With a metric Trainer keeps all logits of an evaluation set: samples × tokens × vocabulary numbers. With
+`batch_eval_metrics` it hands over one batch at a time and keeps none; and `preprocess_logits_for_metrics` makes a
+token id of a row of logits before anything is gathered or moved.
+
+This file needs numpy, torch and transformers only, so that it can lie beside a script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import EvalPrediction
+
+__all__ = ["TokenAccuracy", "most_likely", "streamed", "trainer_options"]
+
+_IGNORED = -100
+
+Metric = Callable[[EvalPrediction], dict[str, Any]]
+
+
+def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any) -> dict[str, Any]:
+    """`compute_metrics` (token accuracy, summed batch by batch) and `preprocess_logits_for_metrics` (argmax).
+
+    Raises:
+        ValueError: the arguments do not ask for a batch at a time, or leave metrics out.
+    """
+    if not getattr(arguments, "batch_eval_metrics", False):
+        raise ValueError("batch_eval_metrics is off, so that Trainer keeps what it should hand over; set it to True")
+    if getattr(arguments, "prediction_loss_only", False):
+        raise ValueError("prediction_loss_only=True: no metric would ever be computed; set it to False")
+    shift = not getattr(getattr(model, "config", None), "is_encoder_decoder", False) and _is_causal(model)
+    return {"compute_metrics": TokenAccuracy(shift=shift), "preprocess_logits_for_metrics": most_likely}
+
+
+def most_likely(logits: Tensor | tuple[Any, ...], labels: Tensor) -> Tensor:
+    """The most likely class of each row: int64, the shape of `logits` (or of its first tensor) without the last."""
+    found: Any = logits[0] if isinstance(logits, tuple) else logits
+    best: Tensor = found.argmax(dim=-1)
+    return best
+
+
+class TokenAccuracy:
+    """`compute_metrics` for `batch_eval_metrics`: the share of labels that the prediction meets.
+
+    Two numbers are kept, whatever the size of the evaluation set.
+    """
+
+    def __init__(self, *, shift: bool) -> None:
+        """`shift`: predictions at position i are of label i + 1, as in causal language models."""
+        self._shift = shift
+        self._right = 0
+        self._all = 0
+
+    def __call__(self, prediction: EvalPrediction, compute_result: bool) -> dict[str, float]:
+        found, labels = _array(prediction.predictions), _array(prediction.label_ids)
+        if self._shift:
+            found, labels = found[..., :-1], labels[..., 1:]
+        counted = labels != _IGNORED
+        self._right += int((found[counted] == labels[counted]).sum())
+        self._all += int(counted.sum())
+        if not compute_result:
+            return {}
+        accuracy = self._right / max(self._all, 1)
+        self._right = self._all = 0
+        return {"token_accuracy": accuracy}
+
+
+def streamed(metric: Metric) -> Callable[..., dict[str, Any]]:
+    """A `compute_metrics` for `batch_eval_metrics` out of an ordinary one that wants everything at once.
+
+    Predictions (token ids: give Trainer `most_likely` as `preprocess_logits_for_metrics`) and labels are kept in RAM
+    as int32, 8 bytes a token, padded with -100 to the longest batch, and `metric` is called once, at the end.
+    """
+    kept: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
+
+    def compute_metrics(prediction: EvalPrediction, compute_result: bool) -> dict[str, Any]:
+        found, labels = _array(prediction.predictions), _array(prediction.label_ids)
+        if found.dtype.kind == "f":
+            raise ValueError(
+                "predictions are logits, which would all be kept; give Trainer "
+                "preprocess_logits_for_metrics=most_likely"
+            )
+        kept.append((found.astype(np.int32), labels.astype(np.int32)))
+        if not compute_result:
+            return {}
+        both = [_joined([pair[side] for pair in kept]) for side in (0, 1)]
+        kept.clear()
+        return metric(EvalPrediction(predictions=both[0], label_ids=both[1]))
+
+    return compute_metrics
+
+
+def _joined(arrays: list[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    if arrays[0].ndim < 2:
+        return np.concatenate(arrays)
+    width = max(array.shape[1] for array in arrays)
+    fill = [(0, 0)] * arrays[0].ndim
+    padded = []
+    for array in arrays:
+        fill[1] = (0, width - array.shape[1])
+        padded.append(np.pad(array, fill, constant_values=_IGNORED))
+    return np.concatenate(padded)
+
+
+def _array(values: Any) -> np.ndarray[Any, Any]:
+    first = values[0] if isinstance(values, tuple) else values
+    if isinstance(first, torch.Tensor):
+        moved: np.ndarray[Any, Any] = first.detach().cpu().numpy()
+        return moved
+    return np.asarray(first)
+
+
+def _is_causal(model: nn.Module) -> bool:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
+
+    base: Any = getattr(model, "get_base_model", None)  # under PEFT's wrapper
+    inner = model if base is None else base()
+    names = {name for one in CAUSAL.values() for name in ((one,) if isinstance(one, str) else one)}
+    return type(inner).__name__ in names

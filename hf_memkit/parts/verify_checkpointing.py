@@ -1,0 +1,148 @@
+"""Looks in the first step whether activation checkpointing works: a switch that is on proves nothing, a layer that
+runs a second time does.
+
+A wrapper may swallow the switch, a model may be in evaluation mode, a name may be set too late. The training then
+needs several times the memory, or fails for lack of it, and says nothing.
+
+This file needs torch and transformers only, so that it can lie beside a script.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers import TrainerCallback
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils import logging
+
+__all__ = ["VerifyCheckpointing", "trainer_options"]
+
+
+def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any, every: int = 1) -> dict[str, Any]:
+    """A callback that raises RuntimeError before the first optimizer step if layers were not computed again.
+
+    Args:
+        model: the model as Trainer gets it.
+        processing_class: not used.
+        arguments: the TrainingArguments.
+        every: each how many layers one is checkpointed; 1 means all.
+
+    With `torch_compile` it says that nothing was verified: hooks do not see what compiled code computes again.
+    """
+    if getattr(arguments, "torch_compile", False):
+        logging.get_logger(__name__).warning("Activation checkpointing is not verified: compiled layers are not seen")
+        return {}
+    return {"callbacks": [VerifyCheckpointing(every)]}
+
+
+class VerifyCheckpointing(TrainerCallback):  # type: ignore[misc]
+    """Hooks layers until the first optimizer step, and raises RuntimeError there if too few ran again in backward.
+
+    Attributes:
+        layers, recomputed: layers that took part in the first step's backward, and those of them that ran again; None
+            before.
+    """
+
+    def __init__(self, every: int = 1) -> None:
+        self.layers: int | None = None
+        self.recomputed: int | None = None
+        self._every = every
+        self._model: weakref.ref[nn.Module] | None = None
+        self._handles: list[RemovableHandle] = []
+        self._ran: set[int] = set()
+        self._again: set[int] = set()
+        self._flagged: set[int] = set()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        if model is None or self.layers is not None:
+            return
+        self._remove()  # a second beginning, after auto_find_batch_size caught an error
+        for found in (self._ran, self._again, self._flagged):
+            found.clear()
+        self._model = weakref.ref(model)
+        for number, layer in enumerate(_layers(model)):
+            # On the first child, not on the layer: transformers 5.23 checkpoints a layer's `forward` and 5.17 its
+            # `__call__`, so that a hook on the layer fires a second time in one of them only.
+            for child in _first_children(layer):
+                self._handles.append(child.register_forward_pre_hook(self._hook(number, layer), with_kwargs=True))
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._finish()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._finish()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._remove()
+
+    def _hook(self, number: int, layer: nn.Module) -> Callable[..., None]:
+        trained = any(parameter.requires_grad for parameter in layer.parameters())
+
+        def hook(child: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            # Inside of backward there is a graph task; torch's own checkpoint asks the same way.
+            if torch._C._current_graph_task_id() != -1:
+                if torch.is_grad_enabled():
+                    self._again.add(number)
+            elif trained or any(
+                isinstance(value, Tensor) and value.requires_grad for value in (*args, *kwargs.values())
+            ):
+                self._ran.add(number)
+                if getattr(layer, "gradient_checkpointing", False):
+                    self._flagged.add(number)
+
+        return hook
+
+    def _finish(self) -> None:
+        model = self._model() if self._model is not None else None
+        if self.layers is not None or model is None:
+            return
+        self._remove()
+        expected = self._ran if self._every == 1 else {*sorted(self._ran)[:1], *(self._ran & self._flagged)}
+        self.layers, self.recomputed = len(self._ran), len(self._ran & self._again)
+        if not self._ran:
+            raise RuntimeError(
+                f"activation checkpointing is asked for, and {type(model).__name__} ran no layer that could be "
+                "checkpointed"
+            )
+        if missing := len(expected - self._again):
+            raise RuntimeError(
+                f"activation checkpointing is asked for, and {missing} of {len(expected)} layers that should have "
+                f"computed again in the first step were not: {self._why(model)}"
+            )
+
+    def _why(self, model: nn.Module) -> str:
+        if not model.training or any(not layer.training for layer in _layers(model)):
+            return "the model is in evaluation mode, where transformers checkpoints nothing; call model.train()"
+        if not self._flagged:
+            return "no layer has the switch on; a wrapper of the model swallowed it, or the argument was set too late"
+        return "those layers have the switch off, or their class does not do what the switch says"
+
+    def _remove(self) -> None:
+        while self._handles:
+            self._handles.pop().remove()
+
+
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """The layers that transformers checkpoints; of a model that does it in its own way, the members of its lists."""
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if layers:
+        return layers
+    return [layer for stack in model.modules() if isinstance(stack, nn.ModuleList) for layer in stack]
+
+
+def _first_children(module: nn.Module) -> Iterator[nn.Module]:
+    """The first child with a forward of its own, if there is one; a list of modules is never called."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleList | nn.ModuleDict):
+            found = list(_first_children(child))
+            if found:
+                yield found[0]
+                return
+        else:
+            yield child
+            return

@@ -1,0 +1,142 @@
+"""`"lean+lora"` → techniques in order → a setup. Two that decide the same thing differently are an error."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from hf_memkit.errors import InputError, SettingError, did_you_mean
+from hf_memkit.job import Job, shortages
+from hf_memkit.presets.named import PRESETS
+from hf_memkit.technique import TECHNIQUES, Family, Technique, find_technique, in_order
+from hf_memkit.techniques import ledger
+from hf_memkit.training_setup import TrainingSetup
+
+__all__ = ["apply_preset", "compose", "left_out_where_impossible", "with_techniques"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """A technique, and the preset that brings it (or itself, where it was named)."""
+
+    technique: Technique
+    by: str
+
+    def __str__(self) -> str:
+        return repr(self.by) if self.by == self.technique.name else f"{self.by!r} ({self.technique.name})"
+
+
+def compose(name: str, extra: Iterable[str] = ()) -> list[Technique]:
+    """The techniques of presets and techniques joined by `+`, each once, in the order in which they are applied.
+
+    Args:
+        name: such as `"8bit"`, `"lean+lora"`, `"8bit+selective-checkpointing"`.
+        extra: techniques that take the place of those of the same slot, without a conflict.
+
+    Raises:
+        InputError: an unknown name.
+        SettingError: two of them decide the same thing; names both. All such pairs are listed.
+    """
+    found: list[_Named] = []
+    problems = []
+    for part in _parts(name):
+        for new in part:
+            clash = next((old for old in found if _clash(old.technique, new.technique)), None)
+            if clash is not None:
+                problems.append(f"preset {name!r}: {clash} and {new} both decide {new.technique.slot}; take one")
+            found.append(new)
+    if problems:
+        raise SettingError("\n".join(dict.fromkeys(problems)))
+    return with_techniques([each.technique for each in found], extra)
+
+
+def left_out_where_impossible(name: str, extra: Iterable[str] = ()) -> set[str]:
+    """Techniques that a preset of `name` has only where they apply; none that was named itself."""
+    words = [word.strip() for word in name.split("+")]
+    optional = {each for word in words if word in PRESETS for each in PRESETS[word].where_possible}
+    return optional - set(words) - set(extra)
+
+
+def with_techniques(techniques: list[Technique], extra: Iterable[str]) -> list[Technique]:
+    """`techniques` with those named in `extra`, which take the place of others of the same slot; in order.
+
+    Raises:
+        InputError: an unknown name.
+        SettingError: two of `extra` decide the same thing.
+    """
+    new: list[Technique] = []
+    for name in extra:
+        one = find_technique(name)
+        clash = next((old for old in new if _clash(old, one)), None)
+        if clash is not None:
+            raise SettingError(f"techniques {clash.name!r} and {name!r} both decide {one.slot}; take one")
+        new.append(one)
+    kept = [old for old in techniques if not any(_clash(old, one) for one in new)]
+    return in_order([*kept, *new])
+
+
+def _clash(one: Technique, other: Technique) -> bool:
+    return one.name != other.name and bool(one.slot) and one.slot == other.slot
+
+
+def _parts(name: str) -> list[list[_Named]]:
+    parts = []
+    for word in name.split("+"):
+        word = word.strip()
+        if word in PRESETS:
+            parts.append([_Named(TECHNIQUES[each], word) for each in PRESETS[word].techniques])
+        elif word in TECHNIQUES:
+            parts.append([_Named(TECHNIQUES[word], word)])
+        else:
+            known = (*PRESETS, *TECHNIQUES)
+            raise InputError(
+                f"preset {name!r}: {word!r} is neither a preset nor a technique{did_you_mean(word, known)}; presets: "
+                f"{', '.join(PRESETS)}; `memkit preset list` names the techniques too"
+            )
+    return parts
+
+
+def apply_preset(
+    name: str,
+    job: Job,
+    extra: Iterable[str] = (),
+    *,
+    without: Collection[Family] = (),
+    left_out: Mapping[str, str] | None = None,
+    empty: TrainingSetup | None = None,
+) -> TrainingSetup:
+    """The preset resolved for `job`. What the machine lacks for it is in the setup's `problems`.
+
+    Args:
+        name: presets and techniques joined by `+`.
+        job: the model, the machine and the batch.
+        extra: techniques that take the place of those of the same slot.
+        without: families of which no technique is applied.
+        left_out: techniques that are left out, each with why, which is noted.
+        empty: the setup to begin with, whose class the result has.
+
+    Raises:
+        InputError: an unknown name.
+        SettingError: two techniques decide the same thing; names both.
+    """
+    setup = TrainingSetup(preset=name) if empty is None else empty
+    left_out = left_out or {}
+    techniques = [one for one in compose(name, extra) if one.name not in left_out and one.family not in without]
+    owner: dict[str, Technique] = {}
+    for technique in techniques:
+        before = {setting.key: setting.value for setting in setup.settings}
+        setup = technique(setup, job)
+        for setting in setup.settings:
+            if setting.key in before and before[setting.key] != setting.value:
+                other = owner.get(setting.key, technique)
+                if other.family != technique.family:
+                    raise SettingError(
+                        f"preset {name!r}: {other.name!r} and {technique.name!r} both set {setting.key}, to "
+                        f"{before[setting.key]!r} and {setting.value!r}; take one"
+                    )
+            if setting.key not in before or before[setting.key] != setting.value:
+                owner[setting.key] = technique
+    setup = setup.with_rows(*ledger.rows(setup, job))
+    setup = setup.made_by(technique.name for technique in techniques)
+    setup = setup.with_notes(*(f"{each} is left out: {why}" for each, why in left_out.items()))
+    return setup.with_problems(shortages(setup.ledger, job.machine))

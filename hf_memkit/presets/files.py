@@ -1,0 +1,173 @@
+"""A setup as the file of arguments that `HfArgumentParser` scripts read: YAML with the reasons as comments, or JSON.
+
+The file holds the user's own entries too. What it cannot say is listed, each with the line that says it.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import yaml
+
+from hf_memkit import compat
+from hf_memkit._version import __version__
+from hf_memkit.presets.outside import Outside, outside_lines, script_arguments
+from hf_memkit.presets.own import Replaced
+from hf_memkit.training_setup import TrainingSetup
+
+__all__ = ["ArgumentFile", "Entry", "argument_file"]
+
+_WIDTH: Final = 110
+
+_FROM_SCRATCH: Final = frozenset({"model_type", "config_name", "config_overrides"})
+"""Arguments of transformers' examples for a model with random weights; they exclude `model_name_or_path`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the file: a name as the installed transformers has it, its value, and why; empty: the user's."""
+
+    name: str
+    value: Any
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class ArgumentFile:
+    """What is written.
+
+    Attributes:
+        title: what made it, one line.
+        entries: the user's own first, then the preset's; names are unique.
+        replaced: settings of the preset that the user's own replaced.
+        outside: what the file cannot say.
+        notes: what a person should know.
+    """
+
+    title: str
+    entries: tuple[Entry, ...]
+    replaced: tuple[Replaced, ...] = ()
+    outside: tuple[Outside, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def content(self) -> dict[str, Any]:
+        return {entry.name: entry.value for entry in self.entries}
+
+    def text(self, *, as_yaml: bool) -> str:
+        """The file's text. JSON holds no comments: the reasons stand in YAML only."""
+        if not as_yaml:
+            return json.dumps(self.content, indent=2) + "\n"
+        mine = [entry for entry in self.entries if not entry.reason]
+        blocks = [_comment([self.title])]
+        if mine:
+            blocks.append("# Yours\n" + _entries(mine))
+        if len(mine) < len(self.entries):
+            blocks.append("# The preset's\n" + _entries([entry for entry in self.entries if entry.reason]))
+        if self.replaced:
+            blocks.append("# Of the preset, and not in force:\n" + _comment([f"- {each}" for each in self.replaced]))
+        if self.outside:
+            lines = [line for each in self.outside for line in (f"- {each.what}: {each.reason}", f"    {each.line}")]
+            blocks.append("# A file of arguments cannot say this:\n" + _comment(lines))
+        if self.notes:
+            blocks.append("# Notes:\n" + _comment([f"- {note}" for note in self.notes]))
+        return "\n".join(blocks)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "arguments": self.content,
+            "replaced": [each.to_json() for each in self.replaced],
+            "outside_arguments": [each.to_json() for each in self.outside],
+        }
+
+
+def argument_file(
+    setup: TrainingSetup,
+    *,
+    own: Mapping[str, Any] | None = None,
+    replaced: Iterable[Replaced] = (),
+    script: str = "trainer",
+    deepspeed: str = "",
+) -> ArgumentFile:
+    """The file of a setup, with the names of the installed transformers.
+
+    Args:
+        setup: with the user's own fields of TrainingArguments settled already (`hf_memkit.presets.own`).
+        own: everything that the user's file holds: fields of TrainingArguments under today's names, and arguments of
+            the script's own. They stand first, in their order.
+        replaced: what they replaced.
+        script: the kind of script (`hf_memkit.presets.outside.SCRIPTS`).
+        deepspeed: path of the DeepSpeed JSON, where the setup has a DeepSpeed config.
+    """
+    own, replaced = dict(own or {}), tuple(replaced)
+    entries = [Entry(name, value) for name, value in own.items()]
+    given = script_arguments(setup, script)
+    if own.keys() & _FROM_SCRATCH:
+        given.pop("model_name_or_path", None)  # the model was named for its sizes only
+    kept = {name: setting for name, setting in given.items() if name not in own}
+    entries += [Entry(name, s.value, s.reason) for name, s in kept.items()]
+    entries += [
+        Entry(s.key.partition(".")[2], s.value, s.reason)
+        for s in setup.settings
+        if s.key.startswith("arguments.") and s.key.partition(".")[2] not in own
+    ]
+    if "deepspeed.config" in setup and deepspeed:
+        reason = next((s.reason for s in setup.settings if s.key == "deepspeed.preset"), "the preset's DeepSpeed JSON")
+        entries.append(Entry("deepspeed", deepspeed, reason))
+    notes = setup.notes
+    if not any(entry.reason for entry in entries) and not replaced:
+        notes = (f"nothing of preset {setup.preset!r} is an argument: this file changes nothing by itself", *notes)
+    return ArgumentFile(
+        title=f"Preset {setup.preset}, written by memkit {__version__} for transformers {_transformers()}",
+        entries=tuple(_installed(entry) for entry in entries),
+        replaced=(
+            *replaced,
+            *(Replaced(s, name, own[name]) for name, s in given.items() if _other(own, name, s.value)),
+        ),
+        outside=outside_lines(setup, script, own),
+        notes=notes,
+    )
+
+
+def _other(own: Mapping[str, Any], name: str, value: Any) -> bool:
+    return name in own and own[name] != value
+
+
+def _installed(entry: Entry) -> Entry:
+    ((name, value),) = compat.to_installed_arguments({entry.name: entry.value}).items()
+    return Entry(name, value, entry.reason)
+
+
+def _transformers() -> str:
+    from importlib.metadata import version
+
+    return version("transformers")
+
+
+def _entries(entries: list[Entry]) -> str:
+    """Each under its reason; a reason that several in a row have stands there once."""
+    text, before = "", ""
+    for entry in entries:
+        text += _comment([entry.reason]) if entry.reason != before else ""
+        # PyYAML writes 1.0e-05 for a number and quotes a text "no", as its own reader needs it.
+        text += yaml.safe_dump({entry.name: entry.value}, sort_keys=False, allow_unicode=True, width=_WIDTH)
+        before = entry.reason
+    return text
+
+
+def _comment(lines: Iterable[str]) -> str:
+    wrapped = []
+    for line in lines:
+        indent = len(line) - len(line.lstrip())
+        if indent:  # code stays on one line, so that it can be copied
+            wrapped.append(f"# {line}")
+            continue
+        hang = "  " if line.startswith("- ") else ""
+        wrapped += [
+            f"# {part}" for part in textwrap.wrap(line, _WIDTH, subsequent_indent=hang, break_long_words=False)
+        ]
+    return "".join(f"{line}\n" for line in wrapped)

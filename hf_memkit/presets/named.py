@@ -1,0 +1,127 @@
+"""The presets: named sets of techniques, each for a person one can picture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from hf_memkit import techniques
+from hf_memkit.errors import InputError, did_you_mean
+from hf_memkit.technique import TECHNIQUES
+from hf_memkit.zero import techniques as zero_techniques
+
+__all__ = ["PRESETS", "Preset", "find_preset"]
+
+assert techniques.__all__ and zero_techniques.__all__  # imported for the registry that they fill
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A named set of techniques.
+
+    Attributes:
+        for_whom: the person it is for, one line.
+        techniques: names of its techniques.
+        checkpoint_bytes_per_parameter: what one checkpoint takes on disk (weights, optimizer states and, with
+            DeepSpeed, its own copy of the weights).
+        solves_for: what is made as large as fits where it is not given: the micro-batch that makes up the global
+            batch, the batch itself, or the sequence.
+        where_possible: those of its techniques that are left out, with a note, where a rule says that they do not
+            apply to the model.
+    """
+
+    for_whom: str
+    techniques: tuple[str, ...]
+    checkpoint_bytes_per_parameter: float
+    solves_for: Literal["micro-batch", "batch", "sequence"] = "micro-batch"
+    where_possible: tuple[str, ...] = ()
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """What must be installed beyond the core dependencies."""
+        return tuple(dict.fromkeys(package for name in self.techniques for package in TECHNIQUES[name].packages))
+
+    @property
+    def values(self) -> dict[str, type]:
+        """Names and types of what may be given to its techniques."""
+        return {key: kind for name in self.techniques for key, kind in TECHNIQUES[name].values.items()}
+
+
+_ON_THE_CARD: Final = ("data-parallel", "activation-checkpointing", "chunked-loss", "expandable-segments")
+"""What every preset that trains on the card without DeepSpeed has."""
+
+PRESETS: Final[dict[str, Preset]] = {
+    "lean": Preset(
+        "your script runs, and you want memory that costs neither speed nor accuracy; goes with any other preset",
+        ("chunked-loss", "fused-gelu", "sdpa-attention", "expandable-segments"),
+        checkpoint_bytes_per_parameter=4 + 8,
+        where_possible=("chunked-loss", "fused-gelu", "sdpa-attention"),
+    ),
+    "checkpointed": Preset(
+        "activations fill your card: long sequences, or a batch that shall be larger",
+        ("activation-checkpointing", "chunked-loss", "expandable-segments"),
+        checkpoint_bytes_per_parameter=4 + 8,
+        where_possible=("chunked-loss",),
+    ),
+    "8bit": Preset(
+        "optimizer states fill your card, and the weights shall stay in fp32: 8-bit AdamW under autocast",
+        ("bf16-autocast", "adamw-8bit", *_ON_THE_CARD),
+        checkpoint_bytes_per_parameter=4 + 2.04,
+        where_possible=("chunked-loss",),
+    ),
+    "resident": Preset(
+        "all weights are trained, and everything stays on one card: 16-bit weights, 8-bit optimizer",
+        ("pure-bf16", "adamw-8bit-stochastic", *_ON_THE_CARD),
+        checkpoint_bytes_per_parameter=2 + 2.04,
+        where_possible=("chunked-loss",),
+    ),
+    "offload": Preset(
+        "the card is small and RAM is large: ZeRO-2 with the optimizer in RAM (ZeRO-Offload)",
+        ("half-weights-deepspeed", "zero2-offload", "activation-checkpointing", "chunked-loss", "expandable-segments"),
+        checkpoint_bytes_per_parameter=2 + 2 + 12,
+        where_possible=("chunked-loss",),
+    ),
+    "infinity": Preset(
+        "card and RAM are small, a disk is fast: ZeRO-3 with optimizer and parameters on NVMe (ZeRO-Infinity)",
+        ("half-weights-deepspeed", "zero3-infinity", "activation-checkpointing", "expandable-segments"),
+        checkpoint_bytes_per_parameter=2 + 2 + 12,
+    ),
+    "lora": Preset(
+        "adapters will do: frozen 16-bit weights, LoRA on every linear layer",
+        ("half-weights-frozen", "lora", "adamw-fused", *_ON_THE_CARD),
+        checkpoint_bytes_per_parameter=0.2,  # adapters only
+        where_possible=("chunked-loss",),
+    ),
+    "qlora": Preset(
+        "adapters will do, and even the frozen weights are too large: 4-bit NF4 weights, paged 8-bit AdamW",
+        ("half-weights-frozen", "qlora", "paged-adamw-8bit", *_ON_THE_CARD),
+        checkpoint_bytes_per_parameter=0.2,  # adapters only
+        where_possible=("chunked-loss",),
+    ),
+    "largest-batch": Preset(
+        "you want as many sequences at once as one card takes",
+        ("pure-bf16", "adamw-8bit-stochastic", *_ON_THE_CARD),
+        checkpoint_bytes_per_parameter=2 + 2.04,
+        solves_for="batch",
+        where_possible=("chunked-loss",),
+    ),
+    "longest-sequence": Preset(
+        "you want the longest sequence that one card takes: checkpoints wait in RAM",
+        ("pure-bf16", "sdpa-attention", "data-parallel", "adamw-8bit-stochastic", "offloaded-checkpointing",
+         "chunked-loss", "expandable-segments"),
+        checkpoint_bytes_per_parameter=2 + 2.04,
+        solves_for="sequence",
+        where_possible=("chunked-loss", "sdpa-attention"),
+    ),
+}  # fmt: skip
+
+
+def find_preset(name: str) -> Preset:
+    """The preset called `name`.
+
+    Raises:
+        InputError: there is none.
+    """
+    if name not in PRESETS:
+        raise InputError(f"unknown preset {name!r}{did_you_mean(name, PRESETS)}; known: {', '.join(PRESETS)}")
+    return PRESETS[name]

@@ -1,0 +1,144 @@
+"""The user's own arguments beside the preset's: theirs win, also over what only went with the preset's value.
+
+`torch_compile=False` of the user beside a preset's `torch_compile_mode` would compile all the same (transformers
+5.23.0: training_args.py, a backend or mode switches compilation on), and `optim` beside an optimizer that Trainer is
+given would be ignored. What a replaced value took with it is dropped, and every such setting is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from hf_memkit.errors import SettingError
+from hf_memkit.training_setup import Setting, TrainingSetup
+
+__all__ = ["Replaced", "settle", "without_replaced"]
+
+_GOES_WITH: Final[dict[str, tuple[str, ...]]] = {
+    "optim": ("arguments.optim_args", "arguments.optim_target_modules", "optimizer"),
+    "torch_compile": ("arguments.torch_compile_backend", "arguments.torch_compile_mode"),
+    "activation_checkpointing": ("arguments.activation_checkpointing_kwargs",),
+    "use_liger_kernel": ("arguments.liger_kernel_config",),
+}
+"""What means nothing, or harm, once the user's own value stands in place of the preset's."""
+
+_EXCLUDES: Final = {"bf16": ("arguments.fp16",), "fp16": ("arguments.bf16",)}
+"""What cannot be true together with a field that is true (transformers 5.23.0: "At most one of fp16 and bf16")."""
+
+_NOT_ON_A_CPU: Final = {
+    "arguments.tf32": "TensorFloat-32 belongs to tensor cores; TrainingArguments raises on a CPU",
+    "environment.PYTORCH_ALLOC_CONF": "a setting of the CUDA allocator",
+}
+"""What goes where the user says `use_cpu`, and why."""
+
+_OFFLOAD: Final = "arguments.activation_checkpointing_kwargs"
+
+S = TypeVar("S", bound=TrainingSetup)
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """A setting of the preset that the user's own argument took the place of, or took away.
+
+    Attributes:
+        setting: as the preset had it.
+        by: the user's field of TrainingArguments.
+        value: its value.
+        why: for a setting that went with it, why; empty for the field itself.
+    """
+
+    setting: Setting
+    by: str
+    value: Any
+    why: str = ""
+
+    def __str__(self) -> str:
+        name = self.setting.key.removeprefix("arguments.")
+        preset = f"the preset's {self.setting.value!r}: {self.setting.reason}"
+        if not self.why:
+            return f"{name} = {self.value!r} is yours, in place of {preset}"
+        return f"{name} is left out, because of your {self.by} = {self.value!r} ({self.why}); {preset}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.setting.to_json(), "by": self.by, "own_value": self.value, "why": self.why}
+
+
+def settle(setup: S, own: Mapping[str, Any]) -> tuple[S, tuple[Replaced, ...]]:
+    """`setup` with the user's own fields of TrainingArguments (today's names), and what they replaced.
+
+    A value that is also the preset's replaces nothing and keeps the preset's reason.
+
+    Raises:
+        SettingError: the user's own would take away what the preset is.
+    """
+    settled, replaced = without_replaced(setup, own)
+    before = {each.setting.key: each.setting for each in replaced}
+    for name, value in own.items():
+        key = f"arguments.{name}"
+        if not _same(settled, key, value):
+            mine = before.get(key)
+            said = "" if mine is None else f"; the preset says {mine.value!r}: {mine.reason}"
+            settled = settled.put(key, value, f"yours{said}")
+    return settled, replaced
+
+
+def without_replaced(setup: S, own: Mapping[str, Any]) -> tuple[S, tuple[Replaced, ...]]:
+    """`setup` without what the user's own fields replace, and what that is. Values may be any objects.
+
+    Raises:
+        SettingError: the user's own would take away what the preset is.
+    """
+    if own.get("deepspeed") is not None and "deepspeed.config" in setup:
+        raise SettingError(
+            f"deepspeed={own['deepspeed']!r}: preset {setup.preset!r} brings its own DeepSpeed config; leave yours "
+            f"out, or take a preset without DeepSpeed"
+        )
+    replaced: list[Replaced] = []
+    for name, value in own.items():
+        key = f"arguments.{name}"
+        if _same(setup, key, value):
+            continue
+        gone = [*_GOES_WITH.get(name, ())]
+        gone += _EXCLUDES.get(name, ()) if value is True else ()
+        mine = next((s for s in setup.settings if s.key == key), None)
+        if mine is not None:
+            replaced.append(Replaced(mine, name, value))
+            setup = setup.drop(key)
+        for prefix in gone:
+            setup = _drop(setup, prefix, name, value, f"it went with the preset's {name}", own, replaced)
+    if own.get("use_cpu") is True:
+        setup = _for_a_cpu(setup, own, replaced)
+    return setup, tuple(replaced)
+
+
+def _same(setup: TrainingSetup, key: str, value: Any) -> bool:
+    return key in setup and setup[key] == value and type(setup[key]) is type(value)
+
+
+def _for_a_cpu(setup: S, own: Mapping[str, Any], replaced: list[Replaced]) -> S:
+    for key, why in _NOT_ON_A_CPU.items():
+        setup = _drop(setup, key, "use_cpu", True, why, own, replaced)
+    options = setup.get(_OFFLOAD)
+    if isinstance(options, dict) and options.get("offload") and _OFFLOAD.partition(".")[2] not in own:
+        was = next(s for s in setup.settings if s.key == _OFFLOAD)
+        why = "page-locked memory needs an accelerator"
+        replaced.append(Replaced(Setting(f"{_OFFLOAD}.offload", True, was.reason), "use_cpu", True, why))
+        setup = setup.put(_OFFLOAD, {k: v for k, v in options.items() if k != "offload"}, was.reason)
+    return setup
+
+
+def _drop(
+    setup: S, prefix: str, name: str, value: Any, why: str, own: Mapping[str, Any], replaced: list[Replaced]
+) -> S:
+    """Drops a key, or a section, except what the user gave too."""
+    for setting in setup.settings:
+        if setting.key != prefix and setting.key.partition(".")[0] != prefix:
+            continue
+        if setting.key.removeprefix("arguments.") in own:
+            continue
+        setup = setup.drop(setting.key)
+        if not setting.key.startswith("optimizer.") or setting.key == "optimizer.class":  # it stands for the section
+            replaced.append(Replaced(setting, name, value, why))
+    return setup

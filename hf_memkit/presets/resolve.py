@@ -1,0 +1,222 @@
+"""`preset(name, …)`: a preset, or several joined by `+`, resolved for a model and a card."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from hf_memkit import compat
+from hf_memkit.argument_values import checked
+from hf_memkit.check import RULES, Problem, Subject, check
+from hf_memkit.errors import InputError, SettingError, did_you_mean
+from hf_memkit.hardware import Gpu, Machine, gpu_of_size, named_gpu, this_machine
+from hf_memkit.job import Job
+from hf_memkit.models import ModelFacts, describe, hub_reachable
+from hf_memkit.presets.compose import apply_preset, compose, left_out_where_impossible
+from hf_memkit.presets.named import PRESETS
+from hf_memkit.presets.own import settle
+from hf_memkit.presets.setup import PresetSetup
+from hf_memkit.presets.sharing import share_among_processes
+from hf_memkit.presets.sizes import Sizes, solve
+from hf_memkit.technique import TECHNIQUES
+from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.units import parse_size
+
+__all__ = ["machine_of", "preset"]
+
+DEFAULT_MICRO_BATCH: Final = 8
+"""`per_device_train_batch_size` of TrainingArguments, where nobody says anything (transformers: training_args.py)."""
+
+DEFAULT_LENGTH: Final = 1024
+"""Tokens in a sequence where none are given; less where the model allows less. An assumption, and said so."""
+
+
+def preset(
+    name: str,
+    *,
+    model: str | None = None,
+    gpu: str | None = None,
+    gpu_memory: str | None = None,
+    ram: str | None = None,
+    global_batch_size: int | None = None,
+    sequence_length: int | None = None,
+    gpus: int = 1,
+    nodes: int = 1,
+    nvme_path: str = "memkit-nvme",
+    techniques: Iterable[str] = (),
+    values: Mapping[str, Any] | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    use_hub: bool | None = None,
+) -> PresetSetup:
+    """A preset, or several presets and techniques joined by `+`, as one setup with a reason for each choice.
+
+    Args:
+        name: such as `"8bit"`, `"lean+lora"`, `"checkpointed+chunked-loss"`; `memkit preset list` names all.
+        model: hub ID, local folder, or the name of a built-in architecture; None: settings only, no ledger.
+        gpu: a card by name, such as `"RTX 4090"`; None and no `gpu_memory`: this machine's.
+        gpu_memory: a card by its marketing size, such as `"16GB"`, with bf16.
+        ram: this much RAM instead of this machine's.
+        global_batch_size: sequences an optimizer step, all processes together: micro-batch × accumulation × processes
+            come to exactly this.
+        sequence_length: tokens; None: the model's longest up to 1024, or with `longest-sequence` what fits.
+        gpus, nodes: processes on each machine, one card each, and machines.
+        nvme_path: folder for what ZeRO-Infinity puts on disk.
+        techniques: techniques that take the place of those that decide the same thing.
+        values: values of techniques, such as `{"rank": 32}`.
+        arguments: fields of TrainingArguments that win over the preset's; the reason then says what they replaced.
+        use_hub: whether the hub may be asked for the model's config; None: if it answers.
+
+    Returns:
+        The setup; what the machine lacks for it is in its `problems`.
+
+    Raises:
+        InputError: an unknown preset, technique, card or model, or a number that is none.
+        SettingError: presets that contradict each other (both are named), an unknown value or argument, or a batch
+            that does not come out exactly; what would have no effect, or harm, with the reason
+            (`hf_memkit.check`). All are listed at once.
+    """
+    techniques = tuple(techniques)
+    _check_values(name, techniques, values or {})
+    own = _own_arguments(arguments or {})
+    _check_numbers(global_batch_size, sequence_length, gpus, nodes)
+    machine = machine_of(gpu, gpu_memory, ram, nvme_path)
+    facts = None
+    if model is not None:
+        facts = describe(model, use_hub=hub_reachable() if use_hub is None else use_hub, use_built_in=True)
+    if facts and facts.maximum_length and sequence_length and sequence_length > facts.maximum_length:
+        raise InputError(
+            f"sequence length {sequence_length} is longer than {model} allows ({facts.maximum_length}); "
+            f"give {facts.maximum_length} or less"
+        )
+    parts = [PRESETS[part.strip()] for part in name.split("+") if part.strip() in PRESETS]
+    length = sequence_length or min(DEFAULT_LENGTH, (facts and facts.maximum_length) or DEFAULT_LENGTH)
+    job = Job(facts, machine, DEFAULT_MICRO_BATCH, length, nvme_path, values or {}, gpus, nodes)
+
+    def with_own(setup: TrainingSetup) -> TrainingSetup:
+        settled, replaced = settle(setup, own)
+        assert isinstance(settled, PresetSetup)
+        return dataclasses.replace(settled, replaced=replaced)
+
+    optional = left_out_where_impossible(name, techniques)
+    left_out: dict[str, str] = {}
+
+    def build(sizes: Sizes) -> PresetSetup:
+        sized = dataclasses.replace(
+            job,
+            micro_batch_size=sizes.micro_batch,
+            accumulation=sizes.accumulation,
+            sequence_length=sizes.sequence_length,
+        )
+        setup = apply_preset(name, sized, techniques, left_out=left_out, empty=PresetSetup(preset=name))
+        setup = share_among_processes(setup, sized)
+        assert isinstance(setup, PresetSetup)
+        return sizes.put(setup)
+
+    while True:
+        setup = solve(
+            build,
+            job,
+            solves_for=next((p.solves_for for p in parts if p.solves_for != "micro-batch"), "micro-batch"),
+            global_batch_size=global_batch_size,
+            sequence_length=sequence_length,
+            own=own,
+        )
+        setup = _named_model(setup, facts)
+        setup, replaced = settle(setup, own)
+        setup = dataclasses.replace(setup, replaced=replaced)
+        mistakes, lacks = _mistakes(setup, facts, machine, gpus, nodes)
+        impossible = {
+            each: problem.why
+            for problem in mistakes
+            for each in RULES[problem.rule].techniques
+            if each in optional and each in setup.techniques and each not in left_out
+        }
+        if not impossible:
+            break
+        left_out.update(impossible)
+    if mistakes:
+        raise SettingError("\n".join(map(str, mistakes)))
+    return setup.with_problems(map(str, lacks))
+
+
+def machine_of(gpu: str | None, gpu_memory: str | None, ram: str | None, path: str) -> Machine:
+    """This machine with what is described in place of its own.
+
+    Raises:
+        InputError: an unknown card, or no size.
+    """
+    machine = this_machine(path)
+    card: Gpu | None = None
+    if gpu:
+        card = named_gpu(gpu)
+        card = card.with_capacity(gpu_of_size(gpu_memory).capacity_bytes) if gpu_memory else card
+    elif gpu_memory:
+        card = gpu_of_size(gpu_memory)
+    machine = machine.with_gpu(card) if card else machine
+    return machine.with_ram(parse_size(ram)) if ram else machine
+
+
+def _check_values(name: str, extra: Iterable[str], values: Mapping[str, Any]) -> None:
+    allowed = {key: kind for one in compose(name, extra) for key, kind in one.values.items()}
+    problems = []
+    for key, value in values.items():
+        if key not in allowed:
+            owners = [one.name for one in TECHNIQUES.values() if key in one.values]
+            belongs = f"; it belongs to {owners[0]}" if owners else did_you_mean(key, allowed)
+            problems.append(f"values: {key!r} is no value of preset {name!r}{belongs}")
+        elif not (type(value) is allowed[key] or (allowed[key] is float and type(value) is int)):
+            problems.append(f"values: {key}={value!r} must be {allowed[key].__name__}")
+    if problems:
+        raise SettingError("\n".join(problems))
+
+
+def _own_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The user's fields of TrainingArguments, under today's names and each of its field's type."""
+    if not arguments:
+        return {}  # without looking at transformers, which takes seconds to import
+    known = compat.argument_types()
+    own, problems = checked(arguments)
+    for key in own:
+        if key not in known:
+            problems.append(f"{key}: no field of TrainingArguments{did_you_mean(key, known)}")
+    for key in ("per_device_train_batch_size", "gradient_accumulation_steps"):
+        if key in own and own[key] < 1:
+            problems.append(f"{key}={own[key]}: must be a whole number above 0")
+    if problems:
+        raise SettingError("\n".join(f"arguments: {problem}" for problem in problems))
+    return own
+
+
+def _check_numbers(global_batch_size: int | None, sequence_length: int | None, gpus: int, nodes: int) -> None:
+    given = {
+        "global_batch_size": global_batch_size,
+        "sequence_length": sequence_length,
+        "gpus": gpus,
+        "nodes": nodes,
+    }
+    for key, value in given.items():
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise InputError(f"{key}={value!r}: must be a whole number above 0")
+
+
+def _named_model(setup: PresetSetup, facts: ModelFacts | None) -> PresetSetup:
+    if facts is None:
+        return setup
+    origin = {
+        "local": "a local folder",
+        "hub": "the hub, or its cache",
+        "architecture": "a built-in architecture: the hub was not asked, or did not answer",
+    }[facts.origin]
+    setup = setup.put("model.name", facts.name, "asked for").put("model.origin", facts.origin, origin)
+    return setup.put("model.architecture", dict(facts.config), "the model's config values")
+
+
+def _mistakes(
+    setup: PresetSetup, facts: ModelFacts | None, machine: Machine, gpus: int, nodes: int
+) -> tuple[list[Problem], list[Problem]]:
+    """(mistakes that the rules know in `setup`, what they say of this machine's size)."""
+    known = machine if machine.gpu is not None else None  # nobody said that it runs on a CPU
+    found = check(Subject.of_setup(setup, facts, known, gpus=gpus, nodes=nodes, here=False))
+    lacks = [problem for problem in found if RULES[problem.rule].module == "capacity"]
+    return [problem for problem in found if problem not in lacks], lacks

@@ -1,0 +1,150 @@
+"""What `preset()` returns: a setup that can also make TrainingArguments, model and Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from hf_memkit import build
+from hf_memkit.build.model import model_options
+from hf_memkit.compat import current_name
+from hf_memkit.errors import InputError
+from hf_memkit.presets.own import Replaced, without_replaced
+from hf_memkit.training_setup import Setting, TrainingSetup
+
+if TYPE_CHECKING:
+    from transformers import Trainer, TrainingArguments
+
+__all__ = ["PresetSetup"]
+
+
+@dataclass(frozen=True)
+class PresetSetup(TrainingSetup):
+    """A preset resolved for one model and one card, by `hf_memkit.preset`.
+
+    Three ways to use it, from all to little:
+
+    ```python
+    trainer = setup.trainer(output_dir="out", train_dataset=data)   # everything
+    arguments = setup.training_arguments(output_dir="out")          # TrainingArguments; the model is yours
+    arguments = TrainingArguments(output_dir="out", **setup.arguments)  # a plain dictionary
+    ```
+
+    With the second and third, what TrainingArguments cannot say is yours to do: `outside_arguments` lists it, and
+    `install(model)` does the part that belongs on the model.
+
+    Attributes:
+        replaced: what of the preset the user's own arguments took the place of.
+    """
+
+    replaced: tuple[Replaced, ...] = ()
+
+    @property
+    def model_options(self) -> dict[str, Any]:
+        """Keyword arguments for `AutoModelForCausalLM.from_pretrained`, as plain data."""
+        return model_options(self)
+
+    @property
+    def outside_arguments(self) -> tuple[Setting, ...]:
+        """The settings that TrainingArguments cannot say: of the model, its parts, the optimizer, the environment."""
+        inside = {"arguments", "deepspeed", "data"}
+        facts = {"model.name", "model.origin", "model.architecture"}
+        return tuple(s for s in self.settings if s.key.partition(".")[0] not in inside and s.key not in facts)
+
+    def training_arguments(
+        self, output_dir: str, arguments_class: type[TrainingArguments] | None = None, **own: Any
+    ) -> TrainingArguments:
+        """The TrainingArguments. What is given here wins over the preset.
+
+        Args:
+            output_dir: where checkpoints and records go.
+            arguments_class: a subclass, such as `Seq2SeqTrainingArguments` or TRL's `SFTConfig`.
+            own: any of its fields. What went with a value of the preset that they replace goes with it.
+
+        Raises:
+            RunError: transformers refuses them.
+        """
+        setup, mine = self._settled(own)
+        return build.build_arguments(setup, {**mine, "output_dir": output_dir}, arguments_class)
+
+    def _settled(self, own: Mapping[str, Any]) -> tuple[PresetSetup, dict[str, Any]]:
+        """This setup without what the user's own fields replace, and these under today's names."""
+        mine = {current_name(name): value for name, value in own.items()}
+        setup, replaced = without_replaced(self, mine)
+        return replace(setup, replaced=(*self.replaced, *replaced)), mine
+
+    def load_model(self, *, random_weights: bool = False, say: Callable[[str], None] = print) -> Any:
+        """The model with its dtype, quantisation, padded vocabulary, adapters and parts.
+
+        With ZeRO-3, make the TrainingArguments first and keep them: they have the weights split while they are made.
+
+        Args:
+            random_weights: builds the model from its config values instead of loading it.
+            say: told what a person should know, a line a call.
+
+        Raises:
+            InputError: the preset was resolved without a model.
+            MissingPackageError: a package is missing.
+            RunError: the weights cannot be loaded, or a part cannot do its work on this model.
+        """
+        if "model.name" not in self:
+            raise InputError("this preset was made without a model; give preset(…, model=ID or folder), or load yours")
+        build.require_packages(self)
+        model = build.build_model(self, say, random_weights=random_weights)
+        self.install(model)
+        return model
+
+    def install(self, model: Any) -> Callable[[], None]:
+        """Installs the setup's model parts on a model of your own; returns what takes them back.
+
+        Raises:
+            RunError: a part cannot do its work on this model.
+        """
+        return build.install_model_parts(model, self)
+
+    def trainer_options(
+        self, model: Any, arguments: TrainingArguments, processing_class: Any = None, **own: Any
+    ) -> dict[str, Any]:
+        """Keyword arguments for Trainer beside `model` and `args`; your own (`own`) win, your callbacks are kept."""
+        return build.trainer_options(
+            self, model=model, arguments=arguments, processing_class=processing_class, own=own, say=print
+        )
+
+    def trainer(
+        self,
+        output_dir: str,
+        *,
+        model: Any = None,
+        processing_class: Any = None,
+        arguments: Mapping[str, Any] | None = None,
+        trainer_class: type[Trainer] | None = None,
+        arguments_class: type[TrainingArguments] | None = None,
+        **own: Any,
+    ) -> Trainer:
+        """A Trainer with everything that the setup asks for, made in the order that works.
+
+        Args:
+            output_dir: where checkpoints and records go.
+            model: a model of your own, on which the parts are installed; None: the preset's, loaded.
+            processing_class: tokenizer or processor, as Trainer takes it.
+            arguments: fields of TrainingArguments that win over the preset's.
+            trainer_class, arguments_class: subclasses to use.
+            own: keyword arguments of Trainer (`train_dataset`, `data_collator`, `callbacks` …). They win too.
+
+        Raises:
+            InputError: no model was given, neither here nor to the preset.
+            MissingPackageError: a package is missing.
+            RunError: something cannot be built.
+        """
+        from transformers import Trainer
+
+        setup, mine = self._settled(arguments or {})
+        build.require_packages(setup)
+        made = build.build_arguments(setup, {**mine, "output_dir": output_dir}, arguments_class)
+        if model is None:
+            model = setup.load_model()
+        else:
+            setup.install(model)
+        options = setup.trainer_options(model, made, processing_class, **own)
+        return (trainer_class or Trainer)(model=model, args=made, **options)

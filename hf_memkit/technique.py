@@ -1,0 +1,149 @@
+"""Techniques: one way to save memory each, in a registry that presets, recipes, docs and tests read.
+
+A technique is a function `(setup, job) -> setup`, registered by the decorator `technique`. It puts settings with their
+reasons, and never touches a live object. The functions stand in `hf_memkit/techniques/`, one file a family, and
+`hf_memkit/zero/techniques.py`; importing `hf_memkit.techniques` and that fills the registry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, get_args
+
+from hf_memkit.errors import InputError, did_you_mean
+from hf_memkit.job import Job
+from hf_memkit.training_setup import TrainingSetup
+
+__all__ = ["FAMILIES", "TECHNIQUES", "Family", "Proof", "Technique", "find_technique", "in_order", "technique"]
+
+Apply = Callable[[TrainingSetup, Job], TrainingSetup]
+
+Proof = Literal["cpu", "curve", "gpu"]
+"""What shows that a technique works: `cpu`: the same result, tested on a CPU. `curve`: another algorithm, whose
+learning curve on real text is kept as evidence. `gpu`: only a card can show it."""
+
+Family = Literal[
+    "precision",
+    "loading",
+    "attention",
+    "adapters",
+    "offload",
+    "replicas",
+    "batch",
+    "optimizers",
+    "checkpointing",
+    "activation_functions",
+    "loss",
+    "compile",
+    "sequences",
+    "evaluation",
+    "allocator",
+]
+FAMILIES: Final[tuple[Family, ...]] = get_args(Family)
+"""In the order in which their techniques are applied, whatever order a preset names them in: what comes later may
+read what came before (an optimizer reads which weights are trained)."""
+
+
+@dataclass(frozen=True)
+class Technique:
+    """One way to save memory. Call it as `(setup, job) -> setup`.
+
+    Attributes:
+        name: in kebab-case; unique.
+        family: the file it stands in, and its page in `docs/techniques/`.
+        saves, costs, not_when: one line each, for a person who chooses.
+        proof: what shows that it works.
+        slot: two techniques of one slot cannot be used together; empty if any number can.
+        packages: what must be installed beyond the core dependencies.
+        values: names and types of what a recipe's variant or `preset(values=…)` may give it.
+        gpu_only: why a CPU cannot show the memory that it saves; empty if a test measures it on a CPU.
+        always_applies: why no rule of `hf_memkit.check` is about it; empty if there is one.
+        apply: puts its settings.
+    """
+
+    name: str
+    family: Family
+    saves: str
+    costs: str
+    not_when: str
+    proof: Proof
+    slot: str
+    packages: tuple[str, ...]
+    values: Mapping[str, type]
+    gpu_only: str
+    always_applies: str
+    apply: Apply = field(repr=False)
+
+    def __call__(self, setup: TrainingSetup, job: Job) -> TrainingSetup:
+        return self.apply(setup, job)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "family": self.family,
+            "saves": self.saves,
+            "costs": self.costs,
+            "not_when": self.not_when,
+            "proof": self.proof,
+            "packages": list(self.packages),
+            "values": {name: kind.__name__ for name, kind in self.values.items()},
+        }
+
+
+TECHNIQUES: Final[dict[str, Technique]] = {}
+"""Every technique by its name, filled by the decorator."""
+
+
+def technique(
+    name: str,
+    *,
+    family: Family,
+    saves: str,
+    costs: str,
+    not_when: str,
+    proof: Proof = "cpu",
+    slot: str | None = None,
+    packages: tuple[str, ...] = (),
+    values: Mapping[str, type] | None = None,
+    gpu_only: str = "",
+    always_applies: str = "",
+) -> Callable[[Apply], Technique]:
+    """Registers the decorated function. `slot` is the family's name if it is not given; "" stands for none.
+
+    Raises:
+        ValueError: there is a technique of this name already, or another one takes a value of the same name.
+    """
+
+    def register(apply: Apply) -> Technique:
+        if name in TECHNIQUES:
+            raise ValueError(f"there are two techniques {name!r}")
+        taken = {value for other in TECHNIQUES.values() if other.slot != used for value in other.values}
+        if twice := taken & set(values or {}):
+            raise ValueError(f"technique {name!r}: values {sorted(twice)} belong to another technique")
+        made = Technique(
+            name, family, saves, costs, not_when, proof, used, packages, dict(values or {}), gpu_only,
+            always_applies, apply,
+        )  # fmt: skip
+        TECHNIQUES[name] = made
+        return made
+
+    used = family if slot is None else slot
+    return register
+
+
+def find_technique(name: str) -> Technique:
+    """The technique called `name`.
+
+    Raises:
+        InputError: there is none.
+    """
+    if name not in TECHNIQUES:
+        raise InputError(f"unknown technique {name!r}{did_you_mean(name, TECHNIQUES)}; `memkit preset list` names all")
+    return TECHNIQUES[name]
+
+
+def in_order(techniques: list[Technique]) -> list[Technique]:
+    """Each once, by family; those of one family in the order given."""
+    unique = list(dict.fromkeys(one.name for one in techniques))
+    return sorted((TECHNIQUES[name] for name in unique), key=lambda one: FAMILIES.index(one.family))

@@ -1,0 +1,39 @@
+"""Activation functions in one operation instead of many."""
+
+from __future__ import annotations
+
+from hf_memkit.job import Job
+from hf_memkit.technique import technique
+from hf_memkit.training_setup import TrainingSetup
+
+__all__ = ["COMPOSED", "activation_of", "fused_gelu"]
+
+COMPOSED = frozenset({"gelu_new", "gelu_fast", "gelu_accurate", "gelu_python", "gelu_python_tanh", "quick_gelu"})
+"""Names in transformers' ACT2FN of functions composed of several operations that one operation computes too
+(transformers 5.23.0: activations.py 324-350)."""
+
+
+def activation_of(config: dict[str, object]) -> str | None:
+    """The name of a model's activation function, under whichever name its config has it; None if under none known."""
+    for name in ("hidden_activation", "hidden_act", "activation_function"):
+        value = config.get(name)
+        if isinstance(value, str):
+            return value
+    return None
+
+
+@technique(
+    "fused-gelu",
+    family="activation_functions",
+    saves="of the tensors kept for a composed GELU (GPT-2's gelu_new) all but its input",
+    costs="nothing: fewer kernels, and the same function up to rounding",
+    not_when="the model's activation function is one operation already (Llama's silu), or torch.compile fuses it",
+)
+def fused_gelu(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """nn.GELU in place of transformers' composed forms (`hf_memkit/parts/fused_gelu.py`)."""
+    name = activation_of(dict(job.model.config)) if job.model is not None else None
+    return setup.put(
+        "model_parts.fused_gelu",
+        {},
+        f"{name or 'a composed GELU'} keeps several tensors as large as the feed-forward layer; one kernel keeps one",
+    )

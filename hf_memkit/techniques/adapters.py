@@ -1,0 +1,93 @@
+"""LoRA and QLoRA: low-rank adapters are trained, the model's own weights are only read."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hf_memkit.job import Job
+from hf_memkit.technique import technique
+from hf_memkit.training_setup import TrainingSetup
+
+__all__ = ["lora", "qlora"]
+
+_VALUES: Final = {"rank": int, "alpha": int, "dropout": float}
+
+_NOT_FULL = (
+    "Only LoRA adapters are trained: the model's own weights stay as they are. What is saved is the adapter; "
+    "merge_and_unload() makes one model of both."
+)
+
+
+@technique(
+    "lora",
+    family="adapters",
+    saves="gradients and optimizer states of the whole model: only low-rank adapters are trained",
+    costs="capacity to learn: it suits a new style or task and not new knowledge; a little time for the adapters",
+    not_when="the model is to be trained as a whole",
+    packages=("peft",),
+    values=_VALUES,
+)
+def lora(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """Low-rank adapters through PEFT (Hu et al. 2021, arXiv 2106.09685); the model's own weights are frozen.
+
+    Saves gradients and optimizer states of the whole model: 12 bytes a parameter of fp32 AdamW training. Costs
+    capacity to learn: only the adapters change, which suits a new style or task and not new knowledge. It is not full
+    training, and must not be called that.
+
+    Values: `rank` (default 16), `alpha` (default 2 × rank), `dropout` (default 0).
+    """
+    return _adapters(setup, job)
+
+
+@technique(
+    "qlora",
+    family="adapters",
+    saves="as lora, and three quarters of the frozen 16-bit weights: 4.13 bits each instead of 16",
+    costs="time: every layer is dequantised each time it is used; the rounding of the frozen weights",
+    not_when="the 16-bit weights fit: lora is faster and exact; or most weights are experts in one tensor, which "
+    "bitsandbytes leaves alone",
+    packages=("peft", "bitsandbytes"),
+    values=_VALUES,
+)
+def qlora(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """LoRA beside weights in 4-bit NormalFloat, doubly quantised (Dettmers et al. 2023, arXiv 2305.14314).
+
+    Saves what LoRA saves, and of every linear layer's weights 16 bits less 4 + 8/64 + 32/(64 × 256). Embeddings, the
+    output layer, norms and biases keep 16 bits. Costs time, and the rounding of the weights: what the adapters learn
+    is learnt beside the rounded ones.
+
+    Values: as `lora`.
+    """
+    dtype = "bfloat16" if job.bf16 else "float16"
+    return _adapters(setup, job).put(
+        "model.quantization",
+        {
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_use_double_quant": True,
+            "bnb_4bit_compute_dtype": dtype,
+        },
+        f"NF4 because bitsandbytes' default fp4 rounds a third worse; doubly quantised: 0.37 bits a weight less; "
+        f"products in {dtype}, which {job.card} computes in: the default is fp32, also under autocast",
+    )
+
+
+def _adapters(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    rank = int(job.values.get("rank", 16))
+    alpha, dropout = int(job.values.get("alpha", 2 * rank)), float(job.values.get("dropout", 0.0))
+    return setup.put_all(
+        "adapter",
+        {
+            "task_type": ("CAUSAL_LM", "a causal language model"),
+            "r": (rank, "asked for" if "rank" in job.values else "enough for most tasks at a few MB"),
+            "lora_alpha": (
+                alpha,
+                "asked for" if "alpha" in job.values else "twice the rank: the update keeps its scale",
+            ),
+            "lora_dropout": (
+                dropout,
+                "asked for" if "dropout" in job.values else "none: the adapters are small already",
+            ),
+            "target_modules": ("all-linear", "every linear layer of the blocks, not attention alone"),
+        },
+    ).with_notes(_NOT_FULL)

@@ -1,0 +1,71 @@
+"""Which implementation of attention the model is loaded with."""
+
+from __future__ import annotations
+
+from hf_memkit.job import Job
+from hf_memkit.technique import technique
+from hf_memkit.techniques.attention_bytes import attention_heads, eager_bytes_of_score, score_bytes
+from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.units import format_gib
+
+__all__ = ["eager_attention", "flash_attention", "sdpa_attention"]
+
+_KEY = "model.attn_implementation"
+
+
+@technique(
+    "sdpa-attention",
+    family="attention",
+    saves="the attention scores: heads × length² numbers a sequence and layer",
+    costs="nothing: it is what transformers takes by default where the model has it",
+    not_when="attention weights are wanted (output_attentions)",
+)
+def sdpa_attention(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """torch's scaled_dot_product_attention: its flash or memory-efficient kernel keeps no scores."""
+    return setup.put(_KEY, "sdpa", f"no attention scores are kept{_avoided(job)}").with_notes(
+        "Attention: a padding mask rules out torch's flash kernel and leaves the memory-efficient one, which keeps "
+        "the mask, length² numbers a sequence; batches without padding (packed, or of one length) need none."
+    )
+
+
+@technique(
+    "flash-attention",
+    family="attention",
+    saves="the attention scores, and with padding also the mask",
+    costs="a package of its own; 16-bit numbers only",
+    not_when="the card is older than Ampere, the weights and the computation are fp32, or heads are wider than 256",
+    proof="gpu",
+    packages=("flash_attn",),
+    gpu_only="its kernels run on cards only",
+)
+def flash_attention(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """The flash-attn package (Dao 2023, arXiv 2307.08691)."""
+    problems = []
+    gpu = job.machine.gpu
+    if gpu is not None and not gpu.bf16:
+        problems.append(f"flash-attention needs a card of Ampere or later; {gpu.name} is older")
+    return setup.put(
+        _KEY, "flash_attention_2", f"no attention scores and no mask are kept{_avoided(job)}"
+    ).with_problems(problems)
+
+
+@technique(
+    "eager-attention",
+    family="attention",
+    saves="nothing: it keeps every attention score, and is there to look at them or to compare with",
+    costs="heads × length² numbers a sequence and layer",
+    not_when="memory matters",
+)
+def eager_attention(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """Attention written out in torch operations: weights can be returned (output_attentions)."""
+    return setup.put(_KEY, "eager", "attention weights can be looked at")
+
+
+def _avoided(job: Job) -> str:
+    """What eager attention would keep for this job, if the model is known."""
+    heads = attention_heads(job.model) if job.model is not None else None
+    if job.model is None or heads is None:
+        return ""
+    each = eager_bytes_of_score(2, softmax_fp32=False, dropout=False)
+    kept = score_bytes(job.micro_batch_size, heads, job.sequence_length, job.model.layers, bytes_of_score=each)
+    return f": written out in 16 bits they would take at least {format_gib(kept)} without checkpointing"

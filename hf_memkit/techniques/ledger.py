@@ -1,0 +1,169 @@
+"""What a finished setup needs, a row a term: computed from its settings, whatever techniques put them there.
+
+The formulas are the thin ones that the choice of a variant and of a micro-batch needs; each family has its own in a
+module without torch. They are computed, not measured, and every row names its source. What DeepSpeed holds comes from
+`hf_memkit.zero.ledger` instead, by the techniques that bring it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hf_memkit.job import Job, process_row
+from hf_memkit.ledger import Row
+from hf_memkit.models import ModelFacts
+from hf_memkit.techniques.activation_rows import activation_rows, checkpoint_mode
+from hf_memkit.techniques.adapter_sizes import (
+    adapter_parameters,
+    copied_parameters,
+    dequantised_bytes,
+    offloaded_parameters,
+    quantised_bytes,
+)
+from hf_memkit.techniques.attention_bytes import kept_scores_bytes
+from hf_memkit.techniques.loss_bytes import loss_bytes
+from hf_memkit.techniques.optimizer_states import gradient_bytes, state_source, states_of, step_temporary_bytes
+from hf_memkit.training_setup import TrainingSetup
+
+__all__ = ["rows"]
+
+_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def rows(setup: TrainingSetup, job: Job) -> tuple[Row, ...]:
+    """The terms of `setup`'s ledger that its techniques did not bring themselves; none where no model is known."""
+    model = job.model
+    if model is None:
+        return ()
+    if "deepspeed.config" in setup:
+        return _activations(setup, job, model)
+    weights = _adapters(setup, model) if setup.section("adapter") else _full(setup, model)
+    states = (*weights, *_trained(setup, model))
+    loading = Row(
+        "host", "weights", "weights while loading", _weight_bytes(setup) * model.parameters * job.gpus,
+        "read on the CPU first",
+    )  # fmt: skip
+    return (*states, *_replicas(states, job), loading, *_activations(setup, job, model), process_row(job.gpus))
+
+
+def _weight_bytes(setup: TrainingSetup) -> int:
+    return _BYTES[setup.get("model.dtype", "float32")]
+
+
+def _full(setup: TrainingSetup, model: ModelFacts) -> tuple[Row, ...]:
+    size = _weight_bytes(setup)
+    found = [Row("device", "weights", f"{8 * size}-bit weights", size * model.parameters, f"{size} bytes a parameter")]
+    if size == 4 and (setup.get("arguments.bf16") is True or setup.get("arguments.fp16") is True):
+        # Autocast's copies live as long as its context, which ends with the forward pass, and as long as backward
+        # needs them: a checkpointed layer makes its own again.
+        copies = checkpoint_mode(setup)[0] == "none"
+        found.append(
+            Row(
+                "device", "weights", "16-bit copies that autocast keeps", 2 * model.parameters,
+                "2 bytes a parameter (torch: aten/src/ATen/autocast_mode.cpp, cached_cast)",
+                "backward" if copies else "forward",
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def _adapters(setup: TrainingSetup, model: ModelFacts) -> tuple[Row, ...]:
+    """The frozen weights and the adapters beside them."""
+    size, adapter, quantization = _weight_bytes(setup), setup.section("adapter"), setup.get("model.quantization")
+    bits = f"{8 * size}-bit"
+    if quantization is None:
+        each = f"{size} bytes a parameter"
+        frozen = [Row("device", "weights", f"frozen {bits} weights", size * model.parameters, each)]
+    else:
+        parts = quantised_bytes(model, quantization, size)
+        source = "bitsandbytes: functional.py, quantize_4bit; transformers: quantizers/base.py"
+        frozen = [
+            Row("device", "weights", "quantised weights", parts.codes, source),
+            Row("device", "weights", "their scales and tables", parts.statistics, source),
+            Row("device", "weights", f"{bits}: embeddings, norms, output layer", parts.kept, source),
+            Row(
+                "device", "buffers", "one layer's weights, dequantised", dequantised_bytes(model, quantization, size),
+                "bitsandbytes: autograd/_functions.py, MatMul4Bit", "backward",
+            ),
+        ]  # fmt: skip
+    count = adapter_parameters(model, adapter)
+    found = [Row("device", "weights", "adapters, fp32", 4 * count, "4 bytes an adapter parameter (PEFT casts up)")]
+    if copied := copied_parameters(model, adapter):
+        found.append(
+            Row("device", "weights", "trained copies of modules_to_save", 4 * copied, "peft: ModulesToSaveWrapper")
+        )
+    return (*frozen, *found)
+
+
+def _trained(setup: TrainingSetup, model: ModelFacts) -> tuple[Row, ...]:
+    """Gradients and optimizer states of what is trained."""
+    of = " of the adapters" if setup.section("adapter") else ""
+    size, source = gradient_bytes(setup, model)
+    gradients = Row("device", "gradients", f"gradients{of}", size, source)
+    if "trainer_parts.cpu_offload_optimizer" in setup:
+        return _offloaded(setup, model, gradients)
+    states = states_of(setup, model)
+    found = [gradients]
+    if states.quantised:
+        found.append(
+            Row("device", "optimizer", f"quantised states{of}", states.quantised, state_source(setup))
+        )  # fmt: skip
+    if states.plain:
+        what = "states that are not quantised" if states.quantised else "optimizer states"
+        found.append(Row("device", "optimizer", f"{what}{of}", states.plain, state_source(setup)))
+    if temporary := step_temporary_bytes(setup, model):
+        found.append(
+            Row(
+                "device", "optimizer", "temporaries of the foreach form", temporary,
+                "one more copy of what is trained (torch: optim/adam.py, _multi_tensor_adam)", "optimizer",
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def _offloaded(setup: TrainingSetup, model: ModelFacts, gradients: Row) -> tuple[Row, ...]:
+    """torchao's CPUOffloadOptimizer: weights' and gradients' copies page-locked, states in RAM."""
+    size = _weight_bytes(setup)
+    moved, stays = offloaded_parameters(model.sizes)
+    source = "torchao: optim/cpu_offload.py"
+    options = setup["trainer_parts.cpu_offload_optimizer"]
+    kept = gradients if not options.get("offload_gradients") else None
+    return tuple(
+        row
+        for row in (
+            kept,
+            Row("device", "optimizer", "states of small parameters", 2 * size * stays, source),
+            Row("pinned", "weights", "copies of the weights", size * moved, source),
+            Row("pinned", "gradients", "copies of the gradients", size * moved, source),
+            Row("host", "optimizer", "AdamW moments", 2 * size * moved, source),
+        )
+        if row is not None
+    )
+
+
+def _replicas(states: tuple[Row, ...], job: Job) -> tuple[Row, ...]:
+    if job.processes == 1:
+        return ()
+    gradients = sum(row.size_bytes for row in states if row.place == "device" and row.category == "gradients")
+    return (
+        Row(
+            "device", "buffers", "gradient buckets of DistributedDataParallel", gradients,
+            "as large as the gradients, kept beside them (torch:nn/parallel/distributed.py, gradient_as_bucket_view)",
+        ),
+    )  # fmt: skip
+
+
+def _activations(setup: TrainingSetup, job: Job, model: ModelFacts) -> tuple[Row, ...]:
+    """Activations as they are checkpointed, attention scores if they are kept, and the loss."""
+    found = list(activation_rows(setup, job, model))
+    if scores := kept_scores_bytes(setup, job):
+        checkpointed = checkpoint_mode(setup)[0] in ("every-layer", "offloaded")
+        found.append(
+            Row(
+                "device", "activations", "attention scores of eager attention",
+                scores // model.layers if checkpointed else scores,
+                "micro-batch × heads × length² a layer (hf_memkit/techniques/attention_bytes.py)", "backward",
+            )
+        )  # fmt: skip
+    size, term, source = loss_bytes(setup, job)
+    return (*found, Row("device", "loss", term, size, source, "backward"))

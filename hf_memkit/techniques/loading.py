@@ -1,0 +1,113 @@
+"""How the weights come off the disk, and how the data come to the card."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hf_memkit.job import Job
+from hf_memkit.technique import technique
+from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.units import MIB
+
+__all__ = [
+    "DEFAULT_WORKERS",
+    "PREFETCH",
+    "low_host_ram",
+    "pinned_workers",
+    "prefetched_bytes",
+    "training_dtype",
+]
+
+DEFAULT_WORKERS: Final = 2
+PREFETCH: Final = 2
+"""Batches that a worker makes ahead: torch's default (torch/utils/data/dataloader.py, `prefetch_factor`)."""
+
+_COLUMNS: Final = 3
+_TOKEN_BYTES: Final = 8
+"""Token IDs, labels and attention mask, int64 each, as transformers' collators make them."""
+
+
+@technique(
+    "load-in-training-dtype",
+    family="loading",
+    saves="RAM, and the surprise of a 16-bit model: each tensor is read in the dtype that it trains in",
+    costs="nothing",
+    not_when="the weights are loaded quantised: their dtype is the quantisation's",
+)
+def training_dtype(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """`dtype` said at load: what the precision decided, or else fp32.
+
+    transformers 5 takes the checkpoint's own dtype where none is given (modeling_utils.py, `dtype = "auto"`): a
+    checkpoint saved in fp16 then trains with fp16 weights, in which AdamW ends in NaN.
+    """
+    decided = setup.get("model.dtype")
+    if decided is None:
+        return setup.put(
+            "model.dtype", "float32", "no precision was chosen, and the checkpoint's own dtype is not to choose it"
+        )
+    return setup.put("model.dtype", decided, f"read as {decided}: no copy in the checkpoint's dtype is made first")
+
+
+@technique(
+    "low-host-ram",
+    family="loading",
+    saves="the copy of the weights in RAM: each tensor goes from the file straight to the card",
+    costs="nothing; ZeRO-3 has a way of its own",
+    not_when="DeepSpeed's ZeRO-3 or FSDP loads the model, or the checkpoint is no safetensors file",
+    slot="",
+    gpu_only="on a CPU the weights have to be in RAM in any case",
+    proof="gpu",
+)
+def low_host_ram(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """Weights mapped from safetensors files and put on this process's card tensor by tensor.
+
+    Without it every process first makes a whole model in RAM, converted to the training dtype, and Trainer moves it.
+    ZeRO-3 refuses it: rule device-map-with-stage-3.
+    """
+    return setup.put_all(
+        "model",
+        {
+            "device_map": ("cuda", "the whole model on this process's card, without a copy in RAM"),
+            "use_safetensors": (True, "a pickled checkpoint cannot be read tensor by tensor"),
+        },
+    )
+
+
+@technique(
+    "pinned-workers",
+    family="loading",
+    saves="time, not memory: batches are made and page-locked while the card computes",
+    costs="RAM: a process a worker, and `workers × 2` batches ahead; twice that while evaluating",
+    not_when="there is no card, or batches cost nothing to make (tokens already in memory)",
+    slot="",
+    values={"data_workers": int},
+    gpu_only="it takes RAM rather than saving it; the page-locked copy needs a card",
+)
+def pinned_workers(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """Data loader workers that stay, with page-locked batches. Value: `data_workers` (2, at most the cores)."""
+    asked = int(job.values.get("data_workers", DEFAULT_WORKERS))
+    if asked < 1:
+        return setup.with_problems([f"pinned-workers: data_workers={asked}, and at least one is needed"])
+    cores = max(1, job.machine.cpu_count // job.gpus)
+    workers = min(asked, cores)
+    reason = f"{workers} processes make batches while the card computes"
+    if workers < asked:
+        reason += f"; {asked} would be more than the {cores} cores of each of {job.gpus} processes"
+    ahead = prefetched_bytes(workers, job.micro_batch_size, job.sequence_length)
+    return setup.put_all(
+        "arguments",
+        {
+            "dataloader_num_workers": (workers, reason),
+            "dataloader_pin_memory": (True, "page-locked batches are copied to the card while it computes"),
+            "dataloader_persistent_workers": (True, "workers are not started anew for every epoch"),
+            "dataloader_prefetch_factor": (
+                PREFETCH,
+                f"{workers} × {PREFETCH} batches ahead: {ahead / MIB:.1f} MiB of tokens, labels and masks",
+            ),
+        },
+    )
+
+
+def prefetched_bytes(workers: int, micro_batch_size: int, sequence_length: int, prefetch: int = PREFETCH) -> int:
+    """Bytes of the batches that workers hold ready: workers × prefetch × sequences × tokens × 3 columns × 8 bytes."""
+    return workers * prefetch * micro_batch_size * sequence_length * _COLUMNS * _TOKEN_BYTES

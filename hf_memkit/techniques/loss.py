@@ -1,0 +1,59 @@
+"""The loss over the vocabulary, without the logits of a whole batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hf_memkit.job import Job
+from hf_memkit.technique import technique
+from hf_memkit.techniques.loss_bytes import chunk_tokens_for
+from hf_memkit.training_setup import TrainingSetup
+
+__all__ = ["chunked_loss", "liger"]
+
+
+@technique(
+    "chunked-loss",
+    family="loss",
+    saves="the logits of a batch: 12 bytes × tokens × vocabulary at the peak become those of one chunk",
+    costs="one more product with the output embedding (Liger's kernel on a card: none)",
+    not_when="something needs the logits in training (distillation, compute_loss_func), or a batch is one chunk",
+    values={"chunk_tokens": int, "label_smoothing": float},
+)
+def chunked_loss(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """Fused or chunked linear cross-entropy for any causal language model (`hf_memkit/parts/chunked_loss.py`).
+
+    Values: `chunk_tokens` (default: `chunk_tokens_for` the vocabulary), `label_smoothing` (default 0), which takes the
+    place of Trainer's label_smoothing_factor.
+    """
+    options: dict[str, Any] = {}
+    reason = "the loss is summed over chunks of tokens, and the logits of a batch are never made"
+    if "chunk_tokens" in job.values:
+        options["chunk_tokens"] = int(job.values["chunk_tokens"])
+    elif job.model is not None:
+        options["chunk_tokens"] = chunk_tokens_for(job.model.vocabulary)
+        mib = 4 * options["chunk_tokens"] * job.model.vocabulary / 2**20
+        reason += f"; {options['chunk_tokens']} tokens of {job.model.vocabulary} words are {mib:.0f} MiB in fp32"
+    if job.values.get("label_smoothing"):
+        options["label_smoothing"] = float(job.values["label_smoothing"])
+        reason += "; smoothed here, because label_smoothing_factor would make Trainer ask for all logits"
+    return setup.put("model_parts.chunked_loss", options, reason)
+
+
+@technique(
+    "liger",
+    family="loss",
+    saves="the logits of a batch, and temporaries of norms, rotary embeddings and gated feed-forwards",
+    costs="nothing known; it changes classes of transformers for the whole process",
+    not_when="the model type is not among Liger's: it would silently do nothing (GPT-2: take chunked-loss)",
+    proof="gpu",
+    packages=("liger_kernel",),
+    gpu_only="its kernels are written in Triton, which runs on cards only",
+)
+def liger(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """Liger's kernels for the whole model, through Trainer's own switch (Hsu et al. 2024, arXiv 2410.10989)."""
+    return setup.put(
+        "arguments.use_liger_kernel",
+        True,
+        "Liger's kernels: loss without logits, norms, rotary embeddings and feed-forwards with fewer temporaries",
+    )

@@ -1,0 +1,99 @@
+"""Optimizers for batches so large that AdamW's and SGD's learning rates no longer carry over."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+from hf_memkit.job import Job
+from hf_memkit.technique import technique
+from hf_memkit.training_setup import TrainingSetup
+
+__all__ = ["lamb", "lars"]
+
+_PART = "hf_memkit.parts.large_batch_optimizers"
+_VALUES = {"reference_batch_size": int, "reference_learning_rate": float}
+
+_WARM_UP = 0.1
+"""Share of the steps where no reference is given: enough for batches of thousands (You et al. 2017, section 5)."""
+
+_LARS_WARM_UP = 0.05
+"""Goyal et al. 2017, arXiv 1706.02677, section 2.2: five epochs of ninety."""
+
+_LAMB_WARM_UP, _LAMB_LONGEST = 1 / 320, 1 / 5
+"""You et al. 2019, arXiv 1904.00962, table 4: from 1/320 of the steps at the reference batch, in proportion to the
+batch, to 1/5 at 64 times that."""
+
+
+def _sequences(setup: TrainingSetup, job: Job) -> int:
+    micro = int(setup.get("arguments.per_device_train_batch_size", job.micro_batch_size))
+    accumulation = int(setup.get("arguments.gradient_accumulation_steps", job.accumulation))
+    return micro * accumulation * job.processes
+
+
+def _rate(setup: TrainingSetup, job: Job, factor: float, law: str, warm_up: float, why: str) -> TrainingSetup:
+    rate = job.values.get("reference_learning_rate")
+    if rate is not None and "reference_batch_size" in job.values:
+        setup = setup.put("arguments.learning_rate", float(rate) * factor, law)
+    return setup.put("arguments.warmup_steps", warm_up, why)
+
+
+@technique(
+    "lars",
+    family="optimizers",
+    saves="one of AdamW's two moments; a batch of many sequences needs fewer steps",
+    costs="a learning rate to be found, and trust ratios that read every weight twice; the curve is in the docs",
+    not_when="the batch is not in the thousands, or the model is a transformer: take LAMB, or AdamW",
+    proof="curve",
+    packages=("bitsandbytes",),
+    values={**_VALUES, "momentum": float},
+)
+def lars(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """SGD with momentum whose step is limited by each matrix's own norm (You et al. 2017, arXiv 1708.03888).
+
+    With `reference_learning_rate` and `reference_batch_size` the learning rate grows in proportion to the batch and is
+    warmed up (Goyal et al. 2017, arXiv 1706.02677, sections 2.1 and 2.2). What bitsandbytes would never move,
+    parameters that start at zero, moves (`hf_memkit.parts.large_batch_optimizers`).
+    """
+    reference = int(job.values.get("reference_batch_size", 0))
+    sequences = _sequences(setup, job)
+    setup = setup.put_all(
+        "optimizer",
+        {
+            "class": (f"{_PART}:LARS", "one fp32 moment, and a trust ratio for each matrix"),
+            "takes": (["lr"], "LARS has no betas and no epsilon"),
+            "momentum": (float(job.values.get("momentum", 0.9)), "bitsandbytes refuses LARS without momentum"),
+        },
+    )
+    factor = sequences / reference if reference else 1.0
+    law = f"in proportion to the batch: {sequences} sequences against {reference} (Goyal et al. 2017, section 2.1)"
+    share = _LARS_WARM_UP if reference else _WARM_UP
+    why = "five epochs of ninety (Goyal et al. 2017, section 2.2)" if reference else "a large batch needs a warm-up"
+    return _rate(setup, job, factor, law, share, why)
+
+
+@technique(
+    "lamb",
+    family="optimizers",
+    saves="no states: two fp32 moments; a batch of many sequences needs fewer steps",
+    costs="trust ratios that read every weight twice; the curve is in the docs",
+    not_when="the batch is not in the thousands: AdamW does as well",
+    proof="curve",
+    packages=("bitsandbytes",),
+    values=_VALUES,
+)
+def lamb(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """Adam whose step is limited by each matrix's own norm (You et al. 2019, arXiv 1904.00962).
+
+    With `reference_learning_rate` and `reference_batch_size` the learning rate grows with the square root of the
+    batch, and the warm-up in proportion to it, as in the paper's section 4 and table 4. What bitsandbytes would never
+    move, parameters that start at zero, moves (`hf_memkit.parts.large_batch_optimizers`).
+    """
+    reference = int(job.values.get("reference_batch_size", 0))
+    sequences = _sequences(setup, job)
+    setup = setup.put("optimizer.class", f"{_PART}:LAMB", "two fp32 moments, and a trust ratio for each matrix")
+    setup = setup.put("arguments.adam_epsilon", 1e-6, "the paper's (You et al. 2019, algorithm 2)")
+    factor = sequences / reference if reference else 1.0
+    law = f"with the square root of the batch: {sequences} sequences against {reference} (You et al. 2019, section 4)"
+    share = min(_LAMB_LONGEST, factor * _LAMB_WARM_UP) if reference else _WARM_UP
+    why = "in proportion to the batch (You et al. 2019, table 4)" if reference else "a large batch needs a warm-up"
+    return _rate(setup, job, sqrt(factor), law, share, why)

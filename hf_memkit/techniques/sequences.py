@@ -1,0 +1,122 @@
+"""Fewer padding tokens: padding to a multiple, batches of like lengths, several sequences in a row."""
+
+from __future__ import annotations
+
+from hf_memkit.errors import SettingError
+from hf_memkit.job import Job
+from hf_memkit.technique import technique
+from hf_memkit.techniques.sequence_sizes import multiple_for, odd_sizes, packed_mask_bytes
+from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.units import format_gib
+
+__all__ = ["length_grouped", "packing", "pad_to_multiple", "padding_free"]
+
+_COMPILED_MULTIPLE = 128
+
+
+@technique(
+    "pad-to-multiple",
+    family="sequences",
+    slot="collator",
+    saves="the padding of every batch up to the longest sample of the whole data set",
+    costs="a few tokens of padding a sample, up to the multiple",
+    not_when="all samples have one length already (packed, or recipes)",
+    values={"pad_multiple": int},
+)
+def pad_to_multiple(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """A collator that pads each batch to its own longest sample, rounded up to what the card multiplies fast.
+
+    Value: `pad_multiple` (default 8, 64 on A100, H100 and later of their kind, 128 with torch.compile).
+
+    Raises:
+        SettingError: `pad_multiple` is below 1.
+    """
+    if "pad_multiple" in job.values:
+        multiple, why = int(job.values["pad_multiple"]), "given"
+        if multiple < 1:
+            raise SettingError(f"pad_multiple={multiple}: must be at least 1")
+    elif setup.get("arguments.torch_compile"):
+        multiple, why = _COMPILED_MULTIPLE, "few shapes, so that little is compiled again"
+    else:
+        multiple, why = multiple_for(job.machine.gpu)
+    if multiple % 8 and multiple > 1:
+        setup = setup.with_notes(f"{multiple} is no multiple of 8, which tensor cores need to be fast.")
+    if job.model is not None:
+        for odd in odd_sizes(job.model, multiple_for(job.machine.gpu)[0]):
+            setup = setup.with_notes(f"Slower on tensor cores than it could be: {odd}.")
+    return setup.put("trainer_parts.pad_batches", {"multiple": multiple}, why)
+
+
+@technique(
+    "length-grouped",
+    family="sequences",
+    slot="sampling",
+    saves="padding: a batch holds samples of about one length",
+    costs="batches are less random, and the first one is the longest; lengths are counted before training begins",
+    not_when="samples are packed, padding-free or of one length, or the predictions' order matters",
+)
+def length_grouped(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """`train_sampling_strategy="group_by_length"`, and a look whether that groups anything."""
+    return setup.put(
+        "arguments.train_sampling_strategy", "group_by_length",
+        "samples of like length share a batch, within 50 batches drawn at random (transformers: trainer_pt_utils.py)",
+    ).put(
+        "trainer_parts.check_length_grouping", {},
+        "stops the run where Trainer would not group (an IterableDataset), or all lengths are equal",
+    ).with_notes(
+        "Evaluations are grouped by length too: an eval_loss, which is the mean of its batches' losses whatever their "
+        "tokens, is another number than with batches in the data set's order."
+    )  # fmt: skip
+
+
+@technique(
+    "packing",
+    family="sequences",
+    slot="collator",
+    saves="padding: rows of one fixed length hold as many whole samples as fit",
+    costs="without flash attention a mask of tokens × tokens a row, and attention over it",
+    not_when="the model does not build its mask from position ids (tried before training), or samples fill rows alone",
+    values={"pack_length": int},
+)
+def packing(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """A collator that packs the samples of a micro-batch into rows of `pack_length` tokens.
+
+    Value: `pack_length` (default: the sequence length). Give a larger `per_device_train_batch_size`: it counts
+    samples, and fewer rows come out.
+
+    Raises:
+        SettingError: `pack_length` is below 2, or the model has fewer positions.
+    """
+    length = int(job.values.get("pack_length", job.sequence_length))
+    longest = job.model.maximum_length if job.model is not None else None
+    if length < 2 or (longest is not None and length > longest):
+        most = f" and at most {longest}" if longest is not None else ""
+        raise SettingError(f"pack_length={length}: must be at least 2{most}")
+    return setup.put(
+        "trainer_parts.packed_batches", {"length": length},
+        f"rows of {length} tokens; position ids that begin again keep the samples of a row apart",
+    )  # fmt: skip
+
+
+@technique(
+    "padding-free",
+    family="sequences",
+    slot="collator",
+    saves="all padding: the samples of a micro-batch stand in one row, as long as they are together",
+    costs="without flash attention a mask of tokens × tokens over the whole micro-batch, and attention over it",
+    not_when="there is no flash attention and micro-batches are large, or the model does not build its mask from "
+    "position ids (tried before training)",
+)
+def padding_free(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """A collator that makes one row of a micro-batch, with position ids that begin again at each sample."""
+    attention = str(setup.get("model.attn_implementation", ""))
+    if "flash" not in attention:
+        mask = packed_mask_bytes(job.tokens)
+        setup = setup.with_notes(
+            f"Without flash attention {job.tokens} tokens in a row take a mask of {job.tokens}² bytes "
+            f"({format_gib(mask)}), and attention computes all of it: add flash-attention where the card has it."
+        )
+    return setup.put(
+        "trainer_parts.packed_batches", {},
+        "one row a micro-batch; position ids that begin again keep the samples apart",
+    )  # fmt: skip

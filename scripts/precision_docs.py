@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Writes the tables of docs/techniques/precision.md and loading.md from formulas and evidence; --check only compares.
+
+.venv/bin/python scripts/precision_docs.py [--check]
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from hf_memkit.techniques.precision import PARAMETER_BYTES  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = ROOT / "docs" / "techniques"
+
+
+def bytes_table() -> str:
+    """Bytes a parameter, as `PARAMETER_BYTES` has them and tests measure them."""
+    lines = [
+        "| technique | weight | gradient | AdamW's moments | elsewhere | between two steps | copies under autocast |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, each in PARAMETER_BYTES.items():
+        columns = (each.weights, each.gradients, each.states, each.elsewhere, each.held, each.copies)
+        lines.append(f"| `{name}` | {' | '.join(str(number) if number else '–' for number in columns)} |")
+    return "\n".join(lines)
+
+
+def accumulation_table() -> str:
+    """What summing micro-gradients in bf16 costs."""
+    found = json.loads((RESULTS / "bf16_accumulation.json").read_text())
+    lines = [
+        "| micro-batches a step | error of the bf16 sum | error of bf16 arithmetic | difference between two batches |",
+        "|---|---|---|---|",
+    ]
+    for row in found["rows"]:
+        lines.append(
+            f"| {row['micro_batches']} | {_percent(row['sum'])} | {_percent(row['arithmetic'])} | "
+            f"{_percent(row['noise'])} |"
+        )
+    model, micro = found["model"], found["micro_batch"]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Norms over all {model['parameters']:,} parameters of a GPT-2 of {model['n_layer']} layers and width "
+            f"{model['n_embd']}, after {found['trained']['steps']} steps on real text (loss "
+            f"{found['trained']['loss']:.2f}); micro-batches of {micro['sequences']} × {micro['tokens']} tokens, the "
+            f"median of {found['seeds']} windows. Measured on a CPU with torch {found['versions']['torch']}: "
+            f"`benchmarks/results/bf16_accumulation.json`, made by `{found['command']}`.",
+        ]
+    )
+
+
+def loading_table() -> str:
+    """RAM that a load takes, by the form in which it is done."""
+    found = json.loads((RESULTS / "loading_ram.json").read_text())
+    lines = [
+        "| load | weights, MiB | the process's own, MiB | file pages, MiB | peak, MiB |",
+        "|---|---|---|---|---|",
+    ]
+    for row in found["rows"]:
+        numbers = (row["weights_mib"], row["anonymous_mib"], row["mapped_mib"], row["peak_mib"])
+        lines.append(f"| {row['load']} | {' | '.join(f'{number:.0f}' for number in numbers)} |")
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Added by `from_pretrained` (`from_config` without a file) in a process of its own, transformers "
+            f"{found['versions']['transformers']}, Linux: `benchmarks/results/loading_ram.json`, made by "
+            f"`{found['command']}`.",
+        ]
+    )
+
+
+def pages() -> dict[Path, str]:
+    """Each page as it should be."""
+    tables = {
+        PAGES / "precision.md": {"bytes": bytes_table(), "accumulation": accumulation_table()},
+        PAGES / "loading.md": {"loading": loading_table()},
+    }
+    return {page: _filled(page, blocks) for page, blocks in tables.items()}
+
+
+def main(arguments: list[str]) -> int:
+    stale = [(page, text) for page, text in pages().items() if page.read_text() != text]
+    for page, text in stale:
+        if "--check" in arguments:
+            print(f"{page.relative_to(ROOT)} is not what the evidence says: run scripts/precision_docs.py")
+        else:
+            page.write_text(text)
+    return 1 if stale and "--check" in arguments else 0
+
+
+def _filled(page: Path, blocks: dict[str, str]) -> str:
+    text = page.read_text()
+    for name, table in blocks.items():
+        block = re.compile(f"(<!-- evidence: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+        if not block.search(text):
+            raise SystemExit(f"{page}: no block for {name}")
+        text = block.sub(lambda found, table=table: f"{found[1]}{table}\n{found[2]}", text)
+    return text
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g} %"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,129 @@
+"""Section `techniques` of the GPU benchmark: its cases against the registry, and its whole path on a CPU."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import techniques_cases, techniques_child, techniques_section
+from benchmarks.techniques_cases import COVERED, LADDERS, MODELS, UPON, Case, cases, comparisons, rungs
+from hf_memkit.technique import TECHNIQUES
+from tests.conftest import ROOT
+
+STEPS = 3
+
+
+def test_every_technique_has_a_case_or_a_reason_why_not() -> None:
+    measured = {comparison.technique for comparison in comparisons()}
+    assert measured | COVERED.keys() == TECHNIQUES.keys() and not measured & COVERED.keys()
+    named = (
+        {name for ladder in LADDERS.values() for name in ladder} | UPON.keys() | techniques_section.NOT_ON_CPU.keys()
+    )
+    named |= {name for needs in UPON.values() for name in (*needs.techniques, *(needs.base or ()))}
+    assert named <= TECHNIQUES.keys(), f"no techniques: {sorted(named - TECHNIQUES.keys())}"
+    assert len(COVERED) < len(measured) / 4, "a case for nearly every technique"
+
+
+def test_covered_techniques_are_measured_where_it_says() -> None:
+    from benchmarks import deepspeed_section
+
+    presets = {case.name for case in deepspeed_section.cases()}
+    for name, where in COVERED.items():
+        if where.startswith("section deepspeed, case"):
+            assert where.rpartition(" ")[2] in presets, name
+
+
+def test_cases_can_be_composed_and_compared() -> None:
+    every = cases()
+    assert len({case.name for case in every}) == len(every)
+    by_name = {case.name for case in every}
+    for case in every:
+        slots = [TECHNIQUES[name].slot for name in case.techniques if TECHNIQUES[name].slot]
+        assert len(set(slots)) == len(slots), case.name
+        given = {key for name in case.techniques for key in TECHNIQUES[name].values}
+        assert case.values.keys() <= given, case.name
+    for comparison in comparisons():
+        assert {comparison.case.name, comparison.base.name} <= by_name
+        assert comparison.technique in comparison.case.techniques
+        assert comparison.technique not in comparison.base.techniques
+        same = ("model", "data", "evaluates", "cap_gib")
+        assert all(getattr(comparison.case, key) == getattr(comparison.base, key) for key in same)
+
+
+@pytest.mark.parametrize("model", list(LADDERS))
+def test_a_ladder_adds_one_technique_in_each_rung(model: str) -> None:
+    found = rungs(model)
+    assert found[0] == ("defaults", Case(model))
+    assert [adds for adds, _ in found[1:]] == list(LADDERS[model])
+    for (_, below), (adds, rung) in itertools.pairwise(found):
+        new, gone = set(rung.techniques) - set(below.techniques), set(below.techniques) - set(rung.techniques)
+        assert new == {adds}
+        assert {TECHNIQUES[name].slot for name in gone} <= {TECHNIQUES[adds].slot}, "only one of its own slot goes"
+
+
+def test_what_a_child_left_becomes_evidence(tmp_path: Path) -> None:
+    records = [
+        {"kind": "run", "phases": {"load": {"peak_allocated_gib": 1.5}}},
+        {"kind": "step", "step": 1, "step_time_ms": 90.0, "tokens": 100, "peak_allocated_gib": 5.0,
+         "phases": {"forward": {"peak_allocated_gib": 4.0}, "backward": {"peak_allocated_gib": 5.0}},
+         "categories": {"weights_gib": 2.0, "other_gib": 3.0}},
+        {"kind": "step", "step": 2, "step_time_ms": 50.0, "tokens": 100, "peak_allocated_gib": 4.5,
+         "phases": {"forward": {"peak_allocated_gib": 4.5}}},
+        {"kind": "step", "step": 3, "step_time_ms": 50.0, "tokens": 100, "peak_allocated_gib": 4.5},
+        {"kind": "evaluate", "step": 3, "peak_allocated_gib": 7.0},
+    ]  # fmt: skip
+    (tmp_path / "memory-rank0.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (tmp_path / "result.json").write_text(json.dumps({"losses": [9.0, 8.0, 7.0], "expected_steps": 3}))
+    found = techniques_section.conclude(tmp_path, 0, "", STEPS)
+    assert found["status"] == "fits" and found["peak_allocated_gib"] == 5.0 and found["tokens_per_s"] == 2000
+    assert found["phases"] == {"forward": 4.5, "backward": 5.0} and found["categories"]["other_gib"] == 3.0
+    assert found["evaluate_peak_allocated_gib"] == 7.0 and found["load_peak_allocated_gib"] == 1.5
+    (tmp_path / "result.json").write_text(json.dumps({"refused": "no such kernel"}))
+    assert techniques_section.conclude(tmp_path, 0, "", STEPS) == {"status": "refused", "why": "no such kernel"}
+    (tmp_path / "result.json").unlink()
+    message = "Traceback …\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
+    assert techniques_section.conclude(tmp_path, 1, message, STEPS)["status"] == "does not fit"
+
+
+def test_a_case_runs_end_to_end_in_its_own_process(tmp_path: Path) -> None:
+    """The whole path: first weights on disk, setup, child, Trainer, records, evidence; marked as a rehearsal."""
+    name = "gpt2: bf16-autocast + chunked-loss"
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--section", "techniques", "--rehearse"]
+    command += ["--only", name, "--steps", str(STEPS), "--out", str(tmp_path)]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    content = json.loads((tmp_path / "techniques-rehearsal.json").read_text())
+    row = next(row for row in content["cases"] if row["case"] == name)
+    assert content["rehearsal"] and row["status"] == "fits" and row["steps"] == STEPS, row
+    assert len(row["losses"]) == STEPS and row["tokens_per_s"] > 0 and row["optimizer_class"] == "AdamW"
+    assert "peak_allocated_gib" not in row and row["formula_device_gib"] > 0
+
+
+def trained(case: Case, tmp_path: Path) -> dict[str, Any]:
+    """The measured process's own work, in this one."""
+    model = techniques_section.model_folder(case.model, on_cpu=True)
+    if not model.exists():
+        techniques_child.write_model(case.model, str(model), "cpu")
+    setup = techniques_section.make_setup(case, str(model), on_cpu=True)
+    assert not setup.problems
+    job = {"model": str(model), "on_cpu": True, "max_steps": STEPS, "setup": setup.to_json()}
+    assert techniques_child.run(case, MODELS[case.model], tmp_path, job) == 0
+    result: dict[str, Any] = json.loads((tmp_path / "result.json").read_text())
+    assert "refused" not in result, result
+    return result
+
+
+def test_sequences_of_unequal_lengths_count_without_padding(tmp_path: Path) -> None:
+    result = trained(techniques_cases.case("gpt2", (), data="unequal"), tmp_path)
+    assert len(result["losses"]) == STEPS and result["tokens_per_s"] > 0
+
+
+def test_an_evaluation_follows_with_a_metric_that_reads_logits(tmp_path: Path) -> None:
+    result = trained(techniques_cases.case("llama-1b", (), evaluates=True), tmp_path)
+    assert 0 <= result["evaluated"]["eval_accuracy"] <= 1

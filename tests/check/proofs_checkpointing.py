@@ -1,0 +1,290 @@
+"""Proofs about activation checkpointing: a layer that is recomputed runs a second time, inside backward."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    ViTConfig,
+    ViTForImageClassification,
+    set_seed,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+
+from hf_memkit.check.rules.checkpointing import UNSUPPORTED
+from hf_memkit.parts import checkpoint_segments, checkpoint_selective
+from tests.check.real import arguments, refused, rows
+from tests.check.registry import proof
+from tests.memory.live_storages import LiveStorages
+
+_OFTEN = {"use_reentrant": False}
+
+
+def gpt2(layers: int = 4, dropout: float = 0.0, **config: Any) -> GPT2LMHeadModel:
+    set_seed(0)
+    shape = {"vocab_size": 128, "n_positions": 32, "n_embd": 32, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
+    off = {"resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": dropout}
+    return GPT2LMHeadModel(GPT2Config(n_layer=layers, **shape, **off, **config))
+
+
+@contextmanager
+def runs_in_backward(network: nn.Module) -> Iterator[list[int]]:
+    """How often each block of GPT-2 runs inside backward."""
+    blocks = [module for module in network.modules() if isinstance(module, GPT2Block)]
+    counts = [0] * len(blocks)
+
+    def count(index: int) -> Any:
+        def hook(*_: Any) -> None:
+            counts[index] += torch._C._current_graph_task_id() != -1
+
+        return hook
+
+    handles = [block.ln_1.register_forward_pre_hook(count(index)) for index, block in enumerate(blocks)]
+    try:
+        yield counts
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def recomputed(network: nn.Module | None = None, **more: Any) -> list[int]:
+    """How often each layer runs inside backward in one step of Trainer with these arguments."""
+    network = network or gpt2()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        done = Trainer(model=network, args=arguments(None, **more), train_dataset=rows())
+    with runs_in_backward(network) as counts:
+        done.train()
+    return counts
+
+
+def gradients(network: nn.Module, **options: Any) -> dict[str, torch.Tensor | None]:
+    """Gradients of one forward and backward pass from a fixed seed; with options of checkpointing, if any."""
+    if options:
+        network.activation_checkpointing_enable(options)
+    set_seed(1)
+    network.zero_grad()
+    network.train()
+    tokens = torch.stack([row["input_ids"] for row in rows(2)])
+    network(input_ids=tokens, labels=tokens).loss.backward()
+    return {name: None if p.grad is None else p.grad.clone() for name, p in network.named_parameters()}
+
+
+@proof("checkpointing-two-names")
+def two_names() -> None:
+    assert recomputed(gradient_checkpointing=True, activation_checkpointing=False) == [0, 0, 0, 0]
+    assert recomputed(gradient_checkpointing=True) == [1, 1, 1, 1]
+    late = arguments(None)
+    late.gradient_checkpointing = True  # the old name, after the arguments were made
+    network = gpt2()
+    with runs_in_backward(network) as counts:
+        Trainer(model=network, args=late, train_dataset=rows()).train()
+    assert counts == [0, 0, 0, 0]
+
+
+@proof("checkpointing-options-without-switch")
+def options_without_switch() -> None:
+    assert recomputed(activation_checkpointing_kwargs=_OFTEN) == [0, 0, 0, 0]
+    assert recomputed(activation_checkpointing=True, activation_checkpointing_kwargs=_OFTEN) == [1, 1, 1, 1]
+
+
+@proof("checkpointing-reentrant-unset")
+def reentrant_unset() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        network = gpt2()
+        network.transformer.wte.weight.requires_grad_(False)
+        done = Trainer(
+            model=network,
+            args=arguments(
+                None, activation_checkpointing=True, activation_checkpointing_kwargs={"preserve_rng_state": True}
+            ),
+            train_dataset=rows(),
+        )
+        done.train()
+    assert any("use_reentrant parameter should be passed explicitly" in str(one.message) for one in caught)
+    assert "CheckpointFunctionBackward" in _names(network, {"preserve_rng_state": True})
+    assert "CheckpointFunctionBackward" not in _names(network, _OFTEN)
+
+
+def _names(network: Any, options: dict[str, Any]) -> set[str]:
+    """Names of the nodes of the graph."""
+    network.activation_checkpointing_enable(options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loss = network(input_ids=rows(1)[0]["input_ids"][None], labels=rows(1)[0]["input_ids"][None]).loss
+    found, waiting = set(), [loss.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            waiting += [following for following, _ in node.next_functions]
+    return {node.name() for node in found}
+
+
+@proof("checkpointing-reentrant-inputs")
+def reentrant_inputs() -> None:
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    pictures = [{"pixel_values": torch.rand(3, 8, 8), "labels": torch.tensor(1)} for _ in range(4)]
+    found = {}
+    for reentrant in (True, False):
+        set_seed(0)
+        network = ViTForImageClassification(ViTConfig(**shape, image_size=8, patch_size=4, num_labels=2))
+        for parameter in network.vit.embeddings.parameters():
+            parameter.requires_grad_(False)  # as whoever trains the upper part of a model does
+        before = {name: value.clone() for name, value in network.state_dict().items()}
+        options = {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": reentrant}}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            Trainer(model=network, args=arguments(None, **options, max_grad_norm=0.0), train_dataset=pictures).train()
+        found[reentrant] = {n for n, value in network.state_dict().items() if not torch.equal(value, before[n])}
+    assert found[True] and not any(".layers." in name for name in found[True])
+    assert any(".layers." in name for name in found[False])
+
+
+@proof("checkpointing-masks-differ")
+def masks_differ() -> None:
+    network = gpt2(2, dropout=0.5)
+    plain = gradients(network)
+    same = gradients(network, use_reentrant=False)
+    other = gradients(network, use_reentrant=False, preserve_rng_state=False)
+    name = "transformer.h.0.mlp.c_fc.weight"
+    assert torch.equal(plain[name], same[name])
+    assert not torch.allclose(plain[name], other[name], rtol=0.1)
+
+
+@proof("checkpointing-and-fsdp")
+def and_fsdp() -> None:
+    import inspect
+
+    said = "can't both be set to True. Use FSDP's activation"
+    assert said in inspect.getsource(
+        Trainer._create_accelerator if hasattr(Trainer, "_create_accelerator") else Trainer
+    )
+
+
+@proof("every-nth-of-few")
+def every_nth_of_few() -> None:
+    on = {"activation_checkpointing": True}
+    assert recomputed(**on, activation_checkpointing_kwargs={**_OFTEN, "every_n_layers": 2}) == [1, 0, 1, 0]
+    assert recomputed(**on, activation_checkpointing_kwargs={**_OFTEN, "every_n_layers": 4}) == [1, 0, 0, 0]
+    refused(
+        "ZeroDivisionError",
+        lambda: recomputed(**on, activation_checkpointing_kwargs={**_OFTEN, "every_n_layers": 0}),
+    )
+
+
+@proof("segments-hold-more")
+def segments_hold_more() -> None:
+    assert _peak(gpt2(9), 3) > 1.3 * _peak(gpt2(9), 1)
+
+
+def _peak(network: Any, length: int) -> int:
+    """Bytes at the highest point of one pass, without what lived before."""
+    checkpoint_segments.install(network, segment_layers=length)
+    tokens = torch.stack([row["input_ids"] for row in rows(8)])
+    network.train()
+    with LiveStorages() as live:
+        for parameter in network.parameters():
+            live.track(parameter)
+        before = live.allocated
+        network.transformer(tokens)[0].sum().backward()
+    return live.high - before
+
+
+@proof("checkpointing-part-overruled")
+def part_overruled() -> None:
+    network = gpt2()
+    checkpoint_selective.install(network)
+    func = network.transformer.h[0]._gradient_checkpointing_func
+    recomputed(network, activation_checkpointing=True)
+    assert network.transformer.h[0]._gradient_checkpointing_func is not func
+    network = gpt2()
+    checkpoint_segments.install(network, segment_layers=2)
+    assert recomputed(network) == [1, 1, 1, 1]
+    network = gpt2()
+    checkpoint_segments.install(network, segment_layers=2)
+    assert max(recomputed(network, activation_checkpointing=True)) > 1
+
+
+@proof("checkpointing-function")
+def function() -> None:
+    def contexts() -> Any:
+        return torch.utils.checkpoint.noop_context_fn()
+
+    made = arguments(None, activation_checkpointing=True, activation_checkpointing_kwargs={"context_fn": contexts})
+    refused("is not JSON serializable", made.to_json_string)
+    done = Trainer(model=gpt2(), args=made, train_dataset=rows())
+    refused("Can't", lambda: done.save_model())
+
+
+@proof("offload-without-accelerator")
+def offload_without_accelerator() -> None:
+    options = {**_OFTEN, "offload": True}
+    refused("accelerator", lambda: recomputed(activation_checkpointing=True, activation_checkpointing_kwargs=options))
+
+
+@proof("checkpointing-unknown-option")
+def unknown_option() -> None:
+    on = {"activation_checkpointing": True}
+    assert recomputed(**on, activation_checkpointing_kwargs={**_OFTEN, "every_n_layer": 2}) == [1, 1, 1, 1]
+    refused(
+        "Unexpected keyword arguments",
+        lambda: recomputed(**on, activation_checkpointing_kwargs={"use_reentrant": True, "every_n_layer": 2}),
+    )
+
+
+@proof("cache-with-checkpointing")
+def cache_with_checkpointing() -> None:
+    network = gpt2()
+    tokens = rows(1)[0]["input_ids"][None]
+    network.train()
+    assert network(tokens, use_cache=True).past_key_values is not None
+    network.activation_checkpointing_enable(_OFTEN)
+    assert network(tokens, use_cache=True).past_key_values is None
+
+
+@proof("checkpointing-unsupported-model")
+def unsupported_model() -> None:
+    found = {
+        config.model_type
+        for config, network in MODEL_FOR_CAUSAL_LM_MAPPING.items()
+        if not (network[0] if isinstance(network, tuple) else network).supports_gradient_checkpointing
+    }
+    assert found == UNSUPPORTED
+    from transformers import OpenAIGPTConfig
+
+    small = AutoModelForCausalLM.from_config(
+        OpenAIGPTConfig(vocab_size=128, n_positions=32, n_embd=16, n_layer=1, n_head=2)
+    )
+    done = Trainer(model=small, args=arguments(None, activation_checkpointing=True), train_dataset=rows())
+    refused("does not support activation checkpointing", done.train)
+
+
+@proof("checkpointing-parts-compiled")
+def parts_compiled() -> None:
+    tokens = rows(1)[0]["input_ids"][None]
+    for install, options, backend, said in (
+        (checkpoint_selective.install, {}, "eager", "checkpoint not implemented for"),
+        (checkpoint_segments.install, {"segment_layers": 2}, "aot_eager", "CheckpointError"),
+    ):
+        network = gpt2(2)
+        network.config.use_cache = False
+        install(network.train(), **options)
+        compiled = torch.compile(network, backend=backend)
+
+        def step(compiled: Any = compiled) -> None:
+            compiled(input_ids=tokens, labels=tokens).loss.backward()
+
+        refused(said, step)
+        torch.compiler.reset()

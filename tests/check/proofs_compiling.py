@@ -1,0 +1,98 @@
+"""Proofs about torch.compile: what real Trainers compile, ignore and refuse."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from transformers import HfArgumentParser, Trainer, TrainingArguments
+
+from hf_memkit.techniques.compile_backends import BACKENDS, GONE_ARGUMENTS, GRAPH_MODES, MODES, RETIRED
+from tests.check.real import arguments, refused
+from tests.check.registry import proof
+
+
+class Little(nn.Module):
+    """A model that compiles in no time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        return {"loss": (self.layer(x) ** 2).mean()}
+
+
+def trained(**more: Any) -> int:
+    """Graphs that were compiled in a step of a real Trainer."""
+    torch._dynamo.reset()
+    before = counters["stats"]["unique_graphs"]
+    data = [{"x": torch.ones(4), "labels": torch.ones(1)} for _ in range(2)]
+    Trainer(model=Little(), args=arguments(None, **more), train_dataset=data).train()
+    return counters["stats"]["unique_graphs"] - before
+
+
+@proof("compile-turned-on-unseen")
+def compile_turned_on_unseen() -> None:
+    assert trained(torch_compile=False) == 0
+    assert trained(torch_compile=False, torch_compile_backend="eager") > 0
+    assert arguments(None, torch_compile=False, torch_compile_mode="max-autotune").torch_compile is True
+
+
+@proof("compile-backend-no")
+def compile_backend_no() -> None:
+    assert trained(torch_compile=True, torch_compile_backend="no") == 0
+
+
+@proof("compile-backend")
+def compile_backend() -> None:
+    refused("is not a valid DynamoBackend", lambda: trained(torch_compile_backend="nvfuser"))
+    refused("Invalid backend: 'nvprims_nvfuser'", lambda: trained(torch_compile_backend="nvprims_nvfuser"))
+    for name in ("eager", "aot_eager"):
+        assert trained(torch_compile_backend=name) > 0
+    known = torch._dynamo.list_backends(exclude_tags=())
+    assert set(BACKENDS) <= set(known)
+    assert not {"nvfuser", "aot_ts_nvfuser", "nvprims_nvfuser", "ipex", "ofi"} & set(known)
+    assert not set(RETIRED) & set(BACKENDS)
+
+
+@proof("compile-mode")
+def compile_mode() -> None:
+    refused("Unrecognized mode=max_autotune", lambda: trained(torch_compile_mode="max_autotune"))
+    assert set(MODES) <= set(torch._inductor.list_mode_options())
+
+
+@proof("compile-mode-ignored")
+def compile_mode_ignored() -> None:
+    said: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+
+    keep, logger = Keep(), logging.getLogger("torch._dynamo.backends.common")
+    logger.addHandler(keep)
+    try:
+        assert trained(torch_compile_backend="aot_eager", torch_compile_mode="max_autotune") > 0  # not even a mode
+    finally:
+        logger.removeHandler(keep)
+    assert any("ignoring extra kwargs {'mode': 'max_autotune'}" in line for line in said)
+
+
+@proof("compile-graphs-of-many-shapes")
+def compile_graphs_of_many_shapes() -> None:
+    options = torch._inductor.list_mode_options()
+    assert {mode for mode, one in options.items() if one.get("triton.cudagraphs")} >= set(GRAPH_MODES)
+    assert not options["max-autotune-no-cudagraphs"].get("triton.cudagraphs")
+    assert torch._inductor.config.triton.cudagraph_dynamic_shape_warn_limit == 8
+
+
+@proof("argument-of-transformers-4")
+def argument_of_transformers_4() -> None:
+    for name in GONE_ARGUMENTS:
+        refused(
+            name, lambda name=name: HfArgumentParser(TrainingArguments).parse_dict({"output_dir": "x", name: True})
+        )

@@ -1,0 +1,286 @@
+"""Proofs about the loss, attention and activation functions.
+
+Liger cannot be imported without Triton, so that its patching is run from its own source, function by function.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import inspect
+import logging
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, Trainer
+from transformers.activations import ACT2FN
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from hf_memkit.check.liger_support import LIGER_OPTIONS, LIGER_WITH_LOGITS
+from hf_memkit.check.rules.attention import WITHOUT_FLEX
+from hf_memkit.parts import chunked_loss, fused_gelu
+from tests.check.real import arguments, refused, rows
+from tests.check.registry import proof
+from tests.techniques.cpu_allocations import saved_bytes
+from tests.techniques.tiny_models import batch, causal_model
+
+
+class _Patching:
+    """Liger's own functions, each made from its source, and what they were called with."""
+
+    def __init__(self) -> None:
+        found = importlib.util.find_spec("liger_kernel")
+        assert found is not None and found.origin is not None
+        path = Path(found.origin).parent / "transformers" / "monkey_patch.py"
+        tree = ast.parse(path.read_text())
+        self.functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+        table = next(
+            node.value for node in tree.body
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "MODEL_TYPE_TO_APPLY_LIGER_FN"
+        )  # fmt: skip
+        assert isinstance(table, ast.Dict)
+        self.by_type = {
+            ast.literal_eval(key): ast.unparse(value)
+            for key, value in zip(table.keys, table.values, strict=True)
+            if key
+        }
+        self.calls: list[dict[str, Any]] = []
+        self.logged: list[str] = []
+
+    def options(self, model_type: str) -> set[str]:
+        return {argument.arg for argument in self.functions[self.by_type[model_type]].args.args} - {"model"}
+
+    def default(self, model_type: str, option: str) -> Any:
+        given = self.functions[self.by_type[model_type]].args
+        defaults = dict(zip([a.arg for a in given.args][-len(given.defaults) :], given.defaults, strict=True))
+        return ast.literal_eval(defaults[option])
+
+    def made(self, name: str, **names: Any) -> Callable[..., Any]:
+        space: dict[str, Any] = {
+            "PreTrainedModel": object,
+            "inspect": inspect,
+            "MethodType": types.MethodType,
+            **names,
+        }
+        node = self.functions[name]
+        exec(compile(ast.Module([node], []), name, "exec"), space)
+        function: Callable[..., Any] = space[name]
+        return function
+
+    def apply(self, model: Any, **config: Any) -> None:
+        """`_apply_liger_kernel_to_instance`, with functions that only say what they are called with."""
+
+        def recording(name: str) -> Any:
+            def called(**given: Any) -> None:
+                self.calls.append(given)
+
+            called.__signature__ = inspect.signature(self.made(name))  # type: ignore[attr-defined]
+            return called
+
+        log = types.SimpleNamespace(info=self.logged.append)
+        table = {kind: recording(name) for kind, name in self.by_type.items()}
+        self.made("_apply_liger_kernel_to_instance", MODEL_TYPE_TO_APPLY_LIGER_FN=table, logger=log)(model, **config)
+
+
+@proof("liger-model-unknown")
+def liger_model_unknown() -> None:
+    patching = _Patching()
+    assert {kind: patching.options(kind) for kind in patching.by_type} == LIGER_OPTIONS
+    model = causal_model("gpt2")
+    before = {name: type(module) for name, module in model.named_modules()}
+    patching.apply(model)
+    assert patching.calls == [] and {name: type(module) for name, module in model.named_modules()} == before
+    assert "forward" not in model.__dict__ and patching.logged[0].startswith("There are currently no Liger kernels")
+    patching.apply(causal_model("llama"))
+    assert len(patching.calls) == 1
+
+
+@proof("liger-key-unknown")
+def liger_key_unknown() -> None:
+    patching = _Patching()
+    model = causal_model("llama")
+    patching.apply(model, geglu=True, fused_cross_entropy=True, rms_norm=False)
+    assert patching.calls == [{"model": model, "rms_norm": False}]
+    assert not any("ignored" in line or "unknown" in line for line in patching.logged)
+
+
+@proof("liger-config-unused")
+def liger_config_unused() -> None:
+    model = causal_model("llama", vocab_size=128)
+    trainer = Trainer(
+        model=model, args=arguments(None, liger_kernel_config={"rope": True, "nonsense": 1}), train_dataset=rows()
+    )
+    trainer.train()  # without Liger, which cannot be imported here, and without a word
+    assert "forward" not in model.__dict__ or "liger" not in model.forward.__module__
+    assert trainer.args.liger_kernel_config == {"rope": True, "nonsense": 1}
+
+
+@proof("liger-two-losses")
+def liger_two_losses() -> None:
+    patching = _Patching()
+    for kind in ("llama", "qwen3", "mistral", "gemma2"):
+        assert patching.default(kind, "fused_linear_cross_entropy") is True
+        refused("cannot both be True", lambda kind=kind: patching.made(patching.by_type[kind])(cross_entropy=True))
+
+
+@proof("liger-keeps-logits")
+def liger_keeps_logits() -> None:
+    patching = _Patching()
+    loss = "fused_linear_cross_entropy"
+    off = {kind for kind in patching.by_type if loss not in patching.options(kind) or not patching.default(kind, loss)}
+    assert off == LIGER_WITH_LOGITS
+
+
+@proof("liger-without-gpu")
+def liger_without_gpu() -> None:
+    if importlib.util.find_spec("triton") is None:
+        made = lambda: Trainer(  # noqa: E731
+            model=causal_model("llama"), args=arguments(None, use_liger_kernel=True), train_dataset=rows()
+        )
+        refused("No module named 'triton'", made)
+
+
+@proof("liger-and-chunked-loss")
+def liger_and_chunked_loss() -> None:
+    model = causal_model("llama")
+    chunked_loss.install(model, chunk_tokens=7)
+    assert model(**batch()).logits is None
+
+    def llama_lce_forward(self: Any, **inputs: Any) -> str:
+        return "Liger's forward"
+
+    patching = _Patching()
+    only_the_loss = {"rope": False, "rms_norm": False, "swiglu": False, "model": model}
+    patching.made("apply_liger_kernel_to_llama", llama_lce_forward=llama_lce_forward)(**only_the_loss)
+    assert model(**batch()) == "Liger's forward"  # and nothing was said
+
+
+@proof("label-smoothing-makes-logits")
+def label_smoothing_makes_logits() -> None:
+    given: list[set[str]] = []
+    sizes: list[tuple[int, ...]] = []
+    model = causal_model("llama", vocab_size=128)
+    own = model.forward
+
+    @functools.wraps(own)  # Trainer reads the signature
+    def watching(**inputs: Any) -> Any:
+        output = own(**inputs)
+        given.append({name for name, value in inputs.items() if value is not None})
+        sizes.append(tuple(output.logits.shape))
+        return output
+
+    model.forward = watching
+    Trainer(model=model, args=arguments(None, label_smoothing_factor=0.1), train_dataset=rows()).train()
+    assert "labels" not in given[0] and sizes[0] == (2, 16, 128)
+    with_part = causal_model("llama", vocab_size=128)
+    chunked_loss.install(with_part)
+    smoothed = Trainer(model=with_part, args=arguments(None, label_smoothing_factor=0.1), train_dataset=rows())
+    refused("without labels", smoothed.train)
+
+
+@proof("one-chunk-only")
+def one_chunk_only() -> None:
+    made: list[int] = []
+    model = causal_model("llama")
+    chunked_loss.install(model, chunk_tokens=64, engine="loop", self_check=False)
+    cross_entropy = torch.nn.functional.cross_entropy
+
+    def watching(logits: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
+        made.append(logits.shape[0])
+        return cross_entropy(logits, *rest, **more)
+
+    torch.nn.functional.cross_entropy = watching  # type: ignore[assignment]
+    try:
+        with torch.no_grad():
+            model(**batch(2, 32))
+            assert made == [64]
+            made.clear()
+            model(**batch(3, 32))
+            assert made == [64, 32]
+    finally:
+        torch.nn.functional.cross_entropy = cross_entropy  # type: ignore[assignment]
+
+
+@proof("flash-needs-16-bits")
+def flash_needs_16_bits() -> None:
+    said: list[str] = []
+    model = causal_model("llama", dtype="float32")
+    log = logging.Handler()
+    log.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("transformers.modeling_utils")
+    logger.addHandler(log)
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_warning()
+    try:
+        # As if the package were there: what is left is a warning, and the model is loaded.
+        model._flash_attn_import_error = lambda **_: None
+        assert model._flash_attn_can_dispatch(2, is_init_check=True)
+    finally:
+        logger.removeHandler(log)
+        transformers.logging.set_verbosity(verbosity)
+    assert any("only supports torch.float16 and torch.bfloat16" in line for line in said), said
+
+
+@proof("flash-not-installed")
+def flash_not_installed() -> None:
+    if importlib.util.find_spec("flash_attn") is None and importlib.util.find_spec("kernels") is None:
+        refused("doesn't seem to be installed", lambda: causal_model("llama", attn_implementation="flash_attention_2"))
+
+
+@proof("flash-on-cpu")
+def flash_on_cpu() -> None:
+    if not torch.cuda.is_available():
+        refused("FlashAttention2 has been toggled on, but it cannot be used",
+                lambda: causal_model("gpt2", attn_implementation="flash_attention_2"))  # fmt: skip
+
+
+@proof("flex-not-supported")
+def flex_not_supported() -> None:
+    refused("does not support", lambda: causal_model("gpt2", attn_implementation="flex_attention"))
+    for kind in WITHOUT_FLEX:
+        assert not MODEL_FOR_CAUSAL_LM_MAPPING[type(AutoConfig.for_model(kind))]._supports_flex_attn, kind
+
+
+@proof("attentions-force-eager")
+def attentions_force_eager() -> None:
+    assert causal_model("llama").config._attn_implementation == "sdpa"
+    model = causal_model("llama", output_attentions=True)
+    assert model.config._attn_implementation == "eager" and len(model(**batch()).attentions) == 2
+    refused("not supported when using the `attn_implementation`",
+            lambda: causal_model("llama", output_attentions=True, attn_implementation="sdpa"))  # fmt: skip
+
+
+@proof("eager-keeps-scores")
+def eager_keeps_scores() -> None:
+    def kept(implementation: str, length: int) -> int:
+        model = causal_model("gpt2", attn_implementation=implementation)
+        return saved_bytes(lambda: model(**batch(1, length)).loss)
+
+    linear = kept("sdpa", 64) / kept("sdpa", 32)
+    assert linear < 2.1 < kept("eager", 64) / kept("eager", 32)
+    assert kept("eager", 64) - kept("sdpa", 64) > 4 * 4 * 64 * 64 * 2 * 0.9  # fp32 × heads × length² × layers
+
+
+@proof("nothing-to-fuse")
+def nothing_to_fuse() -> None:
+    value = torch.randn(32, 32, requires_grad=True)
+    single = value.numel() * value.element_size()
+    assert saved_bytes(lambda: ACT2FN["silu"](value)) == single
+    assert saved_bytes(lambda: ACT2FN["gelu_pytorch_tanh"](value)) == single
+    assert saved_bytes(lambda: ACT2FN["gelu_new"](value)) > 3 * single
+    refused("nothing to fuse", lambda: fused_gelu.install(causal_model("llama")))
+
+
+@proof("fused-by-the-compiler")
+def fused_by_the_compiler() -> None:
+    from functorch.compile import aot_function, min_cut_rematerialization_partition, nop
+
+    value = torch.randn(32, 32, requires_grad=True)
+    compiled = aot_function(ACT2FN["gelu_new"], nop, nop, partition_fn=min_cut_rematerialization_partition)
+    assert saved_bytes(lambda: compiled(value)) == value.numel() * value.element_size()
+    assert saved_bytes(lambda: ACT2FN["gelu_new"](value)) > 3 * value.numel() * value.element_size()

@@ -1,0 +1,394 @@
+"""Proofs about the choice of an optimizer: what Trainer and the libraries do with it, on a CPU."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import bitsandbytes
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from lomo_optim import Lomo
+from torch import Tensor, nn
+from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+from tests.check import real
+from tests.check.real import arguments, refused, rows
+from tests.check.registry import proof
+from tests.techniques.tiny_models import causal_model
+
+TARGETS = {"optim_target_modules": "all-linear"}
+LAYERWISE = {"optim": "galore_adamw_layerwise", **TARGETS}
+
+
+def model() -> Any:
+    set_seed(0)
+    return real.model()
+
+
+def llama() -> Any:
+    return causal_model("llama", vocab_size=128, hidden_size=64, intermediate_size=128)
+
+
+@contextmanager
+def quiet() -> Any:
+    """GaLore's own deprecation, and bitsandbytes' word about paging, are no news here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@contextmanager
+def alone() -> Any:
+    """No trace of DeepSpeed, and no launcher: other proofs in this process have both."""
+    unset_hf_deepspeed_config()
+    AcceleratorState._reset_state(reset_partial_state=True)
+    left = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "ACCELERATE_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(left)}
+    with mock.patch.dict(os.environ, kept, clear=True):
+        yield
+
+
+def trainer(net: Any = None, own: Any = None, **more: Any) -> Trainer:
+    values: dict[str, Any] = {"learning_rate": 1e-2, "max_grad_norm": 0.0, **more}
+    with alone():
+        return Trainer(
+            model=net or model(), args=arguments(None, **values), train_dataset=rows(),  # type: ignore[arg-type]
+            optimizer_cls_and_kwargs=own,
+        )  # fmt: skip
+
+
+def optimizer(net: Any = None, **more: Any) -> Any:
+    with quiet():
+        return trainer(net, **more).create_optimizer()
+
+
+def trained(net: Any = None, own: Any = None, **more: Any) -> Trainer:
+    done = trainer(net, own, **more)
+    with quiet(), torch.compiler.set_stance("force_eager"):
+        done.train()
+    return done
+
+
+def weights(net: Any) -> Tensor:
+    return torch.cat([one.detach().float().flatten() for one in net.parameters()])
+
+
+def same_weights(make: Callable[[], Any], one: dict[str, Any], other: dict[str, Any], **more: Any) -> bool:
+    """Training the same model with one or the other argument leaves the same weights; and it did train."""
+    first, second = make(), make()
+    torch.manual_seed(0)
+    trained(first, **{**more, **one})
+    torch.manual_seed(0)
+    trained(second, **{**more, **other})
+    assert not torch.equal(weights(first), weights(make()))
+    return torch.equal(weights(first), weights(second))
+
+
+@proof("optimizer-options-ignored")
+def options_ignored() -> None:
+    assert optimizer(optim="adamw_torch", optim_args="foreach=False").defaults["foreach"] is None
+    assert optimizer(optim="adamw_bnb_8bit", optim_args="min_8bit_size=1").args.min_8bit_size == 4096
+    assert optimizer(optim="adafactor", optim_args="beta1=0.9").defaults["beta1"] is None
+    assert optimizer(optim="sgd", optim_args="momemtum=0.9").defaults["momentum"] == 0
+
+
+@proof("optimizer-options-unreadable")
+def options_unreadable() -> None:
+    refused("not enough values to unpack", lambda: optimizer(optim="sgd", optim_args="momentum:0.9"))
+
+
+@proof("optimizer-option-always-true")
+def option_always_true() -> None:
+    made = optimizer(optim="stable_adamw", optim_args="kahan_sum=False,decouple_lr=False")
+    assert made.defaults["kahan_sum"] is True and made.defaults["decouple_lr"] is True
+    assert optimizer(optim="stable_adamw").defaults["decouple_lr"] is False
+
+
+@proof("optimizer-decay-overridden")
+def decay_overridden() -> None:
+    groups = optimizer(optim="sgd", optim_args="weight_decay=0.5").param_groups
+    assert [group["weight_decay"] for group in groups] == [0.0, 0.0]
+
+
+@proof("torchao-block-size")
+def torchao_block_size() -> None:
+    refused("'int' and 'str'", lambda: trained(optim="adamw_torch_4bit", optim_args="block_size=128"))
+
+
+@proof("adam-settings-ignored")
+def adam_settings_ignored() -> None:
+    given = {"adam_beta1": 0.5, "adam_beta2": 0.6, "adam_epsilon": 1e-2}
+    assert same_weights(model, given, {}, optim="adafactor")
+    assert same_weights(model, given, {}, optim="lomo")
+    group = optimizer(llama(), optim="galore_adamw", **TARGETS, **given).param_groups[0]
+    assert group["betas"] == (0.9, 0.999) and group["eps"] == 1e-6
+    rest, projected = optimizer(llama(), optim="apollo_adamw", **TARGETS, **given).param_groups
+    assert rest["betas"] == (0.9, 0.999) and projected["betas"] == (0.5, 0.6)
+
+
+@proof("weight-decay-ignored")
+def weight_decay_ignored() -> None:
+    assert optimizer(optim="lomo", weight_decay=0.5).weight_decay == 0.0
+    for name in ("galore_adamw", "apollo_adamw"):
+        groups = optimizer(llama(), optim=name, weight_decay=0.5, **TARGETS).param_groups
+        assert [group["weight_decay"] for group in groups] == [0.0, 0.0]
+    assert optimizer(optim="adafactor", weight_decay=0.5).param_groups[0]["weight_decay"] == 0.5
+
+
+@proof("sgd-without-momentum")
+def sgd_without_momentum() -> None:
+    assert optimizer(optim="sgd").defaults["momentum"] == 0
+
+
+@proof("lion-betas")
+def lion_betas() -> None:
+    assert optimizer(optim="lion_8bit").defaults["betas"] == (0.9, 0.999)
+    assert bitsandbytes.optim.Lion([nn.Parameter(torch.ones(2))]).defaults["betas"] == (0.9, 0.99)
+
+
+@proof("optimizer-ignored")
+def optimizer_ignored() -> None:
+    made = trainer(own=(torch.optim.SGD, {"lr": 1.0}), optim="adafactor", optim_args="momentum=0.9")
+    assert type(made.create_optimizer()) is torch.optim.SGD and made.optimizer.defaults["momentum"] == 0
+
+
+@proof("targets-ignored")
+def targets_ignored() -> None:
+    made = optimizer(optim="adamw_torch", **TARGETS)
+    assert type(made) is torch.optim.AdamW and not any("rank" in group for group in made.param_groups)
+
+
+@proof("low-rank-without-targets")
+def low_rank_without_targets() -> None:
+    for name in ("galore_adamw", "apollo_adamw"):
+        refused("optim_target_modules", lambda name=name: optimizer(llama(), optim=name))  # type: ignore[misc]
+
+
+@proof("low-rank-on-conv1d")
+def low_rank_on_conv1d() -> None:
+    rest, projected = optimizer(optim="galore_adamw", **TARGETS).param_groups
+    assert projected["params"] == [] and len(rest["params"]) == len(list(model().parameters()))
+    named = {"optim_target_modules": ["attn", "mlp"]}
+    refused("No target modules found", lambda: optimizer(optim="galore_adamw", **named))
+
+
+@proof("galore-8bit-arguments")
+def galore_8bit_arguments() -> None:
+    made = optimizer(llama(), optim="galore_adamw_8bit", **TARGETS)
+    assert made.args.max_unorm == 100 and made.args.skip_zeros is True
+
+
+@proof("galore-adafactor-layerwise")
+def galore_adafactor_layerwise() -> None:
+    named = {"optim": "galore_adafactor_layerwise", **TARGETS}
+    refused("Cannot combine manual `lr` and `relative_step=True`", lambda: optimizer(llama(), **named))
+
+
+@proof("layerwise-accumulation")
+def layerwise_accumulation() -> None:
+    refused("does not support gradient accumulation",
+            lambda: optimizer(llama(), gradient_accumulation_steps=2, **LAYERWISE))  # fmt: skip
+
+
+@proof("layerwise-several-cards")
+def layerwise_several_cards() -> None:
+    from transformers.training_args import ParallelMode
+
+    with mock.patch.object(TrainingArguments, "parallel_mode", ParallelMode.DISTRIBUTED):
+        refused("does not support DDP", lambda: optimizer(llama(), **LAYERWISE))
+
+
+@proof("clipping-without-gradients")
+def clipping_without_gradients() -> None:
+    tight, off = {"max_grad_norm": 1e-6}, {"max_grad_norm": 0.0}
+    assert same_weights(model, tight, off, optim="lomo")
+    assert same_weights(llama, tight, off, **LAYERWISE)
+    assert not same_weights(model, tight, off, optim="sgd")
+
+
+class _Moved(TrainerCallback):
+    """Whether the weights have moved before the step is complete."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.net, self.before, self.moved = net, weights(net), False
+
+    def on_substep_end(self, *args: Any, **more: Any) -> None:
+        self.moved = not torch.equal(weights(self.net), self.before)
+
+
+@proof("lomo-accumulation")
+def lomo_accumulation() -> None:
+    moved = {}
+    for name in ("lomo", "sgd"):
+        net = model()
+        watching = _Moved(net)
+        made = trainer(net, optim=name, gradient_accumulation_steps=2)
+        made.add_callback(watching)
+        made.train()
+        moved[name] = watching.moved
+    assert moved == {"lomo": True, "sgd": False}
+
+
+@proof("lomo-several-cards")
+def lomo_several_cards() -> None:
+    # What the cards would agree on is replaced by nothing at all, and the weights move all the same.
+    def nothing(state, bucket):  # type: ignore[no-untyped-def]  # torch checks what is annotated
+        agreed: torch.futures.Future[Tensor] = torch.futures.Future()
+        agreed.set_result(torch.zeros_like(bucket.buffer()))
+        return agreed
+
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    before = weights(net)
+    spread = nn.parallel.DistributedDataParallel(net)
+    spread.register_comm_hook(None, nothing)
+    lomo = Lomo(net, lr=0.1)
+    lomo.fused_backward(spread(torch.ones(2, 4)).sum(), 0.1)
+    assert not torch.equal(weights(net), before)
+
+
+@proof("lomo-with-deepspeed")
+def lomo_with_deepspeed() -> None:
+    config = {
+        "train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 0},
+        "zero_allow_untested_optimizer": True,
+    }  # fmt: skip
+    refused("learning_rate", lambda: real.train(config, optim="lomo", max_grad_norm=0.0))
+
+
+@proof("lomo-with-fp16")
+def lomo_with_fp16() -> None:
+    with alone():
+        made = Accelerator(cpu=True)
+    made.scaler = torch.amp.GradScaler("cpu")
+    loss = nn.Linear(2, 1)(torch.ones(1, 2)).sum()
+    refused("learning_rate", lambda: made.backward(loss, learning_rate=0.1))
+
+
+@proof("adalomo-without-cuda")
+def adalomo_without_cuda() -> None:
+    refused("", lambda: optimizer(optim="adalomo"))
+    assert real.reads(__import__("lomo_optim").AdaLomo.__init__, ".cuda()") == 6
+
+
+def _resumed(make: Callable[[], Any], **more: Any) -> tuple[Trainer, int]:
+    """A Trainer that went on from a checkpoint, and the bytes of the optimizer's file in it."""
+    folder = tempfile.mkdtemp()
+    kept = {"output_dir": folder, "save_strategy": "steps", "save_steps": 1}
+    trained(make(), **kept, **more)
+    done = trainer(make(), **{**kept, "max_steps": 2, **more})
+    with quiet():
+        done.train(resume_from_checkpoint=True)
+    return done, Path(folder, "checkpoint-1", "optimizer.pt").stat().st_size
+
+
+@proof("checkpoint-cannot-be-loaded")
+def checkpoint_cannot_be_loaded() -> None:
+    for name in ("galore_adamw", "apollo_adamw"):
+        refused("Weights only load failed", lambda name=name: _resumed(llama, optim=name, **TARGETS))  # type: ignore[misc]
+
+
+@proof("states-not-saved")
+def states_not_saved() -> None:
+    done, size = _resumed(llama, **LAYERWISE)
+    held = sum(len(one.state) for one in done.optimizer.optimizer.optimizer_dict.values())
+    assert held == len(list(done.model.parameters())) and size < 4096
+    with mock.patch.object(Tensor, "cuda", lambda self: self):
+        made = trained(optim="adalomo").optimizer.optimizer
+    assert made.exp_avg_sq_row and made.state_dict()["state"] == {}
+
+
+@proof("stochastic-rounding-missing")
+def stochastic_rounding_missing() -> None:
+    for name in ("adamw_torch_fused", "adamw_bnb_8bit", "adafactor"):
+        net = model().bfloat16()
+        before = weights(net)
+        trained(net, optim=name, learning_rate=1e-5, max_steps=5)
+        large = before.abs() > 0.01  # 1e-5 is less than half of what bf16 can tell from 0.01
+        assert torch.equal(weights(net)[large], before[large]), name
+
+
+@proof("stochastic-rounding-ignored")
+def stochastic_rounding_ignored() -> None:
+    on, off = ({"optim_args": f"bf16_stochastic_round={value}"} for value in (True, False))
+    assert same_weights(model, on, off, optim="adamw_torch_8bit")
+    assert not same_weights(lambda: model().bfloat16(), on, off, optim="adamw_torch_8bit")
+
+
+@proof("second-moment-in-bf16")
+def second_moment_in_bf16() -> None:
+    states = trained(model().bfloat16(), optim="adamw_torch_8bit").optimizer.state
+    small = {state["exp_avg_sq"].dtype for one, state in states.items() if one.numel() < 4096}
+    assert small == {torch.bfloat16}
+    assert torch.tensor(1.0, dtype=torch.bfloat16) * 0.999 == 1.0, "beta2 would now be seen"
+
+
+@proof("embedding-not-quantised")
+def embedding_not_quantised() -> None:
+    net = causal_model("gpt2", vocab_size=257, n_embd=36)  # 9252 elements: above the least, and no multiple of 256
+    states = trained(net, optim="adamw_torch_8bit").optimizer.state
+    assert type(states[net.transformer.wte.weight]["exp_avg"]) is Tensor
+
+
+@proof("adapters-too-small-for-8-bit")
+def adapters_too_small() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    net = get_peft_model(llama(), LoraConfig(r=4, target_modules="all-linear"))
+    states = trained(net, optim="adamw_bnb_8bit").optimizer.state
+    assert {state["state1"].dtype for state in states.values()} == {torch.float32}
+
+
+@proof("embeddings-stay-in-32-bits")
+def embeddings_stay() -> None:
+    net = model()
+    states = trained(net, optim="adamw_bnb_8bit").optimizer.state
+    assert net.transformer.wte.weight.numel() > 4096
+    assert states[net.transformer.wte.weight]["state1"].dtype is torch.float32
+    assert states[net.transformer.h[0].attn.c_attn.weight]["state1"].dtype is torch.uint8
+
+
+@proof("paged-without-cuda")
+def paged_without_cuda() -> None:
+    done = trainer(optim="paged_adamw_8bit")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        done.train()
+    assert any("Paged optimizers are not supported on CPU" in str(one.message) for one in said)
+
+
+def _unmoved(cls: type, **options: Any) -> set[str]:
+    net = model()
+    before = {name: one.detach().clone() for name, one in net.named_parameters()}
+    trained(net, own=(cls, {"lr": 0.1, **options}), max_steps=3)
+    return {name for name, one in net.named_parameters() if torch.equal(one, before[name])}
+
+
+@proof("zero-parameters-frozen")
+def zero_parameters_frozen() -> None:
+    biases = {name for name, one in model().named_parameters() if not one.any()}
+    assert biases and all(name.endswith("bias") for name in biases)
+    assert _unmoved(bitsandbytes.optim.LAMB) == biases == _unmoved(bitsandbytes.optim.LARS, momentum=0.9)
+
+
+@proof("trust-ratio-missing")
+def trust_ratio_missing() -> None:
+    results = []
+    for most in (0.02, 1e-6):
+        one = nn.Parameter(torch.arange(8192.0))
+        made = bitsandbytes.optim.LARS8bit([one], lr=0.1, momentum=0.9, max_unorm=most)
+        one.grad = torch.ones_like(one)
+        made.step()
+        results.append(one.detach().clone())
+    assert torch.equal(*results) and not torch.equal(results[0], torch.arange(8192.0))
+    source = Path(bitsandbytes.__file__).parent / "backends" / "cuda" / "ops.py"
+    table = source.read_text().split("str2optimizer8bit_blockwise = {")[1].split("\n}\n")[0]
+    assert '"adam"' in table and '"lamb"' not in table and '"lars"' not in table

@@ -1,0 +1,194 @@
+"""`memkit preset`, as a user types it; in this process, because starting Python each time takes most of the time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hf_memkit.cli.main import main
+from hf_memkit.compat import argument_types, current_name
+from hf_memkit.presets import PRESETS
+from hf_memkit.technique import TECHNIQUES
+from tests.conftest import Memkit
+
+Run = Callable[..., tuple[int, str, str]]
+
+FOR_16_GB = ("--model", "gpt2-xl", "--gpu-memory", "16GB", "--ram", "64GB")
+MINE = {"train_file": "x.txt", "output_dir": "out", "gradient_checkpointing": False, "learning_rate": 3e-4}
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def of(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main(["preset", *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return of
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(MINE))
+    return path
+
+
+def test_the_real_command_lists_and_prints(memkit: Memkit, tmp_path: Path) -> None:
+    ran = memkit("preset", "copy", "lora", "-")
+    assert ran.returncode == 0, ran.stderr
+    assert yaml.safe_load(ran.stdout)["optim"] == "adamw_torch_fused" and list(tmp_path.iterdir()) == []
+
+
+def test_list_names_every_preset_and_every_technique(run: Run) -> None:
+    code, out, _ = run("list")
+    assert code == 0 and all(name in out for name in (*PRESETS, *TECHNIQUES))
+    _, out, _ = run("list", "--techniques")
+    assert "costs" in out and all(name in out for name in TECHNIQUES)
+    told = json.loads(run("list", "--json")[1])
+    assert {each["name"] for each in told["presets"]} == set(PRESETS)
+    assert {each["name"] for each in told["techniques"]} == set(TECHNIQUES)
+    assert all(each["for_whom"] and each["techniques"] for each in told["presets"])
+
+
+def test_show_gives_each_setting_its_reason_and_a_ledger_that_adds_up(run: Run) -> None:
+    code, out, err = run("show", "resident", *FOR_16_GB, "--batch-size", "32")
+    assert code == 0 and err == ""
+    told = json.loads(run("show", "resident", *FOR_16_GB, "--batch-size", "32", "--json")[1])
+    for setting in told["settings"]:
+        if setting["key"] not in ("model.origin", "model.architecture"):
+            assert setting["key"] in out and setting["reason"].split()[0] in out
+    arguments = told["arguments"]
+    assert arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"] == 32
+    rows = told["ledger"]["device"]
+    assert rows and all(row["source"] and row["gib"] > 0 for row in rows) and "Bytes by formula" in out
+    assert any(each["what"].startswith("model.dtype") for each in told["outside_arguments"])
+    assert "from_pretrained" in out
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_written_and_read(run: Run, tmp_path: Path, mine: Path, name: str) -> None:
+    """Each as YAML with the user's own arguments; the names are fields of the installed transformers."""
+    path = tmp_path / "configs" / "args.yaml"
+    code, out, _ = run("copy", name, str(path), "--args", str(mine), "--set", "max_steps=7")
+    assert code == 0 and f"Wrote {path}" in out
+    content = yaml.safe_load(path.read_text())
+    assert content["train_file"] == "x.txt" and content["learning_rate"] == 3e-4 and content["max_steps"] == 7
+    checkpointing = [value for key, value in content.items() if current_name(key) == "activation_checkpointing"]
+    assert checkpointing == [False]
+    assert {current_name(key) for key in content} - {"train_file"} <= set(argument_types())
+    if name in ("offload", "infinity"):
+        beside = path.with_name("args-deepspeed.json")
+        assert content["deepspeed"] == str(beside) and json.loads(beside.read_text())["zero_optimization"]["stage"] > 1
+
+
+def test_what_the_user_replaced_is_told_with_both_values(run: Run, mine: Path, tmp_path: Path) -> None:
+    code, _, err = run("copy", "lora", "args.json", "--args", str(mine))
+    assert code == 0
+    assert "Yours wins: activation_checkpointing = False is yours, in place of the preset's True" in err
+    assert "activation_checkpointing_kwargs is left out" in err
+    again = json.loads(run("copy", "lora", "b.yaml", "--args", str(mine), "--json")[1])
+    assert [each["by"] for each in again["replaced"]] == ["activation_checkpointing"] * 2
+    assert "not in force" in (tmp_path / "b.yaml").read_text()
+    assert "get_peft_model" in err and "PYTORCH_ALLOC_CONF=expandable_segments:True" in err
+
+
+def test_a_file_for_trl_says_more(run: Run, tmp_path: Path) -> None:
+    code, out, err = run("copy", "lora", "sft.yaml", "--for", "trl", "--set", "rank=4", "--model", "gpt2")
+    assert code == 0 and "trl sft --config sft.yaml" in out
+    content = yaml.safe_load((tmp_path / "sft.yaml").read_text())
+    assert content["use_peft"] is True and content["lora_r"] == 4 and content["model_name_or_path"] == "gpt2"
+    assert content["env"] == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} and "get_peft_model" not in err
+
+
+def test_the_user_s_file_names_model_and_length(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "model_name_or_path: gpt2\nblock_size: 128\nlearning_rate: 1e-4\nlearing_rat: 1\n"
+    )
+    told = json.loads(run("show", "resident", "--args", "mine.yaml", "--gpu-memory", "16GB", "--json")[1])
+    settings = {each["key"]: each["value"] for each in told["settings"]}
+    assert settings["model.name"] == "gpt2" and settings["data.sequence_length"] == 128
+    assert told["arguments"]["learning_rate"] == 1e-4 and told["ledger"]["device"]
+    _, out, _ = run("show", "resident", "--args", "mine.yaml", "--gpu-memory", "16GB")
+    assert (
+        "1e-4' of your file is written as 0.0001" in out and "the field of TrainingArguments is learning_rate" in out
+    )
+    (tmp_path / "mine.yaml").write_text("model_name_or_path: someone/unknown\n")
+    code, out, _ = run("show", "resident", "--args", "mine.yaml")
+    assert code == 0 and "nothing is computed for it" in out
+
+
+def test_existing_files_are_kept(run: Run, tmp_path: Path, mine: Path) -> None:
+    for taken in ("args.yaml", "args-deepspeed.json"):
+        (tmp_path / taken).write_text("mine")
+        code, _, err = run("copy", "offload", "args.yaml")
+        assert code == 2 and "--overwrite" in err and err.count("\n") == 1
+        assert (tmp_path / taken).read_text() == "mine"
+        (tmp_path / taken).unlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.json"]
+    (tmp_path / "args.yaml").write_text("old")
+    assert run("copy", "offload", "args.yaml", "--overwrite")[0] == 0
+    before = mine.read_text()
+    code, _, err = run("copy", "offload", "mine.json", "--args", "mine.json", "--overwrite")
+    assert code == 2 and "the file that --args reads" in err and mine.read_text() == before
+
+
+def test_destinations(run: Run, tmp_path: Path) -> None:
+    assert run("copy", "lora")[0] == 0 and (tmp_path / "lora.yaml").is_file()
+    assert run("copy", "lora", "--for", "run_clm")[0] == 0 and json.loads((tmp_path / "lora.json").read_text())
+    assert run("copy", "lora", "folder/")[0] == 0 and (tmp_path / "folder" / "lora.yaml").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("show", "lorra"), "did you mean 'lora'"),
+        (("show", "lora+resident"), "'lora'"),
+        (("show", "lora+resident"), "'resident'"),
+        (("copy", "lora", "args.toml"), "give .yaml, .json"),
+        (("copy", "lora", "/proc/none/args.yaml"), "cannot be written"),
+        (("copy", "lora", "--args", "nowhere.json"), "cannot be read"),
+        (("copy", "lora", "--args", "broken.json"), "line 1, column 2"),
+        (("copy", "lora", "--args", "twice.yaml"), "stands there twice"),
+        (("copy", "lora", "--args", "wrong.json"), "wrong.json: max_steps=five: must be int"),
+        (("copy", "lora", "--args", "both.json"), "same field"),
+        (("copy", "lora", "--args", "ds.json"), "this is a deepspeed"),
+        (("copy", "lora", "--for", "axolotl"), "one of trainer, run_clm, trl"),
+        (("show", "lora", "--set", "rank=much"), "rank=much: must be int"),
+        (("show", "lora", "--set", "learning_rat=1"), "did you mean 'learning_rate'"),
+        (("show", "lora", "--set", "rnk=4"), "values of this preset: "),
+        (("show", "lora", "--gpu", "T44"), "unknown card 'T44'"),
+        (("show", "lora", "--model", "no/such-model"), "no/such-model"),
+        (("show", "lora", "--ram", "64GB"), "--ram: nothing can be computed without --model"),
+        (("show", "lora", "--batch-size", "0"), "0 is not in the range"),
+        (("show", "lora", *FOR_16_GB, "--sequence-length", "4096"), "longer than gpt2-xl allows (1024)"),
+        (("show", "lora", "--batch-size", "30", "--set", "per_device_train_batch_size=7"), "does not divide 30"),
+        (("show", "infinity", "--nvme-path", " "), "--nvme-path: give a folder"),
+        (("show", "offload", "--set", "deepspeed=mine.json"), "brings its own DeepSpeed config"),
+    ],
+)
+def test_wrong_input_gets_one_line_and_writes_nothing(
+    run: Run, tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    files: dict[str, Any] = {
+        "broken.json": "{a",
+        "twice.yaml": "max_steps: 1\nmax_steps: 2\n",
+        "wrong.json": '{"max_steps": "five"}',
+        "both.json": '{"gradient_checkpointing": true, "activation_checkpointing": false}',
+        "ds.json": '{"zero_optimization": {"stage": 2}}',
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    code, out, err = run(*arguments)
+    assert code == 2 and out == "", (out, err)
+    assert err.startswith("memkit: error: ") and err.count("\n") == 1 and said in err, err
+    assert {path.name for path in tmp_path.iterdir()} == set(files)

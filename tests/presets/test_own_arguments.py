@@ -1,0 +1,140 @@
+"""The user's own arguments beside the preset's: theirs win, also over what would silently win over them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_memkit.argument_values import checked
+from hf_memkit.compat import to_installed_arguments
+from hf_memkit.errors import SettingError
+from hf_memkit.presets.own import settle
+from hf_memkit.training_setup import TrainingSetup
+
+pytestmark = pytest.mark.compat
+
+
+def setup_of(**settings: Any) -> TrainingSetup:
+    made = TrainingSetup(preset="made-up")
+    for key, value in settings.items():
+        made = made.put(key.replace("__", "."), value, f"the reason for {key}")
+    return made
+
+
+def arguments(tmp_path: Path, **given: Any) -> Any:
+    from transformers import TrainingArguments
+
+    return TrainingArguments(output_dir=str(tmp_path), use_cpu=True, **given)
+
+
+def test_without_settling_transformers_compiles_although_the_user_said_no(tmp_path: Path) -> None:
+    """Why `settle` drops what went with the preset's value: the real library does not."""
+    assert arguments(tmp_path, torch_compile=False, torch_compile_mode="default").torch_compile is True
+    made, replaced = settle(
+        setup_of(arguments__torch_compile=True, arguments__torch_compile_mode="default"), {"torch_compile": False}
+    )
+    assert made.arguments == {"torch_compile": False}
+    assert [(each.setting.key, each.by) for each in replaced] == [
+        ("arguments.torch_compile", "torch_compile"),
+        ("arguments.torch_compile_mode", "torch_compile"),
+    ]
+    assert arguments(tmp_path, **made.arguments).torch_compile is False
+
+
+def test_two_names_of_one_field_are_one(tmp_path: Path) -> None:
+    """transformers 5.23 takes the new name's value without a word, whatever the old name says."""
+    own, problems = checked({"gradient_checkpointing": False})
+    assert not problems
+    made, replaced = settle(
+        setup_of(arguments__activation_checkpointing=True, arguments__activation_checkpointing_kwargs={"a": 1}), own
+    )
+    assert made.arguments == {"activation_checkpointing": False}
+    real = arguments(tmp_path, **to_installed_arguments(made.arguments))
+    assert real.gradient_checkpointing is False
+    assert str(replaced[0]) == (
+        "activation_checkpointing = False is yours, in place of the preset's True: the reason for "
+        "arguments__activation_checkpointing"
+    )
+    _, problems = checked({"gradient_checkpointing": False, "activation_checkpointing": True})
+    assert len(problems) == 1 and "same field" in problems[0]
+
+
+def test_what_cannot_be_true_together_and_what_would_be_ignored_goes() -> None:
+    made, _ = settle(setup_of(arguments__bf16=True, arguments__fp16=False), {"fp16": True})
+    assert made.arguments == {"fp16": True}
+    made, replaced = settle(
+        setup_of(optimizer__class="torch.optim:SGD", optimizer__momentum=0.9, arguments__optim_args="a=1"),
+        {"optim": "adamw_torch"},
+    )
+    assert made.arguments == {"optim": "adamw_torch"} and not made.section("optimizer")
+    assert [each.setting.key for each in replaced] == ["arguments.optim_args", "optimizer.class"]
+    with pytest.raises(SettingError, match="brings its own DeepSpeed config"):
+        settle(setup_of(deepspeed__config={"a": 1}, deepspeed__preset="zero2"), {"deepspeed": "mine.json"})
+
+
+def test_a_value_that_is_also_the_preset_s_replaces_nothing() -> None:
+    before = setup_of(arguments__bf16=True, arguments__torch_compile=True, arguments__torch_compile_mode="default")
+    after, replaced = settle(before, {"bf16": True, "torch_compile": True, "learning_rate": 1e-4})
+    assert not replaced and after.arguments == {**before.arguments, "learning_rate": 1e-4}
+    assert next(s.reason for s in after.settings if s.key == "arguments.bf16") == "the reason for arguments__bf16"
+
+
+def test_a_cpu_is_spared_what_it_cannot_do(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="tf32"):
+        arguments(tmp_path, tf32=True)
+    made, replaced = settle(
+        setup_of(
+            arguments__tf32=True,
+            arguments__activation_checkpointing_kwargs={"use_reentrant": False, "offload": True},
+            environment__PYTORCH_ALLOC_CONF="expandable_segments:True",
+        ),
+        {"use_cpu": True},
+    )
+    assert made.arguments == {"activation_checkpointing_kwargs": {"use_reentrant": False}, "use_cpu": True}
+    assert not made.section("environment") and len(replaced) == 3
+    assert all(each.why and each.why in str(each) for each in replaced)
+    kept, _ = settle(setup_of(arguments__tf32=True), {"use_cpu": True, "tf32": True})
+    assert kept.arguments["tf32"] is True  # the user's own wish stays, and transformers answers it
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ({"learning_rate": "1e-4"}, {"learning_rate": 1e-4}),
+        ({"bf16": "false"}, {"bf16": False}),
+        ({"save_strategy": False}, {"save_strategy": "no"}),
+        ({"max_steps": "5", "logging_steps": 5}, {"max_steps": 5, "logging_steps": 5}),
+        ({"output_dir": Path("out")}, {"output_dir": "out"}),
+        ({"train_file": "x.txt", "no_field": None}, {"train_file": "x.txt", "no_field": None}),
+    ],
+)
+def test_values_are_written_as_what_they_mean(given: dict[str, Any], written: dict[str, Any]) -> None:
+    assert checked(given) == (written, [])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"max_steps": "five"}, "max_steps=five: must be int"),
+        ({"max_steps": True}, "must be int, and is bool"),
+        ({"gradient_accumulation_steps": 2.5}, "must be int, and is float"),
+        ({"optim": "adamw_torchh"}, "did you mean 'adamw_torch'"),
+        ({"bf16": None}, "leave it out for the default"),
+        ({"optim_args": {"rank": 4}}, "must be str or null, and is dict"),
+    ],
+)
+def test_values_that_mean_nothing_are_refused(given: dict[str, Any], said: str) -> None:
+    _, problems = checked(given)
+    assert len(problems) == 1 and said in problems[0]
+
+
+def test_every_default_of_transformers_is_a_value_of_its_field() -> None:
+    import dataclasses
+
+    from transformers import TrainingArguments
+
+    fields = [f for f in dataclasses.fields(TrainingArguments) if f.init and f.default is not dataclasses.MISSING]
+    assert len(fields) > 80
+    assert checked({field.name: field.default for field in fields})[1] == []

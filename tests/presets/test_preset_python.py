@@ -1,0 +1,190 @@
+"""`preset()` in Python: composition, conflicts, own arguments, and real training of a tiny model on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+from hf_memkit import PresetSetup, preset
+from hf_memkit.compat import to_installed_arguments
+from hf_memkit.errors import InputError, SettingError
+from hf_memkit.presets import PRESETS
+from hf_memkit.presets.outside import outside_lines
+from tests.tiny_trainer import samples
+
+CPU: dict[str, Any] = {
+    "use_cpu": True, "max_steps": 3, "logging_steps": 1, "report_to": "none", "disable_tqdm": True,
+    "save_strategy": "no", "learning_rate": 1e-2, "per_device_train_batch_size": 2,
+}  # fmt: skip
+CARD: dict[str, Any] = {"gpu_memory": "16GB", "ram": "64GB", "use_hub": False}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A local model: two layers, 64 words, no dropout so that presets can be compared."""
+    path = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    config = GPT2Config(
+        n_embd=16, n_layer=2, n_head=2, vocab_size=64, n_positions=64, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
+        bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    GPT2LMHeadModel(config).save_pretrained(path)
+    return path
+
+
+def losses(trainer: Trainer) -> list[float]:
+    trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+@pytest.fixture(scope="module")
+def baseline(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    arguments = TrainingArguments(output_dir=str(tmp_path_factory.mktemp("baseline")), **CPU)
+    return losses(Trainer(GPT2LMHeadModel.from_pretrained(folder), arguments, train_dataset=samples()))
+
+
+@pytest.mark.parametrize("name", ["lean", "checkpointed", "8bit", "lora"])
+def test_trainer_model_and_arguments_in_one_call(
+    folder: Path, tmp_path: Path, baseline: list[float], name: str
+) -> None:
+    setup = preset(name, model=str(folder), arguments=CPU, **CARD)
+    trainer = setup.trainer(str(tmp_path / "out"), train_dataset=samples())
+    assert trainer.args.use_cpu and trainer.args.max_steps == 3
+    found = losses(trainer)
+    assert len(found) == 3 and len(set(found)) == 3
+    if name == "lora":
+        trained = [key for key, value in trainer.model.named_parameters() if value.requires_grad]
+        assert trained and all("lora_" in key for key in trained)
+    else:
+        # bf16 autocast rounds to 8 bits of fraction, and the 8-bit states round the update.
+        assert found == pytest.approx(baseline, rel=1e-5 if name != "8bit" else 0.01)
+
+
+def test_with_a_model_and_a_trainer_of_one_s_own(folder: Path, tmp_path: Path, baseline: list[float]) -> None:
+    """Each smaller door leads to the same training; a part can be taken off again."""
+    setup = preset("lean+activation-checkpointing", model=str(folder), arguments=CPU, **CARD)
+    model = setup.load_model()
+    arguments = setup.training_arguments(str(tmp_path / "a"))
+    trainer = Trainer(model, arguments, train_dataset=samples(), **setup.trainer_options(model, arguments))
+    assert losses(trainer) == pytest.approx(baseline, rel=1e-5)
+
+    plain = TrainingArguments(output_dir=str(tmp_path / "b"), **to_installed_arguments(setup.arguments))
+    mine = GPT2LMHeadModel.from_pretrained(folder)
+    before = type(mine.transformer.h[0].mlp.act)
+    undo = setup.install(mine)
+    assert losses(Trainer(mine, plain, train_dataset=samples())) == pytest.approx(baseline, rel=1e-5)
+    undo()
+    assert type(mine.transformer.h[0].mlp.act) is before
+
+
+def test_the_lines_that_are_told_do_what_the_setup_does(folder: Path) -> None:
+    """What a file cannot say is told as Python: that Python works."""
+    setup = preset("lean+lora", model=str(folder), arguments=CPU, **CARD)
+    namespace: dict[str, Any] = {}
+    exec("from transformers import AutoModelForCausalLM", namespace)
+    lines = [each.line for each in outside_lines(setup) if not each.line.startswith("export ")]
+    assert len(lines) >= 3
+    for line in lines:
+        exec(line, namespace)
+    told, made = namespace["model"], setup.load_model()
+    assert [(key, value.dtype, value.requires_grad) for key, value in told.named_parameters()] == [
+        (key, value.dtype, value.requires_grad) for key, value in made.named_parameters()
+    ]
+    inputs = torch.arange(8)[None]
+    assert torch.equal(told.eval()(inputs).logits, made.eval()(inputs).logits)
+
+
+def test_own_arguments_win_at_every_door(folder: Path, tmp_path: Path) -> None:
+    setup = preset(
+        "checkpointed", model=str(folder), arguments={**CPU, "gradient_checkpointing": False, "max_steps": "2"}, **CARD
+    )
+    assert setup.arguments["activation_checkpointing"] is False and setup.arguments["max_steps"] == 2
+    assert {each.setting.key for each in setup.replaced} >= {"arguments.activation_checkpointing"}
+    assert "the preset says True" in next(
+        s.reason for s in setup.settings if s.key == "arguments.activation_checkpointing"
+    )
+    with_it = preset("checkpointed", model=str(folder), arguments=CPU, **CARD)
+    for made in (
+        with_it.training_arguments(str(tmp_path), gradient_checkpointing=False, max_steps=2),
+        with_it.trainer(
+            str(tmp_path), arguments={"gradient_checkpointing": False, "max_steps": 2}, train_dataset=samples()
+        ).args,
+        setup.training_arguments(str(tmp_path)),
+    ):
+        assert made.gradient_checkpointing is False and made.max_steps == 2
+
+
+def test_own_learning_rate_reaches_an_optimizer_of_the_preset_s(folder: Path, tmp_path: Path) -> None:
+    setup = preset("resident", model=str(folder), arguments=CPU, **CARD)
+    assert setup.section("optimizer")
+    trainer = setup.trainer(str(tmp_path), arguments={"learning_rate": 3e-3}, train_dataset=samples())
+    trainer.create_optimizer()
+    assert {float(group["lr"]) for group in trainer.optimizer.param_groups} == {pytest.approx(3e-3)}
+    replaced = setup.trainer(str(tmp_path), arguments={"optim": "sgd"}, train_dataset=samples())
+    replaced.create_optimizer()
+    assert type(replaced.optimizer) is torch.optim.SGD
+
+
+def test_the_ledger_follows_own_arguments() -> None:
+    """What fits is computed with the user's values, not with those that they replaced."""
+    options = {**CARD, "model": "gpt2-xl", "global_batch_size": 64}
+    with_it = preset("resident", **options)
+    without = preset("resident", arguments={"activation_checkpointing": False}, **options)
+    sizes = [s.arguments["per_device_train_batch_size"] for s in (without, with_it)]
+    assert sizes[0] < sizes[1]
+    for setup in (with_it, without):
+        arguments = setup.arguments
+        assert arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"] == 64
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_a_setup_with_and_without_a_model(name: str) -> None:
+    plain = preset(name)
+    assert isinstance(plain, PresetSetup) and not plain.ledger.rows
+    assert all(setting.reason for setting in plain.settings) and plain.techniques
+    made = preset(name, model="gpt2-xl", **CARD)
+    assert made.ledger.total_bytes("device") > 0 and made["model.name"] == "gpt2-xl"
+    assert PresetSetup.from_json(made.to_json()).arguments == made.arguments
+
+
+def test_presets_compose_and_contradictions_name_both() -> None:
+    both = preset("lean+lora")
+    assert set(both.techniques) == {*PRESETS["lean"].techniques, *PRESETS["lora"].techniques}
+    assert preset("lora+lean").settings == both.settings
+    with pytest.raises(SettingError, match=r"'8bit' .*'resident'"):
+        preset("8bit+resident")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"name": "leen"}, "did you mean 'lean'"),
+        ({"name": ""}, "''"),
+        ({"name": "lean", "techniques": ["chunkd-loss"]}, "did you mean 'chunked-loss'"),
+        ({"name": "lora", "values": {"rnak": 4}}, "did you mean 'rank'"),
+        ({"name": "lora", "values": {"rank": "4"}}, "must be int"),
+        ({"name": "lora", "arguments": {"learning_rat": 1}}, "did you mean 'learning_rate'"),
+        ({"name": "lora", "arguments": {"max_steps": "five"}}, "max_steps=five: must be int"),
+        ({"name": "lora", "arguments": {"per_device_train_batch_size": 0}}, "must be a whole number above 0"),
+        ({"name": "lora", "gpu": "T44"}, "T44"),
+        ({"name": "lora", "gpu_memory": "big"}, "big"),
+        ({"name": "lora", "global_batch_size": 0}, "global_batch_size=0"),
+        ({"name": "lora", "model": "no/such", "use_hub": False}, "no/such"),
+        ({"name": "lora", "model": "gpt2", "use_hub": False, "sequence_length": 4096}, "1024"),
+        ({"name": "lora", "global_batch_size": 30, "gpus": 4}, "30"),
+    ],
+)
+def test_wrong_input_is_one_clear_line(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as caught:
+        preset(**given)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_setup_without_a_model_says_what_is_missing(tmp_path: Path) -> None:
+    setup = preset("checkpointed", arguments=CPU)
+    with pytest.raises(InputError, match="made without a model"):
+        setup.trainer(str(tmp_path))

@@ -1,0 +1,59 @@
+"""Trains the same model in fp32 and as half-weights-deepspeed, in a process of its own; prints a JSON line.
+
+`python -m tests.techniques.half_weights_driver`
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+
+def main() -> None:
+    from hf_memkit.zero import ops
+    from hf_memkit.zero.launch import single_process_environment
+
+    os.environ.update(single_process_environment(), DS_ACCELERATOR="cpu")
+    ops.build(("deepspeed_shm_comm",), print, cpu=True)
+    import deepspeed
+
+    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+    import torch
+    from transformers import Trainer
+
+    from hf_memkit.technique import TECHNIQUES
+    from hf_memkit.training_setup import TrainingSetup
+    from tests.check.configs import ds
+    from tests.check.real import arguments, model, rows
+    from tests.techniques.jobs import gpt2_job
+
+    found: dict[str, Any] = {}
+    for name in ("fp32", "half-weights-deepspeed"):
+        setup = TECHNIQUES[name](TrainingSetup(preset="test"), gpt2_job(None))
+        torch.manual_seed(0)
+        trained = model().to(getattr(torch, setup["model.dtype"]))
+        values = {"max_steps": 8, "logging_strategy": "steps", "logging_steps": 1, "learning_rate": 1e-3}
+        args = arguments(ds(2) if "deepspeed" in name else None, **{**values, **setup.arguments})
+        trainer = Trainer(model=trained, args=args, train_dataset=rows(16))
+        trainer.train()
+        found[name] = {
+            "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+            "weights": sum(parameter.nbytes for parameter in trained.parameters()),
+            "parameters": trained.num_parameters(),
+        }
+        if "deepspeed" in name:
+            optimizer = trainer.model_wrapped.optimizer
+            master = optimizer.single_partition_of_fp32_groups
+            found[name]["master"] = sum(group.nbytes for group in master)
+            found[name]["moments"] = sum(
+                value.nbytes
+                for group in master
+                for value in optimizer.optimizer.state[group].values()
+                if torch.is_tensor(value) and value.dim()
+            )
+    print("FOUND " + json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""Fused activation functions, and what each implementation of attention keeps."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers.activations import ACT2FN
+
+from hf_memkit.hardware import named_gpu
+from hf_memkit.parts.fused_gelu import install
+from hf_memkit.technique import find_technique
+from hf_memkit.techniques.activation_functions import COMPOSED, activation_of
+from hf_memkit.techniques.attention_bytes import (
+    attention_heads,
+    eager_bytes_of_score,
+    kept_scores_bytes,
+    score_bytes,
+)
+from hf_memkit.training_setup import TrainingSetup
+from tests.techniques.cpu_allocations import saved_bytes
+from tests.techniques.jobs import MACHINE, gpt2_job
+from tests.techniques.proving import proves
+from tests.techniques.tiny_models import batch, causal_model
+
+HEADS, LENGTH = 4, 48
+
+# ---- activation functions
+
+
+@pytest.mark.parametrize("name", sorted(COMPOSED))
+def test_each_composed_function_is_the_fused_one(name: str) -> None:
+    holder = torch.nn.ModuleDict({"act": ACT2FN[name]})
+    fused = copy.deepcopy(holder)
+    install(fused)
+    assert type(fused["act"]) is not type(holder["act"])
+    for scale in (0.1, 1.0, 10.0):
+        value = scale * torch.randn(1000, generator=torch.Generator().manual_seed(0))
+        own, other = value.clone().requires_grad_(), value.clone().requires_grad_()
+        expected, found = holder["act"](own), fused["act"](other)
+        # A few units in the last place: the same function, with its operations in another order.
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6 * scale)
+        expected.sum().backward()
+        found.sum().backward()
+        torch.testing.assert_close(other.grad, own.grad, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", sorted(set(ACT2FN) - COMPOSED - {"xielu"}))
+def test_every_other_function_is_left_alone(name: str) -> None:
+    with pytest.raises(ValueError, match="nothing to fuse"):
+        install(torch.nn.ModuleDict({"act": ACT2FN[name]}))
+
+
+@pytest.mark.compat
+@proves("same-result", "fused-gelu")
+def test_a_training_with_the_fused_function() -> None:
+    losses = []
+    for part in (False, True):
+        model = causal_model()
+        if part:
+            install(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        losses.append([])
+        for _ in range(4):
+            loss = model(**batch()).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses[-1].append(float(loss.detach()))
+    assert losses[1] == pytest.approx(losses[0], abs=1e-5)
+    assert losses[0][-1] < losses[0][0]
+
+
+@proves("memory", "fused-gelu")
+def test_it_keeps_its_input_only() -> None:
+    def kept(module: Any, value: torch.Tensor) -> int:
+        return saved_bytes(lambda: module(value)) // (value.numel() * value.element_size())
+
+    value = torch.randn(64, 64, requires_grad=True)
+    assert kept(ACT2FN["gelu_new"], value) >= 4
+    fused = torch.nn.ModuleDict({"act": ACT2FN["gelu_new"]})
+    install(fused)
+    assert kept(fused["act"], value) == 1
+    # In a model: what is spared is that many tensors of the feed-forward layer, in each layer.
+    inputs = batch()
+    model, with_part = causal_model(), causal_model()
+    install(with_part)
+    spared = saved_bytes(lambda: model(**inputs).loss) - saved_bytes(lambda: with_part(**inputs).loss)
+    hidden = 4 * inputs["input_ids"].numel() * 4 * 32  # fp32 × tokens × width of the feed-forward layer
+    assert spared == 2 * hidden * (kept(ACT2FN["gelu_new"], value) - 1)
+
+
+def test_put_back() -> None:
+    model = causal_model().eval()
+    own = model.transformer.h[0].mlp.act
+    undo = install(model)
+    assert model.transformer.h[0].mlp.act is not own and not model.transformer.h[0].mlp.act.training
+    undo()
+    assert model.transformer.h[0].mlp.act is own
+    with pytest.raises(ValueError, match="nothing to fuse"):
+        install(causal_model("llama"))
+
+
+def test_the_name_of_the_function() -> None:
+    assert activation_of({"activation_function": "gelu_new"}) == "gelu_new"
+    assert activation_of({"hidden_act": "silu"}) == "silu" and activation_of({}) is None
+    setup = find_technique("fused-gelu")(TrainingSetup("x"), gpt2_job())
+    assert setup["model_parts.fused_gelu"] == {} and "gelu_new" in setup.settings[0].reason
+
+
+# ---- attention
+
+
+def losses(implementation: str, model_type: str) -> tuple[float, torch.Tensor]:
+    model = causal_model(model_type, attn_implementation=implementation)
+    assert model.config._attn_implementation == implementation
+    inputs = batch(2, LENGTH)
+    inputs["attention_mask"] = torch.ones(2, LENGTH, dtype=torch.long)
+    inputs["attention_mask"][0, -7:] = 0
+    inputs["labels"] = inputs["labels"].masked_fill(inputs["attention_mask"] == 0, -100)
+    loss = model(**inputs).loss
+    loss.backward()
+    return float(loss.detach()), model.get_input_embeddings().weight.grad
+
+
+@proves("same-result", "sdpa-attention", "eager-attention")
+@pytest.mark.parametrize("model_type", ["gpt2", "llama"])
+def test_the_same_attention_either_way(model_type: str) -> None:
+    (eager, eager_gradient), (sdpa, sdpa_gradient) = losses("eager", model_type), losses("sdpa", model_type)
+    assert sdpa == pytest.approx(eager, abs=1e-5)
+    torch.testing.assert_close(sdpa_gradient, eager_gradient, rtol=0, atol=1e-5)
+
+
+def scores_kept(model: Any) -> int:
+    """Bytes of tensors with a row and a column for each token that autograd keeps."""
+    return saved_bytes(
+        lambda: model(**batch(2, LENGTH)).loss,
+        lambda tensor: tensor.dim() >= 3 and tensor.shape[-2:] == (LENGTH, LENGTH) and tensor.shape[-3] > 1,
+    )
+
+
+@pytest.mark.compat
+@proves("memory", "sdpa-attention", "eager-attention")
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.bfloat16, 2)])
+@pytest.mark.parametrize("model_type", ["gpt2", "llama"])
+def test_eager_keeps_the_scores_and_sdpa_none(model_type: str, dtype: torch.dtype, size: int) -> None:
+    eager = causal_model(model_type, attn_implementation="eager").to(dtype)
+    each = eager_bytes_of_score(size, softmax_fp32=model_type != "gpt2", dropout=False)
+    assert scores_kept(eager) == score_bytes(2, HEADS, LENGTH, 2, bytes_of_score=each)
+    assert scores_kept(causal_model(model_type, attn_implementation="sdpa").to(dtype)) == 0
+
+
+def test_what_dropout_adds() -> None:
+    kept = scores_kept(causal_model(attn_implementation="eager", attn_pdrop=0.1))
+    # A CPU keeps the mask in the scores' dtype, a card in one byte.
+    card = score_bytes(2, HEADS, LENGTH, 2, bytes_of_score=eager_bytes_of_score(4, softmax_fp32=False, dropout=True))
+    assert kept == card + 3 * 2 * HEADS * LENGTH**2 * 2
+
+
+def test_the_setups_scores() -> None:
+    job = gpt2_job("gpt2-xl", sequence_length=1024)
+    assert job.model is not None and attention_heads(job.model) == 25
+    eager = find_technique("eager-attention")(TrainingSetup("x").put("model.dtype", "bfloat16", "for the test"), job)
+    # 25 heads × 1024² scores × 48 layers × 4 sequences, 2 bytes each, and 2 + 1 for GPT-2's dropout
+    assert kept_scores_bytes(eager, job) == 5 * 25 * 1024**2 * 48 * 4
+    sdpa = find_technique("sdpa-attention")(eager, job)
+    assert sdpa["model.attn_implementation"] == "sdpa" and kept_scores_bytes(sdpa, job) == 0
+    assert "9.38 GiB" in sdpa.settings[-1].reason or "9.4 GiB" in sdpa.settings[-1].reason
+    assert any("padding mask" in note for note in sdpa.notes)
+
+
+def test_flash_attention_asks_for_the_card() -> None:
+    flash = find_technique("flash-attention")
+    assert flash(TrainingSetup("x"), gpt2_job()).problems == ()
+    old = replace(gpt2_job(), machine=MACHINE.with_gpu(named_gpu("T4")))
+    assert "T4" in flash(TrainingSetup("x"), old).problems[0]
+
+
+def test_settings_without_a_model() -> None:
+    job = gpt2_job(None)
+    for name in ("sdpa-attention", "flash-attention", "eager-attention", "fused-gelu", "chunked-loss", "liger"):
+        assert find_technique(name)(TrainingSetup("x"), job).settings
+    assert find_technique("chunked-loss")(TrainingSetup("x"), job)["model_parts.chunked_loss"] == {}
+    with_model = find_technique("chunked-loss")(TrainingSetup("x"), gpt2_job())
+    assert with_model["model_parts.chunked_loss"] == {"chunk_tokens": 1024}
+    valued = find_technique("chunked-loss")(
+        TrainingSetup("x"), gpt2_job(values={"chunk_tokens": 64, "label_smoothing": 0.1})
+    )
+    assert valued["model_parts.chunked_loss"] == {"chunk_tokens": 64, "label_smoothing": 0.1}
+    assert find_technique("liger")(TrainingSetup("x"), job)["arguments.use_liger_kernel"] is True

@@ -1,0 +1,127 @@
+"""Options of the allocator's variable: combined, read as torch reads them, kept where they are the user's."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_memkit.build.allocator import set_allocator, too_late
+from hf_memkit.check import Subject, check
+from hf_memkit.job import Job
+from hf_memkit.technique import TECHNIQUES
+from hf_memkit.techniques.allocator import _KNOWN, OLD_VARIABLES, VARIABLE, options, problems_of, user_settings
+from hf_memkit.training_setup import TrainingSetup
+from tests.techniques.jobs import gpt2_job
+
+KEY = f"environment.{VARIABLE}"
+
+
+def applied(*names: str, **values: object) -> TrainingSetup:
+    job: Job = gpt2_job(None, values=values)
+    setup = TrainingSetup(preset="allocator")
+    for name in names:
+        setup = TECHNIQUES[name](setup, job)
+    return setup
+
+
+def test_options_stand_side_by_side_in_one_variable() -> None:
+    setup = applied("max-split-size", "garbage-collection-threshold", max_split_size_mb=256)
+    assert setup[KEY] == "max_split_size_mb:256,garbage_collection_threshold:0.8"
+    (setting,) = setup.settings
+    assert "256 MiB" in setting.reason and "80 %" in setting.reason
+    twice = applied("max-split-size", "max-split-size", max_split_size_mb=64)
+    assert twice[KEY] == "max_split_size_mb:64"
+    assert applied("expandable-segments")[KEY] == "expandable_segments:True"
+
+
+def test_options_that_expandable_segments_leave_without_effect_are_refused() -> None:
+    for other in ("max-split-size", "garbage-collection-threshold"):
+        for names in (("expandable-segments", other), (other, "expandable-segments")):
+            problems = check(Subject.of_setup(applied(*names), None, None, here=False))
+            assert [problem.rule for problem in problems] == ["allocator-options"], names
+            assert "does nothing with it" in problems[0].why
+
+
+@pytest.mark.parametrize(("name", "value"), [("max_split_size_mb", 19), ("garbage_collection_threshold", 1.0)])
+def test_what_torch_refuses_is_a_problem_of_the_setup(name: str, value: float) -> None:
+    technique = "max-split-size" if name.startswith("max") else "garbage-collection-threshold"
+    setup = applied(technique, **{name: value})
+    assert len(setup.problems) == 1 and f"{name}={value}" in setup.problems[0]
+    with pytest.raises(ValueError, match=r"must be >= 20|set it in \(0.0, 1.0\)"):
+        torch._C._accelerator_setAllocatorSettings(setup[KEY])
+
+
+def test_every_known_option_is_one_of_torch_s() -> None:
+    """Against the headers and the parser of the installed torch: an option that it dropped, or has new, fails here."""
+    folder = Path(torch.__file__).parent / "include" / "c10"
+    cuda = (folder / "cuda" / "CUDAAllocatorConfig.h").read_text()
+    keys = cuda[cuda.index("getKeys()") :].split("return keys", 1)[0]
+    of_cuda = set(re.findall(r'"(\w+)"', re.sub(r'"\s*\n?\s*"', "", keys)))
+    parser = (folder.parents[1] / "lib" / "libc10.so").read_bytes()
+    of_all = {name for name in _KNOWN if name not in of_cuda}
+    assert of_cuda <= set(_KNOWN)
+    # Short strings stand in the library whole or, where the compiler moves them in registers, in their first bytes.
+    assert all(name[:16].encode() in parser for name in of_all), of_all
+
+
+def test_text_is_read_as_torch_reads_it() -> None:
+    text = " max_split_size_mb : 128 ,roundup_power2_divisions:[256:1,>:4],"
+    assert options(text) == {"max_split_size_mb": "128", "roundup_power2_divisions": "[256:1,>:4]"}
+    assert problems_of(text) == []
+    assert [name for name, _, _ in problems_of("a:1,expandable_segments:yes,max_split_size_mb:")] == [
+        "a", "expandable_segments", "max_split_size_mb",
+    ]  # fmt: skip
+
+
+READ = """import os, torch
+os.environ['{late}'] = 'max_split_size_mb:256'
+print(torch._C._accelerator_getAllocatorSettings())"""
+MIB_64, MIB_32 = "max_split_size_mb:64", "max_split_size_mb:32"
+
+
+@pytest.mark.parametrize(
+    ("given", "late", "read"),
+    [
+        ({VARIABLE: MIB_64}, "UNUSED", MIB_64),
+        ({}, VARIABLE, "max_split_size_mb:256"),  # after torch was imported
+        ({VARIABLE: MIB_64, OLD_VARIABLES[0]: MIB_32}, "UNUSED", MIB_32),
+    ],
+)  # fmt: skip
+def test_torch_reads_the_variable_at_first_use_and_the_old_name_first(
+    given: dict[str, str], late: str, read: str
+) -> None:
+    clean = {key: value for key, value in os.environ.items() if key not in (VARIABLE, *OLD_VARIABLES)}
+    done = subprocess.run([sys.executable, "-c", READ.format(late=late)], env={**clean, **given}, capture_output=True,
+                          text=True, check=True)  # fmt: skip
+    assert done.stdout.strip() == read
+    if late == "UNUSED":
+        found = user_settings(given)
+        assert found is not None and found[1] == read
+
+
+def test_the_user_s_own_variable_is_kept_and_said() -> None:
+    said: list[str] = []
+    users = {OLD_VARIABLES[0]: "max_split_size_mb:64"}
+    assert not set_allocator("expandable_segments:True", said.append, users)
+    assert VARIABLE not in users and "keeps your own setting, max_split_size_mb:64" in said[0]
+    same = {VARIABLE: "expandable_segments: True"}
+    assert set_allocator("expandable_segments:True", said.append, same) and len(said) == 1
+    empty: dict[str, str] = {}
+    assert set_allocator("expandable_segments:True", said.append, empty) and len(said) == 1
+    assert empty == {VARIABLE: "expandable_segments:True"}
+
+
+def test_after_cuda_started_it_is_too_late_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert too_late("expandable_segments:True") == ""  # torch is imported here, and that is fine
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    said: list[str] = []
+    nothing: dict[str, str] = {}
+    assert not set_allocator("expandable_segments:True", said.append, nothing) and nothing == {}
+    assert "before Python starts" in said[0] and "_accelerator_setAllocatorSettings" in said[0]
+    assert "backend is fixed" in too_late("backend:cudaMallocAsync")

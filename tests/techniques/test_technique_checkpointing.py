@@ -1,0 +1,270 @@
+"""Activation checkpointing in each way: the same numbers as without it, and the parts that do what Trainer cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from hf_memkit import compat
+from hf_memkit.build.arguments import build_arguments
+from hf_memkit.build.parts import install_model_parts
+from hf_memkit.build.trainer import trainer_options
+from hf_memkit.parts import checkpoint_segments, checkpoint_selective, verify_checkpointing
+from hf_memkit.technique import find_technique
+from hf_memkit.techniques.activation_rows import checkpoint_mode
+from hf_memkit.training_setup import TrainingSetup
+from tests.techniques.checkpointed_models import LAYERS, WAYS, config_of, model_of, one_pass, with_lora
+from tests.techniques.jobs import gpt2_job
+from tests.techniques.proving import proves
+
+ALL = [way for way in WAYS if way != "none"]
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "qwen3", "lora"])
+@pytest.mark.parametrize("way", ALL)
+def test_one_pass_gives_the_same_numbers(way: str, kind: str) -> None:
+    """Bit for bit, with dropout: the masks of the forward pass come back. Undone, the model is as before."""
+    model = with_lora(model_of("llama")) if kind == "lora" else model_of(kind, dropout=0.1)
+    before = one_pass(model)
+    undo = WAYS[way](model)
+    during = one_pass(model)
+    again = one_pass(model)
+    undo()
+    after = one_pass(model)
+    assert before.gradients
+    for found in (during, again, after):
+        assert torch.equal(found.hidden, before.hidden)
+        assert found.gradients.keys() == before.gradients.keys()
+        assert all(torch.equal(found.gradients[name], value) for name, value in before.gradients.items())
+
+
+def setup_of(technique: str, **values: Any) -> TrainingSetup:
+    setup = find_technique(technique)(TrainingSetup(preset=technique), gpt2_job(None, values=values))
+    if technique != "offloaded-checkpointing":
+        return setup
+    # What a rehearsal puts in its place on a CPU, where no memory can be pinned.
+    assert checkpoint_mode(setup) == ("offloaded", 1)
+    setup = setup.put("arguments.activation_checkpointing", False, "CPU")
+    return setup.put("model_parts.checkpoint_offload", {"pin_memory": False}, "CPU")
+
+
+def train(setup: TrainingSetup, folder: Path, model: Any = None, **more: Any) -> tuple[list[float], Trainer]:
+    """Losses of a real Trainer, and the Trainer."""
+    model = model_of("gpt2", dropout=0.1) if model is None else model
+    own = {
+        "output_dir": str(folder), "use_cpu": True, "report_to": "none", "disable_tqdm": True, "max_steps": 2,
+        "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "logging_steps": 1, "save_strategy": "no",
+    }  # fmt: skip
+    arguments = build_arguments(setup, own)
+    install_model_parts(model, setup)
+    generator = torch.Generator().manual_seed(1)
+    rows = [{"input_ids": row, "labels": row} for row in torch.randint(0, 64, (16, 16), generator=generator)]
+    options = trainer_options(setup, model=model, arguments=arguments, own={"train_dataset": rows, **more})
+    trainer = Trainer(model=model, args=arguments, **options)
+    trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry], trainer
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], dict[str, Any]]:
+    losses, trainer = train(TrainingSetup(preset="none"), tmp_path_factory.mktemp("plain"))
+    return losses, {name: value.clone() for name, value in trainer.model.state_dict().items()}
+
+
+@proves("same-result", *ALL)
+@pytest.mark.parametrize("technique", ALL)
+def test_trainer_ends_with_the_same_weights(technique: str, plain: Any, tmp_path: Path) -> None:
+    values = {"segment_layers": 4} if technique == "segment-checkpointing" else {}
+    losses, trainer = train(setup_of(technique, **values), tmp_path)
+    assert losses == plain[0]
+    assert all(torch.equal(value, plain[1][name]) for name, value in trainer.model.state_dict().items())
+    (callback,) = [c for c in trainer.callback_handler.callbacks if type(c).__name__ == "VerifyCheckpointing"]
+    expected = LAYERS // 2 if technique == "every-nth-layer-checkpointing" else LAYERS
+    assert (callback.layers, callback.recomputed) == (LAYERS, expected)
+    assert not callback._handles
+
+
+def test_segments_refuse_a_model_that_changes_states_between_layers() -> None:
+    model = model_of("llama")
+
+    def shift(layer: nn.Module, args: Any, kwargs: Any) -> Any:
+        return (args[0] + 1, *args[1:]), kwargs
+
+    # Registered first, so that it comes before the part's hook, as the model's own code does.
+    handle = model.model.layers[1].register_forward_pre_hook(shift, with_kwargs=True)
+    undo = checkpoint_segments.install(model, segment_layers=2)
+    with pytest.raises(RuntimeError, match="does not get what the layer before it gave"):
+        one_pass(model)
+    handle.remove()
+    one_pass(model)
+    undo()
+
+
+@pytest.mark.parametrize("place", ["layer", "loop"])
+def test_a_pass_that_fails_leaves_nothing_open(place: str) -> None:
+    """After an out-of-memory error in a layer, or in the model's own code between two, the next pass is as ever."""
+    model = model_of("gpt2")
+    expected = one_pass(model)
+    checkpoint_segments.install(model, segment_layers=3)
+
+    class Failing(nn.Module):
+        def forward(self, *_: Any, **__: Any) -> Any:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    # In the place of a whole block no hook of the part is on it, so that only that of the model around it is left.
+    blocks = model.transformer.h
+    parent, name = (blocks[1], "mlp") if place == "layer" else (blocks, "1")
+    kept = getattr(parent, name)
+    setattr(parent, name, Failing())
+    with pytest.raises(torch.OutOfMemoryError):
+        one_pass(model)
+    setattr(parent, name, kept)
+    one = torch.ones(1, requires_grad=True)
+    assert (one * one).grad_fn._saved_self is one  # no hook on saved tensors is left: it would give a copy
+    found = one_pass(model)
+    assert torch.equal(found.hidden, expected.hidden)
+    assert all(torch.equal(found.gradients[name], value) for name, value in expected.gradients.items())
+
+
+def test_segments_take_the_cache_away_as_transformers_does() -> None:
+    model = model_of("gpt2")
+    checkpoint_segments.install(model, segment_layers=2)
+    tokens = torch.randint(0, 64, (1, 8))
+    assert model(tokens, use_cache=True).past_key_values is None
+    assert model.eval()(tokens, use_cache=True).past_key_values.get_seq_length() == 8
+
+
+def test_parts_refuse_what_they_cannot_do() -> None:
+    plain_model = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match="Linear has no list of GradientCheckpointingLayer"):
+        checkpoint_segments.install(plain_model, segment_layers=2)
+    with pytest.raises(ValueError, match="Linear has no GradientCheckpointingLayer"):
+        checkpoint_selective.install(plain_model)
+    with pytest.raises(ValueError, match="segment_layers must be at least 1, not 0"):
+        checkpoint_segments.install(model_of("gpt2"), segment_layers=0)
+    if torch.accelerator.current_accelerator() is None:
+        with pytest.raises(ValueError, match="pinned memory needs an accelerator"):
+            WAYS["offloaded-checkpointing"].__globals__["checkpoint_offload"].install(model_of("gpt2"))
+
+
+def test_offloading_moves_the_inputs_of_the_layers_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hf_memkit.parts import checkpoint_offload
+
+    moved: list[torch.Size] = []
+
+    class Counting(torch.autograd.graph.saved_tensors_hooks):
+        def __init__(self, **_: Any) -> None:
+            super().__init__(lambda tensor: moved.append(tensor.shape) or tensor, lambda tensor: tensor)
+
+    monkeypatch.setattr(checkpoint_offload, "save_on_cpu", Counting)
+    model = model_of("llama")
+    checkpoint_offload.install(model, pin_memory=False)
+    result = one_pass(model)
+    assert [shape for shape in moved if len(shape) == 3] == [result.hidden.shape] * LAYERS
+    assert all(shape.numel() <= 1 for shape in moved if len(shape) != 3)  # torch's own marker
+
+
+class Evaluating(TrainerCallback):  # type: ignore[misc]
+    def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        model.transformer.h[2].eval()
+
+
+class Switching(TrainerCallback):  # type: ignore[misc]
+    def on_step_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        for block in model.transformer.h:
+            block.gradient_checkpointing = False
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "said"),
+    [
+        ([Evaluating()], "1 of 6 layers that should have been computed again .* evaluation mode"),
+        ([Switching()], "6 of 6 layers .* no layer has the switch on"),
+    ],
+)
+def test_checkpointing_that_does_not_happen_is_an_error(callbacks: list[Any], said: str, tmp_path: Path) -> None:
+    model = model_of("gpt2", dropout=0.1)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(RuntimeError, match=said):
+        train(setup_of("activation-checkpointing"), tmp_path, model, callbacks=callbacks)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())  # before the first step
+
+
+def test_a_wrapper_that_swallows_the_switch_is_found_out(tmp_path: Path) -> None:
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model_of("gpt2")
+
+        def activation_checkpointing_enable(self, *_: Any, **__: Any) -> None:
+            pass
+
+        gradient_checkpointing_enable = activation_checkpointing_enable
+
+        def forward(self, input_ids: Any, labels: Any) -> Any:
+            return self.inner(input_ids=input_ids, labels=labels)
+
+    with pytest.raises(RuntimeError, match=r"6 of 6 layers .* swallowed it"):
+        train(setup_of("activation-checkpointing"), tmp_path, Wrapper())
+
+
+def test_the_old_name_set_late_is_found_out(tmp_path: Path) -> None:
+    """transformers 5.23 ignores it; an earlier one, where it is the only name, takes it."""
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), use_cpu=True, report_to="none", max_steps=1, disable_tqdm=True
+    )
+    arguments.gradient_checkpointing = True
+    model = model_of("gpt2")
+    given = verify_checkpointing.trainer_options(model=model, processing_class=None, arguments=arguments)
+    rows = [{"input_ids": torch.arange(8), "labels": torch.arange(8)} for _ in range(8)]
+    trainer = Trainer(model=model, args=arguments, train_dataset=rows, **given)
+    if "activation_checkpointing" not in compat.to_installed_arguments({"activation_checkpointing": True}):
+        trainer.train()
+        return
+    with pytest.raises(RuntimeError, match="the argument was set too late"):
+        trainer.train()
+
+
+def test_lora_in_a_model_with_frozen_lower_layers_is_verified(tmp_path: Path) -> None:
+    """Layers without anything to train below the first trained one have no backward, and none is asked for."""
+    model = with_lora(model_of("gpt2"))
+    for name, parameter in model.named_parameters():
+        if ".h.0." in name or ".h.1." in name:
+            parameter.requires_grad_(False)
+    _, trainer = train(setup_of("selective-checkpointing"), tmp_path, model)
+    (callback,) = [c for c in trainer.callback_handler.callbacks if type(c).__name__ == "VerifyCheckpointing"]
+    assert (callback.layers, callback.recomputed) == (LAYERS - 2, LAYERS - 2)
+
+
+def test_compiled_layers_are_not_counted() -> None:
+    class Compiled:
+        torch_compile = True
+
+    assert (
+        verify_checkpointing.trainer_options(model=nn.Linear(1, 1), processing_class=None, arguments=Compiled()) == {}
+    )
+
+
+def test_a_function_among_the_arguments_breaks_their_json() -> None:
+    """Why selective checkpointing is a part."""
+    arguments = TrainingArguments(
+        output_dir="unused", use_cpu=True, report_to="none",
+        **compat.to_installed_arguments({
+            "activation_checkpointing": True, "activation_checkpointing_kwargs": {"context_fn": print},
+        }),
+    )  # fmt: skip
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        arguments.to_json_string()
+
+
+assert config_of

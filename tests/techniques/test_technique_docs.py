@@ -1,0 +1,108 @@
+"""Generated tables of docs/techniques: current, honest about what was not measured, and right where something was."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from benchmarks.techniques_cases import comparisons, rungs
+from hf_memkit.technique import TECHNIQUES
+from tests.conftest import ROOT
+
+
+@pytest.fixture(scope="module")
+def docs() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("memkit_technique_docs", ROOT / "scripts" / "technique_docs.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_tables_are_what_registry_and_evidence_say(docs: ModuleType) -> None:
+    stale = [str(page.relative_to(ROOT)) for page, text in docs.pages().items() if page.read_text() != text]
+    assert not stale, "run scripts/technique_docs.py"
+
+
+def test_every_technique_is_in_the_overview_with_its_page(docs: ModuleType) -> None:
+    lines = docs.overview_table({}).splitlines()[2:]
+    assert len(lines) == len(TECHNIQUES)
+    for one in TECHNIQUES.values():
+        (line,) = [line for line in lines if line.startswith(f"| [`{one.name}`]({one.family}.md#{one.name}) ")]
+        assert line.count("|") - line.count("\\|") == 7, "six columns"
+
+
+def test_without_evidence_nothing_is_claimed(docs: ModuleType, tmp_path: Path) -> None:
+    assert docs.measured(tmp_path) == {}
+    for text in (docs.ladder_tables({}), docs.gpu_table("loss", {})):
+        assert docs.NOT_YET in text and "GiB," not in text
+    assert "not yet measured on a GPU" in docs.overview_table({})
+
+
+def row(case: str, peak: float, loss: float) -> dict[str, Any]:
+    return {
+        "case": case, "status": "fits", "peak_allocated_gib": peak, "peak_reserved_gib": peak + 0.5,
+        "phases": {"forward": peak - 1, "backward": peak}, "tokens_per_s": 12345.6, "losses": [9.0, loss],
+        "versions": {"torch": "2.11", "transformers": "5.17"}, "hardware": {"gpu": {"name": "Some card"}},
+    }  # fmt: skip
+
+
+def test_evidence_becomes_tables(docs: ModuleType, tmp_path: Path) -> None:
+    one = next(one for one in comparisons() if one.technique == "chunked-loss")
+    ladder = rungs("gpt2-xl")[0][1]
+    refused = {**row(rungs("gpt2-xl")[1][1].name, 1, 1), "status": "does not fit", "why": "CUDA out of | memory"}
+    del refused["peak_allocated_gib"]
+    rows = [row(one.base.name, 8.125, 3.0), row(one.case.name, 6.5, 3.001), row(ladder.name, 40, 2.5), refused]
+    (tmp_path / "techniques.json").write_text(json.dumps({"cases": rows}))
+    gpu = docs.measured(tmp_path)
+    assert "GPU: 8.12 → 6.50 GiB" in docs.evidence_of(TECHNIQUES["chunked-loss"], {}, gpu)
+    table = docs.gpu_table("loss", gpu)
+    assert "| 8.12 GiB, 12,346 tokens/s, loss 3.000 | 6.50 GiB, 12,346 tokens/s, loss 3.001 |" in table
+    ladders = docs.ladder_tables(gpu)
+    assert "| `defaults` | 40.00 | 40.50 | backward | 12,346 | 2.500 |" in ladders
+    assert "does not fit: CUDA out of \\| memory" in ladders and "not yet measured" in ladders
+    assert "Measured on Some card with torch 2.11" in table and "differ" not in table
+    (tmp_path / "techniques.json").write_text(json.dumps({"cases": [rows[0], row(one.case.name, 6.5, 3.1)]}))
+    assert "loss 3.100 **the losses differ** |" in docs.gpu_table("loss", docs.measured(tmp_path))
+
+
+def test_curves_are_laid_beside_their_baseline(docs: ModuleType) -> None:
+    shared = {"architecture": "gpt2", "baseline": "adamw", "learning_rate": 1e-3}
+    content = {
+        "steps": 2000,
+        "model": {"layers": 2, "width": 64, "vocabulary": 1013, "length": 64, "batch": 8, "parameters": 170_000},
+        "text": {"source": "some text"},
+        "arms": {
+            "adamw": {**shared, "technique": None, "held_out": [[50, 5.0], [2000, 4.0]]},
+            "8-bit": {**shared, "technique": "adamw-8bit", "held_out": [[50, 5.0], [2000, 4.02]]},
+        },
+    }
+    table = docs.curves_table(content)
+    assert "| 8-bit | `adamw-8bit` | 0.001 | 4.0200 | 4.0000 | +0.50 % |" in table
+    assert "| adamw | – | 0.001 | 4.0000 | 4.0000 | – |" in table
+
+
+def test_bytes_of_both_kinds_of_weights_are_in_one_row(docs: ModuleType) -> None:
+    one = {"technique": "adamw-8bit", "model": "gpt2", "weights": "float32", "parameters": 1000}
+    one |= {"state_bytes_a_parameter": 2.5, "gradient_bytes": 2000}
+    models = {"gpt2": {"n_layer": 2, "n_embd": 768, "vocab_size": 50257}}
+    other = {**one, "weights": "bfloat16", "state_bytes_a_parameter": 2.25}
+    table = docs.bytes_table({"rows": [one, other], "models": models})
+    assert "| `adamw-8bit` | gpt2 | 2.500 | 2.250 | 50 % |" in table
+
+
+def test_a_page_keeps_its_words_and_gets_the_blocks_it_lacks(docs: ModuleType, tmp_path: Path) -> None:
+    page = tmp_path / "loss.md"
+    page.write_text("# Loss\n\nWords.\n\n<!-- evidence: a -->\nold\n<!-- end -->\n\nMore words.\n")
+    text = docs.filled(page, {"a": "new", "gpu": "table"})
+    assert text.startswith("# Loss\n\nWords.\n\n<!-- evidence: a -->\nnew\n<!-- end -->\n\nMore words.\n")
+    assert text.endswith("## On a GPU\n\n<!-- evidence: gpu -->\ntable\n<!-- end -->\n")
+    page.write_text(text)
+    assert docs.filled(page, {"a": "new", "gpu": "table"}) == text

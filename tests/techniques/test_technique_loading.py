@@ -1,0 +1,135 @@
+"""Loading: the dtype that is asked for and the RAM that it takes, and data loader workers, with the real Trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+from benchmarks.loading_ram import MIB, in_child
+from hf_memkit.build.model import build_model, model_options
+from hf_memkit.errors import RunError
+from hf_memkit.technique import TECHNIQUES
+from hf_memkit.techniques.loading import PREFETCH, prefetched_bytes
+from hf_memkit.training_setup import TrainingSetup
+from tests.techniques.jobs import MACHINE, gpt2_job
+from tests.techniques.proving import proves
+from tests.techniques.tiny_models import VOCABULARY, causal_model
+
+
+def applied(*names: str, **changes: Any) -> TrainingSetup:
+    setup, job = TrainingSetup(preset="test"), gpt2_job(None, **changes)
+    for name in names:
+        setup = TECHNIQUES[name](setup, job)
+    return setup
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """12 million parameters, saved in fp16."""
+    folder = tmp_path_factory.mktemp("fp16")
+    causal_model("llama", hidden_size=512, intermediate_size=1365, num_hidden_layers=4).half().save_pretrained(folder)
+    return folder
+
+
+def named(folder: Path, setup: TrainingSetup) -> TrainingSetup:
+    return setup.put("model.name", str(folder), "test").put("model.origin", "local", "test")
+
+
+@proves("same-result", "load-in-training-dtype")
+def test_the_weights_are_those_of_the_file_in_the_dtype_asked_for(checkpoint: Path) -> None:
+    assert AutoModelForCausalLM.from_pretrained(checkpoint).dtype is torch.float16  # what nobody asked for
+    for before, dtype in (((), torch.float32), (("pure-bf16",), torch.bfloat16)):
+        setup = applied(*before, "load-in-training-dtype")
+        model = build_model(named(checkpoint, setup), lambda line: None)
+        afterwards = AutoModelForCausalLM.from_pretrained(checkpoint).to(dtype)
+        assert model.dtype is dtype
+        for one, other in zip(model.parameters(), afterwards.parameters(), strict=True):
+            assert torch.equal(one, other)
+
+
+@proves("memory", "load-in-training-dtype")
+def test_ram_of_the_process_s_own_is_what_the_weights_take(checkpoint: Path) -> None:
+    """Linux's RssAnon. A bf16 model does not pass through fp32, and what stays in the file's type costs nothing."""
+
+    def own(dtype: torch.dtype) -> tuple[float, float]:
+        found = in_child(lambda: AutoModelForCausalLM.from_pretrained(checkpoint, dtype=dtype))
+        return found["anonymous_mib"], found["weights_mib"]
+
+    as_saved, weights = own(torch.float16)
+    assert weights > 20 and as_saved < 0.2 * weights
+    for dtype in (torch.bfloat16, torch.float32):
+        converted, weights = own(dtype)
+        assert converted == pytest.approx(weights, abs=6), dtype
+
+
+def test_weights_straight_to_the_card_is_one_setting_that_a_cpu_refuses(checkpoint: Path) -> None:
+    setup = named(checkpoint, applied("pure-bf16", "low-host-ram"))
+    assert model_options(setup) == {"dtype": "bfloat16", "device_map": "cuda", "use_safetensors": True}
+    with pytest.raises(RunError, match=r"straight to the card \(low-host-ram\)"):
+        build_model(setup, lambda line: None)
+
+
+def test_a_pickled_checkpoint_is_refused_rather_than_read_whole(tmp_path: Path) -> None:
+    model = causal_model()
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(OSError, match="safetensors"):
+        AutoModelForCausalLM.from_pretrained(tmp_path, use_safetensors=True)
+
+
+class Children(TrainerCallback):  # type: ignore[misc]
+    """How many processes work for this one at the end of each step."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+
+    def on_step_end(self, *args: Any, **others: Any) -> None:
+        self.counts.append(len([p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE]))
+
+
+def run(folder: Path, **arguments: Any) -> tuple[list[float], list[int]]:
+    """(losses, processes at each step) of four steps with an evaluation after each."""
+    tokens = torch.randint(3, VOCABULARY, (32, 12), generator=torch.Generator().manual_seed(3))
+    rows = [{"input_ids": row, "labels": row.clone()} for row in tokens]
+    values = {"output_dir": str(folder), "use_cpu": True, "report_to": "none", "disable_tqdm": True,
+              "save_strategy": "no", "logging_steps": 1, "max_steps": 4, "eval_strategy": "steps", "eval_steps": 1,
+              "per_device_train_batch_size": 4, **arguments}  # fmt: skip
+    seen = Children()
+    trainer = Trainer(model=causal_model(), args=TrainingArguments(**values), train_dataset=rows,
+                      eval_dataset=rows[:4], callbacks=[seen])  # fmt: skip
+    before = len(psutil.Process().children())
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return losses, [count - before for count in seen.counts]
+
+
+@proves("same-result", "pinned-workers")
+def test_workers_bring_the_same_batches(tmp_path: Path) -> None:
+    """Exactly the same losses; two processes, and from the first evaluation on four: those of it stay as well."""
+    setup = applied("pinned-workers")
+    arguments = {key: value for key, value in setup.arguments.items() if key != "dataloader_pin_memory"}
+    plain, nobody = run(tmp_path / "plain")
+    found, processes = run(tmp_path / "workers", **arguments)
+    assert found == plain and nobody == [0, 0, 0, 0]
+    assert processes == [2, 4, 4, 4]
+
+
+def test_workers_are_at_most_the_cores_and_their_ram_is_said() -> None:
+    few = applied("pinned-workers", values={"data_workers": 32}, gpus=2)
+    cores = MACHINE.cpu_count // 2
+    assert few.arguments["dataloader_num_workers"] == cores
+    reason = next(s.reason for s in few.settings if s.key.endswith("num_workers"))
+    assert f"32 would be more than the {cores} cores" in reason
+    setup = applied("pinned-workers")
+    assert setup.arguments["dataloader_prefetch_factor"] == PREFETCH
+    # What a batch of the job's shape takes, from real tensors.
+    batch = {name: torch.zeros(4, 512, dtype=torch.int64) for name in ("input_ids", "labels", "attention_mask")}
+    held = 2 * PREFETCH * sum(tensor.nbytes for tensor in batch.values())
+    assert prefetched_bytes(2, 4, 512) == held
+    assert any(f"{held / MIB:.1f} MiB" in setting.reason for setting in setup.settings)
+    assert "data_workers=0" in applied("pinned-workers", values={"data_workers": 0}).problems[0]

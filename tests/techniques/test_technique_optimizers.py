@@ -1,0 +1,182 @@
+"""Optimizers: the same losses where the algorithm is the same, and bytes counted in the real ones."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from benchmarks.optimizer_bytes import Measured, make_setup, make_trainer, measure
+from hf_memkit.check import Subject, check
+from hf_memkit.technique import TECHNIQUES
+from hf_memkit.techniques.optimizer_states import Shapes, state_bytes, states_of
+from hf_memkit.training_setup import TrainingSetup
+from tests.techniques.cpu_allocations import peak_bytes
+from tests.techniques.proving import proves
+
+# 1013 words: the word embedding, 64 832 elements, divides by no block.
+GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 64, "vocab_size": 1013}
+LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+         "num_attention_heads": 2, "vocab_size": 1013}  # fmt: skip
+OPTIMIZERS = [name for name, one in TECHNIQUES.items() if one.family == "optimizers"]
+LOW_RANK = [name for name in OPTIMIZERS if name.startswith(("galore", "apollo"))]
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """AdaLomo puts its states on CUDA without asking; GaLore and bitsandbytes warn of what is meant here."""
+    monkeypatch.setattr(Tensor, "cuda", lambda self, *args, **options: self)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def architecture(name: str) -> dict[str, Any]:
+    return LLAMA if name in LOW_RANK else GPT2
+
+
+def losses(name: str, *, put: dict[str, Any] | None = None, steps: int = 4, **arguments: Any) -> list[float]:
+    """Training losses under a technique's own settings, with `put` over them."""
+    setup = make_setup(name, architecture(name), "float32")
+    for key, value in (put or {}).items():
+        setup = setup.put(key, value, "for this test")
+    trainer = make_trainer(setup, architecture(name), steps=steps, learning_rate=1e-2, **arguments)
+    trainer.train()
+    found = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert len(found) == steps and found[-1] < found[0] - 0.1
+    return found
+
+
+@proves("same-result", "adamw-fused", "adamw-foreach", "adamw-loop")
+def test_the_forms_of_adamw_are_one_algorithm() -> None:
+    """Within float32's rounding: the order of the operations differs."""
+    loop = losses("adamw-loop")
+    assert losses("adamw-fused") == pytest.approx(loop, rel=1e-5)
+    assert losses("adamw-foreach") == pytest.approx(loop, rel=1e-5)  # the loop, on a CPU
+    assert losses("adamw-loop", put={"optimizer.foreach": True}) == pytest.approx(loop, rel=1e-5)
+
+
+@proves("same-result", "paged-adamw-8bit")
+def test_paging_changes_no_number() -> None:
+    assert losses("paged-adamw-8bit") == losses("adamw-8bit")
+
+
+@proves("same-result", "galore-layerwise", "apollo-layerwise")
+@pytest.mark.parametrize("name", ["galore", "apollo"])
+def test_a_layer_at_a_time_is_the_same_step(name: str) -> None:
+    """Nothing is clipped in either. APOLLO seeds each projection by the parameter's place: seeds differ, so that its
+    losses are compared at full rank and over one step, where the direction of the projection matters little."""
+    if name == "galore":
+        assert losses("galore-layerwise") == pytest.approx(losses("galore", max_grad_norm=0.0), rel=1e-5)
+        return
+    layerwise, whole = losses("apollo-layerwise", steps=6), losses("apollo", steps=6, max_grad_norm=0.0)
+    assert layerwise[0] == whole[0]
+    assert layerwise == pytest.approx(whole, rel=0.02)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@proves(
+    "memory", "sgd-momentum", "adafactor", "adamw-8bit", "adamw-8bit-stochastic", "adamw-4bit-stochastic",
+    "lion-8bit", "lomo", "adalomo", "galore", "galore-layerwise", "apollo", "apollo-layerwise", "lars", "lamb",
+)  # fmt: skip
+def test_the_formula_is_what_the_optimizer_holds(name: str, dtype: str) -> None:
+    """Every tensor of the real optimizer after a step, to the byte; gradients at their most."""
+    got: Measured = measure(make_setup(name, architecture(name), dtype), architecture(name))
+    assert got.states == got.states_computed
+    if name in ("lomo", "adalomo"):  # two at a time, at most the two largest
+        assert got.gradients_computed / 2 < got.gradients <= got.gradients_computed
+        assert got.gradients < got.parameters * 2
+    else:
+        assert got.gradients == got.gradients_computed
+
+
+def test_low_bit_and_factored_states_are_small() -> None:
+    """Bytes a parameter of one matrix of 1024 × 1024: 8 for AdamW."""
+    matrix = Shapes(((1024, 1024),))
+    each = {name: state_bytes(name, matrix, rank=256).total / 1024**2 for name in (
+        "adamw_torch_fused", "adamw_bnb_8bit", "lion_8bit", "adafactor", "lomo", "galore_adamw",
+        "hf_memkit.parts.low_bit_adamw:AdamW8bit", "hf_memkit.parts.low_bit_adamw:AdamW4bit",
+    )}  # fmt: skip
+    assert each["adamw_torch_fused"] == 8 and each["lomo"] == 0
+    assert each["adamw_bnb_8bit"] == pytest.approx(2 * (1 + 4 / 256))
+    assert each["lion_8bit"] == pytest.approx(1 + 4 / 256)
+    assert each["hf_memkit.parts.low_bit_adamw:AdamW8bit"] == pytest.approx(2 * (1 + 4 / 256), rel=2e-3)
+    assert each["hf_memkit.parts.low_bit_adamw:AdamW4bit"] == pytest.approx(2 * (1 / 2 + 4 / 128), rel=2e-3)
+    assert each["adafactor"] == pytest.approx(8 / 1024)
+    assert each["galore_adamw"] == pytest.approx(4 * 3 / 4)  # two moments and a projector, a quarter of each
+
+
+def test_embeddings_keep_32_bits_under_bitsandbytes_only() -> None:
+    shapes = Shapes(((64, 64),), ((1024, 64),))
+    assert state_bytes("adamw_bnb_8bit", shapes).plain == 8 * 1024 * 64
+    assert state_bytes("hf_memkit.parts.low_bit_adamw:AdamW8bit", shapes).plain == 0
+
+
+def test_adapters_are_what_is_counted() -> None:
+    from hf_memkit.models import describe
+
+    facts = describe("llama", architecture=LLAMA, use_hub=False)
+    setup = TrainingSetup(preset="x").put("adapter.r", 4, "why").put("adapter.target_modules", "all-linear", "why")
+    trained = sum(4 * (layer.inputs + layer.outputs) for layer in facts.linears if not layer.head)
+    assert states_of(setup, facts).total == 8 * trained
+
+
+@proves("memory", "adamw-fused", "adamw-foreach", "adamw-loop")
+def test_foreach_holds_a_copy_of_the_parameters_and_the_others_do_not() -> None:
+    def temporaries(**form: bool) -> int:
+        parameters = [nn.Parameter(torch.randn(256, 256)) for _ in range(8)]
+        for one in parameters:
+            one.grad = torch.randn_like(one)
+        return peak_bytes(torch.optim.AdamW(parameters, lr=1e-3, **form).step)
+
+    whole = 8 * 256 * 256 * 4
+    assert temporaries(foreach=True) >= whole
+    assert temporaries(foreach=False) <= 3 * whole // 8
+    assert temporaries(fused=True) < whole // 8 // 8
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_no_technique_breaks_a_rule_about_optimizers(name: str) -> None:
+    dtype = "bfloat16" if name.endswith("stochastic") else "float32"
+    setup = make_setup(name, architecture(name), dtype)
+    from hf_memkit.models import describe
+
+    facts = describe(architecture(name)["model_type"], architecture=architecture(name), use_hub=False)
+    found = check(Subject.of_setup(setup, facts, None, here=False))
+    # A word embedding larger than all the rest is the tiny model's, not the technique's.
+    assert [one for one in found if one.rule != "embeddings-stay-in-32-bits"] == []
+
+
+@pytest.mark.parametrize(("name", "law"), [("lars", 8.0), ("lamb", 8.0**0.5)])
+def test_large_batches_scale_the_learning_rate_as_their_papers_say(name: str, law: float) -> None:
+    values = {"reference_batch_size": 32, "reference_learning_rate": 0.01}
+    from dataclasses import replace
+
+    from hf_memkit.hardware import Machine
+    from hf_memkit.job import Job
+
+    machine = Machine(None, ram_bytes=1, disk_free_bytes=1, disk_path="/", cpu_count=1)
+    job = Job(None, machine, 16, 8, "/tmp", values, gpus=4, accumulation=4)
+    setup = TECHNIQUES[name](TrainingSetup(preset=name), job)
+    assert setup["arguments.learning_rate"] == pytest.approx(0.01 * law)
+    assert setup["arguments.warmup_steps"] == pytest.approx(0.05 if name == "lars" else 8 / 320)
+    plain = TECHNIQUES[name](TrainingSetup(preset=name), replace(job, values={}))
+    assert "arguments.learning_rate" not in plain and plain["arguments.warmup_steps"] == 0.1
+
+
+def test_a_rank_can_be_asked_for_and_is_a_quarter_of_the_width_otherwise() -> None:
+    assert "rank=16," in make_setup("galore", LLAMA, "float32")["arguments.optim_args"]
+    assert "rank=8," in make_setup("apollo", LLAMA, "float32", projection_rank=8)["arguments.optim_args"]
+
+
+def test_our_lamb_and_lars_move_what_starts_at_zero() -> None:
+    for name in ("lamb", "lars"):
+        trainer = make_trainer(make_setup(name, GPT2, "float32"), GPT2, steps=3, learning_rate=1e-2)
+        before = {key: one.detach().clone() for key, one in trainer.model.named_parameters()}
+        trainer.train()
+        assert not [key for key, one in trainer.model.named_parameters() if torch.equal(one, before[key])]
