@@ -43,7 +43,7 @@ def judge(outcome: int | None, output: str, records: Sequence[dict[str, Any]], m
         lines = [line for line in output.splitlines() if "torch.OutOfMemoryError" in line]
         return {"status": "does not fit", "why": lines[-1][:500], **measured}
     if outcome is None and len(made) > WARM_UP_STEPS:
-        return {"status": "fits", "why": f"stopped after {CASE_S} s and {len(made)} of {max_steps} steps", **measured}
+        return {"status": "fits", "why": f"stopped for time after {len(made)} of {max_steps} steps", **measured}
     if outcome == 0 and len(made) == max_steps:
         return {"status": "fits", **measured}
     tail = " | ".join(line for line in output.splitlines()[-8:] if line.strip())

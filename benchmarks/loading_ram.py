@@ -4,7 +4,7 @@
 
 Each load runs in a process of its own (a fork of this one, with everything imported). Linux tells three figures:
 
-* `anonymous`: memory that is the process's own afterwards. It cannot be given back under pressure.
+* `anonymous`: memory that is the process's own afterwards, what was swapped out included. It cannot be dropped.
 * `mapped`: pages of the checkpoint file itself. The system drops them when it needs room, and processes share them.
 * `peak`: the highest of both together while loading (VmHWM, reset before).
 """
@@ -12,6 +12,7 @@ Each load runs in a process of its own (a fork of this one, with everything impo
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import sys
@@ -32,7 +33,7 @@ MIB = 2**20
 def status() -> dict[str, float]:
     """MiB of this process, by Linux's name."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    pairs = (line.split(":") for line in lines if line.startswith(("VmHWM", "VmRSS", "RssAnon", "RssFile")))
+    pairs = (line.split(":") for line in lines if line.startswith(("VmHWM", "VmRSS", "RssAnon", "RssFile", "VmSwap")))
     return {key: int(value.split()[0]) / 1024 for key, value in pairs}
 
 
@@ -47,13 +48,14 @@ def in_child(load: Callable[[], Any]) -> dict[str, float]:
     if child == 0:
         try:
             torch.set_num_threads(1)  # the parent's threads did not come along
+            ctypes.CDLL(None).malloc_trim(0)  # or the load would use memory that the parent has freed and kept
             Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
             before = status()
             model = load()
             after = status()
             found = {
                 "peak_mib": after["VmHWM"] - before["VmRSS"],
-                "anonymous_mib": after["RssAnon"] - before["RssAnon"],
+                "anonymous_mib": sum(after[key] - before[key] for key in ("RssAnon", "VmSwap")),
                 "mapped_mib": after["RssFile"] - before["RssFile"],
                 "weights_mib": sum(parameter.nbytes for parameter in model.parameters()) / MIB,
             }

@@ -73,6 +73,8 @@ def make_setup(name: str, architecture: dict[str, Any], dtype: str, **values: An
 
 def make_trainer(setup: TrainingSetup, architecture: dict[str, Any], *, steps: int = 1, **arguments: Any) -> Trainer:
     """A Trainer with the setup's arguments and optimizer, over a model with the same random weights each time."""
+    for name, value in arguments.items():  # an optimizer class is given its learning rate from the setup
+        setup = setup.put(f"arguments.{name}", value, "as measured")
     set_all_seeds(0)
     values = dict(architecture)
     config = AutoConfig.for_model(values.pop("model_type"), bos_token_id=0, eos_token_id=0, **values)
@@ -91,8 +93,8 @@ def make_trainer(setup: TrainingSetup, architecture: dict[str, Any], *, steps: i
     rows = [{"input_ids": row, "labels": row.clone()} for row in tokens]
     trainer = Trainer(
         model=model,
-        args=TrainingArguments(**{**options, **setup.arguments, **arguments}),
-        train_dataset=rows,  # type: ignore[arg-type]
+        args=TrainingArguments(**{**options, **setup.arguments}),
+        train_dataset=rows,
         optimizer_cls_and_kwargs=optimizer_class_and_options(setup),
     )
     from transformers import PrinterCallback
@@ -157,7 +159,7 @@ def _forget_overrides() -> None:
 
 def cuda_does_nothing() -> None:
     """lomo-optim 0.1.1, adalomo.py 92-101, calls `.cuda()` on its states wherever it runs. In this process only."""
-    torch.Tensor.cuda = lambda self, *args, **options: self  # type: ignore[assignment,method-assign]
+    torch.Tensor.cuda = lambda self, *args, **options: self  # type: ignore[method-assign]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -25,6 +25,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from transformers import set_seed as set_all_seeds
 
 from benchmarks.optimizer_arms import ARMS, BASELINE, Arm
+from benchmarks.optimizer_bytes import cuda_does_nothing
 from benchmarks.optimizer_text import Blocks, make_blocks
 
 __all__ = ["compare", "main", "make_model", "train"]
@@ -74,8 +75,8 @@ def train(arm: Arm, rate: float, steps: int, blocks: Blocks) -> dict[str, Any]:
         trainer = Trainer(
             model=model,
             args=arguments,
-            train_dataset=rows,  # type: ignore[arg-type]
-            eval_dataset=aside,  # type: ignore[arg-type]
+            train_dataset=rows,
+            eval_dataset=aside,
             optimizer_cls_and_kwargs=arm.class_and_options(rate),
         )
         trainer.remove_callback(_printer())
@@ -99,11 +100,6 @@ def compare(arm: Arm, steps: int, blocks: Blocks, chosen: dict[str, float]) -> d
     finite = {rate: loss for rate, loss in tried.items() if loss == loss}
     rate = min(finite, key=lambda one: finite[one]) if finite else chosen[arm.rates_of]
     return {"tried": [[rate, loss] for rate, loss in tried.items()], **train(arm, rate, steps, blocks)}
-
-
-def _cuda_does_nothing() -> None:
-    """lomo-optim 0.1.1, adalomo.py 92-101, calls `.cuda()` on its states wherever it runs. In this process only."""
-    torch.Tensor.cuda = lambda self, *args, **options: self  # type: ignore[assignment,method-assign]
 
 
 def _facts(steps: int, blocks: Blocks) -> dict[str, Any]:
@@ -138,7 +134,7 @@ def main(argv: list[str] | None = None) -> int:
     content = json.loads(options.out.read_text("utf-8")) if options.out.exists() else _facts(options.steps, blocks)
     if content["steps"] != options.steps or content["text"]["blocks_sha256"] != blocks.sha256:
         parser.error(f"{options.out} holds another text or another number of steps; delete it, or name another --out")
-    _cuda_does_nothing()
+    cuda_does_nothing()
     for name in [one for one in options.arms.split(";") if one] or list(ARMS):
         if name in content["arms"]:
             continue

@@ -154,8 +154,8 @@ COVERED: Final[Mapping[str, str]] = {
 
 LADDERS: Final[Mapping[str, tuple[str, ...]]] = {
     "gpt2-xl": (
-        "bf16-autocast", "chunked-loss", "activation-checkpointing", "pure-bf16", "adamw-8bit-stochastic",
-        "fused-gelu", "selective-checkpointing", "segment-checkpointing", "expandable-segments",
+        "bf16-autocast", "chunked-loss", "fused-gelu", "selective-checkpointing", "activation-checkpointing",
+        "segment-checkpointing", "pure-bf16", "adamw-8bit-stochastic", "expandable-segments",
     ),
     "llama-1b": (
         "bf16-autocast", "chunked-loss", "selective-checkpointing", "activation-checkpointing", "adamw-8bit",

@@ -44,6 +44,7 @@ NOT_ON_CPU: Final[Mapping[str, str]] = {
     "garbage-collection-threshold": "a setting of the CUDA allocator",
     "expandable-segments": "a setting of the CUDA allocator",
     "liger": "its kernels are Triton's",
+    "low-host-ram": "there is no card to read the weights to",
     "max-split-size": "a setting of the CUDA allocator",
     "offloaded-checkpointing": "page-locked memory needs a CUDA driver",
     "paged-adamw-8bit": "unified memory needs a CUDA driver",
@@ -52,7 +53,7 @@ NOT_ON_CPU: Final[Mapping[str, str]] = {
 """Techniques that a rehearsal leaves out, each with the reason; the others of the case run."""
 
 _SHORT_CASE_S: Final = 90
-_COMPILES: Final = ("compile",)
+_COMPILES: Final = ("compile", "adamw-8bit-stochastic", "adamw-4bit-stochastic")  # the latter: their step
 
 
 def case_limit_s(case: Case) -> float:

@@ -264,8 +264,8 @@ def bytes_table(content: Mapping[str, Any]) -> str:
             *lines,
             "",
             f"Bytes a trained parameter, counted in the real optimizer after one step of Trainer on a CPU: {sizes}. "
-            f"Most of these shallow models is embeddings, so that bitsandbytes' states are larger here than in a deep "
-            f"model. Evidence: `benchmarks/results/optimizer_bytes.json`, made by "
+            f"Embeddings are most of these shallow models, so that bitsandbytes' states are larger here than in deep "
+            f"ones. Evidence: `benchmarks/results/optimizer_bytes.json`, made by "
             f"`benchmarks/optimizer_bytes.py`.",
         ]
     )

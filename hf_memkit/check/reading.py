@@ -17,9 +17,9 @@ __all__ = ["File", "Kind", "parse_json", "read"]
 
 Kind = Literal["deepspeed", "arguments", "recipe"]
 
-_DEEPSPEED = frozenset(
-    {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "activation_checkpointing"}
-)
+_DEEPSPEED = frozenset({"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"})
+_DEEPSPEED_SECTIONS = ("bf16", "fp16", "optimizer", "aio", "activation_checkpointing")
+"""Sections of a DeepSpeed config; some are also fields of TrainingArguments, which hold no section."""
 _RECIPE = frozenset({"variants", "sequences_per_step"})
 _ACCELERATE = frozenset({"compute_environment", "distributed_type", "deepspeed_config"})
 
@@ -120,8 +120,6 @@ def _kind(path: Path, content: Mapping[str, Any]) -> Kind:
         )
     if keys & _RECIPE:
         return "recipe"
-    if keys & _DEEPSPEED or any(
-        isinstance(content.get(name), Mapping) for name in ("bf16", "fp16", "optimizer", "aio")
-    ):
+    if keys & _DEEPSPEED or any(isinstance(content.get(name), Mapping) for name in _DEEPSPEED_SECTIONS):
         return "deepspeed"
     return "arguments"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from hf_memkit.errors import InputError, SettingError
+from hf_memkit.errors import InputError, SettingError, did_you_mean
 
 if TYPE_CHECKING:
     from hf_memkit.presets import PresetSetup
@@ -123,13 +123,16 @@ def _settings(pairs: Sequence[str], kinds: Mapping[str, type]) -> tuple[dict[str
             values[name.strip()] = convert(text.strip(), kinds[name.strip()])
         except ValueError as error:
             problems.append(f"--set {pair}: {error}")
+    parsed: dict[str, Any] = {}
     try:
         parsed = parse_settings(fields, {})
     except SettingError as error:
-        of_presets = f"; values of this preset: {', '.join(kinds)}" if kinds else ""
-        problems += [
-            line + (of_presets if "no field of TrainingArguments" in line else "") for line in str(error).splitlines()
-        ]
+        for line in str(error).splitlines():
+            name = line.removeprefix("--set ").partition(":")[0]
+            unknown = kinds and "no field of TrainingArguments" in line
+            problems.append(
+                f"{line}{did_you_mean(name, kinds)}; values of this preset: {', '.join(kinds)}" if unknown else line
+            )
     if problems:
         raise SettingError("\n".join(problems))
     return values, parsed

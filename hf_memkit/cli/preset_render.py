@@ -40,16 +40,24 @@ def presets() -> None:
 
 
 def techniques() -> None:
-    """Every technique with what it saves and costs, and when not to use it."""
+    """Every technique with what it saves and costs, and when not to use it; a block each, which any width can show."""
     from hf_memkit.technique import FAMILIES, TECHNIQUES
 
-    table = plain_table("family", "technique", "values", "saves", "costs", "not when")
+    console = Console(highlight=False)
     for family in FAMILIES:
-        for name, each in TECHNIQUES.items():
-            if each.family == family:
-                values = ", ".join(each.values)
-                table.add_row(family, name, values, escape(each.saves), escape(each.costs), escape(each.not_when))
-    Console(highlight=False).print(table)
+        found = [each for each in TECHNIQUES.values() if each.family == family]
+        if found:
+            console.print(f"[bold]{family.replace('_', ' ')}[/bold]")
+        for each in found:
+            table = plain_table("", "")
+            table.show_header = False
+            values = ", ".join(f"{name} ({kind.__name__})" for name, kind in each.values.items())
+            rows = {"saves": each.saves, "costs": each.costs, "not when": each.not_when, "values": values}
+            for what, text in rows.items():
+                if text:
+                    table.add_row(f"    {what}", escape(text))
+            console.print(f"  {each.name}")
+            console.print(table)
 
 
 def shown(prepared: Prepared) -> None:

@@ -17,6 +17,7 @@ This file needs torch and transformers and nothing else.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import inspect
 import types
@@ -98,7 +99,9 @@ def _language_model(model: nn.Module) -> Any:
     Raises:
         TypeError, RuntimeError: as `install` does.
     """
-    inner: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner: Any = model
+    if hasattr(inner, "get_base_model"):
+        inner = inner.get_base_model()
     name = type(inner).__name__
     if not hasattr(inner, "get_output_embeddings") or not hasattr(inner, "loss_function"):
         raise TypeError(f"chunked_loss is for causal language models of transformers; {name} is none")
@@ -135,10 +138,11 @@ class _LossFunction:
 class _ChunkedLoss:
     """The replaced methods of one model, and the arithmetic."""
 
-    def __init__(self, model: Any, head: nn.Module, chunk: int | None, smoothing: float, engine: str) -> None:
+    def __init__(self, model: Any, head: Any, chunk: int | None, smoothing: float, engine: str) -> None:
         self.model, self.head, self.chunk, self.smoothing, self.engine = model, head, chunk, smoothing, engine
         self.name = type(model).__name__
         self.armed = False
+        self.work: Callable[[Tensor], Tensor] | None = None
         self.own_forward, self.head_forward = model.forward, head.forward
         self.signature = inspect.signature(model.forward)
 
@@ -147,10 +151,10 @@ class _ChunkedLoss:
         model, head = self.model, self.head
         new = {
             (model, _STATE): self,
-            (model, "forward"): types.MethodType(_signed(_forward, self.signature), model),
+            (model, "forward"): types.MethodType(_signed(self.signature), model),
             (model, "_loss_function"): _LossFunction(self),
             (head, _STATE): self,
-            (head, "forward"): types.MethodType(_head_forward, head),
+            (head, "forward"): types.MethodType(_EAGER_HEAD, head),
         }
         before = {(owner, name): owner.__dict__.get(name, _ABSENT) for owner, name in new}
         for (owner, name), value in new.items():
@@ -231,22 +235,32 @@ class _ChunkedLoss:
                 reduction="sum", ignore_index=ignore_index, options=options,
             )  # fmt: skip
             return value
-        return self._loop(hidden, targets, steps, ignore_index, chunk)
+        # One call of the output embedding, with the loop inside: hooks on it run once. DeepSpeed's stage 3 gathers the
+        # weight in them, and its processes, whose batches have different numbers of chunks, must do so equally often.
+        self.work = functools.partial(self._loop, targets=targets, steps=steps, ignore_index=ignore_index, chunk=chunk)
+        try:
+            total: Tensor = self.head(hidden)
+        finally:
+            self.work = None
+        return total
 
     def _loop(
-        self, hidden: Tensor, targets: Tensor, steps: tuple[_Step, ...], ignore_index: int, chunk: int
+        self, hidden: Tensor, *, targets: Tensor, steps: tuple[_Step, ...], ignore_index: int, chunk: int
     ) -> Tensor:
         def chunk_sum(part: Tensor, part_targets: Tensor) -> Tensor:
-            logits = self.logits(part, steps).float()
+            logits = self.head_forward(part)
+            for step in steps:
+                logits = step(logits)
             return nn.functional.cross_entropy(
-                logits, part_targets, ignore_index=ignore_index, reduction="sum", label_smoothing=self.smoothing
-            )
+                logits.float(), part_targets, ignore_index=ignore_index, reduction="sum",
+                label_smoothing=self.smoothing,
+            )  # fmt: skip
 
         needed = torch.is_grad_enabled()
         # Dropout of an adapter on the output embedding must be the same when it is recomputed.
         random = type(self.head) is not nn.Linear
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        for part, part_targets in zip(hidden.split(chunk), targets.split(chunk), strict=True):
+        for part, part_targets in zip(torch.split(hidden, chunk), torch.split(targets, chunk), strict=True):
             if needed:
                 total = total + checkpoint(
                     chunk_sum, part, part_targets, use_reentrant=False, preserve_rng_state=random
@@ -404,55 +418,68 @@ class _NotedLogits:
 class _LogitsOnDemand(torch.Tensor):
     """All logits of an evaluation, made as the model would have made them when the first operation looks at them."""
 
-    def __new__(cls, noted: _NotedLogits) -> _LogitsOnDemand:
+    noted: _NotedLogits
+    autocast: tuple[str, torch.dtype, bool]
+    whole: Tensor | None
+
+    @staticmethod
+    def __new__(cls: Any, noted: _NotedLogits) -> Any:
         kind = noted.device.type
         autocast = torch.is_autocast_enabled(kind)
         # accelerate turns what a model gives under autocast into fp32, and would look at every logit for it.
         dtype = torch.float32 if autocast else noted.hidden.dtype
-        self = torch.Tensor._make_wrapper_subclass(cls, noted.shape, dtype=dtype, device=noted.device)  # type: ignore[attr-defined]
-        self.noted, self.autocast = noted, (kind, torch.get_autocast_dtype(kind), autocast)
-        self.whole = None
-        return self  # type: ignore[no-any-return]
+        self = torch.Tensor._make_wrapper_subclass(cls, noted.shape, dtype=dtype, device=noted.device)
+        self.noted, self.whole = noted, None
+        self.autocast = kind, torch.get_autocast_dtype(kind), autocast
+        return self
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         args, kwargs = tree_map_only(cls, cls.made, (args, kwargs or {}))
         return func(*args, **kwargs)
 
-    @torch.no_grad()
     def made(self) -> Tensor:
         if self.whole is None:
             kind, dtype, enabled = self.autocast
-            with torch.autocast(kind, dtype=dtype, enabled=enabled):
+            with torch.no_grad(), torch.autocast(kind, dtype=dtype, enabled=enabled):
                 self.whole = self.noted.chunked.logits(self.noted.hidden, self.noted.steps).to(self.dtype)
         return self.whole
 
 
-@torch.compiler.disable(recursive=False)
 def _forward(model: Any, *args: Any, **kwargs: Any) -> Any:
     return model.__dict__[_STATE].forward(args, kwargs)
 
 
-@torch.compiler.disable
 def _head_forward(head: Any, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
     chunked = head.__dict__[_STATE]
+    if chunked.work is not None:
+        work, chunked.work = chunked.work, None
+        return work(hidden)
     if chunked.armed and not args and not kwargs:
         return _NotedLogits(chunked, hidden)
     return chunked.head_forward(hidden, *args, **kwargs)
 
 
-def _signed(function: Callable[..., Any], own: inspect.Signature) -> Callable[..., Any]:
-    """A function of its own with the model's signature, which Trainer reads to know what the model takes.
+_disable: Any = torch.compiler.disable
+_EAGER_FORWARD = _disable(_forward, recursive=False)  # torch.compile goes on inside the model's own forward
+_EAGER_HEAD = _disable(_head_forward)
+
+
+def _signed(own: inspect.Signature) -> Callable[..., Any]:
+    """`_forward` as a function of its own with the model's signature: Trainer reads there what the model takes.
 
     It takes the model as its first argument, and has no `__wrapped__`: accelerate peels off what has one, and binds
     what is left to the model (accelerate:utils/other.py, extract_model_from_parallel).
     """
 
     def forward(model: Any, *args: Any, **kwargs: Any) -> Any:
-        return function(model, *args, **kwargs)
+        return _EAGER_FORWARD(model, *args, **kwargs)
 
     first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    forward.__signature__ = own.replace(parameters=[first, *own.parameters.values()])  # type: ignore[attr-defined]
+    signature = own.replace(parameters=[first, *own.parameters.values()])
+    forward.__signature__ = signature  # type: ignore[attr-defined]
     return forward
 
 

@@ -29,7 +29,7 @@ class _WideRest:
     param_groups: list[dict[str, Any]]
 
     def __init__(self, params: Any, *, compiled: bool = True, **options: Any) -> None:
-        super().__init__(params, **options)
+        super().__init__(params, **options)  # type: ignore[call-arg]
         self.compiled = compiled
 
     def step(self, closure: Any = None) -> Any:

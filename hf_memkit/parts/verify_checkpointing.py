@@ -112,7 +112,7 @@ class VerifyCheckpointing(TrainerCallback):  # type: ignore[misc]
         if missing := len(expected - self._again):
             raise RuntimeError(
                 f"activation checkpointing is asked for, and {missing} of {len(expected)} layers that should have "
-                f"computed again in the first step were not: {self._why(model)}"
+                f"been computed again in the first step were not: {self._why(model)}"
             )
 
     def _why(self, model: nn.Module) -> str:

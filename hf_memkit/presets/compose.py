@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from hf_memkit.errors import InputError, SettingError, did_you_mean
@@ -104,6 +104,7 @@ def apply_preset(
     without: Collection[Family] = (),
     left_out: Mapping[str, str] | None = None,
     empty: TrainingSetup | None = None,
+    change: Callable[[TrainingSetup], TrainingSetup] | None = None,
 ) -> TrainingSetup:
     """The preset resolved for `job`. What the machine lacks for it is in the setup's `problems`.
 
@@ -114,6 +115,7 @@ def apply_preset(
         without: families of which no technique is applied.
         left_out: techniques that are left out, each with why, which is noted.
         empty: the setup to begin with, whose class the result has.
+        change: what is done to the setup after its techniques, before its ledger is computed.
 
     Raises:
         InputError: an unknown name.
@@ -136,6 +138,7 @@ def apply_preset(
                     )
             if setting.key not in before or before[setting.key] != setting.value:
                 owner[setting.key] = technique
+    setup = setup if change is None else change(setup)
     setup = setup.with_rows(*ledger.rows(setup, job))
     setup = setup.made_by(technique.name for technique in techniques)
     setup = setup.with_notes(*(f"{each} is left out: {why}" for each, why in left_out.items()))

@@ -24,6 +24,9 @@ _GOES_WITH: Final[dict[str, tuple[str, ...]]] = {
 }
 """What means nothing, or harm, once the user's own value stands in place of the preset's."""
 
+_CHECKS: Final = {"activation_checkpointing": ("trainer_parts.verify_checkpointing",)}
+"""Parts that verify the preset's own value, and would stop a training that the user wants otherwise."""
+
 _EXCLUDES: Final = {"bf16": ("arguments.fp16",), "fp16": ("arguments.bf16",)}
 """What cannot be true together with a field that is true (transformers 5.23.0: "At most one of fp16 and bf16")."""
 
@@ -104,6 +107,7 @@ def without_replaced(setup: S, own: Mapping[str, Any]) -> tuple[S, tuple[Replace
         gone += _EXCLUDES.get(name, ()) if value is True else ()
         mine = next((s for s in setup.settings if s.key == key), None)
         if mine is not None:
+            gone += _CHECKS.get(name, ())
             replaced.append(Replaced(mine, name, value))
             setup = setup.drop(key)
         for prefix in gone:
@@ -120,6 +124,12 @@ def _same(setup: TrainingSetup, key: str, value: Any) -> bool:
 def _for_a_cpu(setup: S, own: Mapping[str, Any], replaced: list[Replaced]) -> S:
     for key, why in _NOT_ON_A_CPU.items():
         setup = _drop(setup, key, "use_cpu", True, why, own, replaced)
+    paged = setup.get("arguments.optim")
+    if isinstance(paged, str) and paged.startswith("paged_") and "optim" not in own:
+        was = next(s for s in setup.settings if s.key == "arguments.optim")
+        why = f"paging is CUDA's managed memory; {paged.removeprefix('paged_')} is the same without it"
+        replaced.append(Replaced(was, "use_cpu", True, why))
+        setup = setup.put("arguments.optim", paged.removeprefix("paged_"), why)
     options = setup.get(_OFFLOAD)
     if isinstance(options, dict) and options.get("offload") and _OFFLOAD.partition(".")[2] not in own:
         was = next(s for s in setup.settings if s.key == _OFFLOAD)

@@ -108,7 +108,9 @@ def preset(
             accumulation=sizes.accumulation,
             sequence_length=sizes.sequence_length,
         )
-        setup = apply_preset(name, sized, techniques, left_out=left_out, empty=PresetSetup(preset=name))
+        # The user's own come before the ledger: what fits is computed with them.
+        empty = PresetSetup(preset=name)
+        setup = apply_preset(name, sized, techniques, left_out=left_out, empty=empty, change=with_own)
         setup = share_among_processes(setup, sized)
         assert isinstance(setup, PresetSetup)
         return sizes.put(setup)
@@ -123,8 +125,6 @@ def preset(
             own=own,
         )
         setup = _named_model(setup, facts)
-        setup, replaced = settle(setup, own)
-        setup = dataclasses.replace(setup, replaced=replaced)
         mistakes, lacks = _mistakes(setup, facts, machine, gpus, nodes)
         impossible = {
             each: problem.why

@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hf_memkit import build
+from hf_memkit.build.allocator import set_allocator
 from hf_memkit.build.model import model_options
-from hf_memkit.compat import current_name
+from hf_memkit.compat import current_name, to_installed_arguments
 from hf_memkit.errors import InputError
 from hf_memkit.presets.own import Replaced, without_replaced
+from hf_memkit.techniques.allocator import VARIABLE
 from hf_memkit.training_setup import Setting, TrainingSetup
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ class PresetSetup(TrainingSetup):
     ```python
     trainer = setup.trainer(output_dir="out", train_dataset=data)   # everything
     arguments = setup.training_arguments(output_dir="out")          # TrainingArguments; the model is yours
-    arguments = TrainingArguments(output_dir="out", **setup.arguments)  # a plain dictionary
+    arguments = TrainingArguments(output_dir="out", **setup.plain_arguments)  # a plain dictionary
     ```
 
     With the second and third, what TrainingArguments cannot say is yours to do: `outside_arguments` lists it, and
@@ -39,6 +41,15 @@ class PresetSetup(TrainingSetup):
     """
 
     replaced: tuple[Replaced, ...] = ()
+
+    @property
+    def plain_arguments(self) -> dict[str, Any]:
+        """Keyword arguments for TrainingArguments, as the installed transformers names them, the DeepSpeed config too.
+
+        `arguments` has today's names, and leaves the DeepSpeed config in its own section.
+        """
+        deepspeed = {"deepspeed": self["deepspeed.config"]} if "deepspeed.config" in self else {}
+        return {**to_installed_arguments(self.arguments), **deepspeed}
 
     @property
     def model_options(self) -> dict[str, Any]:
@@ -66,7 +77,14 @@ class PresetSetup(TrainingSetup):
             RunError: transformers refuses them.
         """
         setup, mine = self._settled(own)
+        setup._set_allocator()
         return build.build_arguments(setup, {**mine, "output_dir": output_dir}, arguments_class)
+
+    def _set_allocator(self) -> None:
+        """Before TrainingArguments are made, which start CUDA; says so where that comes too late."""
+        text = self.get(f"environment.{VARIABLE}")
+        if text is not None:
+            set_allocator(str(text), print)
 
     def _settled(self, own: Mapping[str, Any]) -> tuple[PresetSetup, dict[str, Any]]:
         """This setup without what the user's own fields replace, and these under today's names."""
@@ -141,6 +159,7 @@ class PresetSetup(TrainingSetup):
 
         setup, mine = self._settled(arguments or {})
         build.require_packages(setup)
+        setup._set_allocator()
         made = build.build_arguments(setup, {**mine, "output_dir": output_dir}, arguments_class)
         if model is None:
             model = setup.load_model()

@@ -36,6 +36,9 @@ class Sizes:
         if self.batch_reason:
             setup = setup.put("arguments.per_device_train_batch_size", self.micro_batch, self.batch_reason)
             setup = setup.put("arguments.gradient_accumulation_steps", self.accumulation, self.batch_reason)
+            if "arguments.per_device_eval_batch_size" not in setup:
+                why = "evaluation then needs no more memory than training"
+                setup = setup.put("arguments.per_device_eval_batch_size", self.micro_batch, why)
         if self.length_reason:
             setup = setup.put("data.sequence_length", self.sequence_length, self.length_reason)
         return setup

@@ -41,6 +41,7 @@ def rehearse(resolved: Resolved) -> Rehearsed:
     model = _rehearsed_model(resolved, spec)
     rehearsed = _small_model(rehearsed, resolved, spec, model)
     rehearsed = _few_steps(rehearsed, spec, resolved.processes)
+    rehearsed = _several_chunks(rehearsed)
     rehearsed = _cpu_precision(rehearsed)
     rehearsed = _no_cuda_allocator(rehearsed)
     rehearsed = _eager_optimizer(rehearsed)
@@ -141,6 +142,16 @@ def _few_steps(rehearsed: Rehearsed, spec: RehearsalSpec, processes: int) -> Reh
     )
 
 
+def _several_chunks(rehearsed: Rehearsed) -> Rehearsed:
+    """The loss of a small micro-batch in several chunks too, so that their loop is rehearsed."""
+    setup, key = rehearsed.setup, "model_parts.chunked_loss"
+    if key not in setup:
+        return rehearsed
+    tokens = int(setup["arguments.per_device_train_batch_size"]) * int(setup["data.sequence_length"])
+    options = {**setup[key], "chunk_tokens": max(1, tokens // 4)}
+    return _put(rehearsed, "model_parts", {"chunked_loss": (options, "rehearsal: four chunks a micro-batch")})
+
+
 def _cpu_precision(rehearsed: Rehearsed) -> Rehearsed:
     if not rehearsed.setup.get("arguments.fp16"):
         return rehearsed
@@ -199,6 +210,16 @@ _NOT_PAGED: Final = {"adamw_8bit": "adamw_bnb_8bit", "adamw_32bit": "adamw_torch
 """Where taking `paged_` off leaves no name of Trainer's."""
 
 
+def _not_offloaded(rehearsed: Rehearsed) -> Rehearsed:
+    """torchao's offloaded AdamW needs a card to offload from; AdamW itself stands in, and Trainer clips."""
+    key = "trainer_parts.cpu_offload_optimizer"
+    reason = "there is no card to offload from: AdamW itself steps, and Trainer clips"
+    norm = rehearsed.setup[key].get("max_grad_norm", 1.0)
+    rehearsed = _leave_out(rehearsed, key, reason)
+    rehearsed = replace(rehearsed, setup=rehearsed.setup.drop(key))
+    return _put(rehearsed, "arguments", {"max_grad_norm": (norm, reason)})
+
+
 def _without(key: str, reason: str) -> Callable[[Rehearsed], Rehearsed]:
     def leave_out(rehearsed: Rehearsed) -> Rehearsed:
         rehearsed = _leave_out(rehearsed, key, reason)
@@ -219,6 +240,8 @@ _CUDA_ONLY: Final[dict[str, Callable[[Rehearsed], Rehearsed]]] = {
     "trainer_parts.recompilation_guard": _without("trainer_parts.recompilation_guard", "nothing is compiled here"),
     "arguments.use_liger_kernel": _without("arguments.use_liger_kernel", "Liger's kernels are for CUDA"),
     "model.attn_implementation": _without("model.attn_implementation", "a CPU has its own attention kernels"),
+    "model.device_map": _without("model.device_map", "there is no card to read the weights to"),
+    "trainer_parts.cpu_offload_optimizer": _not_offloaded,
 }
 """Settings that a CPU cannot run, each with what makes the rehearsal do without."""
 

@@ -15,11 +15,13 @@ from hf_memkit.errors import DoesNotFitError, InputError, SettingError, did_you_
 from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.job import Job
 from hf_memkit.models import ModelFacts, describe
-from hf_memkit.presets import PRESETS, apply_preset
+from hf_memkit.presets import PRESETS
 from hf_memkit.presets.sharing import share_among_processes
 from hf_memkit.recipe.output import default_output
-from hf_memkit.recipe.schema import NO_CHECKPOINTING, Recipe, Variant
+from hf_memkit.recipe.schema import Recipe
 from hf_memkit.recipe.settings import refuse_ignored
+from hf_memkit.recipe.summing import summing_note
+from hf_memkit.recipe.variant import apply_variant, where_possible
 from hf_memkit.techniques.batch import split_batch
 from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import GIB, format_gib
@@ -129,7 +131,15 @@ def resolve(recipe: Recipe, machine: Machine, overrides: Overrides, *, use_hub: 
         )
 
     def build(variant: str) -> TrainingSetup:
-        return _build(recipe, machine, overrides, model, variant, length)
+        return where_possible(
+            variant,
+            recipe.variants[variant],
+            lambda left_out: _build(recipe, machine, overrides, model, variant, length, left_out),
+            model,
+            machine,
+            gpus=overrides.gpus,
+            nodes=overrides.nodes,
+        )
 
     def resolved(variant: str, why: str, setup: TrainingSetup) -> Resolved:
         return Resolved(recipe, machine, model, variant, why, tuple(rejected), setup, overrides.gpus, overrides.nodes)
@@ -167,8 +177,9 @@ def _why(setup: TrainingSetup, machine: Machine, others_rejected: bool) -> str:
 
 
 def _build(
-    recipe: Recipe, machine: Machine, overrides: Overrides, model: ModelFacts, name: str, sequence_length: int
-) -> TrainingSetup:
+    recipe: Recipe, machine: Machine, overrides: Overrides, model: ModelFacts, name: str, sequence_length: int,
+    left_out: Mapping[str, str],
+) -> TrainingSetup:  # fmt: skip
     """The setup of one variant: preset, then model and data, then arguments, then what the user set."""
     variant = recipe.variants[name]
     chosen = overrides.settings
@@ -185,7 +196,7 @@ def _build(
         model, machine, micro_batch, sequence_length, nvme_path, variant.values, overrides.gpus, overrides.nodes,
         accumulation,
     )  # fmt: skip
-    setup = share_among_processes(_apply(name, variant, job), job)
+    setup = share_among_processes(apply_variant(name, variant, job, left_out), job)
     refuse_ignored(setup, chosen)
     if overrides.nvme_path and overrides.variant != "auto" and not setup.ledger.total_bytes("disk"):
         raise SettingError(f"--nvme-path: variant {name!r} puts nothing on disk; only infinity does")
@@ -226,27 +237,8 @@ def _build(
         setup = setup.put("arguments.save_total_limit", limit, "older checkpoints are deleted")
     for key, value in chosen.items():
         setup = setup.put(f"arguments.{key}", value, "--set")
-    return setup
-
-
-def _apply(name: str, variant: Variant, job: Job) -> TrainingSetup:
-    """The variant's preset with its techniques, and the first of its kinds of checkpointing with which it fits."""
-    if not variant.checkpointing:
-        return apply_preset(name, job, variant.techniques)
-    assert job.machine.gpu is not None
-    limit, tried = job.machine.gpu.usable_bytes, []
-    for choice in variant.checkpointing:
-        own = [] if choice == NO_CHECKPOINTING else [choice]
-        setup = apply_preset(name, job, [*variant.techniques, *own], without=() if own else ("checkpointing",))
-        needed = setup.ledger.total_bytes("device")
-        tried.append(f"{choice} {format_gib(needed)}")
-        if needed <= limit:
-            break
-    which = "the first of those listed that fits" if needed <= limit else "with none of those listed it fits"
-    return setup.with_notes(
-        f"Activation checkpointing: {choice}, {which}. On the card, by formula: {', '.join(tried)}, of "
-        f"{format_gib(limit)}."
-    )
+    note = summing_note(setup)
+    return setup if note is None else setup.with_notes(note)
 
 
 def _model_and_data(

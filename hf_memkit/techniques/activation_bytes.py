@@ -25,7 +25,7 @@ from typing import Any, Final, Literal
 
 from hf_memkit.models import ModelFacts
 
-__all__ = ["Held", "Layer", "Mode", "Numbers", "best_segment", "held", "layer_of", "root_segment"]
+__all__ = ["Held", "Layer", "Mode", "Numbers", "best_segment", "held", "layer_of", "numbers_in", "root_segment"]
 
 Mode = Literal["none", "every-layer", "every-nth-layer", "segments", "selective", "offloaded"]
 
@@ -75,6 +75,13 @@ class Held:
     @property
     def device(self) -> int:
         return self.inputs + self.kept + self.recomputed + self.gradients
+
+
+def numbers_in(dtype: str, *, mixed: bool) -> Numbers:
+    """What activations are kept in, of a model with weights of this dtype, with autocast (`mixed`) or without."""
+    if dtype in ("bfloat16", "float16"):
+        return "16-bit"
+    return "autocast" if mixed else "32-bit"
 
 
 def layer_of(model: ModelFacts, tokens: int, numbers: Numbers = "16-bit", *, fused_gelu: bool = False) -> Layer:

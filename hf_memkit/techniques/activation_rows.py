@@ -5,7 +5,7 @@ from __future__ import annotations
 from hf_memkit.job import Job
 from hf_memkit.ledger import Row
 from hf_memkit.models import ModelFacts
-from hf_memkit.techniques.activation_bytes import Mode, Numbers, held, layer_of
+from hf_memkit.techniques.activation_bytes import Mode, Numbers, held, layer_of, numbers_in
 from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["activation_rows", "checkpoint_mode", "numbers_of"]
@@ -18,7 +18,8 @@ def checkpoint_mode(setup: TrainingSetup) -> tuple[Mode, int]:
     """How the setup checkpoints, and every how many layers: as `held` takes them."""
     parts = setup.section("model_parts")
     if "checkpoint_segments" in parts:
-        return "segments", int(parts["checkpoint_segments"]["segment_layers"])
+        length = int(parts["checkpoint_segments"]["segment_layers"])
+        return ("segments", length) if length > 1 else ("every-layer", 1)
     if "checkpoint_selective" in parts:
         return "selective", 1
     if "checkpoint_offload" in parts:
@@ -34,10 +35,8 @@ def checkpoint_mode(setup: TrainingSetup) -> tuple[Mode, int]:
 
 def numbers_of(setup: TrainingSetup) -> Numbers:
     """Which numbers the activations are kept in."""
-    if setup.get("model.dtype", "float32") in ("bfloat16", "float16"):
-        return "16-bit"
     mixed = setup.get("arguments.bf16") is True or setup.get("arguments.fp16") is True
-    return "autocast" if mixed else "32-bit"
+    return numbers_in(str(setup.get("model.dtype", "float32")), mixed=mixed)
 
 
 def activation_rows(setup: TrainingSetup, job: Job, model: ModelFacts) -> tuple[Row, ...]:

@@ -155,7 +155,7 @@ def split_batch(
     return (
         micro,
         accumulation,
-        f"{micro} × {accumulation}{each} = {whole} sequences a step, as the recipe asks{lowered}",
+        f"{micro} × {accumulation}{each} = {whole} sequences a step, as asked for{lowered}",
     )
 
 

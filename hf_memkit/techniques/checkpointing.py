@@ -134,12 +134,12 @@ def _segment_length(setup: TrainingSetup, job: Job) -> tuple[int, str]:
     layer = layer_of(job.model, job.tokens, numbers_of(setup), fused_gelu="model_parts.fused_gelu" in setup)
     layers = job.model.layers
     length = best_segment(layer, layers) if asked is None else int(asked)
-    chosen = "asked for" if asked is not None else "the length that holds the fewest bytes"
+    chosen = "asked for" if asked is not None else "what holds the fewest bytes"
     root = root_segment(layers)
     numbers = "; ".join(
         f"{name}: {_predicted(layer, layers, k)}"
         for name, k in (
-            (f"{length} of {layers} layers together, {chosen}", length),
+            (f"segments of {length} of {layers} layers, {chosen}", length),
             ("single layers", 1),
             (f"√{layers} ≈ {root}", root),
         )

@@ -22,7 +22,13 @@ from hf_memkit.techniques.adapter_sizes import (
 )
 from hf_memkit.techniques.attention_bytes import kept_scores_bytes
 from hf_memkit.techniques.loss_bytes import loss_bytes
-from hf_memkit.techniques.optimizer_states import gradient_bytes, state_source, states_of, step_temporary_bytes
+from hf_memkit.techniques.optimizer_states import (
+    gradient_bytes,
+    state_source,
+    states_of,
+    step_temporary_bytes,
+    trained_shapes,
+)
 from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["rows"]
@@ -38,7 +44,7 @@ def rows(setup: TrainingSetup, job: Job) -> tuple[Row, ...]:
     if "deepspeed.config" in setup:
         return _activations(setup, job, model)
     weights = _adapters(setup, model) if setup.section("adapter") else _full(setup, model)
-    states = (*weights, *_trained(setup, model))
+    states = (*weights, *_trained(setup, job, model))
     loading = Row(
         "host", "weights", "weights while loading", _weight_bytes(setup) * model.parameters * job.gpus,
         "read on the CPU first",
@@ -89,19 +95,22 @@ def _adapters(setup: TrainingSetup, model: ModelFacts) -> tuple[Row, ...]:
     count = adapter_parameters(model, adapter)
     found = [Row("device", "weights", "adapters, fp32", 4 * count, "4 bytes an adapter parameter (PEFT casts up)")]
     if copied := copied_parameters(model, adapter):
-        found.append(
-            Row("device", "weights", "trained copies of modules_to_save", 4 * copied, "peft: ModulesToSaveWrapper")
-        )
+        source = "weights and gradients, two moments, each in the weights' dtype (peft: ModulesToSaveWrapper)"
+        found += [
+            Row("device", "weights", "trained copies of modules_to_save", size * copied, source),
+            Row("device", "gradients", "of the copies", size * copied, source),
+            Row("device", "optimizer", "moments of the copies", 2 * size * copied, source),
+        ]
     return (*frozen, *found)
 
 
-def _trained(setup: TrainingSetup, model: ModelFacts) -> tuple[Row, ...]:
+def _trained(setup: TrainingSetup, job: Job, model: ModelFacts) -> tuple[Row, ...]:
     """Gradients and optimizer states of what is trained."""
     of = " of the adapters" if setup.section("adapter") else ""
     size, source = gradient_bytes(setup, model)
     gradients = Row("device", "gradients", f"gradients{of}", size, source)
     if "trainer_parts.cpu_offload_optimizer" in setup:
-        return _offloaded(setup, model, gradients)
+        return _offloaded(setup, job, model, gradients)
     states = states_of(setup, model)
     found = [gradients]
     if states.quantised:
@@ -121,13 +130,15 @@ def _trained(setup: TrainingSetup, model: ModelFacts) -> tuple[Row, ...]:
     return tuple(found)
 
 
-def _offloaded(setup: TrainingSetup, model: ModelFacts, gradients: Row) -> tuple[Row, ...]:
+def _offloaded(setup: TrainingSetup, job: Job, model: ModelFacts, gradients: Row) -> tuple[Row, ...]:
     """torchao's CPUOffloadOptimizer: weights' and gradients' copies page-locked, states in RAM."""
-    size = _weight_bytes(setup)
-    moved, stays = offloaded_parameters(model.sizes)
+    size = 4 if setup.section("adapter") else _weight_bytes(setup)
+    moved, stays = offloaded_parameters(trained_shapes(setup, model).sizes)
     source = "torchao: optim/cpu_offload.py"
     options = setup["trainer_parts.cpu_offload_optimizer"]
-    kept = gradients if not options.get("offload_gradients") else None
+    # By itself the part frees gradients where they are not accumulated.
+    freed = options.get("offload_gradients", job.accumulation == 1)
+    kept = None if freed else gradients
     return tuple(
         row
         for row in (

@@ -30,7 +30,7 @@ _TOKEN_BYTES: Final = 8
 @technique(
     "load-in-training-dtype",
     family="loading",
-    saves="RAM, and the surprise of a 16-bit model: each tensor is read in the dtype that it trains in",
+    saves="the surprise of a model in the checkpoint's own dtype; RAM where 16-bit weights are made rather than read",
     costs="nothing",
     not_when="the weights are loaded quantised: their dtype is the quantisation's",
 )
@@ -45,7 +45,7 @@ def training_dtype(setup: TrainingSetup, job: Job) -> TrainingSetup:
         return setup.put(
             "model.dtype", "float32", "no precision was chosen, and the checkpoint's own dtype is not to choose it"
         )
-    return setup.put("model.dtype", decided, f"read as {decided}: no copy in the checkpoint's dtype is made first")
+    return setup.put("model.dtype", decided, f"read or made as {decided}, whatever the checkpoint was saved in")
 
 
 @technique(
@@ -61,8 +61,8 @@ def training_dtype(setup: TrainingSetup, job: Job) -> TrainingSetup:
 def low_host_ram(setup: TrainingSetup, job: Job) -> TrainingSetup:
     """Weights mapped from safetensors files and put on this process's card tensor by tensor.
 
-    Without it every process first makes a whole model in RAM, converted to the training dtype, and Trainer moves it.
-    ZeRO-3 refuses it: rule device-map-with-stage-3.
+    Without it every process first makes a whole model in RAM, unless the file has the training dtype, and Trainer
+    moves it (docs/techniques/loading.md has the bytes). ZeRO-3 refuses it: rule device-map-with-stage-3.
     """
     return setup.put_all(
         "model",

@@ -14,14 +14,14 @@ _PART = "hf_memkit.parts.large_batch_optimizers"
 _VALUES = {"reference_batch_size": int, "reference_learning_rate": float}
 
 _WARM_UP = 0.1
-"""Share of the steps where no reference is given: enough for batches of thousands (You et al. 2017, section 5)."""
+"""Share of the steps where no reference is given. Assumed, not from a paper."""
 
 _LARS_WARM_UP = 0.05
 """Goyal et al. 2017, arXiv 1706.02677, section 2.2: five epochs of ninety."""
 
 _LAMB_WARM_UP, _LAMB_LONGEST = 1 / 320, 1 / 5
-"""You et al. 2019, arXiv 1904.00962, table 4: from 1/320 of the steps at the reference batch, in proportion to the
-batch, to 1/5 at 64 times that."""
+"""You et al. 2019, arXiv 1904.00962, the table of untuned LAMB on BERT: from 1/320 of the steps at the reference
+batch, in proportion to the batch, to 1/5 at 64 times that."""
 
 
 def _sequences(setup: TrainingSetup, job: Job) -> int:
@@ -76,7 +76,7 @@ def lars(setup: TrainingSetup, job: Job) -> TrainingSetup:
     family="optimizers",
     saves="no states: two fp32 moments; a batch of many sequences needs fewer steps",
     costs="trust ratios that read every weight twice; the curve is in the docs",
-    not_when="the batch is not in the thousands: AdamW does as well",
+    not_when="the batch is not in the thousands; with the same tuning AdamW does as well (Nado et al. 2021)",
     proof="curve",
     packages=("bitsandbytes",),
     values=_VALUES,
@@ -85,15 +85,16 @@ def lamb(setup: TrainingSetup, job: Job) -> TrainingSetup:
     """Adam whose step is limited by each matrix's own norm (You et al. 2019, arXiv 1904.00962).
 
     With `reference_learning_rate` and `reference_batch_size` the learning rate grows with the square root of the
-    batch, and the warm-up in proportion to it, as in the paper's section 4 and table 4. What bitsandbytes would never
-    move, parameters that start at zero, moves (`hf_memkit.parts.large_batch_optimizers`).
+    batch, and the warm-up in proportion to it, as in the paper's table of untuned LAMB on BERT. What bitsandbytes
+    would never move, parameters that start at zero, moves (`hf_memkit.parts.large_batch_optimizers`).
     """
     reference = int(job.values.get("reference_batch_size", 0))
     sequences = _sequences(setup, job)
     setup = setup.put("optimizer.class", f"{_PART}:LAMB", "two fp32 moments, and a trust ratio for each matrix")
-    setup = setup.put("arguments.adam_epsilon", 1e-6, "the paper's (You et al. 2019, algorithm 2)")
     factor = sequences / reference if reference else 1.0
-    law = f"with the square root of the batch: {sequences} sequences against {reference} (You et al. 2019, section 4)"
+    law = f"with the square root of the batch: {sequences} sequences against {reference} (You et al. 2019)"
     share = min(_LAMB_LONGEST, factor * _LAMB_WARM_UP) if reference else _WARM_UP
-    why = "in proportion to the batch (You et al. 2019, table 4)" if reference else "a large batch needs a warm-up"
+    why = (
+        "in proportion to the batch (You et al. 2019, untuned LAMB)" if reference else "a large batch needs a warm-up"
+    )
     return _rate(setup, job, sqrt(factor), law, share, why)

@@ -6,6 +6,8 @@ import itertools
 import json
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,16 @@ from hf_memkit.technique import TECHNIQUES
 from tests.conftest import ROOT
 
 STEPS = 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The first weights go there, here and in the processes that are started."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = str(tmp_path_factory.mktemp("temporary"))
+        patch.setattr(tempfile, "tempdir", folder)
+        patch.setenv("TMPDIR", folder)
+        yield
 
 
 def test_every_technique_has_a_case_or_a_reason_why_not() -> None:
@@ -94,6 +106,7 @@ def test_what_a_child_left_becomes_evidence(tmp_path: Path) -> None:
 def test_a_case_runs_end_to_end_in_its_own_process(tmp_path: Path) -> None:
     """The whole path: first weights on disk, setup, child, Trainer, records, evidence; marked as a rehearsal."""
     name = "gpt2: bf16-autocast + chunked-loss"
+    first_weights("gpt2")
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--section", "techniques", "--rehearse"]
     command += ["--only", name, "--steps", str(STEPS), "--out", str(tmp_path)]
     ran = subprocess.run(command, capture_output=True, text=True)
@@ -105,11 +118,17 @@ def test_a_case_runs_end_to_end_in_its_own_process(tmp_path: Path) -> None:
     assert "peak_allocated_gib" not in row and row["formula_device_gib"] > 0
 
 
+def first_weights(name: str) -> Path:
+    """Made in this process, which has the libraries already."""
+    folder = techniques_section.model_folder(name, on_cpu=True)
+    if not folder.exists():
+        techniques_child.write_model(name, str(folder), "cpu")
+    return folder
+
+
 def trained(case: Case, tmp_path: Path) -> dict[str, Any]:
     """The measured process's own work, in this one."""
-    model = techniques_section.model_folder(case.model, on_cpu=True)
-    if not model.exists():
-        techniques_child.write_model(case.model, str(model), "cpu")
+    model = first_weights(case.model)
     setup = techniques_section.make_setup(case, str(model), on_cpu=True)
     assert not setup.problems
     job = {"model": str(model), "on_cpu": True, "max_steps": STEPS, "setup": setup.to_json()}

@@ -14,4 +14,13 @@ from tests.check.cases_zero import ZERO_CASES
 
 __all__ = ["CASES", "Case"]
 
-CASES: dict[str, list[Case]] = {**ADAPTER_CASES, **CHECKPOINTING_CASES, **CHOICE_CASES, **KEY_CASES, **LOSS_CASES, **OPTIMIZER_CASES, **RUNNING_CASES, **ZERO_CASES}
+CASES: dict[str, list[Case]] = {
+    **ADAPTER_CASES,
+    **CHECKPOINTING_CASES,
+    **CHOICE_CASES,
+    **KEY_CASES,
+    **LOSS_CASES,
+    **OPTIMIZER_CASES,
+    **RUNNING_CASES,
+    **ZERO_CASES,
+}

@@ -91,10 +91,6 @@ ADAPTER_CASES: dict[str, list[Case]] = {
              job(quantised(llm_int8_skip_modules=["lm_head"]), model=None)),
     ],
     "experts-not-quantised": [Case("model.quantization", job(QLORA, model=EXPERTS), job(LORA, model=EXPERTS))],
-    "int8-casts-to-fp16": [
-        Case("model.quantization.load_in_8bit", job({**QLORA, "model.quantization": {"load_in_8bit": True}}),
-             job({**QLORA, "model.dtype": "float16", "model.quantization": {"load_in_8bit": True}})),
-    ],
     "offload-clips-nothing": [
         Case("max_grad_norm", job(OFFLOAD), job(OFFLOAD, NO_CLIP)),
         Case("max_grad_norm", job(OFFLOAD, {"max_grad_norm": 0.5}), job({}, {"max_grad_norm": 0.5})),

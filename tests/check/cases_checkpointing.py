@@ -64,6 +64,8 @@ CHECKPOINTING_CASES: dict[str, list[Case]] = {
         Case(_SEGMENTS, _part(_SEGMENTS, {"segment_layers": 2}, model=_DEEP),
              Subject(arguments={}, model=_DEEP,
                      settings={_SEGMENTS: {"segment_layers": 2}, "model_parts.fused_gelu": {}})),
+        Case(_SEGMENTS, _part(_SEGMENTS, {"segment_layers": 7}, {"bf16": True}, model=_DEEP),
+             _part(_SEGMENTS, {"segment_layers": 2}, {"bf16": True}, model=_DEEP)),
     ],
     "checkpointing-part-overruled": [
         Case(_SWITCH, _part(_SELECTIVE, {}, {_SWITCH: True}), _part(_SELECTIVE, {}, {_SWITCH: False})),

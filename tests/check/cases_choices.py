@@ -98,6 +98,10 @@ CHOICE_CASES: dict[str, list[Case]] = {
         Case("bf16_full_eval", Subject(arguments={"bf16_full_eval": True}, machine=OLD_CARD),
              Subject(arguments={"fp16": True}, machine=OLD_CARD)),
     ],
+    "fp16-ignored-on-cpu": [
+        Case("fp16", _args(fp16=True, use_cpu=True), _args(fp16=True)),
+        Case("fp16", Subject(arguments={"fp16": True}, machine=ON_CPU), _args(bf16=True, use_cpu=True)),
+    ],
     "tf32-not-there": [
         Case("tf32", Subject(arguments={"tf32": True}, machine=OLD_CARD),
              Subject(arguments={"tf32": True}, machine=MACHINE)),

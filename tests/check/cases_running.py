@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from hf_memkit.check import Subject
-from tests.check.case import LARGE, MACHINE, SMALL, Case
+from tests.check.case import LARGE, MACHINE, SMALL, Case, of
 
 PACKED, PADDED = "trainer_parts.packed_batches", "trainer_parts.pad_batches"
 ATTENTION = "model.attn_implementation"
@@ -126,6 +126,9 @@ RUNNING_CASES: dict[str, list[Case]] = {
     "compile-graphs-of-many-shapes": [
         Case("torch_compile_mode", job({PACKED: {}}, torch_compile_mode="reduce-overhead"),
              job({PACKED: {"length": 32}}, torch_compile_mode="reduce-overhead")),
+    ],
+    "compile-at-stage-3": [
+        Case("torch_compile", of(3, arguments={"torch_compile": True}), of(2, arguments={"torch_compile": True})),
     ],
     "argument-of-transformers-4": [
         Case("group_by_length", job(group_by_length=True), job(**GROUPED)),

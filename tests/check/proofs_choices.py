@@ -229,6 +229,20 @@ def bf16_argument_emulated() -> None:
     assert inspect.signature(torch.cuda.is_bf16_supported).parameters["including_emulation"].default is True
 
 
+@proof("fp16-ignored-on-cpu")
+def fp16_ignored_on_cpu() -> None:
+    def logits(**more: Any) -> torch.Tensor:
+        trainer = Trainer(model=model(), args=arguments(None, **more), eval_dataset=rows(2))
+        return torch.tensor(trainer.predict(rows(2)).predictions[0])
+
+    torch.manual_seed(0)
+    plain = logits()
+    torch.manual_seed(0)
+    assert torch.equal(logits(fp16=True), plain)
+    torch.manual_seed(0)
+    assert not torch.equal(logits(bf16=True), plain)
+
+
 @proof("tf32-not-there")
 def tf32_not_there() -> None:
     refused("--tf32 requires Ampere or a newer GPU", lambda: arguments(None, tf32=True))

@@ -11,6 +11,8 @@ from torch._dynamo.utils import counters
 from transformers import HfArgumentParser, Trainer, TrainingArguments
 
 from hf_memkit.techniques.compile_backends import BACKENDS, GONE_ARGUMENTS, GRAPH_MODES, MODES, RETIRED
+from tests.check.configs import ADAMW, ds
+from tests.check.plain import plain_proof
 from tests.check.real import arguments, refused
 from tests.check.registry import proof
 
@@ -26,28 +28,43 @@ class Little(nn.Module):
         return {"loss": (self.layer(x) ** 2).mean()}
 
 
-def trained(**more: Any) -> int:
-    """Graphs that were compiled in a step of a real Trainer."""
+class Stack(Little):
+    """Five layers, for which one graph does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Sequential(*(nn.Linear(4, 4) for _ in range(5)))
+
+
+def compiled(model: nn.Module, config: Any, **more: Any) -> tuple[int, float]:
+    """Graphs that were compiled in a step of a real Trainer, and its loss."""
     torch._dynamo.reset()
     before = counters["stats"]["unique_graphs"]
     data = [{"x": torch.ones(4), "labels": torch.ones(1)} for _ in range(2)]
-    Trainer(model=Little(), args=arguments(None, **more), train_dataset=data).train()
-    return counters["stats"]["unique_graphs"] - before
+    trainer = Trainer(model=model, args=arguments(config, **more), train_dataset=data)
+    trainer.train()
+    return counters["stats"]["unique_graphs"] - before, trainer.state.log_history[-1]["train_loss"]
 
 
-@proof("compile-turned-on-unseen")
+def trained(**more: Any) -> int:
+    """Graphs that were compiled in a step without DeepSpeed."""
+    return compiled(Little(), None, **more)[0]
+
+
+@plain_proof("compile-turned-on-unseen")
 def compile_turned_on_unseen() -> None:
     assert trained(torch_compile=False) == 0
     assert trained(torch_compile=False, torch_compile_backend="eager") > 0
     assert arguments(None, torch_compile=False, torch_compile_mode="max-autotune").torch_compile is True
 
 
-@proof("compile-backend-no")
+@plain_proof("compile-backend-no")
 def compile_backend_no() -> None:
     assert trained(torch_compile=True, torch_compile_backend="no") == 0
 
 
-@proof("compile-backend")
+@plain_proof("compile-backend")
 def compile_backend() -> None:
     refused("is not a valid DynamoBackend", lambda: trained(torch_compile_backend="nvfuser"))
     refused("Invalid backend: 'nvprims_nvfuser'", lambda: trained(torch_compile_backend="nvprims_nvfuser"))
@@ -59,13 +76,13 @@ def compile_backend() -> None:
     assert not set(RETIRED) & set(BACKENDS)
 
 
-@proof("compile-mode")
+@plain_proof("compile-mode")
 def compile_mode() -> None:
     refused("Unrecognized mode=max_autotune", lambda: trained(torch_compile_mode="max_autotune"))
     assert set(MODES) <= set(torch._inductor.list_mode_options())
 
 
-@proof("compile-mode-ignored")
+@plain_proof("compile-mode-ignored")
 def compile_mode_ignored() -> None:
     said: list[str] = []
 
@@ -82,7 +99,7 @@ def compile_mode_ignored() -> None:
     assert any("ignoring extra kwargs {'mode': 'max_autotune'}" in line for line in said)
 
 
-@proof("compile-graphs-of-many-shapes")
+@plain_proof("compile-graphs-of-many-shapes")
 def compile_graphs_of_many_shapes() -> None:
     options = torch._inductor.list_mode_options()
     assert {mode for mode, one in options.items() if one.get("triton.cudagraphs")} >= set(GRAPH_MODES)
@@ -90,7 +107,18 @@ def compile_graphs_of_many_shapes() -> None:
     assert torch._inductor.config.triton.cudagraph_dynamic_shape_warn_limit == 8
 
 
-@proof("argument-of-transformers-4")
+@proof("compile-at-stage-3")
+def compile_at_stage_3() -> None:
+    done = {}
+    for stage in (2, 3):
+        for backend in ("no", "eager"):
+            done[stage, backend] = compiled(Stack(), ds(stage, {"optimizer": ADAMW}), torch_compile_backend=backend)
+    assert done[2, "eager"][0] == 1 and done[3, "eager"][0] >= 5, done  # of five layers
+    for stage in (2, 3):
+        assert done[stage, "eager"][1] == done[stage, "no"][1]
+
+
+@plain_proof("argument-of-transformers-4")
 def argument_of_transformers_4() -> None:
     for name in GONE_ARGUMENTS:
         refused(

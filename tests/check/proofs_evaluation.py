@@ -19,8 +19,8 @@ from transformers import (
 from transformers.trainer_pt_utils import EvalLoopContainer
 
 from hf_memkit.techniques.generation_bytes import cache_bytes
+from tests.check.plain import plain_proof
 from tests.check.real import arguments, model, refused, rows
-from tests.check.registry import proof
 
 
 class Counted:
@@ -62,7 +62,7 @@ def batched(prediction: EvalPrediction, compute_result: bool = True) -> dict[str
     return {"seen": 1.0}
 
 
-@proof("metrics-never-computed")
+@plain_proof("metrics-never-computed")
 def metrics_never_computed() -> None:
     assert "eval_seen" in evaluator(batched).evaluate()
     for more in ({}, {"batch_eval_metrics": True}):
@@ -72,7 +72,7 @@ def metrics_never_computed() -> None:
     refused("eval_seen", lambda: evaluator(batched, prediction_loss_only=True, **best).train())
 
 
-@proof("eval-accumulation-ignored")
+@plain_proof("eval-accumulation-ignored")
 def eval_accumulation_ignored() -> None:
     with Counted() as plain:
         evaluator(batched, eval_accumulation_steps=1).evaluate()
@@ -82,7 +82,7 @@ def eval_accumulation_ignored() -> None:
     assert streamed.moves == 1  # the losses, once, at the end
 
 
-@proof("eval-accumulation-without-logits")
+@plain_proof("eval-accumulation-without-logits")
 def eval_accumulation_without_logits() -> None:
     with Counted() as counted:
         evaluator(batched, eval_accumulation_steps=1, prediction_loss_only=True).evaluate()
@@ -91,7 +91,7 @@ def eval_accumulation_without_logits() -> None:
     assert source.index("args.eval_accumulation_steps is not None") < source.rindex("torch.cuda.empty_cache()")
 
 
-@proof("metric-input-unknown")
+@plain_proof("metric-input-unknown")
 def metric_input_unknown() -> None:
     given: dict[str, bool] = {}
 
@@ -105,14 +105,14 @@ def metric_input_unknown() -> None:
     assert given == {"inputs": True}
 
 
-@proof("inputs-held-for-nothing")
+@plain_proof("inputs-held-for-nothing")
 def inputs_held_for_nothing() -> None:
     with Counted() as counted:
         evaluator(None, include_for_metrics=["inputs"], prediction_loss_only=True).evaluate()
     assert counted.shapes.count((2, 16)) == 4
 
 
-@proof("predict-keeps-everything")
+@plain_proof("predict-keeps-everything")
 def predict_keeps_everything() -> None:
     with Counted() as evaluated:
         evaluator(batched, batch_eval_metrics=True).evaluate()
@@ -121,7 +121,7 @@ def predict_keeps_everything() -> None:
     assert (2, 16, 128) not in evaluated.shapes and predicted.shapes.count((2, 16, 128)) == 4
 
 
-@proof("full-eval-while-training")
+@plain_proof("full-eval-while-training")
 def full_eval_while_training() -> None:
     trainer = evaluator(None, bf16_full_eval=True, eval_strategy="steps", eval_steps=1)
     seen: list[torch.dtype] = []
@@ -165,18 +165,18 @@ def _generated(**more: Any) -> tuple[int, int]:
     return len(calls), max(calls, default=0)
 
 
-@proof("generation-skipped")
+@plain_proof("generation-skipped")
 def generation_skipped() -> None:
     assert _generated(predict_with_generate=True, generation_num_beams=3) == (1, 3)
     assert _generated(predict_with_generate=True, prediction_loss_only=True) == (0, 0)
 
 
-@proof("generation-not-asked-for")
+@plain_proof("generation-not-asked-for")
 def generation_not_asked_for() -> None:
     assert _generated(generation_num_beams=3) == (0, 0)
 
 
-@proof("generation-cache-too-large")
+@plain_proof("generation-cache-too-large")
 def generation_cache_too_large() -> None:
     set_seed(0)
     from transformers import GPT2Config

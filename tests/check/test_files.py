@@ -107,6 +107,15 @@ def test_an_argument_file_s_config_is_followed(tmp_path: Path, preset: Path) -> 
     assert "max_grad_norm=1.0 (its default)" in found[0].why and "ds.json" in found[0].why
 
 
+def test_a_field_that_is_also_a_section_of_deepspeed_makes_no_deepspeed_config(tmp_path: Path) -> None:
+    """transformers 5.23 has a field `activation_checkpointing`, DeepSpeed a section of that name."""
+    arguments = tmp_path / "args.yaml"
+    arguments.write_text("output_dir: out\nactivation_checkpointing: true\nbf16: true\n")
+    assert read(arguments).kind == "arguments" and check_file(arguments) == []
+    arguments.write_text("activation_checkpointing: {partition_activations: true}\n")
+    assert read(arguments).kind == "deepspeed"
+
+
 def test_both_places_of_a_mismatch_are_named(tmp_path: Path, preset: Path) -> None:
     preset.write_text(json.dumps(load("zero2") | {"gradient_accumulation_steps": 2}))
     arguments = tmp_path / "args.json"

@@ -23,7 +23,7 @@ FILES = {
         "process_group.py",
         "verify_checkpointing.py",
     },
-    "lora": {"train.py", "verify_checkpointing.py"},
+    "lora": {"train.py", "chunked_loss.py", "verify_checkpointing.py"},
 }
 
 

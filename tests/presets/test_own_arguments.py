@@ -48,8 +48,14 @@ def test_two_names_of_one_field_are_one(tmp_path: Path) -> None:
     own, problems = checked({"gradient_checkpointing": False})
     assert not problems
     made, replaced = settle(
-        setup_of(arguments__activation_checkpointing=True, arguments__activation_checkpointing_kwargs={"a": 1}), own
+        setup_of(
+            arguments__activation_checkpointing=True,
+            arguments__activation_checkpointing_kwargs={"a": 1},
+            trainer_parts__verify_checkpointing={"every": 1},
+        ),
+        own,
     )
+    assert len(replaced) == 3 and not made.section("trainer_parts")
     assert made.arguments == {"activation_checkpointing": False}
     real = arguments(tmp_path, **to_installed_arguments(made.arguments))
     assert real.gradient_checkpointing is False

@@ -83,7 +83,8 @@ def test_accumulation_is_rehearsed_where_the_target_has_some(
     rehearsed = rehearse(resolve(recipe, machine, Overrides(variant), use_hub=False)).setup
     assert rehearsed["arguments.gradient_accumulation_steps"] == accumulation
     assert rehearsed["arguments.per_device_train_batch_size"] * accumulation == recipe.rehearsal.sequences_per_step
-    assert "chunked_loss" in rehearsed.section("model_parts")
+    tokens = rehearsed["arguments.per_device_train_batch_size"] * rehearsed["data.sequence_length"]
+    assert rehearsed["model_parts.chunked_loss"]["chunk_tokens"] == tokens / 4
 
 
 def test_settings_that_need_a_card_have_stand_ins(recipe: Recipe, machine: Machine) -> None:

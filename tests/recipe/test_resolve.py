@@ -228,3 +228,15 @@ def test_wrong_input_is_refused(recipe: Recipe, machine: Machine, tmp_path: Path
 def test_a_machine_without_a_card_resolves_for_the_recipe_s(recipe: Recipe, machine: Machine) -> None:
     resolved = make(recipe, machine.with_gpu(None))
     assert resolved.machine.gpu is not None and resolved.machine.gpu.name == "a card of 16GB"
+
+
+def test_what_would_do_nothing_is_left_out_and_said(recipe: Recipe, machine: Machine) -> None:
+    """The preset's loss in chunks, where a micro-batch is one chunk; a variant that names it keeps it."""
+    chosen = {"per_device_train_batch_size": 4}
+    setup = make(recipe, machine, "resident", sequence_length=64, settings=chosen).setup
+    assert "chunked-loss" not in setup.techniques and not setup.section("model_parts")
+    assert [note for note in setup.notes if note.startswith("chunked-loss is left out: a micro-batch of 4 × 64")]
+    named = recipe.variants["resident"].model_copy(update={"techniques": ["chunked-loss"]})
+    own = recipe.model_copy(update={"variants": {"resident": named}})
+    setup = make(own, machine, "resident", sequence_length=64, settings=chosen).setup
+    assert "chunked-loss" in setup.techniques

@@ -119,10 +119,9 @@ def test_a_recipe_file_of_ones_own(recipe: Recipe, tmp_path: Path) -> None:
 def test_mistakes_in_a_variant_s_techniques_are_told(recipe: Recipe, tmp_path: Path) -> None:
     text = recipe.path.read_text()
     for right, wrong in {
-        "    techniques: [chunked-loss]   #": "    techniques: [chunk-loss]   #",
-        "    checkpointing: [none, selective-": "    checkpointing: [nothing, selectiv-",
-        "    techniques: [chunked-loss]\n  infinity:": "    techniques: [chunked-loss, liger]\n  infinity:",
-        "      rank: 16": "      rank: 16\n      chunk_tokens: 8",
+        "    checkpointing: [none, selective-": "    techniques: [chunk-loss]\n    checkpointing: [nothing, selectiv-",
+        "  infinity:": "    techniques: [chunked-loss, liger]\n  infinity:",
+        "      rank: 16": "      rank: 16\n      segment_layers: 8",
     }.items():
         assert right in text, right
         text = text.replace(right, wrong, 1)
@@ -137,7 +136,7 @@ def test_mistakes_in_a_variant_s_techniques_are_told(recipe: Recipe, tmp_path: P
         "variants.resident.checkpointing.1: 'selectiv-checkpointing': no checkpointing technique; did you mean "
         "'selective-checkpointing'?; allowed: none, ",
         "variants.offload.techniques: techniques 'chunked-loss' and 'liger' both decide loss; take one",
-        "variants.lora.values.chunk_tokens: unknown key; allowed: rank, alpha, dropout",
+        "variants.lora.values.segment_layers: unknown key; allowed: rank, alpha, dropout",
     ):
         assert expected in told, f"not told: {expected}\n{told}"
 
@@ -146,8 +145,8 @@ def test_a_technique_of_the_variant_brings_its_values(recipe: Recipe, tmp_path: 
     path = tmp_path / "own.yaml"
     path.write_text(
         recipe.path.read_text().replace(
-            "      rank: 16", "      rank: 16\n      chunk_tokens: 8\n    techniques: [chunked-loss]"
+            "      rank: 16", "      rank: 16\n      segment_layers: 2\n    techniques: [segment-checkpointing]"
         )
     )
     variant = read_recipe(path).variants["lora"]
-    assert variant.techniques == ["chunked-loss"] and variant.values == {"rank": 16, "chunk_tokens": 8}
+    assert variant.techniques == ["segment-checkpointing"] and variant.values == {"rank": 16, "segment_layers": 2}

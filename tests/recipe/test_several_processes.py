@@ -72,7 +72,7 @@ def test_zero_splits_what_it_splits(recipe: Recipe, machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 8, 16])
-def test_the_rehearsal_accumulates_whatever_the_number_of_processes(
+def test_the_rehearsal_accumulates_as_the_target_does_whatever_the_number_of_processes(
     recipe: Recipe, machine: Machine, processes: int
 ) -> None:
     """A recipe of 48 sequences a step can be shared by all of these."""
@@ -80,8 +80,10 @@ def test_the_rehearsal_accumulates_whatever_the_number_of_processes(
     resolved = make(whole, machine, "resident", processes)
     setup = rehearse(resolved).setup
     arguments = setup.arguments
-    assert arguments["gradient_accumulation_steps"] == 2
-    assert arguments["per_device_train_batch_size"] == max(1, 4 // processes)
+    accumulates = resolved.setup["arguments.gradient_accumulation_steps"] > 1
+    assert accumulates == (processes < 3), "16 sequences a card and step are one micro-batch"
+    assert arguments["gradient_accumulation_steps"] == (2 if accumulates else 1)
+    assert arguments["per_device_train_batch_size"] == max(1, (4 if accumulates else 8) // processes)
     assert ("arguments.ddp_find_unused_parameters" in setup) == (processes > 1)
 
 
@@ -95,7 +97,8 @@ def test_an_exported_script_says_how_to_launch_it(
     compile(script, "train.py", "exec")
     assert "Run:    torchrun --standalone --nproc-per-node 2 train.py\n" in script
     assert "CUDA_VISIBLE_DEVICES" not in script and "MASTER_ADDR" not in script
-    assert "evaluated // 8 * 8" in script if variant != "infinity" else "evaluated // 16 * 16" in script
+    batch = 2 * resolved.setup["arguments.per_device_eval_batch_size"]
+    assert f"evaluated // {batch} * {batch}" in script
     assert "init_distributed" not in script and "\nleave_process_group()" in script
 
     rehearsed = rehearse(resolved)

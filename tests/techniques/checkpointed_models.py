@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from hf_memkit.parts import checkpoint_offload, checkpoint_segments, checkpoint_selective
 from tests.memory.live_storages import LiveStorages
 
-LAYERS, WIDTH, LENGTH, ROWS = 6, 64, 128, 2
+LAYERS, WIDTH, LENGTH, ROWS = 6, 64, 96, 2
 
 SHAPES: dict[str, dict[str, Any]] = {
     "gpt2": {"model_type": "gpt2", "n_layer": LAYERS, "n_embd": WIDTH, "n_head": 2, "n_positions": LENGTH},

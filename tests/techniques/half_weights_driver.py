@@ -22,12 +22,14 @@ def main() -> None:
     import torch
     from transformers import Trainer
 
+    from hf_memkit import techniques
     from hf_memkit.technique import TECHNIQUES
     from hf_memkit.training_setup import TrainingSetup
     from tests.check.configs import ds
     from tests.check.real import arguments, model, rows
     from tests.techniques.jobs import gpt2_job
 
+    assert techniques  # imported for the registry that it fills
     found: dict[str, Any] = {}
     for name in ("fp32", "half-weights-deepspeed"):
         setup = TECHNIQUES[name](TrainingSetup(preset="test"), gpt2_job(None))

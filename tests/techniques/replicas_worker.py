@@ -1,22 +1,24 @@
-"""One rank of a small training with the setup of `data-parallel`; rank 0 prints a JSON line. Run by torchrun."""
+"""One rank of a small training with the setup of `data-parallel`."""
 
 from __future__ import annotations
 
-import json
-import sys
+import os
+from typing import Any
 
 import torch
+from torch import distributed
 from transformers import Trainer
 
 from hf_memkit.build import build_arguments
-from hf_memkit.technique import find_technique
+from hf_memkit.techniques.replicas import data_parallel
 from hf_memkit.training_setup import TrainingSetup
 from tests.techniques.jobs import gpt2_job
 from tests.tiny_trainer import samples, tiny_gpt2
 
 
-def main(folder: str, processes: int, accumulation: int) -> None:
-    setup = find_technique("data-parallel")(TrainingSetup(preset="data-parallel"), gpt2_job(None, gpus=processes))
+def train(folder: str, processes: int, accumulation: int) -> dict[str, Any]:
+    """Losses, norms of the weights, and what was set and wrapped."""
+    setup = data_parallel(TrainingSetup(preset="data-parallel"), gpt2_job(None, gpus=processes))
     own = {
         "output_dir": folder, "use_cpu": True, "report_to": "none", "disable_tqdm": True, "max_steps": 3,
         "per_device_train_batch_size": 2, "gradient_accumulation_steps": accumulation, "logging_steps": 1,
@@ -28,12 +30,19 @@ def main(folder: str, processes: int, accumulation: int) -> None:
             module.p = 0.0  # every rank draws its own
     trainer = Trainer(model=model, args=build_arguments(setup, own), train_dataset=samples())
     trainer.train()
-    if trainer.is_world_process_zero():
-        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-        norms = [float(parameter.norm()) for parameter in model.parameters()]
-        wrapped = type(trainer.model_wrapped).__name__
-        print("RESULT " + json.dumps({"losses": losses, "norms": norms, "wrapped": wrapped, **setup.arguments}))
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    norms = [float(parameter.detach().norm()) for parameter in model.parameters()]
+    return {"losses": losses, "norms": norms, "wrapped": type(trainer.model_wrapped).__name__, **setup.arguments}
 
 
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+def train_rank(rank: int, port: int, folder: str) -> dict[str, Any]:
+    """One of two ranks, as a launcher starts them."""
+    os.environ |= {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "CUDA_VISIBLE_DEVICES": "",
+    }  # fmt: skip
+    torch.set_num_threads(1)
+    try:
+        return train(folder, 2, 1)
+    finally:
+        distributed.destroy_process_group()

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, Trainer, TrainingArguments
 
+from hf_memkit import preset
+from hf_memkit.compat import to_installed_arguments
 from hf_memkit.hardware import named_gpu
 from hf_memkit.models import ModelFacts, describe
 from hf_memkit.presets import apply_preset
@@ -77,7 +79,9 @@ def train(model: Any, folder: Path, **more: Any) -> tuple[list[float], Trainer]:
         "per_device_train_batch_size": 2, "logging_steps": 1, "save_strategy": "no", "learning_rate": 1e-2,
         "optim": "adamw_torch",
     }  # fmt: skip
-    trainer = Trainer(model=model, args=TrainingArguments(**{**values, **more}), train_dataset=rows())
+    trainer = Trainer(
+        model=model, args=TrainingArguments(**to_installed_arguments({**values, **more})), train_dataset=rows()
+    )
     trainer.train()
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry], trainer
 
@@ -240,3 +244,27 @@ def test_values_reach_the_adapters() -> None:
     setup = apply_preset("lora", gpt2_job(values={"rank": 4, "dropout": 0.1}))
     assert (setup["adapter.r"], setup["adapter.lora_alpha"], setup["adapter.lora_dropout"]) == (4, 8, 0.1)
     assert apply_preset("lora", gpt2_job(None))["adapter.r"] == 16
+
+
+@pytest.mark.parametrize("name", ["lora", "qlora"])
+def test_the_preset_trains_a_saved_model_as_it_is(folders: dict[str, Path], tmp_path: Path, name: str) -> None:
+    """The whole way of a user: preset → model, adapters, optimizer, Trainer → adapters on disk. The rank is large for
+    so small a model, because 8-bit optimizers take no state of fewer than 4096 elements."""
+    setup = preset(
+        name, model=str(folders["llama"]), gpu_memory="16GB", global_batch_size=4, sequence_length=16,
+        values={"rank": 64},
+    )  # fmt: skip
+    own = {"use_cpu": True, "max_steps": 3, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2,
+           "learning_rate": 1e-2, "logging_steps": 1, "report_to": "none", "save_strategy": "no",
+           "disable_tqdm": True}  # fmt: skip
+    trainer = setup.trainer(str(tmp_path / "run"), arguments=own, train_dataset=rows())
+    trainer.train()
+    kinds = {type(module).__name__ for module in trainer.model.modules()}
+    assert ("Linear4bit" in kinds) is (name == "qlora")
+    frozen = [p for p in trainer.model.parameters() if not p.requires_grad]
+    codes_and_kept = [row for row in setup.ledger.rows if row.place == "device" and row.category == "weights"]
+    expected = sum(row.size_bytes for row in codes_and_kept if "scales" not in row.term and "adapters" not in row.term)
+    assert storages(frozen) == expected
+    assert all(bool(p.any()) for p in trained(trainer.model).values()), "every adapter was trained"
+    trainer.save_model(str(tmp_path / "adapter"))
+    assert {path.name for path in (tmp_path / "adapter").glob("*.safetensors")} == {"adapter_model.safetensors"}

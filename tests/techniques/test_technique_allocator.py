@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hf_memkit import preset
 from hf_memkit.build.allocator import set_allocator, too_late
 from hf_memkit.check import Subject, check
 from hf_memkit.job import Job
@@ -79,30 +81,33 @@ def test_text_is_read_as_torch_reads_it() -> None:
     ]  # fmt: skip
 
 
-READ = """import os, torch
-os.environ['{late}'] = 'max_split_size_mb:256'
-print(torch._C._accelerator_getAllocatorSettings())"""
-MIB_64, MIB_32 = "max_split_size_mb:64", "max_split_size_mb:32"
+READ = """
+import json, os, sys, torch
+for given in json.loads(sys.argv[1]):
+    if os.fork() == 0:  # each case reads in a process that has torch and has not read yet
+        os.environ.update(given)
+        print(torch._C._accelerator_getAllocatorSettings(), flush=True)
+        os._exit(0)
+    os.wait()
+"""
 
 
-@pytest.mark.parametrize(
-    ("given", "late", "read"),
-    [
-        ({VARIABLE: MIB_64}, "UNUSED", MIB_64),
-        ({}, VARIABLE, "max_split_size_mb:256"),  # after torch was imported
-        ({VARIABLE: MIB_64, OLD_VARIABLES[0]: MIB_32}, "UNUSED", MIB_32),
-    ],
-)  # fmt: skip
-def test_torch_reads_the_variable_at_first_use_and_the_old_name_first(
-    given: dict[str, str], late: str, read: str
-) -> None:
+def test_torch_reads_the_variable_at_first_use_and_the_old_names_first() -> None:
+    cuda, hip = OLD_VARIABLES
+    given = [
+        {VARIABLE: "max_split_size_mb:64"},
+        {VARIABLE: "max_split_size_mb:64", cuda: "max_split_size_mb:32"},
+        {VARIABLE: "max_split_size_mb:64", hip: "max_split_size_mb:128"},
+        {VARIABLE: "max_split_size_mb:64", hip: "max_split_size_mb:128", cuda: "max_split_size_mb:32"},
+    ]
     clean = {key: value for key, value in os.environ.items() if key not in (VARIABLE, *OLD_VARIABLES)}
-    done = subprocess.run([sys.executable, "-c", READ.format(late=late)], env={**clean, **given}, capture_output=True,
-                          text=True, check=True)  # fmt: skip
-    assert done.stdout.strip() == read
-    if late == "UNUSED":
-        found = user_settings(given)
-        assert found is not None and found[1] == read
+    command = [sys.executable, "-c", READ, json.dumps(given)]
+    done = subprocess.run(command, env=clean, capture_output=True, text=True, check=True)
+    read = done.stdout.split()
+    assert read == ["max_split_size_mb:64", "max_split_size_mb:32", "max_split_size_mb:128", "max_split_size_mb:32"]
+    assert [user_settings(case) for case in given] == [
+        (VARIABLE, read[0]), (cuda, read[1]), (hip, read[2]), (cuda, read[3]),
+    ]  # fmt: skip
 
 
 def test_the_user_s_own_variable_is_kept_and_said() -> None:
@@ -125,3 +130,18 @@ def test_after_cuda_started_it_is_too_late_and_said(monkeypatch: pytest.MonkeyPa
     assert not set_allocator("expandable_segments:True", said.append, nothing) and nothing == {}
     assert "before Python starts" in said[0] and "_accelerator_setAllocatorSettings" in said[0]
     assert "backend is fixed" in too_late("backend:cudaMallocAsync")
+
+
+def test_a_preset_s_arguments_set_the_variable_before_they_start_cuda(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in (VARIABLE, *OLD_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "environ", os.environ.copy())  # what is set here ends here
+    setup = preset("max-split-size", values={"max_split_size_mb": 64})
+    setup.training_arguments(str(tmp_path))
+    assert os.environ[VARIABLE] == "max_split_size_mb:64" and "allocator" not in capsys.readouterr().out
+    other = preset("expandable-segments")
+    other.training_arguments(str(tmp_path))
+    assert os.environ[VARIABLE] == "max_split_size_mb:64"
+    assert "keeps your own setting, max_split_size_mb:64" in capsys.readouterr().out

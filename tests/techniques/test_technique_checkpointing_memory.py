@@ -65,15 +65,23 @@ def test_what_one_layer_keeps(kind: str, numbers: Numbers, changes: dict[str, An
     assert (many - few) / 2 == layer.input
 
 
-@proves("memory", *(way for way in MODES if way != "none"))
+@proves(
+    "memory",
+    "activation-checkpointing",
+    "every-nth-layer-checkpointing",
+    "segment-checkpointing",
+    "selective-checkpointing",
+    "offloaded-checkpointing",
+)
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_the_highest_point_of_backward_is_as_predicted_and_in_that_order(kind: str) -> None:
-    """Within 5 % and what is no layer's: embeddings and the last norm, at most 9 bytes a token and hidden unit."""
+    """Within 5 % and what is no layer's: embeddings, the last norm, and its gradients, at most 19 bytes a token and
+    hidden unit."""
     layer = layer_of(facts_of(kind), TOKENS)
     found = {way: measured(kind, way, "16-bit")[1] for way in MODES}
     predicted = {way: held(mode, layer, LAYERS, every).device for way, (mode, every) in MODES.items()}
     for way, peak in found.items():
-        assert 0.95 * predicted[way] <= peak <= 1.05 * predicted[way] + 9 * UNIT, way
+        assert 0.95 * predicted[way] <= peak <= 1.05 * predicted[way] + 19 * UNIT, way
     assert sorted(found, key=found.__getitem__) == sorted(predicted, key=predicted.__getitem__)
     assert found["activation-checkpointing"] < found["selective-checkpointing"] < found["none"]
 

@@ -46,7 +46,7 @@ def drawn() -> frozenset[str]:
 def test_has_its_page(one: Technique) -> None:
     page = (ROOT / "docs" / "techniques" / f"{one.family}.md").read_text()
     (section,) = re.findall(rf"^## {re.escape(one.name)}\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
-    paragraphs = [part for part in section.strip().split("\n\n") if part[:1].isalpha() or part[:1] == "`"]
+    paragraphs = [part for part in section.strip().split("\n\n") if part[:1].isalnum() or part[:1] in "`*"]
     assert paragraphs and len(paragraphs[0].split()) >= 20, "a paragraph that a person can read"
 
 

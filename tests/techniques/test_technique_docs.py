@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 
 from benchmarks.techniques_cases import comparisons, rungs
+from hf_memkit.recipe.schema import read_recipe
 from hf_memkit.technique import TECHNIQUES
 from tests.conftest import ROOT
 
@@ -44,6 +47,18 @@ def test_without_evidence_nothing_is_claimed(docs: ModuleType, tmp_path: Path) -
     for text in (docs.ladder_tables({}), docs.gpu_table("loss", {})):
         assert docs.NOT_YET in text and "GiB," not in text
     assert "not yet measured on a GPU" in docs.overview_table({})
+
+
+def test_the_page_s_examples_work(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "techniques" / "README.md").read_text()
+    python, example = (re.search(f"```{kind}\n(.*?)```", text, re.DOTALL)[1] for kind in ("python", "yaml"))  # type: ignore[index]
+    names: dict[str, Any] = {}
+    exec(python, names)
+    assert not names["setup"].problems and "adafactor" in names["setup"].techniques
+    content = yaml.safe_load((ROOT / "recipes" / "gpt2-on-16gb.yaml").read_text())
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump({**content, **yaml.safe_load(example)}))
+    assert read_recipe(path).variants["resident"].techniques == ["fused-gelu"]
 
 
 def row(case: str, peak: float, loss: float) -> dict[str, Any]:

@@ -16,8 +16,12 @@ from transformers import Trainer, TrainingArguments
 from hf_memkit import TrainingSetup, preset
 from hf_memkit.build import build_arguments, trainer_options
 from hf_memkit.errors import RunError
+from hf_memkit.hardware import Machine
 from hf_memkit.parts.cpu_offload_optimizer import CPUOffloadAdamW
 from hf_memkit.parts.cpu_offload_optimizer import trainer_options as part_options
+from hf_memkit.recipe.rehearse import rehearse
+from hf_memkit.recipe.resolve import Overrides, resolve
+from hf_memkit.recipe.schema import Recipe
 from hf_memkit.techniques.adapter_sizes import offloaded_parameters
 from tests.techniques.proving import proves
 from tests.techniques.standin_streams import standin_streams
@@ -161,3 +165,15 @@ def test_without_a_card_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     arguments = build_arguments(setup_of(), {"output_dir": str(tmp_path), "use_cpu": True, "report_to": "none"})
     with pytest.raises(RunError, match="needs a CUDA or XPU card; there is none"):
         trainer_options(setup_of(), model=None, arguments=arguments)
+
+
+def test_a_rehearsal_without_a_card_steps_with_adamw_itself(recipe: Recipe, machine: Machine) -> None:
+    techniques = ("cpu-offload-optimizer", "bf16-autocast")
+    variant = recipe.variants["resident"].model_copy(update={"techniques": techniques})
+    changed = recipe.model_copy(update={"variants": {**recipe.variants, "resident": variant}})
+    resolved = resolve(changed, machine, Overrides("resident"), use_hub=False)
+    part = "trainer_parts.cpu_offload_optimizer"
+    assert part in resolved.setup and resolved.setup["arguments.max_grad_norm"] == 0.0
+    rehearsed = rehearse(resolved)
+    assert part not in rehearsed.setup and rehearsed.setup["arguments.max_grad_norm"] == 1.0
+    assert part in [setting.key for setting in rehearsed.not_rehearsed]

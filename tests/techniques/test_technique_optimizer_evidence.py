@@ -56,8 +56,9 @@ def test_the_curve_is_of_the_technique_s_own_settings(name: str) -> None:
     (arm,) = [arm for arm in EVIDENCE["arms"].values() if arm["technique"] == name]
     setup = make_setup(name, ARCHITECTURES[arm["architecture"]], arm["weights"])
     assert arm["optimizer"].get("class") == setup.get("optimizer.class")
-    for key in ("optim", "optim_args", "adam_beta2"):
-        assert arm["arguments"].get(key) == setup.get(f"arguments.{key}")
+    usual = {"optim": None, "optim_args": None, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_epsilon": 1e-8}
+    for key, default in usual.items():
+        assert arm["arguments"].get(key, default) == setup.get(f"arguments.{key}", default)
     for key in ("block_size", "bf16_stochastic_round", "momentum"):
         assert arm["optimizer"].get(key) == setup.get(f"optimizer.{key}")
     if name.endswith("stochastic"):

@@ -39,15 +39,21 @@ def architecture(name: str) -> dict[str, Any]:
     return LLAMA if name in LOW_RANK else GPT2
 
 
-def losses(name: str, *, put: dict[str, Any] | None = None, steps: int = 4, **arguments: Any) -> list[float]:
-    """Training losses under a technique's own settings, with `put` over them."""
+def losses(name: str, *, put: dict[str, Any] | None = None, seed: int | None = None, **arguments: Any) -> list[float]:
+    """Training losses of two epochs under a technique's own settings, with `put` over them.
+
+    `seed` is given to APOLLO for every projection: it would take the parameter's place in its list, and the layer-wise
+    form has a list a parameter.
+    """
     setup = make_setup(name, architecture(name), "float32")
     for key, value in (put or {}).items():
         setup = setup.put(key, value, "for this test")
-    trainer = make_trainer(setup, architecture(name), steps=steps, learning_rate=1e-2, **arguments)
+    trainer = make_trainer(setup, architecture(name), steps=8, learning_rate=1e-2, **arguments)
+    for state in trainer.create_optimizer().state.values() if seed is not None else ():
+        state["seed"] = seed
     trainer.train()
     found = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert len(found) == steps and found[-1] < found[0] - 0.1
+    assert len(found) == 8 and sum(found[4:]) < sum(found[:4]) - 0.1
     return found
 
 
@@ -66,24 +72,28 @@ def test_paging_changes_no_number() -> None:
 
 
 @proves("same-result", "galore-layerwise", "apollo-layerwise")
-@pytest.mark.parametrize("name", ["galore", "apollo"])
-def test_a_layer_at_a_time_is_the_same_step(name: str) -> None:
-    """Nothing is clipped in either. APOLLO seeds each projection by the parameter's place: seeds differ, so that its
-    losses are compared at full rank and over one step, where the direction of the projection matters little."""
-    if name == "galore":
-        assert losses("galore-layerwise") == pytest.approx(losses("galore", max_grad_norm=0.0), rel=1e-5)
-        return
-    layerwise, whole = losses("apollo-layerwise", steps=6), losses("apollo", steps=6, max_grad_norm=0.0)
-    assert layerwise[0] == whole[0]
-    assert layerwise == pytest.approx(whole, rel=0.02)
+def test_a_layer_at_a_time_is_the_same_step() -> None:
+    """Losses after none, one and two updates, without clipping, which the layer-wise forms cannot do.
+
+    Later ones drift apart: directions in which a small model's gradient is next to nothing are rounding noise, and
+    Adam makes steps of them as large as of any other. An update left out would show ten times as much.
+    """
+    whole = losses("galore", max_grad_norm=0.0)[:3]
+    assert losses("galore-layerwise")[:3] == pytest.approx(whole, rel=3e-4)
+    assert whole[0] - whole[2] > 10 * 3e-4
+    whole = losses("apollo", max_grad_norm=0.0, seed=1)[:3]
+    assert losses("apollo-layerwise")[:3] == pytest.approx(whole, rel=3e-4)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
 @proves(
     "memory", "sgd-momentum", "adafactor", "adamw-8bit", "adamw-8bit-stochastic", "adamw-4bit-stochastic",
     "lion-8bit", "lomo", "adalomo", "galore", "galore-layerwise", "apollo", "apollo-layerwise", "lars", "lamb",
 )  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, "bfloat16") for name in OPTIMIZERS]
+    + [(name, "float32") for name in ("adamw-fused", "adamw-8bit", "adamw-8bit-stochastic", "galore", "lomo")],
+)
 def test_the_formula_is_what_the_optimizer_holds(name: str, dtype: str) -> None:
     """Every tensor of the real optimizer after a step, to the byte; gradients at their most."""
     got: Measured = measure(make_setup(name, architecture(name), dtype), architecture(name))
@@ -136,7 +146,7 @@ def test_foreach_holds_a_copy_of_the_parameters_and_the_others_do_not() -> None:
 
     whole = 8 * 256 * 256 * 4
     assert temporaries(foreach=True) >= whole
-    assert temporaries(foreach=False) <= 3 * whole // 8
+    assert temporaries(foreach=False) <= 3 * whole // 8 + 64  # three of one parameter, and single numbers
     assert temporaries(fused=True) < whole // 8 // 8
 
 

@@ -49,7 +49,15 @@ class Sizes(TrainerCallback):  # type: ignore[misc]
         self.found["states"] = sum(value.nbytes for value in states if torch.is_tensor(value) and value.dim())
 
 
-def train(folder: Path, setup: TrainingSetup, *, steps: int = 12, model: Any = None, **more: Any) -> Any:
+def train(
+    folder: Path,
+    setup: TrainingSetup,
+    *,
+    steps: int = 12,
+    model: Any = None,
+    trainer_class: Any = Trainer,
+    **more: Any,
+) -> Any:
     """A Trainer after `steps` steps, with its losses in `losses` and its bytes in `sizes`."""
     tokens = torch.randint(3, VOCABULARY, (64, 24), generator=torch.Generator().manual_seed(3))
     tokens[:, 1::2] = tokens[:, :1]  # something to learn
@@ -57,9 +65,9 @@ def train(folder: Path, setup: TrainingSetup, *, steps: int = 12, model: Any = N
         model = causal_model().to(getattr(torch, setup["model.dtype"]))
     values = {"output_dir": str(folder), "use_cpu": True, "report_to": "none", "disable_tqdm": True,
               "save_strategy": "no", "logging_steps": 1, "max_steps": steps, "optim": "adamw_torch",
-              "learning_rate": 2e-3, "lr_scheduler_type": "constant", **setup.arguments, **more}  # fmt: skip
+              "learning_rate": 1e-2, "lr_scheduler_type": "constant", **setup.arguments, **more}  # fmt: skip
     sizes = Sizes()
-    trainer = Trainer(
+    trainer = trainer_class(
         model=model, args=TrainingArguments(**values), callbacks=[sizes],
         train_dataset=[{"input_ids": row, "labels": row.clone()} for row in tokens],
     )  # fmt: skip
@@ -70,12 +78,19 @@ def train(folder: Path, setup: TrainingSetup, *, steps: int = 12, model: Any = N
     return trainer
 
 
+class Fp16Arithmetic(Trainer):  # type: ignore[misc]
+    """accelerate leaves fp16 out on a CPU without a word (rule fp16-ignored-on-cpu): here it is, without a scaler."""
+
+    def compute_loss_context_manager(self) -> Any:
+        return torch.autocast("cpu", torch.float16)
+
+
 @pytest.fixture(scope="module")
 def baseline(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """Losses of fp32 with Trainer's own arguments and nothing of memkit."""
     empty = TrainingSetup(preset="none")
     losses: list[float] = train(tmp_path_factory.mktemp("plain"), empty, model=causal_model()).losses
-    assert losses[-1] < losses[0] - 0.5
+    assert losses[-1] < losses[0] - 0.25  # it learns
     return losses
 
 
@@ -85,14 +100,14 @@ def baseline(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     [
         ("fp32", 0.0, {}),  # exactly
         # fp16 has 11 bits of mantissa: products are off by up to 2**-11, and a loss of about 4 by less.
-        ("fp16-autocast", 1e-3, {}),
+        ("fp16-autocast", 1e-3, {"trainer_class": Fp16Arithmetic}),
         # bf16 has 8 bits: 2**-8 a product, mostly averaged out.
         ("bf16-autocast", 1e-2, {}),
         ("pure-bf16", 2e-2, STOCHASTIC),  # and the weights move in random roundings
     ],
 )
 def test_losses_are_those_of_fp32(
-    tmp_path: Path, baseline: list[float], name: str, tolerance: float, more: dict[str, str]
+    tmp_path: Path, baseline: list[float], name: str, tolerance: float, more: dict[str, Any]
 ) -> None:
     losses = train(tmp_path, applied(name), **more).losses
     assert losses == (baseline if tolerance == 0 else pytest.approx(baseline, rel=tolerance))
@@ -133,13 +148,12 @@ def test_autocast_halves_what_is_kept_and_copies_the_weights() -> None:
     weight of a matrix product, `ParameterBytes.copies`."""
     wide = {"n_embd": 64, "n_positions": 64}
     plain, cast = (saved(causal_model(**wide), dtype) for dtype in (None, torch.bfloat16))
-    model = causal_model(**wide)
-    matrices = {name: p for name, p in model.named_parameters() if p.dim() == 2 and "wpe" not in name}
-    copies = sum(tensor.numel() for tensor in matrices.values())
-    shapes = {tuple(p.shape) for p in matrices.values()}
-    found = sum(size for size, shape in cast if shape in shapes | {shape[::-1] for shape in shapes})
-    assert found == PARAMETER_BYTES["bf16-autocast"].copies * copies
-    activations = [sum(size for size, shape in kept if len(shape) > 2) for kept in (plain, cast)]
+    matrices = [p for name, p in causal_model(**wide).named_parameters() if p.dim() == 2 and "wpe" not in name]
+    shapes = {tuple(p.shape) for p in matrices} | {tuple(p.shape[::-1]) for p in matrices}
+    copies = [size for size, shape in cast if shape in shapes]
+    assert sum(copies) == PARAMETER_BYTES["bf16-autocast"].copies * sum(p.numel() for p in matrices)
+    assert not [shape for _, shape in plain if shape in shapes]
+    activations = [sum(size for size, shape in kept if shape not in shapes) for kept in (plain, cast)]
     assert 0.5 <= activations[1] / activations[0] < 0.75  # norms and the loss stay in fp32
 
 
@@ -154,7 +168,8 @@ def saved(model: Any, dtype: torch.dtype | None) -> list[tuple[int, tuple[int, .
             kept[storage.data_ptr()] = (storage.nbytes(), tuple(tensor.shape))
         return tensor
 
-    tokens = torch.randint(3, VOCABULARY, (4, 48), generator=torch.Generator().manual_seed(0))
+    # 160 tokens: no side of a weight.
+    tokens = torch.randint(3, VOCABULARY, (4, 40), generator=torch.Generator().manual_seed(0))
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
     with hooks, torch.autocast("cpu", dtype, enabled=dtype is not None):
         loss = model(input_ids=tokens, labels=tokens).loss

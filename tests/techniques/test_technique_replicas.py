@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+import multiprocessing
+import socket
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hf_memkit.technique import find_technique
+from hf_memkit.techniques.replicas import data_parallel
 from hf_memkit.training_setup import TrainingSetup
-from tests.conftest import ROOT
+from tests.techniques import replicas_worker
 from tests.techniques.jobs import gpt2_job
 from tests.techniques.proving import proves
 
 
-def train(folder: Path, processes: int, accumulation: int) -> dict[str, Any]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    launcher = torchrun if processes > 1 else []
-    worker = [str(ROOT / "tests/techniques/replicas_worker.py"), str(folder), str(processes), str(accumulation)]
-    done = subprocess.run(
-        [sys.executable, *launcher, *worker], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    assert len(lines) == 1, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(lines[0].removeprefix("RESULT "))
-    return found
+def on_two(folder: Path) -> dict[str, Any]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([replicas_worker.__name__])  # torch and transformers are imported once for both
+    with ProcessPoolExecutor(2, mp_context=context) as pool:
+        ranks = [pool.submit(replicas_worker.train_rank, rank, port, str(folder)) for rank in range(2)]
+        first, second = (rank.result(timeout=300) for rank in ranks)
+    assert first["norms"] == second["norms"], "the copies of the model are one model"
+    return first
 
 
 @proves("same-result", "data-parallel")
 def test_two_replicas_train_as_one_process_with_their_batches(tmp_path: Path) -> None:
     """Gradients are summed in another order: 1e-5."""
-    two, one = train(tmp_path / "two", 2, 1), train(tmp_path / "one", 1, 2)
+    two, one = on_two(tmp_path / "two"), replicas_worker.train(str(tmp_path / "one"), 1, 2)
     assert two["losses"] == pytest.approx(one["losses"], abs=1e-5)
     assert two["norms"] == pytest.approx(one["norms"], abs=1e-5)
     assert two["wrapped"] == "DistributedDataParallel" and two["ddp_find_unused_parameters"] is False
@@ -44,4 +42,4 @@ def test_two_replicas_train_as_one_process_with_their_batches(tmp_path: Path) ->
 
 def test_deepspeed_needs_no_replicas() -> None:
     setup = TrainingSetup(preset="x").put("deepspeed.config", {}, "an engine of its own")
-    assert find_technique("data-parallel")(setup, gpt2_job(None, gpus=2)) == setup
+    assert data_parallel(setup, gpt2_job(None, gpus=2)) == setup

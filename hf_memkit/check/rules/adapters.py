@@ -92,7 +92,7 @@ def adapter_saves_embedding(subject: Subject) -> Iterator[Found]:
 
 @rule(
     "adapter-searches-graph",
-    why="Trainer knows a PEFT model is none of its own classes, and lets DistributedDataParallel search the graph for "
+    why="a PEFT model is none of transformers' own classes: Trainer lets DistributedDataParallel search the graph for "
     "unused parameters at every step, also with activation checkpointing",
     fix="set ddp_find_unused_parameters: false",
     source="transformers 5.23.0: trainer.py 749-756",
@@ -219,17 +219,3 @@ def experts_not_quantised(subject: Subject) -> Iterator[Found]:
     held = format_gib(quantised_bytes(model, given).total)
     yield Found(_QUANTIZATION, dict(given), why=f"{share:.0%} of the weights are experts kept in one tensor a layer, "
                 f"which bitsandbytes leaves in 16 bits: the model takes {held} by formula")  # fmt: skip
-
-
-@rule(
-    "int8-casts-to-fp16",
-    why="the 8-bit product casts its inputs to fp16, whatever the model computes in: above 65504 they become infinite",
-    fix="use load_in_4bit with bnb_4bit_compute_dtype: bfloat16",
-    source="bitsandbytes 0.50.2: autograd/_functions.py, MatMul8bitLt.forward (a warning in the log)",
-    needs_config=False,
-    techniques=("qlora",),
-)
-def int8_casts_to_fp16(subject: Subject) -> Iterator[Found]:
-    bf16 = subject.setting("model.dtype") == "bfloat16" or subject.argument("bf16") is True
-    if _quantization(subject).get("load_in_8bit") is True and bf16:
-        yield Found(f"{_QUANTIZATION}.load_in_8bit", True)

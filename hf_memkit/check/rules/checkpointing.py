@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from hf_memkit.check.rule import Found, rule
 from hf_memkit.check.subject import Subject
-from hf_memkit.techniques.activation_bytes import held, layer_of
+from hf_memkit.techniques.activation_bytes import held, layer_of, numbers_in
 from hf_memkit.units import format_mib
 
 __all__ = ["UNSUPPORTED"]
@@ -150,7 +150,7 @@ def every_nth_of_few(subject: Subject) -> Iterator[Found]:
         return
     if every < 1:
         yield Found(_OPTIONS, subject.argument(_OPTIONS), why="every_n_layers must be at least 1", argument=True)
-    elif subject.model is not None and every > max(1, subject.model.layers // 2):
+    elif subject.model is not None and subject.model.layers > 3 and every > subject.model.layers // 2:
         count = -(-subject.model.layers // every)
         yield Found(
             _OPTIONS, subject.argument(_OPTIONS), argument=True,
@@ -172,15 +172,17 @@ def segments_hold_more(subject: Subject) -> Iterator[Found]:
     if not isinstance(options, Mapping) or subject.model is None:
         return
     length, layers = int(options["segment_layers"]), subject.model.layers
-    if length < 1 or length == 1:
+    if length <= 1:
         return
-    layer = layer_of(subject.model, 1, fused_gelu=subject.has_setting("model_parts.fused_gelu"))
+    mixed = subject.argument("bf16") is True or subject.argument("fp16") is True
+    numbers = numbers_in(str(subject.setting("model.dtype", "float32")), mixed=mixed)
+    layer = layer_of(subject.model, 1, numbers, fused_gelu=subject.has_setting("model_parts.fused_gelu"))
     together, single = (held("segments", layer, layers, k).device for k in (length, 1))
     if together > single:
         yield Found(
             "model_parts.checkpoint_segments", options,
             why=f"segments of {length} of {layers} layers hold {format_mib(1024 * together)} for 1024 tokens by "
-            f"(16-bit), single layers {format_mib(1024 * single)}",
+            f"formula, single layers {format_mib(1024 * single)}",
         )  # fmt: skip
 
 

@@ -109,6 +109,19 @@ def compile_graphs_of_many_shapes(subject: Subject) -> Iterator[Found]:
 
 
 @rule(
+    "compile-at-stage-3",
+    why="stage 3 gathers weights in a hook of every module, and each hook ends a graph: next to nothing is fused, or "
+    "made again instead of kept, and every graph has to be compiled",
+    fix="leave torch_compile out, or take stage 2",
+    source="deepspeed 0.19.8: runtime/zero/parameter_offload.py, hooks of setup_zero_stage3_hooks",
+    techniques=("compile",),
+)
+def compile_at_stage_3(subject: Subject) -> Iterator[Found]:
+    if _on(subject) and subject.zero.stage == 3:
+        yield Found("torch_compile", subject.argument("torch_compile"), argument=True)
+
+
+@rule(
     "argument-of-transformers-4",
     why="TrainingArguments has no such field any more",
     fix="write what took its place",

@@ -122,6 +122,19 @@ def bf16_argument_emulated(subject: Subject) -> Iterator[Found]:
 
 
 @rule(
+    "fp16-ignored-on-cpu",
+    why="on a CPU accelerate leaves fp16 out without a word: it trains in fp32",
+    fix="set bf16: true, which a CPU computes in, or delete it",
+    source="accelerate 1.15.0: accelerator.py 565-570",
+    needs_config=False,
+    techniques=("fp16-autocast",),
+)
+def fp16_ignored_on_cpu(subject: Subject) -> Iterator[Found]:
+    if subject.argument("fp16") is True and subject.without_gpu and subject.config is None:
+        yield Found("fp16", True, argument=True)
+
+
+@rule(
     "tf32-not-there",
     why="TrainingArguments stop: TF32 needs a card of Ampere or later",
     fix="delete tf32",
