@@ -45,11 +45,11 @@ def rows(setup: TrainingSetup, job: Job) -> tuple[Row, ...]:
         return _activations(setup, job, model)
     weights = _adapters(setup, model) if setup.section("adapter") else _full(setup, model)
     states = (*weights, *_trained(setup, job, model))
-    loading = Row(
-        "host", "weights", "weights while loading", _weight_bytes(setup) * model.parameters * job.gpus,
-        "read on the CPU first",
-    )  # fmt: skip
-    return (*states, *_replicas(states, job), loading, *_activations(setup, job, model), process_row(job.gpus))
+    loading: tuple[Row, ...] = ()
+    if "model.device_map" not in setup:  # which reads each tensor straight to the card
+        size = _weight_bytes(setup) * model.parameters * job.gpus
+        loading = (Row("host", "weights", "weights while loading", size, "read on the CPU first"),)
+    return (*states, *_replicas(states, job), *loading, *_activations(setup, job, model), process_row(job.gpus))
 
 
 def _weight_bytes(setup: TrainingSetup) -> int:

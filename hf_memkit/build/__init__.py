@@ -1,0 +1,23 @@
+"""Setup → the objects that train: TrainingArguments, model, the parts on it, Trainer's keyword arguments.
+
+The order matters: TrainingArguments first and kept alive, because under ZeRO-3 they tell `from_pretrained` and
+`from_config` to split the weights while they are made (transformers:src/transformers/integrations/deepspeed.py).
+"""
+
+from hf_memkit.build.arguments import build_arguments
+from hf_memkit.build.model import build_model
+from hf_memkit.build.optimizer import optimizer_class_and_options, optimizer_options
+from hf_memkit.build.packages import require_packages
+from hf_memkit.build.parts import install_model_parts, part_file
+from hf_memkit.build.trainer import trainer_options
+
+__all__ = [
+    "build_arguments",
+    "build_model",
+    "install_model_parts",
+    "optimizer_class_and_options",
+    "optimizer_options",
+    "part_file",
+    "require_packages",
+    "trainer_options",
+]

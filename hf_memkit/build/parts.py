@@ -1,0 +1,61 @@
+"""The setup's parts on live objects: `hf_memkit/parts/NAME.py` for each `model_parts.NAME` and `trainer_parts.NAME`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hf_memkit import parts
+from hf_memkit.errors import RunError
+from hf_memkit.training_setup import TrainingSetup
+
+__all__ = ["install_model_parts", "part_file", "trainer_part_options"]
+
+
+def part_file(name: str) -> Path:
+    """The source of a part: it needs nothing of memkit, so that it can be copied beside a script."""
+    return Path(parts.__path__[0]) / f"{name}.py"
+
+
+def install_model_parts(model: Any, setup: TrainingSetup) -> Callable[[], None]:
+    """Installs the setup's model parts on `model`; returns what takes all of them back, the last one first.
+
+    Raises:
+        RunError: a part cannot do its work on this model. What was installed before it was taken back.
+    """
+    undo: list[Callable[[], None]] = []
+
+    def undo_all() -> None:
+        while undo:
+            undo.pop()()
+
+    for name, options in setup.section("model_parts").items():
+        module = importlib.import_module(f"{parts.__name__}.{name}")
+        try:
+            undo.append(module.install(model, **options))
+        except (TypeError, ValueError, RuntimeError, ImportError) as error:
+            undo_all()
+            raise RunError(f"{name.replace('_', ' ')}: {error}") from error
+    return undo_all
+
+
+def trainer_part_options(
+    setup: TrainingSetup, *, model: Any, processing_class: Any, arguments: Any
+) -> dict[str, dict[str, Any]]:
+    """`{part: keyword arguments for Trainer}` of the setup's trainer parts.
+
+    Raises:
+        RunError: a part cannot do its work with these objects.
+    """
+    found = {}
+    for name, options in setup.section("trainer_parts").items():
+        module = importlib.import_module(f"{parts.__name__}.{name}")
+        try:
+            found[name] = module.trainer_options(
+                model=model, processing_class=processing_class, arguments=arguments, **options
+            )
+        except (TypeError, ValueError, RuntimeError, ImportError) as error:
+            raise RunError(f"{name.replace('_', ' ')}: {error}") from error
+    return found

@@ -1,0 +1,63 @@
+"""Setup → Trainer's keyword arguments: the optimizer and what the trainer parts bring. The user's own win."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hf_memkit.build.optimizer import optimizer_class_and_options
+from hf_memkit.build.parts import trainer_part_options
+from hf_memkit.errors import SettingError
+from hf_memkit.training_setup import TrainingSetup
+
+__all__ = ["trainer_options"]
+
+
+def trainer_options(
+    setup: TrainingSetup,
+    *,
+    model: Any,
+    arguments: Any,
+    processing_class: Any = None,
+    own: Mapping[str, Any] | None = None,
+    say: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Keyword arguments for Trainer, without `model` and `args`.
+
+    Args:
+        setup: whose optimizer and trainer parts are wanted.
+        model: the model, with its parts installed.
+        arguments: the TrainingArguments.
+        processing_class: tokenizer or processor, as Trainer takes it.
+        own: the user's keyword arguments. They win; `callbacks` are kept beside the parts'.
+        say: told what of the setup the user's arguments replace, a line a call.
+
+    Raises:
+        SettingError: two parts give Trainer the same thing.
+        RunError: a part cannot do its work.
+    """
+    own = dict(own or {})
+    options: dict[str, Any] = {}
+    owner: dict[str, str] = {}
+    optimizer = optimizer_class_and_options(setup, arguments)
+    if optimizer is not None:
+        options["optimizer_cls_and_kwargs"] = optimizer
+        owner["optimizer_cls_and_kwargs"] = setup["optimizer.class"]
+    parts = trainer_part_options(setup, model=model, processing_class=processing_class, arguments=arguments)
+    callbacks: list[Any] = []
+    for name, given in parts.items():
+        callbacks += given.pop("callbacks", ())
+        for key, value in given.items():
+            if key in options:
+                raise SettingError(f"{owner[key]!r} and {name!r} both give Trainer {key}; take one")
+            options[key], owner[key] = value, name
+    for key in options.keys() & own.keys():
+        if say is not None:
+            say(f"{key}: yours, instead of that of {owner[key]}")
+    callbacks = [*callbacks, *(own.pop("callbacks", None) or ())]
+    options = {**options, **own}
+    if processing_class is not None:
+        options["processing_class"] = processing_class
+    if callbacks:
+        options["callbacks"] = callbacks
+    return options
