@@ -1,4 +1,4 @@
-"""The setup's parts on live objects: `hf_memkit/parts/NAME.py` for each `model_parts.NAME` and `trainer_parts.NAME`."""
+"""The setup's parts on live objects: `parts/NAME.py` for each `model_parts.NAME` and `trainer_parts.NAME`."""
 
 from __future__ import annotations
 
