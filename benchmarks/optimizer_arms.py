@@ -33,6 +33,7 @@ class Arm:
         rates: learning rates tried, in a quarter of the steps; the best runs to the end. Empty: the baseline's.
         rates_of: the arm whose choice it shares, if `rates` is empty.
         architecture: gpt2, or llama where the library cannot work on GPT-2's Conv1D.
+        baseline: the arm that it is compared with; empty: AdamW on the same architecture.
         bar: how far its held-out loss may end above the baseline's, as a share; None where only the curve is kept.
         cpu: what was done so that it runs on a CPU at all.
     """
@@ -45,6 +46,7 @@ class Arm:
     rates: tuple[float, ...] = SAME_RATE
     rates_of: str = BASELINE
     architecture: str = "gpt2"
+    baseline: str = ""
     bar: float | None = None
     cpu: str = ""
 
@@ -65,6 +67,9 @@ _EIGHT: Final = {"class": f"{_LOW_BIT}:AdamW8bit", "bf16_stochastic_round": True
 _FOUR: Final = {"class": f"{_LOW_BIT}:AdamW4bit", "bf16_stochastic_round": True, "block_size": 128, "compiled": False}
 _UNCOMPILED = "compiled=False: the same arithmetic without torch.compile"
 _ADAMW_RATES = (1e-3, 3e-3, 1e-2)
+_LION: Final = {"adam_beta1": 0.9, "adam_beta2": 0.99}
+"""As in Lion's paper (Chen et al. 2023, arXiv 2302.06675)."""
+_LION_RATES = (3e-4, 1e-3, 3e-3)
 
 ARMS: Final[Mapping[str, Arm]] = {
     BASELINE: Arm(BASELINE, {"optim": "adamw_torch_fused"}, rates=_ADAMW_RATES),
@@ -81,8 +86,9 @@ ARMS: Final[Mapping[str, Arm]] = {
         "sgd-momentum", {"optim": "sgd", "optim_args": "momentum=0.9"}, rates=(0.03, 0.1, 0.3)
     ),
     "adafactor": Arm("adafactor", {"optim": "adafactor"}, rates=_ADAMW_RATES),
+    "lion, 32 bit": Arm("", {"optim": "lion_32bit", **_LION}, rates=_LION_RATES),
     "lion-8bit": Arm(
-        "lion-8bit", {"optim": "lion_8bit", "adam_beta1": 0.9, "adam_beta2": 0.99}, rates=(3e-4, 1e-3, 3e-3)
+        "lion-8bit", {"optim": "lion_8bit", **_LION}, rates=_LION_RATES, baseline="lion, 32 bit", bar=0.01
     ),
     "lomo": Arm("lomo", {"optim": "lomo", "max_grad_norm": 0.0}, rates=(0.1, 0.3, 1.0)),
     "adalomo": Arm(

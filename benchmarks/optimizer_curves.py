@@ -102,6 +102,11 @@ def compare(arm: Arm, steps: int, blocks: Blocks, chosen: dict[str, float]) -> d
     return {"tried": [[rate, loss] for rate, loss in tried.items()], **train(arm, rate, steps, blocks)}
 
 
+def _compared_with(arm: Arm) -> dict[str, Any]:
+    usual = BASELINE if arm.architecture == "gpt2" else f"{BASELINE}, {arm.architecture}"
+    return {"baseline": arm.baseline or usual, "bar": arm.bar}
+
+
 def _facts(steps: int, blocks: Blocks) -> dict[str, Any]:
     model = make_model("gpt2", "float32")
     return {
@@ -134,6 +139,9 @@ def main(argv: list[str] | None = None) -> int:
     content = json.loads(options.out.read_text("utf-8")) if options.out.exists() else _facts(options.steps, blocks)
     if content["steps"] != options.steps or content["text"]["blocks_sha256"] != blocks.sha256:
         parser.error(f"{options.out} holds another text or another number of steps; delete it, or name another --out")
+    for name, held in content["arms"].items():  # this is no measurement: it follows ARMS
+        held.update(_compared_with(ARMS[name]))
+    options.out.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
     cuda_does_nothing()
     for name in [one for one in options.arms.split(";") if one] or list(ARMS):
         if name in content["arms"]:
@@ -141,11 +149,9 @@ def main(argv: list[str] | None = None) -> int:
         chosen = {done: result["learning_rate"] for done, result in content["arms"].items()}
         arm = ARMS[name]
         result = compare(arm, options.steps, blocks, chosen)
-        baseline = BASELINE if arm.architecture == "gpt2" else f"{BASELINE}, {arm.architecture}"
         content["arms"][name] = {
             "technique": arm.technique, "arguments": dict(arm.arguments), "optimizer": dict(arm.optimizer),
-            "weights": arm.dtype, "architecture": arm.architecture, "baseline": baseline, "bar": arm.bar,
-            "cpu": arm.cpu, **result,
+            "weights": arm.dtype, "architecture": arm.architecture, **_compared_with(arm), "cpu": arm.cpu, **result,
         }  # fmt: skip
         options.out.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
         print(f"{name}: {result['held_out'][-1][1]} at {result['learning_rate']}, {result['seconds']} s", flush=True)

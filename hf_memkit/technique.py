@@ -7,7 +7,7 @@ reasons, and never touches a live object. The functions stand in `hf_memkit/tech
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
 
@@ -15,9 +15,23 @@ from hf_memkit.errors import InputError, did_you_mean
 from hf_memkit.job import Job
 from hf_memkit.training_setup import TrainingSetup
 
-__all__ = ["FAMILIES", "TECHNIQUES", "Family", "Proof", "Technique", "find_technique", "in_order", "technique"]
+__all__ = [
+    "FAMILIES",
+    "TECHNIQUES",
+    "Bounds",
+    "Family",
+    "Proof",
+    "Technique",
+    "find_technique",
+    "in_order",
+    "technique",
+    "wrong_value",
+]
 
 Apply = Callable[[TrainingSetup, Job], TrainingSetup]
+
+Bounds = Mapping[str, tuple[float | None, float | None]]
+"""(least, what it must be below) of a value, by its name; None: no such bound."""
 
 Proof = Literal["cpu", "curve", "gpu"]
 """What shows that a technique works: `cpu`: the same result, tested on a CPU. `curve`: another algorithm, whose
@@ -57,6 +71,7 @@ class Technique:
         slot: two techniques of one slot cannot be used together; empty if any number can.
         packages: what must be installed beyond the core dependencies.
         values: names and types of what a recipe's variant or `preset(values=…)` may give it.
+        bounds: what numbers among `values` may be; those that it lacks may be any.
         gpu_only: why a CPU cannot show the memory that it saves; empty if a test measures it on a CPU.
         always_applies: why no rule of `hf_memkit.check` is about it; empty if there is one.
         apply: puts its settings.
@@ -71,6 +86,7 @@ class Technique:
     slot: str
     packages: tuple[str, ...]
     values: Mapping[str, type]
+    bounds: Bounds
     gpu_only: str
     always_applies: str
     apply: Apply = field(repr=False)
@@ -106,13 +122,15 @@ def technique(
     slot: str | None = None,
     packages: tuple[str, ...] = (),
     values: Mapping[str, type] | None = None,
+    bounds: Bounds | None = None,
     gpu_only: str = "",
     always_applies: str = "",
 ) -> Callable[[Apply], Technique]:
     """Registers the decorated function. `slot` is the family's name if it is not given; "" stands for none.
 
     Raises:
-        ValueError: there is a technique of this name already, or another one takes a value of the same name.
+        ValueError: there is a technique of this name already, another one takes a value of the same name, or a bound
+            is that of no value.
     """
 
     def register(apply: Apply) -> Technique:
@@ -121,9 +139,11 @@ def technique(
         taken = {value for other in TECHNIQUES.values() if other.slot != used for value in other.values}
         if twice := taken & set(values or {}):
             raise ValueError(f"technique {name!r}: values {sorted(twice)} belong to another technique")
+        if loose := set(bounds or {}) - set(values or {}):
+            raise ValueError(f"technique {name!r}: bounds of {sorted(loose)}, which are no values of it")
         made = Technique(
-            name, family, saves, costs, not_when, proof, used, packages, dict(values or {}), gpu_only,
-            always_applies, apply,
+            name, family, saves, costs, not_when, proof, used, packages, dict(values or {}), dict(bounds or {}),
+            gpu_only, always_applies, apply,
         )  # fmt: skip
         TECHNIQUES[name] = made
         return made
@@ -147,3 +167,25 @@ def in_order(techniques: list[Technique]) -> list[Technique]:
     """Each once, by family; those of one family in the order given."""
     unique = list(dict.fromkeys(one.name for one in techniques))
     return sorted((TECHNIQUES[name] for name in unique), key=lambda one: FAMILIES.index(one.family))
+
+
+def wrong_value(techniques: Iterable[Technique], name: str, value: Any) -> str:
+    """What is wrong with `value` for those of `techniques` that take a value `name`; empty if nothing is.
+
+    >>> import hf_memkit.techniques
+    >>> wrong_value(hf_memkit.technique.TECHNIQUES.values(), "rank", 0)
+    'must be at least 1'
+    """
+    for one in techniques:
+        kind = one.values.get(name)
+        if kind is None:
+            continue
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            return f"must be {kind.__name__}"
+        low, high = one.bounds.get(name, (None, None))
+        number: Any = value
+        # Written so that a number that is none (nan) is refused.
+        if not ((low is None or number >= low) and (high is None or number < high)):
+            told = [f"at least {low:g}" if low is not None else "", f"below {high:g}" if high is not None else ""]
+            return f"must be {' and '.join(filter(None, told))}"
+    return ""

@@ -8,7 +8,7 @@ from hf_memkit.build.arguments import build_arguments
 from hf_memkit.build.model import build_model
 from hf_memkit.build.optimizer import optimizer_class_and_options, optimizer_options
 from hf_memkit.build.packages import require_packages
-from hf_memkit.build.parts import install_model_parts, part_file
+from hf_memkit.build.parts import install_model_parts, part_files
 from hf_memkit.build.trainer import trainer_options
 
 __all__ = [
@@ -17,7 +17,7 @@ __all__ = [
     "install_model_parts",
     "optimizer_class_and_options",
     "optimizer_options",
-    "part_file",
+    "part_files",
     "require_packages",
     "trainer_options",
 ]

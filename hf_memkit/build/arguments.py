@@ -39,6 +39,9 @@ def build_arguments(
     try:
         arguments = (arguments_class or TrainingArguments)(**options)
     except (TypeError, ValueError, ImportError) as error:
-        raise RunError(f"TrainingArguments refuses this setup: {str(error).splitlines()[0]}") from error
+        text = str(error).splitlines()[0].rstrip(".")
+        # Its own advice names an argument of another version; what helps is the same in all.
+        cpu = "; to try it on a machine without a card: arguments={'use_cpu': True}" if "use_cpu" in text else ""
+        raise RunError(f"TrainingArguments refuses this setup: {text}{cpu}") from error
     join_process_group(arguments)
     return arguments

@@ -11,12 +11,14 @@ from hf_memkit import parts
 from hf_memkit.errors import RunError
 from hf_memkit.training_setup import TrainingSetup
 
-__all__ = ["install_model_parts", "part_file", "trainer_part_options"]
+__all__ = ["install_model_parts", "part_files", "trainer_part_options"]
 
 
-def part_file(name: str) -> Path:
-    """The source of a part: it needs nothing of memkit, so that it can be copied beside a script."""
-    return Path(parts.__path__[0]) / f"{name}.py"
+def part_files(name: str) -> list[Path]:
+    """The source of a part, `NAME.py`, and what it is split into, `NAME_….py`. They need nothing of memkit but one
+    another, so that they can be copied beside a script."""
+    folder = Path(parts.__path__[0])
+    return [folder / f"{name}.py", *sorted(folder.glob(f"{name}_*.py"))]
 
 
 def install_model_parts(model: Any, setup: TrainingSetup) -> Callable[[], None]:

@@ -74,8 +74,13 @@ def parse_json(place: str, text: str) -> tuple[Any, tuple[str, ...]]:
     try:
         content = json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
-        raise InputError(f"{place}: line {error.lineno}, column {error.colno}: {error.msg}") from None
+        raise InputError(f"{place}: line {error.lineno}, column {error.colno}: {_plain(error.msg)}") from None
     return content, tuple(_json_duplicates(content))
+
+
+def _plain(message: str) -> str:
+    """Without the end that json leaves open for the place, which stands before it here."""
+    return message.removesuffix(" at").removesuffix(" starting").removesuffix(": ")
 
 
 def _json_duplicates(value: Any, prefix: str = "") -> Iterator[str]:

@@ -47,6 +47,12 @@ Set = Annotated[
 Args = Annotated[
     str | None, typer.Option("--args", metavar="FILE", help="Your own arguments (YAML or JSON); they win.")
 ]
+Technique = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--technique", metavar="NAME", help="A technique that takes the place of what decides the same thing."
+    ),
+]
 For = Annotated[str, typer.Option("--for", metavar="SCRIPT", help="Whose arguments: trainer, run_clm or trl.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -87,6 +93,7 @@ def show(
     nvme_path: NvmePath = None,
     settings: Set = None,
     args: Args = None,
+    technique: Technique = None,
     script: For = "trainer",
     as_json: Json = False,
 ) -> int:
@@ -94,7 +101,7 @@ def show(
 
     asked = Asked(
         name, model, gpu, gpu_memory, ram, gpus, nodes, batch_size, sequence_length, nvme_path, settings or (), args,
-        script,
+        script, technique or (),
     )  # fmt: skip
     prepared = prepare(asked)
     if as_json:
@@ -122,6 +129,7 @@ def copy(
     nvme_path: NvmePath = None,
     settings: Set = None,
     args: Args = None,
+    technique: Technique = None,
     script: For = "trainer",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
     as_json: Json = False,
@@ -130,7 +138,7 @@ def copy(
 
     asked = Asked(
         name, model, gpu, gpu_memory, ram, gpus, nodes, batch_size, sequence_length, nvme_path, settings or (), args,
-        script,
+        script, technique or (),
     )  # fmt: skip
     target = _target(name, destination, script)
     prepared = prepare(asked)
@@ -138,12 +146,13 @@ def copy(
         print(prepared.file("DEEPSPEED.json").text(as_yaml=True), end="")
         preset_render.printed(prepared)
         return 0
+    new_folder = not target.parent.exists()
     files = _write(target, prepared, args, overwrite=overwrite)
     if as_json:
         content = {"files": [str(file) for file in files], **prepared.file(_deepspeed(files)).to_json()}
         print(json.dumps({**prepared.setup.to_json(), **content}, indent=2))
         return 0
-    preset_render.written(prepared, files)
+    preset_render.written(prepared, files, new_folder=new_folder)
     return 0
 
 

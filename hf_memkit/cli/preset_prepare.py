@@ -36,16 +36,18 @@ class Asked:
     settings: Sequence[str] = ()
     args: str | None = None
     script: str = "trainer"
+    techniques: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """The setup, and what the user's own file and `--set` hold, under today's names."""
+    """The setup, what the user's own file and `--set` hold, under today's names, and the techniques named beside."""
 
     setup: PresetSetup
     own: Mapping[str, Any]
     script: str
     notes: tuple[str, ...]
+    techniques: tuple[str, ...] = ()
 
     def file(self, deepspeed: str = "") -> ArgumentFile:
         """The file of arguments; `deepspeed` is the path of the DeepSpeed JSON, where there is one."""
@@ -70,7 +72,7 @@ def prepare(asked: Asked) -> Prepared:
     from hf_memkit.presets.outside import LENGTH_NAMES, SCRIPTS
 
     quiet_libraries()
-    techniques = compose(asked.name)  # an unknown name is told first
+    techniques = compose(asked.name, asked.techniques)  # an unknown name is told first
     if asked.script not in SCRIPTS:
         raise InputError(f"--for {asked.script}: unknown; one of {', '.join(SCRIPTS)}")
     kinds = {key: kind for one in techniques for key, kind in one.values.items()}
@@ -97,13 +99,14 @@ def prepare(asked: Asked) -> Prepared:
         sequence_length=length,
         gpus=asked.gpus,
         nodes=asked.nodes,
+        techniques=asked.techniques,
         values=values,
         arguments=fields,
         nvme_path=_NVME if asked.nvme_path is None else _folder(asked.nvme_path),
     )
     if model is not None and not (asked.gpu or asked.gpu_memory) and this_machine(".").gpu is None:
         notes.append("no GPU here and none named (--gpu, --gpu-memory): one with bf16 is assumed, of any size")
-    return Prepared(setup, own, asked.script, tuple(notes))
+    return Prepared(setup, own, asked.script, tuple(notes), tuple(asked.techniques))
 
 
 def _settings(pairs: Sequence[str], kinds: Mapping[str, type]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -194,4 +197,10 @@ def _refuse_without_model(asked: Asked, model: str | None) -> None:
 def _folder(path: str) -> str:
     if not path.strip():
         raise InputError("--nvme-path: give a folder")
-    return str(Path(path).expanduser())
+    folder = Path(path).expanduser()
+    if not folder.exists() and not folder.absolute().parent.is_dir():
+        raise InputError(
+            f"--nvme-path {path}: neither it nor the folder above it exists, so that its disk cannot be looked at; "
+            f"give a folder on the disk that shall be used"
+        )
+    return str(folder)

@@ -61,11 +61,14 @@ def techniques() -> None:
 
 
 def shown(prepared: Prepared) -> None:
-    """A preset: for whom, its techniques, every setting with its reason, the ledger, and what a file cannot say."""
+    """A preset: what the machine lacks for it, for whom it is, its techniques, every setting with its reason, the
+    ledger, and what a file cannot say."""
     from hf_memkit.presets import PRESETS
     from hf_memkit.technique import TECHNIQUES
 
     setup = prepared.setup
+    for problem in setup.problems:
+        say(f"PROBLEM: {problem}")
     for part in setup.preset.split("+"):
         each = PRESETS.get(part.strip())
         say(f"{part.strip()}: {each.for_whom}" if each else f"{part.strip()}: a technique")
@@ -90,16 +93,21 @@ def shown(prepared: Prepared) -> None:
         say("")
         wide.print(ledger_table(setup.ledger))
     _aside(prepared, say)
-    say("As a file of arguments: memkit preset copy " + setup.preset + " args.yaml")
+    beside = "".join(f" --technique {name}" for name in prepared.techniques)
+    say(f"As a file of arguments: memkit preset copy {setup.preset} args.yaml{beside}")
 
 
-def written(prepared: Prepared, files: list[Path]) -> None:
+def written(prepared: Prepared, files: list[Path], *, new_folder: bool = False) -> None:
     """After the files were written: what they are, how they are used, and what they cannot say (standard error)."""
+    target = files[0]
+    if new_folder:
+        say(f"Made the folder {target.parent}")
     for file in files:
         say(f"Wrote {file}")
-    target = files[0]
     is_json = target.suffix.lower() == ".json"
-    if prepared.script == "trl":
+    if not prepared.file("DEEPSPEED.json").entries:
+        say_to_stderr(f"{target} holds nothing that a script could use: do what stands below instead")
+    elif prepared.script == "trl":
         say(f"Use it: trl sft --config {target}")
         if is_json:
             say("TRL reads YAML; JSON is YAML too")
@@ -110,6 +118,8 @@ def written(prepared: Prepared, files: list[Path]) -> None:
     else:
         say(f'Use it: HfArgumentParser(TrainingArguments).parse_yaml_file("{target}")')
     _aside(prepared, say_to_stderr)
+    for problem in prepared.setup.problems:
+        say_to_stderr(f"PROBLEM: {problem}")
 
 
 def printed(prepared: Prepared) -> None:
@@ -130,11 +140,10 @@ def _aside(prepared: Prepared, tell: Callable[[str], None]) -> None:
         for line in file.outside:
             tell(f"  {line.what}: {line.reason}")
             tell(f"      {line.line}")
-        tell(f'or all of it at once, in Python: hf_memkit.preset("{prepared.setup.preset}", …).trainer(…)')
+        beside = f", techniques={json.dumps(prepared.techniques)}" if prepared.techniques else ""
+        tell(f'or all of it at once, in Python: hf_memkit.preset("{prepared.setup.preset}"{beside}, …).trainer(…)')
     for note in file.notes:
         tell(f"Note: {note}")
-    for problem in prepared.setup.problems:
-        tell(f"PROBLEM: {problem}")
 
 
 def _short(value: Any) -> str:

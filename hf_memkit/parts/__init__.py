@@ -1,4 +1,5 @@
-"""What no library has, installed on live objects when training begins. A file a part.
+"""What no library has, installed on live objects when training begins. A file a part, `NAME.py`; a long one has
+further files, `NAME_….py`.
 
 Each part is self-contained: it imports the standard library, torch, transformers and the library it is for, and
 nothing of memkit, because `memkit recipe --export` copies it beside the exported script. Two forms:

@@ -12,7 +12,7 @@ Each chunk is done by
 - otherwise a checkpointed call (Chen et al. 2016, arXiv 1604.06174) of the output embedding itself, which also suits
   an output embedding that is quantised, has an adapter, or is gathered by DeepSpeed.
 
-This file needs torch and transformers and nothing else.
+This file needs torch and transformers, and `chunked_loss_logits.py` beside it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 from transformers.loss.loss_utils import ForCausalLMLoss
+
+from hf_memkit.parts.chunked_loss_logits import LogitsOnDemand, NotedLogits, Step, vocabulary_of, without_notes
 
 __all__ = ["chunk_tokens_for", "install"]
 
@@ -124,7 +125,7 @@ class _LossFunction:
         self.chunked = chunked
 
     def __call__(self, logits: Any, labels: Any, *args: Any, **kwargs: Any) -> Tensor:
-        if isinstance(logits, _NotedLogits):
+        if isinstance(logits, NotedLogits):
             return self.chunked.loss(logits, labels, *args, **kwargs)
         if self.chunked.armed:
             raise ValueError(
@@ -186,11 +187,11 @@ class _ChunkedLoss:
             output = self.own_forward(*args, **kwargs)
         finally:
             self.armed = before
-        return _without_notes(output, (lambda _: None) if gradients else _LogitsOnDemand)
+        return without_notes(output, (lambda _: None) if gradients else LogitsOnDemand)
 
     def loss(
         self,
-        noted: _NotedLogits,
+        noted: NotedLogits,
         labels: Tensor | None,
         vocab_size: int | None = None,
         num_items_in_batch: Tensor | float | None = None,
@@ -214,7 +215,7 @@ class _ChunkedLoss:
             num_items_in_batch = num_items_in_batch.to(total.device)
         return total / num_items_in_batch
 
-    def _sum(self, hidden: Tensor, targets: Tensor, steps: tuple[_Step, ...], ignore_index: int) -> Tensor:
+    def _sum(self, hidden: Tensor, targets: Tensor, steps: tuple[Step, ...], ignore_index: int) -> Tensor:
         """Sum of the losses of `hidden` [tokens, width] for `targets` [tokens], in fp32."""
         engine = self.engine_for(hidden, steps)
         if engine == "liger":
@@ -227,7 +228,7 @@ class _ChunkedLoss:
             )
             fused: Tensor = liger(self.head.weight, hidden, targets, getattr(self.head, "bias", None))
             return fused
-        chunk = self.chunk or chunk_tokens_for(_vocabulary(self.head))
+        chunk = self.chunk or chunk_tokens_for(vocabulary_of(self.head))
         if engine == "torch":
             options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=min(chunk, len(hidden)))
             value: Tensor = torch.nn.functional.linear_cross_entropy(
@@ -245,7 +246,7 @@ class _ChunkedLoss:
         return total
 
     def _loop(
-        self, hidden: Tensor, *, targets: Tensor, steps: tuple[_Step, ...], ignore_index: int, chunk: int
+        self, hidden: Tensor, *, targets: Tensor, steps: tuple[Step, ...], ignore_index: int, chunk: int
     ) -> Tensor:
         def chunk_sum(part: Tensor, part_targets: Tensor) -> Tensor:
             logits = self.head_forward(part)
@@ -269,7 +270,7 @@ class _ChunkedLoss:
                 total = total + chunk_sum(part, part_targets)
         return total
 
-    def logits(self, hidden: Tensor, steps: tuple[_Step, ...]) -> Tensor:
+    def logits(self, hidden: Tensor, steps: tuple[Step, ...]) -> Tensor:
         """The model's logits for `hidden`, with what the model does to them."""
         before, self.armed = self.armed, False
         try:
@@ -281,7 +282,7 @@ class _ChunkedLoss:
         result: Tensor = logits
         return result
 
-    def engine_for(self, hidden: Tensor, steps: tuple[_Step, ...]) -> str:
+    def engine_for(self, hidden: Tensor, steps: tuple[Step, ...]) -> str:
         """The engine for these hidden states: the one asked for, or the fastest that is applicable."""
         if self.engine == "loop":
             return "loop"
@@ -298,7 +299,7 @@ class _ChunkedLoss:
             raise ValueError(f"chunked_loss: engine={self.engine!r} cannot be used: {reason}")
         return "loop"
 
-    def _not_plain(self, hidden: Tensor, steps: tuple[_Step, ...]) -> str:
+    def _not_plain(self, hidden: Tensor, steps: tuple[Step, ...]) -> str:
         """Why the weight of the output embedding cannot be used by itself; empty if it can."""
         head: Any = self.head
         if steps:
@@ -332,7 +333,7 @@ class _ChunkedLoss:
         weights = list(self.model.parameters())
         if not weights or any(weight.is_meta or hasattr(weight, "ds_id") for weight in weights):
             return  # no values here: DeepSpeed's stage 3 holds a piece of each weight
-        words = _vocabulary(self.head)
+        words = vocabulary_of(self.head)
         tokens = torch.arange(8, device=self.model.get_input_embeddings().weight.device)[None] * 7 % words
         labels = tokens.clone()
         labels[0, 1] = -100
@@ -353,101 +354,6 @@ class _ChunkedLoss:
             )
 
 
-class _NotedLogits:
-    """What the output embedding was given, and what the model did to the logits that it would have made.
-
-    Operations on each logit by itself are noted; anything else is refused.
-    """
-
-    def __init__(self, chunked: _ChunkedLoss, hidden: Tensor, steps: tuple[_Step, ...] = ()) -> None:
-        self.chunked, self.hidden, self.steps = chunked, hidden, steps
-        self.device = hidden.device
-        self.shape = torch.Size((*hidden.shape[:-1], _vocabulary(chunked.head)))
-
-    def noted(self, step: _Step) -> _NotedLogits:
-        return _NotedLogits(self.chunked, self.hidden, (*self.steps, step))
-
-    def float(self) -> _NotedLogits:
-        return self.noted(lambda logits: logits.float())
-
-    def to(self, *args: Any, **kwargs: Any) -> _NotedLogits:
-        return self.noted(lambda logits: logits.to(*args, **kwargs))
-
-    def contiguous(self) -> _NotedLogits:
-        return self
-
-    def tanh(self) -> _NotedLogits:
-        return self.noted(torch.tanh)
-
-    def __mul__(self, factor: Any) -> _NotedLogits:
-        self._must_be_constant(factor)
-        return self.noted(lambda logits: logits * factor)
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, divisor: Any) -> _NotedLogits:
-        self._must_be_constant(divisor)
-        return self.noted(lambda logits: logits / divisor)
-
-    def __getitem__(self, index: Any) -> Any:
-        raise self._refusal("indexes them")
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name) if name.startswith("__") else self._refusal(f"uses .{name}")
-
-    @classmethod
-    def __torch_function__(cls, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-        noted = next(value for value in (*args, *(kwargs or {}).values()) if isinstance(value, cls))
-        if func in (torch.tanh, nn.functional.tanh) and len(args) == 1 and not kwargs:
-            return noted.tanh()
-        raise noted._refusal(f"calls {getattr(func, '__name__', func)}")
-
-    def _must_be_constant(self, value: Any) -> None:
-        if not isinstance(value, Tensor | int | float) or (
-            isinstance(value, Tensor) and (value.dim() > 0 or value.requires_grad)
-        ):
-            raise self._refusal("scales them by something that is no constant")
-
-    def _refusal(self, doing: str) -> ValueError:
-        return ValueError(
-            f"chunked_loss cannot be used: {self.chunked.name} does with its logits what chunks cannot repeat "
-            f"({doing})"
-        )
-
-
-class _LogitsOnDemand(torch.Tensor):
-    """All logits of an evaluation, made as the model would have made them when the first operation looks at them."""
-
-    noted: _NotedLogits
-    autocast: tuple[str, torch.dtype, bool]
-    whole: Tensor | None
-
-    @staticmethod
-    def __new__(cls: Any, noted: _NotedLogits) -> Any:
-        kind = noted.device.type
-        autocast = torch.is_autocast_enabled(kind)
-        # accelerate turns what a model gives under autocast into fp32, and would look at every logit for it.
-        dtype = torch.float32 if autocast else noted.hidden.dtype
-        self = torch.Tensor._make_wrapper_subclass(cls, noted.shape, dtype=dtype, device=noted.device)
-        self.noted, self.whole = noted, None
-        self.autocast = kind, torch.get_autocast_dtype(kind), autocast
-        return self
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        args, kwargs = tree_map_only(cls, cls.made, (args, kwargs or {}))
-        return func(*args, **kwargs)
-
-    def made(self) -> Tensor:
-        if self.whole is None:
-            kind, dtype, enabled = self.autocast
-            with torch.no_grad(), torch.autocast(kind, dtype=dtype, enabled=enabled):
-                self.whole = self.noted.chunked.logits(self.noted.hidden, self.noted.steps).to(self.dtype)
-        return self.whole
-
-
 def _forward(model: Any, *args: Any, **kwargs: Any) -> Any:
     return model.__dict__[_STATE].forward(args, kwargs)
 
@@ -458,7 +364,7 @@ def _head_forward(head: Any, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
         work, chunked.work = chunked.work, None
         return work(hidden)
     if chunked.armed and not args and not kwargs:
-        return _NotedLogits(chunked, hidden)
+        return NotedLogits(chunked, hidden)
     return chunked.head_forward(hidden, *args, **kwargs)
 
 
@@ -484,13 +390,7 @@ def _signed(own: inspect.Signature) -> Callable[..., Any]:
 
 
 _STATE = "_chunked_loss"
-_Step = Callable[[Any], Any]
 _ABSENT = object()
-
-
-def _vocabulary(head: Any) -> int:
-    """Rows of the output embedding, also where PEFT wraps it or its weight is partitioned."""
-    return int(head.out_features if hasattr(head, "out_features") else head.weight.shape[0])
 
 
 def _not_liger(hidden: Tensor) -> str:
@@ -498,17 +398,6 @@ def _not_liger(hidden: Tensor) -> str:
         return "Liger's kernel needs a CUDA card"
     missing = [name for name in ("liger_kernel", "triton") if importlib.util.find_spec(name) is None]
     return f"not installed: {', '.join(missing)}" if missing else ""
-
-
-def _without_notes(output: Any, instead: Callable[[_NotedLogits], Any]) -> Any:
-    """The model's output with `instead` of the logits that were never made."""
-
-    def value_of(value: Any) -> Any:
-        return instead(value) if isinstance(value, _NotedLogits) else value
-
-    if isinstance(output, tuple):
-        return tuple(value_of(value) for value in output)
-    return type(output)(**{key: value_of(value) for key, value in output.items()})
 
 
 @contextmanager

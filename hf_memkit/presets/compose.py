@@ -43,7 +43,10 @@ def compose(name: str, extra: Iterable[str] = ()) -> list[Technique]:
         for new in part:
             clash = next((old for old in found if _clash(old.technique, new.technique)), None)
             if clash is not None:
-                problems.append(f"preset {name!r}: {clash} and {new} both decide {new.technique.slot}; take one")
+                problems.append(
+                    f"preset {name!r}: {clash} and {new} both decide {new.technique.slot}; take one, or have "
+                    f"{new.technique.name!r} take the other's place: techniques=[{new.technique.name!r}]"
+                )
             found.append(new)
     if problems:
         raise SettingError("\n".join(dict.fromkeys(problems)))
@@ -66,6 +69,8 @@ def with_techniques(techniques: list[Technique], extra: Iterable[str]) -> list[T
     """
     new: list[Technique] = []
     for name in extra:
+        if name in PRESETS and name not in TECHNIQUES:
+            raise InputError(f"techniques: {name!r} is a preset; join presets by +, such as 'lean+{name}'")
         one = find_technique(name)
         clash = next((old for old in new if _clash(old, one)), None)
         if clash is not None:
@@ -80,6 +85,8 @@ def _clash(one: Technique, other: Technique) -> bool:
 
 
 def _parts(name: str) -> list[list[_Named]]:
+    if not isinstance(name, str):
+        raise InputError(f"preset {name!r}: must be a name, such as 'lean+lora'; known: {', '.join(PRESETS)}")
     parts = []
     for word in name.split("+"):
         word = word.strip()

@@ -124,6 +124,15 @@ def _same(setup: TrainingSetup, key: str, value: Any) -> bool:
 def _for_a_cpu(setup: S, own: Mapping[str, Any], replaced: list[Replaced]) -> S:
     for key, why in _NOT_ON_A_CPU.items():
         setup = _drop(setup, key, "use_cpu", True, why, own, replaced)
+    config = setup.get("deepspeed.config")
+    offload = (config or {}).get("zero_optimization", {}).get("offload_optimizer", {})
+    if offload.get("device") == "cpu" and offload.get("pin_memory"):
+        was = next(s for s in setup.settings if s.key == "deepspeed.config")
+        offload["pin_memory"] = False
+        why = "page-locked memory needs an accelerator"
+        key = "deepspeed.config.zero_optimization.offload_optimizer.pin_memory"
+        replaced.append(Replaced(Setting(key, True, was.reason), "use_cpu", True, why))
+        setup = setup.put("deepspeed.config", config, was.reason)
     paged = setup.get("arguments.optim")
     if isinstance(paged, str) and paged.startswith("paged_") and "optim" not in own:
         was = next(s for s in setup.settings if s.key == "arguments.optim")

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from hf_memkit import compat
 from hf_memkit.argument_values import checked
-from hf_memkit.check import RULES, Problem, Subject, check
+from hf_memkit.check import RULES
 from hf_memkit.errors import InputError, SettingError, did_you_mean
 from hf_memkit.hardware import Gpu, Machine, gpu_of_size, named_gpu, this_machine
 from hf_memkit.job import Job
@@ -16,10 +16,10 @@ from hf_memkit.models import ModelFacts, describe, hub_reachable
 from hf_memkit.presets.compose import apply_preset, compose, left_out_where_impossible
 from hf_memkit.presets.named import PRESETS
 from hf_memkit.presets.own import settle
-from hf_memkit.presets.setup import PresetSetup
+from hf_memkit.presets.setup import Asked, PresetSetup
 from hf_memkit.presets.sharing import share_among_processes
 from hf_memkit.presets.sizes import Sizes, solve
-from hf_memkit.technique import TECHNIQUES
+from hf_memkit.technique import TECHNIQUES, wrong_value
 from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import parse_size
 
@@ -76,7 +76,8 @@ def preset(
             that does not come out exactly; what would have no effect, or harm, with the reason
             (`hf_memkit.check`). All are listed at once.
     """
-    techniques = tuple(techniques)
+    techniques = (techniques,) if isinstance(techniques, str) else tuple(techniques)
+    _check_texts(model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram)
     _check_values(name, techniques, values or {})
     own = _own_arguments(arguments or {})
     _check_numbers(global_batch_size, sequence_length, gpus, nodes)
@@ -98,6 +99,8 @@ def preset(
         assert isinstance(settled, PresetSetup)
         return dataclasses.replace(settled, replaced=replaced)
 
+    # Without a card nobody has said that it runs on a CPU.
+    asked = Asked(facts, machine if machine.gpu is not None else None, gpus, nodes, global_batch_size)
     optional = left_out_where_impossible(name, techniques)
     left_out: dict[str, str] = {}
 
@@ -109,7 +112,7 @@ def preset(
             sequence_length=sizes.sequence_length,
         )
         # The user's own come before the ledger: what fits is computed with them.
-        empty = PresetSetup(preset=name)
+        empty = PresetSetup(preset=name, asked=asked)
         setup = apply_preset(name, sized, techniques, left_out=left_out, empty=empty, change=with_own)
         setup = share_among_processes(setup, sized)
         assert isinstance(setup, PresetSetup)
@@ -125,7 +128,7 @@ def preset(
             own=own,
         )
         setup = _named_model(setup, facts)
-        mistakes, lacks = _mistakes(setup, facts, machine, gpus, nodes)
+        mistakes, lacks = setup.mistakes()
         impossible = {
             each: problem.why
             for problem in mistakes
@@ -158,15 +161,16 @@ def machine_of(gpu: str | None, gpu_memory: str | None, ram: str | None, path: s
 
 
 def _check_values(name: str, extra: Iterable[str], values: Mapping[str, Any]) -> None:
-    allowed = {key: kind for one in compose(name, extra) for key, kind in one.values.items()}
+    techniques = compose(name, extra)
+    allowed = {key for one in techniques for key in one.values}
     problems = []
     for key, value in values.items():
         if key not in allowed:
             owners = [one.name for one in TECHNIQUES.values() if key in one.values]
             belongs = f"; it belongs to {owners[0]}" if owners else did_you_mean(key, allowed)
             problems.append(f"values: {key!r} is no value of preset {name!r}{belongs}")
-        elif not (type(value) is allowed[key] or (allowed[key] is float and type(value) is int)):
-            problems.append(f"values: {key}={value!r} must be {allowed[key].__name__}")
+        elif wrong := wrong_value(techniques, key, value):
+            problems.append(f"values: {key}={value!r} {wrong}")
     if problems:
         raise SettingError("\n".join(problems))
 
@@ -186,6 +190,19 @@ def _own_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     if problems:
         raise SettingError("\n".join(f"arguments: {problem}" for problem in problems))
     return own
+
+
+def _check_texts(**given: Any) -> None:
+    for key, value in given.items():
+        if value is None or isinstance(value, str):
+            continue
+        if key == "model":
+            raise InputError(
+                f"model: must be a hub ID or a folder, and is a {type(value).__name__}; give a model of your own to "
+                f"setup.trainer(…, model=model)"
+            )
+        example = "'RTX 4090'" if key == "gpu" else "'16GB'"
+        raise InputError(f"{key}={value!r}: must be text, such as {example}")
 
 
 def _check_numbers(global_batch_size: int | None, sequence_length: int | None, gpus: int, nodes: int) -> None:
@@ -210,13 +227,3 @@ def _named_model(setup: PresetSetup, facts: ModelFacts | None) -> PresetSetup:
     }[facts.origin]
     setup = setup.put("model.name", facts.name, "asked for").put("model.origin", facts.origin, origin)
     return setup.put("model.architecture", dict(facts.config), "the model's config values")
-
-
-def _mistakes(
-    setup: PresetSetup, facts: ModelFacts | None, machine: Machine, gpus: int, nodes: int
-) -> tuple[list[Problem], list[Problem]]:
-    """(mistakes that the rules know in `setup`, what they say of this machine's size)."""
-    known = machine if machine.gpu is not None else None  # nobody said that it runs on a CPU
-    found = check(Subject.of_setup(setup, facts, known, gpus=gpus, nodes=nodes, here=False))
-    lacks = [problem for problem in found if RULES[problem.rule].module == "capacity"]
-    return [problem for problem in found if problem not in lacks], lacks

@@ -3,22 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from hf_memkit import build
 from hf_memkit.build.allocator import set_allocator
 from hf_memkit.build.model import model_options
-from hf_memkit.compat import current_name, to_installed_arguments
-from hf_memkit.errors import InputError
+from hf_memkit.check import RULES, Problem, Subject, check
+from hf_memkit.compat import argument_types, current_name, to_installed_arguments
+from hf_memkit.errors import InputError, SettingError
+from hf_memkit.hardware import Machine
+from hf_memkit.models import ModelFacts
 from hf_memkit.presets.own import Replaced, without_replaced
 from hf_memkit.techniques.allocator import VARIABLE
 from hf_memkit.training_setup import Setting, TrainingSetup
+from hf_memkit.zero import ops
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainingArguments
 
-__all__ = ["PresetSetup"]
+__all__ = ["Asked", "PresetSetup"]
+
+_OF_TRAINER: Final = {"data_collator", "optimizers", "callbacks"}
+"""Names that Trainer takes, should TrainingArguments ever have them too."""
+
+_SIZES: Final = ("per_device_train_batch_size", "gradient_accumulation_steps")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a preset was made for: the model, the machine (None: nobody said), its cards, the exact global batch."""
+
+    model: ModelFacts | None = None
+    machine: Machine | None = None
+    gpus: int = 1
+    nodes: int = 1
+    global_batch_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -38,9 +58,11 @@ class PresetSetup(TrainingSetup):
 
     Attributes:
         replaced: what of the preset the user's own arguments took the place of.
+        asked: what it was made for.
     """
 
     replaced: tuple[Replaced, ...] = ()
+    asked: Asked = field(default_factory=Asked, repr=False)
 
     @property
     def plain_arguments(self) -> dict[str, Any]:
@@ -71,26 +93,65 @@ class PresetSetup(TrainingSetup):
         Args:
             output_dir: where checkpoints and records go.
             arguments_class: a subclass, such as `Seq2SeqTrainingArguments` or TRL's `SFTConfig`.
-            own: any of its fields. What went with a value of the preset that they replace goes with it.
+            own: any of its fields. What went with a value of the preset that they replace goes with it, and every
+                such setting is said.
 
         Raises:
+            SettingError: they would change the global batch that was asked for, or do nothing or harm
+                (`hf_memkit.check`).
             RunError: transformers refuses them.
         """
         setup, mine = self._settled(own)
-        setup._set_allocator()
+        setup._prepare(mine)
         return build.build_arguments(setup, {**mine, "output_dir": output_dir}, arguments_class)
 
-    def _set_allocator(self) -> None:
-        """Before TrainingArguments are made, which start CUDA; says so where that comes too late."""
+    def _prepare(self, own: Mapping[str, Any]) -> None:
+        """What comes before TrainingArguments: they start CUDA, and join DeepSpeed's process group.
+
+        The allocator's setting, said where it comes too late; DeepSpeed's operators, built where memkit keeps them.
+        """
+        if "deepspeed.config" in self:
+            import torch
+
+            cpu = bool(own.get("use_cpu", self.get("arguments.use_cpu"))) or not torch.cuda.is_available()
+            ops.build(ops.needed(self["deepspeed.config"], cpu=cpu), print, cpu=cpu)
         text = self.get(f"environment.{VARIABLE}")
         if text is not None:
             set_allocator(str(text), print)
 
     def _settled(self, own: Mapping[str, Any]) -> tuple[PresetSetup, dict[str, Any]]:
-        """This setup without what the user's own fields replace, and these under today's names."""
+        """This setup without what the user's own fields replace, which is said, and these under today's names.
+
+        Raises:
+            SettingError: as `training_arguments` does.
+        """
         mine = {current_name(name): value for name, value in own.items()}
         setup, replaced = without_replaced(self, mine)
+        changed = [name for name in _SIZES if name in mine and mine[name] != self.get(f"arguments.{name}")]
+        if changed and self.asked.global_batch_size is not None:
+            raise SettingError(
+                f"{changed[0]}={mine[changed[0]]}: the batch was made for global_batch_size="
+                f"{self.asked.global_batch_size}; give it to preset(arguments=…), and the other size follows"
+            )
+        if mine:
+            mistakes, _ = setup.mistakes(mine)
+            if mistakes:
+                raise SettingError("\n".join(map(str, mistakes)))
+        for each in replaced:
+            print(f"Yours wins: {each}")
         return replace(setup, replaced=(*self.replaced, *replaced)), mine
+
+    def mistakes(self, own: Mapping[str, Any] | None = None) -> tuple[list[Problem], list[Problem]]:
+        """(mistakes that the rules know in this setup, what they say of the machine's size).
+
+        `own`: fields of TrainingArguments, under today's names, that stand in place of the setup's.
+        """
+        asked = self.asked
+        subject = Subject.of_setup(self, asked.model, asked.machine, gpus=asked.gpus, nodes=asked.nodes, here=False)
+        subject = replace(subject, arguments={**(subject.arguments or {}), **(own or {})})
+        found = check(subject)
+        lacks = [problem for problem in found if RULES[problem.rule].module == "capacity"]
+        return [problem for problem in found if problem not in lacks], lacks
 
     def load_model(self, *, random_weights: bool = False, say: Callable[[str], None] = print) -> Any:
         """The model with its dtype, quantisation, padded vocabulary, adapters and parts.
@@ -152,14 +213,20 @@ class PresetSetup(TrainingSetup):
 
         Raises:
             InputError: no model was given, neither here nor to the preset.
+            SettingError: `arguments` would change the global batch, or do nothing or harm.
             MissingPackageError: a package is missing.
             RunError: something cannot be built.
         """
         from transformers import Trainer
 
         setup, mine = self._settled(arguments or {})
+        fields = sorted(set(own) & set(argument_types()) - _OF_TRAINER)
+        if fields:
+            raise SettingError(
+                f"{fields[0]} is a field of TrainingArguments; give trainer(…, arguments={{{fields[0]!r}: …}})"
+            )
         build.require_packages(setup)
-        setup._set_allocator()
+        setup._prepare(mine)
         made = build.build_arguments(setup, {**mine, "output_dir": output_dir}, arguments_class)
         if model is None:
             model = setup.load_model()

@@ -50,7 +50,7 @@ def export_script(job: Run, folder: Path) -> list[Path]:
     files = {"train.py": _script(job)}
     if "deepspeed.config" in job.setup:
         files["ds_config.json"] = json.dumps(job.setup["deepspeed.config"], indent=2) + "\n"
-    files |= {name: source.read_text(encoding="utf-8") for name, source in copied_parts(job.setup).items()}
+    files |= copied_parts(job.setup)
     if _on_nvme(job.setup):
         source = Path(__file__).parents[1] / "zero" / "wiring.py"
         files["deepspeed_wiring.py"] = source.read_text(encoding="utf-8")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from pathlib import Path
 from typing import Any, Final
 
 from hf_memkit import parts
-from hf_memkit.build import optimizer_options, part_file
+from hf_memkit.build import optimizer_options, part_files
 from hf_memkit.recipe.export_data import literal
 from hf_memkit.training_setup import TrainingSetup
 
@@ -29,13 +28,16 @@ def comment(reason: str, indent: str = "") -> list[str]:
     return textwrap.wrap(reason, _WIDTH - len(indent), initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
 
 
-def copied_parts(setup: TrainingSetup) -> dict[str, Path]:
-    """`{file name beside the script: source}` of the parts that the setup needs."""
+def copied_parts(setup: TrainingSetup) -> dict[str, str]:
+    """`{file name beside the script: its text}` of the parts that the setup needs."""
     names = [*setup.section("model_parts"), *setup.section("trainer_parts")]
     module, _ = _optimizer(setup)
     if module is not None and module.startswith(f"{parts.__name__}."):
         names.append(module.rpartition(".")[2])
-    return {f"{name}.py": part_file(name) for name in dict.fromkeys(names)}
+    files = {file.name: file for name in names for file in part_files(name)}
+    # Beside a script the files of a part find one another by their own names.
+    package = f"from {parts.__name__}."
+    return {name: file.read_text(encoding="utf-8").replace(package, "from ") for name, file in files.items()}
 
 
 def part_imports(setup: TrainingSetup) -> list[str]:

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from hf_memkit import resources
 from hf_memkit.errors import InputError, RecipeError, SettingError, did_you_mean
 from hf_memkit.presets import PRESETS, compose
-from hf_memkit.technique import TECHNIQUES
+from hf_memkit.technique import TECHNIQUES, wrong_value
 from hf_memkit.units import parse_size
 
 __all__ = ["NO_CHECKPOINTING", "Data", "Model", "Recipe", "Rehearsal", "Variant", "load_recipe", "read_recipe"]
@@ -191,7 +191,7 @@ def _uneven_batches(content: dict[str, Any]) -> list[str]:
 
 
 def _wrong_values(content: dict[str, Any]) -> list[str]:
-    """Values of variants that their preset does not take, or takes with another type."""
+    """Values of variants that their preset does not take, or takes as another type or number."""
     variants = content.get("variants")
     found = []
     for name, variant in variants.items() if isinstance(variants, dict) else ():
@@ -204,7 +204,7 @@ def _wrong_values(content: dict[str, Any]) -> list[str]:
             found.append(f"variants.{name}.techniques: {error}")
             continue
         takes = [*techniques, *(TECHNIQUES[each] for each in extra)]
-        allowed = {key: kind for technique in takes for key, kind in technique.values.items()}
+        allowed = list(dict.fromkeys(key for technique in takes for key in technique.values))
         values = variant.get("values")
         for key, value in values.items() if isinstance(values, dict) else ():
             place = f"variants.{name}.values.{key}"
@@ -212,8 +212,8 @@ def _wrong_values(content: dict[str, Any]) -> list[str]:
                 found.append(
                     f"{place}: unknown key{did_you_mean(str(key), allowed)}; allowed: {', '.join(allowed) or 'none'}"
                 )
-            elif not (type(value) is allowed[key] or (allowed[key] is float and type(value) is int)):
-                found.append(f"{place}: {value!r}: must be {allowed[key].__name__}")
+            elif wrong := wrong_value(takes, key, value):
+                found.append(f"{place}: {value!r}: {wrong}")
     return found
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from hf_memkit.job import Job
-from hf_memkit.technique import technique
+from hf_memkit.technique import Bounds, technique
 from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["lora", "qlora"]
 
 _VALUES: Final = {"rank": int, "alpha": int, "dropout": float}
+_BOUNDS: Final[Bounds] = {"rank": (1, None), "alpha": (1, None), "dropout": (0, 1)}
 
 _NOT_FULL = (
     "Only LoRA adapters are trained: the model's own weights stay as they are. What is saved is the adapter; "
@@ -26,6 +27,7 @@ _NOT_FULL = (
     not_when="the model is to be trained as a whole",
     packages=("peft",),
     values=_VALUES,
+    bounds=_BOUNDS,
 )
 def lora(setup: TrainingSetup, job: Job) -> TrainingSetup:
     """Low-rank adapters through PEFT (Hu et al. 2021, arXiv 2106.09685); the model's own weights are frozen.
@@ -48,6 +50,7 @@ def lora(setup: TrainingSetup, job: Job) -> TrainingSetup:
     "bitsandbytes leaves alone",
     packages=("peft", "bitsandbytes"),
     values=_VALUES,
+    bounds=_BOUNDS,
 )
 def qlora(setup: TrainingSetup, job: Job) -> TrainingSetup:
     """LoRA beside weights in 4-bit NormalFloat, doubly quantised (Dettmers et al. 2023, arXiv 2305.14314).

@@ -79,6 +79,7 @@ def expandable_segments(setup: TrainingSetup, job: Job) -> TrainingSetup:
     proof="gpu",
     gpu_only="a setting of the CUDA allocator",
     values={"max_split_size_mb": int},
+    bounds={"max_split_size_mb": (SMALLEST_SPLIT_MIB, None)},
 )
 def max_split_size(setup: TrainingSetup, job: Job) -> TrainingSetup:
     """`max_split_size_mb:N`. Value: `max_split_size_mb` (MiB, at least 20; default 512)."""
@@ -98,6 +99,7 @@ def max_split_size(setup: TrainingSetup, job: Job) -> TrainingSetup:
     proof="gpu",
     gpu_only="a setting of the CUDA allocator",
     values={"garbage_collection_threshold": float},
+    bounds={"garbage_collection_threshold": (1e-6, 1)},  # torch wants more than 0; less than this means nothing
 )
 def garbage_collection_threshold(setup: TrainingSetup, job: Job) -> TrainingSetup:
     """`garbage_collection_threshold:X`. Value: `garbage_collection_threshold` (share of the card; default 0.8)."""

@@ -22,10 +22,11 @@ _KEY = "model.attn_implementation"
 )
 def sdpa_attention(setup: TrainingSetup, job: Job) -> TrainingSetup:
     """torch's scaled_dot_product_attention: its flash or memory-efficient kernel keeps no scores."""
-    return setup.put(_KEY, "sdpa", f"no attention scores are kept{_avoided(job)}").with_notes(
-        "Attention: a padding mask rules out torch's flash kernel and leaves the memory-efficient one, which keeps "
-        "the mask, length² numbers a sequence; batches without padding (packed, or of one length) need none."
-    )
+    setup = setup.put(_KEY, "sdpa", f"no attention scores are kept{_avoided(job)}")
+    named = "sdpa-attention" in (word.strip() for word in setup.preset.split("+"))
+    if job.machine.gpu is None or not named:
+        return setup  # a preset has it because it costs nothing: nothing to tell
+    return setup.with_notes("Attention: a padding mask rules out torch's flash kernel, and is kept (length² numbers).")
 
 
 @technique(

@@ -122,7 +122,7 @@ def split_batch(
 
     Args:
         sequences_per_step: what an optimizer step reads, all processes together.
-        micro_batch_size: the variant's; where a process has fewer sequences, the nearest smaller one that divides.
+        micro_batch_size: what is wanted; the nearest smaller one where it does not divide what a process has.
         processes: one card each.
         chosen: what the user set, by field of TrainingArguments.
 
@@ -138,7 +138,7 @@ def split_batch(
             each = f" × {processes} processes" if processes > 1 else ""
             raise SettingError(
                 f"per_device_train_batch_size={micro} × gradient_accumulation_steps={accumulation}{each} is "
-                f"{micro * accumulation * processes} sequences a step, and the recipe asks for {whole}; set one of "
+                f"{micro * accumulation * processes} sequences a step, and {whole} are asked for; set one of "
                 f"them, and the other follows"
             )
     elif accumulation is not None:
@@ -150,7 +150,8 @@ def split_batch(
         micro = max(d for d in _divisors(share) if d <= micro_batch_size)
         accumulation = share // micro
         if micro != micro_batch_size:
-            lowered = f"; the variant's {micro_batch_size} a card would be too many"
+            why = "would be too many" if micro_batch_size > share else f"do not divide {share}"
+            lowered = f"; {micro_batch_size} a card {why}"
     each = f" × {processes} processes" if processes > 1 else ""
     return (
         micro,
@@ -163,12 +164,14 @@ def _share(sequences: int, processes: int) -> int:
     """Sequences a step and process.
 
     Raises:
-        SettingError: they do not divide; names the nearest numbers of processes that do.
+        SettingError: they do not divide; names the nearest numbers of processes and of sequences that do.
     """
     if sequences % processes:
         raise SettingError(
-            f"{sequences} sequences a step cannot be shared by {processes} processes; the nearest numbers that can: "
-            f"{_nearest(processes, _divisors(sequences))} (--gpus × --nodes)"
+            f"{sequences} sequences a step cannot be shared by {processes} processes; take "
+            f"{_around(processes, _divisors(sequences))} processes (--gpus × --nodes), or "
+            f"{_around(sequences, (sequences // processes * processes, -(-sequences // processes) * processes))} "
+            f"sequences a step"
         )
     return sequences // processes
 
@@ -185,6 +188,13 @@ def _divide(sequences: int, part: int, processes: int, name: str) -> int:
 
 def _divisors(number: int) -> list[int]:
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
+
+
+def _around(number: int, choices: Iterable[int]) -> str:
+    """The nearest of `choices` below `number` and above it, and above 0."""
+    above_zero = [choice for choice in choices if choice > 0]
+    below, above = [c for c in above_zero if c < number], [c for c in above_zero if c > number]
+    return " or ".join(str(choice) for choice in (*([max(below)] if below else ()), *([min(above)] if above else ())))
 
 
 def _nearest(number: int, choices: Iterable[int]) -> str:

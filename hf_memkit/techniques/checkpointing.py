@@ -40,6 +40,7 @@ def every_layer(setup: TrainingSetup, job: Job) -> TrainingSetup:
     costs="less than every layer does: one n-th of a forward pass more",
     not_when="every layer is needed to fit; larger n means more memory, not less",
     values={"checkpoint_every": int},
+    bounds={"checkpoint_every": (1, None)},
 )
 def every_nth_layer(setup: TrainingSetup, job: Job) -> TrainingSetup:
     """Checkpoint layers 0, n, 2n …, and let the others keep what they need.
@@ -58,6 +59,7 @@ def every_nth_layer(setup: TrainingSetup, job: Job) -> TrainingSetup:
     costs="the same arithmetic as every layer, and the activations of k layers at once in backward",
     not_when="k layers recomputed together outweigh the inputs saved, as with √n layers in all common models",
     values={"segment_layers": int},
+    bounds={"segment_layers": (1, None)},
 )
 def segments(setup: TrainingSetup, job: Job) -> TrainingSetup:
     """Checkpoint k consecutive layers as one (Chen et al. 2016, arXiv 1604.06174), k being what holds the fewest

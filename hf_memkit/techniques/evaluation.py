@@ -48,6 +48,7 @@ def streamed_metrics(setup: TrainingSetup, job: Job) -> TrainingSetup:
     costs="the same bytes in RAM, a copy each time, and the allocator's cache emptied with it",
     not_when="a metric can be streamed, which keeps them nowhere",
     values={"eval_accumulation": int},
+    bounds={"eval_accumulation": (1, None)},
     gpu_only="on a CPU the card's memory and RAM are one; a test counts what moves, and when",
 )
 def eval_accumulation(setup: TrainingSetup, job: Job) -> TrainingSetup:

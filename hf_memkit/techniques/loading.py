@@ -81,6 +81,7 @@ def low_host_ram(setup: TrainingSetup, job: Job) -> TrainingSetup:
     not_when="there is no card, or batches cost nothing to make (tokens already in memory)",
     slot="",
     values={"data_workers": int},
+    bounds={"data_workers": (0, None)},
     gpu_only="it takes RAM rather than saving it; the page-locked copy needs a card",
 )
 def pinned_workers(setup: TrainingSetup, job: Job) -> TrainingSetup:

@@ -19,6 +19,7 @@ __all__ = ["chunked_loss", "liger"]
     costs="one more product with the output embedding (Liger's kernel on a card: none)",
     not_when="something needs the logits in training (distillation, compute_loss_func), or a batch is one chunk",
     values={"chunk_tokens": int, "label_smoothing": float},
+    bounds={"chunk_tokens": (1, None), "label_smoothing": (0, 1)},
 )
 def chunked_loss(setup: TrainingSetup, job: Job) -> TrainingSetup:
     """Fused or chunked linear cross-entropy for any causal language model (`hf_memkit/parts/chunked_loss.py`).

@@ -74,6 +74,7 @@ def adamw_loop(setup: TrainingSetup, job: Job) -> TrainingSetup:
     not_when="a transformer is trained from scratch, or no time is there to find its learning rate",
     proof="curve",
     values={"momentum": float},
+    bounds={"momentum": (0, 1)},
 )
 def sgd_momentum(setup: TrainingSetup, job: Job) -> TrainingSetup:
     """SGD with momentum: one state a parameter, in the weights' dtype.

@@ -52,6 +52,11 @@ def adalomo(setup: TrainingSetup, job: Job) -> TrainingSetup:
     The library keeps the states in dictionaries of its own, which no checkpoint has (lomo-optim 0.1.1: adalomo.py
     81-83), and puts them on CUDA without asking (92-101).
     """
+    if job.machine.gpu is None:
+        setup = setup.with_notes(
+            "adalomo needs a CUDA card, and none is in sight here: lomo-optim puts its states there without asking, "
+            "and on a CPU fails with torch's own AssertionError."
+        )
     return setup.put_all(
         "arguments",
         {

@@ -5,13 +5,15 @@ from __future__ import annotations
 from math import sqrt
 
 from hf_memkit.job import Job
-from hf_memkit.technique import technique
+from hf_memkit.technique import Bounds, technique
 from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["lamb", "lars"]
 
 _PART = "hf_memkit.parts.large_batch_optimizers"
 _VALUES = {"reference_batch_size": int, "reference_learning_rate": float}
+_BOUNDS: Bounds = {"reference_batch_size": (1, None), "reference_learning_rate": (1e-12, None)}
+"""The learning rate is above 0; no training has less than this."""
 
 _WARM_UP = 0.1
 """Share of the steps where no reference is given. Assumed, not from a paper."""
@@ -46,6 +48,7 @@ def _rate(setup: TrainingSetup, job: Job, factor: float, law: str, warm_up: floa
     proof="curve",
     packages=("bitsandbytes",),
     values={**_VALUES, "momentum": float},
+    bounds={**_BOUNDS, "momentum": (0, 1)},
 )
 def lars(setup: TrainingSetup, job: Job) -> TrainingSetup:
     """SGD with momentum whose step is limited by each matrix's own norm (You et al. 2017, arXiv 1708.03888).
@@ -80,6 +83,7 @@ def lars(setup: TrainingSetup, job: Job) -> TrainingSetup:
     proof="curve",
     packages=("bitsandbytes",),
     values=_VALUES,
+    bounds=_BOUNDS,
 )
 def lamb(setup: TrainingSetup, job: Job) -> TrainingSetup:
     """Adam whose step is limited by each matrix's own norm (You et al. 2019, arXiv 1904.00962).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hf_memkit.job import Job
-from hf_memkit.technique import technique
+from hf_memkit.technique import Bounds, technique
 from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["IN_BLOCKS", "apollo", "apollo_layerwise", "galore", "galore_layerwise"]
@@ -22,6 +22,7 @@ _NO_CLIPPING = "the gradients are gone when Trainer would clip them: their norm 
 _NO_DECAY = "it does not reach this optimizer: Trainer builds it without its parameter groups"
 _NOT_ON_CONV1D = "the linear layers are Conv1D (GPT-2): Trainer projects nn.Linear only"
 _VALUES = {"projection_rank": int, "projection_interval": int}
+_BOUNDS: Bounds = {"projection_rank": (1, None), "projection_interval": (1, None)}
 
 
 def _options(job: Job, scale: float) -> tuple[str, str]:
@@ -58,6 +59,7 @@ def _put(setup: TrainingSetup, optim: str, saves: str, options: tuple[str, str])
     proof="curve",
     packages=("galore_torch",),
     values=_VALUES,
+    bounds=_BOUNDS,
 )
 def galore(setup: TrainingSetup, job: Job) -> TrainingSetup:
     """AdamW in the space of the gradient's first singular vectors (Zhao et al. 2024, arXiv 2403.03507).
@@ -76,6 +78,7 @@ def galore(setup: TrainingSetup, job: Job) -> TrainingSetup:
     not_when=_NOT_ON_CONV1D + "; the batch needs accumulation; or a run that is to be resumed",
     packages=("galore_torch",),
     values=_VALUES,
+    bounds=_BOUNDS,
 )
 def galore_layerwise(setup: TrainingSetup, job: Job) -> TrainingSetup:
     """GaLore that updates each parameter as soon as its gradient is there, and drops the gradient."""
@@ -91,6 +94,7 @@ def galore_layerwise(setup: TrainingSetup, job: Job) -> TrainingSetup:
     proof="curve",
     packages=("apollo_torch",),
     values=_VALUES,
+    bounds=_BOUNDS,
 )
 def apollo(setup: TrainingSetup, job: Job) -> TrainingSetup:
     """The gradient, scaled by channels as AdamW of a random projection says (Zhu et al. 2024, arXiv 2412.05270).
@@ -108,6 +112,7 @@ def apollo(setup: TrainingSetup, job: Job) -> TrainingSetup:
     not_when=_NOT_ON_CONV1D + "; the batch needs accumulation; or a run that is to be resumed",
     packages=("apollo_torch",),
     values=_VALUES,
+    bounds=_BOUNDS,
 )
 def apollo_layerwise(setup: TrainingSetup, job: Job) -> TrainingSetup:
     """APOLLO that updates each parameter as soon as its gradient is there, and drops the gradient."""

@@ -22,6 +22,7 @@ _COMPILED_MULTIPLE = 128
     costs="a few tokens of padding a sample, up to the multiple",
     not_when="all samples have one length already (packed, or recipes)",
     values={"pad_multiple": int},
+    bounds={"pad_multiple": (1, None)},
 )
 def pad_to_multiple(setup: TrainingSetup, job: Job) -> TrainingSetup:
     """A collator that pads each batch to its own longest sample, rounded up to what the card multiplies fast.
@@ -53,10 +54,16 @@ def pad_to_multiple(setup: TrainingSetup, job: Job) -> TrainingSetup:
     slot="sampling",
     saves="padding: a batch holds samples of about one length",
     costs="batches are less random, and the first one is the longest; lengths are counted before training begins",
-    not_when="samples are packed, padding-free or of one length, or the predictions' order matters",
+    not_when="samples are packed, padding-free or of one length, nothing pads them, or the predictions' order matters",
 )
 def length_grouped(setup: TrainingSetup, job: Job) -> TrainingSetup:
     """`train_sampling_strategy="group_by_length"`, and a look whether that groups anything."""
+    # Only Trainer's caller knows of a collator of one's own; pad-to-multiple may be named before or after this one.
+    if "trainer_parts.pad_batches" not in setup and "pad-to-multiple" not in setup.preset:
+        setup = setup.with_notes(
+            "length-grouped: nothing pads by itself: add pad-to-multiple, or give a data_collator that pads inputs "
+            "and labels; without one, batches of unequal lengths stop the run."
+        )
     return setup.put(
         "arguments.train_sampling_strategy", "group_by_length",
         "samples of like length share a batch, within 50 batches drawn at random (transformers: trainer_pt_utils.py)",
@@ -77,6 +84,7 @@ def length_grouped(setup: TrainingSetup, job: Job) -> TrainingSetup:
     costs="without flash attention a mask of tokens × tokens a row, and attention over it",
     not_when="the model does not build its mask from position ids (tried before training), or samples fill rows alone",
     values={"pack_length": int},
+    bounds={"pack_length": (2, None)},
 )
 def packing(setup: TrainingSetup, job: Job) -> TrainingSetup:
     """A collator that packs the samples of a micro-batch into rows of `pack_length` tokens.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hf_memkit.job import Job, process_row
+from hf_memkit.job import PROCESS_BYTES, Job, process_row
 from hf_memkit.technique import technique
 from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import GB, format_gib
@@ -35,8 +35,11 @@ def zero2_offload(setup: TrainingSetup, job: Job) -> TrainingSetup:
     setup = _with_preset(setup, job, "zero2-offload", "optimizer states and gradients live in RAM, not on the card")
     if job.model is None:
         return setup
-    held = format_gib(setup.ledger.total_bytes("host", "pinned"))
-    return setup.with_notes(f"ZeRO-Offload keeps gradients and optimizer states in RAM: {held} by formula, in all")
+    held = setup.ledger.total_bytes("host", "pinned") - job.gpus * PROCESS_BYTES
+    return setup.with_notes(
+        f"ZeRO-Offload keeps gradients and optimizer states in RAM: {format_gib(held)} by formula with their buffers, "
+        f"besides what the processes take"
+    )
 
 
 @technique(

@@ -26,6 +26,7 @@ def _part(key: str, options: dict[str, Any], arguments: dict[str, Any] | None = 
 
 
 _SURE = {"use_reentrant": False}
+_AGAIN = {"use_reentrant": True}
 
 CHECKPOINTING_CASES: dict[str, list[Case]] = {
     "checkpointing-two-names": [
@@ -39,12 +40,23 @@ CHECKPOINTING_CASES: dict[str, list[Case]] = {
         Case(_OPTIONS, Subject(arguments={_OPTIONS: _SURE}), _on(_SURE)),
         Case(_OPTIONS, Subject(arguments={_OPTIONS: _SURE, _SWITCH: False}),
              _part(_SELECTIVE, {}, {_OPTIONS: _SURE, _SWITCH: False})),
+        Case(_OPTIONS, Subject(arguments={_OPTIONS: _SURE, _SWITCH: False, "max_length": 1024}),
+             Subject(arguments={_OPTIONS: _SURE, "max_length": 1024})),
+        Case("activation_checkpointing_kwargs",
+             Subject(arguments={"gradient_checkpointing_kwargs": _SURE, "block_size": 1024}),
+             Subject(arguments={"gradient_checkpointing_kwargs": _SURE, "use_peft": True, "lora_r": 8})),
     ],
     "checkpointing-reentrant-unset": [
         Case(_OPTIONS, _on({"preserve_rng_state": True}), _on({**_SURE, "preserve_rng_state": True})),
         Case(_OPTIONS, _on({"use_reentrant": None}), _on({"every_n_layers": 2})),
     ],
-    "checkpointing-reentrant-inputs": [Case(_OPTIONS, _on({"use_reentrant": True}), _on(_SURE))],
+    "checkpointing-reentrant-inputs": [
+        Case(_OPTIONS, _on(_AGAIN), _on(_SURE)),
+        Case(_OPTIONS, _on(_AGAIN, machine=MACHINE), _on(_AGAIN, model=SMALL)),
+        *(Case(_OPTIONS, Subject(arguments={_SWITCH: True, _OPTIONS: _AGAIN, "image_column_name": "image"}),
+               Subject(arguments={_SWITCH: True, _OPTIONS: _AGAIN, **script}))
+          for script in ({"block_size": 1024}, {"max_seq_length": 128}, {"dataset_text_field": "text"})),
+    ],
     "checkpointing-masks-differ": [
         Case(_OPTIONS, _on({**_SURE, "preserve_rng_state": False}, model=_DEEP),
              _on({**_SURE, "preserve_rng_state": False}, model=_DRY)),

@@ -31,8 +31,11 @@ def given(cls: str, **options: Any) -> Subject:
     return Subject(arguments={}, settings=settings)
 
 
-def loaded(dtype: str, optim: str, **settings: Any) -> Subject:
-    return Subject(arguments={"optim": optim}, settings={"model.dtype": dtype, **settings})
+def loaded(dtype: str, optim: str, **more: Any) -> Subject:
+    """A setup whose weights are loaded so; what has a point in its name is a setting, all else an argument."""
+    settings = {name: value for name, value in more.items() if "." in name}
+    arguments = {name: value for name, value in more.items() if "." not in name}
+    return Subject(arguments={"optim": optim, **arguments}, settings={"model.dtype": dtype, **settings})
 
 
 OPTIMIZER_CASES: dict[str, list[Case]] = {
@@ -64,7 +67,10 @@ OPTIMIZER_CASES: dict[str, list[Case]] = {
         Case("weight_decay", on("lomo", weight_decay=0.1), on("lomo", weight_decay=0.0)),
         Case("weight_decay", on("apollo_adamw", weight_decay=0.1), on("adafactor", weight_decay=0.1)),
     ],
-    "sgd-without-momentum": [Case("optim", on("sgd"), on("sgd", optim_args="momentum=0"))],
+    "sgd-without-momentum": [
+        Case("optim", on("sgd"), on("sgd", optim_args="momentum=0")),
+        Case("optim", on("sgd", learning_rate=2e-5), on("sgd", learning_rate=0.01)),
+    ],
     "lion-betas": [Case("optim", on("lion_8bit"), on("lion_8bit", adam_beta2=0.99))],
     "optimizer-ignored": [
         Case("optim", Subject(arguments={"optim": "sgd"}, settings={"optimizer.class": OURS}), given(OURS)),
@@ -118,6 +124,11 @@ OPTIMIZER_CASES: dict[str, list[Case]] = {
     "stochastic-rounding-missing": [
         Case("optim", loaded("bfloat16", "adamw_torch_fused"), loaded("float32", "adamw_torch_fused")),
         Case("optim", loaded("bfloat16", "adafactor"), loaded("bfloat16", "lomo")),
+        Case("optim", loaded("bfloat16", "adamw_anyprecision"), loaded("bfloat16", "stable_adamw")),
+        Case("optim", loaded("bfloat16", "adamw_torch", fsdp=True),
+             loaded("bfloat16", "adamw_torch", fsdp=True, bf16=True)),
+        Case("optim", loaded("bfloat16", "adamw_torch", use_lora=False),
+             loaded("bfloat16", "adamw_torch", use_lora=True)),
         Case("optim", loaded("bfloat16", "adamw_bnb_8bit"), loaded("bfloat16", "adamw_bnb_8bit", **{"adapter.r": 8})),
         Case("optimizer.class",
              Subject(arguments={}, settings={"model.dtype": "bfloat16", "optimizer.class": "torch.optim:AdamW"}),
@@ -135,6 +146,8 @@ OPTIMIZER_CASES: dict[str, list[Case]] = {
     ],
     "second-moment-in-bf16": [
         Case("optim", loaded("bfloat16", "adamw_torch_8bit"), loaded("float32", "adamw_torch_8bit")),
+        Case("optim", loaded("float16", "adamw_torch_8bit", fsdp=True),
+             loaded("float16", "adamw_torch_8bit", fsdp=True, fp16=True)),
     ],
     "embedding-not-quantised": [
         Case("optim", on("adamw_torch_8bit", model=ODD), on("adamw_torch_8bit", model=EVEN)),

@@ -90,6 +90,10 @@ RUNNING_CASES: dict[str, list[Case]] = {
     ],
     "full-eval-while-training": [
         Case("bf16_full_eval", job(bf16_full_eval=True, eval_strategy="steps"), job(bf16_full_eval=True)),
+        Case("fp16_full_eval", job(fp16_full_eval=True, eval_strategy="epoch"),
+             job(fp16_full_eval=True, do_train=True, do_eval=True, eval_strategy="no")),
+        Case("bf16_full_eval", job({"model.dtype": "float32"}, bf16_full_eval=True, eval_strategy="steps"),
+             job({"model.dtype": "float32"}, bf16_full_eval=True, max_steps=10)),
     ],
     "generation-skipped": [
         Case("predict_with_generate", job(predict_with_generate=True, prediction_loss_only=True),

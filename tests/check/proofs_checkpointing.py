@@ -7,6 +7,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -25,9 +26,11 @@ from transformers import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.models.gpt2.modeling_gpt2 import GPT2Block
+from trl import GRPOConfig, ModelConfig, ScriptArguments, SFTConfig
 
 from hf_memkit import compat
 from hf_memkit.check.rules.checkpointing import UNSUPPORTED
+from hf_memkit.check.rules.scripts import TEXT_NAMES, TRL_NAMES
 from hf_memkit.parts import checkpoint_segments, checkpoint_selective
 from tests.check import real
 from tests.check.real import refused, rows
@@ -116,6 +119,17 @@ def two_names() -> None:
 def options_without_switch() -> None:
     assert recomputed(activation_checkpointing_kwargs=_OFTEN) == [0, 0, 0, 0]
     assert recomputed(activation_checkpointing=True, activation_checkpointing_kwargs=_OFTEN) == [1, 1, 1, 1]
+    # With TRL the switch is on unless it is switched off, and a name of TRL's own tells its files from Trainer's.
+    assert _switch(SFTConfig) and not _switch(TrainingArguments)
+    trainer = {one.name for one in fields(TrainingArguments)}
+    trl = {one.name for cls in (SFTConfig, GRPOConfig, ModelConfig, ScriptArguments) for one in fields(cls)}
+    assert set(TRL_NAMES) <= trl - trainer and not set(TEXT_NAMES) & trainer
+
+
+def _switch(cls: type) -> bool:
+    """What the switch is where nothing sets it, under either of its names."""
+    names = ("activation_checkpointing", "gradient_checkpointing")
+    return any(one.default is True for one in fields(cls) if one.name in names)
 
 
 @proof("checkpointing-reentrant-unset")
@@ -170,6 +184,13 @@ def reentrant_inputs() -> None:
         found[reentrant] = {n for n, value in network.state_dict().items() if not torch.equal(value, before[n])}
     assert found[True] and not any(_LAYER.search(name) for name in found[True])
     assert any(_LAYER.search(name) for name in found[False])
+    text = gpt2()  # its main input is input_ids, and transformers makes the reentrant form safe
+    text.transformer.wte.weight.requires_grad_(False)
+    before = {name: value.clone() for name, value in text.state_dict().items()}
+    again = {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": True}}
+    Trainer(model=text, args=arguments(**again, max_grad_norm=0.0), train_dataset=rows()).train()
+    changed = {name for name, value in text.state_dict().items() if not torch.equal(value, before[name])}
+    assert any(name.startswith("transformer.h.0.") for name in changed)
 
 
 @proof("checkpointing-masks-differ")

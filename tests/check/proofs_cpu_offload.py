@@ -12,6 +12,7 @@ from transformers import Trainer, set_seed
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from tests.check.configs import ds
+from tests.check.plain import plain_proof
 from tests.check.real import arguments, model, refused, rows
 from tests.check.registry import proof
 from tests.techniques.standin_streams import standin_streams
@@ -40,7 +41,7 @@ def _apart(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(one, other, strict=True))
 
 
-@proof("offload-clips-nothing")
+@plain_proof("offload-clips-nothing")
 def offload_clips_nothing() -> None:
     # AdamW takes little notice of a gradient's scale, unless it is as small as epsilon: hence so small a norm.
     unclipped = _trained(None, max_grad_norm=0)
@@ -49,7 +50,7 @@ def offload_clips_nothing() -> None:
     assert _apart(_trained({}, max_grad_norm=1e-7), unclipped) < _SAME, "it was clipped"
 
 
-@proof("offload-drops-gradients")
+@plain_proof("offload-drops-gradients")
 def offload_drops_gradients() -> None:
     accumulated = {"max_grad_norm": 0, "gradient_accumulation_steps": 4}
     whole = _trained(None, **accumulated)
@@ -76,7 +77,7 @@ def offload_on_several_cards() -> None:
     assert optimizer.param_d2h_map[layer.weight].grad.unique().tolist() == [1.0]
 
 
-@proof("offload-rounds-updates")
+@plain_proof("offload-rounds-updates")
 def offload_rounds_updates() -> None:
     def moved(dtype: torch.dtype) -> float:
         small = {"learning_rate": 1e-6, "max_grad_norm": 0}

@@ -150,7 +150,33 @@ def test_existing_files_are_kept(run: Run, tmp_path: Path, mine: Path) -> None:
 def test_destinations(run: Run, tmp_path: Path) -> None:
     assert run("copy", "lora")[0] == 0 and (tmp_path / "lora.yaml").is_file()
     assert run("copy", "lora", "--for", "run_clm")[0] == 0 and json.loads((tmp_path / "lora.json").read_text())
-    assert run("copy", "lora", "folder/")[0] == 0 and (tmp_path / "folder" / "lora.yaml").is_file()
+    code, out, _ = run("copy", "lora", "folder/")
+    assert code == 0 and (tmp_path / "folder" / "lora.yaml").is_file() and "Made the folder folder\n" in out
+    assert "Made the folder" not in run("copy", "lora", "folder/again.yaml")[1]
+
+
+@pytest.mark.parametrize("name", ["args.json", "args.yaml"])
+def test_a_file_without_arguments_is_not_to_be_used(run: Run, tmp_path: Path, name: str) -> None:
+    code, out, err = run("copy", "lean", name)
+    assert code == 0 and "Use it" not in out + err
+    assert f"{name} holds nothing" in err and "PYTORCH_ALLOC_CONF=expandable_segments:True" in err
+    assert not (yaml.safe_load((tmp_path / name).read_text()) or {})
+    assert "Use it" in run("copy", "lean", "b.json", "--set", "max_steps=1")[1]
+
+
+def test_a_technique_takes_the_place_of_what_decides_the_same_thing(run: Run, tmp_path: Path) -> None:
+    liger = ("--technique", "liger", "--model", "meta-llama/Llama-3.1-8B")
+    told = json.loads(run("show", "lean", *liger, "--technique", "lomo", "--json")[1])
+    assert {"liger", "lomo"} <= set(told["techniques"]) and "chunked-loss" not in told["techniques"]
+    assert "memkit preset copy lean args.yaml --technique liger" in run("show", "lean", *liger)[1]
+    code, _, err = run("copy", "lean", "a.json", *liger)
+    assert code == 0 and json.loads((tmp_path / "a.json").read_text())["use_liger_kernel"] is True
+    assert 'hf_memkit.preset("lean", techniques=["liger"], …)' in err
+
+
+def test_problems_stand_first(run: Run) -> None:
+    code, out, _ = run("show", "resident", "--model", "gpt2-xl", "--gpu-memory", "4GB", "--batch-size", "4")
+    assert code == 0 and out.startswith("PROBLEM: needs ") and out.count("PROBLEM") == 1
 
 
 @pytest.mark.parametrize(
@@ -163,6 +189,8 @@ def test_destinations(run: Run, tmp_path: Path) -> None:
         (("copy", "lora", "/proc/none/args.yaml"), "cannot be written"),
         (("copy", "lora", "--args", "nowhere.json"), "cannot be read"),
         (("copy", "lora", "--args", "broken.json"), "line 1, column 2"),
+        (("copy", "lora", "--args", "control.json"), "line 1, column 4: Invalid control character\n"),
+        (("copy", "lora", "--args", "open.json"), "line 1, column 2: Unterminated string\n"),
         (("copy", "lora", "--args", "twice.yaml"), "stands there twice"),
         (("copy", "lora", "--args", "wrong.json"), "wrong.json: max_steps=five: must be int"),
         (("copy", "lora", "--args", "both.json"), "same field"),
@@ -178,6 +206,9 @@ def test_destinations(run: Run, tmp_path: Path) -> None:
         (("show", "lora", *FOR_16_GB, "--sequence-length", "4096"), "longer than gpt2-xl allows (1024)"),
         (("show", "lora", "--batch-size", "30", "--set", "per_device_train_batch_size=7"), "does not divide 30"),
         (("show", "infinity", "--nvme-path", " "), "--nvme-path: give a folder"),
+        (("show", "infinity", "--nvme-path", "/no/such"), "--nvme-path /no/such: neither it nor the folder above"),
+        (("show", "lean", "--technique", "lgier"), "unknown technique 'lgier'; did you mean 'liger'?"),
+        (("show", "lora", "--set", "rank=0"), "rank=0 must be at least 1"),
         (("show", "offload", "--set", "deepspeed=mine.json"), "brings its own DeepSpeed config"),
     ],
 )
@@ -186,6 +217,8 @@ def test_wrong_input_gets_a_line_each_and_writes_nothing(
 ) -> None:
     files: dict[str, Any] = {
         "broken.json": "{a",
+        "control.json": '{"a\n": 1}',
+        "open.json": '{"a',
         "twice.yaml": "max_steps: 1\nmax_steps: 2\n",
         "wrong.json": '{"max_steps": "five"}',
         "both.json": '{"gradient_checkpointing": true, "activation_checkpointing": false}',

@@ -1,14 +1,18 @@
-"""docs/presets.md: its table is that of the presets, and its commands are commands."""
+"""docs/presets.md: its table is that of the presets, and its commands are commands. Every preset of the docs works."""
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 import shlex
+from typing import Any
 
 import pytest
 
+from hf_memkit import preset
 from hf_memkit.cli.main import main
+from hf_memkit.errors import InputError
 from tests.conftest import ROOT
 
 PAGE = (ROOT / "docs" / "presets.md").read_text()
@@ -41,3 +45,57 @@ def test_the_python_of_the_page_compiles() -> None:
     assert len(blocks) >= 3
     for block in blocks:
         compile(block, "docs/presets.md", "exec")
+
+
+def call_at(text: str, start: int) -> ast.Call:
+    """The call that begins at `start`; what a page leaves open (…) is Python's own ellipsis."""
+    depth = 0
+    for end in range(start, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[end], 0)
+        if depth == 0 and text[end] == ")":
+            break
+    call = ast.parse(text[start : end + 1].replace("…", "..."), mode="eval").body
+    assert isinstance(call, ast.Call)
+    return call
+
+
+def given(call: ast.Call) -> tuple[str, dict[str, Any]] | None:
+    """(name, arguments) as far as the page gives them; None if it names no preset."""
+    if not call.args or not isinstance(call.args[0], ast.Constant) or not isinstance(call.args[0].value, str):
+        return None
+    found: dict[str, Any] = {}
+    for keyword in call.keywords:
+        nodes = list(ast.walk(keyword.value))
+        is_open = any(isinstance(node, ast.Constant) and node.value is ... for node in nodes)
+        if keyword.arg and not is_open and not any(isinstance(node, ast.Name) for node in nodes):
+            found[keyword.arg] = ast.literal_eval(keyword.value)
+    return call.args[0].value, found
+
+
+def test_every_preset_that_a_page_names_is_accepted() -> None:
+    """As it stands there, on whatever machine: a reader copies it."""
+    calls: dict[str, tuple[str, str, dict[str, Any]]] = {}
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        text = page.read_text()
+        for match in re.finditer(r"\bpreset\(", text):
+            told = given(call_at(text, match.start()))
+            if told is not None:
+                calls.setdefault(repr(told), (page.name, *told))
+    assert len(calls) >= 30
+    refused = []
+    for page_name, name, arguments in calls.values():
+        try:
+            made = preset(name, **{"use_hub": False, **arguments})
+        except InputError as error:
+            refused.append(f"{page_name}: {name} {arguments}: {error}")
+        else:
+            assert made.settings
+    assert not refused, "\n".join(refused)
+
+
+def test_what_is_refused_is_found() -> None:
+    told = given(call_at('see `preset("lean+liger", model=…, values={"rank": 1}, train_dataset=data)` (or not)', 5))
+    assert told == ("lean+liger", {"values": {"rank": 1}})
+    with pytest.raises(InputError):
+        preset(told[0])
+    assert given(call_at("preset(…)", 0)) is None and given(call_at("preset(values=…)", 0)) is None

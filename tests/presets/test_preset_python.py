@@ -11,8 +11,11 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from hf_memkit import PresetSetup, preset
 from hf_memkit.errors import InputError, SettingError
+from hf_memkit.job import process_row
 from hf_memkit.presets import PRESETS
 from hf_memkit.presets.outside import outside_lines
+from hf_memkit.technique import TECHNIQUES, wrong_value
+from hf_memkit.units import format_gib
 from tests.tiny_trainer import samples
 
 CPU: dict[str, Any] = {
@@ -133,9 +136,11 @@ def test_own_learning_rate_reaches_an_optimizer_of_the_preset_s(folder: Path, tm
     trainer = setup.trainer(str(tmp_path), arguments={"learning_rate": 3e-3}, train_dataset=samples())
     trainer.create_optimizer()
     assert [float(group["lr"]) for group in trainer.optimizer.param_groups] == pytest.approx([3e-3] * 2)
-    replaced = setup.trainer(str(tmp_path), arguments={"optim": "sgd"}, train_dataset=samples())
+    setup = preset("lean+adamw-loop", model=str(folder), arguments=CPU, **CARD)
+    assert setup.section("optimizer")
+    replaced = setup.trainer(str(tmp_path), arguments={"optim": "rmsprop"}, train_dataset=samples())
     replaced.create_optimizer()
-    assert type(replaced.optimizer) is torch.optim.SGD
+    assert type(replaced.optimizer) is torch.optim.RMSprop
 
 
 def test_the_ledger_follows_own_arguments() -> None:
@@ -182,6 +187,9 @@ def test_presets_compose_and_contradictions_name_both() -> None:
         ({"name": "lean", "techniques": ["chunkd-loss"]}, "did you mean 'chunked-loss'"),
         ({"name": "lora", "values": {"rnak": 4}}, "did you mean 'rank'"),
         ({"name": "lora", "values": {"rank": "4"}}, "must be int"),
+        ({"name": "lora", "values": {"rank": 0}}, "values: rank=0 must be at least 1"),
+        ({"name": "lora", "values": {"dropout": 1}}, "values: dropout=1 must be at least 0 and below 1"),
+        ({"name": "lora", "values": {"dropout": float("nan")}}, "values: dropout=nan must be at least 0 and below 1"),
         ({"name": "lora", "arguments": {"learning_rat": 1}}, "did you mean 'learning_rate'"),
         ({"name": "lora", "arguments": {"max_steps": "five"}}, "max_steps=five: must be int"),
         ({"name": "lora", "arguments": {"per_device_train_batch_size": 0}}, "must be a whole number above 0"),
@@ -197,6 +205,46 @@ def test_wrong_input_is_one_clear_line(given: dict[str, Any], said: str) -> None
     with pytest.raises(InputError) as caught:
         preset(**given)
     assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_every_number_that_a_technique_takes_has_its_bounds() -> None:
+    """What the bounds allow is set, their lower end included; what is just outside of them is refused."""
+    bounded: set[str] = set()
+    for one in TECHNIQUES.values():
+        assert set(one.bounds) == {name for name, kind in one.values.items() if kind in (int, float)}, one.name
+        for name, (low, high) in one.bounds.items():
+            assert low is not None and wrong_value([one], name, one.values[name](low)) == ""
+            below = low - 1 if one.values[name] is int else -1e-9
+            assert f"at least {low:g}" in wrong_value([one], name, below), name
+            if high is not None:
+                assert f"below {high:g}" in wrong_value([one], name, float(high)), name
+            bounded.add(name)
+    assert len(bounded) >= 15
+    assert preset("lora", values={"rank": 1, "dropout": 0})["adapter.r"] == 1
+
+
+def test_notes_are_told_where_they_help() -> None:
+    """Advice about a technique stands in a setup whose user chose it, and on the machine that it is for."""
+
+    def said(name: str, part: str, **given: Any) -> bool:
+        return any(part in note for note in preset(name, model="gpt2-xl", **{**CARD, **given}).notes)
+
+    assert said("length-grouped", "nothing pads by itself")
+    assert not said("length-grouped+pad-to-multiple", "nothing pads by itself")
+    assert said("8bit+sdpa-attention", "flash kernel") and not said("lean", "flash kernel")
+    assert not said("lean+adalomo", "adalomo needs a CUDA card")
+    if not torch.cuda.is_available():
+        assert said("lean+adalomo", "adalomo needs a CUDA card", gpu_memory=None)
+        assert not said("8bit+sdpa-attention", "flash kernel", gpu_memory=None)
+
+
+def test_what_offload_keeps_in_ram_leaves_the_process_out() -> None:
+    made = preset("offload", model="gpt2-xl", gpus=2, **CARD)
+    (note,) = [note for note in made.notes if note.startswith("ZeRO-Offload keeps")]
+    rows = [row for row in made.ledger.rows if row.place in ("host", "pinned")]
+    held = [row for row in rows if row != process_row(2)]
+    assert len(held) == len(rows) - 1, "the processes are a row of the ledger"
+    assert f": {format_gib(sum(row.size_bytes for row in held))} by formula" in note
 
 
 def test_a_setup_without_a_model_says_what_is_missing(tmp_path: Path) -> None:

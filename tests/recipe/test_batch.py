@@ -19,7 +19,7 @@ def test_the_batch_is_exact_for_every_number_of_processes_that_divides_it(whole:
         micro, accumulation, reason = split_batch(whole, variant_s, processes, {})
         assert micro * accumulation * processes == whole and 1 <= micro <= variant_s
         assert f"= {whole} sequences a step" in reason
-        assert ("would be too many" in reason) == (micro != variant_s)
+        assert (f"{variant_s} a card" in reason) == (micro != variant_s)
         assert (f"× {processes} processes" in reason) == (processes > 1)
 
 
@@ -39,8 +39,11 @@ def test_what_the_user_sets_is_kept_or_refused() -> None:
 
 
 def test_a_refusal_names_the_nearest_choices() -> None:
-    with pytest.raises(SettingError, match=r"32 sequences a step cannot be shared by 5 .* can: 2, 4, 8 \(--gpus"):
+    both = r"by 5 processes; take 4 or 8 processes \(--gpus × --nodes\), or 30 or 35 sequences a step$"
+    with pytest.raises(SettingError, match=both):
         split_batch(32, 4, 5, {})
+    with pytest.raises(SettingError, match=r"take 2 processes \(--gpus × --nodes\), or 5 sequences a step$"):
+        split_batch(2, 4, 5, {})
     with pytest.raises(SettingError, match=r"does not divide the 16 sequences of each process .* do: 2, 4, 8"):
         accumulation_for(32, 5, processes=2)
     with pytest.raises(SettingError, match=r"gradient_accumulation_steps=3 does not divide 32 .* do: 1, 2, 4"):

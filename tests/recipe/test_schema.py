@@ -121,7 +121,7 @@ def test_mistakes_in_a_variant_s_techniques_are_told(recipe: Recipe, tmp_path: P
     for right, wrong in {
         "    checkpointing: [none, selective-": "    techniques: [chunk-loss]\n    checkpointing: [nothing, selectiv-",
         "  infinity:": "    techniques: [chunked-loss, liger]\n  infinity:",
-        "      rank: 16": "      rank: 16\n      segment_layers: 8",
+        "      rank: 16": "      rank: 0\n      segment_layers: 8",
     }.items():
         assert right in text, right
         text = text.replace(right, wrong, 1)
@@ -137,6 +137,7 @@ def test_mistakes_in_a_variant_s_techniques_are_told(recipe: Recipe, tmp_path: P
         "'selective-checkpointing'?; allowed: none, ",
         "variants.offload.techniques: techniques 'chunked-loss' and 'liger' both decide loss; take one",
         "variants.lora.values.segment_layers: unknown key; allowed: rank, alpha, dropout",
+        "variants.lora.values.rank: 0: must be at least 1",
     ):
         assert expected in told, f"not told: {expected}\n{told}"
 

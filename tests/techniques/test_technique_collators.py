@@ -45,6 +45,14 @@ def test_models_that_keep_samples_apart_are_accepted(kind: str, dtype: torch.dty
     assert not packed_batches.leaks(causal_model(kind).to(dtype))
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "mixtral"])
+def test_a_model_that_computes_no_numbers_is_not_taken_for_one_that_keeps_samples_apart(kind: str) -> None:
+    model = causal_model(kind)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.fill_(float("nan"))
+    assert packed_batches.leaks(model)
+
+
 def test_what_packing_cannot_do_is_refused() -> None:
     with pytest.raises(ValueError, match="the model has 64 positions"):
         part(packed_batches, length=65)

@@ -62,6 +62,7 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: parameter.detach().clone() for name, parameter in trainer.model.named_parameters()}
 
 
+@pytest.mark.compat
 @proves("same-result", "cpu-offload-optimizer")
 @pytest.mark.parametrize(
     ("offload_gradients", "accumulation", "norm"), [(True, 1, 0.05), (True, 1, 0.0), (False, 3, 0.05)]

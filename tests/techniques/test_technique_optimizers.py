@@ -57,6 +57,7 @@ def losses(name: str, *, put: dict[str, Any] | None = None, seed: int | None = N
     return found
 
 
+@pytest.mark.compat
 @proves("same-result", "adamw-fused", "adamw-foreach", "adamw-loop")
 def test_the_forms_of_adamw_are_one_algorithm() -> None:
     """Within float32's rounding: the order of the operations differs."""

@@ -94,6 +94,7 @@ def baseline(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return losses
 
 
+@pytest.mark.compat
 @proves("same-result", "fp32", "bf16-autocast", "fp16-autocast", "pure-bf16")
 @pytest.mark.parametrize(
     ("name", "tolerance", "more"),

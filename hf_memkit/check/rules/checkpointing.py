@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from hf_memkit.check.rule import Found, rule
+from hf_memkit.check.rules.scripts import is_for_text, is_for_trl
 from hf_memkit.check.subject import Subject
 from hf_memkit.techniques.activation_bytes import held, layer_of, numbers_in
 from hf_memkit.units import format_mib
@@ -67,7 +68,9 @@ def two_names(subject: Subject) -> Iterator[Found]:
     techniques=("activation-checkpointing",),
 )
 def options_without_switch(subject: Subject) -> Iterator[Found]:
-    if _options(subject) and not _on(subject) and not _part(subject):
+    # TRL's configs have the switch on unless the file says otherwise (trl 1.16.0: trainer/base_config.py 62-63).
+    on = _on(subject) or (is_for_trl(subject) and subject.argument(_SWITCH) is None)
+    if _options(subject) and not on and not _part(subject):
         yield Found(_OPTIONS, subject.argument(_OPTIONS), argument=True)
 
 
@@ -88,16 +91,17 @@ def reentrant_unset(subject: Subject) -> Iterator[Found]:
 
 @rule(
     "checkpointing-reentrant-inputs",
-    why="the reentrant form gives a layer's weights gradients only if one of its positional inputs needs a gradient: "
-    "above a frozen embedding they stay as they are, and training goes on",
+    why="the reentrant form gives a layer's weights gradients only if one of its positional inputs needs a gradient; "
+    "transformers sees to that where the main input is input_ids: with another (pictures, sound), layers above a "
+    "frozen embedding stay as they are, and training goes on",
     fix="set use_reentrant: false",
-    source="torch 2.13.0: utils/checkpoint.py 51-58, a warning; transformers 5.23.0: modeling_utils.py 3182 mends it "
-    "for inputs named input_ids only",
+    source="torch 2.13.0: utils/checkpoint.py 51-58, a warning; transformers 5.23.0: modeling_utils.py 3181-3189, "
+    "enable_input_require_grads",
     needs_config=False,
     techniques=("activation-checkpointing",),
 )
 def reentrant_inputs(subject: Subject) -> Iterator[Found]:
-    if _on(subject) and _options(subject).get("use_reentrant") is True:
+    if _on(subject) and _options(subject).get("use_reentrant") is True and not is_for_text(subject):
         yield Found(_OPTIONS, subject.argument(_OPTIONS), argument=True)
 
 

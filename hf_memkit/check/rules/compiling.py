@@ -133,4 +133,4 @@ def argument_of_transformers_4(subject: Subject) -> Iterator[Found]:
     for name, instead in GONE_ARGUMENTS.items():
         value = subject.argument(name, ABSENT)
         if value is not ABSENT:
-            yield Found(name, value, fix=instead, argument=True)
+            yield Found(name, value, fix=instead if value else "delete the key", argument=True)

@@ -108,11 +108,12 @@ def predict_keeps_everything(subject: Subject) -> Iterator[Found]:
 
 @rule(
     "full-eval-while-training",
-    why="evaluations during training do not cast the model; the first one after it does, in place, and what is saved "
-    "then has 16 bits",
-    fix="delete it; autocast (bf16, fp16) covers evaluation too",
-    source="transformers 5.23.0: trainer.py 2927-2933",
+    why="it has no effect during training; an evaluate() outside of train() rounds the weights to 16 bits in place, "
+    "and what is saved or trained after it has 16 bits",
+    fix="delete it: with bf16: true or fp16: true evaluation is autocast anyway",
+    source="transformers 5.23.0: trainer.py 2939-2945",
     needs_config=False,
+    techniques=("bf16-autocast", "fp16-autocast", "fp32"),
 )
 def full_eval_while_training(subject: Subject) -> Iterator[Found]:
     strategy = str(subject.argument("eval_strategy", "no")).lower()

@@ -39,6 +39,8 @@ _OVERRIDDEN: Final = ("sgd", "adagrad", "rmsprop")
 _WITHOUT_BETAS: Final = ("sgd", "adagrad", "adafactor", "rmsprop", "lomo", "adalomo")
 _LOW_RANK: Final = ("galore_", "apollo_")
 _EIGHT_BIT_TORCHAO: Final = ("adamw_torch_4bit", "adamw_torch_8bit")
+_RATE_OF_SGD: Final = 0.01
+"""From here on a learning rate is one that was chosen for SGD: AdamW's are far below."""
 
 
 def named_optimizer(subject: Subject) -> str:
@@ -169,13 +171,16 @@ def weight_decay_ignored(subject: Subject) -> Iterator[Found]:
 @rule(
     "sgd-without-momentum",
     why="Trainer's SGD has no momentum unless optim_args says so",
-    fix='set optim_args: "momentum=0.9", or "momentum=0" to say that none is meant',
+    fix='set optim_args: "momentum=0.9", or "momentum=0" to say that none is meant; a learning_rate of 0.01 or more '
+    "is taken to say so too",
     source=f"{_FILE} 317-326; torch 2.13: optim/sgd.py, momentum=0",
     needs_config=False,
     techniques=("sgd-momentum",),
 )
 def sgd_without_momentum(subject: Subject) -> Iterator[Found]:
-    if named_optimizer(subject) == "sgd" and "momentum" not in options(subject):
+    rate = subject.argument("learning_rate")
+    meant = isinstance(rate, int | float) and rate >= _RATE_OF_SGD
+    if named_optimizer(subject) == "sgd" and "momentum" not in options(subject) and not meant:
         yield Found("optim", "sgd", argument=True)
 
 

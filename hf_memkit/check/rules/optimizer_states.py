@@ -6,21 +6,22 @@ from collections.abc import Iterator
 from typing import Final
 
 from hf_memkit.check.rule import Found, rule
-from hf_memkit.check.rules.optimizer_options import named_optimizer, options
+from hf_memkit.check.rules.optimizer_options import named_optimizer
+from hf_memkit.check.rules.rounding import (
+    TORCHAO,
+    UNSEEN,
+    keeps_small_updates,
+    rounds_stochastically,
+    trains_loaded_weights,
+)
 from hf_memkit.check.subject import Subject
 
 _TRAINER = "transformers 5.23.0: trainer_optimizer.py"
 _BITSANDBYTES: Final = ("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit", "lion_8bit", "paged_lion_8bit",
                         "ademamix_8bit", "paged_ademamix_8bit")  # fmt: skip
-_TORCHAO: Final = ("adamw_torch_4bit", "adamw_torch_8bit")
 _SMALLEST: Final = 4096
 """Elements below which no state is quantised (bitsandbytes 0.50.2: optim/optimizer.py 508; torchao 0.18.0:
 optim/adam.py 78)."""
-
-
-_TRIED_IN_16_BITS: Final = ("lomo", "adalomo", "galore_adamw", "apollo_adamw")
-"""They round to nearest too, but their papers train 16-bit weights with them, and say how well: Lv et al. 2023, arXiv
-2306.09782 and 2310.10195; Zhao et al. 2024, arXiv 2403.03507; Zhu et al. 2024, arXiv 2412.05270."""
 
 
 def _class(subject: Subject) -> str:
@@ -28,21 +29,14 @@ def _class(subject: Subject) -> str:
 
 
 def _trains_16_bit_weights(subject: Subject) -> bool:
-    """It is known that the weights are loaded in bf16, and that they, not adapters, are trained without a copy."""
-    plain = subject.config is None and not subject.has_setting("adapter")
-    return plain and subject.setting("model.dtype") in ("bfloat16", "float16")
-
-
-def _rounds_stochastically(subject: Subject) -> bool:
-    if _class(subject):
-        return subject.setting("optimizer.bf16_stochastic_round") is True
-    on = options(subject).get("bf16_stochastic_round", "False").lower() in ("y", "yes", "t", "true", "on", "1")
-    return named_optimizer(subject) in _TORCHAO and on
+    """It is known that the weights are loaded in 16 bits, and that they, not adapters, are trained without a copy."""
+    return subject.setting("model.dtype") in ("bfloat16", "float16") and trains_loaded_weights(subject)
 
 
 @rule(
     "stochastic-rounding-missing",
-    why="this optimizer rounds 16-bit weights to nearest: every update below 1/256 of a weight is lost, silently",
+    why="this optimizer rounds 16-bit weights to nearest: every update below 1/256 of a weight is lost, silently, "
+    f"{UNSEEN}",
     fix="take adamw-8bit-stochastic or adamw-4bit-stochastic, or fp32 weights with bf16: true",
     source="torch 2.13: optim/adamw.py (the update is added in the weight's dtype); bitsandbytes 0.50.2: "
     "backends/cpu/ops.py 448; transformers 5.23.0: optimization.py, Adafactor copies its fp32 result back",
@@ -51,9 +45,7 @@ def _rounds_stochastically(subject: Subject) -> bool:
                 "pure-bf16", "lion-8bit", "sgd-momentum"),
 )  # fmt: skip
 def stochastic_rounding_missing(subject: Subject) -> Iterator[Found]:
-    if named_optimizer(subject).startswith(_TRIED_IN_16_BITS) and not _class(subject):
-        return
-    if _trains_16_bit_weights(subject) and not _rounds_stochastically(subject):
+    if _trains_16_bit_weights(subject) and not keeps_small_updates(subject):
         key = "optimizer.class" if _class(subject) else "optim"
         value = _class(subject) or named_optimizer(subject) or "adamw_torch_fused"
         yield Found(key, value, argument=not _class(subject))
@@ -70,7 +62,7 @@ def stochastic_rounding_missing(subject: Subject) -> Iterator[Found]:
 def stochastic_rounding_ignored(subject: Subject) -> Iterator[Found]:
     autocast = subject.argument("bf16") is True or subject.argument("fp16") is True
     wide = subject.setting("model.dtype", "float32" if autocast and not subject.settings else "") == "float32"
-    if not wide or not _rounds_stochastically(subject):
+    if not wide or not rounds_stochastically(subject):
         return
     if _class(subject):
         yield Found("optimizer.bf16_stochastic_round", True)
@@ -88,7 +80,7 @@ def stochastic_rounding_ignored(subject: Subject) -> Iterator[Found]:
     techniques=("adamw-8bit-stochastic", "adamw-4bit-stochastic", "pure-bf16"),
 )
 def second_moment_in_bf16(subject: Subject) -> Iterator[Found]:
-    torchao = named_optimizer(subject) in _TORCHAO and not _class(subject)
+    torchao = named_optimizer(subject) in TORCHAO and not _class(subject)
     if _trains_16_bit_weights(subject) and (torchao or _class(subject).startswith("torchao.")):
         value = _class(subject) or named_optimizer(subject)
         yield Found("optimizer.class" if _class(subject) else "optim", value, argument=not _class(subject))
@@ -104,7 +96,7 @@ def second_moment_in_bf16(subject: Subject) -> Iterator[Found]:
 )
 def embedding_not_quantised(subject: Subject) -> Iterator[Found]:
     model, optim = subject.model, named_optimizer(subject)
-    low = (optim in _TORCHAO and not _class(subject)) or _class(subject).endswith((":AdamW8bit", ":AdamW4bit"))
+    low = (optim in TORCHAO and not _class(subject)) or _class(subject).endswith((":AdamW8bit", ":AdamW4bit"))
     if model is None or not low or subject.has_setting("adapter"):
         return
     block = int(subject.setting("optimizer.block_size", 256))
@@ -126,7 +118,7 @@ def embedding_not_quantised(subject: Subject) -> Iterator[Found]:
 )
 def adapters_too_small_for_8_bit(subject: Subject) -> Iterator[Found]:
     rank, optim = subject.setting("adapter.r"), named_optimizer(subject)
-    if subject.model is None or not isinstance(rank, int) or optim not in (*_BITSANDBYTES, *_TORCHAO):
+    if subject.model is None or not isinstance(rank, int) or optim not in (*_BITSANDBYTES, *TORCHAO):
         return
     sides = [side for layer in subject.model.linears if not layer.head for side in (layer.inputs, layer.outputs)]
     if sides and rank * max(sides) < _SMALLEST:

@@ -6,20 +6,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from hf_memkit.check.rule import Found, rule
+from hf_memkit.check.rules.rounding import UNSEEN, keeps_small_updates, trains_loaded_weights
 from hf_memkit.check.subject import Subject
 
 _SHORT: Final = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32"}
-
-ROUNDS_STOCHASTICALLY: Final = ("adamw_torch_8bit", "adamw_torch_4bit")
-"""torchao's, through Trainer, and only with `optim_args="bf16_stochastic_round=True"` (transformers 5.23.0:
-trainer_optimizer.py 472)."""
-
-_COMPENSATES: Final = ("stable_adamw", "adamw_anyprecision")
-"""They keep what rounding cut off in a second tensor (torch-optimi: Kahan summation for 16-bit weights by itself;
-torchdistx with `use_kahan_summation=True`)."""
-
-_TRIED_IN_16_BITS: Final = ("lomo", "adalomo", "galore_", "apollo_")
-"""They round to nearest, but their papers train 16-bit weights with them (docs/techniques/optimizers.md)."""
 
 
 def _weights(subject: Subject) -> tuple[str, str] | None:
@@ -34,29 +24,10 @@ def _weights(subject: Subject) -> tuple[str, str] | None:
     return None
 
 
-def _all_trained(subject: Subject) -> bool:
-    """Whether the loaded weights themselves are trained, by Trainer's own optimizer."""
-    adapters = subject.has_setting("adapter") or subject.argument("use_peft") is True
-    quantised = subject.has_setting("model.quantization") or any(
-        subject.argument(name) is True for name in ("load_in_4bit", "load_in_8bit")
-    )
-    return not (adapters or quantised or subject.config is not None or subject.argument("deepspeed"))
-
-
-def _keeps_small_updates(subject: Subject) -> bool:
-    optim = str(subject.argument("optim", "adamw_torch_fused"))
-    chosen = str(subject.argument("optim_args", "")).replace(" ", "")
-    if optim in ROUNDS_STOCHASTICALLY:
-        return "bf16_stochastic_round=True" in chosen
-    if optim in _COMPENSATES:
-        return optim == "stable_adamw" or "use_kahan_summation=True" in chosen
-    return optim.startswith(_TRIED_IN_16_BITS)
-
-
 @rule(
     "bf16-weights-lose-updates",
     why="a bf16 weight has 8 bits: what an ordinary optimizer adds is lost where it is less than about 1/256 of the "
-    "weight, which at fine-tuning rates is most of it",
+    f"weight, which at fine-tuning rates is most of it; {UNSEEN}",
     fix="load fp32 weights (dtype: float32) and set bf16: true, or take an optimizer that rounds stochastically "
     "(technique adamw-8bit-stochastic)",
     source="torch 2.13.0: optim/adamw.py; transformers 5.23.0: trainer_optimizer.py 472",
@@ -68,7 +39,7 @@ def bf16_weights_lose_updates(subject: Subject) -> Iterator[Found]:
     # A setup's weights have a rule of their own: stochastic-rounding-missing.
     if found is None or found[0] == "model.dtype" or found[1] != "bfloat16":
         return
-    if _all_trained(subject) and not _keeps_small_updates(subject):
+    if trains_loaded_weights(subject) and not keeps_small_updates(subject):
         yield Found(found[0], subject.argument(found[0]), argument=True)
 
 
@@ -83,7 +54,7 @@ def bf16_weights_lose_updates(subject: Subject) -> Iterator[Found]:
 )
 def fp16_weights_trained(subject: Subject) -> Iterator[Found]:
     found = _weights(subject)
-    if found and found[1] == "float16" and _all_trained(subject):
+    if found and found[1] == "float16" and trains_loaded_weights(subject):
         yield Found(found[0], "float16", argument=found[0] != "model.dtype")
 
 
@@ -147,22 +118,3 @@ def tf32_not_there(subject: Subject) -> Iterator[Found]:
     old = gpu is not None and not gpu.bf16
     if subject.argument("tf32") is True and (subject.without_gpu or old) and not subject.settings:
         yield Found("tf32", True, argument=True)
-
-
-@rule(
-    "full-eval-rounds-the-weights",
-    why="during training it has no effect; trainer.evaluate() before or after it rounds the fp32 weights to 16 bits "
-    "for good, so that training goes on in 16 bits, and what is saved then is rounded",
-    fix="delete it: with bf16: true or fp16: true evaluation is autocast anyway",
-    source="transformers 5.23.0: trainer.py 2939-2945",
-    needs_config=False,
-    techniques=("bf16-autocast", "fp16-autocast", "fp32"),
-)
-def full_eval_rounds_the_weights(subject: Subject) -> Iterator[Found]:
-    trains = subject.argument("do_train") is True or bool(subject.settings) or subject.argument("max_steps", 0) != 0
-    evaluates = subject.argument("eval_strategy", "no") not in ("no", False)
-    if subject.config is not None or not (trains or evaluates):
-        return
-    for name in ("bf16_full_eval", "fp16_full_eval"):
-        if subject.argument(name) is True:
-            yield Found(name, True, argument=True)

@@ -1,0 +1,64 @@
+"""Whether 16-bit weights are trained as they are, and whether the optimizer keeps what rounding them cuts off."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hf_memkit.check.rules.optimizer_options import named_optimizer, options
+from hf_memkit.check.rules.scripts import mixed_precision, trains_adapters
+from hf_memkit.check.subject import Subject
+
+__all__ = ["TORCHAO", "UNSEEN", "keeps_small_updates", "rounds_stochastically", "trains_loaded_weights"]
+
+TORCHAO: Final = ("adamw_torch_4bit", "adamw_torch_8bit")
+"""They round stochastically only with `optim_args="bf16_stochastic_round=True"` (transformers 5.23.0:
+trainer_optimizer.py 472)."""
+
+_TRIED_IN_16_BITS: Final = ("lomo", "adalomo", "galore_", "apollo_")
+"""They round to nearest, but their papers train 16-bit weights with them, and say how well: Lv et al. 2023, arXiv
+2306.09782 and 2310.10195; Zhao et al. 2024, arXiv 2403.03507; Zhu et al. 2024, arXiv 2412.05270."""
+
+_TRUE: Final = ("y", "yes", "t", "true", "on", "1")  # transformers 5.23.0: utils/generic.py, strtobool
+
+UNSEEN: Final = "unless accelerate's own config switches on DeepSpeed or FSDP, which the file cannot show"
+"""Both keep fp32 copies of 16-bit weights: to be said by rules that take the weights to be trained as they are."""
+
+
+def trains_loaded_weights(subject: Subject) -> bool:
+    """The loaded weights are trained in their own dtype: there are no adapters, no 4 or 8 bits, no fp32 copy.
+
+    DeepSpeed keeps one, and accelerate makes trainable weights fp32 for FSDP where mixed precision is on (accelerate
+    1.15.0: accelerator.py 1999-2037, utils/fsdp_utils.py 813-820).
+    """
+    quantised = subject.has_setting("model.quantization") or any(
+        subject.argument(name) is True for name in ("load_in_4bit", "load_in_8bit")
+    )
+    deepspeed = subject.config is not None or bool(subject.argument("deepspeed"))
+    made_wide = bool(subject.argument("fsdp")) and mixed_precision(subject)
+    return not (trains_adapters(subject) or quantised or deepspeed or made_wide)
+
+
+def rounds_stochastically(subject: Subject) -> bool:
+    if subject.setting("optimizer.class"):
+        return subject.setting("optimizer.bf16_stochastic_round") is True
+    return named_optimizer(subject) in TORCHAO and _switched_on(subject, "bf16_stochastic_round")
+
+
+def keeps_small_updates(subject: Subject) -> bool:
+    """The optimizer rounds stochastically, or compensates, or was tried in 16 bits by its authors.
+
+    Kahan summation keeps what was cut off in a second tensor: torch-optimi does so for 16-bit weights by itself
+    (optimi/stableadamw.py 121-123; Trainer passes None on), torchdistx where it is told to (transformers 5.23.0:
+    trainer_optimizer.py 304).
+    """
+    if subject.setting("optimizer.class"):
+        return rounds_stochastically(subject)
+    optim = named_optimizer(subject)
+    compensates = optim == "stable_adamw" or (
+        optim == "adamw_anyprecision" and _switched_on(subject, "use_kahan_summation")
+    )
+    return compensates or optim.startswith(_TRIED_IN_16_BITS) or rounds_stochastically(subject)
+
+
+def _switched_on(subject: Subject, option: str) -> bool:
+    return options(subject).get(option, "").lower() in _TRUE
