@@ -228,6 +228,14 @@ def _without(key: str, reason: str) -> Callable[[Rehearsed], Rehearsed]:
     return leave_out
 
 
+def _no_flash(rehearsed: Rehearsed) -> Rehearsed:
+    """SDPA and eager attention run on a CPU too; flash and flex kernels do not."""
+    key = "model.attn_implementation"
+    if rehearsed.setup[key] in ("sdpa", "eager"):
+        return rehearsed
+    return _without(key, "its kernels are for CUDA")(rehearsed)
+
+
 _CUDA_ONLY: Final[dict[str, Callable[[Rehearsed], Rehearsed]]] = {
     "arguments.activation_checkpointing_kwargs": _host_memory_not_pinned,
     "arguments.optim": _no_paging,
@@ -239,7 +247,7 @@ _CUDA_ONLY: Final[dict[str, Callable[[Rehearsed], Rehearsed]]] = {
     "arguments.torch_compile_mode": _without("arguments.torch_compile_mode", "nothing is compiled here"),
     "trainer_parts.recompilation_guard": _without("trainer_parts.recompilation_guard", "nothing is compiled here"),
     "arguments.use_liger_kernel": _without("arguments.use_liger_kernel", "Liger's kernels are for CUDA"),
-    "model.attn_implementation": _without("model.attn_implementation", "a CPU has its own attention kernels"),
+    "model.attn_implementation": _no_flash,
     "model.device_map": _without("model.device_map", "there is no card to read the weights to"),
     "trainer_parts.cpu_offload_optimizer": _not_offloaded,
 }

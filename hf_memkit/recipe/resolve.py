@@ -196,7 +196,12 @@ def _build(
         model, machine, micro_batch, sequence_length, nvme_path, variant.values, overrides.gpus, overrides.nodes,
         accumulation,
     )  # fmt: skip
-    setup = share_among_processes(apply_variant(name, variant, job, left_out), job)
+
+    def with_own_optimizer(made: TrainingSetup) -> TrainingSetup:
+        """The ledger counts the states of the optimizer that the user set."""
+        return made.put("arguments.optim", chosen["optim"], "--set") if "optim" in chosen else made
+
+    setup = share_among_processes(apply_variant(name, variant, job, left_out, with_own_optimizer), job)
     refuse_ignored(setup, chosen)
     if overrides.nvme_path and overrides.variant != "auto" and not setup.ledger.total_bytes("disk"):
         raise SettingError(f"--nvme-path: variant {name!r} puts nothing on disk; only infinity does")

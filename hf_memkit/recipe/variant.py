@@ -54,23 +54,32 @@ def where_possible(
         left_out.update(impossible)
 
 
-def apply_variant(name: str, variant: Variant, job: Job, left_out: Mapping[str, str]) -> TrainingSetup:
+def apply_variant(
+    name: str,
+    variant: Variant,
+    job: Job,
+    left_out: Mapping[str, str],
+    change: Callable[[TrainingSetup], TrainingSetup] | None = None,
+) -> TrainingSetup:
     """The variant's techniques, with the first of its kinds of checkpointing with which it fits the card, or the last.
 
     Args:
         name, variant: the variant.
         job: what it is for; its machine has a card.
         left_out: techniques that are left out, each with why.
+        change: what is done to the setup after its techniques, before its ledger is computed.
     """
     if not variant.checkpointing:
-        return apply_preset(name, job, variant.techniques, left_out=left_out)
+        return apply_preset(name, job, variant.techniques, left_out=left_out, change=change)
     assert job.machine.gpu is not None
     limit, tried = job.machine.gpu.usable_bytes, []
     for choice in variant.checkpointing:
         if choice == NO_CHECKPOINTING:
-            setup = apply_preset(name, job, variant.techniques, without=_CHECKPOINTING, left_out=left_out)
+            setup = apply_preset(
+                name, job, variant.techniques, without=_CHECKPOINTING, left_out=left_out, change=change
+            )
         else:
-            setup = apply_preset(name, job, [*variant.techniques, choice], left_out=left_out)
+            setup = apply_preset(name, job, [*variant.techniques, choice], left_out=left_out, change=change)
         needed = setup.ledger.total_bytes("device")
         tried.append(f"{choice} {format_gib(needed)}")
         if needed <= limit:

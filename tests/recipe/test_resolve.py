@@ -150,7 +150,7 @@ def test_offload_pins_only_where_the_rounded_blocks_fit(recipe: Recipe, machine:
 
     assert pinned(64) and not pinned(33)
     setup = make(recipe, of(machine, "16GB", 33), "offload").setup
-    assert "keeps gradients and optimizer states in RAM: 29.26 GiB" in setup.notes[0]
+    assert "keeps gradients and optimizer states in RAM: 26.26 GiB" in setup.notes[0]
     sizes = {size["key"]: size["reason"] for size in setup["deepspeed.sizes"]}
     assert "round up to powers of two" in sizes["zero_optimization.offload_optimizer.pin_memory"]
 
@@ -240,3 +240,11 @@ def test_what_would_do_nothing_is_left_out_and_said(recipe: Recipe, machine: Mac
     own = recipe.model_copy(update={"variants": {"resident": named}})
     setup = make(own, machine, "resident", sequence_length=64, settings=chosen).setup
     assert "chunked-loss" in setup.techniques
+
+
+def test_the_ledger_counts_the_optimizer_that_was_set(recipe: Recipe, machine: Machine) -> None:
+    def states(**chosen: str) -> int:
+        setup = resolve(recipe, machine, Overrides("lora", settings=chosen), use_hub=False).setup
+        return sum(row.size_bytes for row in setup.ledger.rows if row.category == "optimizer")
+
+    assert 0 < states(optim="adafactor") < states() / 10
