@@ -47,15 +47,15 @@ SECTIONS: Final[Mapping[str, ModuleType]] = {
 
 
 def provenance() -> dict[str, Any]:
-    """Versions and hardware that stand beside every result."""
-    machine = this_machine()
+    """Versions and hardware that stand beside every result; where on the disk it ran is nobody's business."""
+    hardware = {key: value for key, value in this_machine().to_json().items() if key != "disk_path"}
     versions = {"memkit": __version__, "python": platform.python_version()}
     for package in PACKAGES:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return {"versions": versions, "hardware": machine.to_json(), "time": int(time.time())}
+    return {"versions": versions, "hardware": hardware, "time": int(time.time())}
 
 
 def load_results(path: Path) -> dict[str, dict[str, Any]]:

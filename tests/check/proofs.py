@@ -18,11 +18,12 @@ from pathlib import Path
 
 from hf_memkit.zero import ops
 from hf_memkit.zero.launch import single_process_environment
+from tests.operators import EVERY_OPERATOR
 
 
 def main(wanted: list[str]) -> None:
     os.environ.update(single_process_environment(), DS_ACCELERATOR="cpu")
-    ops.build(("deepspeed_shm_comm", "cpu_adam", "pin_memory", "async_io"), print, cpu=True)
+    ops.build(EVERY_OPERATOR, print, cpu=True)
     import deepspeed
 
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)

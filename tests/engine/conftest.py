@@ -15,6 +15,7 @@ import pytest
 from hf_memkit.models import ModelFacts, describe
 from hf_memkit.zero import ops
 from tests.conftest import ROOT
+from tests.operators import EVERY_OPERATOR
 
 Results = Callable[[str], list[dict[str, Any]]]
 """Name of a case → what each of its processes came to."""
@@ -47,8 +48,7 @@ def double(folder: Path) -> Results:
 
 def drive(folder: Path, command: list[str], *, processes: int = 1) -> Results:
     """Trains the cases, and returns their results. Whatever went wrong fails the cases that it stopped."""
-    everything = ("deepspeed_shm_comm", "cpu_adam", "pin_memory", "async_io")
-    ops.build(everything, print, cpu=True)
+    ops.build(EVERY_OPERATOR, print, cpu=True)
     place = folder / str(processes)
     place.mkdir()
     (place / "initial").symlink_to(folder / "initial")

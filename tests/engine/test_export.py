@@ -13,9 +13,10 @@ import pytest
 from hf_memkit.zero import ops
 from tests.conftest import ROOT, Memkit
 
+LOSS = ("chunked_loss.py", "chunked_loss_logits.py")
 FILES = {
-    "resident": {"train.py", "low_bit_adamw.py", "chunked_loss.py", "verify_checkpointing.py"},
-    "offload": {"train.py", "ds_config.json", "process_group.py", "chunked_loss.py", "verify_checkpointing.py"},
+    "resident": {"train.py", "low_bit_adamw.py", *LOSS, "verify_checkpointing.py"},
+    "offload": {"train.py", "ds_config.json", "process_group.py", *LOSS, "verify_checkpointing.py"},
     "infinity": {
         "train.py",
         "ds_config.json",
@@ -23,7 +24,7 @@ FILES = {
         "process_group.py",
         "verify_checkpointing.py",
     },
-    "lora": {"train.py", "chunked_loss.py", "verify_checkpointing.py"},
+    "lora": {"train.py", *LOSS, "verify_checkpointing.py"},
 }
 
 

@@ -14,6 +14,7 @@ from hf_memkit.zero import ops
 from hf_memkit.zero.launch import single_process_environment
 from tests.conftest import Memkit
 from tests.engine.tiny_training import save_initial_weights
+from tests.operators import EVERY_OPERATOR
 
 SCRIPT = """
 import json, sys
@@ -44,8 +45,7 @@ leave_process_group()
 def test_a_sized_preset_trains_and_swaps_what_its_ledger_says(memkit: Memkit, tmp_path: Path) -> None:
     save_initial_weights(tmp_path / "model")
     (tmp_path / "disk").mkdir()
-    everything = ("deepspeed_shm_comm", "cpu_adam", "pin_memory", "async_io")
-    ops.build(everything, print, cpu=True)
+    ops.build(EVERY_OPERATOR, print, cpu=True)
     options = ("--model", "./model", "--gpu-memory", "16GB", "--ram", "32GB", "--nvme-path", str(tmp_path / "disk"))
     copied = memkit("ds", "copy", "zero3-infinity", "ds.json", *options, "--json")
     assert copied.returncode == 0, copied.stderr

@@ -169,7 +169,9 @@ def test_the_setups_scores() -> None:
     sdpa = find_technique("sdpa-attention")(eager, job)
     assert sdpa["model.attn_implementation"] == "sdpa" and kept_scores_bytes(sdpa, job) == 0
     assert "9.38 GiB" in sdpa.settings[-1].reason or "9.4 GiB" in sdpa.settings[-1].reason
-    assert any("padding mask" in note for note in sdpa.notes)
+    assert not sdpa.notes, "a preset that merely has it says nothing of masks"
+    named = find_technique("sdpa-attention")(TrainingSetup("lean+sdpa-attention"), job)
+    assert any("padding mask" in note for note in named.notes)
 
 
 def test_flash_attention_asks_for_the_card() -> None:

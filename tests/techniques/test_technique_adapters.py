@@ -253,11 +253,10 @@ def test_the_preset_trains_a_saved_model_as_it_is(folders: dict[str, Path], tmp_
     so small a model, because 8-bit optimizers take no state of fewer than 4096 elements."""
     setup = preset(
         name, model=str(folders["llama"]), gpu_memory="16GB", global_batch_size=4, sequence_length=16,
-        values={"rank": 64},
+        values={"rank": 64}, arguments={"per_device_train_batch_size": 2},
     )  # fmt: skip
-    own = {"use_cpu": True, "max_steps": 3, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2,
-           "learning_rate": 1e-2, "logging_steps": 1, "report_to": "none", "save_strategy": "no",
-           "disable_tqdm": True}  # fmt: skip
+    own = {"use_cpu": True, "max_steps": 3, "learning_rate": 1e-2, "logging_steps": 1, "report_to": "none",
+           "save_strategy": "no", "disable_tqdm": True}  # fmt: skip
     trainer = setup.trainer(str(tmp_path / "run"), arguments=own, train_dataset=rows())
     trainer.train()
     kinds = {type(module).__name__ for module in trainer.model.modules()}

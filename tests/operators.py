@@ -1,0 +1,16 @@
+"""Builds the DeepSpeed operators that tests use: `python -m tests.operators`. Minutes the first time, then nothing.
+
+scripts/test calls it before all tests, so that none of them spends its time limit on a compiler. A test that is run
+by itself builds what it needs.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hf_memkit.zero import ops
+
+EVERY_OPERATOR: Final = ("deepspeed_shm_comm", "cpu_adam", "pin_memory", "async_io")
+
+if __name__ == "__main__":
+    ops.build(EVERY_OPERATOR, print, cpu=True)
