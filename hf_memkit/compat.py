@@ -9,9 +9,22 @@ import dataclasses
 import typing
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
-__all__ = ["argument_types", "current_name", "name_in_version", "to_installed_arguments"]
+from packaging.version import Version
+
+__all__ = [
+    "FreeOrder",
+    "argument_types",
+    "current_name",
+    "free_order",
+    "name_in_version",
+    "to_installed_arguments",
+]
+
+FreeOrder = Literal["segment", "block", "address"]
+"""What decides between free blocks of equal size: the age of their segment and then the address (torch 2.13 and later,
+pytorch pull request 183591), the age of the block (torch 2.12, 178362), or the address alone (torch 2.11)."""
 
 # transformers 5.23 renamed these fields; the old names are deprecated there, and the new ones unknown before.
 # Source: transformers/training_args.py, 5.22.0 and 5.23.0. memkit speaks the new names everywhere.
@@ -60,3 +73,9 @@ def to_installed_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {
         _RENAMED[name] if name in _RENAMED and name not in known else name: value for name, value in arguments.items()
     }
+
+
+def free_order(torch_version: str) -> FreeOrder:
+    """How that version of torch, such as `"2.13.0+cu130"`, puts free blocks of equal size in order."""
+    release = Version(torch_version).release
+    return "segment" if release >= (2, 13) else "block" if release >= (2, 12) else "address"

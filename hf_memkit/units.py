@@ -10,8 +10,9 @@ import re
 
 from hf_memkit.errors import InputError
 
-__all__ = ["GB", "GIB", "MIB", "format_gib", "format_mib", "parse_size"]
+__all__ = ["GB", "GIB", "KIB", "MIB", "format_gib", "format_mib", "format_size", "parse_size"]
 
+KIB = 2**10
 MIB = 2**20
 GIB = 2**30
 GB = 10**9
@@ -47,3 +48,13 @@ def format_gib(size_bytes: float) -> str:
 def format_mib(size_bytes: float) -> str:
     """`"190.7 MiB"`."""
     return f"{size_bytes / MIB:.1f} MiB"
+
+
+def format_size(size_bytes: float) -> str:
+    """A size in the unit in which it can be read: `"2.90 GiB"`, `"1.6 MiB"`, `"0.5 KiB"`.
+
+    From 0.1 of a unit on it is that unit, so that nothing but nothing reads as 0.00.
+    """
+    if size_bytes == 0 or abs(size_bytes) >= GIB / 10:
+        return format_gib(size_bytes)
+    return format_mib(size_bytes) if abs(size_bytes) >= MIB / 10 else f"{size_bytes / KIB:.1f} KiB"

@@ -7,12 +7,13 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+
+from evidence_tables import update  # noqa: E402
 
 from hf_memkit.techniques.precision import PARAMETER_BYTES  # noqa: E402
 
@@ -79,33 +80,16 @@ def loading_table() -> str:
     )
 
 
-def pages() -> dict[Path, str]:
-    """Each page as it should be."""
-    tables = {
+def tables() -> dict[Path, dict[str, str]]:
+    """Each page's tables."""
+    return {
         PAGES / "precision.md": {"bytes": bytes_table(), "accumulation": accumulation_table()},
         PAGES / "loading.md": {"loading": loading_table()},
     }
-    return {page: _filled(page, blocks) for page, blocks in tables.items()}
 
 
 def main(arguments: list[str]) -> int:
-    stale = [(page, text) for page, text in pages().items() if page.read_text() != text]
-    for page, text in stale:
-        if "--check" in arguments:
-            print(f"{page.relative_to(ROOT)} is not what the evidence says: run scripts/precision_docs.py")
-        else:
-            page.write_text(text)
-    return 1 if stale and "--check" in arguments else 0
-
-
-def _filled(page: Path, blocks: dict[str, str]) -> str:
-    text = page.read_text()
-    for name, table in blocks.items():
-        block = re.compile(f"(<!-- evidence: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        if not block.search(text):
-            raise SystemExit(f"{page}: no block for {name}")
-        text = block.sub(lambda found, table=table: f"{found[1]}{table}\n{found[2]}", text)
-    return text
+    return update(tables(), arguments, "precision_docs.py")
 
 
 def _percent(share: float) -> str:

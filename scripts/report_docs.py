@@ -7,10 +7,11 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
+
+from evidence_tables import update
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -66,33 +67,16 @@ def overhead_table() -> str:
     return "\n\n".join(parts)
 
 
-def pages() -> dict[Path, str]:
-    """Each page as it should be."""
-    tables = {
+def tables() -> dict[Path, dict[str, str]]:
+    """Each page's tables."""
+    return {
         ROOT / "docs" / "report.md": {"diagnosis": diagnosis_table()},
         ROOT / "docs" / "measuring.md": {"overhead": overhead_table()},
     }
-    return {page: _filled(page, blocks) for page, blocks in tables.items()}
 
 
 def main(arguments: list[str]) -> int:
-    stale = [(page, text) for page, text in pages().items() if page.read_text() != text]
-    for page, text in stale:
-        if "--check" in arguments:
-            print(f"{page.relative_to(ROOT)} is not what the evidence says: run scripts/report_docs.py")
-        else:
-            page.write_text(text)
-    return 1 if stale and "--check" in arguments else 0
-
-
-def _filled(page: Path, blocks: dict[str, str]) -> str:
-    text = page.read_text()
-    for name, table in blocks.items():
-        block = re.compile(f"(<!-- evidence: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        if not block.search(text):
-            raise SystemExit(f"{page}: no block for {name}")
-        text = block.sub(lambda found, table=table: f"{found[1]}{table}\n{found[2]}", text)
-    return text
+    return update(tables(), arguments, "report_docs.py")
 
 
 def _of_kind(scores: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,10 @@ import pytest
 from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.units import GIB
+from hf_memkit.zero import ops
+
+# Scripts that tests run as their users would build no operator of their own beside memkit's.
+os.environ["TORCH_EXTENSIONS_DIR"] = str(ops.extensions_folder(cpu=True))
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -72,6 +76,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return group(nodeid.partition("::")[0])
 
     return ByGroup(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@pytest.fixture(autouse=True)
+def _loud_transformers() -> Iterator[None]:
+    """The command line quietens transformers for its process; here that would be the next test's process too."""
+    yield
+    logging = sys.modules.get("transformers.utils.logging")
+    if logging is not None:
+        logging.set_verbosity_warning()
 
 
 Memkit = Callable[..., subprocess.CompletedProcess[str]]

@@ -18,7 +18,7 @@ from hf_memkit.errors import InputError
 from hf_memkit.hardware import gpu_of_size, named_gpu, this_machine
 from hf_memkit.ledger import Ledger, Row
 from hf_memkit.training_setup import Setting, TrainingSetup
-from hf_memkit.units import GIB, format_gib, parse_size
+from hf_memkit.units import GIB, MIB, format_gib, format_size, parse_size
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -38,6 +38,22 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 
 def test_gib_is_not_gb() -> None:
     assert format_gib(16 * 10**9) == "14.90 GiB"
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (3 * GIB, "3.00 GiB"),
+        (GIB // 10 + 1, "0.10 GiB"),
+        (GIB // 10 - 1, "102.4 MiB"),
+        (MIB, "1.0 MiB"),
+        (MIB // 10 - 1, "102.4 KiB"),
+        (100, "0.1 KiB"),
+        (0, "0.00 GiB"),
+    ],
+)
+def test_a_size_reads_in_its_own_unit(size: int, text: str) -> None:
+    assert format_size(size) == text
 
 
 @pytest.mark.parametrize("kind", ["recipes", "ds_configs"])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from typing import Final
 
 from hf_memkit.errors import MissingPackageError
 from hf_memkit.technique import TECHNIQUES
 from hf_memkit.training_setup import TrainingSetup
 
-__all__ = ["require_packages"]
+__all__ = ["needed_packages", "require_packages"]
 
 _EXTRA: Final = {
     "torchao": "gpu",
@@ -21,6 +22,31 @@ _EXTRA: Final = {
 }
 """Import name → the extra of hf-memkit that brings it."""
 
+_USED_BY: Final = {
+    "apollo_torch": r"arguments\.optim=apollo_",
+    "bitsandbytes": r"arguments\.optim=(?!adamw_torch)(paged_|lion_|ademamix|.*bnb|.*_8bit)|model\.quantization="
+    r"|optimizer\.class=hf_memkit\.parts\.large_batch_optimizers:",
+    "flash_attn": r"model\.attn_implementation=flash_attention",
+    "galore_torch": r"arguments\.optim=galore_",
+    "liger_kernel": r"arguments\.use_liger_kernel=True",
+    "lomo_optim": r"arguments\.optim=(ada)?lomo$",
+    "peft": r"adapter\.",
+    "torchao": r"arguments\.optim=adamw_torch_[48]bit|optimizer\.class=hf_memkit\.parts\.low_bit_adamw:"
+    r"|trainer_parts\.cpu_offload_optimizer=",
+}
+"""Import name → the settings, as `key=value`, that have it imported: what the user replaced is among them no more."""
+
+
+def needed_packages(setup: TrainingSetup) -> dict[str, str]:
+    """`{import name: technique}` of what the setup's techniques import for the settings that it still has."""
+    settings = [f"{setting.key}={setting.value}" for setting in setup.settings]
+    return {
+        package: name
+        for name in setup.techniques
+        for package in (TECHNIQUES[name].packages if name in TECHNIQUES else ())
+        if any(re.match(_USED_BY[package], setting) for setting in settings)
+    }
+
 
 def require_packages(setup: TrainingSetup) -> None:
     """Makes sure that what the setup's techniques import is installed.
@@ -28,10 +54,9 @@ def require_packages(setup: TrainingSetup) -> None:
     Raises:
         MissingPackageError: a package is missing; names the command that installs it.
     """
-    for name in setup.techniques:
-        for package in TECHNIQUES[name].packages if name in TECHNIQUES else ():
-            if importlib.util.find_spec(package) is None:
-                what = f"'hf-memkit[{_EXTRA[package]}]'" if package in _EXTRA else package
-                raise MissingPackageError(
-                    f"{setup.preset!r} needs {package} (for {name}), which is not installed; run: pip install {what}"
-                )
+    for package, name in needed_packages(setup).items():
+        if importlib.util.find_spec(package) is None:
+            what = f"'hf-memkit[{_EXTRA[package]}]'" if package in _EXTRA else package
+            raise MissingPackageError(
+                f"{setup.preset!r} needs {package} (for {name}), which is not installed; run: pip install {what}"
+            )

@@ -7,7 +7,7 @@ from typing import Any
 
 from hf_memkit.build.optimizer import optimizer_class_and_options
 from hf_memkit.build.parts import trainer_part_options
-from hf_memkit.errors import SettingError
+from hf_memkit.errors import RunError, SettingError
 from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["trainer_options"]
@@ -34,8 +34,9 @@ def trainer_options(
 
     Raises:
         SettingError: two parts give Trainer the same thing.
-        RunError: a part cannot do its work.
+        RunError: a part cannot do its work, or Trainer would wrap the model in nn.DataParallel.
     """
+    _refuse_data_parallel(model, arguments)
     own = dict(own or {})
     options: dict[str, Any] = {}
     owner: dict[str, str] = {}
@@ -61,3 +62,20 @@ def trainer_options(
     if callbacks:
         options["callbacks"] = callbacks
     return options
+
+
+def _refuse_data_parallel(model: Any, arguments: Any) -> None:
+    """Raises where one process sees several cards and the model is not spread over them.
+
+    Trainer would wrap the model in nn.DataParallel (transformers 5.23.0: trainer.py 2666-2672) and multiply the batch
+    by the number of cards (training_args.py, `train_batch_size`), which no setup reckons with; parts that replace
+    methods of one instance, or hold a state, cannot be copied that way.
+    """
+    places = set((getattr(model, "hf_device_map", None) or {}).values()) - {"cpu", "disk"}
+    cards = arguments.n_gpu
+    if cards > 1 and len(places) < 2:
+        raise RunError(
+            f"this process sees {cards} cards: Trainer would copy the model to each of them in every step "
+            f"(nn.DataParallel) and multiply the batch by {cards}; start one process a card (torchrun "
+            f"--nproc-per-node {cards}), or set CUDA_VISIBLE_DEVICES to one"
+        )

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hf_memkit.cli.options import Gpu, GpuMemory, Json, Ram
+
 if TYPE_CHECKING:
     from hf_memkit.check import Problem
     from hf_memkit.check.reading import File
@@ -34,12 +36,12 @@ def check(
         str | None, typer.Option(help="Trainer's arguments that a DeepSpeed JSON goes with (YAML or JSON).")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Hub ID or local folder: check buffers and memory for it.")] = None,
-    gpu: Annotated[str | None, typer.Option(help="For this card, such as T4 or 'RTX 4090'.")] = None,
-    gpu_memory: Annotated[str | None, typer.Option(help="For a card of this size with bf16, such as 16GB.")] = None,
-    ram: Annotated[str | None, typer.Option(help="For this much RAM, such as 64GB.")] = None,
+    gpu: Gpu = None,
+    gpu_memory: GpuMemory = None,
+    ram: Ram = None,
     gpus: Annotated[int | None, typer.Option(min=1, help="Cards (processes) on each machine.")] = None,
     nvme_path: Annotated[str | None, typer.Option(help="The folder whose free disk counts.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> int:
     """Known mistakes, before any model is loaded."""
     return run_check(

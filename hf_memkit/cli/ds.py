@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from hf_memkit.cli.ds_prepare import Prepared, prepare
+from hf_memkit.cli.options import Gpu, GpuMemory, Gpus, Json, Nodes, NvmePath, Ram
 from hf_memkit.errors import InputError
 
 __all__ = ["app"]
@@ -29,13 +30,6 @@ app = typer.Typer(
 )
 
 Model = Annotated[str | None, typer.Option(help="Hub ID or local folder: compute every buffer for this model.")]
-Gpu = Annotated[str | None, typer.Option(help="For this card, such as T4 or 'RTX 4090'.")]
-GpuMemory = Annotated[str | None, typer.Option(help="For a card of this size with bf16, such as 16GB.")]
-Ram = Annotated[str | None, typer.Option(help="For this much RAM, such as 64GB.")]
-Gpus = Annotated[int, typer.Option(min=1, help="Cards (processes) on each machine.")]
-Nodes = Annotated[int, typer.Option(min=1, help="Machines.")]
-NvmePath = Annotated[str | None, typer.Option(help="Folder on a fast disk, for presets that swap.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("list", help="What there is, what each preset saves and what it costs.")

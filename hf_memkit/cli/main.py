@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import typer
 
 from hf_memkit._version import __version__
-from hf_memkit.cli import check, doctor, ds, explain, preset, recipe, report
+from hf_memkit.cli import check, doctor, ds, explain, predict, preset, recipe, report
 from hf_memkit.errors import MemkitError
 
 __all__ = ["main", "main_and_exit"]
@@ -36,6 +36,11 @@ app.command(
     help="Known mistakes in a DeepSpeed JSON, an argument file or a recipe, before any model is loaded.",
     epilog=check.EXAMPLES,
 )(check.check)
+app.command(
+    "predict",
+    help="What a training will need, by phase and category, and whether it fits a card; no GPU is needed.",
+    epilog=predict.EXAMPLES,
+)(predict.predict)
 app.command(
     "report",
     help="Where the memory went: a finished or running job's records as text or one page.",

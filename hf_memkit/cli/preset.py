@@ -8,10 +8,23 @@ from typing import Annotated
 
 import typer
 
+from hf_memkit.cli.options import (
+    Args,
+    Gpu,
+    GpuMemory,
+    Gpus,
+    Json,
+    Nodes,
+    NvmePath,
+    Ram,
+    SequenceLength,
+    Set,
+    Technique,
+)
 from hf_memkit.cli.preset_prepare import Asked, Prepared, prepare
 from hf_memkit.errors import InputError
 
-__all__ = ["app"]
+__all__ = ["Args", "Gpu", "GpuMemory", "Gpus", "Json", "Nodes", "Ram", "SequenceLength", "Set", "Technique", "app"]
 
 app = typer.Typer(
     name="preset",
@@ -30,31 +43,10 @@ app = typer.Typer(
 
 Name = Annotated[str, typer.Argument(help="A preset, or presets and techniques joined by +, such as lean+lora.")]
 Model = Annotated[str | None, typer.Option(help="Hub ID or local folder: compute sizes and bytes for this model.")]
-Gpu = Annotated[str | None, typer.Option(help="For this card, such as T4 or 'RTX 4090'.")]
-GpuMemory = Annotated[str | None, typer.Option(help="For a card of this size with bf16, such as 16GB.")]
-Ram = Annotated[str | None, typer.Option(help="For this much RAM, such as 64GB.")]
-Gpus = Annotated[int, typer.Option(min=1, help="Cards (processes) on each machine.")]
-Nodes = Annotated[int, typer.Option(min=1, help="Machines.")]
 BatchSize = Annotated[
     int | None, typer.Option(min=1, help="Sequences an optimizer step, all cards together (the global batch).")
 ]
-SequenceLength = Annotated[int | None, typer.Option(min=1, help="Tokens in a sequence.")]
-NvmePath = Annotated[str | None, typer.Option(help="Folder on a fast disk, for presets that swap.")]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A field of TrainingArguments, or a value such as rank=32."),
-]
-Args = Annotated[
-    str | None, typer.Option("--args", metavar="FILE", help="Your own arguments (YAML or JSON); they win.")
-]
-Technique = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--technique", metavar="NAME", help="A technique that takes the place of what decides the same thing."
-    ),
-]
 For = Annotated[str, typer.Option("--for", metavar="SCRIPT", help="Whose arguments: trainer, run_clm or trl.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("list", help="What there is, and for whom; --techniques: every technique, what it saves and costs.")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from hf_memkit.errors import InputError, SettingError, did_you_mean
+from hf_memkit.errors import InputError, SettingError
 
 if TYPE_CHECKING:
     from hf_memkit.presets import PresetSetup
@@ -67,6 +66,7 @@ def prepare(asked: Asked) -> Prepared:
         SettingError: values that contradict each other, or would have no effect; all are listed.
     """
     from hf_memkit.cli.libraries import quiet_libraries
+    from hf_memkit.cli.own_arguments import is_field, read_file, read_settings
     from hf_memkit.hardware import this_machine
     from hf_memkit.presets import compose, preset
     from hf_memkit.presets.outside import LENGTH_NAMES, SCRIPTS
@@ -76,10 +76,10 @@ def prepare(asked: Asked) -> Prepared:
     if asked.script not in SCRIPTS:
         raise InputError(f"--for {asked.script}: unknown; one of {', '.join(SCRIPTS)}")
     kinds = {key: kind for one in techniques for key, kind in one.values.items()}
-    values, set_here = _settings(asked.settings, kinds)
-    own, notes = _own_file(asked.args) if asked.args else ({}, [])
+    values, set_here = read_settings(asked.settings, kinds)
+    own, notes = read_file(asked.args) if asked.args else ({}, [])
     own |= set_here
-    fields = {name: value for name, value in own.items() if _is_field(name)}
+    fields = {name: value for name, value in own.items() if is_field(name)}
     model, length = asked.model, asked.sequence_length
     if length is None:
         key = next((key for key in LENGTH_NAMES if type(own.get(key)) is int), None)
@@ -107,71 +107,6 @@ def prepare(asked: Asked) -> Prepared:
     if model is not None and not (asked.gpu or asked.gpu_memory) and this_machine(".").gpu is None:
         notes.append("no GPU here and none named (--gpu, --gpu-memory): one with bf16 is assumed, of any size")
     return Prepared(setup, own, asked.script, tuple(notes), tuple(asked.techniques))
-
-
-def _settings(pairs: Sequence[str], kinds: Mapping[str, type]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(values of techniques, fields of TrainingArguments) of `--set key=value`."""
-    from hf_memkit.argument_values import convert
-    from hf_memkit.recipe.settings import parse_settings
-
-    values: dict[str, Any] = {}
-    fields = []
-    problems = []
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals or name.strip() not in kinds:
-            fields.append(pair)
-            continue
-        try:
-            values[name.strip()] = convert(text.strip(), kinds[name.strip()])
-        except ValueError as error:
-            problems.append(f"--set {pair}: {error}")
-    parsed: dict[str, Any] = {}
-    try:
-        parsed = parse_settings(fields, {})
-    except SettingError as error:
-        for line in str(error).splitlines():
-            name = line.removeprefix("--set ").partition(":")[0]
-            unknown = kinds and "no field of TrainingArguments" in line
-            problems.append(
-                f"{line}{did_you_mean(name, kinds)}; values of this preset: {', '.join(kinds)}" if unknown else line
-            )
-    if problems:
-        raise SettingError("\n".join(problems))
-    return values, parsed
-
-
-def _own_file(path: str) -> tuple[dict[str, Any], list[str]]:
-    """What the user's file holds under today's names, each field of its type; and what was changed for that."""
-    from hf_memkit import compat
-    from hf_memkit.argument_values import checked
-    from hf_memkit.check.reading import read
-
-    file = read(path)
-    if file.kind != "arguments":
-        raise InputError(f"{file.path}: --args takes a file of Trainer's arguments, and this is a {file.kind}")
-    if file.duplicates:
-        raise InputError(f"{file.path}: {', '.join(file.duplicates)}: stands there twice; keep one")
-    found, problems = checked(file.content)
-    if problems:
-        raise SettingError("\n".join(f"{file.path}: {problem}" for problem in problems))
-    notes = []
-    for given, value in file.content.items():
-        name = compat.current_name(str(given))
-        if type(value) is not type(found[name]) and isinstance(value, str | bool):
-            notes.append(f"{given}: {value!r} of your file is written as {found[name]!r}, as the field's type asks")
-    known = compat.argument_types()
-    for name in found:
-        close = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
-        if name not in known and close:
-            notes.append(f"{name} is passed on to your script; the field of TrainingArguments is {close[0]}")
-    return found, notes
-
-
-def _is_field(name: str) -> bool:
-    from hf_memkit import compat
-
-    return name in compat.argument_types()
 
 
 def _model_of_file(name: str, notes: list[str]) -> str | None:

@@ -104,29 +104,34 @@ def written(prepared: Prepared, files: list[Path], *, new_folder: bool = False) 
         say(f"Made the folder {target.parent}")
     for file in files:
         say(f"Wrote {file}")
+    if prepared.file("DEEPSPEED.json").entries:  # of an empty file a note says that it changes nothing
+        _use(target, prepared.script)
+    _aside(prepared, say_to_stderr)
+    for problem in prepared.setup.problems:
+        say_to_stderr(f"PROBLEM: {problem}")
+
+
+def _use(target: Path, script: str) -> None:
+    """How the file is used."""
     is_json = target.suffix.lower() == ".json"
-    if not prepared.file("DEEPSPEED.json").entries:
-        say_to_stderr(f"{target} holds nothing that a script could use: do what stands below instead")
-    elif prepared.script == "trl":
+    if script == "trl":
         say(f"Use it: trl sft --config {target}")
         if is_json:
             say("TRL reads YAML; JSON is YAML too")
     elif is_json:
         say(f"Use it: python SCRIPT {target}, with nothing else behind it: that is how transformers' examples read it")
-    elif prepared.script == "run_clm":
+    elif script == "run_clm":
         say_to_stderr(f"Note: transformers' examples read JSON only; memkit preset copy … {target.stem}.json")
     else:
         say(f'Use it: HfArgumentParser(TrainingArguments).parse_yaml_file("{target}")')
-    _aside(prepared, say_to_stderr)
-    for problem in prepared.setup.problems:
-        say_to_stderr(f"PROBLEM: {problem}")
 
 
 def printed(prepared: Prepared) -> None:
     """After the file went to standard output, whose comments say the rest; on standard error."""
     outside = len(prepared.file().outside)
     if outside:
-        say_to_stderr(f"Note: {outside} things cannot be said by arguments; they stand at the end")
+        things = "1 thing" if outside == 1 else f"{outside} things"
+        say_to_stderr(f"Note: {things} cannot be said by arguments; see the comments at the end")
     for problem in prepared.setup.problems:
         say_to_stderr(f"PROBLEM: {problem}")
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from hf_memkit.cli.tables import ledger_table, plain_table
-from hf_memkit.units import GIB
+from hf_memkit.units import GIB, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -143,7 +143,7 @@ def closing(job: Run, content: dict[str, Any]) -> None:
         f"The target run trains {target['model.name']} with {target['arguments.per_device_train_batch_size']} × "
         f"{target['arguments.gradient_accumulation_steps']}{_processes(job)} sequences of "
         f"{target['data.sequence_length']} tokens a step, {target['arguments.max_steps']} steps, and needs by formula "
-        f"{target.ledger.total_bytes('device') / GIB:.1f} GiB on {'each' if job.processes > 1 else 'the'} card."
+        f"{format_size(target.ledger.total_bytes('device'))} on {'each' if job.processes > 1 else 'the'} card."
         if target.ledger.rows
         else f"The target run trains {target['model.name']}: see --dry-run --gpu-memory for its settings."
     )

@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from hf_memkit.ledger import PLACES, Ledger
-from hf_memkit.units import GIB
+from hf_memkit.units import format_size
 
 __all__ = ["ledger_table", "plain_table"]
 
@@ -17,26 +17,27 @@ _SOURCE_FOLDER = re.compile(r"deepspeed [0-9.]+: \S*/(?=\S+\.py)")
 
 
 def plain_table(*columns: str, title: str | None = None) -> Table:
-    """A table without lines; the column "GiB" is set to the right."""
+    """A table without lines; the column "size" is set to the right."""
     table = Table(box=None, title=title, title_justify="left", header_style="bold", pad_edge=False)
     for column in columns:
-        table.add_column(column, justify="right" if column == "GiB" else "left", overflow="fold")
+        size = column == "size"
+        table.add_column(column, justify="right" if size else "left", overflow="fold", no_wrap=size)
     return table
 
 
 def ledger_table(ledger: Ledger) -> Table:
     """Every row, and for each place the sum: what is always held, and the phase that adds most to it."""
-    columns = ("place", "category", "term", "GiB", "held", "source")
+    columns = ("place", "category", "term", "size", "held", "source")
     table = plain_table(*columns, title="Bytes by formula (computed, not measured)")
     for place in PLACES:
         rows = [row for row in ledger.rows if row.place == place]
         for row in rows:
             table.add_row(
-                place, row.category, escape(row.term), f"{row.size_bytes / GIB:.2f}",
+                place, row.category, escape(row.term), format_size(row.size_bytes),
                 row.phase or "always", escape(_SOURCE_FOLDER.sub("", row.source)),
             )  # fmt: skip
         if rows:
             phase = ledger.peak_phase(place)
             what = f"[bold]always + {phase}[/bold]" if phase else "[bold]sum[/bold]"
-            table.add_row(place, "", what, f"[bold]{ledger.total_bytes(place) / GIB:.2f}[/bold]", "", "")
+            table.add_row(place, "", what, f"[bold]{format_size(ledger.total_bytes(place))}[/bold]", "", "")
     return table

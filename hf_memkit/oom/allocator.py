@@ -81,7 +81,7 @@ def for_fragmentation(message: OomMessage, in_use: str | None) -> tuple[Setting,
         settings.append(Setting(key, "expandable_segments:True", True, _why_expandable(message)))
     value = split_size_mb(requested)
     if on or message.device_type == "xpu":
-        pass  # expandable segments do not use it
+        pass  # beside expandable segments it makes things worse
     elif value is None:
         settings.append(
             Setting(

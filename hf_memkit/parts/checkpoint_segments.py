@@ -53,14 +53,31 @@ def install(model: nn.Module, *, segment_layers: int) -> Callable[[], None]:
     flags = [module.gradient_checkpointing for module in around]
     for module in around:
         module.gradient_checkpointing = True
+    for stack in stacks:
+        stack.owner.__dict__[_REPLICATE] = _no_replicas
 
     def undo() -> None:
         for stack in stacks:
             stack.remove()
+            stack.owner.__dict__.pop(_REPLICATE, None)
         for module, flag in zip(around, flags, strict=True):
             module.gradient_checkpointing = flag
 
     return undo
+
+
+_REPLICATE = "_replicate_for_data_parallel"
+
+
+def _no_replicas() -> Any:
+    """In place of the method by which nn.DataParallel copies a module (torch:torch/nn/parallel/replicate.py).
+
+    Copies share their hooks, and run at the same time: one would close the segment that another one has open.
+    """
+    raise RuntimeError(
+        "segments cannot be used under nn.DataParallel, in which Trainer wraps a model if one process sees several "
+        "cards; start one process a card (torchrun --nproc-per-node N), or set CUDA_VISIBLE_DEVICES to one"
+    )
 
 
 def _stacks_of(model: nn.Module) -> list[tuple[nn.Module, nn.ModuleList]]:
@@ -86,6 +103,7 @@ class _Stack:
     """One list of layers, cut into segments, and the segment that is open in the forward pass."""
 
     def __init__(self, owner: nn.Module, layers: list[nn.Module], length: int) -> None:
+        self.owner = owner
         self._open: Generator[None, None, None] | None = None
         self._calls: list[_Call] = []
         self._previous: Tensor | None = None

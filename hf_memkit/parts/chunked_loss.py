@@ -2,23 +2,14 @@
 
 The model's own forward runs as it is. Only while it is called with labels, its output embedding (`lm_head`) returns a
 note of what it was given instead of logits, and the model's `loss_function` turns that note into the loss, chunk by
-chunk. Scaling and soft-capping that a model applies to its logits in between are noted too and repeated for each
-chunk (Gemma 2 and 3, Cohere, Granite, …); anything else that a model does with them is refused.
+chunk (`chunked_loss_sum.py`). Scaling and soft-capping that a model applies to its logits in between are noted too and
+repeated for each chunk (Gemma 2 and 3, Cohere, Granite, …); anything else that a model does with them is refused.
 
-Each chunk is done by
-- Liger's kernel (Hsu et al. 2024, arXiv 2410.10989) on a CUDA card, if liger-kernel is installed;
-- `torch.nn.functional.linear_cross_entropy` in fp32, on a torch that has it (2.13). In 16 bits it returns a 16-bit
-  loss, three digits of a sum over thousands of tokens (torch:torch/nn/modules/linear_cross_entropy.py, `output`);
-- otherwise a checkpointed call (Chen et al. 2016, arXiv 1604.06174) of the output embedding itself, which also suits
-  an output embedding that is quantised, has an adapter, or is gathered by DeepSpeed.
-
-This file needs torch and transformers, and `chunked_loss_logits.py` beside it.
+This file needs torch and transformers, and `chunked_loss_sum.py` and `chunked_loss_logits.py` beside it.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import inspect
 import types
 from collections.abc import Callable, Iterator
@@ -27,26 +18,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from hf_memkit.parts.chunked_loss_logits import LogitsOnDemand, NotedLogits, Step, vocabulary_of, without_notes
+from hf_memkit.parts.chunked_loss_sum import ENGINES, ChunkedSum, chunk_tokens_for
 
 __all__ = ["chunk_tokens_for", "install"]
-
-ENGINES = ("auto", "liger", "torch", "loop")
-
-_CHUNK_BYTES = 256 * 2**20
-_MOST_TOKENS = 1024
-
-
-def chunk_tokens_for(vocabulary: int) -> int:
-    """Tokens in a chunk: the largest power of two, at most 1024, whose fp32 logits take at most 256 MiB.
-
-    Larger chunks make no matrix product faster; smaller ones add to the gradient of the output embedding more often.
-    """
-    fitting = max(1, _CHUNK_BYTES // (4 * vocabulary))
-    return int(min(_MOST_TOKENS, 1 << (fitting.bit_length() - 1)))
 
 
 def install(
@@ -82,8 +59,8 @@ def install(
     if engine not in ENGINES:
         raise ValueError(f"engine={engine!r} must be one of {', '.join(ENGINES)}")
     language_model = _language_model(model)
-    head = language_model.get_output_embeddings()
-    chunked = _ChunkedLoss(language_model, head, chunk_tokens, label_smoothing, engine)
+    sums = ChunkedSum(language_model.get_output_embeddings(), chunk_tokens, label_smoothing, engine)
+    chunked = _ChunkedLoss(language_model, sums)
     undo = chunked.put_in()
     if self_check:
         try:
@@ -137,14 +114,13 @@ class _LossFunction:
 
 
 class _ChunkedLoss:
-    """The replaced methods of one model, and the arithmetic."""
+    """The replaced methods of one model."""
 
-    def __init__(self, model: Any, head: Any, chunk: int | None, smoothing: float, engine: str) -> None:
-        self.model, self.head, self.chunk, self.smoothing, self.engine = model, head, chunk, smoothing, engine
+    def __init__(self, model: Any, sums: ChunkedSum) -> None:
+        self.model, self.head, self.sums = model, sums.head, sums
         self.name = type(model).__name__
         self.armed = False
-        self.work: Callable[[Tensor], Tensor] | None = None
-        self.own_forward, self.head_forward = model.forward, head.forward
+        self.own_forward = model.forward
         self.signature = inspect.signature(model.forward)
 
     def put_in(self) -> Callable[[], None]:
@@ -154,6 +130,7 @@ class _ChunkedLoss:
             (model, _STATE): self,
             (model, "forward"): types.MethodType(_signed(self.signature), model),
             (model, "_loss_function"): _LossFunction(self),
+            (model, "_replicate_for_data_parallel"): _no_replicas,
             (head, _STATE): self,
             (head, "forward"): types.MethodType(_EAGER_HEAD, head),
         }
@@ -208,67 +185,12 @@ class _ChunkedLoss:
         targets = shift_labels.reshape(-1).to(hidden.device)
         if len(targets) != len(hidden):
             raise ValueError(f"chunked_loss: {len(targets)} labels for {len(hidden)} logits (logits_to_keep?)")
-        total = self._sum(hidden, targets, noted.steps, ignore_index)
+        total = self.sums(hidden, targets, noted.steps, ignore_index)
         if num_items_in_batch is None:
             return total / (targets != ignore_index).sum()
         if isinstance(num_items_in_batch, Tensor):
             num_items_in_batch = num_items_in_batch.to(total.device)
         return total / num_items_in_batch
-
-    def _sum(self, hidden: Tensor, targets: Tensor, steps: tuple[Step, ...], ignore_index: int) -> Tensor:
-        """Sum of the losses of `hidden` [tokens, width] for `targets` [tokens], in fp32."""
-        engine = self.engine_for(hidden, steps)
-        if engine == "liger":
-            from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
-
-            # "sum", divided afterwards: Liger computes the gradients in forward, before a loss scale is applied, and
-            # gradients of a mean over thousands of tokens underflow in fp16.
-            liger = LigerFusedLinearCrossEntropyLoss(
-                ignore_index=ignore_index, label_smoothing=self.smoothing, reduction="sum"
-            )
-            fused: Tensor = liger(self.head.weight, hidden, targets, getattr(self.head, "bias", None))
-            return fused
-        chunk = self.chunk or chunk_tokens_for(vocabulary_of(self.head))
-        if engine == "torch":
-            options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=min(chunk, len(hidden)))
-            value: Tensor = torch.nn.functional.linear_cross_entropy(
-                hidden, self.head.weight, targets, linear_bias=getattr(self.head, "bias", None),
-                reduction="sum", ignore_index=ignore_index, options=options,
-            )  # fmt: skip
-            return value
-        # One call of the output embedding, with the loop inside: hooks on it run once. DeepSpeed's stage 3 gathers the
-        # weight in them, and its processes, whose batches have different numbers of chunks, must do so equally often.
-        self.work = functools.partial(self._loop, targets=targets, steps=steps, ignore_index=ignore_index, chunk=chunk)
-        try:
-            total: Tensor = self.head(hidden)
-        finally:
-            self.work = None
-        return total
-
-    def _loop(
-        self, hidden: Tensor, *, targets: Tensor, steps: tuple[Step, ...], ignore_index: int, chunk: int
-    ) -> Tensor:
-        def chunk_sum(part: Tensor, part_targets: Tensor) -> Tensor:
-            logits = self.head_forward(part)
-            for step in steps:
-                logits = step(logits)
-            return nn.functional.cross_entropy(
-                logits.float(), part_targets, ignore_index=ignore_index, reduction="sum",
-                label_smoothing=self.smoothing,
-            )  # fmt: skip
-
-        needed = torch.is_grad_enabled()
-        # Dropout of an adapter on the output embedding must be the same when it is recomputed.
-        random = type(self.head) is not nn.Linear
-        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        for part, part_targets in zip(torch.split(hidden, chunk), torch.split(targets, chunk), strict=True):
-            if needed:
-                total = total + checkpoint(
-                    chunk_sum, part, part_targets, use_reentrant=False, preserve_rng_state=random
-                )
-            else:
-                total = total + chunk_sum(part, part_targets)
-        return total
 
     def logits(self, hidden: Tensor, steps: tuple[Step, ...]) -> Tensor:
         """The model's logits for `hidden`, with what the model does to them."""
@@ -281,48 +203,6 @@ class _ChunkedLoss:
             logits = step(logits)
         result: Tensor = logits
         return result
-
-    def engine_for(self, hidden: Tensor, steps: tuple[Step, ...]) -> str:
-        """The engine for these hidden states: the one asked for, or the fastest that is applicable."""
-        if self.engine == "loop":
-            return "loop"
-        reason = self._not_plain(hidden, steps)
-        if not reason and self.engine in ("auto", "liger"):
-            reason = _not_liger(hidden)
-            if not reason:
-                return "liger"
-        if self.engine in ("auto", "torch"):
-            reason = self._not_plain(hidden, steps) or self._not_torch(hidden)
-            if not reason:
-                return "torch"
-        if self.engine != "auto":
-            raise ValueError(f"chunked_loss: engine={self.engine!r} cannot be used: {reason}")
-        return "loop"
-
-    def _not_plain(self, hidden: Tensor, steps: tuple[Step, ...]) -> str:
-        """Why the weight of the output embedding cannot be used by itself; empty if it can."""
-        head: Any = self.head
-        if steps:
-            return "the model scales or caps its logits"
-        if type(head) is not nn.Linear:
-            return f"the output embedding is a {type(head).__name__}"
-        # DeepSpeed's stage 3 gathers a weight in hooks of its module; others hook on to have it called.
-        if head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or head._backward_pre_hooks:
-            return "the output embedding has hooks"
-        if head.weight.dim() != 2 or head.weight.shape[1] != hidden.shape[1]:
-            return "the weight of the output embedding is not whole"
-        return ""
-
-    def _not_torch(self, hidden: Tensor) -> str:
-        if not hasattr(torch.nn.functional, "linear_cross_entropy"):
-            return "this torch has no linear_cross_entropy"
-        if self.smoothing:
-            return "torch's form has no label smoothing: it makes all logits then"
-        if hidden.dtype != torch.float32 or self.head.weight.dtype != torch.float32:
-            return "torch's form returns a 16-bit loss"
-        if torch.is_autocast_enabled(hidden.device.type):
-            return "torch's form takes no part in autocast"
-        return ""
 
     def compare_with_own_loss(self) -> None:
         """Compare with the model's own loss for eight tokens, out of training mode.
@@ -337,8 +217,9 @@ class _ChunkedLoss:
         tokens = torch.arange(8, device=self.model.get_input_embeddings().weight.device)[None] * 7 % words
         labels = tokens.clone()
         labels[0, 1] = -100
-        options = self.smoothing, self.chunk
-        self.smoothing, self.chunk = 0.0, 3
+        sums = self.sums
+        options = sums.smoothing, sums.chunk
+        sums.smoothing, sums.chunk = 0.0, 3
         try:
             with torch.no_grad(), _evaluating(self.model):
                 try:
@@ -347,7 +228,7 @@ class _ChunkedLoss:
                     return  # it needs other inputs, or kernels that this device has not; it is watched in training
                 chunked = self.model(input_ids=tokens, labels=labels).loss
         finally:
-            self.smoothing, self.chunk = options
+            sums.smoothing, sums.chunk = options
         if not torch.allclose(chunked, own, rtol=1e-3, atol=1e-3):
             raise ValueError(
                 f"chunked_loss gives {float(chunked):.6f} where {self.name} gives {float(own):.6f}: it cannot be used"
@@ -358,14 +239,27 @@ def _forward(model: Any, *args: Any, **kwargs: Any) -> Any:
     return model.__dict__[_STATE].forward(args, kwargs)
 
 
+def _no_replicas() -> Any:
+    """In place of the method by which nn.DataParallel copies a module (torch:torch/nn/parallel/replicate.py).
+
+    A copy takes over what stands in the instance's `__dict__`: it would run the forward of the model that it is a copy
+    of, on that model's card.
+    """
+    raise RuntimeError(
+        "chunked_loss cannot be used under nn.DataParallel, in which Trainer wraps a model if one process sees "
+        "several cards; start one process a card (torchrun --nproc-per-node N), or set CUDA_VISIBLE_DEVICES to one"
+    )
+
+
 def _head_forward(head: Any, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
     chunked = head.__dict__[_STATE]
-    if chunked.work is not None:
-        work, chunked.work = chunked.work, None
+    sums = chunked.sums
+    if sums.work is not None:
+        work, sums.work = sums.work, None
         return work(hidden)
     if chunked.armed and not args and not kwargs:
         return NotedLogits(chunked, hidden)
-    return chunked.head_forward(hidden, *args, **kwargs)
+    return sums.head_forward(hidden, *args, **kwargs)
 
 
 _disable: Any = torch.compiler.disable
@@ -391,13 +285,6 @@ def _signed(own: inspect.Signature) -> Callable[..., Any]:
 
 _STATE = "_chunked_loss"
 _ABSENT = object()
-
-
-def _not_liger(hidden: Tensor) -> str:
-    if not hidden.is_cuda:
-        return "Liger's kernel needs a CUDA card"
-    missing = [name for name in ("liger_kernel", "triton") if importlib.util.find_spec(name) is None]
-    return f"not installed: {', '.join(missing)}" if missing else ""
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from typing import Final
 
 from hf_memkit import compat
 from hf_memkit._version import __version__
+from hf_memkit.build import needed_packages
 from hf_memkit.build.model import LOADING_ONLY, model_options
 from hf_memkit.errors import InputError
 from hf_memkit.recipe.export_data import (
@@ -35,7 +36,6 @@ from hf_memkit.recipe.export_parts import (
     trainer_part_lines,
 )
 from hf_memkit.recipe.run import Run
-from hf_memkit.technique import TECHNIQUES
 from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["export_script", "start_command"]
@@ -111,7 +111,7 @@ def _requirements(setup: TrainingSetup) -> str:
     names = ["torch", "transformers", "accelerate", "datasets", "hf-memkit"]
     names += ["deepspeed"] if "deepspeed.config" in setup else []
     names += ["peft"] if setup.section("adapter") else []
-    names += [package.replace("_", "-") for name in setup.techniques for package in TECHNIQUES[name].packages]
+    names += [package.replace("_", "-") for package in needed_packages(setup)]
     made = f"made with torch {version('torch')}, transformers {version('transformers')}"
     return f"{', '.join(dict.fromkeys(names))} ({made})"
 

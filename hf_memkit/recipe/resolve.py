@@ -24,7 +24,7 @@ from hf_memkit.recipe.summing import summing_note
 from hf_memkit.recipe.variant import apply_variant, where_possible
 from hf_memkit.techniques.batch import split_batch
 from hf_memkit.training_setup import TrainingSetup
-from hf_memkit.units import GIB, format_gib
+from hf_memkit.units import GIB, format_size
 
 __all__ = ["Overrides", "Resolved", "resolve"]
 
@@ -166,12 +166,12 @@ def _why(setup: TrainingSetup, machine: Machine, others_rejected: bool) -> str:
     gpu = machine.gpu
     assert gpu is not None
     parts = [
-        f"{format_gib(setup.ledger.total_bytes('device'))} of {format_gib(gpu.usable_bytes)} on {gpu.name}",
-        f"{format_gib(setup.ledger.total_bytes('host', 'pinned'))} of {format_gib(machine.ram_bytes)} of RAM",
+        f"{format_size(setup.ledger.total_bytes('device'))} of {format_size(gpu.usable_bytes)} on {gpu.name}",
+        f"{format_size(setup.ledger.total_bytes('host', 'pinned'))} of {format_size(machine.ram_bytes)} of RAM",
     ]
     disk = setup.ledger.total_bytes("disk")
     if disk:
-        parts.append(f"{format_gib(disk)} of {format_gib(machine.disk_free_bytes)} of disk")
+        parts.append(f"{format_size(disk)} of {format_size(machine.disk_free_bytes)} of disk")
     order = "the first variant that fits" if others_rejected else "the recipe's first choice, and it fits"
     return f"{order} (by formula: {', '.join(parts)})"
 
@@ -287,6 +287,6 @@ def _saving(setup: TrainingSetup, machine: Machine, model: ModelFacts, steps: in
     # Trainer writes the new checkpoint before it deletes the oldest, so one more than the limit exists at times.
     limit = 2 if free >= 3 * one else 1
     if free < 2 * one:
-        return 0, 0, f"off: a checkpoint takes {format_gib(one)}, and {max(0.0, free / GIB):.1f} GiB of disk are left"
-    each = f"a checkpoint takes {format_gib(one)} by formula" if one > GIB else "checkpoints are small"
+        return 0, 0, f"off: a checkpoint takes {format_size(one)}, and {max(0.0, free / GIB):.1f} GiB of disk are left"
+    each = f"a checkpoint takes {format_size(one)} by formula" if one > GIB else "checkpoints are small"
     return max(1, steps // _CHECKPOINTS), limit, f"a run that is stopped can go on; {each}"

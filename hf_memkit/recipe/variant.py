@@ -15,7 +15,7 @@ from hf_memkit.presets.compose import left_out_where_impossible
 from hf_memkit.recipe.schema import NO_CHECKPOINTING, Variant
 from hf_memkit.technique import Family
 from hf_memkit.training_setup import TrainingSetup
-from hf_memkit.units import format_gib
+from hf_memkit.units import format_size
 
 __all__ = ["apply_variant", "where_possible"]
 
@@ -81,11 +81,11 @@ def apply_variant(
         else:
             setup = apply_preset(name, job, [*variant.techniques, choice], left_out=left_out, change=change)
         needed = setup.ledger.total_bytes("device")
-        tried.append(f"{choice} {format_gib(needed)}")
+        tried.append(f"{choice} {format_size(needed)}")
         if needed <= limit:
             break
     which = "the first of those listed that fits" if needed <= limit else "with none of those listed it fits"
     return setup.with_notes(
         f"Activation checkpointing: {choice}, {which}. On the card, by formula: {', '.join(tried)}, of "
-        f"{format_gib(limit)}."
+        f"{format_size(limit)}."
     )

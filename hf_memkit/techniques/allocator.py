@@ -15,8 +15,10 @@ __all__ = [
     "expandable_segments",
     "garbage_collection_threshold",
     "max_split_size",
+    "of_no_use",
     "options",
     "problems_of",
+    "refused_by_torch",
     "user_settings",
     "with_option",
 ]
@@ -39,9 +41,20 @@ _KNOWN: Final = (
 )  # fmt: skip
 """Options of torch 2.13.0: c10/core/AllocatorConfig.h and c10/cuda/CUDAAllocatorConfig.h (`getKeys`)."""
 
-FIXED_SEGMENT_OPTIONS: Final = ("max_split_size_mb", "garbage_collection_threshold")
-"""Options that only segments of fixed size have: the allocator splits expandable ones in any case, and collects none
-(pytorch: c10/cuda/CUDACachingAllocator.cpp, `should_split` and `garbage_collect_cached_blocks`)."""
+_BESIDE_EXPANDABLE: Final[Mapping[str, str]] = {
+    "max_split_size_mb": "expandable segments are split in any case, and free memory above the limit serves nothing "
+    "smaller: more is reserved, not less",
+    "garbage_collection_threshold": "expandable segments are never collected: torch takes the option and does nothing "
+    "with it",
+}
+"""Options that only segments of fixed size are the better for (pytorch: c10/cuda/CUDACachingAllocator.cpp,
+`should_split`, `get_free_block` and `garbage_collect_cached_blocks`)."""
+
+_LIMIT: Final = "per_process_memory_fraction"
+LIMITED_SHARE: Final = 0.99
+"""torch collects only where the process has a limit, and then from the threshold's share of that limit on (pytorch:
+c10/cuda/CUDACachingAllocator.cpp, `malloc`: `set_fraction && garbage_collection_threshold() > 0.0`). This limit is
+above what a CUDA context leaves of any card."""
 
 SMALLEST_SPLIT_MIB: Final = 20
 """torch refuses less: the size of its own large segments (pytorch: c10/core/AllocatorConfig.cpp)."""
@@ -75,7 +88,7 @@ def expandable_segments(setup: TrainingSetup, job: Job) -> TrainingSetup:
     slot="segments",
     saves="fragmentation where expandable segments are not to be had: large blocks are not cut up for small tensors",
     costs="memory: a block above the limit serves only requests of nearly its size",
-    not_when="segments are expandable: the limit has no effect on them",
+    not_when="segments are expandable: they are split all the same, and more is reserved",
     proof="gpu",
     gpu_only="a setting of the CUDA allocator",
     values={"max_split_size_mb": int},
@@ -102,14 +115,18 @@ def max_split_size(setup: TrainingSetup, job: Job) -> TrainingSetup:
     bounds={"garbage_collection_threshold": (1e-6, 1)},  # torch wants more than 0; less than this means nothing
 )
 def garbage_collection_threshold(setup: TrainingSetup, job: Job) -> TrainingSetup:
-    """`garbage_collection_threshold:X`. Value: `garbage_collection_threshold` (share of the card; default 0.8)."""
+    """`garbage_collection_threshold:X`, and the limit without which torch collects nothing.
+
+    Value: `garbage_collection_threshold` (share of the card; default 0.8).
+    """
     share = float(job.values.get("garbage_collection_threshold", DEFAULT_THRESHOLD))
     if not 0 < share < 1:
         setup = setup.with_problems([f"garbage_collection_threshold={share}: torch wants a share between 0 and 1"])
-    return with_option(
+    setup = with_option(
         setup, "garbage_collection_threshold", f"{share:g}",
         f"above {100 * share:g} % of the card, cached blocks go back to the driver, the longest unused first",
     )  # fmt: skip
+    return with_option(setup, _LIMIT, f"{LIMITED_SHARE:g}", "torch collects only where the process has a limit")
 
 
 def with_option(setup: TrainingSetup, name: str, value: str, reason: str) -> TrainingSetup:
@@ -143,8 +160,17 @@ def options(text: str) -> dict[str, str]:
     return found
 
 
-def problems_of(text: str) -> list[tuple[str, str, str]]:
-    """(option, what torch does with it, what to write) of every mistake in the variable's text."""
+Mistake = tuple[str, str, str]
+"""(option, what torch does with it, what to write)."""
+
+
+def problems_of(text: str) -> list[Mistake]:
+    """Every mistake in the variable's text: what torch refuses, and what is of no use there."""
+    return [*refused_by_torch(text), *of_no_use(text)]
+
+
+def refused_by_torch(text: str) -> list[Mistake]:
+    """What torch stops at, when it reads the variable or when it first uses the card."""
     found = []
     chosen = options(text)
     for name, value in chosen.items():
@@ -160,11 +186,27 @@ def problems_of(text: str) -> list[tuple[str, str, str]]:
             found.append(
                 (name, f"torch refuses less than {SMALLEST_SPLIT_MIB}", f"write {SMALLEST_SPLIT_MIB} or more")
             )
+    return found
+
+
+def of_no_use(text: str) -> list[Mistake]:
+    """What torch takes, and which does nothing or harm beside the other options."""
+    found = []
+    chosen = options(text)
     if chosen.get("expandable_segments") == "True":
-        for name in FIXED_SEGMENT_OPTIONS:
-            if name in chosen:
-                found.append((name, "expandable segments are split in any case and never collected: torch takes the "
-                              "option and does nothing with it", "delete it, or expandable_segments"))  # fmt: skip
+        found.extend(
+            (name, why, "delete it, or expandable_segments")
+            for name, why in _BESIDE_EXPANDABLE.items()
+            if name in chosen
+        )
+    elif "garbage_collection_threshold" in chosen and chosen.get(_LIMIT, "1") in ("1", "1.0"):
+        found.append(
+            (
+                "garbage_collection_threshold",
+                "torch collects only where the process has a limit: without one it does nothing with the option",
+                f"write {_LIMIT}:{LIMITED_SHARE:g} beside it (or call torch.cuda.set_per_process_memory_fraction)",
+            )
+        )
     return found
 
 

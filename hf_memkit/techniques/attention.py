@@ -6,7 +6,7 @@ from hf_memkit.job import Job
 from hf_memkit.technique import technique
 from hf_memkit.techniques.attention_bytes import attention_heads, eager_bytes_of_score, score_bytes
 from hf_memkit.training_setup import TrainingSetup
-from hf_memkit.units import format_gib
+from hf_memkit.units import format_size
 
 __all__ = ["eager_attention", "flash_attention", "sdpa_attention"]
 
@@ -69,4 +69,4 @@ def _avoided(job: Job) -> str:
         return ""
     each = eager_bytes_of_score(2, softmax_fp32=False, dropout=False)
     kept = score_bytes(job.micro_batch_size, heads, job.sequence_length, job.model.layers, bytes_of_score=each)
-    return f": written out in 16 bits they would take at least {format_gib(kept)} without checkpointing"
+    return f": written out in 16 bits they would take at least {format_size(kept)} without checkpointing"

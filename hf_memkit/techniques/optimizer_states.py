@@ -33,11 +33,19 @@ SMALLEST_QUANTISED: Final = 4096
 """Elements below which no state is quantised (bitsandbytes 0.50.2: optim/optimizer.py 508; torchao 0.18.0:
 optim/adam.py 78)."""
 
+_BNB_ADAMW: Final = ("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit")
+_BNB_LION: Final = ("lion_8bit", "paged_lion_8bit")
+
 _BNB_BLOCK: Final = 256
 """bitsandbytes 0.50.2: optim/optimizer.py 528."""
 
 _TORCHAO: Final = {8: (256, 256), 4: (128, 16)}
 """Bits → (elements a block, entries of the table): torchao 0.18.0: optim/adam.py, optim/quant_utils.py."""
+
+_TORCHAO_CLASSES: Final = ("hf_memkit.parts.low_bit_adamw:", "torchao.")
+_TRAINERS_TORCHAO: Final = ("adamw_torch_8bit", "adamw_torch_4bit")
+_TRAINERS_TORCHAO_BLOCK: Final = 256
+"""What Trainer gives both (transformers 5.23.0: trainer_optimizer.py 470), and cannot be told otherwise."""
 
 _WORD: Final = 4  # bytes of fp32
 
@@ -158,9 +166,9 @@ def state_bytes(
         return States(0, _low_rank(shapes, weight_bytes, rank))
     if name in ("adamw_torch", "adamw_torch_fused", "adamw", "adam"):
         return States(0, 2 * weight_bytes * count)
-    if optimizer.startswith(("hf_memkit.parts.low_bit_adamw:", "torchao.", "adamw_torch_")):
+    if optimizer.startswith(_TORCHAO_CLASSES) or optimizer in _TRAINERS_TORCHAO:
         rest = _WORD if optimizer.startswith("hf_memkit") else weight_bytes
-        return _torchao(sizes, 8 if "8bit" in name else 4, rest, trainer=optimizer.startswith("adamw_torch_"))
+        return _torchao(sizes, 8 if "8bit" in name else 4, rest, _torchao_block(optimizer))
     if name == "sgd":
         return States(0, weight_bytes * count if momentum else 0)
     if name in ("adafactor", "adalomo"):
@@ -170,9 +178,9 @@ def state_bytes(
         return States(0, 0)
     if name in ("lars", "lamb"):
         return States(0, (1 if name == "lars" else 2) * _WORD * count)
-    if name in ("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit"):
+    if name in _BNB_ADAMW:
         return _bitsandbytes(shapes, 2)
-    if name in ("lion_8bit", "paged_lion_8bit"):
+    if name in _BNB_LION:
         return _bitsandbytes(shapes, 1)
     raise KeyError(optimizer)
 
@@ -185,10 +193,15 @@ def _bitsandbytes(shapes: Shapes, moments: int) -> States:
     return States(moments * sum(size + _WORD * -(-size // _BNB_BLOCK) for size in eight), moments * _WORD * rest)
 
 
-def _torchao(sizes: Iterable[int], bits: int, rest_bytes: int, *, trainer: bool) -> States:
+def _torchao_block(optimizer: str) -> int:
+    """Elements that share a scale."""
+    bits = 8 if "8bit" in optimizer.lower() else 4
+    return _TRAINERS_TORCHAO_BLOCK if optimizer in _TRAINERS_TORCHAO else _TORCHAO[bits][0]
+
+
+def _torchao(sizes: Iterable[int], bits: int, rest_bytes: int, block: int) -> States:
     """Both moments; each has a table of its own (torchao 0.18.0: optim/subclass_8bit.py, `zeros`)."""
-    block, entries = _TORCHAO[bits]
-    block = 256 if trainer else block  # transformers 5.23.0: trainer_optimizer.py 470, for 4 bits too
+    entries = _TORCHAO[bits][1]
     all_sizes = tuple(sizes)
     low = [size for size in all_sizes if size >= SMALLEST_QUANTISED and size % block == 0]
     each = sum(size * bits // 8 + _WORD * (size // block) + _WORD * entries for size in low)
@@ -234,14 +247,14 @@ def state_source(setup: TrainingSetup) -> str:
     optimizer = optimizer_of(setup)
     name = optimizer.rpartition(":")[2].lower()
     size = _trained_bytes(setup)
-    if "bnb" in name or name in ("adamw_8bit", "paged_adamw_8bit"):
+    if name in _BNB_ADAMW:
         return "2 × (1 + 4/256) bytes a parameter, 8 for embeddings and below 4096 elements (bitsandbytes)"
-    if "lion" in name:
+    if name in _BNB_LION:
         return "1 + 4/256 bytes a parameter, 4 for embeddings and below 4096 elements (bitsandbytes)"
-    if "8bit" in name:
-        return "2 × (1 + 4/256) bytes a parameter (torchao); more below 4096 elements or not divisible by 256"
-    if "4bit" in name:
-        return "2 × (1/2 + 4/128) bytes a parameter (torchao); more below 4096 elements or not divisible by 128"
+    if optimizer.startswith(_TORCHAO_CLASSES) or optimizer in _TRAINERS_TORCHAO:
+        block, number = _torchao_block(optimizer), "1" if "8bit" in name else "1/2"
+        more = f"more below 4096 elements or not divisible by {block}"
+        return f"2 × ({number} + 4/{block}) bytes a parameter (torchao); {more}"
     if "galore" in name or "apollo" in name:
         return f"{size} bytes × (2 × longer side + shorter side) × rank a projected matrix; two moments of the rest"
     if name in ("adafactor", "adalomo"):

@@ -6,7 +6,7 @@ from hf_memkit.job import Job
 from hf_memkit.technique import technique
 from hf_memkit.techniques.optimizer_states import padded_vocabulary, states_of
 from hf_memkit.training_setup import TrainingSetup
-from hf_memkit.units import format_gib
+from hf_memkit.units import format_size
 
 __all__ = [
     "BLOCK",
@@ -78,8 +78,8 @@ def _embeddings_noted(setup: TrainingSetup, job: Job) -> TrainingSetup:
         return setup
     states = states_of(setup, job.model)
     return setup.with_notes(
-        f"8-bit states take {format_gib(states.quantised)}; embeddings and small parameters keep 32-bit states, "
-        f"{format_gib(states.plain)}"
+        f"8-bit states take {format_size(states.quantised)}; embeddings and small parameters keep 32-bit states, "
+        f"{format_size(states.plain)}"
     )
 
 

@@ -7,7 +7,7 @@ from hf_memkit.job import Job
 from hf_memkit.technique import technique
 from hf_memkit.techniques.sequence_sizes import multiple_for, odd_sizes, packed_mask_bytes
 from hf_memkit.training_setup import TrainingSetup
-from hf_memkit.units import format_gib
+from hf_memkit.units import format_size
 
 __all__ = ["length_grouped", "packing", "pad_to_multiple", "padding_free"]
 
@@ -122,7 +122,7 @@ def padding_free(setup: TrainingSetup, job: Job) -> TrainingSetup:
         mask = packed_mask_bytes(job.tokens)
         setup = setup.with_notes(
             f"Without flash attention {job.tokens} tokens in a row take a mask of {job.tokens}² bytes "
-            f"({format_gib(mask)}), and attention computes all of it: add flash-attention where the card has it."
+            f"({format_size(mask)}), and attention computes all of it: add flash-attention where the card has it."
         )
     return setup.put(
         "trainer_parts.packed_batches", {},

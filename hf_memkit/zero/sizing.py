@@ -10,7 +10,7 @@ from hf_memkit.hardware import Machine
 from hf_memkit.job import PROCESS_BYTES
 from hf_memkit.ledger import Ledger
 from hf_memkit.models import ModelFacts
-from hf_memkit.units import MIB, format_gib
+from hf_memkit.units import MIB, format_size
 from hf_memkit.zero.aio import AioMeasurement
 from hf_memkit.zero.ledger import zero_ledger
 from hf_memkit.zero.presets import load
@@ -250,8 +250,8 @@ class _Sizing:
         if needed > limit:
             self._put(
                 key, False,
-                f"page-locked blocks round up to powers of two: {format_gib(needed)} of "
-                f"{format_gib(self.machine.ram_bytes)}; transfers are slower without",
+                f"page-locked blocks round up to powers of two: {format_size(needed)} of "
+                f"{format_size(self.machine.ram_bytes)}; transfers are slower without",
             )  # fmt: skip
 
     def locking(self) -> None:
@@ -260,8 +260,8 @@ class _Sizing:
         buffers = sum(row.size_bytes for row in self.ledger().rows if row.term in SWAP_BUFFERS) // self.gpus
         if locked is not None and buffers > locked:
             self.notes.append(
-                f"Each process locks {format_gib(buffers)} of swap buffers with mlock and stops where it may not: the "
-                f"limit here is {locked / MIB:.0f} MiB; raise it (ulimit -l unlimited, or docker --ulimit "
+                f"Each process locks {format_size(buffers)} of swap buffers with mlock and stops where it may not: "
+                f"the limit here is {locked / MIB:.0f} MiB; raise it (ulimit -l unlimited, or docker --ulimit "
                 f"memlock=-1)"
             )
 

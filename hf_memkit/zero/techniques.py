@@ -5,7 +5,7 @@ from __future__ import annotations
 from hf_memkit.job import PROCESS_BYTES, Job, process_row
 from hf_memkit.technique import technique
 from hf_memkit.training_setup import TrainingSetup
-from hf_memkit.units import GB, format_gib
+from hf_memkit.units import GB, format_size
 from hf_memkit.zero.presets import load
 from hf_memkit.zero.sizing import size_preset
 
@@ -37,8 +37,8 @@ def zero2_offload(setup: TrainingSetup, job: Job) -> TrainingSetup:
         return setup
     held = setup.ledger.total_bytes("host", "pinned") - job.gpus * PROCESS_BYTES
     return setup.with_notes(
-        f"ZeRO-Offload keeps gradients and optimizer states in RAM: {format_gib(held)} by formula with their buffers, "
-        f"besides what the processes take"
+        f"ZeRO-Offload keeps gradients and optimizer states in RAM: {format_size(held)} by formula with their "
+        f"buffers, besides what the processes take"
     )
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import techniques_cases, techniques_child, techniques_section
+from benchmarks import gpu, techniques_cases, techniques_child, techniques_section
 from benchmarks.techniques_cases import COVERED, LADDERS, MODELS, UPON, Case, cases, comparisons, rungs
 from hf_memkit.technique import TECHNIQUES
-from tests.conftest import ROOT
 
 STEPS = 3
 
@@ -103,16 +100,19 @@ def test_what_a_child_left_becomes_evidence(tmp_path: Path) -> None:
     assert techniques_section.conclude(tmp_path, 1, message, STEPS)["status"] == "does not fit"
 
 
-def test_a_case_runs_end_to_end_in_its_own_process(tmp_path: Path) -> None:
-    """The whole path: first weights on disk, setup, child, Trainer, records, evidence; marked as a rehearsal."""
+def test_a_case_runs_end_to_end_in_its_own_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole path: first weights on disk, setup, child, Trainer, records, evidence; marked as a rehearsal.
+
+    The program itself runs in this process, which has the libraries already.
+    """
     name = "gpt2: bf16-autocast + chunked-loss"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # it would leave this process one card
     first_weights("gpt2")
-    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--section", "techniques", "--rehearse"]
-    command += ["--only", name, "--steps", str(STEPS), "--out", str(tmp_path)]
-    ran = subprocess.run(command, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr[-2000:]
+    command = ["--section", "techniques", "--rehearse", "--only", name, "--steps", str(STEPS), "--out", str(tmp_path)]
+    assert gpu.main(command) == 0
     content = json.loads((tmp_path / "techniques-rehearsal.json").read_text())
-    row = next(row for row in content["cases"] if row["case"] == name)
+    (row,) = content["cases"]
+    assert row["case"] == name
     assert content["rehearsal"] and row["status"] == "fits" and row["steps"] == STEPS, row
     assert len(row["losses"]) == STEPS and row["tokens_per_s"] > 0 and row["optimizer_class"] == "AdamW"
     assert "peak_allocated_gib" not in row and row["formula_device_gib"] > 0

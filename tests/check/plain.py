@@ -10,14 +10,14 @@ from unittest import mock
 from accelerate.state import AcceleratorState
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from tests.check.registry import proof
+from tests.check.registry import Fails, proof
 
 __all__ = ["plain_proof"]
 
 _LEFT_BEHIND = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "ACCELERATE_")
 
 
-def plain_proof(rule: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+def plain_proof(rule: str, *, fails: Fails) -> Callable[[Callable[[], None]], Callable[[], None]]:
     """As `proof`, without the traces of DeepSpeed and of a launcher that other proofs leave."""
 
     def add(function: Callable[[], None]) -> Callable[[], None]:
@@ -32,6 +32,6 @@ def plain_proof(rule: str) -> Callable[[Callable[[], None]], Callable[[], None]]
             finally:
                 AcceleratorState._reset_state(reset_partial_state=True)
 
-        return proof(rule)(alone)
+        return proof(rule, fails=fails)(alone)
 
     return add

@@ -1,4 +1,5 @@
-"""Runs every proof in this one process, and prints a JSON line: rule → "" or what went wrong.
+"""Runs every proof in this one process, and prints a JSON line: rule → {"wrong": "" or what went wrong, "fails": how
+the library fails in it, "refusals": for each error whether there was a model by then, "asserts": its own assertions}.
 
 Starting Python with torch, transformers and DeepSpeed takes six seconds; the proofs themselves take little. Tests call
 this as a program; by hand: `python -m tests.check.proofs [RULE…]`.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import importlib
+import inspect
 import json
 import os
 import sys
@@ -27,7 +29,8 @@ def main(wanted: list[str]) -> None:
     import deepspeed
 
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
-    from tests.check.registry import PROOFS
+    from tests.check.real import PARAMETERS_MADE
+    from tests.check.registry import PROOFS, REFUSALS
 
     for path in sorted(Path(__file__).parent.glob("proofs_*.py")):
         importlib.import_module(f"tests.check.{path.stem}")
@@ -35,14 +38,21 @@ def main(wanted: list[str]) -> None:
     _skip_waiting()
     results = {}
     for rule in wanted or PROOFS:
-        started = time.monotonic()
+        started, wrong = time.monotonic(), ""
+        REFUSALS.clear()
+        PARAMETERS_MADE[0] = 0
         try:
-            PROOFS[rule]()
-            results[rule] = ""
+            PROOFS[rule].run()
         except BaseException as error:
-            results[rule] = f"{type(error).__name__}: {error}"
+            wrong = f"{type(error).__name__}: {error}"
             traceback.print_exc()
-        print(f"{rule}: {time.monotonic() - started:.1f} s {results[rule][:300]}", file=sys.stderr)
+        results[rule] = {
+            "wrong": wrong,
+            "fails": PROOFS[rule].fails,
+            "refusals": [*REFUSALS],
+            "asserts": inspect.getsource(inspect.unwrap(PROOFS[rule].run)).count("assert "),
+        }
+        print(f"{rule}: {time.monotonic() - started:.1f} s {wrong[:300]}", file=sys.stderr)
     print("PROOFS " + json.dumps(results), flush=True)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import warnings
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 import transformers
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -33,6 +33,7 @@ from hf_memkit.check.rules.checkpointing import UNSUPPORTED
 from hf_memkit.check.rules.scripts import TEXT_NAMES, TRL_NAMES
 from hf_memkit.parts import checkpoint_segments, checkpoint_selective
 from tests.check import real
+from tests.check.plain import plain_proof
 from tests.check.real import refused, rows
 from tests.check.registry import proof
 from tests.memory.live_storages import LiveStorages
@@ -101,7 +102,7 @@ def gradients(network: nn.Module, **options: Any) -> dict[str, torch.Tensor | No
     return {name: None if p.grad is None else p.grad.clone() for name, p in network.named_parameters()}
 
 
-@proof("checkpointing-two-names")
+@proof("checkpointing-two-names", fails="silent")
 def two_names() -> None:
     if "activation_checkpointing" not in compat.to_installed_arguments({"activation_checkpointing": True}):
         return  # transformers below 5.23 has one name only
@@ -115,7 +116,7 @@ def two_names() -> None:
     assert counts == [0, 0, 0, 0]
 
 
-@proof("checkpointing-options-without-switch")
+@proof("checkpointing-options-without-switch", fails="silent")
 def options_without_switch() -> None:
     assert recomputed(activation_checkpointing_kwargs=_OFTEN) == [0, 0, 0, 0]
     assert recomputed(activation_checkpointing=True, activation_checkpointing_kwargs=_OFTEN) == [1, 1, 1, 1]
@@ -132,7 +133,7 @@ def _switch(cls: type) -> bool:
     return any(one.default is True for one in fields(cls) if one.name in names)
 
 
-@proof("checkpointing-reentrant-unset")
+@proof("checkpointing-reentrant-unset", fails="silent")
 def reentrant_unset() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -166,7 +167,7 @@ def _names(network: Any, options: dict[str, Any]) -> set[str]:
     return {node.name() for node in found}
 
 
-@proof("checkpointing-reentrant-inputs")
+@proof("checkpointing-reentrant-inputs", fails="silent")
 def reentrant_inputs() -> None:
     shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     pictures = [{"pixel_values": torch.rand(3, 8, 8), "labels": torch.tensor(1)} for _ in range(4)]
@@ -193,7 +194,7 @@ def reentrant_inputs() -> None:
     assert any(name.startswith("transformer.h.0.") for name in changed)
 
 
-@proof("checkpointing-masks-differ")
+@proof("checkpointing-masks-differ", fails="silent")
 def masks_differ() -> None:
     network = gpt2(2, dropout=0.5)
     plain = gradients(network)
@@ -204,14 +205,15 @@ def masks_differ() -> None:
     assert not torch.allclose(plain[name], other[name], rtol=0.1)
 
 
-@proof("checkpointing-and-fsdp")
+@plain_proof("checkpointing-and-fsdp", fails="late")
 def and_fsdp() -> None:
-    source = inspect.getsource(Trainer)
-    both = source.index("fsdp_plugin.activation_checkpointing and self.args.")
-    assert "raise ValueError" in source[both : both + 200]
+    both = arguments(activation_checkpointing=True)
+    # accelerate makes its plugin on cards only; Trainer asks the plugin, wherever it comes from.
+    Accelerator(cpu=True).state.fsdp_plugin = FullyShardedDataParallelPlugin(activation_checkpointing=True)
+    refused("can't both be set to True", lambda: Trainer(model=gpt2(), args=both, train_dataset=rows()))
 
 
-@proof("every-nth-of-few")
+@proof("every-nth-of-few", fails="silent")
 def every_nth_of_few() -> None:
     on = {"activation_checkpointing": True}
     assert recomputed(**on, activation_checkpointing_kwargs={**_OFTEN, "every_n_layers": 2}) == [1, 0, 1, 0]
@@ -222,7 +224,7 @@ def every_nth_of_few() -> None:
     )
 
 
-@proof("segments-hold-more")
+@proof("segments-hold-more", fails="unshown")
 def segments_hold_more() -> None:
     assert _peak(gpt2(9), 3) > 1.3 * _peak(gpt2(9), 1)
 
@@ -240,7 +242,7 @@ def _peak(network: Any, length: int) -> int:
     return live.high - before
 
 
-@proof("checkpointing-part-overruled")
+@proof("checkpointing-part-overruled", fails="silent")
 def part_overruled() -> None:
     network = gpt2()
     checkpoint_selective.install(network)
@@ -257,7 +259,7 @@ def part_overruled() -> None:
         assert max(recomputed(network, activation_checkpointing=True)) > 1
 
 
-@proof("checkpointing-function")
+@proof("checkpointing-function", fails="late")
 def function() -> None:
     def contexts() -> Any:
         return torch.utils.checkpoint.noop_context_fn()
@@ -268,13 +270,13 @@ def function() -> None:
     refused("Can't", lambda: done.save_model())
 
 
-@proof("offload-without-accelerator")
+@proof("offload-without-accelerator", fails="late")
 def offload_without_accelerator() -> None:
     options = {**_OFTEN, "offload": True}
     refused("accelerator", lambda: recomputed(activation_checkpointing=True, activation_checkpointing_kwargs=options))
 
 
-@proof("checkpointing-unknown-option")
+@proof("checkpointing-unknown-option", fails="silent")
 def unknown_option() -> None:
     on = {"activation_checkpointing": True}
     assert recomputed(**on, activation_checkpointing_kwargs={**_OFTEN, "every_n_layer": 2}) == [1, 1, 1, 1]
@@ -284,7 +286,7 @@ def unknown_option() -> None:
     )
 
 
-@proof("cache-with-checkpointing")
+@proof("cache-with-checkpointing", fails="silent")
 def cache_with_checkpointing() -> None:
     network = gpt2()
     tokens = rows(1)[0]["input_ids"][None]
@@ -294,7 +296,7 @@ def cache_with_checkpointing() -> None:
     assert network(tokens, use_cache=True).past_key_values is None
 
 
-@proof("checkpointing-unsupported-model")
+@proof("checkpointing-unsupported-model", fails="late")
 def unsupported_model() -> None:
     mapping = {CONFIG_MAPPING_NAMES[name]: network for name, network in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()}
     for name in UNSUPPORTED:
@@ -308,7 +310,7 @@ def unsupported_model() -> None:
     refused("checkpointing", done.train)
 
 
-@proof("checkpointing-parts-compiled")
+@proof("checkpointing-parts-compiled", fails="late")
 def parts_compiled() -> None:
     tokens = rows(1)[0]["input_ids"][None]
     for install, options, backend, said in (

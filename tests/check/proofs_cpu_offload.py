@@ -41,7 +41,7 @@ def _apart(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(one, other, strict=True))
 
 
-@plain_proof("offload-clips-nothing")
+@plain_proof("offload-clips-nothing", fails="silent")
 def offload_clips_nothing() -> None:
     # AdamW takes little notice of a gradient's scale, unless it is as small as epsilon: hence so small a norm.
     unclipped = _trained(None, max_grad_norm=0)
@@ -50,7 +50,7 @@ def offload_clips_nothing() -> None:
     assert _apart(_trained({}, max_grad_norm=1e-7), unclipped) < _SAME, "it was clipped"
 
 
-@plain_proof("offload-drops-gradients")
+@plain_proof("offload-drops-gradients", fails="silent")
 def offload_drops_gradients() -> None:
     accumulated = {"max_grad_norm": 0, "gradient_accumulation_steps": 4}
     whole = _trained(None, **accumulated)
@@ -58,7 +58,7 @@ def offload_drops_gradients() -> None:
     assert _apart(_trained({"offload_gradients": True}, **accumulated), whole) > 20 * _SAME
 
 
-@proof("offload-on-several-cards")
+@proof("offload-on-several-cards", fails="silent")
 def offload_on_several_cards() -> None:
     """What the other cards contribute is stood in for by a hook that triples the gradient: the host has not got it."""
 
@@ -77,7 +77,7 @@ def offload_on_several_cards() -> None:
     assert optimizer.param_d2h_map[layer.weight].grad.unique().tolist() == [1.0]
 
 
-@plain_proof("offload-rounds-updates")
+@plain_proof("offload-rounds-updates", fails="silent")
 def offload_rounds_updates() -> None:
     def moved(dtype: torch.dtype) -> float:
         small = {"learning_rate": 1e-6, "max_grad_norm": 0}
@@ -93,7 +93,7 @@ def _untrained() -> list[torch.Tensor]:
     return list(model().parameters())
 
 
-@proof("offload-twice")
+@proof("offload-twice", fails="late")
 def offload_twice() -> None:
     def train(config: dict[str, Any]) -> None:
         unset_hf_deepspeed_config()

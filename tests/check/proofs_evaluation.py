@@ -62,7 +62,7 @@ def batched(prediction: EvalPrediction, compute_result: bool = True) -> dict[str
     return {"seen": 1.0}
 
 
-@plain_proof("metrics-never-computed")
+@plain_proof("metrics-never-computed", fails="silent")
 def metrics_never_computed() -> None:
     assert "eval_seen" in evaluator(batched).evaluate()
     for more in ({}, {"batch_eval_metrics": True}):
@@ -72,7 +72,7 @@ def metrics_never_computed() -> None:
     refused("eval_seen", lambda: evaluator(batched, prediction_loss_only=True, **best).train())
 
 
-@plain_proof("eval-accumulation-ignored")
+@plain_proof("eval-accumulation-ignored", fails="silent")
 def eval_accumulation_ignored() -> None:
     with Counted() as plain:
         evaluator(batched, eval_accumulation_steps=1).evaluate()
@@ -82,7 +82,7 @@ def eval_accumulation_ignored() -> None:
     assert streamed.moves == 1  # the losses, once, at the end
 
 
-@plain_proof("eval-accumulation-without-logits")
+@plain_proof("eval-accumulation-without-logits", fails="silent")
 def eval_accumulation_without_logits() -> None:
     with Counted() as counted:
         evaluator(batched, eval_accumulation_steps=1, prediction_loss_only=True).evaluate()
@@ -91,7 +91,7 @@ def eval_accumulation_without_logits() -> None:
     assert source.index("args.eval_accumulation_steps is not None") < source.rindex("torch.cuda.empty_cache()")
 
 
-@plain_proof("metric-input-unknown")
+@plain_proof("metric-input-unknown", fails="silent")
 def metric_input_unknown() -> None:
     given: dict[str, bool] = {}
 
@@ -105,14 +105,14 @@ def metric_input_unknown() -> None:
     assert given == {"inputs": True}
 
 
-@plain_proof("inputs-held-for-nothing")
+@plain_proof("inputs-held-for-nothing", fails="silent")
 def inputs_held_for_nothing() -> None:
     with Counted() as counted:
         evaluator(None, include_for_metrics=["inputs"], prediction_loss_only=True).evaluate()
     assert counted.shapes.count((2, 16)) == 4
 
 
-@plain_proof("predict-keeps-everything")
+@plain_proof("predict-keeps-everything", fails="silent")
 def predict_keeps_everything() -> None:
     with Counted() as evaluated:
         evaluator(batched, batch_eval_metrics=True).evaluate()
@@ -121,7 +121,7 @@ def predict_keeps_everything() -> None:
     assert (2, 16, 128) not in evaluated.shapes and predicted.shapes.count((2, 16, 128)) == 4
 
 
-@plain_proof("full-eval-while-training")
+@plain_proof("full-eval-while-training", fails="silent")
 def full_eval_while_training() -> None:
     trainer = evaluator(None, bf16_full_eval=True, eval_strategy="steps", eval_steps=1)
     seen: list[torch.dtype] = []
@@ -170,18 +170,18 @@ def _generated(**more: Any) -> tuple[int, int]:
     return len(calls), max(calls, default=0)
 
 
-@plain_proof("generation-skipped")
+@plain_proof("generation-skipped", fails="silent")
 def generation_skipped() -> None:
     assert _generated(predict_with_generate=True, generation_num_beams=3) == (1, 3)
     assert _generated(predict_with_generate=True, prediction_loss_only=True) == (0, 0)
 
 
-@plain_proof("generation-not-asked-for")
+@plain_proof("generation-not-asked-for", fails="silent")
 def generation_not_asked_for() -> None:
     assert _generated(generation_num_beams=3) == (0, 0)
 
 
-@plain_proof("generation-cache-too-large")
+@plain_proof("generation-cache-too-large", fails="unshown")
 def generation_cache_too_large() -> None:
     set_seed(0)
     from transformers import GPT2Config

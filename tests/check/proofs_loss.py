@@ -87,7 +87,7 @@ class _Patching:
         self.made("_apply_liger_kernel_to_instance", MODEL_TYPE_TO_APPLY_LIGER_FN=table, logger=log)(model, **config)
 
 
-@proof("liger-model-unknown")
+@proof("liger-model-unknown", fails="silent")
 def liger_model_unknown() -> None:
     patching = _Patching()
     assert {kind: patching.options(kind) for kind in patching.by_type} == LIGER_OPTIONS
@@ -100,7 +100,7 @@ def liger_model_unknown() -> None:
     assert len(patching.calls) == 1
 
 
-@proof("liger-key-unknown")
+@proof("liger-key-unknown", fails="silent")
 def liger_key_unknown() -> None:
     patching = _Patching()
     model = causal_model("llama")
@@ -109,7 +109,7 @@ def liger_key_unknown() -> None:
     assert not any("ignored" in line or "unknown" in line for line in patching.logged)
 
 
-@proof("liger-config-unused")
+@proof("liger-config-unused", fails="silent")
 def liger_config_unused() -> None:
     model = causal_model("llama", vocab_size=128)
     trainer = Trainer(
@@ -120,7 +120,7 @@ def liger_config_unused() -> None:
     assert trainer.args.liger_kernel_config == {"rope": True, "nonsense": 1}
 
 
-@proof("liger-two-losses")
+@proof("liger-two-losses", fails="late")
 def liger_two_losses() -> None:
     patching = _Patching()
     for kind in ("llama", "qwen3", "mistral", "gemma2"):
@@ -128,7 +128,7 @@ def liger_two_losses() -> None:
         refused("cannot both be True", lambda kind=kind: patching.made(patching.by_type[kind])(cross_entropy=True))
 
 
-@proof("liger-keeps-logits")
+@proof("liger-keeps-logits", fails="unshown")
 def liger_keeps_logits() -> None:
     patching = _Patching()
     loss = "fused_linear_cross_entropy"
@@ -136,7 +136,7 @@ def liger_keeps_logits() -> None:
     assert off == LIGER_WITH_LOGITS
 
 
-@proof("liger-without-gpu")
+@proof("liger-without-gpu", fails="late")
 def liger_without_gpu() -> None:
     def fused_loss() -> None:
         from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
@@ -150,7 +150,7 @@ def liger_without_gpu() -> None:
         refused("active driver", fused_loss)
 
 
-@proof("liger-and-chunked-loss")
+@proof("liger-and-chunked-loss", fails="silent")
 def liger_and_chunked_loss() -> None:
     model = causal_model("llama")
     chunked_loss.install(model, chunk_tokens=7)
@@ -165,7 +165,7 @@ def liger_and_chunked_loss() -> None:
     assert model(**batch()) == "Liger's forward"  # and nothing was said
 
 
-@proof("label-smoothing-makes-logits")
+@proof("label-smoothing-makes-logits", fails="silent")
 def label_smoothing_makes_logits() -> None:
     given: list[set[str]] = []
     sizes: list[tuple[int, ...]] = []
@@ -188,7 +188,7 @@ def label_smoothing_makes_logits() -> None:
     refused("without labels", smoothed.train)
 
 
-@proof("one-chunk-only")
+@proof("one-chunk-only", fails="silent")
 def one_chunk_only() -> None:
     made: list[int] = []
     model = causal_model("llama")
@@ -211,7 +211,7 @@ def one_chunk_only() -> None:
         torch.nn.functional.cross_entropy = cross_entropy  # type: ignore[assignment]
 
 
-@proof("flash-needs-16-bits")
+@proof("flash-needs-16-bits", fails="unshown")
 def flash_needs_16_bits() -> None:
     said: list[str] = []
     model = causal_model("llama", dtype="float32")
@@ -231,27 +231,27 @@ def flash_needs_16_bits() -> None:
     assert any("only supports torch.float16 and torch.bfloat16" in line for line in said), said
 
 
-@proof("flash-not-installed")
+@proof("flash-not-installed", fails="late")
 def flash_not_installed() -> None:
     if importlib.util.find_spec("flash_attn") is None and importlib.util.find_spec("kernels") is None:
         refused("doesn't seem to be installed", lambda: causal_model("llama", attn_implementation="flash_attention_2"))
 
 
-@proof("flash-on-cpu")
+@proof("flash-on-cpu", fails="late")
 def flash_on_cpu() -> None:
     if not torch.cuda.is_available():
         refused("FlashAttention2 has been toggled on, but it cannot be used",
                 lambda: causal_model("gpt2", attn_implementation="flash_attention_2"))  # fmt: skip
 
 
-@proof("flex-not-supported")
+@proof("flex-not-supported", fails="late")
 def flex_not_supported() -> None:
     refused("does not support", lambda: causal_model("gpt2", attn_implementation="flex_attention"))
     for kind in WITHOUT_FLEX:
         assert not MODEL_FOR_CAUSAL_LM_MAPPING[type(AutoConfig.for_model(kind))]._supports_flex_attn, kind
 
 
-@proof("attentions-force-eager")
+@proof("attentions-force-eager", fails="silent")
 def attentions_force_eager() -> None:
     def config(**values: Any) -> Any:
         return type(causal_model("llama").config)(
@@ -268,7 +268,7 @@ def attentions_force_eager() -> None:
             lambda: setattr(with_sdpa, "output_attentions", True))  # fmt: skip
 
 
-@proof("eager-keeps-scores")
+@proof("eager-keeps-scores", fails="unshown")
 def eager_keeps_scores() -> None:
     def kept(implementation: str, length: int) -> int:
         model = causal_model("gpt2", attn_implementation=implementation)
@@ -279,7 +279,7 @@ def eager_keeps_scores() -> None:
     assert 0.95 < long / (4 * 4 * 64 * 64 * 2) <= 1  # fp32 × heads × length² × layers; sdpa keeps a sum a row
 
 
-@proof("nothing-to-fuse")
+@proof("nothing-to-fuse", fails="unshown")
 def nothing_to_fuse() -> None:
     value = torch.randn(32, 32, requires_grad=True)
     single = value.numel() * value.element_size()
@@ -289,7 +289,7 @@ def nothing_to_fuse() -> None:
     refused("nothing to fuse", lambda: fused_gelu.install(causal_model("llama")))
 
 
-@proof("fused-by-the-compiler")
+@proof("fused-by-the-compiler", fails="unshown")
 def fused_by_the_compiler() -> None:
     value = torch.randn(32, 32, requires_grad=True)
     single = value.numel() * value.element_size()

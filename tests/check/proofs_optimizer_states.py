@@ -15,7 +15,7 @@ from tests.check.registry import proof
 from tests.techniques.tiny_models import causal_model
 
 
-@proof("stochastic-rounding-missing")
+@proof("stochastic-rounding-missing", fails="silent")
 def stochastic_rounding_missing() -> None:
     for name in ("adamw_torch_fused", "adamw_bnb_8bit", "adafactor"):
         net = model().bfloat16()
@@ -25,14 +25,14 @@ def stochastic_rounding_missing() -> None:
         assert (weights(net)[large] == before[large]).float().mean() > 0.99, name
 
 
-@proof("stochastic-rounding-ignored")
+@proof("stochastic-rounding-ignored", fails="silent")
 def stochastic_rounding_ignored() -> None:
     on, off = ({"optim_args": f"bf16_stochastic_round={value}"} for value in (True, False))
     assert same_weights(model, on, off, optim="adamw_torch_8bit")
     assert not same_weights(lambda: model().bfloat16(), on, off, optim="adamw_torch_8bit")
 
 
-@proof("second-moment-in-bf16")
+@proof("second-moment-in-bf16", fails="silent")
 def second_moment_in_bf16() -> None:
     states = trained(model().bfloat16(), optim="adamw_torch_8bit").optimizer.state
     small = {state["exp_avg_sq"].dtype for one, state in states.items() if one.numel() < 4096}
@@ -40,14 +40,14 @@ def second_moment_in_bf16() -> None:
     assert torch.tensor(1.0, dtype=torch.bfloat16) * 0.999 == 1.0, "beta2 would now be seen"
 
 
-@proof("embedding-not-quantised")
+@proof("embedding-not-quantised", fails="silent")
 def embedding_not_quantised() -> None:
     net = causal_model("gpt2", vocab_size=257, n_embd=36)  # 9252 elements: above the least, and no multiple of 256
     states = trained(net, optim="adamw_torch_8bit").optimizer.state
     assert type(states[net.transformer.wte.weight]["exp_avg"]) is Tensor
 
 
-@proof("adapters-too-small-for-8-bit")
+@proof("adapters-too-small-for-8-bit", fails="silent")
 def adapters_too_small() -> None:
     from peft import LoraConfig, get_peft_model
 
@@ -56,7 +56,7 @@ def adapters_too_small() -> None:
     assert {state["state1"].dtype for state in states.values()} == {torch.float32}
 
 
-@proof("embeddings-stay-in-32-bits")
+@proof("embeddings-stay-in-32-bits", fails="silent")
 def embeddings_stay() -> None:
     net = model()
     states = trained(net, optim="adamw_bnb_8bit").optimizer.state
@@ -65,7 +65,7 @@ def embeddings_stay() -> None:
     assert states[net.transformer.h[0].attn.c_attn.weight]["state1"].dtype is torch.uint8
 
 
-@proof("paged-without-cuda")
+@proof("paged-without-cuda", fails="silent")
 def paged_without_cuda() -> None:
     done = trainer(optim="paged_adamw_8bit")
     with warnings.catch_warnings(record=True) as said:
@@ -81,14 +81,14 @@ def _unmoved(cls: type, **options: Any) -> set[str]:
     return {name for name, one in net.named_parameters() if torch.equal(one, before[name])}
 
 
-@proof("zero-parameters-frozen")
+@proof("zero-parameters-frozen", fails="silent")
 def zero_parameters_frozen() -> None:
     biases = {name for name, one in model().named_parameters() if not one.any()}
     assert biases and all(name.endswith("bias") for name in biases)
     assert _unmoved(bitsandbytes.optim.LAMB) == biases == _unmoved(bitsandbytes.optim.LARS, momentum=0.9)
 
 
-@proof("trust-ratio-missing")
+@proof("trust-ratio-missing", fails="silent")
 def trust_ratio_missing() -> None:
     forget_overrides()
     results = []

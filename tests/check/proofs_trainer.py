@@ -18,7 +18,7 @@ _ZERO = "zero_optimization"
 _CPU = {f"{_ZERO}.offload_optimizer": {"device": "cpu"}}
 
 
-@proof("auto-not-filled")
+@proof("auto-not-filled", fails="late")
 def auto_not_filled() -> None:
     said = "`zero_optimization.allgather_bucket_size` not found in kwargs"
     refused(said, lambda: train(ds(2, {f"{_ZERO}.allgather_bucket_size": "auto"})))
@@ -27,7 +27,7 @@ def auto_not_filled() -> None:
     assert plugin.hf_ds_config.get_value(gather) is False
 
 
-@proof("trainer-mismatch")
+@proof("trainer-mismatch", fails="late")
 def trainer_mismatch() -> None:
     refused("ds gradient_accumulation_steps=1 vs hf gradient_accumulation_steps=2",
             lambda: train(ds(2, {"gradient_accumulation_steps": 1}), gradient_accumulation_steps=2))  # fmt: skip
@@ -38,7 +38,7 @@ def trainer_mismatch() -> None:
         assert getattr(found, "value", found) == value, name
 
 
-@proof("schedule-mismatch")
+@proof("schedule-mismatch", fails="late")
 def schedule_mismatch() -> None:
     parameters = {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": 7, "total_num_steps": 100}
     section = {"scheduler": {"type": "WarmupDecayLR", "params": parameters}}
@@ -46,20 +46,20 @@ def schedule_mismatch() -> None:
     refused("ds scheduler.params.warmup_num_steps=7 vs hf warmup_steps=1", lambda: train(ds(2, section)))
 
 
-@proof("hard-coded")
+@proof("hard-coded", fails="late")
 def hard_coded() -> None:
     refused("ds fp16.enabled=True vs hf fp16|fp16_full_eval=False", lambda: train(ds(2, {"fp16.enabled": True})))
     refused("ds train_batch_size=64 vs hf", lambda: train(ds(2, {"train_batch_size": 64})))
 
 
-@proof("clipping-missing")
+@proof("clipping-missing", fails="silent")
 def clipping_missing() -> None:
     done = train(ds(2, {"gradient_clipping": GONE}), max_grad_norm=0.25)
     assert done.model_wrapped.gradient_clipping() == 1.0
     assert train(ds(2), max_grad_norm=0.25).model_wrapped.gradient_clipping() == 0.25
 
 
-@proof("scheduler-twice")
+@proof("scheduler-twice", fails="silent")
 def scheduler_twice() -> None:
     parameters = {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"}
     section = {"scheduler": {"type": "WarmupLR", "params": parameters}}
@@ -67,18 +67,18 @@ def scheduler_twice() -> None:
     assert type(done.model_wrapped.lr_scheduler).__name__ == "WarmupLR"
 
 
-@proof("zero-section-missing")
+@proof("zero-section-missing", fails="loud")
 def zero_section_missing() -> None:
     refused("Please specify the ZeRO optimization config", lambda: arguments(ds(0, {_ZERO: GONE})))
 
 
-@proof("accumulation-missing")
+@proof("accumulation-missing", fails="late")
 def accumulation_missing() -> None:
     without = ds(2, {"gradient_accumulation_steps": GONE})
     refused("train_batch_size is not equal", lambda: train(without, gradient_accumulation_steps=2))
 
 
-@proof("optimizer-replaced")
+@proof("optimizer-replaced", fails="silent")
 def optimizer_replaced() -> None:
     done = train(ds(2, _CPU), optim="sgd")
     assert optimizers(done)[1] == "DeepSpeedCPUAdam" and done.model_wrapped.basic_optimizer.adam_w_mode is False
@@ -89,22 +89,22 @@ def optimizer_replaced() -> None:
     assert train(ds(2, _CPU), optim="adamw_torch").model_wrapped.basic_optimizer.adam_w_mode is True
 
 
-@proof("optimizer-twice")
+@proof("optimizer-twice", fails="silent")
 def optimizer_twice() -> None:
     assert optimizers(train(ds(2, {"optimizer": ADAMW}), optim="sgd"))[1] == "AdamW"
 
 
-@proof("batch-search-at-stage-3")
+@proof("batch-search-at-stage-3", fails="late")
 def batch_search_at_stage_3() -> None:
     refused("isn't supported yet with DeepSpeed Zero-3", lambda: trainer(ds(3), auto_find_batch_size=True))
 
 
-@proof("fsdp-and-deepspeed")
+@proof("fsdp-and-deepspeed", fails="late")
 def fsdp_and_deepspeed() -> None:
     refused("Using --fsdp xxx together with --deepspeed", lambda: trainer(ds(2), fsdp="full_shard"))
 
 
-@proof("best-model-without-states")
+@proof("best-model-without-states", fails="late")
 def best_model_without_states() -> None:
     both = {
         "save_only_model": True,
@@ -115,12 +115,12 @@ def best_model_without_states() -> None:
     refused("can't be used with `save_only_model`", lambda: trainer(ds(2), **both))
 
 
-@proof("evaluation-only")
+@proof("evaluation-only", fails="late")
 def evaluation_only() -> None:
     refused("ZeRO inference only makes sense with ZeRO Stage 3", lambda: trainer(ds(2)).evaluate())
 
 
-@proof("no-weights-saved")
+@proof("no-weights-saved", fails="silent")
 def no_weights_saved() -> None:
     gather = f"{_ZERO}.stage3_gather_16bit_weights_on_model_save"
     for changes, expected in (({gather: GONE}, 0), ({}, 1)):
@@ -129,25 +129,25 @@ def no_weights_saved() -> None:
         assert len(list(Path(done.args.output_dir).glob("*.safetensors"))) == expected, changes
 
 
-@proof("clipping-in-optimizer")
+@proof("clipping-in-optimizer", fails="late")
 def clipping_in_optimizer() -> None:
     section = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "max_grad_norm": 1.0}}}
     refused("'max_grad_norm' is not supported", lambda: train(ds(2, section), learning_rate=1e-3))
 
 
-@proof("unknown-optimizer")
+@proof("unknown-optimizer", fails="late")
 def unknown_optimizer() -> None:
     section = {"optimizer": {"type": "AdamWW", "params": {"lr": "auto"}}}
     refused("AdamWW is not a supported DeepSpeed Optimizer", lambda: train(ds(2, section)))
 
 
-@proof("unknown-scheduler")
+@proof("unknown-scheduler", fails="late")
 def unknown_scheduler() -> None:
     section = {"optimizer": ADAMW, "scheduler": {"type": "WarmUpLR", "params": {}}}
     refused("does not recognize LR scheduler WarmUpLR", lambda: train(ds(2, section)))
 
 
-@proof("bf16-emulated")
+@proof("bf16-emulated", fails="unshown")
 def bf16_emulated() -> None:
     import torch
 
@@ -155,7 +155,7 @@ def bf16_emulated() -> None:
     assert asked.default is True  # so that an old card counts as one that supports it
 
 
-@proof("text-for-truth")
+@proof("text-for-truth", fails="silent")
 def text_for_truth() -> None:
     """The text is kept, and a real Trainer computes in bf16 because of it."""
     assert arguments(None, bf16="false").bf16 == "false"
@@ -164,7 +164,7 @@ def text_for_truth() -> None:
     assert Trainer(model=torch.nn.Linear(1, 1), args=arguments(None)).accelerator.mixed_precision == "no"
 
 
-@proof("text-for-number")
+@proof("text-for-number", fails="late")
 def text_for_number() -> None:
     import yaml
 

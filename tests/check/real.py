@@ -13,8 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import AutoModelForCausalLM, GPT2Config, Trainer, TrainingArguments, set_seed
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+from tests.check.registry import REFUSALS
+
+PARAMETERS_MADE = [0]
+"""How many parameters modules were given since whoever runs the proofs set this to zero."""
+
+
+def _count(*_: Any) -> None:
+    PARAMETERS_MADE[0] += 1
+
+
+register_module_parameter_registration_hook(_count)
 
 
 def parse(config: Mapping[str, Any]) -> Any:
@@ -79,6 +92,7 @@ def refused(text: str, action: Callable[[], Any]) -> None:
     except BaseException as error:
         said = f"{type(error).__name__}: {error}"
         assert text in said, f"expected {text!r} in {said!r}"
+        REFUSALS.append(PARAMETERS_MADE[0] > 0)
         return
     raise AssertionError(f"nothing was refused; expected {text!r}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from hf_memkit import resources
+from hf_memkit.units import parse_size
 from tests.conftest import ROOT, Memkit
 
 FOR_16_GB = ("--model", "gpt2-xl", "--gpu-memory", "16GB", "--ram", "32GB", "--nvme-path")
@@ -44,10 +46,10 @@ def test_copy_writes_a_sized_preset_whose_ledger_adds_up(memkit: Memkit, tmp_pat
     assert all(row["source"] for rows in told["ledger"].values() for row in rows)
 
     text = memkit("ds", "show", "zero3-infinity", *FOR_16_GB, disk_folder).stdout
-    table = [line.split() for line in text.splitlines() if line.startswith("pinned")]
-    rows, total = [line for line in table if "sum" not in line], next(line for line in table if "sum" in line)
-    figures = [float(next(cell for cell in line if cell.replace(".", "").isdigit())) for line in rows]
-    assert sum(figures) == pytest.approx(float(total[-1]), abs=0.03)
+    table = [line for line in text.splitlines() if line.startswith("pinned")]
+    sizes = [parse_size(re.findall(r"[0-9.]+ [KMG]iB", line)[0]) for line in table]
+    assert "sum" in table[-1] and len(table) > 2
+    assert sum(sizes[:-1]) == pytest.approx(sizes[-1], abs=0.03 * 2**30)
 
 
 def test_copy_without_a_model_copies_the_constants(memkit: Memkit, tmp_path: Path) -> None:

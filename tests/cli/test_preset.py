@@ -159,7 +159,9 @@ def test_destinations(run: Run, tmp_path: Path) -> None:
 def test_a_file_without_arguments_is_not_to_be_used(run: Run, tmp_path: Path, name: str) -> None:
     code, out, err = run("copy", "lean", name)
     assert code == 0 and "Use it" not in out + err
-    assert f"{name} holds nothing" in err and "PYTORCH_ALLOC_CONF=expandable_segments:True" in err
+    assert "PYTORCH_ALLOC_CONF=expandable_segments:True" in err
+    assert err.count("Note: nothing of preset 'lean' is an argument: this file changes nothing by itself") == 1
+    assert (out + err).count("nothing") == 2, "it is said once"
     assert not (yaml.safe_load((tmp_path / name).read_text()) or {})
     assert "Use it" in run("copy", "lean", "b.json", "--set", "max_steps=1")[1]
 
@@ -232,3 +234,16 @@ def test_wrong_input_gets_a_line_each_and_writes_nothing(
     assert all(line.startswith("memkit: error: ") for line in lines) and said in err, err
     assert len(lines) == (2 if "lora+resident" in arguments else 1), err
     assert {path.name for path in tmp_path.iterdir()} == set(files)
+
+
+def test_small_sizes_are_read_in_their_own_unit(run: Run, tmp_path: Path) -> None:
+    config = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 64, "n_positions": 64, "model_type": "gpt2"}
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    asked = ("show", "checkpointed", "--model", "model", "--gpu-memory", "16GB", "--sequence-length", "64")
+    code, out, err = run(*asked)
+    assert code == 0, err
+    table = out[out.index("Bytes by formula") :]
+    assert "KiB" in table and "0.00" not in table
+    ledger = json.loads(run(*asked, "--json")[1])["ledger"]
+    assert 0 < ledger["device"][0]["gib"] < 0.01, "in JSON a size stays a number of GiB"

@@ -13,7 +13,7 @@ import pytest
 from hf_memkit.zero import ops
 from tests.conftest import ROOT, Memkit
 
-LOSS = ("chunked_loss.py", "chunked_loss_logits.py")
+LOSS = ("chunked_loss.py", "chunked_loss_logits.py", "chunked_loss_sum.py")
 FILES = {
     "resident": {"train.py", "low_bit_adamw.py", *LOSS, "verify_checkpointing.py"},
     "offload": {"train.py", "ds_config.json", "process_group.py", *LOSS, "verify_checkpointing.py"},

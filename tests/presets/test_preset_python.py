@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from hf_memkit import PresetSetup, preset
-from hf_memkit.errors import InputError, SettingError
+from hf_memkit.errors import InputError, MissingPackageError, RunError, SettingError
 from hf_memkit.job import process_row
 from hf_memkit.presets import PRESETS
 from hf_memkit.presets.outside import outside_lines
@@ -47,6 +48,40 @@ def losses(trainer: Trainer) -> list[float]:
 def baseline(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     arguments = TrainingArguments(output_dir=str(tmp_path_factory.mktemp("baseline")), **CPU)
     return losses(Trainer(GPT2LMHeadModel.from_pretrained(folder), arguments, train_dataset=samples()))
+
+
+def test_what_the_user_replaced_needs_no_package(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)  # as if it were not installed
+    setup = preset("8bit", model=str(folder), arguments=CPU, **CARD)
+    with pytest.raises(MissingPackageError, match=r"'8bit' needs bitsandbytes \(for adamw-8bit\)"):
+        setup.trainer(str(tmp_path / "out"), train_dataset=samples())
+    mine = {"optim": "adamw_torch"}
+    late = setup.trainer(str(tmp_path / "out"), arguments=mine, train_dataset=samples())
+    early = preset("8bit", model=str(folder), arguments={**CPU, **mine}, **CARD)
+    early_trainer = early.trainer(str(tmp_path / "out"), train_dataset=samples())
+    assert late.args.optim == early_trainer.args.optim == "adamw_torch"
+
+
+class SeesTwoCards(TrainingArguments):
+    """As on a machine with two cards, in a process that no launcher has started."""
+
+    @property
+    def n_gpu(self) -> int:
+        return 2
+
+
+def test_several_cards_in_one_process_are_refused(folder: Path, tmp_path: Path) -> None:
+    """Trainer would multiply the batch by the number of cards: nothing of that is in the setup."""
+    assert SeesTwoCards(str(tmp_path), use_cpu=True, per_device_train_batch_size=3).train_batch_size == 6
+    setup = preset("checkpointed", model=str(folder), arguments=CPU, **CARD)
+    with pytest.raises(RunError, match=r"this process sees 2 cards.*torchrun --nproc-per-node 2"):
+        setup.trainer(str(tmp_path / "out"), train_dataset=samples(), arguments_class=SeesTwoCards)
+    spread = GPT2LMHeadModel.from_pretrained(folder)
+    spread.hf_device_map = {"transformer": 0, "lm_head": 1}  # Trainer leaves a model that is spread as it is
+    arguments = setup.training_arguments(str(tmp_path / "out"), arguments_class=SeesTwoCards)
+    assert "callbacks" in setup.trainer_options(spread, arguments)
 
 
 @pytest.mark.parametrize("name", ["lean", "checkpointed", "8bit", "lora"])

@@ -1,17 +1,26 @@
-"""Two processes on a CPU: the loss in chunks where the weights are copied, split, or gathered by hooks.
+"""Two processes on a CPU: the loss in chunks where the weights are copied, split, or gathered by hooks. And Liger's
+real kernel in a third one, in Triton's interpreter, where Triton is installed.
 
-Run by torchrun from `test_technique_chunked_loss_ranks.py`; the first process prints a JSON line.
+Run from `test_technique_chunked_loss_ranks.py`, with TRITON_INTERPRET set; prints a JSON line. The libraries are
+imported once for all three, which takes most of the time.
 """
 
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
+import multiprocessing
+import os
+import socket
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
+import deepspeed
 import torch
 import torch.distributed as dist
 
+from hf_memkit.parts import chunked_loss_sum
 from hf_memkit.parts.chunked_loss import install
 from tests.techniques.tiny_models import batch, causal_model
 
@@ -60,8 +69,6 @@ class Stage3:
     """DeepSpeed's third stage: each process holds a piece of every weight."""
 
     def __init__(self, model: Any) -> None:
-        import deepspeed
-
         zero = {"stage": 3, "stage3_param_persistence_threshold": 0}
         config = {
             "train_micro_batch_size_per_gpu": 1,
@@ -82,7 +89,12 @@ class Stage3:
         return [safe_get_full_grad(value).clone() for value in self.engine.module.parameters()]
 
 
-def main() -> None:
+def rank(number: int, port: int) -> dict[str, list[float]]:
+    """What one of the two processes finds, by kind and model."""
+    os.environ |= {
+        "RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
     dist.init_process_group("gloo")
     found: dict[str, list[float]] = {}
     for kind, wrap in (("replicated", replicated), ("sharded", sharded), ("stage 3", Stage3)):
@@ -91,10 +103,41 @@ def main() -> None:
             with_part = copy.deepcopy(model)
             install(with_part, chunk_tokens=CHUNK)
             found[f"{kind}, {model_type}"] = differences(wrap(model), wrap(with_part), lambda step: step.gradients())
-    if dist.get_rank() == 0:
-        print("RANKS " + json.dumps(found), flush=True)
     dist.barrier()
     dist.destroy_process_group()
+    return found
+
+
+def liger() -> dict[str, list[float]]:
+    """How far Liger's kernel is from the checkpointed loop: of the loss, and the largest of the gradients."""
+    chunked_loss_sum._not_liger = lambda hidden: ""  # it would ask for a card
+    found: dict[str, list[float]] = {}
+    for model_type in ("gpt2", "llama"):
+        for smoothing in (0.0, 0.1):
+            model = causal_model(model_type)
+            fused = copy.deepcopy(model)
+            install(model, engine="loop", label_smoothing=smoothing, chunk_tokens=CHUNK)
+            install(fused, engine="liger", label_smoothing=smoothing)
+            losses = [one(**batch(), num_items_in_batch=31).loss for one in (model, fused)]
+            for loss in losses:
+                loss.backward()
+            pairs = zip(model.parameters(), fused.parameters(), strict=True)
+            gradient = max(float((theirs.grad - ours.grad).abs().max()) for theirs, ours in pairs)
+            found[f"liger, {model_type}, {smoothing}"] = [abs(float(losses[0] - losses[1])), gradient]
+    return found
+
+
+def main() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with ProcessPoolExecutor(3, mp_context=multiprocessing.get_context("fork")) as pool:
+        running = [pool.submit(rank, number, port) for number in range(2)]
+        if importlib.util.find_spec("triton") and importlib.util.find_spec("liger_kernel"):
+            running.append(pool.submit(liger))
+        first, second, *rest = (each.result() for each in running)
+    larger = {name: [max(pair) for pair in zip(first[name], second[name], strict=True)] for name in first}
+    print("FOUND " + json.dumps({name: value for found in (larger, *rest) for name, value in found.items()}))
 
 
 if __name__ == "__main__":

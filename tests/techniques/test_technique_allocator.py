@@ -34,7 +34,7 @@ def applied(*names: str, **values: object) -> TrainingSetup:
 
 def test_options_stand_side_by_side_in_one_variable() -> None:
     setup = applied("max-split-size", "garbage-collection-threshold", max_split_size_mb=256)
-    assert setup[KEY] == "max_split_size_mb:256,garbage_collection_threshold:0.8"
+    assert setup[KEY] == "max_split_size_mb:256,garbage_collection_threshold:0.8,per_process_memory_fraction:0.99"
     (setting,) = setup.settings
     assert "256 MiB" in setting.reason and "80 %" in setting.reason
     twice = applied("max-split-size", "max-split-size", max_split_size_mb=64)
@@ -42,12 +42,22 @@ def test_options_stand_side_by_side_in_one_variable() -> None:
     assert applied("expandable-segments")[KEY] == "expandable_segments:True"
 
 
-def test_options_that_expandable_segments_leave_without_effect_are_refused() -> None:
-    for other in ("max-split-size", "garbage-collection-threshold"):
+def test_options_that_do_not_go_with_expandable_segments_are_refused() -> None:
+    for other, why in (
+        ("max-split-size", "more is reserved"),
+        ("garbage-collection-threshold", "does nothing with it"),
+    ):
         for names in (("expandable-segments", other), (other, "expandable-segments")):
             problems = check(Subject.of_setup(applied(*names), None, None, here=False))
             assert [problem.rule for problem in problems] == ["allocator-options"], names
-            assert "does nothing with it" in problems[0].why
+            assert why in problems[0].why
+
+
+def test_torch_takes_the_limit_that_collecting_needs() -> None:
+    torch._C._accelerator_setAllocatorSettings(applied("garbage-collection-threshold")[KEY])
+    problems = problems_of("garbage_collection_threshold:0.8")
+    assert len(problems) == 1 and "only where the process has a limit" in problems[0][1]
+    assert not problems_of("garbage_collection_threshold:0.8,per_process_memory_fraction:0.9")
 
 
 @pytest.mark.parametrize(("name", "value"), [("max_split_size_mb", 19), ("garbage_collection_threshold", 1.0)])

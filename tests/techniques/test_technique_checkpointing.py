@@ -167,6 +167,18 @@ def test_parts_refuse_what_they_cannot_do() -> None:
             WAYS["offloaded-checkpointing"].__globals__["checkpoint_offload"].install(model_of("gpt2"))
 
 
+def test_segments_refuse_copies_of_data_parallel() -> None:
+    """Copies for several cards run at the same time, and share the hooks in which a segment is open."""
+    model = model_of("gpt2")
+    undo = checkpoint_segments.install(model, segment_layers=2)
+    with pytest.raises(RuntimeError, match="torchrun"):
+        for module in model.modules():  # as torch.nn.parallel.replicate does
+            module._replicate_for_data_parallel()
+    undo()
+    for module in model.modules():
+        assert module._replicate_for_data_parallel().__dict__.keys() >= {"_is_replica"}
+
+
 def test_offloading_moves_the_inputs_of_the_layers_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     from hf_memkit.parts import checkpoint_offload
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -257,6 +258,22 @@ def test_undone_it_leaves_nothing() -> None:
     undo()
     assert [module.__dict__.keys() for module in (model, model.lm_head)] == [kept.keys() for kept in before]
     assert model(**batch()).logits is not None
+
+
+def test_copies_of_data_parallel_are_refused() -> None:
+    """nn.DataParallel needs two cards; what it copies a module with does not."""
+    assert "module._replicate_for_data_parallel()" in inspect.getsource(torch.nn.parallel.replicate)
+    model = causal_model()
+    plain = model._replicate_for_data_parallel()
+    assert plain.forward.__self__ is plain
+    undo = install(model)
+    with pytest.raises(RuntimeError, match="torchrun"):
+        model._replicate_for_data_parallel()
+    del model.__dict__["_replicate_for_data_parallel"]
+    # Without the refusal: the copy for the second card would run the model on the first card.
+    assert model._replicate_for_data_parallel().forward.__self__ is model
+    undo()
+    assert model._replicate_for_data_parallel().forward.__self__ is not model
 
 
 def test_a_copy_is_a_model_of_its_own() -> None:

@@ -10,10 +10,13 @@ from functools import cache
 import pytest
 
 from benchmarks.techniques_cases import COVERED, cases
+from hf_memkit.build import needed_packages
 from hf_memkit.check import RULES
 from hf_memkit.presets import PRESETS
 from hf_memkit.technique import FAMILIES, TECHNIQUES, Technique
+from hf_memkit.training_setup import TrainingSetup
 from tests.conftest import ROOT
+from tests.techniques.jobs import gpt2_job
 
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -73,6 +76,13 @@ def test_has_its_memory_case(one: Technique) -> None:
 def test_has_its_refusals(one: Technique) -> None:
     rules = [rule.id for rule in RULES.values() if one.name in rule.techniques]
     assert bool(rules) != bool(one.always_applies), "a rule that says when it does not apply, or why there is none"
+
+
+def test_its_packages_are_seen_in_what_it_puts(one: Technique) -> None:
+    """`needed_packages` asks the settings, so that what the user replaced needs nothing."""
+    made = one(TrainingSetup("x"), gpt2_job()).made_by([one.name])
+    assert needed_packages(made) == dict.fromkeys(one.packages, one.name)
+    assert needed_packages(TrainingSetup("x").made_by([one.name])) == {}
 
 
 def test_rules_name_techniques_that_exist() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from benchmarks.optimizer_bytes import Measured, make_setup, make_trainer, measure
 from hf_memkit.check import Subject, check
 from hf_memkit.technique import TECHNIQUES
-from hf_memkit.techniques.optimizer_states import Shapes, state_bytes, states_of
+from hf_memkit.techniques.optimizer_states import Shapes, optimizer_of, state_bytes, state_source, states_of
 from hf_memkit.training_setup import TrainingSetup
 from tests.techniques.cpu_allocations import peak_bytes
 from tests.techniques.proving import proves
@@ -104,6 +104,20 @@ def test_the_formula_is_what_the_optimizer_holds(name: str, dtype: str) -> None:
         assert got.gradients < got.parameters * 2
     else:
         assert got.gradients == got.gradients_computed
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_the_block_that_the_ledger_names_is_torchaos(bits: int) -> None:
+    """Trainer gives its 4-bit AdamW blocks of 256, where torchao and the technique have 128."""
+    trainers = TrainingSetup(preset="x").put("arguments.optim", f"adamw_torch_{bits}bit", "for this test")
+    for setup in (make_setup(f"adamw-{bits}bit-stochastic", GPT2, "float32"), trainers):
+        block = make_trainer(setup, GPT2).create_optimizer().block_size
+        number = {8: "1", 4: "1/2"}[bits]
+        assert state_source(setup).startswith(f"2 × ({number} + 4/{block}) bytes a parameter (torchao)")
+        # A parameter of one block, above the least that is quantised: its states are.
+        one = Shapes((), vectors=(4096 + block,))
+        assert state_bytes(optimizer_of(setup), one).plain == 0
+        assert (state_bytes(optimizer_of(setup), Shapes((), vectors=(4096 + 128,))).plain == 0) is (block == 128)
 
 
 def test_low_bit_and_factored_states_are_small() -> None:

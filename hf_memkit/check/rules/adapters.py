@@ -14,7 +14,7 @@ from hf_memkit.techniques.adapter_sizes import (
     quantised_bytes,
     quantised_layers,
 )
-from hf_memkit.units import format_gib
+from hf_memkit.units import format_size
 
 _LORA: Final = ("lora", "qlora")
 _HALF: Final = ("bfloat16", "float16")
@@ -70,7 +70,7 @@ def adapter_copies_module(subject: Subject) -> Iterator[Found]:
         yield Found(key, names)
     elif copied := copied_parameters(subject.model, {"modules_to_save": names}):
         half = 2 if subject.setting("model.dtype") in _HALF else 4
-        size = format_gib(4 * half * copied)  # the copy has the weights' own dtype, and so have both its moments
+        size = format_size(4 * half * copied)  # the copy has the weights' own dtype, and so have both its moments
         tied = "; and it is tied to the word embedding: from now on they are two" if subject.model.tied else ""
         yield Found(key, names, why=f"PEFT trains a copy of {copied / 1e6:.1f} M parameters beside the frozen "
                     f"original: {size} of weights, gradients and AdamW states by formula{tied}")  # fmt: skip
@@ -216,6 +216,6 @@ def experts_not_quantised(subject: Subject) -> Iterator[Found]:
     if model is None or not model.stacked or not given:
         return
     share = model.stacked / model.parameters
-    held = format_gib(quantised_bytes(model, given).total)
+    held = format_size(quantised_bytes(model, given).total)
     yield Found(_QUANTIZATION, dict(given), why=f"{share:.0%} of the weights are experts kept in one tensor a layer, "
                 f"which bitsandbytes leaves in 16 bits: the model takes {held} by formula")  # fmt: skip

@@ -9,7 +9,7 @@ from hf_memkit.check.rule import Found, rule
 from hf_memkit.check.subject import Subject
 from hf_memkit.techniques.activation_functions import COMPOSED, activation_of
 from hf_memkit.techniques.attention_bytes import attention_heads, eager_bytes_of_score, score_bytes
-from hf_memkit.units import format_gib
+from hf_memkit.units import format_size
 
 _KEY = "model.attn_implementation"
 _FUSED = "model_parts.fused_gelu"
@@ -119,7 +119,7 @@ def eager_keeps_scores(subject: Subject) -> Iterator[Found]:
         yield Found(
             _KEY, "eager",
             why=f"eager attention keeps at least {rows} × {heads} × {length}² scores in each of {model.layers} layers "
-            f"for backward: {format_gib(kept)} in 16 bits",
+            f"for backward: {format_size(kept)} in 16 bits",
         )  # fmt: skip
 
 

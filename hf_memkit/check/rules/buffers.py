@@ -7,7 +7,7 @@ from typing import Final
 
 from hf_memkit.check.rule import Found, rule
 from hf_memkit.check.subject import Subject
-from hf_memkit.units import format_gib
+from hf_memkit.units import format_size
 from hf_memkit.zero.split import split
 
 BUCKET_SHARE: Final = 0.1
@@ -37,7 +37,7 @@ def _bucket_bytes(subject: Subject) -> int:
 )
 def bucket_default(subject: Subject) -> Iterator[Found]:
     if not subject.has(_BUCKET) and _bucket_bytes(subject):
-        size = format_gib(_bucket_bytes(subject))
+        size = format_size(_bucket_bytes(subject))
         yield Found(_BUCKET, why=f"the default of 5e8 elements takes {size} of the card, whatever the model's size")
 
 
@@ -54,7 +54,7 @@ def bucket_against_card(subject: Subject) -> Iterator[Found]:
         return
     if taken > BUCKET_SHARE * gpu.usable_bytes:
         twice = ", twice because of overlap_comm" if subject.zero.buckets > 1 else ""
-        why = f"the buckets take {format_gib(taken)} of {format_gib(gpu.usable_bytes)} on {gpu.name}{twice}"
+        why = f"the buckets take {format_size(taken)} of {format_size(gpu.usable_bytes)} on {gpu.name}{twice}"
         yield Found(_BUCKET, subject.at(_BUCKET), why=why)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hf_memkit.check.rule import Found, rule
 from hf_memkit.check.subject import Subject
 from hf_memkit.ledger import Ledger, Row
-from hf_memkit.units import MIB, format_gib
+from hf_memkit.units import MIB, format_size
 from hf_memkit.zero.ledger import zero_ledger
 from hf_memkit.zero.stage_3_swap import SWAP_BUFFERS
 
@@ -24,7 +24,7 @@ def _ledger(subject: Subject) -> Ledger | None:
 
 
 def _largest(rows: list[Row]) -> str:
-    parts = [f"{row.term} {format_gib(row.size_bytes)}" for row in sorted(rows, key=lambda row: -row.size_bytes)[:3]]
+    parts = [f"{row.term} {format_size(row.size_bytes)}" for row in sorted(rows, key=lambda row: -row.size_bytes)[:3]]
     return ", ".join(parts)
 
 
@@ -41,7 +41,7 @@ def card_too_small(subject: Subject) -> Iterator[Found]:
     needed = ledger.total_bytes("device")
     if needed > gpu.usable_bytes:
         rows = [row for row in ledger.rows if row.place == "device"]
-        why = f"DeepSpeed alone needs {format_gib(needed)} of {format_gib(gpu.usable_bytes)} on {gpu.name}"
+        why = f"DeepSpeed alone needs {format_size(needed)} of {format_size(gpu.usable_bytes)} on {gpu.name}"
         yield Found(f"{_ZERO}.stage", subject.shown(f"{_ZERO}.stage"), why=f"{why} ({_largest(rows)})")
 
 
@@ -59,7 +59,7 @@ def ram_too_small(subject: Subject) -> Iterator[Found]:
     needed = ledger.total_bytes("host", "pinned")
     if needed > subject.machine.ram_bytes:
         part = "offload_optimizer" if subject.zero.optimizer.device != "none" else "offload_param"
-        why = f"DeepSpeed needs {format_gib(needed)} of {format_gib(subject.machine.ram_bytes)} of RAM"
+        why = f"DeepSpeed needs {format_size(needed)} of {format_size(subject.machine.ram_bytes)} of RAM"
         swaps = subject.zero.swaps_optimizer
         fix = (
             "lower sub_group_size and buffer_count, whose buffers are in RAM; `memkit ds copy` computes them"
@@ -86,7 +86,7 @@ def memlock_too_small(subject: Subject) -> Iterator[Found]:
         part = "offload_param" if subject.zero.swaps_parameters else "offload_optimizer"
         path = f"{_ZERO}.{part}.buffer_count"
         why = (
-            f"swap buffers of {format_gib(locked)} are locked with mlock, and the limit here is {limit / MIB:.0f} MiB"
+            f"swap buffers of {format_size(locked)} are locked with mlock, and the limit here is {limit / MIB:.0f} MiB"
         )
         yield Found(path, subject.shown(path), why=why)
 
@@ -105,5 +105,5 @@ def disk_too_small(subject: Subject) -> Iterator[Found]:
     if needed > free:
         part = "offload_optimizer" if subject.zero.swaps_optimizer else "offload_param"
         path = f"{_ZERO}.{part}.nvme_path"
-        why = f"the swap files need {format_gib(needed)}, and {format_gib(free)} are free"
+        why = f"the swap files need {format_size(needed)}, and {format_size(free)} are free"
         yield Found(path, subject.shown(path), why=why)

@@ -8,7 +8,7 @@ from typing import Any, Final
 from hf_memkit.check.rule import Found, rule
 from hf_memkit.check.subject import Subject
 from hf_memkit.techniques.generation_bytes import cache_bytes_of
-from hf_memkit.units import format_gib
+from hf_memkit.units import format_size
 
 _FOR_METRICS: Final = ("inputs", "loss")
 
@@ -175,7 +175,7 @@ def generation_cache_too_large(subject: Subject) -> Iterator[Found]:
         yield Found(
             "generation_num_beams" if beams != 1 else "generation_max_length",
             beams if beams != 1 else tokens,
-            why=f"{batch} samples × {beams} beams × {tokens} tokens take {format_gib(size)} of keys and values, by "
-            f"formula, and {machine.gpu.name} has {format_gib(machine.gpu.usable_bytes)}",
+            why=f"{batch} samples × {beams} beams × {tokens} tokens take {format_size(size)} of keys and values, by "
+            f"formula, and {machine.gpu.name} has {format_size(machine.gpu.usable_bytes)}",
             argument=True,
         )

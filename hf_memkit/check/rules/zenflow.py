@@ -10,7 +10,7 @@ from typing import Final
 
 from hf_memkit.check.rule import Found, rule
 from hf_memkit.check.subject import ABSENT, Subject
-from hf_memkit.units import GIB, format_gib
+from hf_memkit.units import GIB, format_size
 from hf_memkit.zero.zenflow import SHARED_BYTES
 
 _ZENFLOW = "zero_optimization.zenflow"
@@ -105,6 +105,7 @@ def zenflow_shared_memory(subject: Subject) -> Iterator[Found]:
     needed = -(-SHARED_BYTES * subject.model.parameters // subject.nodes)  # ZeRO splits it between all processes
     free = shutil.disk_usage(_SHARED_MEMORY).free
     if needed > free:
-        why = f"the step's process shares {format_gib(needed)} in {_SHARED_MEMORY}, which has {format_gib(free)} free"
+        there = f"{format_size(needed)} in {_SHARED_MEMORY}, which has {format_size(free)} free"
+        why = f"the step's process shares {there}"
         fix = f'docker run --shm-size={math.ceil(needed / GIB)}g or more, or write "overlap_step": false'
         yield Found(path, True, why=f'{why}: the first step stops, "unable to allocate shared memory"', fix=fix)

@@ -1,0 +1,43 @@
+"""Options that several verbs have, each with its help."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+__all__ = [
+    "Args",
+    "Gpu",
+    "GpuMemory",
+    "Gpus",
+    "Json",
+    "Nodes",
+    "NvmePath",
+    "Ram",
+    "SequenceLength",
+    "Set",
+    "Technique",
+]
+
+Gpu = Annotated[str | None, typer.Option(help="For this card, such as T4 or 'RTX 4090'.")]
+GpuMemory = Annotated[str | None, typer.Option(help="For a card of this size with bf16, such as 16GB.")]
+Ram = Annotated[str | None, typer.Option(help="For this much RAM, such as 64GB.")]
+Gpus = Annotated[int, typer.Option(min=1, help="Cards (processes) on each machine.")]
+Nodes = Annotated[int, typer.Option(min=1, help="Machines.")]
+NvmePath = Annotated[str | None, typer.Option(help="Folder on a fast disk, for presets that swap.")]
+SequenceLength = Annotated[int | None, typer.Option(min=1, help="Tokens in a sequence.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A field of TrainingArguments, or a value such as rank=32."),
+]
+Args = Annotated[
+    str | None, typer.Option("--args", metavar="FILE", help="Your own arguments (YAML or JSON); they win.")
+]
+Technique = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--technique", metavar="NAME", help="A technique that takes the place of what decides the same thing."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -1,0 +1,87 @@
+"""`memkit predict`: what a training will need, by phase and category, and whether it fits a card."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from hf_memkit.cli.options import Args, Gpu, GpuMemory, Gpus, Json, Nodes, Ram, SequenceLength, Set, Technique
+from hf_memkit.cli.predict_prepare import Asked, prepare
+
+__all__ = ["EXAMPLES", "predict"]
+
+EXAMPLES = """[bold]Examples[/bold]
+
+  memkit predict --model gpt2-xl --gpu T4                                Trainer's defaults
+
+  memkit predict --model gpt2-xl --preset resident --gpu-memory 16GB --batch-size 8 --sequence-length 1024
+
+  memkit predict --args mine.yaml --gpu "RTX 4090" --set optim=adamw_8bit
+"""
+
+
+def predict(
+    model: Annotated[str | None, typer.Option(help="Hub ID or local folder; no weights are loaded.")] = None,
+    preset: Annotated[
+        str | None, typer.Option(help="A preset, or several joined by +. None: Trainer's defaults.")
+    ] = None,
+    gpu: Gpu = None,
+    gpu_memory: GpuMemory = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Sequences of one card in one forward pass (per_device_train_batch_size)."),
+    ] = None,
+    sequence_length: SequenceLength = None,
+    accumulation: Annotated[
+        int | None, typer.Option(min=1, help="Micro-batches in an optimizer step (gradient_accumulation_steps).")
+    ] = None,
+    gpus: Gpus = 1,
+    nodes: Nodes = 1,
+    ram: Ram = None,
+    args: Args = None,
+    settings: Set = None,
+    technique: Technique = None,
+    no_trace: Annotated[
+        bool, typer.Option("--no-trace", help="By formula only: at once, and much less certain.")
+    ] = False,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Let code that comes with the model run.")
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """What a training will need, and whether it fits."""
+    from hf_memkit.cli import predict_render
+    from hf_memkit.cli.predict_next import next_preset
+
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a bar gets a question mark, not an error.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    if not no_trace:
+        from hf_memkit.predict.worker import shared_worker
+
+        shared_worker().start()  # it loads its libraries while the model is looked at here
+    asked = Asked(
+        model, preset, gpu, gpu_memory, ram, gpus, nodes, batch_size, sequence_length, accumulation, settings or (),
+        args, technique or (), trust_remote_code,
+    )  # fmt: skip
+    # While the model is looked at here, the process that will trace loads its libraries.
+    prepared = prepare(asked, None if no_trace else _start_tracing)
+    prediction = prepared.predict(trace=not no_trace)
+    fails = prediction.verdict == "does not fit"
+    instead = next_preset(prepared) if fails else None
+    if as_json:
+        beside = {"request": prepared.to_json(), "try_next": instead.to_json() if instead else None}
+        print(json.dumps({**prediction.to_json(), **beside}, indent=2))
+    else:
+        predict_render.show(prediction, prepared, instead)
+    return 1 if fails else 0
+
+
+def _start_tracing() -> None:
+    from hf_memkit.predict.worker import shared_worker
+
+    shared_worker().start()

@@ -1,0 +1,299 @@
+"""What `memkit predict` shall predict: a preset, or Trainer's defaults, for a model, a card and a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from hf_memkit.errors import InputError, SettingError
+
+if TYPE_CHECKING:
+    from hf_memkit.hardware import Machine
+    from hf_memkit.predict.defaults import LookedAt
+    from hf_memkit.predict.prediction import Prediction
+    from hf_memkit.presets import PresetSetup
+    from hf_memkit.training_setup import TrainingSetup
+
+__all__ = ["Asked", "Prepared", "prepare"]
+
+_BATCH = "per_device_train_batch_size"
+_ACCUMULATION = "gradient_accumulation_steps"
+_LENGTH = "data.sequence_length"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line says; names as its options."""
+
+    model: str | None = None
+    preset: str | None = None
+    gpu: str | None = None
+    gpu_memory: str | None = None
+    ram: str | None = None
+    gpus: int = 1
+    nodes: int = 1
+    batch_size: int | None = None
+    sequence_length: int | None = None
+    accumulation: int | None = None
+    settings: Sequence[str] = ()
+    args: str | None = None
+    techniques: Sequence[str] = ()
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One job to predict, with all input checked.
+
+    Attributes:
+        setup: every setting.
+        model: the model as its config describes it.
+        machine: card, RAM and disk in question.
+        micro_batch_size: sequences of one card in one forward pass.
+        sequence_length: tokens in a sequence.
+        accumulation: micro-batches in an optimizer step of one card.
+        gpus, nodes: cards on each machine, and machines.
+        own: the user's fields of TrainingArguments, under today's names.
+        notes: what was assumed, or taken from the user's file.
+        trust_remote_code: whether code that comes with the model may be run.
+    """
+
+    setup: TrainingSetup
+    model: LookedAt
+    machine: Machine
+    micro_batch_size: int
+    sequence_length: int
+    accumulation: int
+    gpus: int
+    nodes: int
+    own: dict[str, Any]
+    notes: tuple[str, ...] = ()
+    trust_remote_code: bool = False
+
+    def predict(self, *, trace: bool = True) -> Prediction:
+        """The prediction, with what was assumed here among its notes.
+
+        Args:
+            trace: whether a step of the real Trainer is traced; False: formulas only.
+        """
+        from hf_memkit.predict import predict
+
+        found = predict(
+            self.setup,
+            model=self.model.facts,
+            machine=self.machine,
+            micro_batch_size=self.micro_batch_size,
+            sequence_length=self.sequence_length,
+            accumulation=self.accumulation,
+            gpus=self.gpus,
+            nodes=self.nodes,
+            trace=trace,
+            trust_remote_code=self.trust_remote_code,
+        )
+        return found.with_notes(*self.notes)
+
+    def to_json(self) -> dict[str, Any]:
+        gpu, facts = self.machine.gpu, self.model.facts
+        return {
+            "preset": self.setup.preset,
+            "techniques": list(self.setup.techniques),
+            "model": self.model.name,
+            "model_origin": self.model.origin,
+            "parameters": facts.parameters if facts else None,
+            "gpu": gpu.to_json() if gpu else None,
+            "gpus": self.gpus,
+            "nodes": self.nodes,
+            "micro_batch_size": self.micro_batch_size,
+            "sequence_length": self.sequence_length,
+            "accumulation": self.accumulation,
+        }
+
+
+def prepare(asked: Asked, before_model: Callable[[], None] | None = None) -> Prepared:
+    """The job that was asked for. What can be known early is told early: names first, then the model.
+
+    Args:
+        asked: what the command line says.
+        before_model: called when names and values are known to be good, before the model is looked at, which takes
+            seconds.
+
+    Raises:
+        InputError: something that was asked for does not exist, or has no sense.
+        SettingError: values that contradict each other, or would have no effect; all are listed.
+    """
+    from hf_memkit.cli.libraries import quiet_libraries
+    from hf_memkit.cli.machine import described_machine
+    from hf_memkit.cli.own_arguments import is_field, read_file, read_settings
+    from hf_memkit.predict.defaults import look_at, with_class
+
+    quiet_libraries()
+    machine = described_machine(asked.gpu, asked.gpu_memory, asked.ram, None)
+    name, techniques = _names(asked)
+    kinds: dict[str, type] = {}
+    if name:
+        from hf_memkit.presets import compose
+
+        kinds = {key: kind for one in compose(name, techniques) for key, kind in one.values.items()}
+    from_file, notes = read_file(asked.args) if asked.args else ({}, [])
+    _, set_here = read_settings(asked.settings, kinds)
+    own = {**from_file, **set_here, **_sizes(asked, set_here)}
+    model_name = _checked(asked, own)
+    if before_model is not None:
+        before_model()
+    model = look_at(model_name, trust_remote_code=asked.trust_remote_code, shapes=not name)
+    length = asked.sequence_length or _length_of_file(own, notes)
+    if model.maximum_length and length and length > model.maximum_length:
+        raise InputError(
+            f"sequence length {length} is longer than {model.name} allows ({model.maximum_length}); "
+            f"give {model.maximum_length} or less"
+        )
+    # Only a file holds anything else; asking transformers for its fields takes a second.
+    fields = {key: value for key, value in own.items() if key not in from_file or is_field(key)}
+    setup: TrainingSetup
+    if name:
+        made = _preset(asked, name, techniques, model, length)
+        setup, model = with_class(made, model), replace(model, facts=made.asked.model)
+        notes += [note for note in made.notes if "left out" in note]
+    else:
+        setup = _defaults(asked, model, fields, machine, notes)
+    setup = _with_sizes(setup, length, model.maximum_length)
+    for setting in setup.settings:
+        if setting.key == f"arguments.{_BATCH}" and _BATCH not in own:
+            notes.append(f"batches of {setting.value} sequences a card: {setting.reason}")
+        elif setting.key == _LENGTH and not length:
+            notes.append(f"sequences of {setting.value} tokens: {setting.reason}")
+    if machine.gpu is None:
+        notes.append("no GPU here and none named (--gpu, --gpu-memory): there is no verdict")
+    if model.origin == "architecture":
+        notes.append(f"{model.name} is built from memkit's list of well-known models: the hub did not answer")
+    return Prepared(
+        setup=setup,
+        model=model,
+        machine=machine,
+        micro_batch_size=int(setup[f"arguments.{_BATCH}"]),
+        sequence_length=int(setup[_LENGTH]),
+        accumulation=int(setup.get(f"arguments.{_ACCUMULATION}", 1)),
+        gpus=asked.gpus,
+        nodes=asked.nodes,
+        own=fields,
+        notes=tuple(notes),
+        trust_remote_code=asked.trust_remote_code,
+    )
+
+
+def _names(asked: Asked) -> tuple[str, Sequence[str]]:
+    """(the preset; techniques beside it). Techniques without a preset are composed as one would be.
+
+    Raises:
+        InputError: a name that is a preset's and a technique's, with nothing to put it on.
+    """
+    if asked.preset or not asked.techniques:
+        return asked.preset or "", asked.techniques
+    from hf_memkit.presets import PRESETS
+
+    alone = [each for each in asked.techniques if each not in PRESETS]
+    if not alone:
+        name = asked.techniques[0]
+        raise InputError(f"--technique {name}: needs a preset to go on; there is one of that name: --preset {name}")
+    return "+".join(alone), [each for each in asked.techniques if each in PRESETS]
+
+
+def _defaults(
+    asked: Asked, model: LookedAt, fields: dict[str, Any], machine: Machine, notes: list[str]
+) -> TrainingSetup:
+    """Trainer's defaults with the user's own; the mistakes that the rules know in them are noted, for Trainer would
+    train all the same."""
+    from hf_memkit.check import RULES, Subject, check
+    from hf_memkit.predict.defaults import default_setup
+
+    setup = default_setup(model, fields)
+    on = machine if machine.gpu is not None else None
+    subject = Subject.of_setup(setup, model.facts, on, gpus=asked.gpus, nodes=asked.nodes, here=False)
+    notes += [f"known mistake: {each}" for each in check(subject) if RULES[each.rule].module != "capacity"]
+    return setup
+
+
+def _with_sizes(setup: TrainingSetup, length: int | None, longest: int | None) -> TrainingSetup:
+    """The setup with a batch and a length: its own, what was given, or else what is assumed."""
+    from hf_memkit.presets.resolve import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH
+
+    if f"arguments.{_BATCH}" not in setup:
+        setup = setup.put(f"arguments.{_BATCH}", DEFAULT_MICRO_BATCH, "Trainer's default; --batch-size says another")
+    if _LENGTH not in setup:
+        assumed = min(DEFAULT_LENGTH, longest or DEFAULT_LENGTH)
+        why = "asked for" if length else "assumed; --sequence-length says another"
+        setup = setup.put(_LENGTH, length or assumed, why)
+    return setup
+
+
+def _sizes(asked: Asked, set_here: dict[str, Any]) -> dict[str, int]:
+    """`{field: value}` of --batch-size and --accumulation.
+
+    Raises:
+        SettingError: --set says otherwise.
+    """
+    given = {_BATCH: ("--batch-size", asked.batch_size), _ACCUMULATION: ("--accumulation", asked.accumulation)}
+    found = {}
+    for field, (option, value) in given.items():
+        if value is None:
+            continue
+        if set_here.get(field, value) != value:
+            raise SettingError(f"{option} {value} and --set {field}={set_here[field]}: these are one; give one")
+        found[field] = value
+    return found
+
+
+def _checked(asked: Asked, own: dict[str, Any]) -> str:
+    """The name of --model, or of the user's file.
+
+    Raises:
+        InputError: there is none.
+        SettingError: a size of the batch is none.
+    """
+    name = asked.model or own.get("model_name_or_path")
+    if not name:
+        where = f", and {asked.args} names none (model_name_or_path)" if asked.args else ""
+        raise InputError(f"--model: give a hub ID or a folder{where}; for example: memkit predict --model gpt2-xl")
+    for field in (_BATCH, _ACCUMULATION):
+        if field in own and own[field] < 1:
+            raise SettingError(f"{field}={own[field]}: must be a whole number above 0")
+    return str(name)
+
+
+def _length_of_file(own: dict[str, Any], notes: list[str]) -> int | None:
+    """The tokens of a sequence that the user's own file names, which is noted."""
+    from hf_memkit.presets.outside import LENGTH_NAMES
+
+    key = next((key for key in LENGTH_NAMES if type(own.get(key)) is int), None)
+    if key is None:
+        return None
+    notes.append(f"sequences of {own[key]} tokens: your {key}")
+    return int(own[key])
+
+
+def _preset(asked: Asked, name: str, techniques: Sequence[str], model: LookedAt, length: int | None) -> PresetSetup:
+    from hf_memkit.cli import preset_prepare
+
+    if model.own_code:
+        raise InputError(
+            f"--preset: presets are sized by the shapes of transformers' own models, and {model.name} brings its own "
+            f"code; leave --preset out, and give arguments with --set or --args"
+        )
+    sizes = {_BATCH: asked.batch_size, _ACCUMULATION: asked.accumulation}
+    prepared = preset_prepare.prepare(
+        preset_prepare.Asked(
+            name=name,
+            model=model.name,
+            gpu=asked.gpu,
+            gpu_memory=asked.gpu_memory,
+            ram=asked.ram,
+            gpus=asked.gpus,
+            nodes=asked.nodes,
+            sequence_length=length,
+            settings=(*asked.settings, *(f"{key}={value}" for key, value in sizes.items() if value is not None)),
+            args=asked.args,
+            techniques=techniques,
+        )
+    )
+    return prepared.setup

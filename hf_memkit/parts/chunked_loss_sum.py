@@ -1,0 +1,162 @@
+"""The sum of the losses of many tokens, chunk by chunk, by the fastest way that is applicable (`chunked_loss.py`).
+
+Each chunk is done by
+- Liger's kernel (Hsu et al. 2024, arXiv 2410.10989) on a CUDA card, if liger-kernel is installed;
+- `torch.nn.functional.linear_cross_entropy` in fp32, on a torch that has it (2.13). In 16 bits it returns a 16-bit
+  loss, three digits of a sum over thousands of tokens (torch:torch/nn/modules/linear_cross_entropy.py, `output`);
+- otherwise a checkpointed call (Chen et al. 2016, arXiv 1604.06174) of the output embedding itself, which also suits
+  an output embedding that is quantised, has an adapter, or is gathered by DeepSpeed.
+
+This file needs torch, and `chunked_loss_logits.py` beside it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from hf_memkit.parts.chunked_loss_logits import Step, vocabulary_of
+
+__all__ = ["ENGINES", "ChunkedSum", "chunk_tokens_for"]
+
+ENGINES = ("auto", "liger", "torch", "loop")
+
+_CHUNK_BYTES = 256 * 2**20
+_MOST_TOKENS = 1024
+
+
+def chunk_tokens_for(vocabulary: int) -> int:
+    """Tokens in a chunk: the largest power of two, at most 1024, whose fp32 logits take at most 256 MiB.
+
+    Larger chunks make no matrix product faster; smaller ones add to the gradient of the output embedding more often.
+    """
+    fitting = max(1, _CHUNK_BYTES // (4 * vocabulary))
+    return int(min(_MOST_TOKENS, 1 << (fitting.bit_length() - 1)))
+
+
+class ChunkedSum:
+    """Sum of the cross-entropies of the logits that an output embedding would make.
+
+    Attributes:
+        head: the output embedding.
+        head_forward: its own forward.
+        chunk: tokens in a chunk; None: `chunk_tokens_for`.
+        smoothing: label smoothing.
+        engine: "auto", or one of `ENGINES`.
+        work: what the next call of the output embedding is to do instead of its own forward.
+    """
+
+    def __init__(self, head: Any, chunk: int | None, smoothing: float, engine: str) -> None:
+        self.head, self.chunk, self.smoothing, self.engine = head, chunk, smoothing, engine
+        self.head_forward: Callable[..., Any] = head.forward
+        self.work: Callable[[Tensor], Tensor] | None = None
+
+    def __call__(self, hidden: Tensor, targets: Tensor, steps: tuple[Step, ...], ignore_index: int) -> Tensor:
+        """The sum in fp32 for `hidden` [tokens, width] and `targets` [tokens], with `steps` done to the logits."""
+        engine = self.engine_for(hidden, steps)
+        if engine == "liger":
+            from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
+
+            # "sum", divided afterwards: Liger computes the gradients in forward, before a loss scale is applied, and
+            # gradients of a mean over thousands of tokens underflow in fp16.
+            liger = LigerFusedLinearCrossEntropyLoss(
+                ignore_index=ignore_index, label_smoothing=self.smoothing, reduction="sum"
+            )
+            fused: Tensor = liger(self.head.weight, hidden, targets, getattr(self.head, "bias", None))
+            return fused
+        chunk = self.chunk or chunk_tokens_for(vocabulary_of(self.head))
+        if engine == "torch":
+            options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=min(chunk, len(hidden)))
+            value: Tensor = torch.nn.functional.linear_cross_entropy(
+                hidden, self.head.weight, targets, linear_bias=getattr(self.head, "bias", None),
+                reduction="sum", ignore_index=ignore_index, options=options,
+            )  # fmt: skip
+            return value
+        # One call of the output embedding, with the loop inside: hooks on it run once. DeepSpeed's stage 3 gathers the
+        # weight in them, and its processes, whose batches have different numbers of chunks, must do so equally often.
+        self.work = functools.partial(self._loop, targets=targets, steps=steps, ignore_index=ignore_index, chunk=chunk)
+        try:
+            total: Tensor = self.head(hidden)
+        finally:
+            self.work = None
+        return total
+
+    def _loop(
+        self, hidden: Tensor, *, targets: Tensor, steps: tuple[Step, ...], ignore_index: int, chunk: int
+    ) -> Tensor:
+        def chunk_sum(part: Tensor, part_targets: Tensor) -> Tensor:
+            logits = self.head_forward(part)
+            for step in steps:
+                logits = step(logits)
+            return nn.functional.cross_entropy(
+                logits.float(), part_targets, ignore_index=ignore_index, reduction="sum",
+                label_smoothing=self.smoothing,
+            )  # fmt: skip
+
+        needed = torch.is_grad_enabled()
+        # Dropout of an adapter on the output embedding must be the same when it is recomputed.
+        random = type(self.head) is not nn.Linear
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        for part, part_targets in zip(torch.split(hidden, chunk), torch.split(targets, chunk), strict=True):
+            if needed:
+                total = total + checkpoint(
+                    chunk_sum, part, part_targets, use_reentrant=False, preserve_rng_state=random
+                )
+            else:
+                total = total + chunk_sum(part, part_targets)
+        return total
+
+    def engine_for(self, hidden: Tensor, steps: tuple[Step, ...]) -> str:
+        """The engine for these hidden states: the one asked for, or the fastest that is applicable."""
+        if self.engine == "loop":
+            return "loop"
+        reason = self._not_plain(hidden, steps)
+        if not reason and self.engine in ("auto", "liger"):
+            reason = _not_liger(hidden)
+            if not reason:
+                return "liger"
+        if self.engine in ("auto", "torch"):
+            reason = self._not_plain(hidden, steps) or self._not_torch(hidden)
+            if not reason:
+                return "torch"
+        if self.engine != "auto":
+            raise ValueError(f"chunked_loss: engine={self.engine!r} cannot be used: {reason}")
+        return "loop"
+
+    def _not_plain(self, hidden: Tensor, steps: tuple[Step, ...]) -> str:
+        """Why the weight of the output embedding cannot be used by itself; empty if it can."""
+        head: Any = self.head
+        if steps:
+            return "the model scales or caps its logits"
+        if type(head) is not nn.Linear:
+            return f"the output embedding is a {type(head).__name__}"
+        # DeepSpeed's stage 3 gathers a weight in hooks of its module; others hook on to have it called.
+        if head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or head._backward_pre_hooks:
+            return "the output embedding has hooks"
+        if head.weight.dim() != 2 or head.weight.shape[1] != hidden.shape[1]:
+            return "the weight of the output embedding is not whole"
+        return ""
+
+    def _not_torch(self, hidden: Tensor) -> str:
+        if not hasattr(torch.nn.functional, "linear_cross_entropy"):
+            return "this torch has no linear_cross_entropy"
+        if self.smoothing:
+            return "torch's form has no label smoothing: it makes all logits then"
+        if hidden.dtype != torch.float32 or self.head.weight.dtype != torch.float32:
+            return "torch's form returns a 16-bit loss"
+        if torch.is_autocast_enabled(hidden.device.type):
+            return "torch's form takes no part in autocast"
+        return ""
+
+
+def _not_liger(hidden: Tensor) -> str:
+    if not hidden.is_cuda:
+        return "Liger's kernel needs a CUDA card"
+    missing = [name for name in ("liger_kernel", "triton") if importlib.util.find_spec(name) is None]
+    return f"not installed: {', '.join(missing)}" if missing else ""

@@ -1,0 +1,193 @@
+"""What the caching allocator is made of: blocks in segments, pools of free blocks, and the device that gives memory.
+
+Names and rules are those of pytorch: c10/cuda/CUDACachingAllocator.cpp (`Block`, `BlockPool`, `ExpandableSegment`).
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+from typing import Final, Literal, Protocol
+
+__all__ = [
+    "AddressOrder",
+    "Block",
+    "Device",
+    "DeviceMemory",
+    "ExpandableSegment",
+    "Pool",
+    "address_range",
+]
+
+AddressOrder = Literal["ascending", "descending", "shuffled"]
+
+_SEGMENT_SPACING: Final = 2**44  # more than any card has, so that segments never touch
+_ADDRESS_SPACE: Final = 2**48
+
+
+def address_range(card_bytes: int) -> int:
+    """The size of an expandable segment's range of addresses (`ExpandableSegment`): nine eighths of the card."""
+    return card_bytes + card_bytes // 8
+
+
+class Device(Protocol):
+    """Where the allocator gets its memory: `cudaMalloc` and `cuMemCreate` with their opposites."""
+
+    def segment(self, size_bytes: int) -> int | None:
+        """The address of new memory of this size; None: there is not enough."""
+        ...
+
+    def reserve_addresses(self) -> tuple[int, int]:
+        """The first address and the size of a range for an expandable segment, with no memory behind it yet."""
+        ...
+
+    def map_pages(self, address: int, size_bytes: int) -> bool:
+        """Whether there was memory for these pages of such a range."""
+        ...
+
+    def give_back(self, size_bytes: int) -> None:
+        """A segment, or pages, that the allocator returns."""
+        ...
+
+
+class DeviceMemory:
+    """A device with so many bytes for the allocator.
+
+    Args:
+        size_bytes: what the allocator can get; None: no limit.
+        total_bytes: what the card has in all: it decides how many addresses an expandable segment has, and by that,
+            at times, which free block is the best; None: more than can be used.
+        order: how the addresses of segments follow one another, which the driver decides and which nobody documents;
+            it matters to an allocator that goes by addresses.
+        seed: for `shuffled`.
+    """
+
+    def __init__(
+        self,
+        size_bytes: int | None = None,
+        *,
+        total_bytes: int | None = None,
+        order: AddressOrder = "ascending",
+        seed: int = 0,
+    ) -> None:
+        self._left = size_bytes
+        self._range = _ADDRESS_SPACE if total_bytes is None else address_range(total_bytes)
+        self._order = order
+        self._count = 0
+        self._random = random.Random(seed)
+
+    def segment(self, size_bytes: int) -> int | None:
+        return self._next_address() if self._take(size_bytes) else None
+
+    def reserve_addresses(self) -> tuple[int, int]:
+        return self._next_address(), self._range
+
+    def map_pages(self, address: int, size_bytes: int) -> bool:
+        return self._take(size_bytes)
+
+    def give_back(self, size_bytes: int) -> None:
+        if self._left is not None:
+            self._left += size_bytes
+
+    def _take(self, size_bytes: int) -> bool:
+        if self._left is None:
+            return True
+        if self._left < size_bytes:
+            return False
+        self._left -= size_bytes
+        return True
+
+    def _next_address(self) -> int:
+        self._count += 1
+        place = self._count * _SEGMENT_SPACING + _ADDRESS_SPACE
+        if self._order == "descending":
+            return 2**80 - place
+        if self._order == "shuffled":
+            return (self._random.getrandbits(32) << 80) + place
+        return place
+
+
+@dataclass(slots=True)
+class ExpandableSegment:
+    """A range of addresses that gets memory page by page."""
+
+    address: int
+    size_bytes: int
+    page_bytes: int
+
+
+class Block:
+    """A stretch of a segment: in use, free (cached), or addresses without memory (`mapped` is False).
+
+    `rank` comes before the address where free blocks of equal size are put in order (`FreeOrder`).
+    """
+
+    __slots__ = (
+        "address", "allocated", "born", "expandable", "mapped", "next", "pool", "previous", "rank",
+        "requested", "size", "stream",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        pool: Pool,
+        stream: int,
+        address: int,
+        size: int,
+        rank: int,
+        expandable: ExpandableSegment | None = None,
+    ) -> None:
+        self.pool = pool
+        self.stream = stream
+        self.address = address
+        self.size = size
+        self.rank = rank
+        self.requested = 0
+        self.allocated = False
+        self.mapped = True
+        self.expandable = expandable
+        self.previous: Block | None = None
+        self.next: Block | None = None
+        self.born = 0  # the pool's count of searches when it became free
+
+    @property
+    def is_split(self) -> bool:
+        return self.previous is not None or self.next is not None
+
+    def put_between(self, before: Block | None, after: Block | None) -> None:
+        self.previous, self.next = before, after
+        if before is not None:
+            before.next = self
+        if after is not None:
+            after.previous = self
+
+
+class Pool:
+    """Free blocks in the order in which the allocator looks at them: by stream, size, rank and address.
+
+    Attributes:
+        free: `(stream, size, rank, address, block)`, sorted.
+        unmapped: `(stream, address, block)`, sorted: addresses of expandable segments without memory.
+        searches: how often a free block was looked for, which is the clock of garbage collection.
+    """
+
+    __slots__ = ("free", "is_small", "searches", "unmapped")
+
+    def __init__(self, *, is_small: bool) -> None:
+        self.is_small = is_small
+        self.free: list[tuple[int, int, int, int, Block]] = []
+        self.unmapped: list[tuple[int, int, Block]] = []
+        self.searches = 0
+
+    def add(self, block: Block) -> None:
+        block.born = self.searches
+        insort(self.free, (block.stream, block.size, block.rank, block.address, block))
+
+    def remove(self, block: Block) -> None:
+        del self.free[bisect_left(self.free, (block.stream, block.size, block.rank, block.address))]
+
+    def add_unmapped(self, block: Block) -> None:
+        insort(self.unmapped, (block.stream, block.address, block))
+
+    def remove_unmapped(self, block: Block) -> None:
+        del self.unmapped[bisect_left(self.unmapped, (block.stream, block.address))]

@@ -1,0 +1,117 @@
+"""Lets autograd accept fake CUDA tensors on a torch that was built without CUDA, or sees no card.
+
+A CPU build has no device guard for CUDA and says that there is no accelerator: the first autograd node aborts the
+process. Both answers come from C++ objects that torch looks up at run time, and that are put in place here through
+ctypes, without a compiler:
+
+* `device_guard_impl_registry[CUDA]` gets an object that answers 0 to everything; torch then replaces it by its own
+  guard for fake devices (`_ensureCUDADeviceGuardSet`, which acts only on a guard that is there and sees no device).
+* the CUDA hooks, whose methods for a missing CUDA raise, get a table of methods in which "is there CUDA" says yes and
+  the questions of the accelerator interface say 0. Which entry is which is found out by asking, not assumed.
+
+This rests on the layout of private symbols (Linux x86-64, checked with torch 2.11 and 2.13): `self_test` runs one
+backward pass, and is run in a process that may die of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+__all__ = ["install", "self_test"]
+
+_CUDA: Final = 1  # c10/core/DeviceType.h
+_DEVICE_TYPES: Final = 22
+_GUARD_METHODS: Final = 64
+_HOOK_METHODS: Final = 96
+_ACCELERATOR_METHODS: Final = 24
+"""AcceleratorHooksInterface's methods come first in the table (ATen/detail/AcceleratorHooksInterface.h)."""
+
+_Answer = ctypes.CFUNCTYPE(ctypes.c_int64)
+_kept: list[Any] = []
+"""What C++ points to from now on: it must outlive this module."""
+
+
+def install() -> None:
+    """Puts both in place; nothing where torch sees a card.
+
+    Raises:
+        OSError, AttributeError: this torch has no such symbols.
+        RuntimeError: no entry of the hooks' table is the one that says whether there is CUDA.
+    """
+    if torch.cuda.is_available():
+        return
+    _install_guard()
+    _install_hooks()
+
+
+def self_test() -> None:
+    """A forward and backward pass on fake CUDA tensors.
+
+    Raises:
+        Exception: whatever torch raises; it may also abort the process.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        layer = torch.nn.Linear(4, 4, device="cuda:0")
+        output = layer(torch.empty(2, 4, device="cuda:0"))
+        (output * output).sum().backward()
+        if layer.weight.grad is None or layer.weight.grad.device.type != "cuda":
+            raise RuntimeError("no gradient arrived on the fake card")
+
+
+def _install_guard() -> None:
+    registry = (ctypes.c_void_p * _DEVICE_TYPES).in_dll(
+        _library("libc10.so"), "_ZN3c104impl26device_guard_impl_registryE"
+    )
+    if not registry[_CUDA]:
+        zero = _Answer(lambda: 0)
+        table = (ctypes.c_void_p * _GUARD_METHODS)(*[ctypes.cast(zero, ctypes.c_void_p).value] * _GUARD_METHODS)
+        guard = (ctypes.c_void_p * 4)(ctypes.addressof(table), 0, 0, 0)
+        _kept.extend([zero, table, guard])
+        registry[_CUDA] = ctypes.addressof(guard)
+    torch._C._ensureCUDADeviceGuardSet()
+
+
+def _install_hooks() -> None:
+    get_hooks = _library("libtorch_cpu.so")._ZN2at6detail12getCUDAHooksEv
+    get_hooks.restype = ctypes.c_void_p
+    hooks = (ctypes.c_void_p * 1).from_address(get_hooks())
+    original = hooks[0]
+    assert original is not None
+    zero, one = _Answer(lambda: 0), _Answer(lambda: 1)
+    no, yes = (ctypes.cast(answer, ctypes.c_void_p).value for answer in (zero, one))
+    # Two words before a table of methods belong to it: the offset to the top of the object, and its type.
+    methods = (ctypes.c_void_p * (_HOOK_METHODS + 2)).from_address(original - 16)
+    table = (ctypes.c_void_p * (_HOOK_METHODS + 2))(*[method or 0 for method in methods])
+    _kept.extend([zero, one, table])
+    hooks[0] = ctypes.addressof(table) + 16
+    for index in range(4, _HOOK_METHODS + 2):  # the first two methods destroy the object
+        before = table[index]
+        if not before:
+            break
+        table[index] = yes
+        if _says_cuda():
+            for other in range(4, _ACCELERATOR_METHODS + 2):
+                if other != index:
+                    table[other] = no
+            return
+        table[index] = before
+    hooks[0] = original
+    raise RuntimeError("no entry of the table of CUDA's hooks says whether there is CUDA")
+
+
+def _says_cuda() -> bool:
+    try:
+        accelerator = torch._C._accelerator_getAccelerator()
+    except Exception:  # every other entry answers with an error of its own
+        return False
+    return accelerator is not None
+
+
+def _library(name: str) -> ctypes.CDLL:
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))

@@ -1,0 +1,217 @@
+"""Rules for what libraries do beside torch's dispatcher, or cannot do with tensors that hold nothing.
+
+Each is installed before the case, in the child process only, and where the setup uses the library:
+
+| library | rule |
+|---|---|
+| Triton (Liger's kernels) | a kernel is not launched; what the Python around it allocates and keeps is the library's own |
+| bitsandbytes | paged states are host memory; a norm that is asked for by value is made and not read |
+| bitsandbytes, 4 bits | `libraries_quantised.py` |
+| torchao's low-bit AdamW | its compiled step takes at most both new moments of one parameter in fp32 (`libraries_compiled.py`) |
+| APOLLO | its random projection without a generator of the card's own |
+| CUDA streams | one stream (`libraries_streams.py`) |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from hf_memkit.predict.child.libraries_compiled import replace_compiler
+from hf_memkit.predict.child.libraries_streams import one_stream
+from hf_memkit.predict.unmodelled import Unmodelled
+from hf_memkit.techniques.optimizer_states import optimizer_of
+from hf_memkit.training_setup import TrainingSetup
+
+__all__ = ["install_library_rules", "shapes_from_values_are_unmodelled", "traceable"]
+
+_BITSANDBYTES: Final = re.compile(r"bnb|paged|(?<!torch_)8bit|32bit|lion|lars|lamb|ademamix")
+"""Values of `optim` that are bitsandbytes' (transformers 5.23.0: training_args.py, `OptimizerNames`)."""
+
+_LOOKS_AT_DATA: Final = ("trainer_parts.check_length_grouping",)
+"""Parts that refuse the user's data, of which there is none here."""
+
+
+def traceable(setup: TrainingSetup) -> TrainingSetup:
+    """The setup as it is traced: without what looks at the data, and with torch's own flash attention in the place of
+    the flash-attn package, whose kernels keep the same tensors (queries, keys, values, output, a row of fp32 a head)
+    also for sequences in one row.
+
+    Raises:
+        Unmodelled: it compiles the model.
+    """
+    if setup.get("arguments.torch_compile") or setup.get("arguments.torch_compile_backend"):
+        raise Unmodelled(
+            "torch_compile: a compiled model keeps and recomputes what its compiler decides, which a trace of the "
+            "eager model does not show; predict without it: compiling usually needs no more than that"
+        )
+    if setup.get("model.attn_implementation") == "flex_attention":
+        raise Unmodelled("attn_implementation = flex_attention: its kernels are compiled; predict with sdpa")
+    for key in _LOOKS_AT_DATA:
+        setup = setup.drop(key)
+    if _with_flash_package(setup):
+        setup = setup.put("model.attn_implementation", "sdpa", "traced as torch's own flash attention")
+    return setup
+
+
+def install_library_rules(setup: TrainingSetup, *, on_card: bool) -> None:
+    """Installs the rules of the libraries that the setup uses.
+
+    Args:
+        setup: as the user has it, before `traceable`.
+        on_card: whether the tensors are on a (fake) card.
+
+    Raises:
+        Unmodelled: a library of the setup is not installed, so that it cannot be traced.
+    """
+    replace_compiler()
+    _constants_can_be_copied()
+    if on_card:
+        one_stream()
+        _tf32_is_available()
+    optimizer = optimizer_of(setup).lower()
+    if _BITSANDBYTES.search(optimizer):
+        _bitsandbytes_optimizers()
+    if optimizer.startswith("apollo"):
+        _apollo()
+    if setup.get("arguments.use_liger_kernel") and not _installed("triton", "liger_kernel"):
+        raise Unmodelled(
+            "use_liger_kernel: its rules need liger-kernel and triton installed: pip install liger-kernel"
+        )
+    if on_card and _installed("triton", "liger_kernel"):
+        _kernels_are_not_launched()
+    if "trainer_parts.pad_batches" in setup:
+        _rows_are_padded()
+    if "trainer_parts.packed_batches" in setup:
+        _rows_are_packed(with_masks=not _with_flash_package(setup))
+
+
+@contextlib.contextmanager
+def shapes_from_values_are_unmodelled() -> Iterator[None]:
+    """Turns torch's errors about shapes that depend on values into `Unmodelled`."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+    try:
+        yield
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        operation = getattr(error, "func", error)
+        raise Unmodelled(
+            f"{operation}: the size of its result depends on values, and a prediction has none (routing to experts "
+            f"one by one, boolean indexing)"
+        ) from error
+
+
+def _constants_can_be_copied() -> None:
+    """A fake tensor made from a number remembers it in a real tensor, which cannot be copied among fake ones: the copy
+    that accelerate makes of an optimizer's groups holds torchao's learning rate."""
+    original = FakeTensor.__deepcopy__
+
+    def copied(self: Any, memo: dict[int, Any]) -> Any:
+        return original(self, memo) if self.constant is None else memo.setdefault(id(self), self.detach().clone())
+
+    FakeTensor.__deepcopy__ = copied
+
+
+def _with_flash_package(setup: TrainingSetup) -> bool:
+    return "flash_attention" in str(setup.get("model.attn_implementation") or "")
+
+
+def _installed(*names: str) -> bool:
+    return all(importlib.util.find_spec(name) is not None for name in names)
+
+
+def _tf32_is_available() -> None:
+    """The fake card was made for it; transformers asks torch for its CUDA version besides."""
+    from transformers import training_args
+
+    training_args.is_torch_tf32_available = lambda: torch.cuda.get_device_capability() >= (8, 0)
+
+
+def _kernels_are_not_launched() -> None:
+    """A launch of a Triton kernel does nothing: its outputs are allocated around it, and hold nothing anyway
+    (triton 3.7.1: runtime/jit.py, `KernelInterface.__getitem__` calls `run`).
+
+    Liger's backward of the loss compares its gradient with 1 first (liger_kernel 0.8.5:
+    ops/fused_linear_cross_entropy.py), which needs two answers: autograd's own thread cannot make a fake number on the
+    card, and nothing is equal or not without values.
+    """
+    from triton.runtime import autotuner, jit
+
+    make, equal = torch.tensor, torch.equal
+
+    def tensor(data: Any, *, device: Any = None, **options: Any) -> torch.Tensor:
+        return make(data, **options) if device is None else make(data, **options).to(device)
+
+    def are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+        return True if isinstance(one, FakeTensor) or isinstance(other, FakeTensor) else equal(one, other)
+
+    torch.tensor, torch.equal = tensor, are_equal  # type: ignore[assignment]
+
+    for kind in (jit.JITFunction, autotuner.Autotuner, autotuner.Heuristics):
+        kind.run = lambda self, *args, **kwargs: None
+
+
+def _bitsandbytes_optimizers() -> None:
+    """States in managed memory are not the allocator's (bitsandbytes 0.50.2: functional.py, `get_paged`): they are
+    taken for the host's. LARS and LAMB hand the parameter's norm on as a number (`optimizer_update_32bit`)."""
+    import bitsandbytes.functional as functional
+
+    def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> torch.Tensor:
+        state: Any = torch.empty(shape, dtype=dtype, device="cpu")
+        state.is_paged = True
+        state.page_deviceid = 0
+        return state  # type: ignore[no-any-return]
+
+    original = functional.optimizer_update_32bit
+
+    def update(name: str, gradient: Any, parameter: Any, *rest: Any, max_unorm: float = 0.0, **options: Any) -> None:
+        if max_unorm > 0:
+            torch.norm(parameter.data.float())
+        original(name, gradient, parameter, *rest, max_unorm=0.0, **options)
+
+    functional.get_paged = get_paged
+    functional.fill = lambda *args, **kwargs: None
+    functional.prefetch_tensor = lambda *args, **kwargs: None
+    functional.optimizer_update_32bit = update
+
+
+def _apollo() -> None:
+    """A generator on a card that is not there waits for ever (apollo_torch 1.0.3: random_projector.py)."""
+    from apollo_torch import random_projector
+
+    def stable_randn(shape: Any, seed: int, device: Any = None, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return torch.randn(shape, device=device, dtype=dtype)
+
+    random_projector.stable_randn = stable_randn
+
+
+def _rows_are_padded() -> None:
+    """Some row of a batch is shorter than the longest, so that attention gets a mask; made-up values, all ones, would
+    say that none is (transformers 5.23.0: masking_utils.py)."""
+    from transformers import masking_utils
+
+    for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
+        original = getattr(masking_utils, name)
+
+        def ignore(padding_mask: Any, *args: Any, original: Any = original, **kwargs: Any) -> bool:
+            return padding_mask is None and original(padding_mask, *args, **kwargs)
+
+        setattr(masking_utils, name, ignore)
+
+
+def _rows_are_packed(*, with_masks: bool) -> None:
+    """transformers looks at position ids to see whether sequences share a row; made-up values would say no
+    (transformers 5.23.0: masking_utils.py, `find_packed_sequence_indices`)."""
+    from transformers import masking_utils
+
+    def find(position_ids: torch.Tensor) -> torch.Tensor | None:
+        before = position_ids[:, :1] - 1
+        return (torch.diff(position_ids, prepend=before, dim=-1) != 1).cumsum(-1) if with_masks else None
+
+    masking_utils.find_packed_sequence_indices = find

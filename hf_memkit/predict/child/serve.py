@@ -1,0 +1,122 @@
+"""The child process: loads the libraries once, then forks a process for each case.
+
+A line of JSON comes in, `{"request": …, "result": PATH, "limit_s": …}`; a line goes out when the case is over,
+`{"status": "done" | "died" | "timeout", "signal": …}`. What the case came to stands in the file at PATH. A case may
+change its process as it likes, and die in it: the next one starts from the same loaded libraries.
+
+    python -m hf_memkit.predict.child.serve
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+__all__ = ["serve"]
+
+
+def serve() -> None:
+    """Answers requests until standard input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries print where they like
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # nothing is computed
+    shim = _load()
+    print(json.dumps({"ready": True, "shim": shim}), file=answers, flush=True)
+    for line in sys.stdin:
+        job = json.loads(line)
+        print(json.dumps(_supervised(job)), file=answers, flush=True)
+
+
+def _load() -> str | None:
+    """Imports what every case needs; returns why fake CUDA tensors cannot be used, or None if they can."""
+    import torch
+    import transformers.trainer  # noqa: F401
+
+    import hf_memkit.predict.child.training  # noqa: F401
+    from hf_memkit.predict.child import guard
+
+    torch.set_num_threads(1)
+    try:
+        guard.install()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    gc.collect()
+    gc.freeze()  # what is loaded stays: looking through it in every case takes time, and copies its pages
+    died = _forked(guard.self_test, 60)
+    return died
+
+
+def _supervised(job: dict[str, Any]) -> dict[str, Any]:
+    result = Path(job["result"])
+    why = _forked(lambda: _case(job["request"], result), float(job["limit_s"]))
+    return {"status": "done" if why is None else "died", "why": why}
+
+
+def _case(request: dict[str, Any], result: Path) -> None:
+    """Traces one training and writes what came of it: a trace, or the error."""
+    from hf_memkit.errors import MemkitError
+    from hf_memkit.predict.child.training import trace_training
+    from hf_memkit.predict.request import Request
+
+    try:
+        started = time.monotonic()
+        trace = trace_training(Request.from_json(request))
+        content = {"trace": trace.to_json(), "seconds": time.monotonic() - started}
+    except Exception as error:
+        content = {
+            "error": {
+                "type": type(error).__name__,
+                "message": str(error),
+                "ours": isinstance(error, MemkitError),
+                "traceback": traceback.format_exc()[-4000:],
+            }
+        }
+    result.write_text(json.dumps(content))
+
+
+def _forked(function: Any, limit_s: float) -> str | None:
+    """Runs `function` in a process of its own. None if it ended well, or how it ended: a signal, a time limit."""
+    child = os.fork()
+    if child == 0:
+        _leave(function)
+    watched = os.pidfd_open(child)
+    try:
+        ready, _, _ = select.select([watched], [], [], limit_s)
+        if not ready:
+            os.kill(child, signal.SIGKILL)
+    finally:
+        os.close(watched)
+    _, status = os.waitpid(child, 0)
+    if not ready:
+        return f"no answer within {limit_s:g} s"
+    if os.WIFSIGNALED(status):
+        return signal.Signals(os.WTERMSIG(status)).name
+    code = os.waitstatus_to_exitcode(status)
+    return None if code == 0 else f"exit code {code}"
+
+
+def _leave(function: Any) -> NoReturn:
+    """Runs `function` and ends the process at once: its threads and their destructors find no card."""
+    code = 1
+    with contextlib.suppress(BaseException):
+        try:
+            function()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    serve()

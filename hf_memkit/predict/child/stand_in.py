@@ -1,0 +1,119 @@
+"""A machine with one card, as far as torch, accelerate and transformers ask, and FakeTensors that can be moved there.
+
+Each replacement stands here with the question that it answers; none has an effect outside the child process.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["made_up_values", "movable_modules", "one_card"]
+
+
+def one_card(capability: tuple[int, int], capacity_bytes: int) -> None:
+    """Makes `torch.cuda` describe one card of this compute capability, on which nothing can be run."""
+    from torch._subclasses import fake_tensor
+    from torch.cuda.amp import common
+
+    nothing: Callable[..., None] = lambda *args, **kwargs: None  # noqa: E731
+    properties = SimpleNamespace(
+        name="fake card", major=capability[0], minor=capability[1], total_memory=capacity_bytes,
+        multi_processor_count=100, is_integrated=0, gcnArchName="", warp_size=32,
+    )  # fmt: skip
+    answers: dict[str, Any] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_name": lambda *args, **kwargs: properties.name,
+        "get_device_capability": lambda *args, **kwargs: capability,
+        "get_device_properties": lambda *args, **kwargs: properties,
+        "mem_get_info": lambda *args, **kwargs: (capacity_bytes, capacity_bytes),
+        "is_bf16_supported": lambda *args, **kwargs: capability >= (8, 0),
+        # The state of a generator that is not there: as large as a real one's, and on the host.
+        "get_rng_state": lambda *args, **kwargs: torch.zeros(16, dtype=torch.uint8),
+        "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8)],
+    }
+    for name in (
+        "_lazy_init", "set_device", "manual_seed", "manual_seed_all", "set_rng_state", "set_rng_state_all",
+        "empty_cache", "synchronize", "reset_peak_memory_stats", "ipc_collect",
+    ):  # fmt: skip
+        answers[name] = nothing
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, answer)
+    common.amp_definitely_not_available = lambda: False  # autocast would switch itself off
+    # FakeTensorMode would start CUDA to find its current device.
+    fake_tensor.FakeTensorMode.avoid_device_init = property(lambda self: True)  # type: ignore[assignment, method-assign]
+    fake_tensor.init_gpu_context = nothing  # type: ignore[assignment]
+
+
+def made_up_values() -> None:
+    """What a fake tensor cannot answer gets an answer: as an array it holds ones, and no fp16 gradient overflows."""
+    import numpy
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from transformers.utils import import_utils
+
+    # Without the wall against torch.compile around every call: nothing is compiled here.
+    plain = getattr(FakeTensorMode.__torch_dispatch__, "__wrapped__", None)
+    if plain is not None:
+        FakeTensorMode.__torch_dispatch__ = plain  # type: ignore[method-assign]
+
+    # transformers takes fake tensors for a compilation, and then makes masks that a real run does without.
+    import_utils.is_fake_tensor = lambda tensor: False
+
+    def as_array(self: torch.Tensor, **options: Any) -> Any:
+        kind = numpy.float32 if self.dtype.is_floating_point else numpy.int64
+        return numpy.broadcast_to(numpy.ones((), kind), tuple(self.shape))
+
+    FakeTensor.numpy = as_array  # type: ignore[method-assign, assignment]
+    # A step that was left out for an overflow would make no optimizer states.
+    torch.amp.GradScaler._maybe_opt_step = (  # type: ignore[method-assign]
+        lambda self, optimizer, state, *args, **kwargs: optimizer.step(*args, **kwargs)
+    )
+
+
+def movable_modules() -> None:
+    """`Module.to` on fake parameters makes new parameters: they can neither be swapped nor given other data.
+
+    What is used twice (tied weights) stays one parameter.
+    """
+    moved: dict[int, tuple[weakref.ref[nn.Parameter], nn.Parameter]] = {}
+
+    def apply(self: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+        if recurse:
+            for child in self.children():
+                child._apply(function)  # type: ignore[no-untyped-call]
+        for name, parameter in self._parameters.items():
+            if parameter is None:
+                continue
+            known = moved.get(id(parameter))
+            if known is not None and known[0]() is parameter:
+                self._parameters[name] = known[1]
+                continue
+            with torch.no_grad():
+                new = function(parameter)
+            if new is parameter or _same(new, parameter):
+                continue
+            replacement = nn.Parameter(new, parameter.requires_grad)
+            for key in vars(parameter).keys() - vars(replacement).keys():  # such as what an optimizer looks for
+                setattr(replacement, key, getattr(parameter, key))
+            moved[id(parameter)] = weakref.ref(parameter), replacement
+            self._parameters[name] = replacement
+        for name, buffer in self._buffers.items():
+            if buffer is not None:
+                self._buffers[name] = function(buffer)
+        return self
+
+    nn.Module._apply = apply  # type: ignore[method-assign]
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (one.device, one.dtype, one.shape) == (other.device, other.dtype, other.shape) and (
+        one.untyped_storage()._cdata == other.untyped_storage()._cdata
+    )

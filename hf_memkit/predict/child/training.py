@@ -1,0 +1,152 @@
+"""One case: a real Trainer, two optimizer steps and an evaluation, on fake tensors; what it made and freed.
+
+In: a request (`predict/request.py`). Out: a `Trace`. Runs in a process of its own, which it changes (`stand_in.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+from hf_memkit.build import build_arguments, trainer_options
+from hf_memkit.predict.child.inputs import Rows, example
+from hf_memkit.predict.child.libraries import install_library_rules, shapes_from_values_are_unmodelled, traceable
+from hf_memkit.predict.child.models import build_fake_model
+from hf_memkit.predict.child.stand_in import made_up_values, movable_modules, one_card
+from hf_memkit.predict.request import Request
+from hf_memkit.predict.trace import Trace
+from hf_memkit.training_setup import TrainingSetup
+
+__all__ = ["trace_training"]
+
+STEPS = 2
+"""Optimizer states exist from the end of the first step on: the second step has them all along."""
+
+MICRO_BATCHES = 2
+"""From the second micro-batch on gradients are there during forward; a third one is like the second."""
+
+
+def trace_training(request: Request) -> Trace:
+    """Trains on fake tensors and records every allocation.
+
+    Raises:
+        Unmodelled: the setup has something whose memory a trace cannot show.
+        Exception: whatever the libraries raise at this setup.
+    """
+    setup = request.setup
+    if request.device == "cuda":
+        pretend_card(request)
+    if request.device != "real cpu":
+        movable_modules()
+        made_up_values()
+        install_library_rules(setup, on_card=request.device == "cuda")
+        setup = traceable(setup)
+    from hf_memkit.predict.child.gpu_events import GpuEvents
+    from hf_memkit.predict.child.tracer import StorageTracer
+    from hf_memkit.predict.child.watch import TrainingWatch
+
+    device_type = "cuda" if request.device == "cuda" else "cpu"
+    events = GpuEvents(request.capability) if device_type == "cuda" else None
+    tracer = StorageTracer(device_type, events.scratch if events else None)
+    if events is not None:
+        events.tracer = tracer
+    watch = TrainingWatch(tracer)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        shapes_from_values_are_unmodelled(),
+        _fakes(request.device),
+        tracer,
+    ):
+        arguments = build_arguments(setup, own_arguments(setup, folder, on_cpu=device_type == "cpu"))
+        model = build_fake_model(setup, trust_remote_code=request.trust_remote_code)
+        rows = Rows(example(model, request.sequence_length), count=1024)
+        trainer = _trainer(setup, model, arguments, rows, watch)
+        trainer.train()
+        if request.evaluate:
+            trainer.evaluate(Rows(example(model, request.sequence_length), arguments.per_device_eval_batch_size * 2))
+        trace = tracer.finish(watch.phase)
+        if watch.optimizer_steps != STEPS:
+            raise RuntimeError(f"{watch.optimizer_steps} optimizer steps were made instead of {STEPS}")
+        # A copy: what is freed from now on belongs to the end of this process.
+        return Trace.from_json({name: list(value) for name, value in trace.to_json().items()})
+
+
+def pretend_card(request: Request) -> None:
+    """Replaces what asks for a card; nothing where torch has one."""
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    from hf_memkit.predict.child.attention import install_cuda_attention
+
+    one_card(request.capability, request.capacity_bytes)
+    install_cuda_attention(request.capability)
+
+
+def own_arguments(setup: TrainingSetup, folder: str, *, on_cpu: bool) -> dict[str, Any]:
+    """What of TrainingArguments is different in a traced training: it is short, and leaves nothing behind."""
+    accumulation = int(setup.get("arguments.gradient_accumulation_steps", 1))
+    own: dict[str, Any] = {
+        "output_dir": folder,
+        "max_steps": STEPS,
+        "gradient_accumulation_steps": min(accumulation, MICRO_BATCHES),
+        "report_to": "none",
+        "save_strategy": "no",
+        "eval_strategy": "no",
+        "logging_strategy": "no",
+        "load_best_model_at_end": False,
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+        "dataloader_num_workers": 0,
+        "dataloader_persistent_workers": False,
+        "dataloader_prefetch_factor": None,
+        "train_sampling_strategy": "sequential",
+        "auto_find_batch_size": False,
+        "push_to_hub": False,
+        "hub_model_id": None,
+        "resume_from_checkpoint": None,
+        "use_cpu": on_cpu,
+    }
+    if on_cpu:
+        own |= {"tf32": None, "fp16": False} if setup.get("arguments.fp16") else {"tf32": None}
+    return own
+
+
+def _trainer(setup: TrainingSetup, model: Any, arguments: Any, rows: Rows, watch: Any) -> Any:
+    from transformers import Trainer, default_data_collator
+    from transformers.trainer_callback import PrinterCallback
+
+    options = trainer_options(setup, model=model, arguments=arguments, own={"callbacks": [watch]})
+    # What the traced training reads is made up, and nothing of it is worth measuring or saying.
+    own_collator = options.get("data_collator")
+    options["data_collator"] = default_data_collator if own_collator is None else _with_values(own_collator)
+    options.pop("compute_metrics", None)
+    trainer = Trainer(model=model, args=arguments, train_dataset=rows, **options)
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def _with_values(collator: Any) -> Any:
+    """A part's collator, which looks at values: it gets real tensors, on the host."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    def collate(samples: Any) -> Any:
+        with _disable_current_modes(), unset_fake_temporarily():
+            return collator(samples)
+
+    return collate
+
+
+@contextlib.contextmanager
+def _fakes(device: str) -> Iterator[None]:
+    """Fake tensors, unless the real ones of a CPU are wanted to compare with."""
+    if device == "real cpu":
+        yield
+        return
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        yield

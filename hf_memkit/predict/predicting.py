@@ -1,0 +1,221 @@
+"""`predict`: a setup → its prediction. The best way that works here is taken, and which one it was is said.
+
+```
+trace on a fake card ── fails ──> trace on fake CPU tensors ── fails ──> formulas of the ledger
+        │                                  │
+        └──────── allocator replay ────────┘
+```
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Final
+
+from hf_memkit.compat import free_order
+from hf_memkit.errors import InputError
+from hf_memkit.hardware import Machine
+from hf_memkit.job import Job, process_row
+from hf_memkit.ledger import Ledger
+from hf_memkit.models import ModelFacts
+from hf_memkit.predict.allocator_settings import AllocatorSettings, parse_settings
+from hf_memkit.predict.capacity import reserved_interval, smallest_cap
+from hf_memkit.predict.confidence import Confidence, Level
+from hf_memkit.predict.edit import Added, edited
+from hf_memkit.predict.prediction import Prediction, with_rest
+from hf_memkit.predict.replay import replay
+from hf_memkit.predict.request import Device, Request
+from hf_memkit.predict.split_states import is_split, one_rank, without_engine
+from hf_memkit.predict.trace import Trace
+from hf_memkit.predict.worker import TraceFailed, shared_worker
+from hf_memkit.techniques import ledger as formulas
+from hf_memkit.techniques.allocator import VARIABLE
+from hf_memkit.terms import CATEGORIES, Phase
+from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.zero.ledger import zero_ledger
+
+__all__ = ["predict"]
+
+_NVME: Final = "memkit-nvme"
+
+
+def predict(
+    setup: TrainingSetup,
+    *,
+    model: ModelFacts | None,
+    machine: Machine,
+    micro_batch_size: int,
+    sequence_length: int,
+    accumulation: int = 1,
+    gpus: int = 1,
+    nodes: int = 1,
+    trace: bool = True,
+    trust_remote_code: bool = False,
+) -> Prediction:
+    """Bytes that a training needs, by phase and category, and whether the machine has them.
+
+    Args:
+        setup: what is trained: `model.architecture`, `arguments.*` and whatever its techniques put there.
+        model: the model's shapes, for the formulas; None where only a trace can tell.
+        machine: card (None: no verdict), RAM and disk.
+        micro_batch_size: sequences of one card in one forward pass.
+        sequence_length: tokens of a sequence.
+        accumulation: micro-batches in an optimizer step of one card.
+        gpus, nodes: cards on each machine, and machines.
+        trace: whether a real Trainer is traced; False: formulas only, at once.
+        trust_remote_code: whether code that comes with the model may be run, in the child process.
+
+    Raises:
+        InputError: nothing can be said of this job, with the reason.
+    """
+    job = Job(model, machine, micro_batch_size, sequence_length, _NVME, {}, gpus, nodes, accumulation)
+    setup = setup.put("arguments.per_device_train_batch_size", micro_batch_size, "asked for")
+    setup = setup.put("arguments.gradient_accumulation_steps", accumulation, "asked for")
+    ledger = _ledger(setup, job)
+    notes: list[str] = []
+    if trace and ("deepspeed.config" not in setup or ledger is not None):
+        for device in _devices(notes):
+            request = _request(setup, job, device, trust_remote_code=trust_remote_code)
+            try:
+                found = shared_worker().trace(request)
+            except TraceFailed as failure:
+                if failure.refused and model is None:
+                    raise InputError(str(failure)) from failure
+                notes.append(f"not traced on {_ON[device]}: {failure}")
+                continue
+            return _from_trace(found, device, setup, job, ledger, notes)
+    if ledger is None:
+        raise InputError(
+            "; ".join(notes) or "without a trace only causal language models of transformers can be predicted"
+        )
+    return _from_formulas(ledger, job, notes)
+
+
+_ON: Final[dict[Device, str]] = {"cuda": "a fake card", "cpu": "fake CPU tensors", "real cpu": "the CPU"}
+
+_LEVEL: Final[dict[Device, Level]] = {"cuda": "trace", "cpu": "cpu trace", "real cpu": "cpu trace"}
+
+
+def _devices(notes: list[str]) -> tuple[Device, ...]:
+    worker = shared_worker()
+    try:
+        worker.wait()
+    except TraceFailed as failure:
+        notes.append(str(failure))
+        return ()
+    if worker.without_shim is None:
+        return ("cuda", "cpu")
+    notes.append(f"fake CUDA tensors do not work with this torch: {worker.without_shim}")
+    return ("cpu",)
+
+
+def _request(setup: TrainingSetup, job: Job, device: Device, *, trust_remote_code: bool) -> Request:
+    gpu = job.machine.gpu
+    capability = gpu.capability if gpu is not None else None
+    if capability is None:
+        capability = 8.0 if job.bf16 else 7.5
+    return Request(
+        without_engine(setup) if is_split(setup) else setup,
+        sequence_length=job.sequence_length,
+        device=device,
+        capability=(int(capability), round(capability * 10) % 10),
+        capacity_bytes=gpu.capacity_bytes if gpu is not None else 80 * 2**30,
+        evaluate=setup.get("arguments.eval_strategy", "no") != "no",
+        trust_remote_code=trust_remote_code,
+    )
+
+
+def _ledger(setup: TrainingSetup, job: Job) -> Ledger | None:
+    """The setup's own ledger, or one computed for it; None where neither it nor the model's shapes are known."""
+    if setup.ledger.rows or job.model is None:
+        return setup.ledger if setup.ledger.rows else None
+    rows = formulas.rows(setup, job)
+    if is_split(setup):
+        config = setup["deepspeed.config"]
+        held = zero_ledger(config, job.model, gpus=job.gpus, nodes=job.nodes, accumulation=job.accumulation > 1)
+        rows = (*held.rows, *rows, process_row(job.gpus))
+    return Ledger(rows)
+
+
+def _from_trace(
+    trace: Trace, device: Device, setup: TrainingSetup, job: Job, ledger: Ledger | None, notes: list[str]
+) -> Prediction:
+    split = is_split(setup)
+    if split:
+        assert ledger is not None
+        trace = one_rank(trace, ledger)
+    elif job.processes > 1:
+        gradients = sum(
+            size
+            for size, category in zip(trace.sizes_bytes, trace.category_of, strict=True)
+            if CATEGORIES[category] == "gradients"
+        )
+        # Two steps and up to two micro-batches were traced; each parameter has one gradient at a time.
+        steps = max(1, _times_made(trace))
+        term = "gradient buckets of DistributedDataParallel"
+        trace = edited(trace, [Added(gradients // steps, "buffers", term)])
+    if job.processes > 1:
+        notes.append("the buffers of the communication library (NCCL) lie outside the allocator and are not in this")
+    settings = AllocatorSettings()
+    if text := setup.get(f"environment.{VARIABLE}"):
+        settings, said = parse_settings(str(text))
+        notes.extend(said)
+    gpu = job.machine.gpu
+    card = gpu.capacity_bytes if gpu is not None else None
+    alone = replay(trace, settings, card_bytes=card, order=free_order(version("torch")))
+    cap = smallest_cap(trace, settings, card_bytes=card)
+    peak = trace.peak()
+    rests_on = f"two optimizer steps of transformers.Trainer on {_ON[device]}"
+    if split:
+        rests_on += ", joined with the formulas of what DeepSpeed holds"
+    host = ledger.rows if ledger is not None else (process_row(job.gpus),)
+    places = Ledger(tuple(host))
+    return Prediction(
+        peak_allocated_bytes=alone.peak_allocated_bytes,
+        peak_reserved_bytes=reserved_interval(trace, settings, smallest_cap_bytes=cap),
+        outside_allocator_bytes=gpu.context_bytes if gpu is not None else 0,
+        smallest_cap_bytes=cap,
+        phases={
+            phase: (allocated, alone.reserved_by_phase[phase]) for phase, allocated in alone.allocated_by_phase.items()
+        },
+        categories=with_rest(peak.categories, alone.peak_allocated_bytes),
+        peak_phase=peak.phase,
+        peak_operation=peak.operation,
+        peak_module=peak.module,
+        confidence=Confidence(_LEVEL[device], rests_on),
+        source=f"torch {version('torch')}, transformers {version('transformers')}",
+        host_rss_bytes=places.total_bytes("host") if ledger is not None else None,
+        pinned_bytes=places.total_bytes("pinned") if ledger is not None else None,
+        disk_bytes=places.total_bytes("disk") if ledger is not None else None,
+        notes=tuple(notes),
+    ).judged(job.machine)
+
+
+def _times_made(trace: Trace) -> int:
+    """How often the same gradients were made: once an optimizer step."""
+    return sum(1 for _, _, phase in trace.spans() if phase == "optimizer")
+
+
+def _from_formulas(ledger: Ledger, job: Job, notes: list[str]) -> Prediction:
+    peak = ledger.total_bytes("device")
+    phase: Phase = ledger.peak_phase("device") or "backward"
+    held = [row for row in ledger.rows if row.place == "device" and row.phase in (None, phase)]
+    categories = {name: sum(row.size_bytes for row in held if row.category == name) for name in CATEGORIES}
+    gpu = job.machine.gpu
+    return Prediction(
+        peak_allocated_bytes=peak,
+        peak_reserved_bytes=(peak, peak),
+        outside_allocator_bytes=gpu.context_bytes if gpu is not None else 0,
+        smallest_cap_bytes=peak,
+        phases={phase: (peak, None)},
+        categories=categories,
+        peak_phase=phase,
+        peak_operation="",
+        peak_module="",
+        confidence=Confidence("formula", "the formulas of the ledger; no step was traced, no allocator replayed"),
+        source="hf_memkit.ledger",
+        host_rss_bytes=ledger.total_bytes("host"),
+        pinned_bytes=ledger.total_bytes("pinned"),
+        disk_bytes=ledger.total_bytes("disk"),
+        notes=tuple(notes),
+    ).judged(job.machine)

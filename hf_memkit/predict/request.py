@@ -1,0 +1,48 @@
+"""What is asked of the child process: a setup, its shape, and the card that it is for. Plain data, passed as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from hf_memkit.training_setup import TrainingSetup
+
+__all__ = ["Device", "Request"]
+
+Device = Literal["cuda", "cpu", "real cpu"]
+"""Fake tensors on a (fake) card; fake tensors on the CPU; real tensors on the CPU, which the tests compare with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One training to trace.
+
+    Attributes:
+        setup: what to train, with `model.architecture`; `model.class` where it is no causal language model.
+        sequence_length: tokens of each example.
+        device: where its tensors lie.
+        capability: the card's CUDA compute capability: it decides which kernels run.
+        capacity_bytes: what the card would say of its memory.
+        evaluate: whether an evaluation follows the two steps.
+        trust_remote_code: whether the model's own code may be run.
+    """
+
+    setup: TrainingSetup
+    sequence_length: int
+    device: Device = "cuda"
+    capability: tuple[int, int] = (8, 0)
+    capacity_bytes: int = 80 * 2**30
+    evaluate: bool = True
+    trust_remote_code: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return {**values, "setup": self.setup.to_json(), "capability": list(self.capability)}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
+        values = {name: content[name] for name in cls.__slots__}
+        values["setup"] = TrainingSetup.from_json(content["setup"])
+        values["capability"] = tuple(content["capability"])
+        return cls(**values)

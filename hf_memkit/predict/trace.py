@@ -1,0 +1,139 @@
+"""What one training process made and freed on its device, in order: the bridge from the traced Trainer to everything
+that is computed from it.
+
+```
+Trainer on fake tensors ──> Trace ──> replay of the caching allocator ──> peaks, smallest cap
+  (child process)             └─────> live bytes by category, operation and module at the peak
+```
+
+A trace is plain data: lists of numbers and tables of names, so that it passes between processes as JSON and can be
+kept as evidence. Storages are numbered from 1 in the order in which they were made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+from hf_memkit.terms import CATEGORIES, PHASES, Category, Phase
+
+__all__ = ["ROUND_BYTES", "Peak", "Trace", "rounded"]
+
+ROUND_BYTES: Final = 512
+"""Every allocation is a multiple of this (torch 2.13: c10/core/AllocatorConfig.h, kMinBlockSize)."""
+
+
+def rounded(size_bytes: int) -> int:
+    """What an allocation of `size_bytes` occupies, as the caching allocator counts it without roundings of its own."""
+    return max(ROUND_BYTES, -(-size_bytes // ROUND_BYTES) * ROUND_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The moment of most live bytes.
+
+    Attributes:
+        size_bytes: live bytes, each storage rounded to 512 bytes.
+        event: index of the event that reached it; -1 where nothing was ever made.
+        phase: the phase it fell into.
+        operation: what made the storage of that event, such as `aten._log_softmax.default`.
+        module: the module whose forward (or whose forward's backward) was running, as a dotted name; empty outside.
+        categories: live bytes by category at that moment, which add up to `size_bytes`.
+    """
+
+    size_bytes: int
+    event: int
+    phase: Phase
+    operation: str
+    module: str
+    categories: dict[Category, int]
+
+
+@dataclass(slots=True)
+class Trace:
+    """Storages made and freed, in order.
+
+    Attributes:
+        events: `n`: storage n is made; `-n`: it is freed.
+        sizes_bytes: of storage n at `[n - 1]`, as asked for.
+        category_of, operation_of, module_of: of storage n at `[n - 1]`; indexes into `CATEGORIES`, `operations`,
+            `modules`.
+        operations, modules: names.
+        marks: `(event index, phase)`: the events before that index and after the mark before it fell into `phase`.
+    """
+
+    events: list[int] = field(default_factory=list)
+    sizes_bytes: list[int] = field(default_factory=list)
+    category_of: list[int] = field(default_factory=list)
+    operation_of: list[int] = field(default_factory=list)
+    module_of: list[int] = field(default_factory=list)
+    operations: list[str] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
+    marks: list[tuple[int, Phase]] = field(default_factory=list)
+
+    def spans(self) -> Iterator[tuple[int, int, Phase]]:
+        """`(first event, one past the last, phase)` of every stretch, in order; empty stretches are left out."""
+        start = 0
+        for end, phase in self.marks:
+            if end > start:
+                yield start, end, phase
+            start = max(start, end)
+
+    def phase_at(self, event: int) -> Phase:
+        """The phase of an event; the last phase for what came after the last mark."""
+        for _, end, phase in self.spans():
+            if event < end:
+                return phase
+        return self.marks[-1][1] if self.marks else "load"
+
+    def peak(self) -> Peak:
+        """The moment of most live bytes, and what they were."""
+        live = most = 0
+        where = -1
+        for index, event in enumerate(self.events):
+            size = rounded(self.sizes_bytes[abs(event) - 1])
+            live += size if event > 0 else -size
+            if live > most:
+                most, where = live, index
+        return self.at(where)
+
+    def at(self, event: int) -> Peak:
+        """What is live right after `event` (an index into `events`)."""
+        alive: set[int] = set()
+        for number in self.events[: event + 1]:
+            alive.add(number) if number > 0 else alive.discard(-number)
+        categories: dict[Category, int] = dict.fromkeys(CATEGORIES, 0)
+        for number in alive:
+            categories[CATEGORIES[self.category_of[number - 1]]] += rounded(self.sizes_bytes[number - 1])
+        last = self.events[event] if 0 <= event < len(self.events) else 0
+        return Peak(
+            size_bytes=sum(categories.values()),
+            event=event,
+            phase=self.phase_at(event),
+            operation=self.operations[self.operation_of[last - 1]] if last > 0 else "",
+            module=self.modules[self.module_of[last - 1]] if last > 0 else "",
+            categories=categories,
+        )
+
+    def peaks_by_phase(self) -> dict[Phase, int]:
+        """Most live bytes in each phase that occurred, in the order of `PHASES`."""
+        found: dict[Phase, int] = {}
+        live = 0
+        for start, end, phase in self.spans():
+            most = found.get(phase, 0)
+            for event in self.events[start:end]:
+                size = rounded(self.sizes_bytes[abs(event) - 1])
+                live += size if event > 0 else -size
+                most = max(most, live)
+            found[phase] = max(most, live)
+        return {phase: found[phase] for phase in PHASES if phase in found}
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> Self:
+        values = {name: content[name] for name in cls.__slots__}
+        values["marks"] = [(int(end), phase) for end, phase in values["marks"]]
+        return cls(**values)

@@ -1,0 +1,332 @@
+"""`memkit predict`, as a user types it; in this process, because starting Python each time takes most of the time."""
+
+from __future__ import annotations
+
+import http.server
+import io
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from hf_memkit import preset
+from hf_memkit.cli import predict_render
+from hf_memkit.cli.main import main
+from hf_memkit.cli.predict_next import Next, next_preset
+from hf_memkit.cli.predict_prepare import Asked, Prepared, prepare
+from hf_memkit.predict.confidence import Confidence
+from hf_memkit.predict.prediction import Prediction, with_rest
+from hf_memkit.presets import PRESETS
+from hf_memkit.terms import CATEGORIES
+from hf_memkit.units import GIB, MIB
+from tests.conftest import ROOT, Memkit
+
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_head": 2, "n_layer": 2, "vocab_size": 100, "n_positions": 64}
+XL = ("--model", "gpt2-xl", "--gpu-memory", "16GB")
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def of(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main(["predict", *arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return of
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> str:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(GPT2))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "--model: give a hub ID or a folder"),
+        (("--model", "no/such-model"), "no/such-model"),
+        (("--model", "./nowhere"), "does not exist"),
+        (("--model", "odd"), "--trust-remote-code"),
+        (("--model", "crooked"), "divisible by num_heads"),
+        ((*XL, "--preset", "residnet"), "did you mean 'resident'"),
+        ((*XL, "--technique", "lgier"), "'lgier'"),
+        ((*XL, "--gpu", "T44"), "unknown card 'T44'"),
+        (("--model", "gpt2-xl", "--gpu-memory", "16XB"), "not a size"),
+        ((*XL, "--ram", "lots"), "not a size"),
+        ((*XL, "--batch-size", "0"), "--batch-size"),
+        ((*XL, "--accumulation", "0"), "--accumulation"),
+        ((*XL, "--sequence-length", "1025"), "longer than gpt2-xl allows (1024)"),
+        ((*XL, "--preset", "resident", "--sequence-length", "1025"), "longer than gpt2-xl allows (1024)"),
+        ((*XL, "--batch-size", "4", "--set", "per_device_train_batch_size=8"), "these are one"),
+        ((*XL, "--set", "per_device_train_batch_size=0"), "must be a whole number above 0"),
+        ((*XL, "--set", "learning_rat=1"), "did you mean 'learning_rate'"),
+        ((*XL, "--set", "bf16=true", "--set", "fp16=true"), "at most one"),
+        ((*XL, "--args", "nowhere.json"), "cannot be read"),
+        (("--args", "mine.json"), "mine.json names none (model_name_or_path)"),
+        ((*XL, "--preset", "lora+resident"), "take one"),
+        ((*XL, "--preset", "resident", "--set", "rank=4"), "values of this preset"),
+        ((*XL, "--technique", "lora"), "--preset lora"),
+    ],
+)
+def test_wrong_input_gets_one_line_and_writes_nothing(
+    run: Run, tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    configs = {
+        "odd": {"model_type": "memkit-odd", "auto_map": {"AutoConfig": "odd.OddConfig"}},
+        "crooked": {**GPT2, "n_head": 3},
+    }
+    for name, config in configs.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    (tmp_path / "odd" / "odd.py").write_text("raise SystemExit('it ran')")
+    (tmp_path / "mine.json").write_text('{"learning_rate": 1e-4}')
+    code, out, err = run(*arguments)
+    assert code == 2 and out == "", (out, err)
+    lines = err.splitlines()
+    assert all(line.startswith("memkit: error: ") for line in lines) and said in err, err
+    assert len(lines) == (1 if "lora+resident" not in arguments else len(set(lines))), err
+    assert {path.name for path in tmp_path.iterdir()} == {*configs, "mine.json"}
+
+
+class _Hub(http.server.BaseHTTPRequestHandler):
+    """Answers as the hub does for a model whose terms nobody has accepted."""
+
+    def do_GET(self) -> None:
+        self.send_response(401)
+        self.send_header("X-Error-Code", "GatedRepo")
+        self.send_header("X-Error-Message", "Access to model somebody/gated is restricted.")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def hub() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Hub) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_a_gated_model_says_what_to_do(memkit: Memkit, hub: str, tmp_path: Path) -> None:
+    """Over the real client; what stands in is the hub."""
+    environment = {"HF_ENDPOINT": hub, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
+    ran = memkit("predict", "--model", "somebody/gated", "--gpu", "T4", env=environment)
+    assert ran.returncode == 2 and ran.stderr.count("\n") == 1, ran.stderr
+    assert "is gated" in ran.stderr and "hf auth login" in ran.stderr
+
+
+def test_help_loads_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys; from hf_memkit.cli import main; main(['predict', '--help']);"
+        "sys.exit(str(sorted({'torch', 'transformers', 'numpy'} & set(sys.modules))) )"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert ran.stderr.strip() == "[]" and "per_device_train_batch_size" in ran.stdout.replace("\n", "")
+
+
+def test_without_a_preset_it_is_trainer_s_own_with_what_was_given(tiny: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(f"model_name_or_path: {tiny}\nblock_size: 32\noptim: adafactor\nmy_own: 3\n")
+    job = prepare(Asked(args=str(tmp_path / "mine.yaml"), gpu="T4", batch_size=2, accumulation=3, settings=["bf16=0"]))
+    assert job.setup.preset == "trainer-defaults" and (job.micro_batch_size, job.sequence_length) == (2, 32)
+    assert job.setup.arguments == {
+        "optim": "adafactor", "bf16": False, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 3,
+    }  # fmt: skip
+    assert job.accumulation == 3 and job.model.facts is not None and job.machine.gpu is not None
+    assert any("your block_size" in note for note in job.notes)
+    alone = prepare(Asked(tiny))
+    assert alone.micro_batch_size == 8 and alone.sequence_length == 64, "Trainer's default; the model's positions"
+    assert any("Trainer's default" in note for note in alone.notes)
+    assert any("assumed" in note for note in alone.notes)
+
+
+def test_with_a_preset_the_batch_is_of_one_card(tiny: str) -> None:
+    job = prepare(Asked(tiny, "8bit", gpu_memory="16GB", batch_size=3, accumulation=2, gpus=2, sequence_length=16))
+    arguments = job.setup.arguments
+    assert (arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]) == (3, 2)
+    assert (job.micro_batch_size, job.accumulation, job.sequence_length, job.gpus) == (3, 2, 16, 2)
+    assert job.setup["model.name"] == tiny and "optim" in arguments
+    solved = prepare(Asked(tiny, "largest-batch", gpu_memory="16GB", sequence_length=16))
+    assert solved.micro_batch_size == solved.setup["arguments.per_device_train_batch_size"] > 8
+    assert any("that fits by formula" in note for note in solved.notes)
+
+
+def test_a_preset_keeps_the_class_of_a_model_of_another_kind(tmp_path: Path) -> None:
+    config = {
+        "model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 32, "num_attention_heads": 2,
+        "num_hidden_layers": 2, "intermediate_size": 64, "vocab_size": 100, "max_position_embeddings": 48,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    job = prepare(Asked(str(tmp_path), "checkpointed", gpu="T4"))
+    assert job.setup["model.class"] == "BertForMaskedLM" and job.sequence_length == 48
+
+
+def test_techniques_go_on_top_of_trainer_s_defaults(tiny: str) -> None:
+    job = prepare(Asked(tiny, techniques=["fused-gelu", "lora"], settings=["rank=4"], gpu="T4"))
+    assert job.setup.techniques == ("lora", "fused-gelu") and job.setup["adapter.r"] == 4
+    alone = prepare(Asked(tiny, techniques=["adafactor"], gpu="T4"))
+    assert alone.setup.techniques == ("adafactor",) and alone.setup["arguments.optim"] == "adafactor"
+
+
+def test_known_mistakes_of_the_user_s_are_told(tiny: str) -> None:
+    """Trainer would train all the same, so that they are no errors here."""
+    job = prepare(Asked(tiny, gpu="T4", settings=["torch_compile=false", "torch_compile_mode=default"]))
+    assert any(note.startswith("known mistake: torch_compile") for note in job.notes), job.notes
+
+
+@pytest.fixture(scope="module")
+def xl() -> Prepared:
+    return prepare(Asked("gpt2-xl", gpu_memory="16GB", batch_size=8, sequence_length=1024, ram="64GB"))
+
+
+def predicted(job: Prepared, reserved_gib: float, cap_gib: float = 11.0, **changes: Any) -> Prediction:
+    """A prediction as a trace could give it."""
+    peak = 10 * GIB
+    held = {"weights": 3 * GIB, "optimizer": 4 * GIB, "activations": 2 * GIB, "buffers": 16 * MIB, "loss": 0}
+    values: dict[str, Any] = {
+        "peak_allocated_bytes": peak,
+        "peak_reserved_bytes": (int(cap_gib * GIB), int(reserved_gib * GIB)),
+        "outside_allocator_bytes": 500 * MIB,
+        "smallest_cap_bytes": int(cap_gib * GIB),
+        "phases": {"forward": (7 * GIB, 8 * GIB), "optimizer": (peak, None)},
+        "categories": with_rest({**held}, peak),
+        "peak_phase": "optimizer",
+        "peak_operation": "aten._foreach_sqrt.default",
+        "peak_module": "model[0].layers",
+        "confidence": Confidence("trace", "two steps"),
+        "source": "torch",
+        "host_rss_bytes": 6 * GIB,
+        "notes": ("flash attention's scratch is bounded",),
+    }
+    return Prediction(**{**values, **changes}).judged(job.machine)
+
+
+def drawn(prediction: Prediction, job: Prepared, width: int, instead: Next | None = None) -> list[str]:
+    out = io.StringIO()
+    console = Console(file=out, width=width, color_system=None, force_terminal=False, legacy_windows=False)
+    console.print(predict_render.view(prediction, job, width, instead), crop=False)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_the_table_is_one_screen_as_wide_as_the_terminal(xl: Prepared, width: int) -> None:
+    lines = drawn(predicted(xl, 12), xl, width)
+    assert max(map(len, lines)) <= width and len(lines) <= 40
+    text = " ".join(" ".join(lines).split())
+    assert "gpt2-xl, 1,557,611,200 parameters; trainer-defaults; a card of 16GB" in text
+    assert "8 × 1024 tokens a card" in text and "model[0].layers" in text and "aten._foreach_sqrt.default" in text
+    bars = {name: next(line for line in lines if line.startswith(name)) for name in CATEGORIES}
+    lengths = {name: line.count("█") for name, line in bars.items()}
+    assert lengths["optimizer"] == max(lengths.values()) and len(bars["optimizer"]) == width
+    assert lengths["activations"] == pytest.approx(lengths["optimizer"] / 2, abs=1)
+    assert bars["buffers"].endswith(("▏", "█")) and "16.0 MiB" in bars["buffers"], "what is small is shown too"
+    assert bars["loss"].split() == ["loss", "none"]
+    assert "forward 7.00 GiB 8.00 GiB" in text and "optimizer 10.00 GiB not modelled" in text
+    assert "11.00 GiB to 12.00 GiB" in text and "page-locked RAM not modelled" in text
+    assert "FITS: the allocator takes at most 12.00 GiB" in text and "not yet measured on a GPU" in text
+    assert "Note: flash attention's scratch is bounded." in text and "Try next" not in text
+
+
+def test_a_library_s_message_neither_fills_the_screen_nor_steers_it(xl: Prepared) -> None:
+    prediction = predicted(xl, 12).with_notes("not traced: \x1b[2J" + "backend " * 500)
+    lines = drawn(prediction, xl, 80)
+    assert len(lines) <= 40 and "\x1b" not in "".join(lines) and "\\x1b[2J" in "".join(lines)
+    assert "backend " * 500 in prediction.to_json()["notes"][-1]
+
+
+def test_a_job_that_does_not_fit_gets_what_fills_it_and_what_to_try(xl: Prepared) -> None:
+    instead = next_preset(xl)
+    assert instead is not None
+    # What is recommended is what `memkit preset` itself makes of it, and stands up to every rule.
+    made = preset(
+        instead.preset, model="gpt2-xl", gpu_memory="16GB", ram="64GB", sequence_length=1024,
+        arguments={"per_device_train_batch_size": 8}, use_hub=False,
+    )  # fmt: skip
+    assert made.problems == () and made.ledger.total_bytes("device") == instead.device_bytes
+    text = " ".join(" ".join(drawn(predicted(xl, 20, 19), xl, 100, instead)).split())
+    assert (
+        "DOES NOT FIT: a card of 16GB leaves 15.11 GiB" in text and "Most of the peak is optimizer: 4.00 GiB" in text
+    )
+    assert f"Try next: --preset {instead.preset} (" in text and "by formula, not traced" in text
+
+
+def test_nothing_is_recommended_where_nothing_fits(xl: Prepared) -> None:
+    small = prepare(Asked("gpt2-xl", gpu_memory="2GB", batch_size=8, sequence_length=1024, ram="8GB"))
+    assert next_preset(small) is None
+    text = " ".join(" ".join(drawn(predicted(small, 20, 19), small, 100)).split())
+    assert "No other preset fits by formula" in text and "--preset" not in text
+    assert next_preset(prepare(Asked("gpt2", batch_size=1))) is None, "no card, nothing to fit"
+
+
+def test_a_preset_that_contradicts_the_user_s_arguments_is_not_recommended(xl: Prepared) -> None:
+    own = {**xl.own, "deepspeed": "mine.json"}
+    instead = next_preset(Prepared(**{**xl.__dict__, "own": own}))
+    assert instead is None or instead.preset not in ("offload", "infinity")
+
+
+def test_numbers_that_are_the_same_are_said_once_and_no_card_is_no_verdict(xl: Prepared) -> None:
+    job = Prepared(**{**xl.__dict__, "machine": xl.machine.with_gpu(None)})
+    text = " ".join(" ".join(drawn(predicted(job, 11, 11), job, 100)).split())
+    assert "NO VERDICT: no card to judge by" in text and "no card;" in text
+    assert "reserved 11.00 GiB; with" in text
+
+
+def test_a_traced_prediction_from_end_to_end(run: Run, tiny: str) -> None:
+    arguments = ("--model", tiny, "--gpu", "T4", "--sequence-length", "32", "--json")
+    code, out, err = run(*arguments, "--batch-size", "2", "--accumulation", "2")
+    assert code == 0 and err == ""
+    told = json.loads(out)
+    assert told["verdict"] == "fits" and told["confidence"]["level"] in ("trace", "cpu trace")
+    assert {"forward", "backward", "optimizer"} <= set(told["phases"]) and told["peak_phase"] in told["phases"]
+    assert sum(told["categories"].values()) == pytest.approx(told["peak_allocated_gib"])
+    request = told["request"]
+    assert (request["micro_batch_size"], request["sequence_length"], request["accumulation"]) == (2, 32, 2)
+    assert request["gpu"]["name"] == "T4" and request["preset"] == "trainer-defaults" and told["try_next"] is None
+    # Each of the tiny model's fp32 weights is on the card.
+    assert told["categories"]["weights"] * GIB >= 4 * request["parameters"]
+    more = json.loads(run(*arguments, "--batch-size", "16")[1])
+    assert more["peak_allocated_gib"] > told["peak_allocated_gib"]
+    code, out, _ = run(*arguments[:-1])
+    text = " ".join(out.split())
+    assert code == 0 and "FITS: " in text and "two optimizer steps of transformers.Trainer" in text
+
+
+def test_by_formula_and_what_does_not_fit_ends_with_1(run: Run) -> None:
+    arguments = (*XL, "--ram", "64GB", "--batch-size", "8", "--sequence-length", "1024", "--no-trace")
+    code, out, err = run(*arguments, "--json")
+    told = json.loads(out)
+    assert code == 1 and err == "" and told["verdict"] == "does not fit"
+    assert told["confidence"]["level"] == "formula" and told["peak_operation"] == ""
+    assert told["try_next"]["basis"] == "formula" and told["try_next"]["preset"] in PRESETS
+    code, out, _ = run(*arguments)
+    assert code == 1 and "DOES NOT FIT" in out and f"--preset {told['try_next']['preset']}" in out
+    code, out, _ = run("--model", "gpt2", "--gpu", "A100 80GB", "--batch-size", "1", "--no-trace", "--json")
+    assert code == 0 and json.loads(out)["verdict"] == "fits"
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="shows a machine without a GPU")
+def test_without_a_card_there_are_numbers_and_no_verdict(run: Run, tiny: str) -> None:
+    code, out, _ = run("--model", tiny, "--no-trace", "--json")
+    told = json.loads(out)
+    assert code == 0 and told["verdict"] is None and told["capacity_gib"] is None and told["peak_allocated_gib"] > 0
+    assert any("none named" in note for note in told["notes"])

@@ -1,0 +1,246 @@
+"""One training on fake tensors and the same on real ones, each in a process of its own, forked from one that has loaded
+the libraries: the child side of the comparison.
+
+    python -m tests.predict.fake_and_real
+
+A line of JSON comes in, `{"architecture": …, "setting": …, "kind": "fake" | "real"}`; a line goes out,
+`{"peak_bytes": …, "phases": {…}, …}` or `{"error": …}`.
+
+The real training is what a user writes: the model's class, peft, a plain Trainer. Its memory is what torch's profiler
+saw of the CPU's allocator, so that nothing of the tracer is in it; only the names of the phases come from the same
+events of Trainer (`PhaseTracker`), as marks in the profile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from hf_memkit.predict.child import serve
+from hf_memkit.predict.request import Request
+from hf_memkit.predict.trace import Trace
+from tests.predict.architectures import ARCHITECTURES, UNSEEN, request
+
+__all__ = ["answer_lines", "peaks"]
+
+_LIMIT_S: Final = 120.0
+_MARK: Final = "phase ended: "
+_KERNELS: Final = frozenset(
+    {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution", "aten::convolution_backward"}
+)
+
+Peaks = tuple[int, dict[str, int]]
+"""The most live bytes, and the most in each phase."""
+
+
+def peaks(changes: Iterable[int | str]) -> Peaks:
+    """Of sizes made (positive) and freed (negative), between names of phases that ended there."""
+    live = most = highest = 0
+    phases: dict[str, int] = {}
+    for change in changes:
+        if isinstance(change, str):
+            phases[change] = max(phases.get(change, 0), most)
+            most = live
+            continue
+        live += change
+        most = max(most, live)
+        highest = max(highest, live)
+    return highest, phases
+
+
+def traced(asked: Request) -> dict[str, Any]:
+    """Peaks of the training on fake tensors, as its trace has them, but for the rounding that a CPU does not do."""
+    from hf_memkit.predict.child.training import trace_training
+
+    trace = trace_training(asked)
+    peak = trace.peak()
+    content = json.dumps(trace.to_json(), sort_keys=True)
+    return {
+        **_named(peaks(_changes(trace))),
+        "operation": peak.operation,
+        "events": len(trace.events),
+        "fingerprint": hashlib.sha256(content.encode()).hexdigest(),
+    }
+
+
+def _changes(trace: Trace) -> Iterator[int | str]:
+    start = 0
+    for end, phase in trace.marks:
+        for event in trace.events[start:end]:
+            size = trace.sizes_bytes[abs(event) - 1]
+            yield size if event > 0 else -size
+        start = end
+        yield phase
+
+
+def profiled(asked: Request) -> dict[str, Any]:
+    """Peaks of the training on real tensors, as torch's profiler saw the CPU's allocator."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        _train(asked)
+    everything = peaks(_profile(profiler.profiler.kineto_results.events(), with_scratch=True))
+    tensors = peaks(_profile(profiler.profiler.kineto_results.events(), with_scratch=False))
+    return {**_named(tensors), "peak_with_scratch_bytes": everything[0]}
+
+
+def _profile(events: Iterable[Any], *, with_scratch: bool) -> Iterator[int | str]:
+    """Sizes made and freed, and marks, in order; without the scratch memory of matrix products and convolutions.
+
+    Scratch is what is made and freed again while one of them runs: oneDNN's, whose sizes follow from the machine's
+    instruction set. A card's kernels have scratch of their own.
+    """
+    found = sorted(events, key=lambda event: (event.start_ns(), -event.duration_ns()))
+    kernel_ends = 0
+    inside: list[int] = []
+    for event in found:
+        name = event.name()
+        if event.start_ns() > kernel_ends and inside:
+            yield from _without_pairs(inside)
+            inside = []
+        if name == "[memory]":
+            if event.start_ns() <= kernel_ends and not with_scratch:
+                inside.append(event.nbytes())
+            else:
+                yield event.nbytes()
+        elif name.startswith(_MARK):
+            yield name.removeprefix(_MARK)
+        elif name in _KERNELS:
+            kernel_ends = max(kernel_ends, event.start_ns() + event.duration_ns())
+    yield from inside
+
+
+def _without_pairs(changes: list[int]) -> list[int]:
+    """What of `changes` is not made and freed again among them."""
+    kept: list[int] = []
+    for change in changes:
+        if change < 0 and -change in kept:
+            del kept[len(kept) - 1 - kept[::-1].index(-change)]
+        else:
+            kept.append(change)
+    return kept
+
+
+def _named(found: Peaks) -> dict[str, Any]:
+    return {"peak_bytes": found[0], "phases": found[1]}
+
+
+def _train(asked: Request) -> None:
+    from transformers import Trainer, default_data_collator
+    from transformers.trainer_callback import PrinterCallback
+
+    from hf_memkit.build import build_arguments
+    from hf_memkit.predict.child.inputs import Rows, example
+    from hf_memkit.predict.child.training import own_arguments
+
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = build_arguments(asked.setup, own_arguments(asked.setup, folder, on_cpu=True))
+        model = _model(asked)
+        row = example(model, asked.sequence_length)
+        marks = _marks()
+        trainer = Trainer(
+            model=model,
+            args=arguments,
+            train_dataset=Rows(row, 1024),
+            data_collator=default_data_collator,
+            callbacks=[marks],
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+        trainer.evaluate(Rows(row, arguments.per_device_eval_batch_size * 2))
+        marks.mark(marks.phases.phase)
+
+
+def _model(asked: Request) -> Any:
+    import transformers
+
+    setup = asked.setup
+    values = setup["model.architecture"]
+    config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
+    model = getattr(transformers, setup["model.class"])(config)
+    if setup.section("adapter"):
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(**setup.section("adapter")))
+    return model
+
+
+def _marks() -> Any:
+    """A callback that leaves a mark in the profile where a phase ends."""
+    from torch.profiler import record_function
+    from transformers import TrainerCallback
+
+    from hf_memkit.memory.guard import Guard
+    from hf_memkit.memory.hooks import HookSet
+    from hf_memkit.memory.phases import PhaseTracker
+
+    class Marks(TrainerCallback):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.phases = PhaseTracker(self.mark)
+
+        def mark(self, ended: str) -> None:
+            with record_function(f"{_MARK}{ended}"):
+                pass
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+            self.phases.attach(model, HookSet(model, Guard()))
+            self.phases.train_begin()
+
+        def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+            self.phases.step_begin()
+
+        def on_substep_end(self, *args: Any, **kwargs: Any) -> None:
+            self.phases.substep_end()
+
+        def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+            self.phases.pre_optimizer_step()
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            self.phases.step_end()
+
+        def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
+            self.phases.prediction_step()
+
+        def on_evaluate(self, *args: Any, **kwargs: Any) -> None:
+            self.phases.evaluate_end()
+
+    return Marks()
+
+
+def answer_lines() -> None:
+    """Answers cases until standard input ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries print where they like
+    serve._load()
+    known = {architecture.name: architecture for architecture in (*ARCHITECTURES, *UNSEEN)}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "answer.json"
+        for line in sys.stdin:
+            case = json.loads(line)
+            asked = request(known[case["architecture"]], case["setting"], "cpu")
+            run = traced if case["kind"] == "fake" else profiled
+            path.write_text("{}")
+            why = serve._forked(lambda run=run, asked=asked: _into(path, run, asked), _LIMIT_S)
+            answer = json.loads(path.read_text()) if why is None else {"error": why}
+            print(json.dumps(answer), file=answers, flush=True)
+
+
+def _into(path: Path, run: Any, asked: Request) -> None:
+    started = time.monotonic()
+    try:
+        answer = run(asked)
+    except Exception as error:
+        answer = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+    path.write_text(json.dumps({**answer, "seconds": time.monotonic() - started}))
+
+
+if __name__ == "__main__":
+    answer_lines()

@@ -1,0 +1,79 @@
+"""From a setup to its prediction: which way was taken, what is joined, what is said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hf_memkit.errors import InputError
+from hf_memkit.hardware import Machine, gpu_of_size
+from hf_memkit.predict import Prediction, predict
+from hf_memkit.predict.worker import Worker, shared_worker
+from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.units import GIB
+from tests.predict.cases import GPT2, LENGTH, facts, small_setup
+
+MACHINE = Machine(gpu_of_size("16GB"), ram_bytes=64 * GIB, disk_free_bytes=200 * GIB, disk_path="/data", cpu_count=8)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _worker() -> Iterator[Worker]:
+    yield shared_worker()
+    shared_worker().close()
+
+
+def predicted(setup: TrainingSetup | None = None, **options: Any) -> Prediction:
+    given = {"model": facts(GPT2), "machine": MACHINE, "micro_batch_size": 2, "sequence_length": LENGTH, **options}
+    return predict(setup or small_setup(), **given)
+
+
+def test_a_trace_is_the_first_choice() -> None:
+    found = predicted()
+    assert found.confidence.level == "trace" and "not yet measured on a GPU" in str(found.confidence)
+    assert found.verdict == "fits" and found.peak_phase == "backward" and found.peak_operation
+    low, high = found.peak_reserved_bytes
+    assert found.peak_allocated_bytes <= found.smallest_cap_bytes and low <= high
+    assert found.capacity_bytes == gpu_of_size("16GB").capacity_bytes and found.outside_allocator_bytes
+    assert list(found.phases) == ["load", "data", "forward", "backward", "optimizer"]
+
+
+def test_formulas_where_no_trace_is_wanted_or_possible() -> None:
+    found = predicted(trace=False)
+    assert found.confidence.level == "formula" and not found.peak_operation
+    broken = small_setup().put("model.class", "NoSuchModel", "a test's")
+    fallen_back = predicted(broken)
+    assert fallen_back.confidence.level == "formula"
+    assert any("NoSuchModel" in note for note in fallen_back.notes)
+    with pytest.raises(InputError, match="NoSuchModel"):
+        predicted(broken, model=None)
+
+
+def test_replicas_add_their_buckets() -> None:
+    gradients = 4 * sum(facts(GPT2).sizes)
+    one, two = predicted(), predicted(gpus=2)
+    assert two.categories["buffers"] - one.categories["buffers"] == pytest.approx(gradients, rel=0.001)
+    assert any("NCCL" in note for note in two.notes)
+
+
+def test_a_split_optimizer_is_joined_with_the_ledger() -> None:
+    """ZeRO-1 on 1 and on 8 cards: the partitions shrink, activations and the loss are the traced ones."""
+    config = {"bf16": {"enabled": True}, "zero_optimization": {"stage": 1, "reduce_bucket_size": 100_000}}
+    setup = small_setup(bf16=True).put("deepspeed.config", config, "a test's")
+    alone, eight = (predicted(setup, gpus=gpus) for gpus in (1, 8))
+    elements = sum(facts(GPT2).sizes)
+    assert alone.categories["loss"] == eight.categories["loss"] > 0
+    assert alone.categories["optimizer"] == pytest.approx(12 * elements, rel=0.01), "fp32 weights and two moments"
+    assert eight.categories["optimizer"] == pytest.approx(12 * elements / 8, rel=0.01)
+    assert alone.categories["weights"] == pytest.approx(2 * elements, rel=0.01)
+    assert "DeepSpeed" in alone.confidence.rests_on and alone.confidence.level == "trace"
+
+
+def test_the_verdict_follows_the_card() -> None:
+    small = replace(MACHINE, gpu=gpu_of_size("1GB"))
+    large = {**GPT2, "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
+    found = predicted(small_setup(large), model=facts(large), machine=small)
+    assert found.verdict == "does not fit" and "completes in no less than" in found.why
+    assert predicted(machine=replace(MACHINE, gpu=None)).verdict is None

@@ -1,0 +1,186 @@
+"""A prediction as data, and its verdict; the numbers of the verdicts are worked out by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from typing import Any
+
+import pytest
+
+from hf_memkit.hardware import Gpu, Machine
+from hf_memkit.predict.confidence import CONTEXT_SLACK_BYTES, LEVELS, SLACK_SHARE, Confidence, Level
+from hf_memkit.predict.prediction import Prediction, with_rest
+from hf_memkit.predict.verdict import Judgement, judge
+from hf_memkit.terms import CATEGORIES
+from hf_memkit.units import GIB, MIB
+from tests.conftest import ROOT
+
+TRACE = Confidence("trace", "two optimizer steps of transformers.Trainer on fake CUDA tensors")
+CARD = Gpu("a card", 16 * GIB, bf16=True, source="by size")
+MACHINE = Machine(CARD, ram_bytes=64 * GIB, disk_free_bytes=100 * GIB, disk_path="/data", cpu_count=8)
+
+
+def made(**changes: Any) -> Prediction:
+    values: dict[str, Any] = {
+        "peak_allocated_bytes": 10 * GIB + 512,
+        "peak_reserved_bytes": (11 * GIB, 12 * GIB + 2 * MIB),
+        "outside_allocator_bytes": 500 * MIB,
+        "smallest_cap_bytes": 11 * GIB,
+        "phases": {"backward": (10 * GIB + 512, 12 * GIB), "load": (3 * GIB, None)},
+        "categories": with_rest({"weights": 3 * GIB, "activations": 6 * GIB + 1}, 10 * GIB + 512),
+        "peak_phase": "backward",
+        "peak_operation": "aten._log_softmax_backward_data.default",
+        "peak_module": "lm_head",
+        "confidence": TRACE,
+        "source": "torch, transformers",
+        "host_rss_bytes": 5 * GIB + 1,
+        "notes": ["compiled kernels are not modelled"],
+    }
+    return Prediction(**{**values, **changes})
+
+
+def names_in_the_design() -> set[str]:
+    text = (ROOT / "docs" / "design.md").read_text()
+    sentence = re.search(r"A prediction: (`peak_allocated_gib`.*?)\n\n", text, re.DOTALL)
+    assert sentence is not None
+    return set(re.findall(r"`([a-z_]+)`", sentence[1])) - {"fits", "tight"}
+
+
+def test_json_has_the_names_of_the_design() -> None:
+    told = made().judged(MACHINE).to_json()
+    named = names_in_the_design()
+    assert len(named) >= 16 and named <= set(told)
+    assert set(told) - named <= {"why", "source"}
+    assert list(told["categories"]) == list(CATEGORIES)
+    assert list(told["phases"]) == ["load", "backward"], "in the order of the phases"
+    assert told["phases"]["load"] == {"peak_allocated_gib": 3.0, "peak_reserved_gib": None}
+    assert told["pinned_gib"] is None and told["disk_gib"] is None, "what is not modelled is not zero"
+    assert sum(told["categories"].values()) == told["peak_allocated_gib"]
+
+
+@pytest.mark.parametrize("card", [CARD, None])
+def test_a_prediction_survives_json_to_the_byte(card: Gpu | None) -> None:
+    prediction = made(host_rss_bytes=123_456_789_011, disk_bytes=7).judged(MACHINE.with_gpu(card))
+    assert Prediction.from_json(json.loads(json.dumps(prediction.to_json()))) == prediction
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"peak_allocated_bytes": 10 * GIB}, "categories add up to"),
+        ({"categories": {"weights": 10 * GIB + 512}}, "must be all of"),
+        ({"peak_reserved_bytes": (12 * GIB, 11 * GIB)}, "the low end is above"),
+        ({"phases": {"warmup": (1, 1)}}, "warmup"),
+        ({"verdict": "maybe"}, "maybe"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        made(**changes)
+
+
+def test_what_the_allocator_rounds_up_is_other() -> None:
+    found = with_rest({"weights": 100, "other": 7}, 512)
+    assert found["other"] == 412 and sum(found.values()) == 512 and set(found) == set(CATEGORIES)
+    with pytest.raises(ValueError, match="more than 99"):
+        with_rest({"weights": 100}, 99)
+
+
+def test_a_prediction_is_a_value() -> None:
+    given = {"backward": (10 * GIB + 512, 12 * GIB)}
+    prediction = made(phases=given)
+    given["forward"] = (1, 1)
+    assert list(prediction.phases) == ["backward"]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        prediction.verdict = "fits"  # type: ignore[misc]
+    assert prediction.with_notes("one more", "one more").notes == ("compiled kernels are not modelled", "one more")
+    assert prediction.total_bytes == (11 * GIB + 500 * MIB, 12 * GIB + 502 * MIB)
+    assert prediction.largest_category == "activations"
+
+
+def verdict(reserved: int, cap: int, level: Level = "trace", **more: Any) -> Judgement:
+    return judge(
+        MACHINE,
+        peak_reserved_bytes=(cap, reserved),
+        smallest_cap_bytes=cap,
+        outside_allocator_bytes=GIB,
+        confidence=Confidence(level, "a test"),
+        **more,
+    )
+
+
+# 16 GiB of card, 1 GiB outside the allocator: 15 GiB are usable. With a slack of 5 % and 100 MiB that is enough for
+# (15 × 1024 − 100) / 1.05 = 14533.33 MiB; with 10 % for 13872.73 MiB; with 30 % for 11738.46 MiB.
+@pytest.mark.parametrize(
+    ("level", "most", "cap"), [("trace", 14533, 14533), ("cpu trace", 13872, 13872), ("formula", 11738, 13872)]
+)
+def test_verdicts_at_their_bounds(level: Level, most: int, cap: int) -> None:
+    assert verdict(most * MIB, GIB, level).verdict == "fits"
+    assert verdict((most + 1) * MIB, GIB, level).verdict == "tight"
+    assert verdict(40 * GIB, cap * MIB, level).verdict == "tight"
+    assert verdict(40 * GIB, (cap + 1) * MIB, level).verdict == "does not fit"
+
+
+def test_verdicts_say_why_with_their_numbers() -> None:
+    fits = verdict(12 * GIB, 11 * GIB)
+    # 12 × 1.05 = 12.6 GiB, and 100 MiB = 0.0977 GiB.
+    assert "at most 12.00 GiB (12.70 GiB with 5 % and 100 MiB of slack), and a card leaves 15.00 GiB" in fits.why
+    tight = verdict(15 * GIB, 11 * GIB)
+    assert "up to 15.00 GiB" in tight.why and "in 11.00 GiB" in tight.why and "slow" in tight.why
+    close = verdict(15 * GIB, 15 * GIB - MIB)
+    assert close.verdict == "does not fit" and "too close to promise" in close.why
+    formula = verdict(12 * GIB, 12 * GIB, "formula")
+    # 12 × 1.1 and 12 × 1.3 GiB, each with 100 MiB.
+    assert "13.30 GiB with 10 %" in formula.why and "15.70 GiB with 30 %" in formula.why and "trace" in formula.why
+    over = verdict(20 * GIB, 16 * GIB)
+    assert over.verdict == "does not fit" and "in no less than 16.00 GiB" in over.why and "close" not in over.why
+
+
+def test_ram_and_disk_count_too() -> None:
+    enough = verdict(12 * GIB, 11 * GIB, host_bytes=64 * GIB, disk_bytes=100 * GIB)
+    assert enough.verdict == "fits"
+    for more, said in (
+        ({"host_bytes": 64 * GIB + 1}, "64.00 GiB of RAM"),
+        ({"disk_bytes": 101 * GIB}, "101.0 GiB of"),
+    ):
+        short = verdict(12 * GIB, 11 * GIB, **more)
+        assert short.verdict == "does not fit" and said in short.why and "on the card: the allocator" in short.why
+    judged = made(host_rss_bytes=40 * GIB, pinned_bytes=30 * GIB).judged(MACHINE)
+    assert judged.verdict == "does not fit" and "70.00 GiB of RAM" in judged.why, "page-locked RAM is RAM"
+
+
+def test_without_a_card_there_is_no_verdict() -> None:
+    prediction = made().judged(MACHINE.with_gpu(None))
+    assert prediction.verdict is None and prediction.capacity_bytes is None and "--gpu-memory" in prediction.why
+    assert made(host_rss_bytes=65 * GIB).judged(MACHINE.with_gpu(None)).verdict is None
+
+
+def test_judged_takes_the_card_s_capacity_and_what_lies_outside_the_allocator() -> None:
+    # 12290 MiB reserved: × 1.05 + 100 = 13004.5 MiB with slack; 500 MiB outside: 13504.5 MiB in all.
+    for capacity, expected in ((13505 * MIB, "fits"), (13504 * MIB, "tight")):
+        judged = made().judged(MACHINE.with_gpu(CARD.with_capacity(capacity)))
+        assert (judged.verdict, judged.capacity_bytes) == (expected, capacity)
+
+
+def test_a_confidence_says_what_it_rests_on() -> None:
+    assert str(TRACE) == (
+        "trace (two optimizer steps of transformers.Trainer on fake CUDA tensors); not yet measured on a GPU"
+    )
+    measured = Confidence("trace", "a trace", measured_on="H200 (benchmarks/results/gpu.json)")
+    assert "measured on H200" in str(measured) and "not yet" not in str(measured)
+    assert Confidence.from_json(measured.to_json()) == measured
+    for level, rests_on in (("guess", "x"), ("trace", "")):
+        with pytest.raises(ValueError, match="confidence"):
+            Confidence(level, rests_on)  # type: ignore[arg-type]
+
+
+def test_the_less_is_known_the_more_slack() -> None:
+    assert set(SLACK_SHARE) == set(LEVELS)
+    for end in (0, 1):
+        shares = [SLACK_SHARE[level][end] for level in LEVELS]
+        assert shares == sorted(shares)
+    assert all(cap <= reserved for cap, reserved in SLACK_SHARE.values())
+    assert TRACE.cap_with_slack(0) == TRACE.reserved_with_slack(0) == CONTEXT_SLACK_BYTES
+    assert Confidence("formula", "x").reserved_with_slack(GIB) > TRACE.reserved_with_slack(GIB)

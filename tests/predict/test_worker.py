@@ -1,0 +1,107 @@
+"""The child process: what it traces, and what becomes of it when a case fails or dies."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from hf_memkit.predict.trace import Trace, rounded
+from hf_memkit.predict.worker import TraceFailed, Worker
+from hf_memkit.terms import CATEGORIES
+from tests.predict.cases import GPT2, LENGTH, facts, request
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    worker = Worker()
+    yield worker
+    worker.close()
+
+
+def bytes_of(trace: Trace, category: str) -> int:
+    """Bytes of all storages of a category, whenever they lived."""
+    number = CATEGORIES.index(category)  # type: ignore[arg-type]
+    return sum(size for size, which in zip(trace.sizes_bytes, trace.category_of, strict=True) if which == number)
+
+
+def test_states_come_out_to_the_byte(worker: Worker) -> None:
+    trace = worker.trace(request())
+    assert worker.without_shim is None, "the shim works here"
+    sizes = facts(GPT2).sizes
+    assert bytes_of(trace, "weights") == 4 * sum(sizes)
+    assert bytes_of(trace, "gradients") == 2 * 4 * sum(sizes), "one set a step"
+    optimizer = trace.at(len(trace.events) - 1).categories["optimizer"]
+    assert optimizer == 2 * sum(rounded(4 * size) for size in sizes) + len(sizes) * rounded(4), "moments, and counters"
+
+
+def test_phases_and_places(worker: Worker) -> None:
+    trace = worker.trace(request(eval_strategy="steps"))
+    assert list(trace.peaks_by_phase()) == ["load", "data", "forward", "backward", "optimizer", "evaluate"]
+    without = worker.trace(replace(request(), evaluate=False))
+    assert "evaluate" not in without.peaks_by_phase()
+    peak = without.peak()
+    assert peak.phase == "backward" and "log_softmax" in peak.operation
+    # 2 × 64 tokens, a vocabulary of 1000: log-probabilities and their gradient in fp32, at least
+    assert peak.categories["loss"] >= 2 * 4 * 2 * LENGTH * 1000
+    kept = {without.modules[number] for number in without.module_of}
+    assert {"transformer.h.0.attn", "transformer.h.2.mlp.c_fc"} <= kept
+
+
+def test_the_same_case_gives_the_same_trace(worker: Worker) -> None:
+    assert worker.trace(request(bf16=True)) == worker.trace(request(bf16=True))
+
+
+def test_recomputation_and_accumulation(worker: Worker) -> None:
+    few_words = {**GPT2, "vocab_size": 50, "n_layer": 6}
+    plain = worker.trace(request(few_words, bf16=True)).peak()
+    checkpointed = worker.trace(request(few_words, bf16=True, activation_checkpointing=True)).peak()
+    assert 0 < checkpointed.categories["activations"] < plain.categories["activations"] / 2
+    accumulated = worker.trace(request(few_words, bf16=True, gradient_accumulation_steps=8)).peak()
+    assert accumulated.categories["gradients"] >= 4 * sum(facts(few_words).sizes) > plain.categories["gradients"]
+
+
+def test_a_case_that_fails_says_why_and_leaves_the_worker(worker: Worker) -> None:
+    setup = request().setup.put("model.class", "NoSuchModel", "a test's")
+    with pytest.raises(TraceFailed, match="no model class 'NoSuchModel'") as caught:
+        worker.trace(replace(request(), setup=setup))
+    assert caught.value.refused and caught.value.kind == "InputError"
+    with pytest.raises(TraceFailed, match=r"n_head|divisible") as other:
+        worker.trace(request({**GPT2, "n_head": 7}))
+    assert not other.value.refused and "Traceback" in other.value.details
+    assert worker.trace(request()).events
+
+
+def test_a_process_that_is_killed(worker: Worker) -> None:
+    worker.wait()
+    assert worker._process is not None
+    serving = psutil.Process(worker._process.pid)
+
+    def kill_the_case() -> None:
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            for child in serving.children():
+                child.kill()
+                return
+            time.sleep(0.01)
+
+    killer = threading.Thread(target=kill_the_case)
+    killer.start()
+    with pytest.raises(TraceFailed, match="SIGKILL") as caught:
+        worker.trace(request())
+    killer.join()
+    assert caught.value.kind == "SIGKILL"
+    assert worker.trace(request()).events and worker._process.pid == serving.pid, "only the case died"
+    serving.kill()
+    serving.wait()
+    assert worker.trace(request()).events, "another worker takes its place"
+
+
+def test_a_case_that_takes_too_long(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_limit_s", 0.05)
+    with pytest.raises(TraceFailed, match=r"no answer within 0\.05 s"):
+        worker.trace(request())
