@@ -24,7 +24,7 @@ from hf_memkit.cli.options import (
 from hf_memkit.cli.preset_prepare import Asked, Prepared, prepare
 from hf_memkit.errors import InputError
 
-__all__ = ["Args", "Gpu", "GpuMemory", "Gpus", "Json", "Nodes", "Ram", "SequenceLength", "Set", "Technique", "app"]
+__all__ = ["app"]
 
 app = typer.Typer(
     name="preset",

@@ -1,10 +1,10 @@
-"""One training on fake tensors and the same on real ones, each in a process of its own, forked from one that has loaded
-the libraries: the child side of the comparison.
+"""One training on fake tensors, and the same on real ones: the child's side of the comparison.
 
     python -m tests.predict.fake_and_real
 
-A line of JSON comes in, `{"architecture": …, "setting": …, "kind": "fake" | "real"}`; a line goes out,
-`{"peak_bytes": …, "phases": {…}, …}` or `{"error": …}`.
+Each runs in a process of its own, forked from this one, which has loaded the libraries. A line of JSON comes in,
+`{"architecture": …, "setting": …, "kind": "fake" | "real" | "mem_tracker"}`; a line goes out, the answer or `{"error":
+…}`.
 
 The real training is what a user writes: the model's class, peft, a plain Trainer. Its memory is what torch's profiler
 saw of the CPU's allocator, so that nothing of the tracer is in it; only the names of the phases come from the same
@@ -13,6 +13,7 @@ events of Trainer (`PhaseTracker`), as marks in the profile.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,14 +29,12 @@ from hf_memkit.predict.child import serve
 from hf_memkit.predict.request import Request
 from hf_memkit.predict.trace import Trace
 from tests.predict.architectures import ARCHITECTURES, UNSEEN, request
+from tests.predict.fake_and_real_tracker import both_trackers
 
 __all__ = ["answer_lines", "peaks"]
 
 _LIMIT_S: Final = 120.0
 _MARK: Final = "phase ended: "
-_KERNELS: Final = frozenset(
-    {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::convolution", "aten::convolution_backward"}
-)
 
 Peaks = tuple[int, dict[str, int]]
 """The most live bytes, and the most in each phase."""
@@ -93,29 +92,59 @@ def profiled(asked: Request) -> dict[str, Any]:
 
 
 def _profile(events: Iterable[Any], *, with_scratch: bool) -> Iterator[int | str]:
-    """Sizes made and freed, and marks, in order; without the scratch memory of matrix products and convolutions.
+    """Sizes made and freed, and marks, in order; without scratch memory: what one kernel makes and frees again.
 
-    Scratch is what is made and freed again while one of them runs: oneDNN's, whose sizes follow from the machine's
-    instruction set. A card's kernels have scratch of their own.
+    No dispatcher sees that, and none of it is a card's: a CPU casts the operands of a sum of bf16 and fp32, and oneDNN
+    has scratch whose size follows from the machine's instruction set.
     """
     found = sorted(events, key=lambda event: (event.start_ns(), -event.duration_ns()))
+    kernels = _kernels(found)
     kernel_ends = 0
     inside: list[int] = []
-    for event in found:
-        name = event.name()
-        if event.start_ns() > kernel_ends and inside:
+    for place, event in enumerate(found):
+        name, start = event.name(), event.start_ns()
+        if start > kernel_ends and inside:
             yield from _without_pairs(inside)
             inside = []
         if name == "[memory]":
-            if event.start_ns() <= kernel_ends and not with_scratch:
+            if start <= kernel_ends and not with_scratch:
                 inside.append(event.nbytes())
             else:
                 yield event.nbytes()
         elif name.startswith(_MARK):
             yield name.removeprefix(_MARK)
-        elif name in _KERNELS:
-            kernel_ends = max(kernel_ends, event.start_ns() + event.duration_ns())
-    yield from inside
+        elif place in kernels:
+            kernel_ends = max(kernel_ends, start + event.duration_ns())
+    yield from _without_pairs(inside)
+
+
+def _kernels(events: list[Any]) -> set[int]:
+    """Which events are kernels: operations that are not made of others, and no casts of autocast around one."""
+    found: set[int] = set()
+    stack: list[tuple[str, int, int]] = []
+    for place, event in enumerate(events):
+        name = event.name()
+        if not name.startswith("aten::"):
+            continue
+        while stack and stack[-1][1] < event.start_ns():
+            stack.pop()
+        for other, _, outer in stack:
+            if other == name:
+                found.discard(outer)
+        stack.append((name, event.start_ns() + event.duration_ns(), place))
+        if not _is_made_of_others(name):
+            found.add(place)
+    return found
+
+
+@functools.cache
+def _is_made_of_others(operation: str) -> bool:
+    import torch
+
+    schemas = torch._C._jit_get_schemas_for_operator(operation)
+    names = {f"{operation}.{each.overload_name}".rstrip(".") for each in schemas if "Dimname" not in str(each)}
+    composite = "CompositeImplicitAutograd"
+    return all(torch._C._dispatch_has_kernel_for_dispatch_key(name, composite) for name in names)
 
 
 def _without_pairs(changes: list[int]) -> list[int]:
@@ -226,14 +255,13 @@ def answer_lines() -> None:
         for line in sys.stdin:
             case = json.loads(line)
             asked = request(known[case["architecture"]], case["setting"], "cpu")
-            run = traced if case["kind"] == "fake" else profiled
-            path.write_text("{}")
-            why = serve._forked(lambda run=run, asked=asked: _into(path, run, asked), _LIMIT_S)
+            run = functools.partial(_into, path, _KINDS[case["kind"]], asked)
+            why = serve._forked(run, _LIMIT_S)
             answer = json.loads(path.read_text()) if why is None else {"error": why}
             print(json.dumps(answer), file=answers, flush=True)
 
 
-def _into(path: Path, run: Any, asked: Request) -> None:
+def _into(path: Path, run: Callable[[Request], dict[str, Any]], asked: Request) -> None:
     started = time.monotonic()
     try:
         answer = run(asked)
@@ -241,6 +269,12 @@ def _into(path: Path, run: Any, asked: Request) -> None:
         answer = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
     path.write_text(json.dumps({**answer, "seconds": time.monotonic() - started}))
 
+
+_KINDS: Final[dict[str, Callable[[Request], dict[str, Any]]]] = {
+    "fake": traced,
+    "real": profiled,
+    "mem_tracker": both_trackers,
+}
 
 if __name__ == "__main__":
     answer_lines()

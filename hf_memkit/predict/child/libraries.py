@@ -113,7 +113,9 @@ def _constants_can_be_copied() -> None:
     original = FakeTensor.__deepcopy__
 
     def copied(self: Any, memo: dict[int, Any]) -> Any:
-        return original(self, memo) if self.constant is None else memo.setdefault(id(self), self.detach().clone())
+        if isinstance(self, torch.nn.Parameter) or self.requires_grad:
+            return original(self, memo)
+        return memo.setdefault(id(self), self.detach().clone())
 
     FakeTensor.__deepcopy__ = copied
 
