@@ -62,6 +62,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(group(item.nodeid.partition("::")[0]), len(rank)))
     for item in items:
+        if group(item.nodeid.partition("::")[0]) == "test_presets":  # the first of them waits for all the trainings
+            item.add_marker(pytest.mark.timeout(1200))
         if item.path.is_relative_to(ROOT / "tests" / "memory"):
             item.add_marker(pytest.mark.compat)
 

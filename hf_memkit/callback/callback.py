@@ -13,7 +13,7 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec, Protocol
 
 from transformers import TrainerCallback
 
@@ -29,6 +29,13 @@ from hf_memkit.terms import Phase
 __all__ = ["MemoryReportCallback", "attach"]
 
 P = ParamSpec("P")
+
+
+class Predicted(Protocol):
+    """A prediction, which this module does not import."""
+
+    def to_json(self) -> dict[str, Any]: ...
+
 
 _logger = logging.getLogger(__name__)
 
@@ -60,6 +67,8 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
             memory runs out. Costs time at every allocation.
         run_facts: plain data for the `run` record, under `facts`.
         readers: where counters come from; default: this machine's.
+        prediction: what `memkit predict --json` printed for this training, or what `hf_memkit.predict.predict`
+            returned: it stands in the `run` record, and the report lays it beside what was measured.
 
     Raises:
         SettingError: `log` is none of the three.
@@ -76,11 +85,14 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
         oom_snapshot: bool = False,
         run_facts: Mapping[str, Any] | None = None,
         readers: Sequence[MemoryReader] | None = None,
+        prediction: Mapping[str, Any] | Predicted | None = None,
     ) -> None:
         if log not in LOG:
             known = ", ".join(repr(name) for name in LOG)
             raise SettingError(f"MemoryReportCallback(log={log!r}): give {known}{did_you_mean(str(log), LOG)}")
-        self._options = Options(output_dir, phases, log, summary, html, oom_snapshot, dict(run_facts or {}), readers)
+        plain = prediction if prediction is None or isinstance(prediction, Mapping) else prediction.to_json()
+        facts = dict(run_facts or {})
+        self._options = Options(output_dir, phases, log, summary, html, oom_snapshot, facts, readers, plain)
         self._guard = Guard()
         self._training: Training | None = None
         self._trainer: weakref.ref[Any] | None = None

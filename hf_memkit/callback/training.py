@@ -42,6 +42,7 @@ class Options:
     oom_snapshot: bool = False
     run_facts: Mapping[str, Any] = field(default_factory=dict)
     readers: Sequence[MemoryReader] | None = None
+    prediction: Mapping[str, Any] | None = None
 
 
 class Training:
@@ -86,6 +87,8 @@ class Training:
             before: the last training of this callback.
         """
         extra: dict[str, Any] = {"facts": dict(self._options.run_facts)} if self._options.run_facts else {}
+        if self._options.prediction is not None:
+            extra["prediction"] = dict(self._options.prediction)
         if engine is not None:
             extra["engine"] = type(engine).__name__
         self._ooms_before = self._ooms()

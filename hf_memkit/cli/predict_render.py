@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console, Group
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from hf_memkit.cli.predict_prepare import Prepared
     from hf_memkit.predict.prediction import Prediction
 
-__all__ = ["show", "view"]
+__all__ = ["body", "show", "view"]
 
 _COLOURS: Final = {"fits": "bold green", "tight": "bold yellow", "does not fit": "bold red"}
 _GAP: Final = 2
@@ -38,13 +39,18 @@ def show(prediction: Prediction, prepared: Prepared, instead: Next | None = None
 
 def view(prediction: Prediction, prepared: Prepared, width: int, instead: Next | None = None) -> Group:
     """The prediction for a Rich console of `width` characters. Names of models and modules are never markup."""
-    parts: list[RenderableType] = [Text(_title(prepared), style="bold"), Text("")]
-    parts += [Text(_peak(prediction)), _bars(prediction, width), Text(""), _phases(prediction)]
+    advice = _advice(prediction, prepared, instead) if prediction.verdict == "does not fit" else []
+    title = Text(_title(prepared), style="bold")
+    return Group(title, Text(""), body(prediction, width, advice))
+
+
+def body(prediction: Prediction, width: int, advice: Sequence[str] = ()) -> Group:
+    """The numbers, the verdict with `advice` below it, and what they rest on."""
+    parts: list[RenderableType] = [Text(_peak(prediction)), _bars(prediction, width), Text(""), _phases(prediction)]
     parts += [Text(""), _sizes(prediction), Text("")]
     verdict = prediction.verdict or "no verdict"
     parts.append(Text.assemble((verdict.upper(), _COLOURS.get(verdict, "bold")), f": {prediction.why}."))
-    if prediction.verdict == "does not fit":
-        parts += [Text(line) for line in _advice(prediction, prepared, instead)]
+    parts += [Text(line) for line in advice]
     parts.append(Text(f"Confidence: {prediction.confidence}."))
     parts.append(Text(f"Computed from: {prediction.source}.", style="dim"))
     parts += [Text(f"Note: {text(note.rstrip('.'), _LONGEST_NOTE)}.", style="dim") for note in prediction.notes]

@@ -62,7 +62,12 @@ def recipe(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --output.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show every setting, run nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show every setting and the prediction, run nothing.")
+    ] = False,
+    no_trace: Annotated[
+        bool, typer.Option("--no-trace", help="Predict by formula only: at once, and much less certain.")
+    ] = False,
     export: Annotated[str | None, typer.Option(metavar="DIR", help="Write a plain script that does the same.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
@@ -94,6 +99,7 @@ def recipe(
         resume=resume,
         overwrite=overwrite,
         dry_run=dry_run,
+        no_trace=no_trace,
         export=export,
         as_json=as_json,
     )

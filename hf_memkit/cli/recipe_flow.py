@@ -76,7 +76,10 @@ def _here(options: Options, ranks: Ranks) -> int:
         use_one_card()
     resolved, job = _resolve(options, place)
     if options.dry_run:
-        return render.setup(resolved, job, mistakes_of_target(resolved), options.as_json)
+        from hf_memkit.recipe.predicted import predicted
+
+        prediction = predicted(resolved, trace=not options.no_trace)
+        return render.setup(resolved, job, mistakes_of_target(resolved), prediction, options.as_json)
     if options.export is not None:
         from hf_memkit.recipe.export import export_script, start_command
 
@@ -90,7 +93,32 @@ def _here(options: Options, ranks: Ranks) -> int:
         render.opening(resolved.recipe, resolved, job)
     _refuse_used(job, overwrite=options.overwrite)
     _refuse_mistakes(job, resolved)
-    return _train(job, None, ranks, options)
+    return _train(_with_prediction(job, resolved, options), None, ranks, options)
+
+
+def _with_prediction(job: Run, resolved: Resolved, options: Options) -> Run:
+    """The run with its prediction, which is told before the model is loaded if it says that the card is too small.
+
+    A rehearsal has none: it runs on a CPU. What cannot be predicted is not in the way of a run.
+    """
+    from hf_memkit.cli import render
+    from hf_memkit.errors import MemkitError
+    from hf_memkit.models import hub_reachable
+    from hf_memkit.recipe.predicted import nearest_that_fits, predicted
+
+    if job.is_rehearsal:
+        return job
+    trace = not options.no_trace
+    try:
+        prediction = predicted(resolved, trace=trace)
+        if prediction.verdict == "does not fit":
+            other = nearest_that_fits(resolved, use_hub=hub_reachable(), trace=trace)
+            instead = f"; predicted to fit: --variant {other}" if other else "; no later variant is predicted to fit"
+            render.say_to_stderr(f"memkit: warning: predicted not to fit: {prediction.why}{instead}")
+    except MemkitError as error:
+        render.say_to_stderr(f"memkit: note: no prediction: {error}")
+        return job
+    return replace(job, prediction=prediction.to_json())
 
 
 def _as_rank(options: Options, ranks: Ranks) -> int:
@@ -115,6 +143,7 @@ def _as_rank(options: Options, ranks: Ranks) -> int:
                 render.opening(resolved.recipe, resolved, job)
             _refuse_used(job, overwrite=options.overwrite)
             _refuse_mistakes(job, resolved)
+            job = _with_prediction(job, resolved, options)
         ranks.share("job", [job.to_json(), earlier])
     code = _train(job, earlier, ranks, options)
     if FOLDER_VARIABLE not in os.environ:

@@ -40,6 +40,7 @@ class Options:
     overwrite: bool = False
     dry_run: bool = False
     export: str | None = None
+    no_trace: bool = False
     as_json: bool = False
 
     @property

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.markup import escape
 
+from hf_memkit.cli import predict_render
 from hf_memkit.cli.tables import ledger_table, plain_table
 from hf_memkit.units import GIB, format_size
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hf_memkit.check import Problem
+    from hf_memkit.predict import Prediction
     from hf_memkit.recipe.resolve import Resolved
     from hf_memkit.recipe.run import Run
     from hf_memkit.recipe.schema import Recipe
@@ -65,11 +67,11 @@ def recipes(as_json: bool) -> int:
     return 0
 
 
-def setup(resolved: Resolved, job: Run, mistakes: Sequence[Problem], as_json: bool) -> int:
-    """Every setting with its reason, the ledger, and what stands in the way."""
+def setup(resolved: Resolved, job: Run, mistakes: Sequence[Problem], prediction: Prediction, as_json: bool) -> int:
+    """Every setting with its reason, the ledger, the prediction, and what stands in the way."""
     if as_json:
-        checks = [mistake.to_json() for mistake in mistakes]
-        print(json.dumps({**resolved.to_json(), **job.to_json(), "checks": checks}, indent=2))
+        beside = {"checks": [mistake.to_json() for mistake in mistakes], "prediction": prediction.to_json()}
+        print(json.dumps({**resolved.to_json(), **job.to_json(), **beside}, indent=2))
         return 0
     opening(resolved.recipe, resolved, job)
     for mistake in mistakes:
@@ -85,6 +87,8 @@ def setup(resolved: Resolved, job: Run, mistakes: Sequence[Problem], as_json: bo
         table.add_row(setting.key, escape(_short(setting.value)), escape(setting.reason))
     wide.print(table)
     wide.print(ledger_table(resolved.setup.ledger))
+    say(f"\nPredicted for {resolved.machine.gpu.name if resolved.machine.gpu else 'no card'}:")
+    wide.print(predict_render.body(prediction, wide.width), crop=False)
     _left_out(job)
     if job.is_rehearsal:
         say("This is what runs here. For the setup on a card: --gpu NAME or --gpu-memory 16GB.")

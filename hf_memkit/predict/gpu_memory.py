@@ -1,6 +1,10 @@
 """What a card's own libraries take beside the tensors that torch's dispatcher sees: one table, with sources.
 
 Nothing here has been measured on a card of ours yet: `CALIBRATED` says so, and every prediction that uses it.
+
+Left out, because small or rare: flash attention's split over keys in forward (only where batch × heads are too few to
+fill the card), the sort of an embedding's backward (about 32 bytes a token), cuSOLVER's workspace in GaLore's
+decomposition, cuDNN's convolutions (their workspace depends on the algorithm chosen on the card).
 """
 
 from __future__ import annotations
@@ -9,38 +13,94 @@ from typing import Final
 
 from hf_memkit.units import MIB
 
-__all__ = ["CALIBRATED", "cublas_workspace_bytes", "flash_backward_bytes"]
+__all__ = [
+    "CALIBRATED",
+    "cublas_workspace_bytes",
+    "efficient_backward_bytes",
+    "flash_backward_bytes",
+    "four_bit_product_bytes",
+]
 
 CALIBRATED: Final = False
 
+Shape = tuple[int, ...]
+
+_FUSED_FOUR_BIT_ROWS: Final = 1536
+"""Rows up to which bitsandbytes may multiply without dequantising the whole weight (bitsandbytes 0.50.2:
+backends/cuda/ops.py, `_gemm_4bit_custom_max_m`); below, it depends on card and shapes."""
+
 
 def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
-    """cuBLAS's workspace of one thread: `:4096:2:16:8`, in KiB × count, or 32 MiB on Hopper and later.
+    """cuBLAS's workspace of one handle (one a thread) and stream: `:4096:2:16:8`, in KiB × count, or 32 MiB on Hopper
+    and Blackwell. cuBLASLt uses the same one where torch unifies them, which is its default on CUDA.
 
-    Source: pytorch:aten/src/ATen/cuda/CublasHandlePool.cpp, `parseChosenWorkspaceSize`. CUBLAS_WORKSPACE_CONFIG
-    changes it.
+    Source: pytorch:aten/src/ATen/cuda/CublasHandlePool.cpp, `parseChosenWorkspaceSize` (capabilities 9, 10, 12; later
+    versions also 11). CUBLAS_WORKSPACE_CONFIG changes it.
     """
     if capability[0] >= 9:
         return 32 * MIB
     return (4096 * 2 + 16 * 8) * 1024
 
 
-def flash_backward_bytes(query: tuple[int, ...], key: tuple[int, ...], element_bytes: int) -> int:
+def flash_backward_bytes(query: Shape, key: Shape, element_bytes: int) -> int:
     """Scratch of flash attention's backward: the fp32 sum of the queries' gradients, a row of fp32 numbers a head, and
     with fewer key heads the gradients of keys and values for all query heads.
+
+    Taken for cuDNN's too, whose workspace only cuDNN knows (pytorch:aten/src/ATen/native/cudnn/MHA.cpp,
+    `get_workspace_size`).
 
     Args:
         query, key: shapes, (batch, heads, length, head size).
         element_bytes: of an element of the queries.
 
     Source: pytorch:aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, `mha_bwd`: `dq_accum`,
-    `softmax_d` (lengths rounded up to 128, head sizes to 32), `dk_expanded` and `dv_expanded`.
+    `softmax_d` (lengths rounded up to 128, head sizes to 32, above 128 to 64), `dk_expanded` and `dv_expanded`.
     """
     batch, heads, length, size = query
     key_heads, key_length = key[1], key[2]
-    rounded_length = -(-length // 128) * 128
-    rounded_size = -(-size // 32) * 32
-    scratch = 4 * batch * heads * rounded_length * (rounded_size + 1)
+    scratch = 4 * batch * heads * _up(length, 128) * (_up(size, 32 if size <= 128 else 64) + 1)
     if key_heads != heads:
         scratch += 2 * batch * key_length * heads * size * element_bytes
     return scratch
+
+
+def efficient_backward_bytes(query: Shape, key: Shape, value: Shape, element_bytes: int) -> int:
+    """Scratch of memory-efficient attention's backward: the fp32 sum of the queries' gradients, in 16 bits with head
+    sizes above 128 also those of keys and values, and `delta`, a number a query, which in fp32 is summed by torch
+    from a product of the output's size.
+
+    Args:
+        query, key, value: shapes, (batch, heads, length, head size).
+        element_bytes: of an element of the queries.
+
+    Source: pytorch:aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernel_backward.h, `workspace_size` and
+    `kNeedsAccumGradQ`; attention_backward.cu, `_efficient_attention_backward`. Blocks are taken as 128 × 64, and keys
+    as not split: between the kernels' real ones.
+    """
+    batch, heads, length, size = query
+    delta = 4 * batch * heads * length
+    sums = 4 * batch * heads * _up(length, 128) * _up(size, 64)
+    product = 0
+    if element_bytes == 4:
+        product = 4 * batch * heads * length * value[3]
+    elif max(size, value[3]) > 128:
+        sums += 4 * batch * heads * _up(key[2], 64) * (_up(size, 128) + _up(value[3], 128))
+    return delta + max(sums, product)
+
+
+def four_bit_product_bytes(rows: int, weight: tuple[int, int], element_bytes: int, *, nested: bool) -> int:
+    """What a product with a 4-bit weight takes inside its one operation: the weight as whole numbers, and with double
+    quantisation its scales in fp32, twice. With few rows a kernel may do without; it is counted from a third of
+    `_FUSED_FOUR_BIT_ROWS` on, where that becomes rare.
+
+    Source: bitsandbytes 0.50.2: backends/cuda/ops.py, `_dequant_linear_fallback`, `_gemm_4bit_use_custom_cuda`.
+    """
+    if rows < _FUSED_FOUR_BIT_ROWS // 3:
+        return 0
+    elements = weight[0] * weight[1]
+    scales = -(-elements // 64)
+    return elements * element_bytes + (2 * 4 * scales if nested else 0)
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

@@ -139,7 +139,7 @@ class Prediction:
                 name: {"peak_allocated_gib": allocated / GIB, "peak_reserved_gib": _gib(reserved)}
                 for name, (allocated, reserved) in self.phases.items()
             },
-            "categories": {name: size / GIB for name, size in self.categories.items()},
+            "categories": {f"{name}_gib": size / GIB for name, size in self.categories.items()},
             "peak_phase": self.peak_phase,
             "peak_operation": self.peak_operation,
             "peak_module": self.peak_module,
@@ -166,7 +166,7 @@ class Prediction:
                 name: (_bytes(peaks["peak_allocated_gib"]), _optional_bytes(peaks["peak_reserved_gib"]))
                 for name, peaks in content["phases"].items()
             },
-            categories={name: _bytes(gib) for name, gib in content["categories"].items()},
+            categories={name: _bytes(content["categories"][f"{name}_gib"]) for name in CATEGORIES},
             peak_phase=content["peak_phase"],
             peak_operation=content["peak_operation"],
             peak_module=content["peak_module"],

@@ -72,6 +72,7 @@ class Resolved:
         rejected: (variant, why not) of those that come before it, with `auto`.
         setup: what runs.
         gpus, nodes: processes on each machine, one card each, and machines.
+        overrides: what it was resolved with.
     """
 
     recipe: Recipe
@@ -83,6 +84,7 @@ class Resolved:
     setup: TrainingSetup
     gpus: int = 1
     nodes: int = 1
+    overrides: Overrides = field(default_factory=Overrides)
 
     @property
     def processes(self) -> int:
@@ -142,7 +144,9 @@ def resolve(recipe: Recipe, machine: Machine, overrides: Overrides, *, use_hub: 
         )
 
     def resolved(variant: str, why: str, setup: TrainingSetup) -> Resolved:
-        return Resolved(recipe, machine, model, variant, why, tuple(rejected), setup, overrides.gpus, overrides.nodes)
+        return Resolved(
+            recipe, machine, model, variant, why, tuple(rejected), setup, overrides.gpus, overrides.nodes, overrides
+        )
 
     rejected: list[tuple[str, str]] = []
     if overrides.variant != "auto":

@@ -48,6 +48,8 @@ class Run:
         not_rehearsed: what of the target does not run here, each with its reason.
         gpus: processes on each machine, one card each.
         nodes: machines.
+        prediction: of what runs here, in its JSON form, where there is one; it stands in the records beside what is
+            measured.
     """
 
     recipe: str
@@ -57,6 +59,7 @@ class Run:
     not_rehearsed: tuple[Setting, ...] = ()
     gpus: int = 1
     nodes: int = 1
+    prediction: Mapping[str, Any] | None = None
 
     @property
     def processes(self) -> int:
@@ -80,6 +83,7 @@ class Run:
             "setup": self.setup.to_json(),
             "target": self.target.to_json() if self.target else None,
             "not_rehearsed": [setting.to_json() for setting in self.not_rehearsed],
+            "prediction": self.prediction,
         }
 
     @classmethod
@@ -92,6 +96,7 @@ class Run:
             not_rehearsed=tuple(Setting(**setting) for setting in content["not_rehearsed"]),
             gpus=content.get("gpus", 1),
             nodes=content.get("nodes", 1),
+            prediction=content.get("prediction"),
         )
 
 
@@ -213,7 +218,8 @@ def _train(
         **build.trainer_options(setup, model=model, arguments=arguments, processing_class=tokenizer),
     )
     facts = {"recipe": job.recipe, "variant": job.variant, "rehearsal": job.is_rehearsal}
-    report = attach(trainer, summary=False, run_facts={**facts, "setup": setup.to_json()["settings"]})
+    facts["setup"] = setup.to_json()["settings"]
+    report = attach(trainer, summary=False, run_facts=facts, prediction=job.prediction)
     if "deepspeed.config" in setup:
         from hf_memkit.zero.swap_guard import SwapGuard
         from hf_memkit.zero.wiring import DeepSpeedWiring

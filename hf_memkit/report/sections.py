@@ -9,6 +9,7 @@ from hf_memkit.report import wording
 from hf_memkit.report.advice import Advice, finding_sentence
 from hf_memkit.report.html import Html, el, figure_table, join
 from hf_memkit.report.load import Run
+from hf_memkit.report.reconcile import furthest_off
 from hf_memkit.report.sections_facts import facts, glossary, modules, out_of_memory
 from hf_memkit.report.summary import Summary, summarise_ranks
 from hf_memkit.report.thin import extremes
@@ -221,7 +222,8 @@ def _predicted(summary: Summary) -> Html | None:
             off = f"{100 * (measured - low) / low:+.0f} %"
         rows.append((what, predicted, f"{measured:.2f}" if measured is not None else "–", off))
     table = figure_table("GiB", ("what", "predicted", "measured", "off by"), rows, numbers=(1, 2, 3))
-    return _section("predicted", "Predicted and measured", table)
+    sentence = furthest_off(summary.predicted)
+    return _section("predicted", "Predicted and measured", el("p", sentence) if sentence else None, table)
 
 
 def _ranks(run: Run, drawn: Mapping[str, Any]) -> Html | None:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from hf_memkit.report.load import RankRun, Run
+from hf_memkit.report.reconcile import compared
 from hf_memkit.report.untrusted import number, whole
 from hf_memkit.terms import CATEGORIES, PHASES
 
@@ -132,7 +133,9 @@ def _of_rank(rank: RankRun) -> Summary:
         steps=sum(whole(record, "steps") or 1 for record in rank.steps),
         step_time_ms=statistics.median(times) if times else None,
         retries=_retries(rank),
-        predicted=tuple(_predicted(rank.run.get("prediction", {}), peak, reserved, phases, categories)),
+        predicted=tuple(
+            compared(rank.run.get("prediction") or {}, peak.gib if peak else None, reserved, phases, categories)
+        ),
     )
 
 
@@ -236,24 +239,3 @@ def _retries(rank: RankRun) -> int:
         return 0
     before = whole(rank.run, "alloc_retries")
     return max(0, counts[-1] - (before if before is not None else 0))
-
-
-def _predicted(
-    prediction: Mapping[str, Any],
-    peak: Peak | None,
-    reserved: float | None,
-    phases: Mapping[str, float],
-    categories: Mapping[str, float],
-) -> Iterable[tuple[str, str, float | None]]:
-    rows = [("peak allocated", prediction.get("peak_allocated_gib"), peak.gib if peak else None)]
-    rows.append(("peak reserved", prediction.get("peak_reserved_gib"), reserved))
-    of_phases, of_categories = prediction.get("phases", {}), prediction.get("categories", {})
-    for phase in PHASES:
-        value = of_phases.get(phase)
-        rows.append((phase, value.get("peak_allocated_gib") if isinstance(value, dict) else value, phases.get(phase)))
-    rows += [(category, of_categories.get(f"{category}_gib"), categories.get(category)) for category in CATEGORIES]
-    for what, predicted, measured in rows:
-        ends = predicted if isinstance(predicted, list) else [predicted]
-        values = [v for end in ends if (v := number({"v": end}, "v")) is not None]
-        if values:
-            yield what, "–".join(f"{value:.2f}" for value in values[:2]), measured

@@ -13,6 +13,7 @@ from hf_memkit.report import wording
 from hf_memkit.report.advice import Advice, advise, change_sentence, finding_sentence
 from hf_memkit.report.modules import places, shown_rows
 from hf_memkit.report.palette import CATEGORY_COLOURS, PHASE_COLOURS
+from hf_memkit.report.reconcile import furthest_off
 from hf_memkit.report.summary import Summary, summarise, summarise_ranks
 from hf_memkit.report.untrusted import text
 
@@ -193,7 +194,8 @@ def _predicted(summary: Summary) -> list[str]:
         if predicted is not None:
             shown = f"{measured:.2f}" if measured is not None else "not measured"
             lines.append(f"{what.capitalize()}: predicted {predicted} GiB, measured {shown}.")
-    return lines
+    off = furthest_off(summary.predicted)
+    return [*lines, off] if off else lines
 
 
 def _next(run: Run, summary: Summary, advice: Advice) -> list[RenderableType]:

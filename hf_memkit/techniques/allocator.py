@@ -191,7 +191,7 @@ def refused_by_torch(text: str) -> list[Mistake]:
 
 def of_no_use(text: str) -> list[Mistake]:
     """What torch takes, and which does nothing or harm beside the other options."""
-    found = []
+    found: list[Mistake] = []
     chosen = options(text)
     if chosen.get("expandable_segments") == "True":
         found.extend(

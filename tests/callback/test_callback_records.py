@@ -32,7 +32,8 @@ def test_public_names() -> None:
 
 @pytest.mark.compat
 def test_record_contract(make_trainer: Any, tmp_path: Path) -> None:
-    callback = MemoryReportCallback(run_facts={"recipe": "tiny"})
+    predicted = {"peak_allocated_gib": 0.5, "categories": {"weights_gib": 0.25}}
+    callback = MemoryReportCallback(run_facts={"recipe": "tiny"}, prediction=predicted)
     trainer = make_trainer([callback], save_strategy="steps", save_steps=2, eval_strategy="steps", eval_steps=2)
     trainer.train()
     path = tmp_path / "run" / "memory-rank0.jsonl"
@@ -47,7 +48,7 @@ def test_record_contract(make_trainer: Any, tmp_path: Path) -> None:
     ]  # fmt: skip
 
     run, end = records[0], records[-1]
-    assert run["facts"] == {"recipe": "tiny"}
+    assert run["facts"] == {"recipe": "tiny"} and run["prediction"] == predicted
     assert {"hf_memkit", "torch", "transformers", "accelerate", "python"} <= run["versions"].keys()
     assert {"device_name", "cpu_count", "ram_gib"} <= run["hardware"].keys()
     arguments = run["arguments"]

@@ -41,7 +41,8 @@ def test_recipes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_dry_run_prints_a_complete_setup(
     capsys: pytest.CaptureFixture[str], empty_folder: Path, variant: str
 ) -> None:
-    code = main(["recipe", "gpt2-on-16gb", "--dry-run", "--json", "--gpu-memory", "16GB", "--variant", variant])
+    options = ["--dry-run", "--no-trace", "--json", "--gpu-memory", "16GB", "--variant", variant]
+    code = main(["recipe", "gpt2-on-16gb", *options])
     assert code == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["variant"] == (variant if variant != "auto" else "resident")
@@ -49,20 +50,22 @@ def test_a_dry_run_prints_a_complete_setup(
     assert all(set(s) == {"key", "value", "reason"} and s["reason"] for s in settings)
     assert {"arguments.max_steps", "model.dtype", "data.sequence_length"} <= {s["key"] for s in settings}
     assert set(shown["setup"]["ledger"]) == {"device", "host", "pinned", "disk"}
+    assert shown["prediction"]["confidence"]["level"] == "formula" and shown["prediction"]["verdict"]
     assert not shown["rehearsal"]
     assert list(empty_folder.iterdir()) == []
 
 
 def test_a_dry_run_for_people_gives_reasons(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipe", "gpt2-on-16gb", "--dry-run", "--gpu", "T4", "--ram", "64GB"]) == 0
+    assert main(["recipe", "gpt2-on-16gb", "--dry-run", "--no-trace", "--gpu", "T4", "--ram", "64GB"]) == 0
     out = capsys.readouterr().out
+    assert "Predicted for T4" in out and "Confidence: formula" in out
     assert "Variant offload" in out and "not resident" in out and "loss scaling" in " ".join(out.split())
     assert "computed, not measured" in out
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="shows what runs on a machine without a GPU")
 def test_a_dry_run_here_shows_the_rehearsal(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipe", "gpt2-on-16gb", "--dry-run", "--json"]) == 0
+    assert main(["recipe", "gpt2-on-16gb", "--dry-run", "--no-trace", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["rehearsal"] and shown["target"]["settings"] and shown["not_rehearsed"]
 

@@ -303,7 +303,7 @@ def test_a_traced_prediction_from_end_to_end(run: Run, tiny: str) -> None:
     assert (request["micro_batch_size"], request["sequence_length"], request["accumulation"]) == (2, 32, 2)
     assert request["gpu"]["name"] == "T4" and request["preset"] == "trainer-defaults" and told["try_next"] is None
     # Each of the tiny model's fp32 weights is on the card.
-    assert told["categories"]["weights"] * GIB >= 4 * request["parameters"]
+    assert told["categories"]["weights_gib"] * GIB >= 4 * request["parameters"]
     more = json.loads(run(*arguments, "--batch-size", "16")[1])
     assert more["peak_allocated_gib"] > told["peak_allocated_gib"]
     code, out, _ = run(*arguments[:-1])

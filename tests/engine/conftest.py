@@ -56,7 +56,7 @@ def drive(folder: Path, command: list[str], *, processes: int = 1) -> Results:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         environment.pop(name, None)
-    ran = subprocess.run([*command, str(place)], env=environment, capture_output=True, text=True, timeout=540)
+    ran = subprocess.run([*command, str(place)], env=environment, capture_output=True, text=True, timeout=1100)
 
     def results(case: str) -> list[dict[str, Any]]:
         found = [json.loads(path.read_text()) for path in sorted((place / case).glob("rank*.json"))]

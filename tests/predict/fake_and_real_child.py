@@ -9,10 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any, Final, Self
 
-__all__ = ["BAR", "Child", "difference"]
+__all__ = ["BAR", "REFUSED", "Child", "difference"]
 
 BAR: Final = 0.005
 """How far the peak on fake tensors may be from the real one, as a share of it."""
+
+REFUSED: Final = {("convnext", "checkpointing"): "does not support activation checkpointing"}
+"""What transformers refuses, and what it says."""
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 

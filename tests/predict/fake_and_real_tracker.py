@@ -6,11 +6,13 @@ Trainer: it is compared where neither comes up.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from hf_memkit.predict.request import Request
 
 __all__ = ["both_trackers"]
+
 
 def both_trackers(asked: Request) -> dict[str, Any]:
     """Peak bytes of two steps: `traced_bytes`, and `mem_tracker_bytes`."""
@@ -43,7 +45,7 @@ def _mem_tracker(asked: Request) -> int:
         tracker = MemTracker()  # type: ignore[no-untyped-call]
         tracker.track_external(model, optimizer)
         with tracker:
-            _steps(asked, model, optimizer)
+            _steps(asked, model, optimizer, tracker.reset_mod_stats)
     (peak,) = tracker.get_tracker_snapshot("peak").values()
     return int(peak["Total"])
 
@@ -58,7 +60,7 @@ def _build(asked: Request) -> tuple[Any, Any]:
     return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
 
 
-def _steps(asked: Request, model: Any, optimizer: Any) -> None:
+def _steps(asked: Request, model: Any, optimizer: Any, between: Callable[[], object] = lambda: None) -> None:
     import torch
 
     size = asked.setup["arguments.per_device_train_batch_size"]
@@ -69,3 +71,4 @@ def _steps(asked: Request, model: Any, optimizer: Any) -> None:
         optimizer.step()
         optimizer.zero_grad()
         del loss
+        between()

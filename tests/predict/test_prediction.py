@@ -53,7 +53,7 @@ def test_json_has_the_names_of_the_design() -> None:
     named = names_in_the_design()
     assert len(named) >= 16 and named <= set(told)
     assert set(told) - named <= {"why", "source"}
-    assert list(told["categories"]) == list(CATEGORIES)
+    assert list(told["categories"]) == [f"{name}_gib" for name in CATEGORIES], "as in a step record"
     assert list(told["phases"]) == ["load", "backward"], "in the order of the phases"
     assert told["phases"]["load"] == {"peak_allocated_gib": 3.0, "peak_reserved_gib": None}
     assert told["pinned_gib"] is None and told["disk_gib"] is None, "what is not modelled is not zero"

@@ -2,28 +2,32 @@
 
 Which kernel runs decides what is kept: flash, memory-efficient and cuDNN attention keep the output and a row of
 numbers per head; the composed one keeps every score. The rules, in torch's order of preference
-(pytorch:aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, `_fused_sdp_choice_cuda`, read for 2.11 to 2.13):
+(pytorch:aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, `select_sdp_backend` and the functions that it calls; read
+from the main branch of 2026, and not checked on a card):
 
-| kernel | needs |
-|---|---|
-| cuDNN (first on 9.0 and 10.0) | fp16 or bf16, head size ≤ 128 and a multiple of 8 |
-| flash | 8.0 or later, fp16 or bf16, no mask, head size ≤ 256 |
-| memory-efficient | 5.0 or later, as many key heads as query heads; bf16 from 8.0 |
-| composed | nothing |
-"""
+| kernel | needs | there |
+|---|---|---|
+| cuDNN, where it comes first: 9.x and 10.x, with cuDNN 9.15.2 or later (torch's wheels for CUDA 13) | fp16 or bf16, head sizes ≤ 128 that are multiples of 8, dropout in sixteenths | `check_prefer_cudnn_attention`, `check_cudnn_tensor_shapes`, `check_cudnn_dropout` |
+| flash | 8.0 or later, fp16 or bf16, no mask, one head size ≤ 256; causal only with as many queries as keys; on 8.6, 8.9 and 12.x no training with head sizes from 193 to 224, nor to 256 with dropout | `can_use_flash_attention` |
+| memory-efficient | 5.0 or later; fp32 or fp16, from 8.0 bf16 too; head sizes that are multiples of 8 (16 bits on tensor cores) or 4 (from 8.0); as many key heads as query heads (later versions of torch take fewer) | `can_use_mem_efficient_attention`, `minimum_gemm_alignment` |
+| composed | nothing | |
+"""  # noqa: E501
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
 
-__all__ = ["install_cuda_attention"]
+__all__ = ["Call", "install_cuda_attention", "kernel_on_card"]
 
 Attention = Callable[..., torch.Tensor]
+
+_HALF: Final = (torch.float16, torch.bfloat16)
 
 
 def install_cuda_attention(capability: tuple[int, int]) -> None:
@@ -46,34 +50,84 @@ def install_cuda_attention(capability: tuple[int, int]) -> None:
         if attn_mask is not None and attn_mask.dtype.is_floating_point:
             attn_mask = attn_mask.to(query.dtype)
         fewer_keys = enable_gqa and query.shape[-3] != key.shape[-3]
-        chosen = kernel_on_card(
-            capability, query.dtype, query.shape[-1], masked=attn_mask is not None, grouped=fewer_keys
+        call = Call(
+            dtype=query.dtype,
+            head_sizes=(query.shape[-1], value.shape[-1]),
+            masked=attn_mask is not None,
+            grouped=fewer_keys,
+            dropout=dropout_p,
+            trained=torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value)),
+            causal_across=is_causal and query.shape[-2] != key.shape[-2],
         )
+        chosen = kernel_on_card(capability, call)
         return _KERNELS[chosen](query, key, value, attn_mask, dropout_p, is_causal, scale, fewer_keys)
 
     F.scaled_dot_product_attention = attention
 
 
-def kernel_on_card(
-    capability: tuple[int, int], dtype: torch.dtype, head_size: int, *, masked: bool, grouped: bool
-) -> str:
-    """`"cudnn"`, `"flash"`, `"efficient"` or `"composed"`, by the table above.
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What the choice of a kernel looks at.
 
-    Args:
-        capability: the card's compute capability.
+    Attributes:
         dtype: of the queries, after autocast.
-        head_size: elements of a query.
+        head_sizes: elements of a query and of a value.
         masked: whether there is a mask other than the causal one.
         grouped: whether there are fewer key heads than query heads.
+        dropout: share of scores that are dropped.
+        trained: whether a backward pass can follow.
+        causal_across: whether it is causal with other numbers of queries than of keys.
     """
-    half = dtype in (torch.float16, torch.bfloat16)
-    if half and capability in ((9, 0), (10, 0)) and head_size <= 128 and head_size % 8 == 0:
+
+    dtype: torch.dtype
+    head_sizes: tuple[int, int]
+    masked: bool = False
+    grouped: bool = False
+    dropout: float = 0.0
+    trained: bool = True
+    causal_across: bool = False
+
+
+def kernel_on_card(capability: tuple[int, int], call: Call) -> str:
+    """`"cudnn"`, `"flash"`, `"efficient"` or `"composed"`, by the table above, for a card of this capability."""
+    if _cudnn_serves(capability, call):
         return "cudnn"
-    if half and capability >= (8, 0) and not masked and head_size <= 256:
+    if _flash_serves(capability, call):
         return "flash"
-    if not grouped and (dtype is not torch.bfloat16 or capability >= (8, 0)):
-        return "efficient"
-    return "composed"
+    return "efficient" if _efficient_serves(capability, call) else "composed"
+
+
+def _cudnn_serves(capability: tuple[int, int], call: Call) -> bool:
+    return (
+        capability[0] in (9, 10)
+        and call.dtype in _HALF
+        and max(call.head_sizes) <= 128
+        and all(size % 8 == 0 for size in call.head_sizes)
+        and (call.dropout * 16).is_integer()
+    )
+
+
+def _flash_serves(capability: tuple[int, int], call: Call) -> bool:
+    size = call.head_sizes[0]
+    wide = capability[0] == 12 or (8, 6) <= capability <= (8, 9)
+    return (
+        capability >= (8, 0)
+        and call.dtype in _HALF
+        and not call.masked
+        and call.head_sizes == (size, size)
+        and size <= 256
+        and not call.causal_across
+        and not (wide and call.trained and size > 192 and (size <= 224 or call.dropout > 0))
+    )
+
+
+def _efficient_serves(capability: tuple[int, int], call: Call) -> bool:
+    half = call.dtype in _HALF
+    multiple = 4 if capability >= (8, 0) else 1
+    if capability >= (8, 0) or (half and capability >= (7, 0)):  # on tensor cores: 16 bytes at once
+        multiple = max(multiple, 8 if half else 4)
+    known = call.dtype in (torch.float16, torch.float32) or (call.dtype is torch.bfloat16 and capability >= (8, 0))
+    return known and not call.grouped and all(size % multiple == 0 for size in call.head_sizes)
 
 
 def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -112,7 +112,7 @@ class KnownValues:
             if func is _aten.index.Tensor:
                 return func(args[0], self._positions(args[1]))
             if func is _aten.masked_select.default:
-                return args[0].new_empty(self._picked(*torch.broadcast_tensors(*args)))
+                return args[0].new_empty(self._picked(args[0].shape, args[1]))
             if func in _CTC:
                 return self._ctc(args[0], args[3])
             result = self.compute(func, args, kwargs)
@@ -135,10 +135,11 @@ class KnownValues:
             found += [index.new_empty(places.shape[0], dtype=torch.int64) for _ in range(places.shape[1])]
         return found
 
-    def _picked(self, source: torch.Tensor, mask: torch.Tensor) -> int:
+    def _picked(self, shape: torch.Size, mask: torch.Tensor) -> int:
+        """How many elements of a tensor of this shape the mask picks."""
         values = self._value_or_error(mask)
         with no_dispatch():
-            return int(values.sum())
+            return int(values.expand(torch.broadcast_shapes(shape, values.shape)).sum())  # type: ignore[no-untyped-call]
 
     def _ctc(self, log_probabilities: torch.Tensor, lengths: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """A loss for each example, and its paths: twice as many states as the longest target has, and one

@@ -4,10 +4,10 @@ Each is installed before the case, in the child process only, and where the setu
 
 | library | rule |
 |---|---|
-| Triton (Liger's kernels) | a kernel is not launched; what the Python around it allocates and keeps is the library's own |
+| Triton (Liger's kernels) | a kernel is not launched; what the Python around it allocates is the library's own |
 | bitsandbytes | paged states are host memory; a norm that is asked for by value is made and not read |
 | bitsandbytes, 4 bits | `libraries_quantised.py` |
-| torchao's low-bit AdamW | its compiled step takes at most both new moments of one parameter in fp32 (`libraries_compiled.py`) |
+| torchao's low-bit AdamW | its compiled step is bounded (`libraries_compiled.py`) |
 | APOLLO | its random projection without a generator of the card's own |
 | CUDA streams | one stream (`libraries_streams.py`) |
 """
@@ -49,7 +49,7 @@ def traceable(setup: TrainingSetup) -> TrainingSetup:
     if setup.get("arguments.torch_compile") or setup.get("arguments.torch_compile_backend"):
         raise Unmodelled(
             "torch_compile: a compiled model keeps and recomputes what its compiler decides, which a trace of the "
-            "eager model does not show; predict without it: compiling usually needs no more than that"
+            "eager model does not show; predict without it, and measure"
         )
     if setup.get("model.attn_implementation") == "flex_attention":
         raise Unmodelled("attn_implementation = flex_attention: its kernels are compiled; predict with sdpa")
@@ -80,6 +80,8 @@ def install_library_rules(setup: TrainingSetup, *, on_card: bool) -> None:
         _bitsandbytes_optimizers()
     if optimizer.startswith("apollo"):
         _apollo()
+    if optimizer.startswith("hf_memkit.parts.low_bit_adamw"):
+        _wide_states()
     if setup.get("arguments.use_liger_kernel") and not _installed("triton", "liger_kernel"):
         raise Unmodelled(
             "use_liger_kernel: its rules need liger-kernel and triton installed: pip install liger-kernel"
@@ -110,14 +112,14 @@ def shapes_from_values_are_unmodelled() -> Iterator[None]:
 def _constants_can_be_copied() -> None:
     """A fake tensor made from a number remembers it in a real tensor, which cannot be copied among fake ones: the copy
     that accelerate makes of an optimizer's groups holds torchao's learning rate."""
-    original = FakeTensor.__deepcopy__
+    original: Any = FakeTensor.__deepcopy__
 
     def copied(self: Any, memo: dict[int, Any]) -> Any:
         if isinstance(self, torch.nn.Parameter) or self.requires_grad:
             return original(self, memo)
         return memo.setdefault(id(self), self.detach().clone())
 
-    FakeTensor.__deepcopy__ = copied
+    FakeTensor.__deepcopy__ = copied  # type: ignore[method-assign]
 
 
 def _with_flash_package(setup: TrainingSetup) -> bool:
@@ -140,20 +142,16 @@ def _kernels_are_not_launched() -> None:
     (triton 3.7.1: runtime/jit.py, `KernelInterface.__getitem__` calls `run`).
 
     Liger's backward of the loss compares its gradient with 1 first (liger_kernel 0.8.5:
-    ops/fused_linear_cross_entropy.py), which needs two answers: autograd's own thread cannot make a fake number on the
-    card, and nothing is equal or not without values.
+    ops/fused_linear_cross_entropy.py), a number that autograd's own thread cannot make on a fake card at once.
     """
     from triton.runtime import autotuner, jit
 
-    make, equal = torch.tensor, torch.equal
+    make = torch.tensor
 
     def tensor(data: Any, *, device: Any = None, **options: Any) -> torch.Tensor:
         return make(data, **options) if device is None else make(data, **options).to(device)
 
-    def are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-        return True if isinstance(one, FakeTensor) or isinstance(other, FakeTensor) else equal(one, other)
-
-    torch.tensor, torch.equal = tensor, are_equal  # type: ignore[assignment]
+    torch.tensor = tensor  # type: ignore[assignment]
 
     for kind in (jit.JITFunction, autotuner.Autotuner, autotuner.Heuristics):
         kind.run = lambda self, *args, **kwargs: None
@@ -191,6 +189,20 @@ def _apollo() -> None:
         return torch.randn(shape, device=device, dtype=dtype)
 
     random_projector.stable_randn = stable_randn
+
+
+def _wide_states() -> None:
+    """The part makes 16-bit states fp32, and knows them by their exact type, which a fake tensor is not."""
+    from hf_memkit.parts.low_bit_adamw import _WideRest
+
+    original = _WideRest._new_buffer
+
+    def new_buffer(self: Any, p: torch.Tensor, signed: bool) -> torch.Tensor:
+        buffer = original(self, p, signed)
+        narrow = isinstance(buffer, FakeTensor) and buffer.dtype in (torch.bfloat16, torch.float16)
+        return buffer.float() if narrow else buffer
+
+    _WideRest._new_buffer = new_buffer  # type: ignore[method-assign]
 
 
 def _rows_are_padded() -> None:

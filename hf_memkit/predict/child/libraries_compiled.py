@@ -21,11 +21,11 @@ __all__ = ["replace_compiler"]
 
 def replace_compiler() -> None:
     """Puts `compiled` in the place of `torch.compile`."""
-    torch.compile = compiled  # type: ignore[assignment]
+    torch.compile = compiled
 
 
 def compiled(model: Any = None, **options: Any) -> Any:
-    """As `torch.compile` is called. torchao's step becomes its bound; anything else raises `Unmodelled` when it runs."""
+    """In place of `torch.compile`: torchao's step becomes its bound; else `Unmodelled` is raised when it runs."""
     if model is None:
         return functools.partial(compiled, **options)
     if _stance() == "force_eager":

@@ -2,7 +2,7 @@
 
 The layers that transformers' quantizer would replace are found by its own functions. Each becomes a bitsandbytes
 `Linear4bit` whose codes and statistics have the right sizes, so that PEFT takes it for one, and whose product is
-bitsandbytes' own (`matmul_4bit`: the input of a frozen weight is not kept; the weight is dequantised again in backward).
+bitsandbytes' own (`matmul_4bit`: the input of a frozen weight is not kept; backward dequantises the weight again).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _class() -> Any:
     import bitsandbytes as bnb
     from bitsandbytes.functional import QuantState
 
-    class FakeLinear4bit(bnb.nn.Linear4bit):  # type: ignore[misc, name-defined]
+    class FakeLinear4bit(bnb.nn.Linear4bit):  # type: ignore[misc]
         def __init__(self, inputs: int, outputs: int, original: Any, config: Any) -> None:
             nn.Module.__init__(self)
             self.in_features, self.out_features = inputs, outputs

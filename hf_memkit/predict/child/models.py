@@ -28,7 +28,6 @@ def build_fake_model(setup: TrainingSetup, *, trust_remote_code: bool = False) -
         text.vocab_size = -(-text.vocab_size // multiple) * multiple
     for key, value in setup.get("model.config", {}).items():
         setattr(config, key, value)
-    config.use_cache = False  # Trainer switches it off with checkpointing, and no loss needs it
     options: dict[str, Any] = {}
     if setup.get("model.attn_implementation"):
         options["attn_implementation"] = setup["model.attn_implementation"]

@@ -69,7 +69,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __enter__(self) -> Self:
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
             self._values = KnownValues()
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     # ---- told from outside ----

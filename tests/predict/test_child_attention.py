@@ -1,0 +1,96 @@
+"""Which attention kernel a card would run, and what its libraries take: the rules of torch's sources, as a table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hf_memkit.predict.child.attention import Call, kernel_on_card
+from hf_memkit.predict.gpu_memory import (
+    cublas_workspace_bytes,
+    efficient_backward_bytes,
+    flash_backward_bytes,
+    four_bit_product_bytes,
+)
+from hf_memkit.units import MIB
+
+BF16 = Call(torch.bfloat16, (64, 64))
+FP16 = replace(BF16, dtype=torch.float16)
+FP32 = replace(BF16, dtype=torch.float32)
+
+T4, A100, RTX_3090, RTX_4090, H100, B200, RTX_5090 = (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)
+
+
+@pytest.mark.parametrize(
+    ("card", "call", "kernel"),
+    [
+        (A100, BF16, "flash"),
+        (A100, FP32, "efficient"),
+        (A100, replace(BF16, masked=True), "efficient"),
+        (A100, replace(BF16, grouped=True), "flash"),
+        (A100, replace(FP32, grouped=True), "composed"),
+        (A100, replace(BF16, causal_across=True), "efficient"),
+        # Values of another size, as in multi-head latent attention.
+        (A100, replace(BF16, head_sizes=(192, 128)), "efficient"),
+        (A100, replace(BF16, head_sizes=(288, 288)), "efficient"),
+        (A100, replace(BF16, head_sizes=(20, 20)), "flash"),  # padded to 24 before
+        (A100, replace(BF16, head_sizes=(20, 20), masked=True), "composed"),
+        (A100, replace(FP32, head_sizes=(20, 20)), "efficient"),
+        (A100, replace(FP32, head_sizes=(22, 22)), "composed"),
+        (T4, FP16, "efficient"),
+        (T4, replace(FP16, head_sizes=(20, 20)), "composed"),
+        (T4, replace(FP32, head_sizes=(22, 22)), "efficient"),
+        (T4, BF16, "composed"),
+        (H100, BF16, "cudnn"),
+        (H100, replace(BF16, masked=True), "cudnn"),
+        (H100, replace(BF16, dropout=0.125), "cudnn"),
+        (H100, replace(BF16, dropout=0.1), "flash"),  # GPT-2's
+        (H100, replace(BF16, head_sizes=(256, 256)), "flash"),
+        (B200, BF16, "cudnn"),
+        (RTX_5090, BF16, "flash"),
+        (RTX_3090, replace(BF16, head_sizes=(224, 224)), "efficient"),
+        (RTX_3090, replace(BF16, head_sizes=(224, 224), trained=False), "flash"),
+        (RTX_4090, replace(BF16, head_sizes=(256, 256)), "flash"),
+        (RTX_4090, replace(BF16, head_sizes=(256, 256), dropout=0.1), "efficient"),
+        (A100, replace(BF16, head_sizes=(224, 224)), "flash"),
+    ],
+)
+def test_the_kernel_that_a_card_runs(card: tuple[int, int], call: Call, kernel: str) -> None:
+    assert kernel_on_card(card, call) == kernel
+
+
+def test_cublas_workspaces() -> None:
+    assert cublas_workspace_bytes(A100) == 8 * MIB + 128 * 1024
+    assert {cublas_workspace_bytes(card) for card in (H100, B200, RTX_5090)} == {32 * MIB}
+
+
+def test_flash_backward_rounds_lengths_and_head_sizes() -> None:
+    query = (2, 4, 100, 80)
+    alone = flash_backward_bytes(query, query, 2)
+    assert alone == 4 * 2 * 4 * 128 * (96 + 1)
+    key = (2, 1, 100, 80)
+    assert flash_backward_bytes(query, key, 2) == alone + 2 * 2 * 100 * 4 * 80 * 2
+    wide = (1, 1, 128, 160)
+    assert flash_backward_bytes(wide, wide, 2) == 4 * 128 * (192 + 1)
+
+
+def test_efficient_backward() -> None:
+    shape = (2, 4, 100, 64)
+    delta, sums = 4 * 2 * 4 * 100, 4 * 2 * 4 * 128 * 64
+    assert efficient_backward_bytes(shape, shape, shape, 2) == delta + sums
+    # In fp32 torch makes `delta` from a product of the output's size, which is gone before the sums are made.
+    assert efficient_backward_bytes(shape, shape, shape, 4) == delta + sums
+    thin = (2, 4, 128, 64)
+    value = (2, 4, 128, 128)
+    assert efficient_backward_bytes(thin, thin, value, 4) == 4 * 2 * 4 * 128 + 4 * 2 * 4 * 128 * 128
+    wide = (1, 1, 128, 192)
+    assert efficient_backward_bytes(wide, wide, wide, 2) == 4 * 128 + 4 * 128 * 192 + 4 * 128 * (256 + 256)
+
+
+def test_a_product_in_four_bits_makes_the_weight_whole() -> None:
+    weight = (1024, 512)
+    assert four_bit_product_bytes(4096, weight, 2, nested=False) == 2 * 1024 * 512
+    assert four_bit_product_bytes(4096, weight, 2, nested=True) == 2 * 1024 * 512 + 8 * 1024 * 512 // 64
+    assert four_bit_product_bytes(1, weight, 2, nested=True) == 0
