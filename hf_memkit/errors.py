@@ -5,10 +5,12 @@ MemkitError
 ├── InputError            wrong input: what was given, where, and what to do next (exit code 2)
 │   ├── RecipeError       a recipe file that is not valid; lists every problem of the file
 │   ├── DataError         training data that cannot be used
-│   └── SettingError      a setting that does not exist, has the wrong type, or cannot go with another one
+│   ├── SettingError      a setting that does not exist, has the wrong type, or cannot go with another one
+│   └── Unmodelled        what a traced training cannot show (hf_memkit/predict/unmodelled.py)
 ├── DoesNotFitError       the job needs more GPU, RAM or disk than this machine has (exit code 1)
 ├── MissingPackageError   an optional package is needed; names the command that installs it (exit code 1)
 └── RunError              a run that started and could not go on (exit code 1)
+    └── TraceFailed       a training that could not be traced for a prediction (hf_memkit/predict/worker.py)
 ```
 
 The command line shows the message of each as one line, `memkit: error: …`. Anything else that escapes is a bug and

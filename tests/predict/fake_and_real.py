@@ -31,10 +31,11 @@ from hf_memkit.predict.trace import Trace
 from tests.predict.architectures import ARCHITECTURES, UNSEEN, request
 from tests.predict.fake_and_real_tracker import both_trackers
 
-__all__ = ["answer_lines", "changes_of_kernels", "peaks"]
+__all__ = ["answer_lines", "changes_of_kernel", "peaks"]
 
 _LIMIT_S: Final = 600.0
 _MARK: Final = "phase ended: "
+_STOPPED: Final = "recomputation stopped"
 
 Peaks = tuple[int, dict[str, int]]
 """The most live bytes, and the most in each phase."""
@@ -104,18 +105,21 @@ def _profile(events: Iterable[Any], *, with_scratch: bool) -> Iterator[int | str
     for place, event in enumerate(found):
         name, start = event.name(), event.start_ns()
         if start > kernel_ends and inside:
-            yield from changes_of_kernels(inside)
+            yield from changes_of_kernel(inside)
             inside = []
         if name == "[memory]":
             if start <= kernel_ends and not with_scratch:
                 inside.append(event.nbytes())
             else:
                 yield event.nbytes()
+        elif name == _STOPPED:  # what this kernel frees now is its result, not its scratch
+            yield from inside
+            inside, kernel_ends = [], 0
         elif name.startswith(_MARK):
             yield name.removeprefix(_MARK)
         elif place in kernels:
             kernel_ends = max(kernel_ends, start + event.duration_ns())
-    yield from changes_of_kernels(inside)
+    yield from changes_of_kernel(inside)
 
 
 def _kernels(events: list[Any]) -> set[int]:
@@ -150,19 +154,15 @@ def _is_made_of_others(operation: str) -> bool:
     )
 
 
-def changes_of_kernels(changes: list[int]) -> list[int]:
-    """What of one kernel's `changes` is not made and freed again among them.
-
-    A kernel that leaves nothing was ended by an exception: checkpointing stops a recomputation so, once it has what
-    backward needs, and the result was there. Its changes are all kept.
-    """
+def changes_of_kernel(changes: list[int]) -> list[int]:
+    """What of one kernel's `changes` is not made and freed again among them."""
     kept: list[int] = []
     for change in changes:
         if change < 0 and -change in kept:
             del kept[len(kept) - 1 - kept[::-1].index(-change)]
         else:
             kept.append(change)
-    return kept if any(change > 0 for change in kept) else changes
+    return kept
 
 
 def _named(found: Peaks) -> dict[str, Any]:
@@ -177,6 +177,7 @@ def _train(asked: Request) -> None:
     from hf_memkit.predict.child.inputs import Rows, example
     from hf_memkit.predict.child.training import own_arguments
 
+    _mark_stopped_recomputations()
     with tempfile.TemporaryDirectory() as folder:
         arguments = build_arguments(asked.setup, own_arguments(asked.setup, folder, on_cpu=True))
         model = _model(asked)
@@ -193,6 +194,18 @@ def _train(asked: Request) -> None:
         trainer.train()
         trainer.evaluate(Rows(row, arguments.per_device_eval_batch_size * 2))
         marks.mark(marks.phases.phase)
+
+
+def _mark_stopped_recomputations() -> None:
+    """Checkpointing ends a recomputation by an exception inside its last kernel: it leaves a mark in the profile."""
+    from torch.profiler import record_function
+    from torch.utils import checkpoint
+
+    def made(self: Exception, *args: object) -> None:
+        with record_function(_STOPPED):
+            pass
+
+    checkpoint._StopRecomputationError.__init__ = made  # type: ignore[attr-defined]
 
 
 def _model(asked: Request) -> Any:

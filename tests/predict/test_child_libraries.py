@@ -121,6 +121,11 @@ def test_optimizer_states_have_the_bytes_of_their_formula(
     expected = states_of(setup, facts_of(models[model])).total
     parameters = 2 * 12 + 4 if model == "gpt2" else 2 * 9 + 3
     groups, matrices, projected = 2, 2 * 4 + 2, 2 * 7
+    shorter = [min(one.inputs, one.outputs) for one in facts_of(models[model]).linears if not one.head]
+    # GaLore's projector is a view of the first singular vectors, and holds the memory of all of them; the formula
+    # counts what it views (galore_torch 1.0: galore_projector.py, `get_orthogonal_matrix`, fp32 weights).
+    rank = 48
+    all_vectors = sum(4 * short * (short - rank) for short in shorter)
     beside = {
         "adamw-fused": 4 * parameters,  # how many steps were made
         "adafactor": 4 * parameters,  # the root mean square of the weights
@@ -128,6 +133,7 @@ def test_optimizer_states_have_the_bytes_of_their_formula(
         "lion-8bit": 1024,
         "lars": 4 * matrices,  # norms of the updates
         "lamb": 4 * matrices,
+        **dict.fromkeys(("galore", "galore-layerwise"), all_vectors),
         **dict.fromkeys(_TORCHAO, 4 * groups),  # learning rates
         **dict.fromkeys(("apollo", "apollo-layerwise"), 4 * projected),  # norms of the scaled gradients
     }

@@ -3,7 +3,7 @@
 Which kernel runs decides what is kept: flash, memory-efficient and cuDNN attention keep the output and a row of
 numbers per head; the composed one keeps every score. The rules, in torch's order of preference
 (pytorch:aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, `select_sdp_backend` and the functions that it calls; read
-from the main branch of 2026, and not checked on a card):
+as it was in 2026, and not checked on a card):
 
 | kernel | needs | there |
 |---|---|---|

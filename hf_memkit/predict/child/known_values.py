@@ -9,7 +9,7 @@ is not known.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import torch
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_any, tree_leaves, tree_map
 
 from hf_memkit.predict.unmodelled import Unmodelled
 
-__all__ = ["KnownValues"]
+__all__ = ["WITHOUT_FAKE", "KnownValues"]
 
 _MOST_INTEGERS: Final = 2**20
 _MOST_FLOATS: Final = 2**10
@@ -44,6 +44,19 @@ _FILLED_BY_ARGUMENT: Final[Mapping[Any, int]] = {
 """Position of the value."""
 
 _CTC: Final = frozenset({_aten._ctc_loss.default, _aten._ctc_loss.Tensor})
+_CTC_LIBRARIES: Final = ("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss")
+WITHOUT_FAKE: Final[Mapping[Any, Callable[..., Any]]] = {
+    **{
+        getattr(getattr(_aten, name), overload): lambda *args, **kwargs: False
+        for name in _CTC_LIBRARIES
+        if hasattr(_aten, name)  # not every torch has both
+        for overload in getattr(_aten, name).overloads()
+    },
+    _aten._ctc_loss_backward.default: lambda gradient, source, *args, **kwargs: torch.empty_like(source),
+    _aten._ctc_loss_backward.Tensor: lambda gradient, source, *args, **kwargs: torch.empty_like(source),
+}
+"""Operations that torch would run on real tensors, on a card too, to learn the shape of their result."""
+
 _SERIES: Final = frozenset({_aten.arange.default, _aten.arange.start, _aten.arange.start_step, _aten.linspace.default})
 
 

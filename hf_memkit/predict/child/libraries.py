@@ -107,6 +107,14 @@ def shapes_from_values_are_unmodelled() -> Iterator[None]:
             f"{operation}: the size of its result depends on values, and a prediction has none (routing to experts "
             f"one by one, boolean indexing)"
         ) from error
+    except RuntimeError as error:
+        # torch 2.13: _meta_registrations.py, `_meta_grouped_mm_common`
+        if "Expected inputs of BF16 type" in str(error):
+            raise Unmodelled(
+                "the experts' grouped product in another type than bf16: torch has no rule for it on tensors without "
+                "values; predict with bf16 weights"
+            ) from error
+        raise
 
 
 def _constants_can_be_copied() -> None:

@@ -7,6 +7,7 @@ that the order of events is that of the real run, but for cycles that the garbag
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +19,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hf_memkit.predict.child.known_values import KnownValues
+from hf_memkit.predict.child.known_values import WITHOUT_FAKE, KnownValues
 from hf_memkit.predict.trace import Trace
 from hf_memkit.terms import CATEGORIES, Category, Phase
 
@@ -107,7 +108,21 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def finish(self, phase: Phase) -> Trace:
         """The trace, with what came after the last boundary named `phase`."""
         self.ended(phase)
+        self._order_frees()
         return self.trace
+
+    def _order_frees(self) -> None:
+        """What is freed between two allocations comes in the order in which it was made: autocast frees its copies in
+        the order of their addresses, which is another one in each process."""
+        start = 0
+        for end, _ in self.trace.marks:
+            events = self.trace.events[start:end]
+            for made, group in itertools.groupby(enumerate(events), lambda pair: pair[1] > 0):
+                if not made:
+                    places, freed = zip(*group, strict=True)
+                    events[places[0] : places[-1] + 1] = sorted(freed, reverse=True)
+            self.trace.events[start:end] = events
+            start = end
 
     # ---- what torch tells ----
 
@@ -129,7 +144,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._item(args[0], values)
         else:
             try:
-                result = func(*args, **kwargs)
+                result = WITHOUT_FAKE.get(func, func)(*args, **kwargs)
             except (DataDependentOutputException, DynamicOutputShapeException):
                 if func in _SAME:
                     return True  # parts compare what they compute with what the model computes
