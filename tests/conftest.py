@@ -64,6 +64,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if group(item.nodeid.partition("::")[0]) == "test_presets":  # the first of them waits for all the trainings
             item.add_marker(pytest.mark.timeout(1200))
+            item.add_marker(pytest.mark.alone)
         if item.path.is_relative_to(ROOT / "tests" / "memory"):
             item.add_marker(pytest.mark.compat)
 

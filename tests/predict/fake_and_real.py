@@ -23,7 +23,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from hf_memkit.predict.child import serve
 from hf_memkit.predict.request import Request
@@ -35,6 +35,7 @@ __all__ = ["answer_lines", "changes_of_kernel", "peaks"]
 
 _LIMIT_S: Final = 600.0
 _MARK: Final = "phase ended: "
+_MEMORY: Final = "[memory]"
 _STOPPED: Final = "recomputation stopped"
 
 Peaks = tuple[int, dict[str, int]]
@@ -87,56 +88,72 @@ def profiled(asked: Request) -> dict[str, Any]:
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         _train(asked)
-    everything = peaks(_profile(profiler.profiler.kineto_results.events(), with_scratch=True))
-    tensors = peaks(_profile(profiler.profiler.kineto_results.events(), with_scratch=False))
-    return {**_named(tensors), "peak_with_scratch_bytes": everything[0]}
+    events = sorted(
+        (
+            _Event(event.start_ns(), -event.duration_ns(), event.name(), event.nbytes())
+            for event in profiler.profiler.kineto_results.events()
+        ),
+        key=lambda event: event[:2],
+    )
+    everything = peaks(event.size_bytes for event in events if event.name == _MEMORY)
+    return {**_named(peaks(_without_scratch(events))), "peak_with_scratch_bytes": everything[0]}
 
 
-def _profile(events: Iterable[Any], *, with_scratch: bool) -> Iterator[int | str]:
+class _Event(NamedTuple):
+    """One of the profile: what ran, or `_MEMORY`: what was made (or, negative, freed)."""
+
+    start_ns: int
+    minus_duration_ns: int
+    name: str
+    size_bytes: int
+
+    @property
+    def end_ns(self) -> int:
+        return self.start_ns - self.minus_duration_ns
+
+
+def _without_scratch(events: list[_Event]) -> Iterator[int | str]:
     """Sizes made and freed, and marks, in order; without scratch memory: what one kernel makes and frees again.
 
     No dispatcher sees that, and none of it is a card's: a CPU casts the operands of a sum of bf16 and fp32, and oneDNN
     has scratch whose size follows from the machine's instruction set.
     """
-    found = sorted(events, key=lambda event: (event.start_ns(), -event.duration_ns()))
-    kernels = _kernels(found)
+    kernels = _kernels(events)
     kernel_ends = 0
     inside: list[int] = []
-    for place, event in enumerate(found):
-        name, start = event.name(), event.start_ns()
-        if start > kernel_ends and inside:
+    for place, event in enumerate(events):
+        if event.start_ns > kernel_ends and inside:
             yield from changes_of_kernel(inside)
             inside = []
-        if name == "[memory]":
-            if start <= kernel_ends and not with_scratch:
-                inside.append(event.nbytes())
+        if event.name == _MEMORY:
+            if event.start_ns <= kernel_ends:
+                inside.append(event.size_bytes)
             else:
-                yield event.nbytes()
-        elif name == _STOPPED:  # what this kernel frees now is its result, not its scratch
+                yield event.size_bytes
+        elif event.name == _STOPPED:  # what this kernel frees now is its result, not its scratch
             yield from inside
             inside, kernel_ends = [], 0
-        elif name.startswith(_MARK):
-            yield name.removeprefix(_MARK)
+        elif event.name.startswith(_MARK):
+            yield event.name.removeprefix(_MARK)
         elif place in kernels:
-            kernel_ends = max(kernel_ends, start + event.duration_ns())
+            kernel_ends = max(kernel_ends, event.end_ns)
     yield from changes_of_kernel(inside)
 
 
-def _kernels(events: list[Any]) -> set[int]:
+def _kernels(events: list[_Event]) -> set[int]:
     """Which events are kernels: operations that are not made of others, and no casts of autocast around one."""
     found: set[int] = set()
     stack: list[tuple[str, int, int]] = []
     for place, event in enumerate(events):
-        name = event.name()
-        if not name.startswith("aten::"):
+        if not event.name.startswith("aten::"):
             continue
-        while stack and stack[-1][1] < event.start_ns():
+        while stack and stack[-1][1] < event.start_ns:
             stack.pop()
         for other, _, outer in stack:
-            if other == name:
+            if other == event.name:
                 found.discard(outer)
-        stack.append((name, event.start_ns() + event.duration_ns(), place))
-        if not _is_made_of_others(name):
+        stack.append((event.name, event.end_ns, place))
+        if not _is_made_of_others(event.name):
             found.add(place)
     return found
 

@@ -22,7 +22,7 @@ from tests.predict.fake_and_real_child import BAR, REFUSED, Child, difference
 PHASES: Final = ("data", "forward", "backward", "optimizer", "evaluate")
 """Those that a user's training has too; a model is loaded there, and built from its config here."""
 
-AGAIN: Final = tuple(dict(reversed(IN_CI[:: len(IN_CI) // 8])).items())
+AGAIN: Final = tuple(dict(reversed(IN_CI[:: len(IN_CI) // 5])).items())
 """An architecture of each kind."""
 
 
