@@ -25,7 +25,14 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also runs from a checkout that is not installed
 
-from benchmarks import deepspeed_section, recipe_section, report_section, techniques_section
+from benchmarks import (
+    deepspeed_section,
+    predict_section,
+    recipe_section,
+    recipes_section,
+    report_section,
+    techniques_section,
+)
 from benchmarks.children import CASE_S
 from hf_memkit import __version__
 from hf_memkit.hardware import this_machine, use_one_card
@@ -40,9 +47,11 @@ PACKAGES: Final = (
 
 SECTIONS: Final[Mapping[str, ModuleType]] = {
     "recipe": recipe_section,
+    "recipes": recipes_section,
     "deepspeed": deepspeed_section,
     "report": report_section,
     "techniques": techniques_section,
+    "predict": predict_section,
 }
 
 

@@ -68,7 +68,7 @@ def measure(case: Case, *, on_cpu: bool, max_steps: int) -> dict[str, Any]:
         job = prepare(case, folder, on_cpu=on_cpu, max_steps=max_steps)
         if isinstance(job, str):
             return {"status": "refused", "why": job}
-        (Path(folder) / "job.json").write_text(json.dumps({"case": asdict(case), "run": job.to_json()}))
+        write_job(Path(folder), asdict(case), job)
         environment = {key: str(value) for key, value in job.setup.section("environment").items()}
         outcome, output = run_child("recipe", folder, environment)
         path = Path(folder) / "memory-rank0.jsonl"
@@ -81,6 +81,11 @@ def measure(case: Case, *, on_cpu: bool, max_steps: int) -> dict[str, Any]:
         }
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_job(folder: Path, case: dict[str, Any], job: Run) -> None:
+    """What `child` reads."""
+    (folder / "job.json").write_text(json.dumps({"case": case, "run": job.to_json()}))
 
 
 def child(folder: str) -> int:

@@ -105,6 +105,7 @@ _FRAGMENTS: Final = Upon(data="unequal", cap_gib=15.0)
 four times what a trace of 4 × 512 tokens came to."""
 
 UPON: Final[Mapping[str, Upon]] = {
+    "adafactor-stochastic": _BF16_WEIGHTS,
     "adamw-4bit-stochastic": _BF16_WEIGHTS,
     "adamw-8bit-stochastic": _BF16_WEIGHTS,
     "adamw-fused": Upon(base=("bf16-autocast", "adamw-foreach")),  # it is the default: beside what it replaces
@@ -148,7 +149,9 @@ COVERED: Final[Mapping[str, str]] = {
     "half-weights-deepspeed": "section deepspeed, every preset",
     "half-weights-frozen": "with lora and qlora: nothing trains without adapters",
     "zero2-offload": "section deepspeed, case zero2-offload",
+    "zero3": "needs several cards",
     "zero3-infinity": "section deepspeed, case zero3-infinity",
+    "zero3-offload": "section deepspeed, case zero3-offload",
 }
 """Techniques without a case of their own here, each with where it is measured, or why one card cannot."""
 

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from hf_memkit.hardware import Machine
 from hf_memkit.ledger import Ledger, Row
 from hf_memkit.models import ModelFacts
 from hf_memkit.units import GIB, format_gib
 
-__all__ = ["PROCESS_BYTES", "Job", "process_row", "shortages"]
+__all__ = [
+    "DEFAULT_LENGTH",
+    "DEFAULT_MICRO_BATCH",
+    "PROCESS_BYTES",
+    "Job",
+    "card_shortage",
+    "process_row",
+    "shortages",
+]
+
+DEFAULT_MICRO_BATCH: Final = 8
+"""`per_device_train_batch_size` of TrainingArguments, where nobody says anything (transformers: training_args.py)."""
+
+DEFAULT_LENGTH: Final = 1024
+"""Tokens in a sequence where none are given; less where the model allows less. An assumption, and said so."""
 
 
 @dataclass(frozen=True)
@@ -74,16 +88,20 @@ def process_row(processes: int = 1) -> Row:
     )  # fmt: skip
 
 
+def card_shortage(ledger: Ledger, machine: Machine) -> list[str]:
+    """One line if the card has less than the ledger asks for."""
+    gpu, device_bytes = machine.gpu, ledger.total_bytes("device")
+    if gpu is None or device_bytes <= gpu.usable_bytes:
+        return []
+    return [
+        f"needs {format_gib(device_bytes)} on the card by formula; {gpu.name} leaves "
+        f"{format_gib(gpu.usable_bytes)} after its context"
+    ]
+
+
 def shortages(ledger: Ledger, machine: Machine) -> list[str]:
     """One line for each of card, RAM and disk that has less than the ledger asks for."""
-    gpu = machine.gpu
-    found = []
-    device_bytes = ledger.total_bytes("device")
-    if gpu is not None and device_bytes > gpu.usable_bytes:
-        found.append(
-            f"needs {format_gib(device_bytes)} on the card by formula; {gpu.name} leaves "
-            f"{format_gib(gpu.usable_bytes)} after its context"
-        )
+    found = card_shortage(ledger, machine)
     ram_bytes = ledger.total_bytes("host", "pinned")
     if ram_bytes > machine.ram_bytes:
         found.append(

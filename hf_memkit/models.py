@@ -25,6 +25,8 @@ Origin = Literal["local", "hub", "architecture"]
 
 _HUB_TIMEOUT_S = 5.0
 
+_CAUSAL = "AutoModelForCausalLM"
+
 
 @cache
 def hub_reachable() -> bool:
@@ -95,7 +97,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A causal language model's shapes.
+    """A model's shapes.
 
     Attributes:
         name: hub ID or path, as it was given.
@@ -112,6 +114,7 @@ class ModelFacts:
         linears: every linear layer, in the order of the modules; empty if not known.
         stacked: elements of parameters with three dimensions or more: the experts of a mixture, kept in one tensor.
         batch_norms: BatchNorm layers, whose output for a sample depends on the others of its micro-batch.
+        model_class: the class of transformers, where it is no causal language model.
     """
 
     name: str
@@ -129,6 +132,7 @@ class ModelFacts:
     linears: tuple[Linear, ...] = field(default=(), repr=False)
     stacked: int = 0
     batch_norms: int = 0
+    model_class: str | None = None
 
     @property
     def model_type(self) -> str:
@@ -150,8 +154,9 @@ def describe(
     use_hub: bool,
     changes: Mapping[str, Any] | None = None,
     use_built_in: bool = False,
+    auto_class: str = _CAUSAL,
 ) -> ModelFacts:
-    """The facts of a causal language model. Takes a second and next to no memory, whatever the model's size.
+    """The facts of a model. Takes a second and next to no memory, whatever the model's size.
 
     Args:
         name: hub ID or local folder.
@@ -161,13 +166,15 @@ def describe(
             `num_hidden_layers`, `vocab_size` …).
         use_built_in: whether a well-known name may be built from `hf_memkit.architectures` if it cannot be had: enough
             to size and check, not to train.
+        auto_class: the class of transformers that makes the model from its config.
 
     Raises:
-        InputError: there is no such model and no architecture to build it from, or it is no causal language model.
+        InputError: there is no such model and no architecture to build it from, or it is of another kind.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+    import transformers
 
+    causal = auto_class == _CAUSAL
     if architecture is None and use_built_in and (known := built_in(name)) is not None:
         architecture = known[1].config
     with quiet_transformers():
@@ -177,16 +184,16 @@ def describe(
                 _change(config, changes)
                 origin = "architecture"
             with torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(config)
-            text = config.get_text_config()
-            layers, width, vocabulary = int(text.num_hidden_layers), int(text.hidden_size), int(text.vocab_size)
+                model = getattr(transformers, auto_class).from_config(config)
+            text = config.get_text_config() if causal else config
+            layers, width = (int(getattr(text, name, 0) or 0) for name in ("num_hidden_layers", "hidden_size"))
+            vocabulary = int(getattr(text, "vocab_size", 0) or 0)
         except InputError:
             raise
         except Exception as error:  # config classes raise whatever they like at a wrong value
             first_line = str(error).splitlines()[0][:200]
-            raise InputError(
-                f"model {name!r} is no causal language model that transformers knows: {first_line}"
-            ) from None
+            kind = "causal language model" if causal else f"model for {auto_class.removeprefix('AutoModelFor')}"
+            raise InputError(f"model {name!r} is no {kind} that transformers knows: {first_line}") from None
     decayed_names = _decayed_names(model)
     named = tuple(model.named_parameters())
     sizes = tuple(parameter.numel() for _, parameter in named)
@@ -206,6 +213,7 @@ def describe(
         linears=_linears(model),
         stacked=sum(parameter.numel() for _, parameter in named if parameter.dim() > 2),
         batch_norms=sum("BatchNorm" in type(module).__name__ for module in model.modules()),
+        model_class=None if causal else type(model).__name__,
     )
 
 
@@ -213,7 +221,7 @@ def _linears(model: Any) -> tuple[Linear, ...]:
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 
-    head, found = model.get_output_embeddings(), []
+    head, found = getattr(model, "get_output_embeddings", lambda: None)(), []
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | Conv1D):
             outputs, inputs = module.weight.shape
@@ -238,16 +246,19 @@ def _change(config: Any, changes: Mapping[str, Any]) -> None:
     """Sets `changes`, and what must follow from them: heads, feed-forward width and token IDs have to go together."""
     for key, value in changes.items():
         setattr(config, key, value)
+    if getattr(config, "layer_types", None):  # one word a layer (Qwen3, Gemma and others): config classes compare
+        layers = int(config.num_hidden_layers)
+        config.layer_types = (list(config.layer_types) * layers)[:layers]
     heads, width = config.num_attention_heads, config.hidden_size
     if getattr(config, "num_key_value_heads", None):
         config.num_key_value_heads = min(config.num_key_value_heads, heads)
     if getattr(config, "head_dim", None):
         config.head_dim = width // heads
-    if getattr(config, "intermediate_size", None):
+    if getattr(config, "intermediate_size", None) and "intermediate_size" not in changes:
         config.intermediate_size = 4 * width
     for token in ("bos_token_id", "eos_token_id", "pad_token_id"):
         number = getattr(config, token, None)
-        if isinstance(number, int) and number >= config.vocab_size:
+        if isinstance(number, int) and number >= getattr(config, "vocab_size", number + 1):
             setattr(config, token, 0)
 
 

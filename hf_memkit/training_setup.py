@@ -20,6 +20,7 @@ Keys are `section.name`. The sections:
 | `optimizer` | `class` (import path) and its arguments, where Trainer's own `optim` does not do |
 | `deepspeed` | `preset`, `config`: the whole DeepSpeed JSON, `sizes`: what of it was computed, and why |
 | `environment` | environment variables that must be set before torch starts |
+| `trainer` | `class` and `arguments_class` (`module:class`), where it is not transformers' own Trainer |
 | `model_parts` | parts installed on the model (`hf_memkit/parts/NAME.py`, `install`), with their options |
 | `trainer_parts` | parts that give Trainer keyword arguments (`hf_memkit/parts/NAME.py`, `trainer_options`) |
 """
@@ -32,6 +33,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Self
 
 from hf_memkit.ledger import Ledger, Row
+from hf_memkit.models import Origin
 
 __all__ = ["SECTIONS", "Setting", "TrainingSetup"]
 
@@ -43,9 +45,16 @@ SECTIONS: Final = (
     "optimizer",
     "deepspeed",
     "environment",
+    "trainer",
     "model_parts",
     "trainer_parts",
 )
+
+_ORIGINS: Final[Mapping[Origin, str]] = {
+    "local": "a local folder",
+    "hub": "the hub, or its cache",
+    "architecture": "a built-in architecture: the hub was not asked, or did not answer",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +104,11 @@ class TrainingSetup:
         if key in self:
             return replace(self, settings=tuple(new if old.key == key else old for old in self.settings))
         return replace(self, settings=(*self.settings, new))
+
+    def put_model(self, name: str, origin: Origin, config: Mapping[str, Any]) -> Self:
+        """Another setup that trains this model: hub ID or folder, where its weights come from, its config values."""
+        setup = self.put("model.name", name, "asked for").put("model.origin", origin, _ORIGINS[origin])
+        return setup.put("model.architecture", dict(config), "the model's config values")
 
     def put_all(self, section: str, values: Mapping[str, tuple[Any, str]]) -> Self:
         """Another setup with each `name: (value, reason)` of `values` set in `section`."""

@@ -4,14 +4,15 @@ The order matters: TrainingArguments first and kept alive, because under ZeRO-3 
 `from_config` to split the weights while they are made (transformers:src/transformers/integrations/deepspeed.py).
 """
 
-from hf_memkit.build.arguments import build_arguments
+from hf_memkit.build.arguments import build_arguments, prepared_rows
 from hf_memkit.build.model import build_model
 from hf_memkit.build.optimizer import optimizer_class_and_options, optimizer_options
 from hf_memkit.build.packages import needed_packages, require_packages
 from hf_memkit.build.parts import install_model_parts, part_files
-from hf_memkit.build.trainer import trainer_options
+from hf_memkit.build.trainer import after_making, trainer_class, trainer_options
 
 __all__ = [
+    "after_making",
     "build_arguments",
     "build_model",
     "install_model_parts",
@@ -19,6 +20,8 @@ __all__ = [
     "optimizer_class_and_options",
     "optimizer_options",
     "part_files",
+    "prepared_rows",
     "require_packages",
+    "trainer_class",
     "trainer_options",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hf_memkit.errors import RunError
@@ -13,9 +13,9 @@ from hf_memkit.training_setup import TrainingSetup
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["LOADING_ONLY", "build_model", "model_options"]
+__all__ = ["LOADING_ONLY", "build_model", "model_class", "model_options"]
 
-LOADING_ONLY = ("device_map", "use_safetensors")
+LOADING_ONLY = ("device_map", "ignore_mismatched_sizes", "use_safetensors")
 """What `from_pretrained` takes and `from_config` does not: how weights are read."""
 
 
@@ -32,13 +32,18 @@ def model_options(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def build_model(
-    setup: TrainingSetup, say: Callable[[str], None], *, random_weights: bool | None = None
+    setup: TrainingSetup,
+    say: Callable[[str], None],
+    *,
+    values: Mapping[str, Any] | None = None,
+    random_weights: bool | None = None,
 ) -> PreTrainedModel:
     """The setup's model, with its vocabulary padded and its adapters added.
 
     Args:
         setup: whose `model.*` and `adapter.*` are built.
         say: told what a person should know, a line a call.
+        values: config values that only the data says, such as the number of labels.
         random_weights: builds the model from the setup's architecture, with random weights, instead of loading it;
             None: where the setup says that its weights cannot be had.
 
@@ -51,7 +56,8 @@ def build_model(
     with quiet_transformers():
         if random_weights is None:
             random_weights = setup["model.origin"] == "architecture"
-        model = (_built if random_weights else _loaded)(setup, _live_options(setup), say)
+        options = {**_live_options(setup), **(values or {})}
+        model = _built(setup, options, values or {}, say) if random_weights else _loaded(setup, options, say)
         multiple = setup.get("model.pad_vocabulary_to_multiple_of")
         if multiple:
             # New rows start at the mean of the old ones, so that they take next to no probability.
@@ -75,38 +81,48 @@ def _live_options(setup: TrainingSetup) -> dict[str, Any]:
     return options
 
 
+def model_class(setup: TrainingSetup) -> Any:
+    """The class that makes and loads the setup's model."""
+    import transformers
+
+    return getattr(transformers, setup.get("model.auto_class", "AutoModelForCausalLM"))
+
+
 def _loaded(setup: TrainingSetup, options: dict[str, Any], say: Callable[[str], None]) -> Any:
     import torch
-    from transformers import AutoModelForCausalLM
 
     if options.get("device_map") == "cuda" and not torch.cuda.is_available():
         raise RunError("the setup reads its weights straight to the card (low-host-ram), and torch can use none here")
     name = setup["model.name"]
     try:
         # Asked once whether the hub answers: otherwise each file waits for its own time-out.
-        return AutoModelForCausalLM.from_pretrained(name, local_files_only=not hub_reachable(), **options)
+        return model_class(setup).from_pretrained(name, local_files_only=not hub_reachable(), **options)
     except (OSError, ValueError) as error:
         raise RunError(f"the weights of {name!r} cannot be loaded: {str(error).splitlines()[0]}") from error
 
 
-def _built(setup: TrainingSetup, options: dict[str, Any], say: Callable[[str], None]) -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM
+def _built(
+    setup: TrainingSetup, options: dict[str, Any], values: Mapping[str, Any], say: Callable[[str], None]
+) -> Any:
+    from transformers import AutoConfig
 
-    values = setup["model.architecture"]
-    values.pop("transformers_version", None)
-    config = AutoConfig.for_model(values.pop("model_type"), **values)
-    for key in setup.get("model.config", {}):
-        setattr(config, key, options.pop(key))
+    architecture = setup["model.architecture"]
+    architecture.pop("transformers_version", None)
+    config = AutoConfig.for_model(architecture.pop("model_type"), **architecture)
+    for key in {**setup.get("model.config", {}), **values}:
+        if key not in LOADING_ONLY:
+            setattr(config, key, options.pop(key))
     quantization = options.pop("quantization_config", None)
     for name in LOADING_ONLY:
         options.pop(name, None)
-    model = AutoModelForCausalLM.from_config(config, **options)
+    made_by = model_class(setup)
+    model = made_by.from_config(config, **options)
     if quantization is not None:
         # from_config ignores a quantisation, silently: only loading quantises.
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
             del model
-            model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=quantization, **options)
+            model = made_by.from_pretrained(folder, quantization_config=quantization, **options)
     if setup.get("arguments.use_cpu"):
         say("The small model starts from random weights.")
     else:

@@ -19,6 +19,7 @@ _EXTRA: Final = {
     "apollo_torch": "optimizers",
     "galore_torch": "optimizers",
     "lomo_optim": "optimizers",
+    "trl": "sft",
 }
 """Import name → the extra of hf-memkit that brings it."""
 
@@ -48,13 +49,20 @@ def needed_packages(setup: TrainingSetup) -> dict[str, str]:
     }
 
 
+def _of_trainer(trainer: str) -> dict[str, str]:
+    """The package of a Trainer that is not transformers' own."""
+    package = trainer.partition(":")[0].partition(".")[0]
+    return {} if package == "transformers" else {package: trainer.partition(":")[2]}
+
+
 def require_packages(setup: TrainingSetup) -> None:
     """Makes sure that what the setup's techniques import is installed.
 
     Raises:
         MissingPackageError: a package is missing; names the command that installs it.
     """
-    for package, name in needed_packages(setup).items():
+    trainer = str(setup.get("trainer.class", "transformers:Trainer"))
+    for package, name in {**needed_packages(setup), **_of_trainer(trainer)}.items():
         if importlib.util.find_spec(package) is None:
             what = f"'hf-memkit[{_EXTRA[package]}]'" if package in _EXTRA else package
             raise MissingPackageError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 from hf_memkit.build.optimizer import optimizer_class_and_options
@@ -10,7 +11,26 @@ from hf_memkit.build.parts import trainer_part_options
 from hf_memkit.errors import RunError, SettingError
 from hf_memkit.training_setup import TrainingSetup
 
-__all__ = ["trainer_options"]
+__all__ = ["after_making", "trainer_class", "trainer_options"]
+
+
+def trainer_class(setup: TrainingSetup) -> Any:
+    """The setup's Trainer: transformers' own, or the subclass that `trainer.class` names as `module:class`."""
+    module, _, name = str(setup.get("trainer.class", "transformers:Trainer")).partition(":")
+    return getattr(import_module(module), name)
+
+
+def after_making(setup: TrainingSetup, trainer: Any) -> None:
+    """Puts right what the trainer's class has changed while it was made.
+
+    SFTTrainer makes trained weights beside 4-bit ones bf16 (trl 1.16.0: sft_trainer.py, `_is_quantized_model`). With
+    fp16 they become fp32 again, as PEFT made them: such cards compute no bf16, and a gradient scaler wants fp32.
+    """
+    if setup.get("trainer.class") != "trl:SFTTrainer" or not setup.get("arguments.fp16"):
+        return
+    for parameter in trainer.model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
 
 
 def trainer_options(

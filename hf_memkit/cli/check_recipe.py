@@ -25,9 +25,9 @@ def recipe_problems(file: File, machine: Machine | None, gpus: int | None) -> li
         recipe = read_recipe(file.path)
     except RecipeError as error:
         return [_problem(file, line) for line in error.problems]
-    found = []
+    gpus, found = gpus or recipe.gpus, []
     for variant in recipe.variants:
-        overrides = Overrides(variant=variant, gpus=gpus or 1)
+        overrides = Overrides(variant=variant, gpus=gpus)
         try:
             resolved = resolve(recipe, machine or this_machine(), overrides, use_hub=hub_reachable())
         except InputError as error:
@@ -36,7 +36,7 @@ def recipe_problems(file: File, machine: Machine | None, gpus: int | None) -> li
             )
             continue
         subject = Subject.of_setup(
-            resolved.setup, resolved.model, resolved.machine if machine else None, gpus=gpus or 1, here=False
+            resolved.setup, resolved.model, resolved.machine if machine else None, gpus=gpus, here=False
         )
         found += [_of_variant(problem, file, variant) for problem in check(subject)]
     return found

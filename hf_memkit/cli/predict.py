@@ -20,6 +20,8 @@ EXAMPLES = """[bold]Examples[/bold]
   memkit predict --model gpt2-xl --preset resident --gpu-memory 16GB --batch-size 8 --sequence-length 1024
 
   memkit predict --args mine.yaml --gpu "RTX 4090" --set optim=adamw_8bit
+
+  memkit predict --recipe gpt2-on-16gb --gpu T4                          a recipe as it would run
 """
 
 
@@ -28,6 +30,10 @@ def predict(
     preset: Annotated[
         str | None, typer.Option(help="A preset, or several joined by +. None: Trainer's defaults.")
     ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="A recipe by name, or its YAML file: it has its own model, preset and batch.")
+    ] = None,
+    variant: Annotated[str, typer.Option(help="With --recipe: which variant; auto: the first that fits.")] = "auto",
     gpu: Gpu = None,
     gpu_memory: GpuMemory = None,
     batch_size: Annotated[
@@ -54,7 +60,7 @@ def predict(
 ) -> int:
     """What a training will need, and whether it fits."""
     from hf_memkit.cli import predict_render
-    from hf_memkit.cli.predict_next import next_preset
+    from hf_memkit.cli.predict_next import Next, NextVariant, next_preset, next_variant
 
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a bar gets a question mark, not an error.
@@ -66,13 +72,17 @@ def predict(
         shared_worker().start()  # it loads its libraries while the model is looked at here
     asked = Asked(
         model, preset, gpu, gpu_memory, ram, gpus, nodes, batch_size, sequence_length, accumulation, settings or (),
-        args, technique or (), trust_remote_code,
+        args, technique or (), trust_remote_code, recipe, variant,
     )  # fmt: skip
     # While the model is looked at here, the process that will trace loads its libraries.
     prepared = prepare(asked, None if no_trace else _start_tracing)
     prediction = prepared.predict(trace=not no_trace)
     fails = prediction.verdict == "does not fit"
-    instead = next_preset(prepared) if fails else None
+    instead: Next | NextVariant | None = None
+    if fails and prepared.resolved is not None:
+        instead = next_variant(prepared.resolved, trace=not no_trace)
+    elif fails:
+        instead = next_preset(prepared)
     if as_json:
         beside = {"request": prepared.to_json(), "try_next": instead.to_json() if instead else None}
         print(json.dumps({**prediction.to_json(), **beside}, indent=2))

@@ -1,17 +1,19 @@
-"""What to try where a job is predicted not to fit: the first preset that fits by formula."""
+"""What to try where a job is predicted not to fit: the first preset that fits by formula, or of a recipe the next
+variant that is predicted to fit."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hf_memkit.units import GIB
+from hf_memkit.units import GIB, format_size
 
 if TYPE_CHECKING:
     from hf_memkit.cli.predict_prepare import Prepared
+    from hf_memkit.recipe.resolve import Resolved
     from hf_memkit.training_setup import TrainingSetup
 
-__all__ = ["Next", "next_preset"]
+__all__ = ["Next", "NextVariant", "next_preset", "next_variant"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,12 @@ class Next:
     device_bytes: int
     host_bytes: int
 
+    def __str__(self) -> str:
+        return (
+            f"--preset {self.preset} ({self.for_whom}): {format_size(self.device_bytes)} on the card and "
+            f"{format_size(self.host_bytes)} of RAM by formula, not traced"
+        )
+
     def to_json(self) -> dict[str, Any]:
         return {
             "preset": self.preset,
@@ -36,6 +44,28 @@ class Next:
             "host_gib": self.host_bytes / GIB,
             "basis": "formula",
         }
+
+
+@dataclass(frozen=True, slots=True)
+class NextVariant:
+    """A variant of the recipe that is predicted to fit."""
+
+    variant: str
+
+    def __str__(self) -> str:
+        return f"--variant {self.variant}, which is predicted to fit"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"variant": self.variant, "basis": "prediction"}
+
+
+def next_variant(resolved: Resolved, *, trace: bool) -> NextVariant | None:
+    """The next variant of the recipe that is predicted to fit; None where there is none."""
+    from hf_memkit.models import hub_reachable
+    from hf_memkit.recipe.predicted import nearest_that_fits
+
+    name = nearest_that_fits(resolved, use_hub=hub_reachable(), trace=trace)
+    return NextVariant(name) if name is not None else None
 
 
 def next_preset(prepared: Prepared) -> Next | None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from hf_memkit.predict.defaults import LookedAt
     from hf_memkit.predict.prediction import Prediction
     from hf_memkit.presets import PresetSetup
+    from hf_memkit.recipe.resolve import Resolved
     from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["Asked", "Prepared", "prepare"]
@@ -40,6 +41,8 @@ class Asked:
     args: str | None = None
     techniques: Sequence[str] = ()
     trust_remote_code: bool = False
+    recipe: str | None = None
+    variant: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class Prepared:
         own: the user's fields of TrainingArguments, under today's names.
         notes: what was assumed, or taken from the user's file.
         trust_remote_code: whether code that comes with the model may be run.
+        resolved: the recipe that it is, if it is one.
     """
 
     setup: TrainingSetup
@@ -70,6 +74,7 @@ class Prepared:
     own: dict[str, Any]
     notes: tuple[str, ...] = ()
     trust_remote_code: bool = False
+    resolved: Resolved | None = None
 
     def predict(self, *, trace: bool = True) -> Prediction:
         """The prediction, with what was assumed here among its notes.
@@ -96,6 +101,7 @@ class Prepared:
     def to_json(self) -> dict[str, Any]:
         gpu, facts = self.machine.gpu, self.model.facts
         return {
+            "recipe": self.resolved.recipe.name if self.resolved is not None else None,
             "preset": self.setup.preset,
             "techniques": list(self.setup.techniques),
             "model": self.model.name,
@@ -123,11 +129,17 @@ def prepare(asked: Asked, before_model: Callable[[], None] | None = None) -> Pre
         SettingError: values that contradict each other, or would have no effect; all are listed.
     """
     from hf_memkit.cli.libraries import quiet_libraries
-    from hf_memkit.cli.machine import described_machine
     from hf_memkit.cli.own_arguments import is_field, read_file, read_settings
+    from hf_memkit.described import described_machine
     from hf_memkit.predict.defaults import look_at, with_class
 
     quiet_libraries()
+    if asked.recipe is not None:
+        from hf_memkit.cli.predict_recipe import prepare_recipe
+
+        return prepare_recipe(asked, before_model)
+    if asked.variant != "auto":
+        raise InputError(f"--variant {asked.variant}: is one of a recipe's; name the recipe: --recipe NAME")
     machine = described_machine(asked.gpu, asked.gpu_memory, asked.ram, None)
     name, techniques = _names(asked)
     kinds: dict[str, type] = {}
@@ -216,7 +228,7 @@ def _defaults(
 
 def _with_sizes(setup: TrainingSetup, length: int | None, longest: int | None) -> TrainingSetup:
     """The setup with a batch and a length: its own, what was given, or else what is assumed."""
-    from hf_memkit.presets.resolve import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH
+    from hf_memkit.job import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH
 
     if f"arguments.{_BATCH}" not in setup:
         setup = setup.put(f"arguments.{_BATCH}", DEFAULT_MICRO_BATCH, "Trainer's default; --batch-size says another")

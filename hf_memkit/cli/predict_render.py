@@ -17,7 +17,7 @@ from hf_memkit.units import format_gib, format_size
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from hf_memkit.cli.predict_next import Next
+    from hf_memkit.cli.predict_next import Next, NextVariant
     from hf_memkit.cli.predict_prepare import Prepared
     from hf_memkit.predict.prediction import Prediction
 
@@ -32,12 +32,12 @@ _LONGEST_NOTE: Final = 300
 """Characters of a note, which may hold a library's whole message; `--json` has all of it."""
 
 
-def show(prediction: Prediction, prepared: Prepared, instead: Next | None = None) -> None:
+def show(prediction: Prediction, prepared: Prepared, instead: Next | NextVariant | None = None) -> None:
     console = Console(highlight=False)
     console.print(view(prediction, prepared, console.width, instead), crop=False)
 
 
-def view(prediction: Prediction, prepared: Prepared, width: int, instead: Next | None = None) -> Group:
+def view(prediction: Prediction, prepared: Prepared, width: int, instead: Next | NextVariant | None = None) -> Group:
     """The prediction for a Rich console of `width` characters. Names of models and modules are never markup."""
     advice = _advice(prediction, prepared, instead) if prediction.verdict == "does not fit" else []
     title = Text(_title(prepared), style="bold")
@@ -124,14 +124,15 @@ def _sizes(prediction: Prediction) -> Table:
     return table
 
 
-def _advice(prediction: Prediction, prepared: Prepared, instead: Next | None) -> list[str]:
+def _advice(prediction: Prediction, prepared: Prepared, instead: Next | NextVariant | None) -> list[str]:
     """What the peak is mostly made of, and the preset to try next."""
     largest = prediction.largest_category
     lines = [f"Most of the peak is {largest}: {_size(prediction.categories[largest])}."]
     if instead is not None:
+        lines.append(f"Try next: {instead}.")
+    elif prepared.resolved is not None:
         lines.append(
-            f"Try next: --preset {instead.preset} ({instead.for_whom}): {_size(instead.device_bytes)} on the card and "
-            f"{_size(instead.host_bytes)} of RAM by formula, not traced."
+            "No later variant of the recipe is predicted to fit: give a smaller --sequence-length, or more --ram."
         )
     elif prepared.model.facts is not None:
         lines.append(

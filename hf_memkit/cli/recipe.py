@@ -16,6 +16,10 @@ EXAMPLES = """[bold]Examples[/bold]
 
   memkit recipe                                              lists the recipes
 
+  memkit recipe --gpu 16GB                                   lists what fits this card, best first
+
+  memkit recipe bert-large-on-8gb --copy mine.yaml           writes its file, to be changed
+
   memkit recipe gpt2-on-16gb --data my.txt                   runs one (rehearses it if there is no GPU)
 
   memkit recipe gpt2-on-16gb --dry-run --gpu T4              shows every setting for a card, with its reason
@@ -69,15 +73,20 @@ def recipe(
         bool, typer.Option("--no-trace", help="Predict by formula only: at once, and much less certain.")
     ] = False,
     export: Annotated[str | None, typer.Option(metavar="DIR", help="Write a plain script that does the same.")] = None,
+    copy: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the recipe's own file there, to be changed.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
     """List the recipes, or run one."""
-    from hf_memkit.cli import render
     from hf_memkit.cli.recipe_flow import run_recipe
+    from hf_memkit.cli.recipe_list import copy_recipe, list_recipes
     from hf_memkit.cli.recipe_options import Options
 
     if name is None:
-        return render.recipes(as_json)
+        return list_recipes(gpu, gpu_memory, ram, as_json=as_json)
+    if copy is not None:
+        return copy_recipe(name, Path(_expand(copy) or copy))
     options = Options(
         name=name,
         variant=variant,

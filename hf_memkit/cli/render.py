@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hf_memkit.recipe.run import Run
     from hf_memkit.recipe.schema import Recipe
 
-__all__ = ["closing", "exported", "opening", "recipes", "say", "say_to_stderr", "setup", "silent"]
+__all__ = ["closing", "exported", "opening", "say", "say_to_stderr", "setup", "silent"]
 
 console = Console(soft_wrap=True, highlight=False)
 
@@ -38,33 +38,6 @@ def say_to_stderr(line: str) -> None:
 
 def silent(line: str) -> None:
     """What ranks other than the first say."""
-
-
-def recipes(as_json: bool) -> int:
-    """The list of recipes."""
-    from hf_memkit import resources
-    from hf_memkit.recipe.schema import load_recipe
-
-    loaded = [load_recipe(name) for name in resources.names("recipes")]
-    if as_json:
-        rows = [
-            {
-                "name": r.name,
-                "summary": r.summary,
-                "card": r.card,
-                "model": r.model.hub_id,
-                "variants": list(r.variants),
-            }
-            for r in loaded
-        ]
-        print(json.dumps(rows, indent=2))
-        return 0
-    table = plain_table("recipe", "card", "model", "variants", "what it does")
-    for r in loaded:
-        table.add_row(r.name, r.card, r.model.hub_id, ", ".join(r.variants), r.summary)
-    Console(highlight=False).print(table)
-    say("Run one: memkit recipe NAME. See its settings first: memkit recipe NAME --dry-run.")
-    return 0
 
 
 def setup(resolved: Resolved, job: Run, mistakes: Sequence[Problem], prediction: Prediction, as_json: bool) -> int:
@@ -131,6 +104,8 @@ def closing(job: Run, content: dict[str, Any]) -> None:
         )
         return
     say(f"Done: {result['steps']} steps in {result['wall_time_s']:.0f} s. {_losses(result)}")
+    if metrics := result.get("metrics"):
+        say(f"Evaluated: {', '.join(f'{name} {value:.3f}' for name, value in metrics.items())}.")
     say(f"Optimizer: {' > '.join(result['optimizer_classes'] or ['unknown'])}; engine: {result['engine']}.")
     say(f"Layers recomputed in backward passes: {result['recomputed_layers']}.")
     if result["disk_swap_gb"]:
@@ -143,11 +118,13 @@ def closing(job: Run, content: dict[str, Any]) -> None:
     say("")
     say(f"This was a REHEARSAL of variant {job.variant} on a machine with no GPU. Memory on a card was not measured.")
     target = job.target
+    each = "each" if _processes(job) else "the"
+    needs = f"{'at least ' if 'model.class' in target else ''}{format_size(target.ledger.total_bytes('device'))}"
     say(
         f"The target run trains {target['model.name']} with {target['arguments.per_device_train_batch_size']} × "
         f"{target['arguments.gradient_accumulation_steps']}{_processes(job)} sequences of "
         f"{target['data.sequence_length']} tokens a step, {target['arguments.max_steps']} steps, and needs by formula "
-        f"{format_size(target.ledger.total_bytes('device'))} on {'each' if job.processes > 1 else 'the'} card."
+        f"{needs} on {each} card."
         if target.ledger.rows
         else f"The target run trains {target['model.name']}: see --dry-run --gpu-memory for its settings."
     )
@@ -168,8 +145,10 @@ def exported(written: list[Path], as_json: bool, command: str) -> int:
 
 
 def _processes(job: Run) -> str:
-    """` × 4 processes`, where there are several."""
-    return f" × {job.processes} processes" if job.processes > 1 else ""
+    """` × 4 processes` of the target, where there are several."""
+    of_target = (int(each.value) for each in job.not_rehearsed if each.key == "environment.WORLD_SIZE")
+    processes = next(of_target, job.processes)
+    return f" × {processes} processes" if processes > 1 else ""
 
 
 def _losses(result: dict[str, Any]) -> str:
@@ -177,6 +156,8 @@ def _losses(result: dict[str, Any]) -> str:
     if after is None:
         return "No held-out loss was measured."
     start = f"{before:.3f} before, " if before is not None else ""
+    if unigram is None:
+        return f"Held-out loss: {start}{after:.3f} after."
     relation = "below" if after < unigram else "NOT below"
     return (
         f"Held-out loss: {start}{after:.3f} after ({relation} the {unigram:.3f} of the same blocks' unigram "

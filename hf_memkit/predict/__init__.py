@@ -14,7 +14,8 @@ A real Trainer takes two optimizer steps on fake tensors in a child process (`ch
 """
 
 from hf_memkit.predict.confidence import Confidence
+from hf_memkit.predict.predict_trainer import predict_trainer
 from hf_memkit.predict.predicting import predict
 from hf_memkit.predict.prediction import Prediction
 
-__all__ = ["Confidence", "Prediction", "predict"]
+__all__ = ["Confidence", "Prediction", "predict", "predict_trainer"]

@@ -90,6 +90,10 @@ class DeviceMemory:
         if self._left is not None:
             self._left += size_bytes
 
+    def count_from(self, other: DeviceMemory) -> None:
+        """The next segment gets the address that it would have had on `other`."""
+        self._count = other._count
+
     def _take(self, size_bytes: int) -> bool:
         if self._left is None:
             return True

@@ -8,6 +8,7 @@ from typing import Final
 
 from hf_memkit.compat import FreeOrder
 from hf_memkit.predict.allocator_blocks import DeviceMemory
+from hf_memkit.predict.allocator_copy import Started
 from hf_memkit.predict.allocator_settings import AllocatorSettings
 from hf_memkit.predict.replay import replay
 from hf_memkit.predict.trace import ROUND_BYTES, Trace
@@ -49,13 +50,16 @@ def smallest_cap(trace: Trace, settings: AllocatorSettings | None = None, *, car
     low, high = free.peak_requested_bytes // CAP_STEP - 1, -(-free.peak_reserved_bytes // CAP_STEP)
     limited = settings.memory_fraction < 1
     completes = {} if limited else {high: True}
+    least = (low + 1) * CAP_STEP  # no smaller one is tried
+    started = None if limited else Started(trace, settings, least, card_bytes=card_bytes)
 
     def holds(steps: int) -> bool:
         if steps not in completes:
             cap = steps * CAP_STEP
-            limits = (None, cap) if limited else (cap, None)
-            done = replay(trace, settings, limits[0], allowed_bytes=limits[1], card_bytes=card_bytes)
-            completes[steps] = done.completed
+            if started is not None:
+                completes[steps] = started.completes(cap)
+            else:
+                completes[steps] = replay(trace, settings, allowed_bytes=cap, card_bytes=card_bytes).completed
         return completes[steps]
 
     while not holds(high):  # only where garbage collection changes what happens below the limit

@@ -6,23 +6,21 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from hf_memkit.architectures import built_in
 from hf_memkit.errors import InputError, SettingError
 from hf_memkit.models import ModelFacts, Origin, describe, hub_reachable, quiet_transformers
 from hf_memkit.training_setup import TrainingSetup
 
-__all__ = ["TRAINER_DEFAULTS", "LookedAt", "default_setup", "look_at", "with_class", "with_model"]
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+__all__ = ["TRAINER_DEFAULTS", "LookedAt", "default_setup", "look_at", "look_at_config", "with_class", "with_model"]
 
 TRAINER_DEFAULTS: Final = "trainer-defaults"
 """Name of the setup that has only what the user gave."""
 
-_ORIGINS: Final[dict[Origin, str]] = {
-    "local": "a local folder",
-    "hub": "the hub, or its cache",
-    "architecture": "a built-in architecture: the hub was not asked, or did not answer",
-}
 _CAUSAL: Final = ("ForCausalLM", "LMHeadModel")
 """Ends of class names of causal language models in transformers (`config.architectures`)."""
 
@@ -66,7 +64,6 @@ def look_at(
             code of its own that may not be run.
     """
     from transformers import AutoConfig
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     use_hub = hub_reachable() if use_hub is None else use_hub
     folder = Path(name).expanduser()
@@ -86,6 +83,25 @@ def look_at(
             facts = describe(name, use_hub=use_hub)  # tells what is wrong
             return LookedAt(name, facts.origin, facts.config, facts.maximum_length, facts)
         config, origin = AutoConfig.for_model(**known[1].config), "architecture"
+    return look_at_config(config, name, origin, shapes=shapes, use_hub=use_hub)
+
+
+def look_at_config(
+    config: PretrainedConfig, name: str, origin: Origin, *, shapes: bool = True, use_hub: bool = False
+) -> LookedAt:
+    """The model that a config describes.
+
+    Args:
+        config: of a class of transformers, or of the model's own code.
+        name: what the model is called: hub ID, folder, or any other name with `origin` "architecture".
+        origin: where its weights would come from.
+        shapes, use_hub: as for `look_at`.
+
+    Raises:
+        InputError: the config names no class, and is none of a causal language model; or it contradicts itself.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
     values = {key: value for key, value in config.to_diff_dict().items() if value is not None}
     classes = [str(each) for each in values.get("architectures") or ()]
     own_code = not type(config).__module__.startswith("transformers.")
@@ -96,12 +112,16 @@ def look_at(
             f"model {name!r} ({config.model_type}) is no causal language model, and its config names no class; "
             f'write it into config.json: "architectures": ["…"]'
         )
+    facts = None
+    if causal and shapes:
+        given = values if origin == "architecture" else None  # what was given, not what the hub has under its name
+        facts = describe(name, given, use_hub=use_hub and given is None)
     return LookedAt(
         name=name,
         origin=origin,
         config=values,
         maximum_length=getattr(config.get_text_config(), "max_position_embeddings", None),
-        facts=describe(name, use_hub=use_hub, use_built_in=True) if causal and shapes else None,
+        facts=facts,
         own_code=own_code,
         model_class=None if causal or own_code else classes[0],
     )
@@ -147,10 +167,7 @@ def default_setup(model: LookedAt, arguments: Mapping[str, Any]) -> TrainingSetu
 
 def with_model(setup: TrainingSetup, model: LookedAt) -> TrainingSetup:
     """Another setup that names this model."""
-    setup = setup.put("model.name", model.name, "asked for")
-    setup = setup.put("model.origin", model.origin, _ORIGINS[model.origin])
-    setup = setup.put("model.architecture", dict(model.config), "the model's config values")
-    return with_class(setup, model)
+    return with_class(setup.put_model(model.name, model.origin, model.config), model)
 
 
 def with_class(setup: TrainingSetup, model: LookedAt) -> TrainingSetup:

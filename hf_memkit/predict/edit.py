@@ -13,23 +13,25 @@ __all__ = ["Added", "edited"]
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """Memory that is held from the end of loading on, or in each stretch of one phase.
+    """Memory that is held from the end of loading on, or in each stretch of some phases.
 
     Attributes:
         size_bytes: its size.
         category: what it holds.
         term: its name, which stands where a traced storage has its operation.
-        phase: the phase in which it is held; None: always.
+        phases: those in which it is held; none: always.
     """
 
     size_bytes: int
     category: Category
     term: str
-    phase: Phase | None = None
+    phases: tuple[Phase, ...] = ()
 
 
 def edited(trace: Trace, added: Iterable[Added], keep: Callable[[Category], bool] = lambda _: True) -> Trace:
     """`trace` with the storages of some categories only, and with `added`.
+
+    What is always held is there when loading ends, or from the start where nothing is loaded.
 
     Args:
         trace: which stays as it is.
@@ -48,13 +50,13 @@ def edited(trace: Trace, added: Iterable[Added], keep: Callable[[Category], bool
             result.operations.append(each.term)
         return _append(result, each.size_bytes, CATEGORIES.index(each.category), term_ids[each.term], 0)
 
-    always = [each for each in held if each.phase is None]
+    always = [each for each in held if not each.phases]
     for start, end, phase in trace.spans():
         if phase != "load":
             for each in always:
                 make(each)
             always = []
-        here = [make(each) for each in held if each.phase == phase]
+        here = [make(each) for each in held if phase in each.phases]
         for event in trace.events[start:end]:
             if not kept[abs(event) - 1]:
                 continue
@@ -67,6 +69,10 @@ def edited(trace: Trace, added: Iterable[Added], keep: Callable[[Category], bool
             elif -event in numbers:
                 result.events.append(-numbers[-event])
         result.events.extend(-number for number in here)
+        if phase == "load":
+            for each in always:
+                make(each)
+            always = []
         result.marks.append((len(result.events), phase))
     return result
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Final
 
+from hf_memkit.adapter_layers import adapter_tensors
 from hf_memkit.compat import free_order
 from hf_memkit.errors import InputError
 from hf_memkit.hardware import Machine
@@ -22,10 +23,11 @@ from hf_memkit.predict.allocator_settings import AllocatorSettings, parse_settin
 from hf_memkit.predict.capacity import reserved_interval, smallest_cap
 from hf_memkit.predict.confidence import Confidence, Level
 from hf_memkit.predict.edit import Added, edited
+from hf_memkit.predict.own_training import OwnTraining
 from hf_memkit.predict.prediction import Prediction, with_rest
 from hf_memkit.predict.replay import replay
 from hf_memkit.predict.request import Device, Request
-from hf_memkit.predict.split_states import is_split, one_rank, without_engine
+from hf_memkit.predict.split_states import is_split, one_rank, split_notes, without_engine
 from hf_memkit.predict.trace import Trace
 from hf_memkit.predict.worker import TraceFailed, shared_worker
 from hf_memkit.techniques import ledger as formulas
@@ -51,6 +53,7 @@ def predict(
     nodes: int = 1,
     trace: bool = True,
     trust_remote_code: bool = False,
+    own: OwnTraining | None = None,
 ) -> Prediction:
     """Bytes that a training needs, by phase and category, and whether the machine has them.
 
@@ -64,31 +67,84 @@ def predict(
         gpus, nodes: cards on each machine, and machines.
         trace: whether a real Trainer is traced; False: formulas only, at once.
         trust_remote_code: whether code that comes with the model may be run, in the child process.
+        own: what the user's own script brings beside the setup (`predict_trainer`).
 
     Raises:
         InputError: nothing can be said of this job, with the reason.
     """
+    _refuse_impossible(setup, micro_batch_size, sequence_length, gpus, nodes)
     job = Job(model, machine, micro_batch_size, sequence_length, _NVME, {}, gpus, nodes, accumulation)
     setup = setup.put("arguments.per_device_train_batch_size", micro_batch_size, "asked for")
     setup = setup.put("arguments.gradient_accumulation_steps", accumulation, "asked for")
     ledger = _ledger(setup, job)
     notes: list[str] = []
+    failures: list[TraceFailed] = []
     if trace and ("deepspeed.config" not in setup or ledger is not None):
         for device in _devices(notes):
-            request = _request(setup, job, device, trust_remote_code=trust_remote_code)
+            request = _request(setup, job, device, trust_remote_code=trust_remote_code, own=own)
             try:
                 found = shared_worker().trace(request)
             except TraceFailed as failure:
-                if failure.refused and model is None:
+                if failure.refused and (model is None or _is_the_users(failure)):
                     raise InputError(str(failure)) from failure
+                failures.append(failure)
                 notes.append(f"not traced on {_ON[device]}: {failure}")
                 continue
             return _from_trace(found, device, setup, job, ledger, notes)
-    if ledger is None:
+    if len(failures) > 1 and _is_the_users(failures[-1]):
+        # The real Trainer fails at it on both devices: no formula makes that a training.
+        raise InputError(f"this training cannot be traced: {failures[-1]}") from failures[-1]
+    if ledger is None or (model is not None and model.model_class is not None):  # no formula has its activations
         raise InputError(
             "; ".join(notes) or "without a trace only causal language models of transformers can be predicted"
         )
     return _from_formulas(ledger, job, notes)
+
+
+_MOST_TOKENS: Final = 2**24
+"""Of one card in one forward pass: far more than cards hold, and still a batch that a child process can make."""
+
+_MOST_PROCESSES: Final = 2**17
+
+_NOT_THE_USERS: Final = frozenset(
+    {
+        "Unmodelled", "MissingPackageError", "ImportError", "ModuleNotFoundError", "PackageNotFoundError", "worker",
+        "TimeoutError", "MemoryError", "NotImplementedError", "UnsupportedOperatorException", "AttributeError",
+    }
+)  # fmt: skip
+"""Kinds of failures that say what cannot be modelled or is not installed here, and nothing of the job."""
+
+
+def _is_the_users(failure: TraceFailed) -> bool:
+    """Whether an exception of the training itself ended it, not a signal, a time limit or what is missing here."""
+    return failure.kind.isidentifier() and not failure.kind.startswith("SIG") and failure.kind not in _NOT_THE_USERS
+
+
+def _refuse_impossible(
+    setup: TrainingSetup, micro_batch_size: int, sequence_length: int, gpus: int, nodes: int
+) -> None:
+    """
+    Raises:
+        InputError: numbers that no training has, or an engine that is not modelled.
+    """
+    given = {
+        "micro_batch_size": micro_batch_size, "sequence_length": sequence_length, "gpus": gpus, "nodes": nodes,
+    }  # fmt: skip
+    for name, number in given.items():
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise InputError(f"{name}={number!r}: must be a whole number above 0")
+    if micro_batch_size * sequence_length > _MOST_TOKENS:
+        raise InputError(
+            f"a batch of {micro_batch_size} × {sequence_length} tokens: at most {_MOST_TOKENS} tokens in one forward "
+            f"pass of a card can be predicted; give a smaller batch or length"
+        )
+    if gpus * nodes > _MOST_PROCESSES:
+        raise InputError(f"{gpus} × {nodes} cards: at most {_MOST_PROCESSES} can be predicted; give fewer")
+    if setup.get("arguments.fsdp"):
+        raise InputError(
+            f"fsdp={setup['arguments.fsdp']!r}: FSDP is not modelled; predict without it, or with a DeepSpeed preset "
+            f"(memkit ds list)"
+        )
 
 
 _ON: Final[dict[Device, str]] = {"cuda": "a fake card", "cpu": "fake CPU tensors", "real cpu": "the CPU"}
@@ -109,7 +165,9 @@ def _devices(notes: list[str]) -> tuple[Device, ...]:
     return ("cpu",)
 
 
-def _request(setup: TrainingSetup, job: Job, device: Device, *, trust_remote_code: bool) -> Request:
+def _request(
+    setup: TrainingSetup, job: Job, device: Device, *, trust_remote_code: bool, own: OwnTraining | None
+) -> Request:
     gpu = job.machine.gpu
     capability = gpu.capability if gpu is not None else None
     if capability is None:
@@ -121,7 +179,9 @@ def _request(setup: TrainingSetup, job: Job, device: Device, *, trust_remote_cod
         capability=(int(capability), round(capability * 10) % 10),
         capacity_bytes=gpu.capacity_bytes if gpu is not None else 80 * 2**30,
         evaluate=setup.get("arguments.eval_strategy", "no") != "no",
+        save=not is_split(setup),  # the engine has a way of its own
         trust_remote_code=trust_remote_code,
+        own=own,
     )
 
 
@@ -132,7 +192,10 @@ def _ledger(setup: TrainingSetup, job: Job) -> Ledger | None:
     rows = formulas.rows(setup, job)
     if is_split(setup):
         config = setup["deepspeed.config"]
-        held = zero_ledger(config, job.model, gpus=job.gpus, nodes=job.nodes, accumulation=job.accumulation > 1)
+        held = zero_ledger(
+            config, job.model, gpus=job.gpus, nodes=job.nodes, accumulation=job.accumulation > 1,
+            adapters=adapter_tensors(job.model, setup.section("adapter")),
+        )  # fmt: skip
         rows = (*held.rows, *rows, process_row(job.gpus))
     return Ledger(rows)
 
@@ -144,6 +207,7 @@ def _from_trace(
     if split:
         assert ledger is not None
         trace = one_rank(trace, ledger)
+        notes.extend(split_notes(ledger))
     elif job.processes > 1:
         gradients = sum(
             size

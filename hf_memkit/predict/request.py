@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+from hf_memkit.predict.own_training import OwnTraining
 from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["Device", "Request"]
@@ -25,7 +26,12 @@ class Request:
         capability: the card's CUDA compute capability: it decides which kernels run.
         capacity_bytes: what the card would say of its memory.
         evaluate: whether an evaluation follows the two steps.
+        metrics: whether that evaluation computes metrics of the predictions, which are kept for them.
+        evaluation_batches: how many batches it has.
+        save: whether a checkpoint is saved after them, if the setup saves any.
+        padded: whether the texts of a batch are unequally long; None: as `child/inputs.py`, `pads`, has it.
         trust_remote_code: whether the model's own code may be run.
+        own: what the user's own script brings; None: the setup says all.
     """
 
     setup: TrainingSetup
@@ -34,15 +40,22 @@ class Request:
     capability: tuple[int, int] = (8, 0)
     capacity_bytes: int = 80 * 2**30
     evaluate: bool = True
+    metrics: bool = False
+    evaluation_batches: int = 2
+    save: bool = True
+    padded: bool | None = None
     trust_remote_code: bool = False
+    own: OwnTraining | None = None
 
     def to_json(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in self.__slots__}
-        return {**values, "setup": self.setup.to_json(), "capability": list(self.capability)}
+        own = self.own.to_json() if self.own is not None else None
+        return {**values, "setup": self.setup.to_json(), "capability": list(self.capability), "own": own}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
         values = {name: content[name] for name in cls.__slots__}
         values["setup"] = TrainingSetup.from_json(content["setup"])
         values["capability"] = tuple(content["capability"])
+        values["own"] = OwnTraining.from_json(content["own"]) if content["own"] is not None else None
         return cls(**values)

@@ -25,8 +25,9 @@ ROUND_BYTES: Final = 512
 
 
 def rounded(size_bytes: int) -> int:
-    """What an allocation of `size_bytes` occupies, as the caching allocator counts it without roundings of its own."""
-    return max(ROUND_BYTES, -(-size_bytes // ROUND_BYTES) * ROUND_BYTES)
+    """What an allocation of `size_bytes` occupies, as the caching allocator counts it without roundings of its own; an
+    empty one occupies nothing."""
+    return -(-size_bytes // ROUND_BYTES) * ROUND_BYTES
 
 
 @dataclass(frozen=True, slots=True)

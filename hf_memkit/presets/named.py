@@ -81,10 +81,22 @@ PRESETS: Final[dict[str, Preset]] = {
         checkpoint_bytes_per_parameter=2 + 2 + 12,
         where_possible=("chunked-loss",),
     ),
+    "sharded": Preset(
+        "several cards, and the model does not fit on one: ZeRO-3 splits weights, gradients and states between them",
+        ("half-weights-deepspeed", "zero3", "activation-checkpointing", "chunked-loss", "expandable-segments"),
+        checkpoint_bytes_per_parameter=2 + 2 + 12,
+        where_possible=("chunked-loss",),
+    ),
     "infinity": Preset(
         "card and RAM are small, a disk is fast: ZeRO-3 with optimizer and parameters on NVMe (ZeRO-Infinity)",
         ("half-weights-deepspeed", "zero3-infinity", "activation-checkpointing", "expandable-segments"),
         checkpoint_bytes_per_parameter=2 + 2 + 12,
+    ),
+    "in-backward": Preset(
+        "all weights are trained, and one card lacks room for their gradients: APOLLO steps inside the backward pass",
+        ("pure-bf16", "apollo-layerwise", "activation-checkpointing", "chunked-loss", "expandable-segments"),
+        checkpoint_bytes_per_parameter=2,
+        where_possible=("chunked-loss",),
     ),
     "lora": Preset(
         "adapters will do: frozen 16-bit weights, LoRA on every linear layer",

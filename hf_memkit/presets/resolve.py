@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from hf_memkit import compat
 from hf_memkit.argument_values import checked
 from hf_memkit.check import RULES
+from hf_memkit.described import described_machine
 from hf_memkit.errors import InputError, SettingError, did_you_mean
-from hf_memkit.hardware import Gpu, Machine, gpu_of_size, named_gpu, this_machine
-from hf_memkit.job import Job
-from hf_memkit.models import ModelFacts, describe, hub_reachable
+from hf_memkit.job import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH, Job
+from hf_memkit.models import describe, hub_reachable
 from hf_memkit.presets.compose import apply_preset, compose, left_out_where_impossible
 from hf_memkit.presets.named import PRESETS
 from hf_memkit.presets.own import settle
@@ -21,15 +21,8 @@ from hf_memkit.presets.sharing import share_among_processes
 from hf_memkit.presets.sizes import Sizes, solve
 from hf_memkit.technique import TECHNIQUES, wrong_value
 from hf_memkit.training_setup import TrainingSetup
-from hf_memkit.units import parse_size
 
-__all__ = ["machine_of", "preset"]
-
-DEFAULT_MICRO_BATCH: Final = 8
-"""`per_device_train_batch_size` of TrainingArguments, where nobody says anything (transformers: training_args.py)."""
-
-DEFAULT_LENGTH: Final = 1024
-"""Tokens in a sequence where none are given; less where the model allows less. An assumption, and said so."""
+__all__ = ["preset"]
 
 
 def preset(
@@ -81,7 +74,7 @@ def preset(
     _check_values(name, techniques, values or {})
     own = _own_arguments(arguments or {})
     _check_numbers(global_batch_size, sequence_length, gpus, nodes)
-    machine = machine_of(gpu, gpu_memory, ram, nvme_path)
+    machine = described_machine(gpu, gpu_memory, ram, nvme_path)
     facts = None
     if model is not None:
         facts = describe(model, use_hub=hub_reachable() if use_hub is None else use_hub, use_built_in=True)
@@ -127,7 +120,7 @@ def preset(
             sequence_length=sequence_length,
             own=own,
         )
-        setup = _named_model(setup, facts)
+        setup = setup.put_model(facts.name, facts.origin, facts.config) if facts is not None else setup
         mistakes, lacks = setup.mistakes()
         impossible = {
             each: problem.why
@@ -141,23 +134,6 @@ def preset(
     if mistakes:
         raise SettingError("\n".join(map(str, mistakes)))
     return setup.with_problems(map(str, lacks))
-
-
-def machine_of(gpu: str | None, gpu_memory: str | None, ram: str | None, path: str) -> Machine:
-    """This machine with what is described in place of its own.
-
-    Raises:
-        InputError: an unknown card, or no size.
-    """
-    machine = this_machine(path)
-    card: Gpu | None = None
-    if gpu:
-        card = named_gpu(gpu)
-        card = card.with_capacity(gpu_of_size(gpu_memory).capacity_bytes) if gpu_memory else card
-    elif gpu_memory:
-        card = gpu_of_size(gpu_memory)
-    machine = machine.with_gpu(card) if card else machine
-    return machine.with_ram(parse_size(ram)) if ram else machine
 
 
 def _check_values(name: str, extra: Iterable[str], values: Mapping[str, Any]) -> None:
@@ -215,15 +191,3 @@ def _check_numbers(global_batch_size: int | None, sequence_length: int | None, g
     for key, value in given.items():
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise InputError(f"{key}={value!r}: must be a whole number above 0")
-
-
-def _named_model(setup: PresetSetup, facts: ModelFacts | None) -> PresetSetup:
-    if facts is None:
-        return setup
-    origin = {
-        "local": "a local folder",
-        "hub": "the hub, or its cache",
-        "architecture": "a built-in architecture: the hub was not asked, or did not answer",
-    }[facts.origin]
-    setup = setup.put("model.name", facts.name, "asked for").put("model.origin", facts.origin, origin)
-    return setup.put("model.architecture", dict(facts.config), "the model's config values")

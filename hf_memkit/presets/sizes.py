@@ -10,7 +10,7 @@ from hf_memkit.job import Job
 from hf_memkit.techniques.batch import micro_batches, split_batch
 from hf_memkit.training_setup import TrainingSetup
 
-__all__ = ["Sizes", "solve"]
+__all__ = ["Sizes", "largest", "solve"]
 
 SEQUENCE_MULTIPLE: Final = 64
 """A sequence that is solved for is a multiple of this: what tensor cores of an A100 like (NVIDIA, "Matrix
@@ -82,24 +82,24 @@ def solve(
     if solves_for == "sequence" and sequence_length is None and known:
         longest = (job.model and job.model.maximum_length) or LONGEST_SEQUENCE
         choices = range(SEQUENCE_MULTIPLE, longest + 1, SEQUENCE_MULTIPLE) or range(longest, longest + 1)
-        length, fitting = _largest(choices, lambda tokens: fits(Sizes(micro or 1, accumulation or 1, tokens)))
+        length, fitting = largest(choices, lambda tokens: fits(Sizes(micro or 1, accumulation or 1, tokens)))
         why_length = f"the longest multiple of {SEQUENCE_MULTIPLE} that fits by formula, {micro or 1} at a time"
         why_length = why_length if fitting else _NOTHING_FITS
         if not micro and not accumulation:
             micro = 1
     if global_batch_size is None:
         return build(_without_global(job, fits, solves_for, micro, accumulation, length, why_length, known=known))
-    largest, why_largest = job.micro_batch_size, ""
+    most, why_largest = job.micro_batch_size, ""
     if known and not micro and not accumulation:
         divisors = micro_batches(global_batch_size, job.processes)
-        largest, fitting = _largest(
+        most, fitting = largest(
             divisors, lambda size: fits(Sizes(size, global_batch_size // size // job.processes, length))
         )
         why_largest = "the largest micro-batch that fits by formula" if fitting else _NOTHING_FITS
     chosen = {key: own[key] for key in ("per_device_train_batch_size", "gradient_accumulation_steps") if key in own}
     if solves_for == "sequence" and micro and not chosen:
         chosen = {"per_device_train_batch_size": micro}
-    micro, accumulation, reason = split_batch(global_batch_size, largest, job.processes, chosen)
+    micro, accumulation, reason = split_batch(global_batch_size, most, job.processes, chosen)
     if why_largest and not chosen:
         reason += f"; {why_largest}"
     return build(Sizes(micro, accumulation, length, reason, why_length))
@@ -119,7 +119,7 @@ def _without_global(
     """The sizes where no global batch is asked for: the user's own, what fits, or Trainer's defaults."""
     if solves_for == "batch" and known and not micro:
         choices = (*range(1, 8), *range(8, LARGEST_BATCH + 1, 8))
-        micro, fitting = _largest(choices, lambda size: fits(Sizes(size, accumulation or 1, length)))
+        micro, fitting = largest(choices, lambda size: fits(Sizes(size, accumulation or 1, length)))
         reason = "the largest micro-batch that fits by formula (from 8 on a multiple of 8, for tensor cores)"
         reason = reason if fitting else _NOTHING_FITS
         return Sizes(micro, accumulation or 1, length, reason, why_length)
@@ -127,7 +127,7 @@ def _without_global(
     return Sizes(micro or job.micro_batch_size, accumulation or 1, length, reason, why_length)
 
 
-def _largest(choices: Iterable[int], fits: Callable[[int], bool]) -> tuple[int, bool]:
+def largest(choices: Iterable[int], fits: Callable[[int], bool]) -> tuple[int, bool]:
     """(the largest of `choices`, in rising order, that fits, or else the smallest; whether it fits)."""
     numbers = list(choices)
     low, high = 0, len(numbers) - 1

@@ -23,7 +23,15 @@ from hf_memkit.errors import DataError, did_you_mean
 from hf_memkit.recipe.text_files import DATA_SUFFIXES, TextFiles, find_text_files
 from hf_memkit.recipe.text_readers import DOCUMENT_CHARACTERS, check_schema, in_one_line, read_texts
 
-__all__ = ["FALLBACK", "Documents", "load_documents"]
+__all__ = [
+    "FALLBACK",
+    "Documents",
+    "load_documents",
+    "not_found_here",
+    "offline",
+    "path_exists",
+    "quiet_datasets",
+]
 
 FALLBACK = "pydoc_data.topics (the text of Python's own help, used because the hub is not reachable)"
 
@@ -85,16 +93,16 @@ def load_documents(
                 raise DataError(f"{error}; --data trains on a file or folder of your own") from error
             return _fallback()
     path = Path(source).expanduser()
-    if _exists(path):
+    if path_exists(path):
         return _from_files(find_text_files(path), text_column)
     match = _HUB_ID.fullmatch(source)
     if match is None or path.suffix.lower() in DATA_SUFFIXES:
-        raise DataError(f"{source}: no such file or folder{_neighbour(path)}")
+        raise DataError(f"{source}: no such file or folder{not_found_here(path)}")
     try:
         return _from_hub(match["id"], match["config"], text_column, hub_reachable)
     except _NotFound as error:
         # A relative path looks like a hub ID; whoever meant one must learn that it was not found.
-        raise DataError(f"{error} (nor is {source!r} a file or folder here{_neighbour(path)})") from error
+        raise DataError(f"{error} (nor is {source!r} a file or folder here{not_found_here(path)})") from error
 
 
 class _NotFound(DataError):
@@ -123,7 +131,7 @@ def _from_files(files: TextFiles, text_column: str) -> Documents:
     }
     features = datasets.Features({"text": datasets.Value("large_string")})
     try:
-        with _quiet():
+        with quiet_datasets():
             rows = datasets.Dataset.from_generator(_rows, features=features, gen_kwargs=arguments)
     except (datasets.exceptions.DatasetGenerationError, OSError) as error:
         cause: BaseException | None = error
@@ -158,7 +166,7 @@ def _from_hub(hub_id: str, config: str | None, text_column: str, hub_reachable: 
 
     name = f"{hub_id}:{config}" if config else hub_id
     try:
-        with _quiet(), _offline(not hub_reachable):
+        with quiet_datasets(), offline(not hub_reachable):
             rows = datasets.load_dataset(hub_id, config, split="train")
     except Exception as error:
         # Whatever goes wrong in there (network, access, a config that is not there, a broken file on the hub) is
@@ -192,7 +200,12 @@ def _characters(rows: Any, column: str) -> int | None:
     return sum(compute.sum(compute.utf8_length(chunk)).as_py() or 0 for chunk in rows.data.column(column).chunks)
 
 
-def _exists(path: Path) -> bool:
+def path_exists(path: Path) -> bool:
+    """Whether there is anything at `path`.
+
+    Raises:
+        DataError: that cannot be told.
+    """
     try:
         path.stat()
     except FileNotFoundError:
@@ -202,7 +215,7 @@ def _exists(path: Path) -> bool:
     return True
 
 
-def _neighbour(path: Path) -> str:
+def not_found_here(path: Path) -> str:
     """A hint for a name with a typing error."""
     try:
         names = [entry.name for entry in path.parent.iterdir()]
@@ -212,7 +225,7 @@ def _neighbour(path: Path) -> str:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_datasets() -> Iterator[None]:
     """No progress bars and no log lines of `datasets` and the hub's client; both as before afterwards."""
     import datasets
 
@@ -232,7 +245,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _offline(wanted: bool) -> Iterator[None]:
+def offline(wanted: bool) -> Iterator[None]:
     """While `wanted`, `datasets` looks only into its cache, without waiting for a hub that does not answer."""
     import datasets
 

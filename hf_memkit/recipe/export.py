@@ -18,14 +18,7 @@ from hf_memkit._version import __version__
 from hf_memkit.build import needed_packages
 from hf_memkit.build.model import LOADING_ONLY, model_options
 from hf_memkit.errors import InputError
-from hf_memkit.recipe.export_data import (
-    data_lines,
-    has_hub,
-    literal,
-    packing_lines,
-    tokenizer_is_trained,
-    uses_fallback,
-)
+from hf_memkit.recipe.export_data import has_hub, literal
 from hf_memkit.recipe.export_parts import (
     comment,
     copied_parts,
@@ -36,6 +29,7 @@ from hf_memkit.recipe.export_parts import (
     trainer_part_lines,
 )
 from hf_memkit.recipe.run import Run
+from hf_memkit.recipe.tasks import Script, task_of
 from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["export_script", "start_command"]
@@ -47,7 +41,8 @@ def export_script(job: Run, folder: Path) -> list[Path]:
     Raises:
         InputError: the folder holds files of that name already, or cannot be written to.
     """
-    files = {"train.py": _script(job)}
+    task = task_of(job.setup).script(job)
+    files = {"train.py": _script(job, task), **task.files}
     if "deepspeed.config" in job.setup:
         files["ds_config.json"] = json.dumps(job.setup["deepspeed.config"], indent=2) + "\n"
     files |= copied_parts(job.setup)
@@ -87,58 +82,62 @@ def _on_nvme(setup: TrainingSetup) -> bool:
     return "offload_param" in setup.get("deepspeed.config", {}).get("zero_optimization", {})
 
 
-def _script(job: Run) -> str:
+def _script(job: Run, task: Script) -> str:
     setup = job.setup
     what = "the rehearsal (no GPU) of " if job.is_rehearsal else ""
     parts = [
         f'"""Trains {what}recipe {job.recipe}, variant {job.variant}; written by memkit {__version__}.\n\n'
         f"Run:    {start_command(job, 'train.py', 'RANK_OF_THIS_MACHINE')}\n"
-        f"Needs:  {_requirements(setup)}\n"
+        f"{textwrap.fill(f'Needs:  {_requirements(setup, task)}', 119, subsequent_indent=' ' * 8)}\n"
         f'"""',
-        _imports(job),
+        _imports(job, task),
         "HERE = Path(__file__).resolve().parent",
         _environment(job),
-        data_lines(setup),
-        packing_lines(job),
+        task.data,
         _arguments(job),
-        _model(setup),
-        _training(job),
+        _model(setup, task),
+        _training(job, task),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _requirements(setup: TrainingSetup) -> str:
+def _requirements(setup: TrainingSetup, task: Script) -> str:
     names = ["torch", "transformers", "accelerate", "datasets", "hf-memkit"]
     names += ["deepspeed"] if "deepspeed.config" in setup else []
     names += ["peft"] if setup.section("adapter") else []
     names += [package.replace("_", "-") for package in needed_packages(setup)]
+    names += task.requirements
     made = f"made with torch {version('torch')}, transformers {version('transformers')}"
     return f"{', '.join(dict.fromkeys(names))} ({made})"
 
 
-def _imports(job: Run) -> str:
+def _imports(job: Run, task: Script) -> str:
     setup = job.setup
-    trained, fallback = tokenizer_is_trained(setup), uses_fallback(setup)
     lines = ["import os"] if _variables(job) else []
-    lines += ["from pathlib import Path", ""]
-    lines += ["import deepspeed"] if _needs_gloo(job) else []
-    lines += ["import numpy as np", "import torch"]
-    datasets = ["Dataset"] if fallback else ["Dataset", "load_dataset"]
-    lines += [f"from datasets import {', '.join(datasets)}"]
-    lines += ["from hf_memkit import attach"]
-    lines += ["from peft import LoraConfig, get_peft_model"] if setup.section("adapter") else []
-    lines += ["from tokenizers import ByteLevelBPETokenizer"] if trained else []
+    lines += [*task.standard, "from pathlib import Path", ""]
+    others = ["import deepspeed"] if _needs_gloo(job) else []
+    others += ["import torch", "from hf_memkit import attach", *task.imports, *library_imports(setup)]
+    others += ["from peft import LoraConfig, get_peft_model"] if setup.section("adapter") else []
     names = ["AutoConfig"] if _random_weights(setup) else []
-    names += ["AutoModelForCausalLM", "PreTrainedTokenizerFast" if trained else "AutoTokenizer"]
+    names += [_auto_class(setup), *task.transformers]
     names += ["BitsAndBytesConfig"] if "model.quantization" in setup else []
-    names += ["Trainer", "TrainingArguments"]
-    own = [f"from transformers import {', '.join([*sorted(names), 'set_seed'])}", *library_imports(setup)]
-    lines += sorted(own, key=lambda line: line.split()[1])
-    beside = part_imports(setup)
+    by_module: dict[str, list[str]] = {}
+    for trainer in _trainer(setup):
+        module, _, name = trainer.partition(":")
+        by_module.setdefault(module, []).append(name)
+    names += by_module.pop("transformers", [])
+    copied = "hf_memkit.parts."  # copied there
+    others += [
+        f"from {module.removeprefix(copied)} import {', '.join(sorted(each))}" for module, each in by_module.items()
+    ]
+    others += [f"from transformers import {', '.join([*sorted(set(names)), 'set_seed'])}"]
+    here = {Path(name).stem for name in (*task.files, *copied_parts(setup))}
+    beside = [*part_imports(setup), *(line for line in others if line.split()[1] in here)]
+    others = [line for line in others if line.split()[1] not in here]
+    lines += sorted(others, key=lambda line: (line.startswith("from"), line.split()[1]))
     beside += ["from deepspeed_wiring import DeepSpeedWiring"] if _on_nvme(setup) else []
     beside += ["from process_group import leave_process_group"] if _has_process_group(job) else []
     lines += ["", *sorted(beside, key=lambda line: line.split()[1])] if beside else []
-    lines.insert(1 if lines[0] == "import os" else 0, "from pydoc_data.topics import topics") if fallback else None
     return "\n".join(_sorted_standard_library(lines))
 
 
@@ -191,7 +190,7 @@ def _arguments(job: Run) -> str:
     setup = job.setup
     reasons = {s.key: s.reason for s in setup.settings}
     installed = {key: compat.to_installed_arguments({key: value}) for key, value in setup.arguments.items()}
-    lines = ["arguments = TrainingArguments("]
+    lines = [f"arguments = {_trainer(setup)[1].partition(':')[2]}("]
     for key, named in installed.items():
         (name, value), reason = next(iter(named.items())), reasons[f"arguments.{key}"]
         if key == "output_dir":
@@ -209,7 +208,17 @@ def _arguments(job: Run) -> str:
     return "\n".join([*lines, "set_seed(arguments.seed)"])
 
 
-def _model(setup: TrainingSetup) -> str:
+def _auto_class(setup: TrainingSetup) -> str:
+    return str(setup.get("model.auto_class", "AutoModelForCausalLM"))
+
+
+def _trainer(setup: TrainingSetup) -> tuple[str, str]:
+    """`module:class` of the Trainer and of its arguments."""
+    own, arguments = setup.get("trainer.class"), setup.get("trainer.arguments_class")
+    return str(own or "transformers:Trainer"), str(arguments or "transformers:TrainingArguments")
+
+
+def _model(setup: TrainingSetup, task: Script) -> str:
     reasons = {s.key: s.reason for s in setup.settings}
     lines = [line for key in _LOADED if key in setup for line in comment(reasons[key])]
     if _random_weights(setup):
@@ -218,11 +227,12 @@ def _model(setup: TrainingSetup) -> str:
         model_type = architecture.pop("model_type")
         values = textwrap.indent("".join(f"{key}={literal(value)},\n" for key, value in architecture.items()), "    ")
         lines += ["# RANDOM weights: a small model of the same architecture, for the rehearsal."]
+        values += "".join(f"    {value},\n" for value in task.model_values)
         lines += [f'config = AutoConfig.for_model(\n    "{model_type}",\n{values})']
-        lines += [f"model = AutoModelForCausalLM.from_config(config{_options(setup, loaded=False)})"]
+        lines += [f"model = {_auto_class(setup)}.from_config(config{_options(setup, loaded=False)})"]
     else:
-        options = _options(setup, loaded=True)
-        lines += [f'model = AutoModelForCausalLM.from_pretrained("{setup["model.name"]}"{options})']
+        options = _options(setup, loaded=True) + "".join(f", {value}" for value in task.model_values)
+        lines += [f'model = {_auto_class(setup)}.from_pretrained("{setup["model.name"]}"{options})']
     multiple = setup.get("model.pad_vocabulary_to_multiple_of")
     if multiple:
         lines += comment(reasons["model.pad_vocabulary_to_multiple_of"])
@@ -253,25 +263,28 @@ def _options(setup: TrainingSetup, *, loaded: bool) -> str:
     return "".join(f", {part}" for part in parts)
 
 
-def _training(job: Run) -> str:
+def _training(job: Run, task: Script) -> str:
     setup = job.setup
-    from_parts = "".join(f"{line}\n" for line in trainer_part_lines(setup))
-    given = [*optimizer_lines(setup), *(["    callbacks=callbacks,", "    **from_parts,"] if from_parts else [])]
+    from_parts = "".join(f"{line}\n" for line in trainer_part_lines(setup, task.processing))
+    given = [*task.trainer, *optimizer_lines(setup)]
+    given += ["    callbacks=callbacks,", "    **from_parts,"] if from_parts else []
     optimizer = "".join(f"{line}\n" for line in given)
     wiring = ""
     if _on_nvme(setup):
         wiring = "trainer.add_callback(DeepSpeedWiring(lambda: trainer.deepspeed))  # saves with NVMe\n"
+    after = "".join(f"{line}\n" for line in task.after)
     ending = "\nleave_process_group()  # otherwise Python can abort while it exits" if _has_process_group(job) else ""
     return (
         f"{from_parts}"
-        "trainer = Trainer(\n"
+        f"trainer = {_trainer(setup)[0].partition(':')[2]}(\n"
         "    model=model,\n"
         "    args=arguments,\n"
         "    train_dataset=train_dataset,\n"
         "    eval_dataset=eval_dataset,\n"
-        "    processing_class=tokenizer,\n"
+        f"    processing_class={task.processing},\n"
         f"{optimizer}"
         ")\n"
+        f"{after}"
         "attach(trainer)  # memory at every step: run/memory-rank0.jsonl, one file a process\n"
         f"{wiring}"
         "trainer.train()\n"

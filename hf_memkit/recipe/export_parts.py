@@ -31,9 +31,9 @@ def comment(reason: str, indent: str = "") -> list[str]:
 def copied_parts(setup: TrainingSetup) -> dict[str, str]:
     """`{file name beside the script: its text}` of the parts that the setup needs."""
     names = [*setup.section("model_parts"), *setup.section("trainer_parts")]
-    module, _ = _optimizer(setup)
-    if module is not None and module.startswith(f"{parts.__name__}."):
-        names.append(module.rpartition(".")[2])
+    for module in (_optimizer(setup)[0], str(setup.get("trainer.class", "")).partition(":")[0]):
+        if module is not None and module.startswith(f"{parts.__name__}."):
+            names.append(module.rpartition(".")[2])
     files = {file.name: file for name in names for file in part_files(name)}
     # Beside a script the files of a part find one another by their own names.
     package = f"from {parts.__name__}."
@@ -65,15 +65,18 @@ def model_part_lines(setup: TrainingSetup) -> list[str]:
     return lines
 
 
-def trainer_part_lines(setup: TrainingSetup) -> list[str]:
-    """Lines that make `from_parts`, the keyword arguments that the setup's parts give to Trainer; none without."""
+def trainer_part_lines(setup: TrainingSetup, processing: str = "tokenizer") -> list[str]:
+    """Lines that make `from_parts`, the keyword arguments that the setup's parts give to Trainer; none without.
+
+    `processing`: the variable that holds tokenizer or processor.
+    """
     sections = setup.section("trainer_parts")
     if not sections:
         return []
     lines = ["parts = ["]
     for name, options in sections.items():
         lines += comment(_reason(setup, f"trainer_parts.{name}"), "    ")
-        common = "model=model, processing_class=tokenizer, arguments=arguments"
+        common = f"model=model, processing_class={processing}, arguments=arguments"
         lines.append(f"    {name}_options({_call(common, options)}),")
     return [
         *lines,

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from hf_memkit.adapter_layers import adapter_tensors
 from hf_memkit.ledger import Ledger
 from hf_memkit.models import ModelFacts, describe
 from hf_memkit.recipe.resolve import Resolved
 from hf_memkit.recipe.schema import Rehearsal as RehearsalSpec
+from hf_memkit.recipe.tasks import find_task
 from hf_memkit.techniques.batch import accumulation_for
 from hf_memkit.training_setup import Setting, TrainingSetup
 from hf_memkit.zero.ledger import zero_ledger
@@ -34,20 +36,26 @@ class Rehearsed:
     not_rehearsed: tuple[Setting, ...]
 
 
-def rehearse(resolved: Resolved) -> Rehearsed:
-    """The rehearsal of a resolved recipe."""
+def rehearse(resolved: Resolved, *, gpus: int | None = None) -> Rehearsed:
+    """The rehearsal of a resolved recipe, in `gpus` processes on each machine; None: as many as it is for."""
     spec = resolved.recipe.rehearsal
     rehearsed = Rehearsed(replace(resolved.setup, ledger=Ledger(), problems=(), notes=()), ())
     model = _rehearsed_model(resolved, spec)
     rehearsed = _small_model(rehearsed, resolved, spec, model)
-    rehearsed = _few_steps(rehearsed, spec, resolved.processes)
+    gpus = gpus or resolved.gpus
+    rehearsed = _few_steps(rehearsed, spec, gpus * resolved.nodes)
     rehearsed = _several_chunks(rehearsed)
     rehearsed = _cpu_precision(rehearsed)
     rehearsed = _no_cuda_allocator(rehearsed)
     rehearsed = _eager_optimizer(rehearsed)
     for key, instead in _CUDA_ONLY.items():
         rehearsed = instead(rehearsed) if key in rehearsed.setup else rehearsed
-    return _with_ledger(_cpu_deepspeed(rehearsed), model, resolved)
+    rehearsed = replace(rehearsed, setup=find_task(resolved.recipe.task).settled(rehearsed.setup))
+    if gpus != resolved.gpus:
+        reason = f"{gpus * resolved.nodes} processes stand for them"
+        each = Setting("environment.WORLD_SIZE", resolved.processes, reason)
+        rehearsed = replace(rehearsed, not_rehearsed=(*rehearsed.not_rehearsed, each))
+    return _with_ledger(_cpu_deepspeed(rehearsed), model, resolved, gpus)
 
 
 def _put(rehearsed: Rehearsed, section: str, values: dict[str, tuple[Any, str]]) -> Rehearsed:
@@ -66,7 +74,11 @@ def _rehearsed_model(resolved: Resolved, spec: RehearsalSpec) -> ModelFacts:
     if model.origin == "local" and model.parameters <= _SMALL_ENOUGH:
         return model
     return describe(
-        model.name, resolved.recipe.model.architecture, use_hub=model.origin == "hub", changes=dict(spec.model)
+        model.name,
+        resolved.recipe.model.architecture,
+        use_hub=model.origin == "hub",
+        changes=dict(spec.model),
+        auto_class=find_task(resolved.recipe.task).auto_class,
     )
 
 
@@ -187,11 +199,8 @@ def _host_memory_not_pinned(rehearsed: Rehearsed) -> Rehearsed:
         return rehearsed
     reason = "page-locked memory needs a CUDA driver; the activations go to plain memory"
     rehearsed = _leave_out(rehearsed, key, reason)
-    rehearsed = _put(
-        rehearsed,
-        "arguments",
-        {"activation_checkpointing": (False, reason), "activation_checkpointing_kwargs": (options, reason)},
-    )
+    rehearsed = _put(rehearsed, "arguments", {"activation_checkpointing": (False, reason)})
+    rehearsed = replace(rehearsed, setup=rehearsed.setup.drop(key))  # options of what is switched off
     return _put(rehearsed, "model_parts", {"checkpoint_offload": ({"pin_memory": False}, reason)})
 
 
@@ -272,10 +281,11 @@ def _cpu_deepspeed(rehearsed: Rehearsed) -> Rehearsed:
     for name in ("stage3_max_live_parameters", "stage3_max_reuse_distance"):
         if name in zero:
             zero[name] = 2_000_000
-    if "offload_param" in zero:
+    if zero.get("offload_param", {}).get("device") == "nvme":
         zero["offload_param"]["buffer_size"] = 1_000_000
-    if zero["offload_optimizer"].get("pin_memory") and zero["offload_optimizer"]["device"] == "cpu":
-        zero["offload_optimizer"]["pin_memory"] = False
+    offloaded = zero.get("offload_optimizer", {})
+    if offloaded.get("pin_memory") and offloaded["device"] == "cpu":
+        offloaded["pin_memory"] = False
         pinned = Setting("deepspeed.config", {"offload_optimizer": {"pin_memory": True}}, "needs a CUDA driver")
         rehearsed = replace(rehearsed, not_rehearsed=(*rehearsed.not_rehearsed, pinned))
     rehearsed = replace(rehearsed, setup=rehearsed.setup.drop("deepspeed.sizes"))
@@ -283,12 +293,13 @@ def _cpu_deepspeed(rehearsed: Rehearsed) -> Rehearsed:
     return _put(rehearsed, "environment", {"DS_ACCELERATOR": ("cpu", _CPU)})
 
 
-def _with_ledger(rehearsed: Rehearsed, model: ModelFacts, resolved: Resolved) -> Rehearsed:
+def _with_ledger(rehearsed: Rehearsed, model: ModelFacts, resolved: Resolved, gpus: int) -> Rehearsed:
     """What the engine holds of the small model, by formula: this machine's disk and limits are tried against it."""
     if "deepspeed.config" not in rehearsed.setup:
         return rehearsed
     accumulates = int(rehearsed.setup["arguments.gradient_accumulation_steps"]) > 1
     ledger = zero_ledger(
-        rehearsed.setup["deepspeed.config"], model, gpus=resolved.gpus, nodes=resolved.nodes, accumulation=accumulates
-    )
+        rehearsed.setup["deepspeed.config"], model, gpus=gpus, nodes=resolved.nodes, accumulation=accumulates,
+        adapters=adapter_tensors(model, rehearsed.setup.section("adapter")),
+    )  # fmt: skip
     return replace(rehearsed, setup=replace(rehearsed.setup, ledger=ledger))

@@ -17,10 +17,12 @@ from hf_memkit.job import Job
 from hf_memkit.models import ModelFacts, describe
 from hf_memkit.presets import PRESETS
 from hf_memkit.presets.sharing import share_among_processes
+from hf_memkit.recipe.longest import MULTIPLE, longest_by_formula
 from hf_memkit.recipe.output import default_output
 from hf_memkit.recipe.schema import Recipe
 from hf_memkit.recipe.settings import refuse_ignored
 from hf_memkit.recipe.summing import summing_note
+from hf_memkit.recipe.tasks import DEFAULT_TASK, find_task
 from hf_memkit.recipe.variant import apply_variant, where_possible
 from hf_memkit.techniques.batch import split_batch
 from hf_memkit.training_setup import TrainingSetup
@@ -47,6 +49,9 @@ class Overrides:
         gpus: processes on each machine, one card each.
         nodes: machines.
         settings: fields of TrainingArguments, already type-checked (`hf_memkit.recipe.settings`).
+        checkpointing: one of the variant's kinds of checkpointing; None: the first with which it fits by formula.
+        length_reason: why `sequence_length`, where it was not asked for.
+        tries: whether `variant` is one of those that `"auto"` tries: what is meant for another one is no mistake.
     """
 
     variant: str = "auto"
@@ -59,6 +64,9 @@ class Overrides:
     gpus: int = 1
     nodes: int = 1
     settings: Mapping[str, Any] = field(default_factory=dict)
+    checkpointing: str | None = None
+    length_reason: str = ""
+    tries: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,19 +132,21 @@ def resolve(recipe: Recipe, machine: Machine, overrides: Overrides, *, use_hub: 
         machine = machine.with_gpu(gpu_of_size(recipe.card))
     name = overrides.model or recipe.model.hub_id
     architecture = recipe.model.architecture if overrides.model in (None, recipe.model.hub_id) else None
-    model = describe(name, architecture, use_hub=use_hub)
-    length = overrides.sequence_length or recipe.sequence_length
-    if model.maximum_length is not None and length > model.maximum_length:
+    task = find_task(recipe.task)
+    model = describe(name, architecture, use_hub=use_hub, auto_class=task.auto_class)
+    length = task.sequence_length(overrides.sequence_length, recipe.sequence_length, model)
+    if model.maximum_length is not None and length > model.maximum_length:  # of text
         raise InputError(
             f"sequence length {length} is longer than {name} allows ({model.maximum_length}); "
             f"give --sequence-length {model.maximum_length} or less"
         )
 
     def build(variant: str) -> TrainingSetup:
+        tokens, why = _length(recipe, machine, overrides, model, variant, length)
         return where_possible(
             variant,
             recipe.variants[variant],
-            lambda left_out: _build(recipe, machine, overrides, model, variant, length, left_out),
+            lambda left_out: _build(recipe, machine, overrides, model, variant, tokens, why, left_out),
             model,
             machine,
             gpus=overrides.gpus,
@@ -180,9 +190,32 @@ def _why(setup: TrainingSetup, machine: Machine, others_rejected: bool) -> str:
     return f"{order} (by formula: {', '.join(parts)})"
 
 
+def _length(
+    recipe: Recipe, machine: Machine, overrides: Overrides, model: ModelFacts, name: str, shortest: int
+) -> tuple[int, str]:
+    """(tokens in a sequence, why): given, or the longest that fits by formula where the variant asks for that."""
+    if overrides.sequence_length:
+        return shortest, overrides.length_reason or "asked for"
+    longest = model.maximum_length
+    if recipe.variants[name].solve_for != "sequence" or longest is None:
+        return shortest, "the recipe's"
+    assert machine.gpu is not None
+
+    def needed(tokens: int) -> int:
+        return _build(recipe, machine, overrides, model, name, tokens, "tried", {}).ledger.total_bytes("device")
+
+    length, fits = longest_by_formula(
+        needed, shortest=shortest, longest=longest, usable_bytes=machine.gpu.usable_bytes
+    )  # fmt: skip
+    if not fits:
+        return length, "the shortest that the recipe takes, and it does not fit by formula"
+    most = "all that the model allows" if length == longest else "the longest that fits by formula"
+    return length, f"{most}: a multiple of {MULTIPLE}"
+
+
 def _build(
     recipe: Recipe, machine: Machine, overrides: Overrides, model: ModelFacts, name: str, sequence_length: int,
-    left_out: Mapping[str, str],
+    why_length: str, left_out: Mapping[str, str],
 ) -> TrainingSetup:  # fmt: skip
     """The setup of one variant: preset, then model and data, then arguments, then what the user set."""
     variant = recipe.variants[name]
@@ -201,15 +234,21 @@ def _build(
         accumulation,
     )  # fmt: skip
 
+    task = find_task(recipe.task)
+
     def with_own_optimizer(made: TrainingSetup) -> TrainingSetup:
-        """The ledger counts the states of the optimizer that the user set."""
+        """The ledger counts the states of the optimizer that the user set, and the loss of the task's Trainer."""
+        if recipe.task != DEFAULT_TASK:
+            made = made.put("trainer.class", task.trainer_class, f"the Trainer for {task.name}")
         return made.put("arguments.optim", chosen["optim"], "--set") if "optim" in chosen else made
 
-    setup = share_among_processes(apply_variant(name, variant, job, left_out, with_own_optimizer), job)
+    made = apply_variant(name, variant, job, left_out, with_own_optimizer, checkpointing=overrides.checkpointing)
+    setup = share_among_processes(made, job)
     refuse_ignored(setup, chosen)
-    if overrides.nvme_path and overrides.variant != "auto" and not setup.ledger.total_bytes("disk"):
+    named = overrides.variant != "auto" and not overrides.tries
+    if overrides.nvme_path and named and not setup.ledger.total_bytes("disk"):
         raise SettingError(f"--nvme-path: variant {name!r} puts nothing on disk; only infinity does")
-    setup = _model_and_data(setup, recipe, overrides, model, sequence_length)
+    setup = _model_and_data(setup, recipe, overrides, model, sequence_length, why_length)
     steps = overrides.max_steps or chosen.get("max_steps") or recipe.steps
     steps_reason = "asked for" if steps != recipe.steps else "the recipe's"
     save_steps, limit, save_reason = _saving(setup, machine, model, int(steps))
@@ -232,6 +271,7 @@ def _build(
             "report_to": ("none", "records go to memkit's own file; --set report_to=tensorboard adds a dashboard"),
         },
     )
+    setup = setup.put_all("arguments", task.arguments(recipe.data))
     usual: dict[str, tuple[Any, str]] = {
         "learning_rate": (variant.learning_rate, f"the recipe's for {name}"),
         "warmup_steps": (max(1, round(0.05 * int(steps))), "5 % of the steps, while the moments settle"),
@@ -244,6 +284,7 @@ def _build(
     if save_steps:
         setup = setup.put("arguments.save_steps", save_steps, f"about {_CHECKPOINTS} checkpoints in the run")
         setup = setup.put("arguments.save_total_limit", limit, "older checkpoints are deleted")
+    setup = task.settled(setup)
     for key, value in chosen.items():
         setup = setup.put(f"arguments.{key}", value, "--set")
     note = summing_note(setup)
@@ -251,7 +292,7 @@ def _build(
 
 
 def _model_and_data(
-    setup: TrainingSetup, recipe: Recipe, overrides: Overrides, model: ModelFacts, sequence_length: int
+    setup: TrainingSetup, recipe: Recipe, overrides: Overrides, model: ModelFacts, sequence_length: int, why: str
 ) -> TrainingSetup:
     origin = {
         "local": "a local folder",
@@ -260,20 +301,38 @@ def _model_and_data(
     }[model.origin]
     setup = setup.put("model.name", model.name, "asked for" if overrides.model else "the recipe's")
     setup = setup.put("model.origin", model.origin, origin)
+    config, whose = dict(model.config), "the model's config values"
     if model.origin == "architecture":
-        setup = setup.put("model.architecture", dict(recipe.model.architecture), "the recipe's config values")
-    data = recipe.data
+        config, whose = dict(recipe.model.architecture), "the recipe's config values"
+    setup = setup.put("model.architecture", config, whose)
+    data, task = recipe.data, find_task(recipe.task)
+    if model.model_class is not None:
+        setup = setup.put("model.class", model.model_class, f"what a {task.name} recipe trains")
+        setup = setup.put("model.auto_class", task.auto_class, "makes it from its config")
+        setup = setup.with_notes(
+            "Activations are in no formula for this kind of model: the sums by formula are lower bounds, and the "
+            "prediction (--dry-run) is what counts."
+        )
+    if recipe.task != DEFAULT_TASK:
+        setup = setup.put("data.task", task.name, "the recipe's")
+        setup = setup.put("trainer.class", task.trainer_class, f"the Trainer for {task.name}")
+        setup = setup.put("trainer.arguments_class", task.arguments_class, "its arguments")
+        setup = setup.put("data.columns", {**task.columns, **data.columns}, "role → column")
+        setup = setup.put("data.hub_split", data.hub_split, "of the default data set")
+        setup = setup.put_all("data", task.data_settings(data))
+        setup = setup.put_all("model_parts", task.model_parts)
     default = f"{data.hub_id}:{data.hub_config}" if data.hub_config else data.hub_id
+    otherwise = "the text of Python's own help" if recipe.task == DEFAULT_TASK else "examples made up here"
     return setup.put_all(
         "data",
         {
             "source": (overrides.data, "asked for")
             if overrides.data
-            else (None, f"the default: {default} if the hub can be reached, otherwise the text of Python's own help"),
-            "hub_id": (data.hub_id, "the recipe's default corpus"),
-            "hub_config": (data.hub_config, "the recipe's default corpus"),
+            else (None, f"the default: {default} if the hub can be reached, otherwise {otherwise}"),
+            "hub_id": (data.hub_id, "the recipe's default data set"),
+            "hub_config": (data.hub_config, "the recipe's default data set"),
             "text_column": (data.text_column, "the column that holds the text"),
-            "sequence_length": (sequence_length, "asked for" if overrides.sequence_length else "the recipe's"),
+            "sequence_length": (sequence_length, why),
             "held_out": (data.held_out, "share of the blocks, from the end, kept for evaluation"),
             "evaluated_blocks": (data.evaluated_blocks, "enough for a stable loss; an evaluation stays short"),
             "vocabulary_size": (model.vocabulary, "the model's: a tokenizer trained here has at most so many tokens"),

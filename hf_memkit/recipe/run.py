@@ -18,9 +18,10 @@ from hf_memkit.errors import InputError, RunError
 from hf_memkit.memory.records import read_records
 from hf_memkit.recipe.environment import set_environment
 from hf_memkit.recipe.output import last_checkpoint, write_run
-from hf_memkit.recipe.prepare import prepare_data
+from hf_memkit.recipe.prepare import first, prepare_data
 from hf_memkit.recipe.ranks import FOLDER_VARIABLE, Ranks
 from hf_memkit.recipe.swap import Swap, nvme_path
+from hf_memkit.recipe.tasks import Examples, task_of
 from hf_memkit.training_setup import Setting, TrainingSetup
 from hf_memkit.units import GB
 from hf_memkit.zero import ops
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from transformers import Trainer
 
     from hf_memkit.callback.advice import Advice
-    from hf_memkit.recipe.packing import Packed
 
 __all__ = ["Run", "run"]
 
@@ -130,8 +130,8 @@ def run(
     setup = job.setup
     build.require_packages(setup)
     set_environment(setup, say, ranks)
-    packed, tokenizer, checksum = prepare_data(setup, say, ranks)
-    if resume is not None and resume["blocks_sha256"] != checksum:
+    examples = prepare_data(setup, say, ranks)
+    if resume is not None and resume["blocks_sha256"] != examples.checksum:
         raise RunError(
             f"the data is not that of the run in {job.output}: its blocks differ; start again with --overwrite"
         )
@@ -146,7 +146,7 @@ def run(
         "memkit": __version__,
         "status": "running",
         **job.to_json(),
-        "blocks_sha256": checksum,
+        "blocks_sha256": examples.checksum,
         "result": None,
     }
     if ranks.is_first:
@@ -157,7 +157,7 @@ def run(
     started = time.monotonic()
     with swap.held(say):
         try:
-            trainer, interrupted = _train(job, packed, tokenizer, say, ranks, resuming=resume is not None)
+            trainer, interrupted = _train(job, examples, say, ranks, resuming=resume is not None)
         except BaseException:
             if not ranks.launched:  # with other ranks in it, that could wait for one that is gone
                 leave_process_group()
@@ -165,7 +165,7 @@ def run(
         ranks.wait_for_all("trained")
         if ranks.is_first:
             content["result"] = {
-                **_result(job, trainer, packed),
+                **_result(job, trainer, examples),
                 "disk_swap_gb": swap.size_bytes() / GB if "deepspeed.config" in setup else None,
                 "wall_time_s": time.monotonic() - started,
             }
@@ -187,36 +187,35 @@ def _start_run_file(job: Run, content: dict[str, Any]) -> None:
         ) from None
 
 
-def _train(
-    job: Run, packed: Packed, tokenizer: Any, say: Say, ranks: Ranks, *, resuming: bool
-) -> tuple[Trainer, bool]:
+def _train(job: Run, examples: Examples, say: Say, ranks: Ranks, *, resuming: bool) -> tuple[Trainer, bool]:
     """(the trainer after training, whether it was told to stop early)."""
-    from transformers import Trainer
     from transformers.trainer_utils import set_seed
 
     from hf_memkit.callback import attach, oom_advice
     from hf_memkit.callback.advice import advice_from_text
-    from hf_memkit.recipe.packing import epochs
     from hf_memkit.recipe.stopping import StopOnSignal
 
-    setup = job.setup
-    arguments = build.build_arguments(setup)
+    setup, task = job.setup, task_of(job.setup)
+    arguments = build.build_arguments(setup, task.run_arguments(setup))
     set_seed(arguments.seed)
-    model = build.build_model(setup, say)
+    model = build.build_model(setup, say, values=task.model_values(setup, examples))
     build.install_model_parts(model, setup)
     sequences = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * ranks.world_size
-    say(
-        f"Blocks: {len(packed.train)} of {setup['data.sequence_length']} tokens to train on, "
-        f"{len(packed.held_out)} held out; {arguments.max_steps} steps of {sequences} read them "
-        f"{epochs(arguments.max_steps, sequences, packed.train):.1f} times"
-    )
-    trainer = Trainer(
+    say(task.told(setup, examples, arguments.max_steps, sequences))
+    trainer: Trainer = build.trainer_class(setup)(
         model=model,
         args=arguments,
-        train_dataset=packed.train,
-        eval_dataset=_evaluated(packed, job),
-        **build.trainer_options(setup, model=model, arguments=arguments, processing_class=tokenizer),
+        train_dataset=examples.train,
+        eval_dataset=_evaluated(examples, job),
+        **build.trainer_options(
+            setup,
+            model=model,
+            arguments=arguments,
+            processing_class=examples.processing_class,
+            own=task.trainer_options(setup, examples),
+        ),
     )
+    build.after_making(setup, trainer)
     facts = {"recipe": job.recipe, "variant": job.variant, "rehearsal": job.is_rehearsal}
     facts["setup"] = setup.to_json()["settings"]
     report = attach(trainer, summary=False, run_facts=facts, prediction=job.prediction)
@@ -269,19 +268,17 @@ def _end_progress_bars() -> None:
         bar.close()
 
 
-def _evaluated(packed: Packed, job: Run) -> Any:
-    """The held-out blocks that are evaluated: whole batches on every rank, because Trainer counts the loss of a
+def _evaluated(examples: Examples, job: Run) -> Any:
+    """The held-out examples that are evaluated: whole batches on every rank, because Trainer counts the loss of a
     smaller last batch as often as that of a whole one (transformers: trainer.py, `loss.repeat(batch_size)`)."""
     batch = int(job.setup["arguments.per_device_eval_batch_size"]) * job.processes
-    count = min(int(job.setup["data.evaluated_blocks"]), len(packed.held_out))
-    count = count // batch * batch or count
-    return type(packed.held_out)(packed.held_out.array[:count])
+    count = min(int(job.setup["data.evaluated_blocks"]), len(examples.held_out))
+    return first(examples.held_out, count // batch * batch or count)
 
 
-def _result(job: Run, trainer: Trainer, packed: Packed) -> dict[str, Any]:
-    """What the run came to; losses in nats a token. Whatever was not measured is None."""
-    from hf_memkit.recipe.packing import unigram_loss
-
+def _result(job: Run, trainer: Trainer, examples: Examples) -> dict[str, Any]:
+    """What the run came to; losses in nats a token, or an example where it has one label. Whatever was not measured is
+    None."""
     losses = [(entry["step"], entry["eval_loss"]) for entry in trainer.state.log_history if "eval_loss" in entry]
     before = next((loss for step, loss in losses if step == 0), None)
     after = losses[-1][1] if losses and losses[-1][0] > 0 else None
@@ -292,10 +289,20 @@ def _result(job: Run, trainer: Trainer, packed: Packed) -> dict[str, Any]:
         "steps": trainer.state.global_step,
         "held_out_loss_before": before,
         "held_out_loss": after,
-        "unigram_loss": unigram_loss(_evaluated(packed, job)),
+        "unigram_loss": None,
+        **task_of(job.setup).result(examples, _evaluated(examples, job)),
+        "metrics": _last_metrics(trainer),
         "engine": type(trainer.model_wrapped).__name__,
         "optimizer_classes": end.get("optimizer_classes"),
         "recomputed_layers": end.get("recomputed_layers"),
         "peak_allocated_gib": end.get("peak_allocated_gib"),
         "peak_reserved_gib": end.get("peak_reserved_gib"),
     }
+
+
+def _last_metrics(trainer: Trainer) -> dict[str, float]:
+    """What the last evaluation measured beside the loss: accuracy and the like, by name."""
+    timing = ("loss", "runtime", "samples_per_second", "steps_per_second")
+    last: dict[str, Any] = next((each for each in reversed(trainer.state.log_history) if "eval_loss" in each), {})
+    named = {key.removeprefix("eval_"): value for key, value in last.items() if key.startswith("eval_")}
+    return {key: float(value) for key, value in named.items() if key not in timing}

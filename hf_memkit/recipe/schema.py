@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from hf_memkit import resources
 from hf_memkit.errors import InputError, RecipeError, SettingError, did_you_mean
 from hf_memkit.presets import PRESETS, compose
+from hf_memkit.recipe.tasks import DEFAULT_TASK, TASKS
 from hf_memkit.technique import TECHNIQUES, wrong_value
 from hf_memkit.units import parse_size
 
@@ -42,6 +43,12 @@ def _has_model_type(architecture: dict[str, Any]) -> dict[str, Any]:
     return architecture
 
 
+def _known_task(name: str) -> str:
+    if name not in TASKS:
+        raise ValueError(f"no task of this name{did_you_mean(name, TASKS)}; allowed: {', '.join(TASKS)}")
+    return name
+
+
 def _known_preset(name: str) -> str:
     if name not in PRESETS:
         raise ValueError(f"no preset of this name{did_you_mean(name, PRESETS)}; allowed: {', '.join(PRESETS)}")
@@ -62,19 +69,35 @@ def _known_checkpointing(name: str) -> str:
 
 
 class Model(_Strict):
-    """The model: `hub_id`, and the config values to build it from where the hub cannot be reached."""
+    """The model: `hub_id`, and the config values to build it from where the hub cannot be reached.
+
+    `open_alternative` is a model of the same kind that the hub gives without a login, where `hub_id` is gated.
+    """
 
     hub_id: str = Field(min_length=1)
+    open_alternative: str | None = None
     architecture: Annotated[dict[str, Any], AfterValidator(_has_model_type)]
 
 
 class Data(_Strict):
-    """The default corpus. `held_out` is the share of blocks kept for evaluation, above 0 and below 0.5, of which the
-    first `evaluated_blocks` are used."""
+    """The default data set. `held_out` is the share of its examples (blocks of text) kept for evaluation, above 0 and
+    below 0.5, of which the first `evaluated_blocks` are used.
+
+    `columns` names the columns of the default data set where they are not the task's usual ones. `prefix` is what a
+    model that does several jobs is told to do, before each source text. `target_length` is the most tokens of a
+    target text, where it is not that of a source. `packing` lets short conversations share a sequence. `language` is
+    that of speech, for models that know several.
+    """
 
     hub_id: str = Field(min_length=1)
     hub_config: str | None = None
+    hub_split: str = "train"
     text_column: str = "text"
+    columns: dict[str, str] = Field(default_factory=dict)
+    prefix: str = ""
+    target_length: PositiveInt | None = None
+    packing: bool = False
+    language: str | None = None
     held_out: float = Field(default=0.05, gt=0, lt=0.5)
     evaluated_blocks: PositiveInt = 128
 
@@ -84,7 +107,8 @@ class Variant(_Strict):
 
     `techniques` are added to the preset's, or take the place of those that decide the same thing. `checkpointing` are
     such techniques, or `none`, in order of preference: the first with which the variant fits is taken, or the last.
-    `values` go to the techniques.
+    `values` go to the techniques. `solve_for: sequence` makes the sequence as long as the card holds, and the model
+    allows, from the recipe's `sequence_length` on; `--sequence-length` overrides it.
     """
 
     micro_batch_size: PositiveInt
@@ -92,6 +116,7 @@ class Variant(_Strict):
     techniques: list[Annotated[str, AfterValidator(_known_technique)]] = Field(default_factory=list)
     checkpointing: list[Annotated[str, AfterValidator(_known_checkpointing)]] = Field(default_factory=list)
     values: dict[str, Any] = Field(default_factory=dict)
+    solve_for: Literal["sequence"] | None = None
 
 
 class Rehearsal(_Strict):
@@ -108,16 +133,19 @@ class Rehearsal(_Strict):
 class Recipe(_Strict):
     """One recipe file. `name` and `path` come from the file, the rest from its text.
 
-    `sequence_length` is in tokens, `sequences_per_step` in sequences an optimizer step, `steps` in optimizer steps,
-    `card` a marketing size such as `16GB`.
+    `task` is the kind of data (`hf_memkit.recipe.tasks`); `sequence_length` is in tokens, `sequences_per_step` in
+    sequences an optimizer step, `steps` in optimizer steps, `card` a marketing size such as `16GB`, `gpus` cards on
+    each machine.
     """
 
     name: str
     path: Path
     summary: str = Field(min_length=1, max_length=120)
+    task: Annotated[str, AfterValidator(_known_task)] = DEFAULT_TASK
     model: Model
     data: Data
     card: Annotated[str, AfterValidator(_size)]
+    gpus: PositiveInt = 1
     sequence_length: PositiveInt
     sequences_per_step: PositiveInt
     steps: PositiveInt

@@ -24,12 +24,15 @@ _ELSEWHERE = {
 }
 
 
-def parse_settings(pairs: Iterable[str], elsewhere: Mapping[str, str] = _ELSEWHERE) -> dict[str, Any]:
+def parse_settings(
+    pairs: Iterable[str], elsewhere: Mapping[str, str] = _ELSEWHERE, further: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """`{field: value}` of `key=value` strings. Values are read as YAML scalars: `1e-4`, `true`, `null`, `text`.
 
     Args:
         pairs: `key=value`.
         elsewhere: fields that cannot be set here, each with what to do instead; those of a recipe if not given.
+        further: name → type of fields that the recipe's own Trainer has beyond TrainingArguments.
 
     Raises:
         SettingError: lists every pair that is malformed, unknown, of the wrong type, or answered for elsewhere.
@@ -37,7 +40,7 @@ def parse_settings(pairs: Iterable[str], elsewhere: Mapping[str, str] = _ELSEWHE
     pairs = list(pairs)
     if not pairs:
         return {}  # without looking at transformers, which takes seconds to import
-    hints = compat.argument_types()
+    hints = {**compat.argument_types(), **(further or {})}
     values: dict[str, Any] = {}
     problems = []
     for pair in pairs:

@@ -21,7 +21,7 @@ from typing import Any
 
 from hf_memkit.errors import DataError
 
-__all__ = ["DOCUMENT_CHARACTERS", "check_schema", "in_one_line", "read_texts"]
+__all__ = ["DOCUMENT_CHARACTERS", "check_schema", "in_one_line", "name_of", "not_utf8", "parse_json", "read_texts"]
 
 DOCUMENT_CHARACTERS = 2**20
 """The longest document that a text file gives."""
@@ -97,7 +97,7 @@ def _read_text(path: Path) -> Iterator[str]:
             try:
                 rest += decoder.decode(chunk, final=not chunk)
             except UnicodeDecodeError as error:
-                raise _not_utf8(path, line, error) from error
+                raise not_utf8(path, line, error) from error
             if b"\0" in chunk:
                 at = line + chunk.count(b"\n", 0, chunk.index(b"\0"))
                 raise DataError(f"{path}:{at}: expected text, found a NUL byte: this is a binary file")
@@ -119,8 +119,8 @@ def _end_of_document(text: str) -> int:
     return DOCUMENT_CHARACTERS
 
 
-def _not_utf8(path: Path, line: int, error: UnicodeDecodeError) -> DataError:
-    """`line` is that of the first byte of `error.object`."""
+def not_utf8(path: Path, line: int, error: UnicodeDecodeError) -> DataError:
+    """The error for bytes that are no UTF-8. `line` is that of the first byte of `error.object`."""
     found = error.object
     if line == 1 and found.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return DataError(f"{path}: expected UTF-8 text, found UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
@@ -136,20 +136,25 @@ def _read_json(path: Path, column: str) -> Iterator[str]:
         start = file.read(_CHUNK_BYTES).removeprefix(codecs.BOM_UTF8).lstrip()[:1]
         file.seek(0)
         if start == b"[":
-            for number, row in enumerate(_parse(path, 1, file.read()), 1):
+            for number, row in enumerate(parse_json(path, 1, file.read()), 1):
                 yield _text_of(row, column, f"{path}: item {number}")
             return
         for number, line in enumerate(file, 1):
             if line.strip():
-                yield _text_of(_parse(path, number, line), column, f"{path}:{number}")
+                yield _text_of(parse_json(path, number, line), column, f"{path}:{number}")
 
 
-def _parse(path: Path, line: int, content: bytes) -> Any:
+def parse_json(path: Path, line: int, content: bytes) -> Any:
+    """The value in `content`, which begins at `line` of the file.
+
+    Raises:
+        DataError: it is no JSON, or no UTF-8.
+    """
     try:
         # Without the line end: a mistake at the end of a line is told of that line, not of the next.
         return json.loads(content.removeprefix(codecs.BOM_UTF8).decode("utf-8").rstrip())
     except UnicodeDecodeError as error:
-        raise _not_utf8(path, line, error) from error
+        raise not_utf8(path, line, error) from error
     except json.JSONDecodeError as error:
         at = line + error.lineno - 1
         raise DataError(
@@ -162,13 +167,13 @@ def _parse(path: Path, line: int, content: bytes) -> Any:
 
 def _text_of(row: Any, column: str, where: str) -> str:
     if not isinstance(row, dict):
-        raise DataError(f'{where}: expected an object such as {{"{column}": "…"}}, found {_name_of(row)}')
+        raise DataError(f'{where}: expected an object such as {{"{column}": "…"}}, found {name_of(row)}')
     if column not in row:
         lengths = {name: len(value) if isinstance(value, str) else -1 for name, value in row.items()}
         raise _missing_column(where, column, lengths)
     text = row[column]
     if not isinstance(text, str):
-        raise DataError(f"{where}: column {column!r}: expected text, found {_name_of(text)}")
+        raise DataError(f"{where}: column {column!r}: expected text, found {name_of(text)}")
     try:
         text.isascii() or text.encode()
     except UnicodeEncodeError as error:  # "\ud800" is valid JSON and no character
@@ -176,7 +181,8 @@ def _text_of(row: Any, column: str, where: str) -> str:
     return text
 
 
-def _name_of(value: Any) -> str:
+def name_of(value: Any) -> str:
+    """What a value of JSON is called in a message."""
     if value is None:
         return "null"
     return "an array" if isinstance(value, list) else "an object" if isinstance(value, dict) else f"{value!r:.40}"

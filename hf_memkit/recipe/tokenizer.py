@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,15 @@ if TYPE_CHECKING:
 
     from hf_memkit.recipe.data import Documents
 
-__all__ = ["END_OF_TEXT", "ChosenTokenizer", "check_vocabulary", "get_tokenizer", "train_tokenizer"]
+__all__ = [
+    "CONTINUED",
+    "END_OF_TEXT",
+    "ChosenTokenizer",
+    "Framing",
+    "check_vocabulary",
+    "get_tokenizer",
+    "train_tokenizer",
+]
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -29,6 +37,30 @@ _LONG_SPACE = re.compile(rf"(\s{{{_LONGEST_WORD}}})\s+")
 
 
 @dataclass(frozen=True)
+class Framing:
+    """What a tokenizer that is trained here puts around a text.
+
+    Attributes:
+        tokens: special tokens in the order of their IDs, by what transformers calls them (`pad_token` …).
+        single, pair: what becomes of one text (`$A`) and of two (`$B`), as `TemplateProcessing` of tokenizers has it;
+            empty: nothing stands around it.
+    """
+
+    tokens: Mapping[str, str]
+    single: str = ""
+    pair: str = ""
+
+    @property
+    def listed(self) -> list[str]:
+        """Each special token once, in the order of their IDs."""
+        return list(dict.fromkeys(self.tokens.values()))
+
+
+CONTINUED = Framing({"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, "pad_token": END_OF_TEXT})
+"""For language models that go on with a text: packing puts the end between documents."""
+
+
+@dataclass(frozen=True)
 class ChosenTokenizer:
     """`reason` tells a person why it is this one; `trained_here` is True if it is not the model's own."""
 
@@ -38,7 +70,12 @@ class ChosenTokenizer:
 
 
 def get_tokenizer(
-    name: str | None, documents: Documents, *, vocabulary_size: int, allow_download: bool
+    name: str | None,
+    documents: Documents,
+    *,
+    vocabulary_size: int,
+    allow_download: bool,
+    framing: Framing = CONTINUED,
 ) -> ChosenTokenizer:
     """The tokenizer of the model `name`, a local path or a hub ID; without one, a tokenizer trained on `documents`.
 
@@ -47,19 +84,20 @@ def get_tokenizer(
         documents: what a tokenizer is trained on.
         vocabulary_size: entries that the model has embeddings for.
         allow_download: if False, only local paths and the hub's cache are looked at.
+        framing: of a tokenizer that is trained.
 
     Raises:
         DataError: the tokenizer has more entries than the model, or the model fewer than a tokenizer needs.
     """
     if name is None:
-        trained = train_tokenizer(documents, vocabulary_size)
+        trained = train_tokenizer(documents, vocabulary_size, framing)
         reason = f"a byte-level BPE of {len(trained)} entries, trained here on {documents.source}"
         return ChosenTokenizer(trained, reason, True)
     own, problem = _load(name, documents, allow_download)
     if own is not None:
         check_vocabulary(own, vocabulary_size)
         return ChosenTokenizer(own, f"the model's own ({name}, {len(own)} entries)", False)
-    trained = train_tokenizer(documents, vocabulary_size)
+    trained = train_tokenizer(documents, vocabulary_size, framing)
     reason = (
         f"NOT THE MODEL'S OWN: {name} gave none ({problem}), so a byte-level BPE of {len(trained)} entries was "
         f"trained here on {documents.source}; its losses compare with no other tokenizer's, and weights trained with "
@@ -77,7 +115,9 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, vocabulary_size: int) -
         )
 
 
-def train_tokenizer(documents: Documents, vocabulary_size: int) -> PreTrainedTokenizerBase:
+def train_tokenizer(
+    documents: Documents, vocabulary_size: int, framing: Framing = CONTINUED
+) -> PreTrainedTokenizerBase:
     """A byte-level BPE with at most `vocabulary_size` entries: any text can be written in it and read back unchanged.
 
     Of `documents` the first 100 Mi characters are used. The same documents give the same vocabulary, in every process.
@@ -85,7 +125,7 @@ def train_tokenizer(documents: Documents, vocabulary_size: int) -> PreTrainedTok
     Raises:
         DataError: `vocabulary_size` is below 257, or no document holds text.
     """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
     if vocabulary_size < _SMALLEST_VOCABULARY:
@@ -99,17 +139,24 @@ def train_tokenizer(documents: Documents, vocabulary_size: int) -> PreTrainedTok
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary_size,
-        special_tokens=[END_OF_TEXT],
+        special_tokens=framing.listed,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(_training_texts(documents), trainer)
+    inputs = ["input_ids", "attention_mask"]
+    if framing.single:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=framing.single,
+            pair=framing.pair or None,
+            special_tokens=[(token, number) for number, token in enumerate(framing.listed)],
+        )
+        inputs += ["token_type_ids"] if ":1" in framing.pair else []
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        bos_token=END_OF_TEXT,
-        eos_token=END_OF_TEXT,
-        pad_token=END_OF_TEXT,
         clean_up_tokenization_spaces=False,
+        **framing.tokens,
+        **({"model_input_names": inputs} if framing.single else {}),
     )
 
 

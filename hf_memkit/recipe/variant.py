@@ -60,6 +60,8 @@ def apply_variant(
     job: Job,
     left_out: Mapping[str, str],
     change: Callable[[TrainingSetup], TrainingSetup] | None = None,
+    *,
+    checkpointing: str | None = None,
 ) -> TrainingSetup:
     """The variant's techniques, with the first of its kinds of checkpointing with which it fits the card, or the last.
 
@@ -68,18 +70,16 @@ def apply_variant(
         job: what it is for; its machine has a card.
         left_out: techniques that are left out, each with why.
         change: what is done to the setup after its techniques, before its ledger is computed.
+        checkpointing: one of the variant's kinds, whether it fits or not; None: the first that fits by formula.
     """
     if not variant.checkpointing:
         return apply_preset(name, job, variant.techniques, left_out=left_out, change=change)
+    if checkpointing is not None:
+        return _with_checkpointing(name, variant, job, checkpointing, left_out, change)
     assert job.machine.gpu is not None
     limit, tried = job.machine.gpu.usable_bytes, []
     for choice in variant.checkpointing:
-        if choice == NO_CHECKPOINTING:
-            setup = apply_preset(
-                name, job, variant.techniques, without=_CHECKPOINTING, left_out=left_out, change=change
-            )
-        else:
-            setup = apply_preset(name, job, [*variant.techniques, choice], left_out=left_out, change=change)
+        setup = _with_checkpointing(name, variant, job, choice, left_out, change)
         needed = setup.ledger.total_bytes("device")
         tried.append(f"{choice} {format_size(needed)}")
         if needed <= limit:
@@ -89,3 +89,16 @@ def apply_variant(
         f"Activation checkpointing: {choice}, {which}. On the card, by formula: {', '.join(tried)}, of "
         f"{format_size(limit)}."
     )
+
+
+def _with_checkpointing(
+    name: str,
+    variant: Variant,
+    job: Job,
+    choice: str,
+    left_out: Mapping[str, str],
+    change: Callable[[TrainingSetup], TrainingSetup] | None,
+) -> TrainingSetup:
+    if choice == NO_CHECKPOINTING:
+        return apply_preset(name, job, variant.techniques, without=_CHECKPOINTING, left_out=left_out, change=change)
+    return apply_preset(name, job, [*variant.techniques, choice], left_out=left_out, change=change)

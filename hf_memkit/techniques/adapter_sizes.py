@@ -5,11 +5,11 @@ Tests compare every figure with the real tensors of PEFT and bitsandbytes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from hf_memkit.adapter_layers import ALL_LINEAR, adapted, named
 from hf_memkit.models import Linear, ModelFacts
 
 __all__ = [
@@ -25,9 +25,6 @@ __all__ = [
     "quantised_bytes",
     "quantised_layers",
 ]
-
-ALL_LINEAR: Final = "all-linear"
-"""PEFT's word for every linear layer but the one that makes the logits (peft: tuners/tuners_utils.py)."""
 
 EMBEDDINGS: Final = frozenset({"wte", "embed_tokens", "embed_in", "word_embeddings", "tok_embeddings"})
 """What architectures call their word embedding."""
@@ -63,22 +60,6 @@ class Quantised:
         return self.codes + self.statistics + self.kept
 
 
-def adapted(model: ModelFacts, adapter: Mapping[str, Any]) -> tuple[Linear, ...]:
-    """The linear layers that get an adapter.
-
-    `target_modules` is read as PEFT reads it (peft 0.21.2: tuners/tuners_utils.py, `check_target_module_exists`): a
-    list holds whole names or their ends, a string is "all-linear" or a regular expression. Without it PEFT takes a few
-    layers by model type; all are counted here, from above.
-    """
-    targets = adapter.get("target_modules") or ALL_LINEAR
-    excluded = adapter.get("exclude_modules") or ()
-    if isinstance(targets, str) and targets.lower() == ALL_LINEAR:
-        chosen = [layer for layer in model.linears if not layer.head]
-    else:
-        chosen = [layer for layer in model.linears if _named(layer.name, targets)]
-    return tuple(layer for layer in chosen if not _named(layer.name, excluded))
-
-
 def adapter_parameters(model: ModelFacts, adapter: Mapping[str, Any]) -> int:
     """Parameters of the adapters: rank × (inputs + outputs) a layer (Hu et al. 2021, arXiv 2106.09685, section 4).
 
@@ -94,7 +75,7 @@ def copied_parameters(model: ModelFacts, adapter: Mapping[str, Any]) -> int:
     `ModulesToSaveWrapper`)."""
     names = adapter.get("modules_to_save") or ()
     copied = sum(
-        layer.elements + layer.outputs * layer.bias for layer in model.linears if _named(layer.name, names)
+        layer.elements + layer.outputs * layer.bias for layer in model.linears if named(layer.name, names)
     )  # fmt: skip
     return copied + model.vocabulary * model.width * len(EMBEDDINGS & set(names))
 
@@ -156,9 +137,3 @@ def _statistics(elements: int, nested: bool) -> int:
 
 def _blocks(elements: int, size: int) -> int:
     return -(-elements // size)
-
-
-def _named(name: str, patterns: Any) -> bool:
-    if isinstance(patterns, str):
-        return re.fullmatch(patterns, name) is not None
-    return any(name == pattern or name.endswith(f".{pattern}") for pattern in patterns)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from hf_memkit.job import Job
+from hf_memkit.models import ModelFacts
 from hf_memkit.technique import Bounds, technique
 from hf_memkit.training_setup import TrainingSetup
 
@@ -75,13 +76,34 @@ def qlora(setup: TrainingSetup, job: Job) -> TrainingSetup:
     )
 
 
+def _kind(model: ModelFacts | None) -> dict[str, tuple[Any, str]]:
+    """What PEFT is told of the model: its kind, which names the class that wraps it (peft: mapping.py,
+    MODEL_TYPE_TO_PEFT_MODEL_MAPPING), or the head that has to be trained whole because it is new."""
+    kind = model.model_class if model is not None else None
+    if kind is None:
+        return {"task_type": ("CAUSAL_LM", "a causal language model")}
+    if kind.endswith("ForSequenceClassification"):  # PEFT then trains the head by itself
+        return {"task_type": ("SEQ_CLS", "a classifier of sequences: its new head is trained whole")}
+    if kind.endswith("ForTokenClassification"):
+        return {"task_type": ("TOKEN_CLS", "a classifier of tokens: its new head is trained whole")}
+    if kind.endswith(("ForImageClassification", "ForAudioClassification")):
+        return {"modules_to_save": (["classifier"], "the head is new, and has to be trained whole")}
+    if kind.endswith("ForConditionalGeneration") and not kind.startswith(_SPEECH):
+        return {"task_type": ("SEQ_2_SEQ_LM", "an encoder and a decoder of text")}
+    return {}
+
+
+_SPEECH: Final = ("Whisper", "Speech2Text", "Moonshine")
+"""Encoders of sound: PEFT's class for encoder and decoder knows text only, and its plain one takes any input."""
+
+
 def _adapters(setup: TrainingSetup, job: Job) -> TrainingSetup:
     rank = int(job.values.get("rank", 16))
     alpha, dropout = int(job.values.get("alpha", 2 * rank)), float(job.values.get("dropout", 0.0))
     return setup.put_all(
         "adapter",
         {
-            "task_type": ("CAUSAL_LM", "a causal language model"),
+            **_kind(job.model),
             "r": (rank, "asked for" if "rank" in job.values else "enough for most tasks at a few MB"),
             "lora_alpha": (
                 alpha,

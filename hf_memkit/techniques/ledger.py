@@ -165,7 +165,10 @@ def _replicas(states: tuple[Row, ...], job: Job) -> tuple[Row, ...]:
 
 
 def _activations(setup: TrainingSetup, job: Job, model: ModelFacts) -> tuple[Row, ...]:
-    """Activations as they are checkpointed, attention scores if they are kept, and the loss."""
+    """Activations as they are checkpointed, attention scores if they are kept, and the loss. For other models than
+    causal language models there is no formula; a setup says so (`hf_memkit/recipe/resolve.py`), and a trace tells."""
+    if model.model_class is not None:
+        return ()
     found = list(activation_rows(setup, job, model))
     if scores := kept_scores_bytes(setup, job):
         checkpointed = checkpoint_mode(setup)[0] in ("every-layer", "offloaded")

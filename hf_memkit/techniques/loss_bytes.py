@@ -7,7 +7,15 @@ from typing import Final
 from hf_memkit.job import Job
 from hf_memkit.training_setup import TrainingSetup
 
-__all__ = ["PEAK_BYTES", "chunk_tokens_for", "chunked_loss_bytes", "full_loss_bytes", "liger_loss_bytes", "loss_bytes"]
+__all__ = [
+    "PEAK_BYTES",
+    "chunk_tokens_for",
+    "chunked_loss_bytes",
+    "full_loss_bytes",
+    "liger_loss_bytes",
+    "loss_bytes",
+    "sft_loss_bytes",
+]
 
 PEAK_BYTES: Final = 12
 """Bytes of one logit at the highest point of the backward pass, whatever the model's dtype: the fp32 log-probabilities
@@ -26,7 +34,7 @@ def chunk_tokens_for(vocabulary: int) -> int:
     Larger chunks make no matrix product faster; smaller ones add to the gradient of the output embedding more often.
     The part has the same rule (`hf_memkit/parts/chunked_loss.py`), for those who install it by itself.
     """
-    fitting = max(1, _CHUNK_BYTES // (4 * vocabulary))
+    fitting = max(1, _CHUNK_BYTES // (4 * max(1, vocabulary)))
     return min(_MOST_TOKENS, 1 << (fitting.bit_length() - 1))
 
 
@@ -56,12 +64,38 @@ def liger_loss_bytes(tokens: int, vocabulary: int, width: int, *, weight_bytes: 
     return weight_bytes * (chunk * vocabulary + tokens * width + vocabulary * width)
 
 
+def sft_loss_bytes(
+    tokens: int, vocabulary: int, width: int, *, weight_bytes: int, compute_bytes: int, head_is_trained: bool
+) -> int:
+    """TRL's SFTTrainer on a card, in backward: one tile of logits, the inputs of the scored tokens and their fp32
+    gradient, and the head's fp32 gradient beside its copy in the weights' dtype.
+
+    A tile has at most 4096 tokens × 32768 words. All tokens are taken for scored; those without a label are not
+    (trl 1.16.0: kernels/chunked_logprob.py, trainer/utils.py 1506 and 1645).
+    """
+    tile = min(tokens, _SFT_TILE_TOKENS) * _SFT_TILE_WORDS * compute_bytes
+    copy = weight_bytes if weight_bytes < 4 else 0
+    head = (4 + copy) * vocabulary * width if head_is_trained else 0
+    return tile + (compute_bytes + 4) * tokens * width + head
+
+
+_SFT_TILE_TOKENS: Final = 4096
+_SFT_TILE_WORDS: Final = 32768
+
+
 def loss_bytes(setup: TrainingSetup, job: Job) -> tuple[int, str, str]:
     """(bytes, what they are, formula) of the loss that `setup` computes, at its peak. Zero if no model is known."""
     model = job.model
     if model is None:
         return 0, "no model is known", "none"
     weight = 2 if setup.get("model.dtype", "float32") in ("bfloat16", "float16") else 4
+    if setup.get("trainer.class") == "trl:SFTTrainer":
+        half = weight == 2 or setup.get("arguments.bf16") is True or setup.get("arguments.fp16") is True
+        size = sft_loss_bytes(
+            job.tokens, model.vocabulary, model.width, weight_bytes=weight, compute_bytes=2 if half else 4,
+            head_is_trained=not setup.section("adapter"),
+        )  # fmt: skip
+        return size, "SFTTrainer's tile of logits, gradients of its inputs", "trl 1.16.0: kernels/chunked_logprob.py"
     options = setup.get("model_parts.chunked_loss")
     if options is not None:
         chunk = options.get("chunk_tokens") or chunk_tokens_for(model.vocabulary)

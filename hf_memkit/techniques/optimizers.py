@@ -6,7 +6,7 @@ from hf_memkit.job import Job
 from hf_memkit.technique import technique
 from hf_memkit.training_setup import TrainingSetup
 
-__all__ = ["adafactor", "adamw_foreach", "adamw_fused", "adamw_loop", "sgd_momentum"]
+__all__ = ["adafactor", "adafactor_stochastic", "adamw_foreach", "adamw_fused", "adamw_loop", "sgd_momentum"]
 
 
 @technique(
@@ -106,3 +106,25 @@ def adafactor(setup: TrainingSetup, job: Job) -> TrainingSetup:
     gives it no momentum (transformers 5.23.0: trainer_optimizer.py 195-198).
     """
     return setup.put("arguments.optim", "adafactor", "a number a row and a column, instead of two a parameter")
+
+
+@technique(
+    "adafactor-stochastic",
+    family="optimizers",
+    saves="nearly all states, and the fp32 weights besides: 4 bytes a parameter of bf16 weights and gradients",
+    costs="four temporaries of the largest parameter in fp32, one parameter at a time, and no momentum",
+    not_when="the weights are fp32: adafactor is the same there",
+)
+def adafactor_stochastic(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """Adafactor over bf16 weights that are rounded stochastically (`hf_memkit.parts.stochastic_adafactor`).
+
+    On fp32 weights its numbers are those of transformers' Adafactor, as Trainer sets it up.
+    """
+    return setup.put_all(
+        "optimizer",
+        {
+            "class": ("hf_memkit.parts.stochastic_adafactor:Adafactor", "transformers' own rounds to nearest"),
+            "bf16_stochastic_round": (True, "updates below 1/256 of a weight add up instead of being lost"),
+            "takes": (["lr"], "it has neither momentum nor Adam's epsilon"),
+        },
+    )

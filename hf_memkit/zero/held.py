@@ -52,7 +52,7 @@ def swapped_bytes(folder: Path, rank: int | None = None) -> dict[str, int]:
 
 def _held(zero: Any, module: Module) -> Held:
     if hasattr(zero, "single_partition_of_fp32_groups"):
-        return _stages_1_2(zero)
+        return _stages_1_2(zero, list(module.parameters()))
     if hasattr(zero, "fp32_partitioned_groups_flat"):
         return _stage_3(zero, list(module.parameters()))
     return {}
@@ -84,10 +84,11 @@ def _moments(optimizer: Any) -> list[Tensor]:
     return [state[name] for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq") if name in state]
 
 
-def _stages_1_2(zero: Any) -> Held:
+def _stages_1_2(zero: Any, parameters: list[Any]) -> Held:
     masters = zero.single_partition_of_fp32_groups
     held: Held = {
         ("device", "weights, flat"): zero.bit16_groups_flat,
+        ("device", "frozen weights"): [parameter for parameter in parameters if not parameter.requires_grad],
         ("device", "gradient buckets"): [bucket.buffer for bucket in zero.ipg_buckets.values()],
     }
     if not zero.cpu_offload:
@@ -139,15 +140,18 @@ def _stage_3(zero: Any, parameters: list[Any]) -> Held:
 
 
 def _stage_3_weights(zero: Any, parameters: list[Any]) -> Held:
+    frozen = [parameter.ds_tensor for parameter in parameters if not parameter.requires_grad]
+    frozen_place: Place = "pinned" if zero.offload_param_pin_memory else "host"
+    held: Held = {("device" if not zero.offload_param else frozen_place, "frozen weight partition"): frozen}
     if not zero.offload_param:
-        return {("device", "weight partition"): zero.lp_param_buffer}
+        return held | {("device", "weight partition"): zero.lp_param_buffer}
     # A buffer of one element stands for a group that is on disk.
     flat = [buffer for buffer in zero.param_groups_fp16_flat_cpu_memory if buffer.numel() > 1]
     if not zero.params_in_nvme_and_cpu:
-        return {("pinned", "weight partition"): flat}
+        return held | {("pinned", "weight partition"): flat}
     swapper = parameters[0].nvme_swapper
     small_place: Place = "pinned" if zero.offload_param_pin_memory else "host"
-    return {
+    return held | {
         ("pinned", "parameter swap buffers"): swapper.buffers,
         ("pinned", "parameter write-back buffer"): swapper.partitioned_swap_buffer,
         ("pinned", "weights kept in RAM"): flat,

@@ -1,19 +1,20 @@
 """The ledger of any DeepSpeed JSON: bytes on card, host, pinned host and disk, a row a term.
 
 The formulas were read from deepspeed 0.19.8, with the lines named in each row, and are compared in tests/engine with
-the tensors and files of the live engine. They hold for full training (every parameter trained) with Adam. Activations,
-the loss and the processes themselves are not in it: they do not depend on DeepSpeed (`hf_memkit.job`).
+the tensors and files of the live engine. They hold for Adam, with every parameter trained, or adapters beside frozen
+weights. Activations, the loss and the processes themselves are not in it: they do not depend on DeepSpeed
+(`hf_memkit.job`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hf_memkit.ledger import Ledger
 from hf_memkit.models import ModelFacts
 from hf_memkit.zero.settings import ZeroSettings
-from hf_memkit.zero.split import split
+from hf_memkit.zero.split import with_adapters
 from hf_memkit.zero.stage_3 import stage_3_rows
 from hf_memkit.zero.stages_1_2 import stage_1_2_rows
 
@@ -21,9 +22,15 @@ __all__ = ["zero_ledger"]
 
 
 def zero_ledger(
-    config: Mapping[str, Any], model: ModelFacts, *, gpus: int = 1, nodes: int = 1, accumulation: bool = True
+    config: Mapping[str, Any],
+    model: ModelFacts,
+    *,
+    gpus: int = 1,
+    nodes: int = 1,
+    accumulation: bool = True,
+    adapters: Sequence[int] = (),
 ) -> Ledger:
-    """What DeepSpeed holds for training all of `model` with `config`.
+    """What DeepSpeed holds for training all of `model` with `config`, or adapters beside it.
 
     Args:
         config: a DeepSpeed JSON. "auto" in `bf16.enabled` or `fp16.enabled` counts as 16 bit.
@@ -31,11 +38,13 @@ def zero_ledger(
         gpus: processes on each machine, one card each.
         nodes: machines.
         accumulation: whether gradients of several micro-batches are accumulated.
+        adapters: elements of each adapter parameter; the model is then frozen. Empty: all of the model is trained.
     """
     settings = ZeroSettings.from_config(config)
-    parts = split(model, gpus * nodes)
+    trained = with_adapters(model, adapters) if adapters else model
+    frozen = model if adapters else None
     if settings.stage == 3:
-        rows = stage_3_rows(settings, model, parts, gpus=gpus)
+        rows = stage_3_rows(settings, trained, frozen, gpus=gpus, processes=gpus * nodes)
     else:
-        rows = stage_1_2_rows(settings, model, parts, gpus=gpus, accumulation=accumulation)
+        rows = stage_1_2_rows(settings, trained, frozen, gpus=gpus, processes=gpus * nodes, accumulation=accumulation)
     return Ledger(tuple(row for row in rows if row.size_bytes))

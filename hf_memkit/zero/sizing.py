@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -72,22 +73,24 @@ def size_preset(
     nodes: int = 1,
     aio: AioMeasurement | None = None,
     accumulation: bool = True,
+    adapters: Sequence[int] = (),
 ) -> Sized:
     """The preset `name` with its buffers computed for `model` on `machine`.
 
     Args:
         name: a preset of `ds_configs/`.
-        model: the model to train, all of it.
+        model: the model to train.
         machine: card (None: card limits are left out), RAM and page-lock limit.
         nvme_path: folder for swap files; None leaves the preset's placeholder.
         gpus, nodes: processes on each machine, and machines.
         aio: what was measured on `nvme_path`; None leaves the preset's section `aio`.
         accumulation: whether gradients of several micro-batches are accumulated.
+        adapters: elements of each adapter parameter, where only they are trained; empty: all of the model is.
 
     Raises:
         InputError: there is no such preset.
     """
-    sizing = _Sizing(load(name), model, machine, gpus, nodes, accumulation)
+    sizing = _Sizing(load(name), model, machine, gpus, nodes, accumulation, tuple(adapters))
     sizing.paths(nvme_path, aio)
     sizing.buckets()
     sizing.live_parameters()
@@ -102,18 +105,22 @@ class _Sizing:
     """The config under work. Each method decides one kind of buffer."""
 
     def __init__(
-        self, config: dict[str, Any], model: ModelFacts, machine: Machine, gpus: int, nodes: int, accumulation: bool
-    ) -> None:
+        self, config: dict[str, Any], model: ModelFacts, machine: Machine, gpus: int, nodes: int, accumulation: bool,
+        adapters: tuple[int, ...],
+    ) -> None:  # fmt: skip
         self.config = copy.deepcopy(config)
         self.zero: dict[str, Any] = self.config.get("zero_optimization", {})
         self.model, self.machine = model, machine
         self.gpus, self.processes, self.nodes = gpus, gpus * nodes, nodes
-        self.accumulation = accumulation
+        self.accumulation, self.adapters = accumulation, adapters
         self.choices: dict[str, Choice] = {}
         self.notes: list[str] = []
 
     def ledger(self) -> Ledger:
-        return zero_ledger(self.config, self.model, gpus=self.gpus, nodes=self.nodes, accumulation=self.accumulation)
+        return zero_ledger(
+            self.config, self.model, gpus=self.gpus, nodes=self.nodes, accumulation=self.accumulation,
+            adapters=self.adapters,
+        )  # fmt: skip
 
     def _put(self, path: str, value: Any, reason: str) -> None:
         *sections, key = path.split(".")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from hf_memkit.models import ModelFacts
 
-__all__ = ["ROUNDING_SOURCE", "Split", "aligned", "page_locked", "split", "sub_groups"]
+__all__ = ["ROUNDING_SOURCE", "Split", "aligned", "page_locked", "split", "sub_groups", "with_adapters"]
 
 
 ROUNDING_SOURCE = (
@@ -50,6 +51,21 @@ def split(model: ModelFacts, processes: int) -> Split:
         flat_groups=flat,
         flat_shares=tuple(size // processes for size in flat),
         shares=tuple(tuple(-(-size // processes) for size in group) for group in model.groups),
+    )
+
+
+def with_adapters(model: ModelFacts, sizes: Sequence[int]) -> ModelFacts:
+    """What is trained of `model` where all of it is frozen but adapters of these sizes: they, by themselves. Trainer's
+    optimizer decays all of them: they are matrices, and none belongs to a norm."""
+    return replace(
+        model,
+        parameters=sum(sizes),
+        largest_parameter=max(sizes),
+        sizes=tuple(sizes),
+        decayed=(True,) * len(sizes),
+        tied=0,
+        linears=(),
+        stacked=0,
     )
 
 

@@ -6,7 +6,7 @@ from hf_memkit.ledger import Row
 from hf_memkit.models import ModelFacts
 from hf_memkit.terms import Place
 from hf_memkit.zero.settings import ZeroSettings
-from hf_memkit.zero.split import ROUNDING_SOURCE, Split, page_locked, sub_groups
+from hf_memkit.zero.split import ROUNDING_SOURCE, Split, page_locked, split, sub_groups
 from hf_memkit.zero.stage_3_swap import is_swapped, swapped_parameter_rows, swapped_state_rows
 
 __all__ = ["stage_3_rows"]
@@ -16,28 +16,45 @@ _COORDINATOR = "deepspeed 0.19.8: runtime/zero/partitioned_param_coordinator.py"
 _PARTITION = "deepspeed 0.19.8: runtime/zero/partition_parameters.py"
 
 
-def stage_3_rows(settings: ZeroSettings, model: ModelFacts, parts: Split, *, gpus: int) -> tuple[Row, ...]:
+def stage_3_rows(
+    settings: ZeroSettings, trained: ModelFacts, frozen: ModelFacts | None, *, gpus: int, processes: int
+) -> tuple[Row, ...]:
     """Rows of one card and of one machine with `gpus` processes; some are of 0 bytes."""
+    parts = split(trained, processes)
     return (
-        *_parameters(settings, model, parts, gpus=gpus),
-        *_gradients(settings, model, parts, gpus=gpus),
+        *_parameters(settings, trained, parts, frozen, gpus=gpus),
+        *_gradients(settings, trained, parts, gpus=gpus),
         *_states(settings, parts, gpus=gpus),
         *_rounding(settings, parts, gpus=gpus),
     )
 
 
-def _parameters(settings: ZeroSettings, model: ModelFacts, parts: Split, *, gpus: int) -> list[Row]:
+def _parameters(
+    settings: ZeroSettings, trained: ModelFacts, parts: Split, frozen: ModelFacts | None, *, gpus: int
+) -> list[Row]:
     element, share = settings.element_bytes, parts.share
     offload = settings.parameters
-    persistent = sum(size for size in model.sizes if size <= settings.persistent_elements)
+    of_both = (trained,) if frozen is None else (trained, frozen)
+    elements, largest = sum(each.parameters for each in of_both), max(each.largest_parameter for each in of_both)
+    persistent = sum(size for each in of_both for size in each.sizes if size <= settings.persistent_elements)
     rows = []
     if offload.device == "none":
         rows.append(Row("device", "weights", "weight partition", element * share, f"{_SOURCE} 972: lp_param_buffer"))
+    frozen_parts = None if frozen is None else split(frozen, parts.processes)
+    if frozen_parts is not None:
+        place: Place = "device" if offload.device == "none" else "pinned" if offload.pin_memory else "host"
+        count = 1 if offload.device == "none" else gpus
+        shares = [share for group in frozen_parts.shares for share in group]
+        kept = [each for each in shares if offload.device != "nvme" or not is_swapped(settings, element * each)]
+        rows.append(
+            Row(place, "weights", "frozen weight partition", count * element * sum(kept),
+                f"{_PARTITION}: ds_tensor; only what is trained is flattened")
+        )  # fmt: skip
     # One process that keeps its weights on the card gathers nothing: its partition is the parameter.
     gathers = parts.processes > 1 or offload.device != "none"
     if gathers:
         # The module that computes is gathered whatever the limit is.
-        live = min(model.parameters, max(settings.live_elements, model.largest_parameter))
+        live = min(elements, max(settings.live_elements, largest))
         rows += [
             Row("device", "weights", "small parameters, never split", element * persistent,
                 f"{_COORDINATOR}: stage3_param_persistence_threshold"),
@@ -45,7 +62,7 @@ def _parameters(settings: ZeroSettings, model: ModelFacts, parts: Split, *, gpus
                 f"{_COORDINATOR} 453: stage3_max_live_parameters, prefetched ones included"),
         ]  # fmt: skip
     if parts.processes > 1 and not settings.sequential:
-        bucket = min(model.parameters, max(settings.prefetch_elements, model.largest_parameter))
+        bucket = min(elements, max(settings.prefetch_elements, largest))
         rows.append(
             Row("device", "buffers", "all-gather buffer", element * bucket,
                 f"{_PARTITION} 1343, 795: gathered flat, then copied out; stage3_prefetch_bucket_size")
@@ -53,7 +70,7 @@ def _parameters(settings: ZeroSettings, model: ModelFacts, parts: Split, *, gpus
     secondary = min(settings.secondary_partition, parts.processes)
     if settings.secondary_partition > 1:
         rows.append(
-            Row("device", "weights", "secondary partition", element * model.parameters // secondary,
+            Row("device", "weights", "secondary partition", element * elements // secondary,
                 f"{_PARTITION}: zero_hpz_partition_size")
         )  # fmt: skip
     if offload.device == "cpu":
@@ -62,16 +79,16 @@ def _parameters(settings: ZeroSettings, model: ModelFacts, parts: Split, *, gpus
                 f"{_SOURCE} 906: page-locked whatever pin_memory says")
         )  # fmt: skip
     elif offload.device == "nvme":
-        rows += swapped_parameter_rows(settings, model, parts, gpus=gpus)
+        rows += swapped_parameter_rows(settings, trained, parts, frozen, frozen_parts, gpus=gpus)
     return rows
 
 
-def _gradients(settings: ZeroSettings, model: ModelFacts, parts: Split, *, gpus: int) -> list[Row]:
+def _gradients(settings: ZeroSettings, trained: ModelFacts, parts: Split, *, gpus: int) -> list[Row]:
     element = settings.element_bytes
     partition = settings.accumulator_bytes * parts.share
     term, source = "flat gradient partition", f"{_SOURCE} 791, 4 bytes with grad_accum_dtype fp32"
     rows = [
-        Row("device", "gradients", "largest gradient", element * model.largest_parameter,
+        Row("device", "gradients", "largest gradient", element * trained.largest_parameter,
             f"{_SOURCE}: a gradient before it is reduced", "backward"),
         Row("device", "buffers", "gradient bucket", settings.buckets * element * settings.bucket_elements,
             f"{_SOURCE} 782: reduce_bucket_size, held from the start"),

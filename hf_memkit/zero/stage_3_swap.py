@@ -33,13 +33,23 @@ def _aligned(settings: ZeroSettings, elements: int, element_bytes: int) -> int:
     return element_bytes * aligned(elements, _ALIGNED_BYTES * settings.aio_parallelism // element_bytes)
 
 
-def swapped_parameter_rows(settings: ZeroSettings, model: ModelFacts, parts: Split, *, gpus: int) -> list[Row]:
-    """Rows of `offload_param` on NVMe, of one machine."""
+def swapped_parameter_rows(
+    settings: ZeroSettings,
+    model: ModelFacts,
+    parts: Split,
+    frozen: ModelFacts | None,
+    frozen_parts: Split | None,
+    *,
+    gpus: int,
+) -> list[Row]:
+    """Rows of `offload_param` on NVMe, of one machine. `model` is what is trained."""
     element, offload = settings.element_bytes, settings.parameters
     kept = min(offload.max_in_cpu, parts.share)
     sizes = [share for shares in parts.shares for share in shares]
     tied = -(-model.tied // parts.processes)
-    written = [size for size in (*sizes, tied) if is_swapped(settings, element * size)]
+    others = [share for shares in frozen_parts.shares for share in shares] if frozen_parts is not None else []
+    others += [-(-frozen.tied // parts.processes)] if frozen is not None else []
+    written = [size for size in (*sizes, tied, *others) if is_swapped(settings, element * size)]
     on_disk = sum(_aligned(settings, size, element) for size in written)
     small = sum(element * size for size in sizes if not is_swapped(settings, element * size))
     buffers = offload.buffer_count * _aligned(settings, offload.buffer_elements, element)

@@ -6,7 +6,7 @@ from hf_memkit.ledger import Row
 from hf_memkit.models import ModelFacts
 from hf_memkit.terms import Place
 from hf_memkit.zero.settings import ZeroSettings
-from hf_memkit.zero.split import ROUNDING_SOURCE, Split, page_locked
+from hf_memkit.zero.split import ROUNDING_SOURCE, Split, page_locked, split
 from hf_memkit.zero.zenflow import zenflow_rows
 
 __all__ = ["stage_1_2_rows"]
@@ -15,11 +15,22 @@ _SOURCE = "deepspeed 0.19.8: runtime/zero/stage_1_and_2.py"
 
 
 def stage_1_2_rows(
-    settings: ZeroSettings, model: ModelFacts, parts: Split, *, gpus: int, accumulation: bool
+    settings: ZeroSettings,
+    model: ModelFacts,
+    frozen: ModelFacts | None,
+    *,
+    gpus: int,
+    processes: int,
+    accumulation: bool,
 ) -> tuple[Row, ...]:
-    """Rows of one card and of one machine with `gpus` processes; some are of 0 bytes."""
+    """Rows of one card and of one machine with `gpus` processes; some are of 0 bytes. `model` is what is trained."""
+    parts = split(model, processes)
     flat = settings.element_bytes * sum(parts.flat_groups)
     rows = [Row("device", "weights", "weights, flat", flat, f"{_SOURCE} 493: whole on every card")]
+    if frozen is not None:
+        size = settings.element_bytes * frozen.parameters
+        source = "deepspeed 0.19.8: runtime/engine.py: the module is cast whole, and only what is trained flattened"
+        rows.append(Row("device", "weights", "frozen weights", size, source))
     rows += _card_gradients(settings, model, parts)
     if settings.buckets:
         rows.append(

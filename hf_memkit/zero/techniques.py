@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+from hf_memkit.adapter_layers import adapter_tensors
 from hf_memkit.job import PROCESS_BYTES, Job, process_row
 from hf_memkit.technique import technique
 from hf_memkit.training_setup import TrainingSetup
@@ -9,7 +12,13 @@ from hf_memkit.units import GB, format_size
 from hf_memkit.zero.presets import load
 from hf_memkit.zero.sizing import size_preset
 
-__all__ = ["zero2_offload", "zero3_infinity"]
+__all__ = ["zero2_offload", "zero3", "zero3_infinity", "zero3_offload"]
+
+_PCIE_GB_S: Final = 32.0
+"""One way (PCI-SIG: PCI Express 4.0, 16 GT/s a lane, 16 lanes)."""
+
+_DISK_GB_S: Final = 8.0
+"""One way, 4 lanes: the most that an NVMe disk of that generation can have."""
 
 _WHY_ADAMW = (
     "accelerate swaps it for DeepSpeedCPUAdam (accelerate:utils/deepspeed.py), which steps on the CPU and keeps "
@@ -43,6 +52,47 @@ def zero2_offload(setup: TrainingSetup, job: Job) -> TrainingSetup:
 
 
 @technique(
+    "zero3",
+    family="offload",
+    slot="engine",
+    saves="weights, gradients and optimizer states: each card holds its part of them, and the layers in use",
+    costs="weights are gathered in every forward and backward pass, about half as much communication again as ZeRO-2",
+    not_when="there is one card, of which it splits nothing; or the 16-bit weights fit on each",
+)
+def zero3(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """ZeRO-3: everything split between the cards (Rajbhandari et al. 2020, arXiv 1910.02054).
+
+    Saves weights, gradients and optimizer states: each card holds its part of them, and the layers in use. Costs
+    communication: weights are gathered in every forward and backward pass. With adapters the frozen weights are split
+    too, and gradients and states are those of the adapters. Not for one card.
+    """
+    if job.processes == 1:
+        setup = setup.with_notes("ZeRO-3 on one card splits nothing: take several (--gpus), or another engine.")
+    return _with_preset(setup, job, "zero3", "weights, gradients and optimizer states are split between the cards")
+
+
+@technique(
+    "zero3-offload",
+    family="offload",
+    slot="engine",
+    saves="weights, gradients and optimizer states on the card: buckets and the layers in use stay",
+    costs="about 20 bytes a parameter of RAM, the AdamW step on the CPU, and all weights cross the bus in every pass",
+    not_when="the 16-bit weights fit on the card (zero2-offload moves them less), or RAM is short",
+)
+def zero3_offload(setup: TrainingSetup, job: Job) -> TrainingSetup:
+    """ZeRO-3 with weights, gradients and optimizer states in RAM (Rajbhandari et al. 2021, arXiv 2104.07857).
+
+    Saves nearly everything on the card: buckets and the layers in use stay. Costs about 20 bytes a parameter of RAM,
+    an AdamW step on the CPU, and the time in which all weights cross the bus, in every forward and backward pass. Not
+    where the 16-bit weights fit on the card: `zero2-offload` moves them once a step.
+    """
+    setup = _with_preset(setup, job, "zero3-offload", "weights and states live in RAM, the layers in use on the card")
+    if job.model is None:
+        return setup
+    return setup.with_notes(_least_step_time(setup, job))
+
+
+@technique(
     "zero3-infinity",
     family="offload",
     slot="engine",
@@ -63,7 +113,25 @@ def zero3_infinity(setup: TrainingSetup, job: Job) -> TrainingSetup:
     written = 12 * job.model.parameters / job.nodes
     return setup.with_notes(
         f"About {written / GB:.1f} GB are written to {job.nvme_path} at every optimizer step (12 bytes a parameter, "
-        f"by formula): count that against the disk's endurance, and every step waits for it."
+        f"by formula): count that against the disk's endurance, and every step waits for it, at least "
+        f"{written / GB / _DISK_GB_S:.1f} s at {_DISK_GB_S:.0f} GB/s, the stated bandwidth of PCIe 4.0 × 4 (not "
+        f"measured; `memkit doctor --nvme-path DIR` measures the disk)."
+    )
+
+
+def _least_step_time(setup: TrainingSetup, job: Job) -> str:
+    """What has to cross the bus in a step, and how long that takes at least. No step was measured.
+
+    A micro-batch reads the weights in its forward and in its backward pass, except what may stay gathered meanwhile
+    (`stage3_max_live_parameters`), which is counted as never moved: a bound from below.
+    """
+    assert job.model is not None
+    live = int(setup["deepspeed.config"]["zero_optimization"]["stage3_max_live_parameters"])
+    moved = 2 * 2 * max(0, job.model.parameters - live) / job.processes * job.accumulation
+    return (
+        f"A step takes at least {moved / GB / _PCIE_GB_S:.1f} s, by formula and not measured: {moved / GB:.0f} GB of "
+        f"weights go from RAM to each card (16 bits, twice in each of {job.accumulation} micro-batches), at "
+        f"{_PCIE_GB_S:.0f} GB/s, the stated bandwidth of PCIe 4.0 × 16; the AdamW step on the CPU comes on top."
     )
 
 
@@ -74,7 +142,7 @@ def _with_preset(setup: TrainingSetup, job: Job, name: str, why: str) -> Trainin
         return setup.put("arguments.optim", "adamw_torch", _WHY_ADAMW)
     sized = size_preset(
         name, job.model, job.machine, nvme_path=job.nvme_path, gpus=job.gpus, nodes=job.nodes,
-        accumulation=job.accumulation > 1,
+        accumulation=job.accumulation > 1, adapters=adapter_tensors(job.model, setup.section("adapter")),
     )  # fmt: skip
     setup = setup.put("deepspeed.preset", name, why)
     setup = setup.put("deepspeed.config", sized.config, f"ds_configs/{name}.json, sized")

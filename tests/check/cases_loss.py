@@ -70,6 +70,13 @@ LOSS_CASES: dict[str, list[Case]] = {
         Case("model_parts.chunked_loss.chunk_tokens", _of({"per_device_train_batch_size": 2}, _CHUNKED),
              _of({"per_device_train_batch_size": 3}, _CHUNKED)),
     ],
+    "sft-has-its-own-loss": [
+        Case("model_parts.chunked_loss", _of({}, {**_CHUNKED, "trainer.class": "trl:SFTTrainer"}), _of({}, _CHUNKED)),
+    ],
+    "chunked-loss-needs-causal-model": [
+        Case("model_parts.chunked_loss", _of({}, _CHUNKED, replace(SMALL, model_class="BertForMaskedLM")),
+             _of({}, _CHUNKED, SMALL)),
+    ],
     "flash-needs-16-bits": [
         Case(_FLASH, _of({}, {_FLASH: "flash_attention_2"}), _of({"bf16": True}, {_FLASH: "flash_attention_2"})),
         Case(_FLASH, _of({}, {_FLASH: "flash_attention_2", "model.dtype": "float32"}),

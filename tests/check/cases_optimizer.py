@@ -62,6 +62,8 @@ OPTIMIZER_CASES: dict[str, list[Case]] = {
         Case("adam_beta2", on("galore_adamw", adam_beta2=0.95, **TARGETS), on("galore_adamw", **TARGETS)),
         Case("adam_epsilon", on("apollo_adamw", adam_epsilon=1e-6), on("apollo_adamw", adam_epsilon=1e-8)),
         Case("adam_epsilon", on("lion_8bit", adam_epsilon=1e-6), on("lion_8bit", adam_beta2=0.99)),
+        Case("adam_beta1", on("", adam_beta1=0.5, settings={"optimizer.takes": ["lr"], "optimizer.class": "a:B"}),
+             on("", adam_beta1=0.5, settings={"optimizer.class": "a:B"})),
     ],
     "weight-decay-ignored": [
         Case("weight_decay", on("lomo", weight_decay=0.1), on("lomo", weight_decay=0.0)),

@@ -17,9 +17,21 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, Trainer
+from datasets import Dataset
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainingArguments,
+)
 from transformers.activations import ACT2FN
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from trl import SFTConfig, SFTTrainer
 
 from hf_memkit.check.liger_support import LIGER_OPTIONS, LIGER_WITH_LOGITS
 from hf_memkit.check.rules.attention import WITHOUT_FLEX
@@ -186,6 +198,39 @@ def label_smoothing_makes_logits() -> None:
     chunked_loss.install(with_part)
     smoothed = Trainer(model=with_part, args=arguments(None, label_smoothing_factor=0.1), train_dataset=rows())
     refused("without labels", smoothed.train)
+
+
+@proof("sft-has-its-own-loss", fails="silent")
+def sft_has_its_own_loss() -> None:
+    def loss(sft: bool, smoothing: float) -> float:
+        model = causal_model("llama", vocab_size=128)
+        chunked_loss.install(model, chunk_tokens=4, label_smoothing=smoothing)
+        values = {key: value for key, value in vars(arguments(None)).items() if key in ("output_dir", "max_steps")}
+        plain = {"use_cpu": True, "report_to": "none", "save_strategy": "no", "disable_tqdm": True, "seed": 1}
+        examples = Dataset.from_list([{name: ids.tolist() for name, ids in row.items()} for row in rows()])
+        if not sft:
+            args = TrainingArguments(**values, **plain)
+            return float(Trainer(model=model, args=args, train_dataset=examples).train().training_loss)
+        vocabulary = Tokenizer(WordLevel({"<pad>": 0, "<end>": 1}, unk_token="<pad>"))
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=vocabulary, pad_token="<pad>", eos_token="<end>")
+        own = {"dataset_kwargs": {"skip_prepare_dataset": True}, "bf16": False}
+        made = SFTTrainer(
+            model=model, args=SFTConfig(**values, **plain, **own), train_dataset=examples, processing_class=tokenizer
+        )
+        return float(made.train().training_loss)
+
+    assert loss(False, 0.0) != loss(False, 0.5), "the part does its work in a Trainer"
+    assert loss(True, 0.0) == loss(True, 0.5), "and SFTTrainer never asks it"
+
+
+@proof("chunked-loss-needs-causal-model", fails="loud")
+def chunked_loss_needs_causal_model() -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    bert = AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bert", **sizes))
+    refused("BertForSequenceClassification has none", lambda: chunked_loss.install(bert))
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    t5 = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model("t5", **sizes))
+    refused("chunked_loss", lambda: chunked_loss.install(t5))
 
 
 @proof("one-chunk-only", fails="silent")

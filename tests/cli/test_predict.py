@@ -27,7 +27,15 @@ from hf_memkit.terms import CATEGORIES
 from hf_memkit.units import GIB, MIB
 from tests.conftest import ROOT, Memkit
 
-GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_head": 2, "n_layer": 2, "vocab_size": 100, "n_positions": 64}
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2",
+    "n_embd": 32,
+    "n_head": 2,
+    "n_layer": 2,
+    "vocab_size": 100,
+    "n_positions": 64,
+}
+LLAMA_SIZES = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 100}
 XL = ("--model", "gpt2-xl", "--gpu-memory", "16GB")
 
 Run = Callable[..., tuple[int, str, str]]
@@ -81,6 +89,40 @@ def tiny(tmp_path: Path) -> str:
         ((*XL, "--preset", "lora+resident"), "take one"),
         ((*XL, "--preset", "resident", "--set", "rank=4"), "values of this preset"),
         ((*XL, "--technique", "lora"), "--preset lora"),
+        (("--model", "narrow"), "Padding_idx must be within num_embeddings"),
+        (("--model", "negative"), "negative dimension -32"),
+        (("--model", "worded"), "n_embd"),
+        (("--model", "untyped"), "`model_type`"),
+        (("--model", "unheard-of"), "model type `nope`"),
+        (("--model", "headless"), "names no class"),
+        (("--model", "broken"), "not a valid JSON"),
+        (("--model", "empty"), "no usable config.json"),
+        (("--model", ""), "give a hub ID or a folder"),
+        (("--model", "small", "--sequence-length", "65"), "longer than small allows (64)"),
+        ((*XL, "--gpus", "0"), "--gpus"),
+        ((*XL, "--nodes", "-1"), "--nodes"),
+        ((*XL, "--batch-size", "1.5"), "--batch-size"),
+        ((*XL, "--batch-size", "many"), "--batch-size"),
+        (("--model", "gpt2-xl", "--gpu", ""), "unknown card ''"),
+        (("--model", "gpt2-xl", "--gpu-memory", "-16GB"), "not a size"),
+        (("--model", "gpt2-xl", "--gpu-memory", "0.1GB"), "the CUDA context alone"),
+        ((*XL, "--set", "bf16"), "write key=value"),
+        ((*XL, "--set", "bf16=maybe"), "must be bool, and is str"),
+        ((*XL, "--set", "max_steps=1.5"), "must be int, and is float"),
+        ((*XL, "--set", "optim=adamm"), "must be one of adamw_torch"),
+        ((*XL, "--set", "gradient_accumulation_steps=0"), "must be a whole number above 0"),
+        ((*XL, "--args", "broken.json"), "broken.json: line 1"),
+        ((*XL, "--args", "wrong.json"), "max_steps=five: must be int"),
+        ((*XL, "--args", "ds.json"), "this is a deepspeed"),
+        ((*XL, "--set", "deepspeed=nowhere.json"), "cannot be read"),
+        ((*XL, "--set", "deepspeed=broken.json"), "is no JSON"),
+        ((*XL, "--set", "fsdp=full_shard"), "FSDP is not modelled"),
+        ((*XL, "--batch-size", "1000000000000"), "give a smaller batch"),
+        ((*XL, "--gpus", "1000000000"), "give fewer"),
+        ((*XL, "--variant", "lora"), "--recipe NAME"),
+        (("--recipe", "gpt2-on-17gb"), "unknown recipe 'gpt2-on-17gb'"),
+        (("--recipe", "gpt2-on-16gb", "--preset", "lora"), "not with --recipe"),
+        (("--recipe", "gpt2-on-16gb", "--variant", "lorra"), "did you mean 'lora'"),
     ],
 )
 def test_wrong_input_gets_one_line_and_writes_nothing(
@@ -89,18 +131,33 @@ def test_wrong_input_gets_one_line_and_writes_nothing(
     configs = {
         "odd": {"model_type": "memkit-odd", "auto_map": {"AutoConfig": "odd.OddConfig"}},
         "crooked": {**GPT2, "n_head": 3},
+        "narrow": {"model_type": "llama", **LLAMA_SIZES, "pad_token_id": 200},
+        "negative": {**GPT2, "n_embd": -32},
+        "worded": {**GPT2, "n_embd": "wide"},
+        "untyped": {"n_embd": 32},
+        "unheard-of": {"model_type": "nope"},
+        "headless": {"model_type": "t5"},
+        "small": GPT2,
     }
+    texts = {
+        "broken.json": "{", "wrong.json": '{"max_steps": "five"}', "ds.json": '{"zero_optimization": {"stage": 2}}',
+        "mine.json": '{"learning_rate": 1e-4}',
+    }  # fmt: skip
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    (tmp_path / "empty").mkdir()
     for name, config in configs.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config))
     (tmp_path / "odd" / "odd.py").write_text("raise SystemExit('it ran')")
-    (tmp_path / "mine.json").write_text('{"learning_rate": 1e-4}')
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
     code, out, err = run(*arguments)
     assert code == 2 and out == "", (out, err)
     lines = err.splitlines()
     assert all(line.startswith("memkit: error: ") for line in lines) and said in err, err
     assert len(lines) == (1 if "lora+resident" not in arguments else len(set(lines))), err
-    assert {path.name for path in tmp_path.iterdir()} == {*configs, "mine.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {*configs, *texts, "broken", "empty"}
 
 
 class _Hub(http.server.BaseHTTPRequestHandler):
@@ -330,3 +387,48 @@ def test_without_a_card_there_are_numbers_and_no_verdict(run: Run, tiny: str) ->
     told = json.loads(out)
     assert code == 0 and told["verdict"] is None and told["capacity_gib"] is None and told["peak_allocated_gib"] > 0
     assert any("none named" in note for note in told["notes"])
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"num_attention_heads": 3}, "not a multiple of the number of attention heads"),
+        ({"pad_token_id": 200}, "Padding_idx must be within num_embeddings"),
+        ({"architectures": ["NoSuchModel"]}, "no model class 'NoSuchModel'"),
+        ({"architectures": ["BertModel"]}, "BertForSequenceClassification"),
+    ],
+)
+def test_what_only_building_the_model_shows(run: Run, tmp_path: Path, config: dict[str, Any], said: str) -> None:
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    values = {"model_type": "bert", "architectures": ["BertForMaskedLM"], "vocab_size": 100, **sizes, **config}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    code, out, err = run("--model", str(tmp_path), "--gpu", "T4", "--sequence-length", "8")
+    assert code == 2 and not out and err.count("\n") == 1 and said in err, err
+
+
+def test_no_formula_stands_in_for_a_training_that_fails(run: Run, tmp_path: Path) -> None:
+    """Three heads for keys cannot be shared by two: the model can be built, and no step can be made."""
+    config = {"model_type": "llama", **LLAMA_SIZES, "num_key_value_heads": 3, "intermediate_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    code, out, err = run("--model", str(tmp_path), "--gpu", "T4", "--sequence-length", "8")
+    assert code == 2 and not out and err.startswith("memkit: error: this training cannot be traced"), err
+
+
+def test_a_batch_of_more_than_a_thousand(tiny: str) -> None:
+    """Beyond the rows that a small data set would have, more rows still take more memory."""
+    one, two = (prepare(Asked(tiny, gpu="T4", batch_size=size, sequence_length=4)).predict() for size in (1024, 2048))
+    logits = 1024 * 4 * GPT2["vocab_size"] * 4
+    assert two.phases["forward"][0] - one.phases["forward"][0] >= logits
+
+
+def test_a_recipe_is_predicted_like_a_model(tiny: str) -> None:
+    from hf_memkit.recipe.predicted import predict_recipe
+
+    asked = Asked(tiny, recipe="gpt2-on-16gb", variant="lora", gpu="16GB", sequence_length=64)
+    job = prepare(asked)
+    assert job.resolved is not None and job.setup.preset == "lora" and job.sequence_length == 64
+    assert job.to_json()["recipe"] == "gpt2-on-16gb"
+    by_cli = job.predict(trace=False)
+    by_name = predict_recipe("gpt2-on-16gb", variant="lora", model=tiny, sequence_length=64, gpu="16GB", trace=False)
+    assert by_cli.peak_allocated_bytes == by_name.peak_allocated_bytes > 0
+    assert any(note.startswith("variant lora") for note in by_name.notes)

@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
+from hf_memkit.adapter_layers import adapter_tensors
 from hf_memkit.models import ModelFacts
 from hf_memkit.zero.ledger import zero_ledger
 from tests.engine.conftest import Results
 from tests.engine.preset_cases import Case, one_process, small_config, two_processes, with_precision
+from tests.engine.tiny_training import LORA
 from tests.techniques.proving import proves
 
-ONE = [case for case in one_process() if case.preset and not case.lora]
+ONE = [case for case in one_process() if case.preset]
 LEDGERS = [(case, 1) for case in ONE] + [(case, 2) for case in two_processes()]
 
 
@@ -22,7 +24,7 @@ OUT_OF_SIGHT = (
 )
 
 
-@proves("memory", "zero2-offload", "zero3-infinity")
+@proves("memory", "zero2-offload", "zero3", "zero3-offload", "zero3-infinity")
 @pytest.mark.parametrize(("case", "processes"), LEDGERS, ids=[f"{case.name}-{n}" for case, n in LEDGERS])
 def test_ledger_holds_what_the_engine_holds(
     single: Results, double: Results, model: ModelFacts, case: Case, processes: int
@@ -32,7 +34,8 @@ def test_ledger_holds_what_the_engine_holds(
     ranks = (single if processes == 1 else double)(case.name)
     assert case.preset is not None
     config = with_precision(small_config(case.preset, "/nowhere"), bf16=case.bf16)
-    ledger = zero_ledger(config, model, gpus=processes, accumulation=case.accumulation > 1)
+    adapters = adapter_tensors(model, LORA) if case.lora else ()
+    ledger = zero_ledger(config, model, gpus=processes, accumulation=case.accumulation > 1, adapters=adapters)
     expected = {(row.place, row.term): row.size_bytes for row in ledger.rows if row.term not in OUT_OF_SIGHT}
     held = {
         (place, term): size if place == "device" else sum(held_of(rank)[place, term] for rank in ranks)

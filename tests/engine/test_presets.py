@@ -60,7 +60,7 @@ def ids(cases: list[Case]) -> dict[str, Any]:
 SAME_LOSSES = [case for case in one_process() if case.preset and case.preset not in OTHER_ALGORITHM]
 
 
-@proves("same-result", "zero2-offload", "zero3-infinity")
+@proves("same-result", "zero2-offload", "zero3", "zero3-offload", "zero3-infinity")
 @pytest.mark.parametrize("case", **ids(SAME_LOSSES))
 def test_losses_are_those_of_plain_trainer(single: Results, case: Case) -> None:
     (result,) = single(case.name)

@@ -24,6 +24,8 @@ MODEL: Final[dict[str, Any]] = {
 }
 """Three of its matrices have a mebibyte or more in fp32: DeepSpeed swaps nothing that is smaller."""
 
+LORA: Final[dict[str, Any]] = {"r": 4, "target_modules": ["c_attn", "c_fc", "c_proj"], "task_type": "CAUSAL_LM"}
+
 MICRO_BATCH: Final = 2
 LENGTH: Final = 16
 
@@ -42,9 +44,7 @@ def load_model(folder: Path, *, bf16_weights: bool, lora: bool) -> PreTrainedMod
         from peft import LoraConfig, get_peft_model
 
         torch.manual_seed(0)
-        return get_peft_model(
-            model, LoraConfig(r=4, target_modules=["c_attn", "c_fc", "c_proj"], task_type="CAUSAL_LM")
-        )
+        return get_peft_model(model, LoraConfig(**LORA))
     return model
 
 

@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple
 from hf_memkit.predict.child import serve
 from hf_memkit.predict.request import Request
 from hf_memkit.predict.trace import Trace
-from tests.predict.architectures import ARCHITECTURES, UNSEEN, request
+from tests.predict.architectures import ARCHITECTURES, CHATTING, MIXTURES, UNSEEN, request
 from tests.predict.fake_and_real_tracker import both_trackers
 
 __all__ = ["answer_lines", "changes_of_kernel", "peaks"]
@@ -37,6 +37,9 @@ _LIMIT_S: Final = 600.0
 _MARK: Final = "phase ended: "
 _MEMORY: Final = "[memory]"
 _STOPPED: Final = "recomputation stopped"
+_GENERATOR_STATE: Final = 5056
+"""Bytes of the state of torch's generator for the CPU, which checkpointing keeps for each layer: on the host, whatever
+the card is, and made by no operation."""
 
 Peaks = tuple[int, dict[str, int]]
 """The most live bytes, and the most in each phase."""
@@ -116,7 +119,7 @@ def _without_scratch(events: list[_Event]) -> Iterator[int | str]:
     """Sizes made and freed, and marks, in order; without scratch memory: what one kernel makes and frees again.
 
     No dispatcher sees that, and none of it is a card's: a CPU casts the operands of a sum of bf16 and fp32, and oneDNN
-    has scratch whose size follows from the machine's instruction set.
+    has scratch whose size follows from the machine's instruction set. Nor is the state of the CPU's generator.
     """
     kernels = _kernels(events)
     kernel_ends = 0
@@ -128,7 +131,7 @@ def _without_scratch(events: list[_Event]) -> Iterator[int | str]:
         if event.name == _MEMORY:
             if event.start_ns <= kernel_ends:
                 inside.append(event.size_bytes)
-            else:
+            elif abs(event.size_bytes) != _GENERATOR_STATE:
                 yield event.size_bytes
         elif event.name == _STOPPED:  # what this kernel frees now is its result, not its scratch
             yield from inside
@@ -189,27 +192,34 @@ def _named(found: Peaks) -> dict[str, Any]:
 def _train(asked: Request) -> None:
     from transformers import Trainer, default_data_collator
     from transformers.trainer_callback import PrinterCallback
+    from trl import SFTTrainer
 
     from hf_memkit.build import build_arguments
-    from hf_memkit.predict.child.inputs import Rows, example
-    from hf_memkit.predict.child.training import own_arguments
+    from hf_memkit.predict.child.sft import as_dataset, is_sft, tokenizer
+    from hf_memkit.predict.child.training import own_arguments, rows_for
 
     _mark_stopped_recomputations()
+    _arrays_are_copies()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = build_arguments(asked.setup, own_arguments(asked.setup, folder, on_cpu=True))
+        arguments = build_arguments(asked.setup, own_arguments(asked.setup, folder, on_cpu=True, save=asked.save))
         model = _model(asked)
-        row = example(model, asked.sequence_length)
+        rows = rows_for(asked, asked.setup, model)
         marks = _marks()
-        trainer = Trainer(
+        sft = is_sft(asked.setup)
+        examples = rows(arguments.train_batch_size, 1024)
+        trainer = (SFTTrainer if sft else Trainer)(
             model=model,
             args=arguments,
-            train_dataset=Rows(row, 1024),
-            data_collator=default_data_collator,
+            train_dataset=as_dataset(examples) if sft else examples,
+            **({"processing_class": tokenizer()} if sft else {"data_collator": default_data_collator}),
             callbacks=[marks],
+            compute_metrics=(lambda prediction, compute_result=True: {}) if asked.metrics else None,
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-        trainer.evaluate(Rows(row, arguments.per_device_eval_batch_size * 2))
+        size = arguments.eval_batch_size
+        evaluated = rows(size, size * asked.evaluation_batches)
+        trainer.evaluate(as_dataset(evaluated) if sft else evaluated)
         marks.mark(marks.phases.phase)
 
 
@@ -223,6 +233,14 @@ def _mark_stopped_recomputations() -> None:
             pass
 
     checkpoint._StopRecomputationError.__init__ = made  # type: ignore[attr-defined]
+
+
+def _arrays_are_copies() -> None:
+    """The arrays of an evaluation lie on the host; a CPU's would share the memory of the tensors they are made of."""
+    import torch
+
+    original = torch.Tensor.numpy
+    torch.Tensor.numpy = lambda self, **options: original(self, **options).copy()  # type: ignore[method-assign]
 
 
 def _model(asked: Request) -> Any:
@@ -278,6 +296,9 @@ def _marks() -> Any:
         def on_evaluate(self, *args: Any, **kwargs: Any) -> None:
             self.phases.evaluate_end()
 
+        def on_save(self, *args: Any, **kwargs: Any) -> None:
+            self.phases.save_end()
+
     return Marks()
 
 
@@ -286,7 +307,7 @@ def answer_lines() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print where they like
     serve._load()
-    known = {architecture.name: architecture for architecture in (*ARCHITECTURES, *UNSEEN)}
+    known = {architecture.name: architecture for architecture in (*ARCHITECTURES, *UNSEEN, *MIXTURES, *CHATTING)}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "answer.json"
         for line in sys.stdin:

@@ -9,10 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any, Final, Self
 
-__all__ = ["BAR", "REFUSED", "Child", "difference"]
+__all__ = ["BAR", "REFUSED", "Child", "assert_equal", "difference"]
 
 BAR: Final = 0.005
 """How far the peak on fake tensors may be from the real one, as a share of it."""
+
+PHASES: Final = ("data", "forward", "backward", "optimizer", "evaluate", "save")
+"""Those that a user's training has too; a model is loaded there, and built from its config here."""
 
 REFUSED: Final = {("convnext", "checkpointing"): "does not support activation checkpointing"}
 """What transformers refuses, and what it says."""
@@ -62,3 +65,12 @@ class Child:
 def difference(found: float, expected: float) -> float:
     """As a share of what was expected."""
     return found / expected - 1
+
+
+def assert_equal(fake: dict[str, Any], real: dict[str, Any]) -> None:
+    assert "error" not in fake and "error" not in real, (fake, real)
+    assert abs(difference(fake["peak_bytes"], real["peak_bytes"])) <= BAR, (fake, real)
+    assert fake["phases"].keys() == real["phases"].keys()
+    for phase in PHASES:
+        if phase in real["phases"]:
+            assert abs(difference(fake["phases"][phase], real["phases"][phase])) <= BAR, (phase, fake, real)

@@ -238,9 +238,22 @@ def test_rows_with_several_sequences_get_a_mask(worker: Worker, models: dict[str
     assert not [size for size in plain.sizes_bytes if size == row * row]
 
 
-@pytest.mark.parametrize("names", ["tf32+adamw-fused", "length-grouped", "pad-to-multiple", "packing"])
-def test_techniques_that_need_a_card_or_data_are_traced(worker: Worker, models: dict[str, Path], names: str) -> None:
-    assert traced(worker, setup_of(models["llama"], names)).peak().size_bytes > 0
+def test_tf32_changes_no_byte(worker: Worker, models: dict[str, Path]) -> None:
+    plain, tf32 = (traced(worker, setup_of(models["llama"], names)) for names in ("adamw-fused", "tf32+adamw-fused"))
+    assert tf32 == plain
+
+
+@pytest.mark.parametrize("name", ["length-grouped", "pad-to-multiple", "packing"])
+def test_rows_that_are_padded_or_packed_need_masks(worker: Worker, models: dict[str, Path], name: str) -> None:
+    plain, other = (
+        traced(worker, setup_of(models["llama"], names)) for names in ("adamw-fused", f"{name}+adamw-fused")
+    )
+    mask = BATCH * LENGTH * LENGTH  # who sees whom, a byte each; and the same as numbers that attention adds
+    for size in (mask, 4 * mask):
+        assert other.sizes_bytes.count(size) >= plain.sizes_bytes.count(size) + 2, "in each step"
+    assert sum(alive(other, "weights")) == sum(alive(plain, "weights"))
+    assert sum(alive(other, "optimizer")) == sum(alive(plain, "optimizer"))
+    assert other.peak().size_bytes > plain.peak().size_bytes
 
 
 def test_a_compiled_model_is_refused(worker: Worker, models: dict[str, Path]) -> None:

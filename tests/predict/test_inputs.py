@@ -9,7 +9,8 @@ import torch
 import transformers
 
 from hf_memkit.errors import InputError
-from hf_memkit.predict.child.inputs import Rows, example
+from hf_memkit.predict.child.inputs import Rows, example, pads, shortened
+from hf_memkit.training_setup import TrainingSetup
 
 TEXT: dict[str, Any] = {
     "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
@@ -105,6 +106,55 @@ def test_what_there_is_no_example_of(name: str, config: dict[str, Any], said: st
     with pytest.raises(InputError, match=said) as refused:
         example(build(name, config), 12)
     assert name in str(refused.value) and "\n" not in str(refused.value)
+
+
+PACKED = TrainingSetup("a test's").put("trainer_parts.packed_batches", {}, "a test's")
+PADDED = TrainingSetup("a test's").put("trainer_parts.pad_batches", {"multiple": 8}, "a test's")
+GROUPED = TrainingSetup("a test's").put("arguments.train_sampling_strategy", "group_by_length", "a test's")
+PLAIN = TrainingSetup("a test's")
+
+GPT2: dict[str, Any] = {"vocab_size": 50, "n_embd": 16, "n_layer": 1, "n_head": 2}
+
+
+@pytest.mark.parametrize(
+    ("setup", "name", "config", "padded"),
+    [
+        (PLAIN, "GPT2LMHeadModel", GPT2, False),
+        (PADDED, "GPT2LMHeadModel", GPT2, True),
+        (GROUPED, "GPT2LMHeadModel", GPT2, True),
+        (PACKED, "GPT2LMHeadModel", GPT2, False),
+        (PLAIN, "BertForSequenceClassification", TEXT, True),
+        (PACKED, "BertForTokenClassification", TEXT, False),
+        (PLAIN, "BartForConditionalGeneration", BART, True),
+    ],
+)
+def test_whether_a_batch_is_padded(setup: TrainingSetup, name: str, config: dict[str, Any], padded: bool) -> None:
+    assert pads(setup, build(name, config)) is padded
+
+
+def test_a_shorter_row_is_padded_to_the_length_of_the_others() -> None:
+    model = build("BartForConditionalGeneration", BART)
+    row = example(model, 12)
+    shorter = shortened(model, row)
+    assert shorter is not None and shorter.keys() == row.keys()
+    assert shorter["input_ids"][-2:] == [model.config.eos_token_id, model.config.pad_token_id]
+    assert shorter["attention_mask"] == [1] * 11 + [0] and shorter["labels"][-2:] == [row["labels"][0], -100]
+    assert all(shape(shorter[name]) == shape(row[name]) for name in row)
+    causal = build("GPT2LMHeadModel", GPT2)
+    assert shortened(causal, example(causal, 12, with_mask=True))["attention_mask"][-1] == 0  # type: ignore[index]
+
+
+def test_what_is_no_text_is_not_padded() -> None:
+    image = build("ViTForImageClassification", {**TEXT, "image_size": 32})
+    assert shortened(image, example(image, 12)) is None
+    choices = build("BertForMultipleChoice", TEXT)
+    assert shortened(choices, example(choices, 12)) is None
+
+
+def test_the_first_row_of_each_batch_is_the_longest() -> None:
+    rows = Rows({"long": 1}, 6, {"short": 1}, batch_size=3)
+    assert [next(iter(row)) for row in rows] == ["long", "short", "short"] * 2
+    assert {next(iter(row)) for row in Rows({"long": 1}, 3, {"short": 1}, batch_size=1)} == {"long"}
 
 
 def test_rows_are_copies() -> None:

@@ -44,11 +44,11 @@ def test_formulas_where_no_trace_is_wanted_or_possible() -> None:
     found = predicted(trace=False)
     assert found.confidence.level == "formula" and not found.peak_operation
     broken = small_setup().put("model.class", "NoSuchModel", "a test's")
-    fallen_back = predicted(broken)
-    assert fallen_back.confidence.level == "formula"
-    assert any("NoSuchModel" in note for note in fallen_back.notes)
     with pytest.raises(InputError, match="NoSuchModel"):
-        predicted(broken, model=None)
+        predicted(broken)
+    compiled = predicted(small_setup(torch_compile=True))
+    assert compiled.confidence.level == "formula"
+    assert any("torch_compile" in note for note in compiled.notes)
 
 
 def test_replicas_add_their_buckets() -> None:

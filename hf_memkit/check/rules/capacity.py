@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hf_memkit.adapter_layers import adapter_tensors
 from hf_memkit.check.rule import Found, rule
 from hf_memkit.check.subject import Subject
 from hf_memkit.ledger import Ledger, Row
@@ -18,9 +19,11 @@ def _ledger(subject: Subject) -> Ledger | None:
     if subject.model is None or subject.machine is None or subject.config is None:
         return None
     accumulation = subject.argument("gradient_accumulation_steps", 2) != 1
+    adapter = {k.partition(".")[2]: value for k, value in subject.settings.items() if k.startswith("adapter.")}
     return zero_ledger(
-        subject.filled, subject.model, gpus=subject.gpus or 1, nodes=subject.nodes, accumulation=accumulation
-    )
+        subject.filled, subject.model, gpus=subject.gpus or 1, nodes=subject.nodes, accumulation=accumulation,
+        adapters=adapter_tensors(subject.model, adapter),
+    )  # fmt: skip
 
 
 def _largest(rows: list[Row]) -> str:

@@ -83,7 +83,7 @@ def offload_rounds_updates(subject: Subject) -> Iterator[Found]:
     why="DeepSpeed moves what torchao's optimizer has replaced by copies on the host, and stops",
     fix="take one of the two: zero2-offload offloads the optimizer by itself",
     source="deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 442; accelerate 1.15.0: utils/deepspeed.py 37",
-    techniques=(*_TECHNIQUE, "zero2-offload", "zero3-infinity"),
+    techniques=(*_TECHNIQUE, "zero2-offload", "zero3", "zero3-offload", "zero3-infinity"),
 )
 def offload_twice(subject: Subject) -> Iterator[Found]:
     if _options(subject) is not None:

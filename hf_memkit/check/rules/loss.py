@@ -163,3 +163,33 @@ def one_chunk_only(subject: Subject) -> Iterator[Found]:
     if rows * length <= chunk:
         why = f"a micro-batch of {rows} × {length} tokens is one chunk of {chunk}: all its logits are made at once"
         yield Found(f"{_CHUNKED}.chunk_tokens", chunk, why=why)
+
+
+@rule(
+    "sft-has-its-own-loss",
+    why="TRL's SFTTrainer computes log-probabilities in tiles itself and calls the model below its head: the loss in "
+    "chunks is never asked for, and neither chunk_tokens nor label_smoothing has an effect",
+    fix="leave chunked-loss out: SFTTrainer makes no logits of a whole batch either",
+    source="trl 1.16.0: trainer/sft_trainer.py 1163-1168, trainer/utils.py 1548-1698 (add_fused_lm_head)",
+    needs_config=False,
+    techniques=("chunked-loss",),
+)
+def sft_has_its_own_loss(subject: Subject) -> Iterator[Found]:
+    if subject.setting("trainer.class") == "trl:SFTTrainer" and subject.has_setting(_CHUNKED):
+        yield Found(_CHUNKED, subject.setting(_CHUNKED))
+
+
+@rule(
+    "chunked-loss-needs-causal-model",
+    why="it sums the loss of a causal language model in chunks; this model computes another one, and the part refuses "
+    "it after the model is loaded",
+    fix="leave chunked-loss out",
+    source="transformers 5.23.0: loss/loss_utils.py, LOSS_MAPPING; hf_memkit/parts/chunked_loss.py",
+    needs_config=False,
+    techniques=("chunked-loss",),
+)
+def chunked_loss_needs_causal_model(subject: Subject) -> Iterator[Found]:
+    other = subject.model.model_class if subject.model is not None else None
+    if other is not None and subject.has_setting(_CHUNKED):
+        why = f"it sums the loss of a causal language model in chunks, and {other} computes another one"
+        yield Found(_CHUNKED, subject.setting(_CHUNKED), why=why)

@@ -37,6 +37,8 @@ for those that are not here."""
 _TRUE_IF_ANY: Final = ("kahan_sum", "decouple_lr")
 _OVERRIDDEN: Final = ("sgd", "adagrad", "rmsprop")
 _WITHOUT_BETAS: Final = ("sgd", "adagrad", "adafactor", "rmsprop", "lomo", "adalomo")
+_TAKEN_AS: Final = {"adam_beta1": "betas", "adam_beta2": "betas", "adam_epsilon": "eps"}
+"""What a technique's own optimizer is given of them, where it takes it (`hf_memkit.build.optimizer`)."""
 _LOW_RANK: Final = ("galore_", "apollo_")
 _EIGHT_BIT_TORCHAO: Final = ("adamw_torch_4bit", "adamw_torch_8bit")
 _RATE_OF_SGD: Final = 0.01
@@ -135,10 +137,19 @@ def torchao_block_size(subject: Subject) -> Iterator[Found]:
     fix="delete it; what the optimizer has instead goes into optim_args",
     source=f"{_FILE} 195-198, 317-348, 374-381, 402-410, 413-428; 261-262 for Lion",
     needs_config=False,
-    techniques=("sgd-momentum", "adafactor", "lomo", "adalomo", "galore", "galore-layerwise", "lars"),
+    techniques=(
+        "sgd-momentum",
+        "adafactor",
+        "adafactor-stochastic",
+        "lomo",
+        "adalomo",
+        "galore",
+        "galore-layerwise",
+        "lars",
+    ),
 )
 def adam_settings_ignored(subject: Subject) -> Iterator[Found]:
-    optim = named_optimizer(subject)
+    optim, takes = named_optimizer(subject), subject.setting("optimizer.takes")
     for key, default in (("adam_beta1", 0.9), ("adam_beta2", 0.999), ("adam_epsilon", 1e-8)):
         value = subject.argument(key, default)
         if value == default:
@@ -149,6 +160,8 @@ def adam_settings_ignored(subject: Subject) -> Iterator[Found]:
             why = f"{optim} applies it to the projected matrices only; all other parameters keep the library's default"
         elif "lion" in optim and key == "adam_epsilon":
             why = "Lion has no epsilon"
+        elif takes is not None and _TAKEN_AS[key] not in takes:
+            why = f"{str(subject.setting('optimizer.class')).rpartition(':')[2]} takes no {_TAKEN_AS[key]}"
         else:
             continue
         yield Found(key, value, why=why, argument=True)

@@ -169,15 +169,16 @@ def grouping_packed_samples(subject: Subject) -> Iterator[Found]:
 
 @rule(
     "blocks-need-no-padding",
-    why="a recipe's data are blocks of equal length, filled to the end: nothing is padded, and nothing to be saved",
+    why="the data of a recipe for text are blocks of equal length, filled to the end: nothing is padded, and nothing to "
+    "be saved",
     fix="leave the technique out",
     source="hf_memkit/recipe/packing.py, Blocks",
     needs_config=False,
     techniques=("pad-to-multiple", "length-grouped", "packing", "padding-free"),
 )
 def blocks_need_no_padding(subject: Subject) -> Iterator[Found]:
-    if not subject.has_setting("data.text_column"):
-        return
+    if not subject.has_setting("data.text_column") or subject.has_setting("data.task"):
+        return  # other tasks have examples of their own lengths
     for part in ("pad_batches", "packed_batches", "check_length_grouping"):
         key = f"trainer_parts.{part}"
         if subject.has_setting(key):

@@ -1,7 +1,12 @@
-"""One example of what a model is trained on: the right names, shapes and types; the values mean nothing.
+"""Examples of what a model is trained on: the right names, shapes and types; the values mean nothing.
 
-Text has the length that was asked for, and no padding. Images, videos and sound have the size that the model's config
-gives; a wave, which no config bounds, is ten seconds long.
+Text has the length that was asked for. Images, videos and sound have the size that the model's config gives; a wave,
+which no config bounds, is ten seconds long.
+
+Whether a batch is padded decides what attention does: a mask that leaves out nothing is dropped, and one that does is
+made whole, (batch, 1, tokens, tokens), and rules out torch's flash kernel. `pads` says which batches are. In a padded
+batch the first row is as long as was asked for, and the others are one token shorter: as much work as there can be,
+and a mask. A batch of one row needs no padding.
 """
 
 from __future__ import annotations
@@ -11,8 +16,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from hf_memkit.errors import InputError
+from hf_memkit.training_setup import TrainingSetup
 
-__all__ = ["Rows", "example"]
+__all__ = ["Rows", "example", "pads", "shortened"]
 
 _ONE_LABEL: Final = (
     "ForSequenceClassification", "ForImageClassification", "ForAudioClassification", "ForVideoClassification",
@@ -26,6 +32,8 @@ _LABEL_EACH_TOKEN: Final = (
 _OWN_TARGET: Final = ("MAEForPreTraining",)
 """They learn to give back their input."""
 
+_IGNORED: Final = -100
+"""Label of a token that the loss leaves out (torch.nn.functional.cross_entropy, `ignore_index`)."""
 _CHOICES: Final = 2
 _WAVE: Final = 16_000 * 10
 """Ten seconds at 16 kHz."""
@@ -38,10 +46,11 @@ Values = dict[str, Any]
 
 
 class Rows:
-    """A dataset of `count` copies of one example."""
+    """A dataset of `count` copies of one example; in batches of `batch_size`, all but the first of a batch are
+    `shorter`, if there is such a one."""
 
-    def __init__(self, row: Values, count: int) -> None:
-        self._row, self._count = row, count
+    def __init__(self, row: Values, count: int, shorter: Values | None = None, batch_size: int = 1) -> None:
+        self._row, self._count, self._shorter, self._batch_size = row, count, shorter, batch_size
 
     def __len__(self) -> int:
         return self._count
@@ -49,20 +58,56 @@ class Rows:
     def __getitem__(self, index: int) -> Values:
         if not 0 <= index < self._count:
             raise IndexError(index)
-        return dict(self._row)
+        first = self._shorter is None or index % self._batch_size == 0
+        return dict(self._row if first or self._shorter is None else self._shorter)
 
 
-def example(model: Any, length: int) -> Values:
+def pads(setup: TrainingSetup, model: Any) -> bool:
+    """Whether the texts of a batch are taken for unequally long.
+
+    They are not where they are packed, and in language models that continue a text: those are mostly trained on blocks
+    that are cut from one long text, as transformers' `run_clm` and memkit's recipes do. They are with a collator that
+    pads, where samples are grouped by length, and for all other models: classifiers and models of two texts take
+    samples as they are, and with padding they need more memory than without.
+    """
+    if "trainer_parts.packed_batches" in setup or setup.get("arguments.packing"):
+        return False
+    if "trainer_parts.pad_batches" in setup:
+        return True
+    if setup.get("arguments.train_sampling_strategy") == "group_by_length":
+        return True
+    return not type(_unwrapped(model)).__name__.endswith(_CAUSAL)
+
+
+def shortened(model: Any, row: Values) -> Values | None:
+    """`row` with one token less, padded to the same length; None for what is no text, or one of a few tokens."""
+    tokens = row.get("input_ids")
+    if tokens is None or len(tokens) < 3 or isinstance(tokens[0], list):
+        return None
+    padding = getattr(_unwrapped(model).config.get_text_config(), "pad_token_id", None) or 0
+    shorter = {
+        **row,
+        "input_ids": [*tokens[:-2], tokens[-1], padding],  # what it ends with stays its end
+        "attention_mask": [*row["attention_mask"][:-1], 0],
+    }
+    if isinstance(row.get("labels"), list) and len(row["labels"]) == len(tokens):
+        shorter["labels"] = [*row["labels"][:-1], _IGNORED]
+    return shorter
+
+
+def example(model: Any, length: int, *, with_mask: bool = False) -> Values:
     """One example for a transformers model, as nested lists.
 
     Args:
         model: an instance of the class that is trained, such as `BertForSequenceClassification`, or PEFT's wrapper.
         length: tokens of text; of the labels' text where the input is none.
+        with_mask: whether a text comes with its attention mask, of ones. A causal model is often given packed blocks
+            without one; all others get it.
 
     Raises:
         InputError: the model takes something that memkit has no example of, or computes no loss.
     """
-    model = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT's wrapper takes anything
+    model = _unwrapped(model)
     makers: dict[str, Callable[[Any, int], Values]] = {
         "input_ids": _text,
         "pixel_values": _image,
@@ -74,7 +119,15 @@ def example(model: Any, length: int) -> Values:
         raise InputError(f"{kind} takes {name}, of which memkit has no example; known: {', '.join(makers)}")
     if name == "input_ids" and any(hasattr(model.config, f"{other}_config") for other in ("vision", "audio")):
         raise InputError(f"{kind} takes text together with images or sound, of which memkit has no example")
-    return makers[name](model, length) | _labels(model, length)
+    found = makers[name](model, length) | _labels(model, length)
+    if name == "input_ids" and not with_mask and kind.endswith(_CAUSAL):
+        del found["attention_mask"]
+    return found
+
+
+def _unwrapped(model: Any) -> Any:
+    """The model itself: PEFT's wrapper takes anything."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _text(model: Any, length: int) -> Values:
@@ -83,8 +136,7 @@ def _text(model: Any, length: int) -> Values:
         tokens[-1] = model.config.eos_token_id  # BART and T5 classify a sequence at its end
     if type(model).__name__.endswith("ForMultipleChoice"):
         return {"input_ids": [tokens] * _CHOICES, "attention_mask": [mask] * _CHOICES}
-    # A causal model is often given packed blocks without a mask; an encoder gets one, of ones.
-    return {"input_ids": tokens, **({} if type(model).__name__.endswith(_CAUSAL) else {"attention_mask": mask})}
+    return {"input_ids": tokens, "attention_mask": mask}
 
 
 def _token(model: Any) -> int:

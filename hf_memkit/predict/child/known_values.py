@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_any, tree_leaves, tree_map
 
+from hf_memkit.predict.child.kernel_rules import KERNEL_RULES
 from hf_memkit.predict.unmodelled import Unmodelled
 
 __all__ = ["WITHOUT_FAKE", "KnownValues"]
@@ -46,6 +47,7 @@ _FILLED_BY_ARGUMENT: Final[Mapping[Any, int]] = {
 _CTC: Final = frozenset({_aten._ctc_loss.default, _aten._ctc_loss.Tensor})
 _CTC_LIBRARIES: Final = ("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss")
 WITHOUT_FAKE: Final[Mapping[Any, Callable[..., Any]]] = {
+    **KERNEL_RULES,
     **{
         getattr(getattr(_aten, name), overload): lambda *args, **kwargs: False
         for name in _CTC_LIBRARIES
@@ -55,7 +57,8 @@ WITHOUT_FAKE: Final[Mapping[Any, Callable[..., Any]]] = {
     _aten._ctc_loss_backward.default: lambda gradient, source, *args, **kwargs: torch.empty_like(source),
     _aten._ctc_loss_backward.Tensor: lambda gradient, source, *args, **kwargs: torch.empty_like(source),
 }
-"""Operations that torch would run on real tensors, on a card too, to learn the shape of their result."""
+"""Operations that have a rule here in the place of torch's: those whose kernel gives something else, and those that
+torch would run on real tensors, on a card too, to learn the shape of their result."""
 
 _SERIES: Final = frozenset({_aten.arange.default, _aten.arange.start, _aten.arange.start_step, _aten.linspace.default})
 

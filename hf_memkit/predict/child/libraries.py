@@ -88,9 +88,7 @@ def install_library_rules(setup: TrainingSetup, *, on_card: bool) -> None:
         )
     if on_card and _installed("triton", "liger_kernel"):
         _kernels_are_not_launched()
-    if "trainer_parts.pad_batches" in setup:
-        _rows_are_padded()
-    if "trainer_parts.packed_batches" in setup:
+    if "trainer_parts.packed_batches" in setup or setup.get("arguments.packing"):
         _rows_are_packed(with_masks=not _with_flash_package(setup))
 
 
@@ -107,14 +105,6 @@ def shapes_from_values_are_unmodelled() -> Iterator[None]:
             f"{operation}: the size of its result depends on values, and a prediction has none (routing to experts "
             f"one by one, boolean indexing)"
         ) from error
-    except RuntimeError as error:
-        # torch 2.13: _meta_registrations.py, `_meta_grouped_mm_common`
-        if "Expected inputs of BF16 type" in str(error):
-            raise Unmodelled(
-                "the experts' grouped product in another type than bf16: torch has no rule for it on tensors without "
-                "values; predict with bf16 weights"
-            ) from error
-        raise
 
 
 def _constants_can_be_copied() -> None:
@@ -211,20 +201,6 @@ def _wide_states() -> None:
         return buffer.float() if narrow else buffer
 
     _WideRest._new_buffer = new_buffer  # type: ignore[method-assign]
-
-
-def _rows_are_padded() -> None:
-    """Some row of a batch is shorter than the longest, so that attention gets a mask; made-up values, all ones, would
-    say that none is (transformers 5.23.0: masking_utils.py)."""
-    from transformers import masking_utils
-
-    for name in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
-        original = getattr(masking_utils, name)
-
-        def ignore(padding_mask: Any, *args: Any, original: Any = original, **kwargs: Any) -> bool:
-            return padding_mask is None and original(padding_mask, *args, **kwargs)
-
-        setattr(masking_utils, name, ignore)
 
 
 def _rows_are_packed(*, with_masks: bool) -> None:

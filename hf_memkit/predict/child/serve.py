@@ -10,7 +10,6 @@ change its process as it likes, and die in it: the next one starts from the same
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import select
@@ -18,6 +17,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,20 +39,29 @@ def serve() -> None:
 def _load() -> str | None:
     """Imports what every case needs; returns why fake CUDA tensors cannot be used, or None if they can."""
     import torch
-    import transformers.trainer  # noqa: F401
 
-    import hf_memkit.predict.child.training  # noqa: F401
     from hf_memkit.predict.child import guard
+    from hf_memkit.predict.child.libraries_compiled import replace_compiler
+    from hf_memkit.predict.child.quick_imports import import_late, is_loaded, quick_imports
 
     torch.set_num_threads(1)
     try:
         guard.install()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    gc.collect()
-    gc.freeze()  # what is loaded stays: looking through it in every case takes time, and copies its pages
-    died = _forked(guard.self_test, 60)
-    return died
+    test = _Fork(guard.self_test)  # while the other libraries are loaded here
+    replace_compiler()  # what is to be compiled already when it is imported would load the compiler
+    with quick_imports():
+        import_late("datasets")
+        import accelerate.utils.other
+        import transformers.trainer
+
+        import hf_memkit.predict.child.training  # noqa: F401
+    # Asked before they look whether a data set, or a model, is one of these libraries': it is not, as long as nobody
+    # has imported them.
+    transformers.trainer.is_datasets_available = lambda: is_loaded("datasets")
+    accelerate.utils.other.is_deepspeed_available = lambda: is_loaded("deepspeed")
+    return test.end(60)
 
 
 def _supervised(job: dict[str, Any]) -> dict[str, Any]:
@@ -83,25 +92,35 @@ def _case(request: dict[str, Any], result: Path) -> None:
     result.write_text(json.dumps(content))
 
 
-def _forked(function: Any, limit_s: float) -> str | None:
-    """Runs `function` in a process of its own. None if it ended well, or how it ended: a signal, a time limit."""
-    child = os.fork()
-    if child == 0:
-        _leave(function)
-    watched = os.pidfd_open(child)
-    try:
-        ready, _, _ = select.select([watched], [], [], limit_s)
+def _forked(function: Callable[[], None], limit_s: float) -> str | None:
+    """Runs `function` in a process of its own. None if it ended well, or how it ended."""
+    return _Fork(function).end(limit_s)
+
+
+class _Fork:
+    """`function` in a process of its own, from now on."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._child = os.fork()
+        if self._child == 0:
+            _leave(function)
+
+    def end(self, limit_s: float) -> str | None:
+        """Waits for it. None if it ended well, or how it ended: a signal, a time limit."""
+        watched = os.pidfd_open(self._child)
+        try:
+            ready, _, _ = select.select([watched], [], [], limit_s)
+            if not ready:
+                os.kill(self._child, signal.SIGKILL)
+        finally:
+            os.close(watched)
+        _, status = os.waitpid(self._child, 0)
         if not ready:
-            os.kill(child, signal.SIGKILL)
-    finally:
-        os.close(watched)
-    _, status = os.waitpid(child, 0)
-    if not ready:
-        return f"no answer within {limit_s:g} s"
-    if os.WIFSIGNALED(status):
-        return signal.Signals(os.WTERMSIG(status)).name
-    code = os.waitstatus_to_exitcode(status)
-    return None if code == 0 else f"exit code {code}"
+            return f"no answer within {limit_s:g} s"
+        if os.WIFSIGNALED(status):
+            return signal.Signals(os.WTERMSIG(status)).name
+        code = os.waitstatus_to_exitcode(status)
+        return None if code == 0 else f"exit code {code}"
 
 
 def _leave(function: Any) -> NoReturn:

@@ -19,6 +19,8 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from hf_memkit.predict.child.fast_fakes import FastFakes
+from hf_memkit.predict.child.kernel_rules import KERNEL_RULES
 from hf_memkit.predict.child.known_values import WITHOUT_FAKE, KnownValues
 from hf_memkit.predict.trace import Trace
 from hf_memkit.terms import CATEGORIES, Category, Phase
@@ -33,6 +35,10 @@ _SAME: Final = frozenset({torch.ops.aten.allclose.default, torch.ops.aten.equal.
 _RARELY: Final = tuple(f"aten.{name}." for name in ("isnan", "isinf", "any", "ne", "lt", "le", "gt", "ge"))
 """What computes a bool that is taken for False: nothing overflows, and no layer is left out by chance."""
 _CAST: Final = torch.ops.aten._to_copy.default
+
+_ADD: Final = torch.ops.aten.add.Tensor
+_OF_SHAPES: Final = frozenset(KERNEL_RULES) - {_ADD}
+"""Rules that follow from what their arguments are; a sum in backward follows from who holds them, too."""
 
 Extra = Callable[[Any, tuple[Any, ...], Mapping[str, Any], Any], int]
 """(operation, arguments, keyword arguments, result) → bytes that the device's kernel takes meanwhile and torch's
@@ -66,10 +72,13 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._module_ids: dict[str, int] = {"": 0}
         self._module = 0
         self._values: KnownValues | None = None
+        self._run: Callable[..., Any]
 
     def __enter__(self) -> Self:
-        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+        mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+        if mode is not None:
             self._values = KnownValues()
+            self._run = FastFakes(mode).run
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -144,7 +153,13 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._item(args[0], values)
         else:
             try:
-                result = WITHOUT_FAKE.get(func, func)(*args, **kwargs)
+                rule = WITHOUT_FAKE.get(func)
+                if rule is None or func in _OF_SHAPES:
+                    result = self._run(func, args, kwargs, rule)
+                elif func is _ADD and torch._C._current_graph_task_id() == -1:
+                    result = self._run(func, args, kwargs)
+                else:
+                    result = rule(*args, **kwargs)
             except (DataDependentOutputException, DynamicOutputShapeException):
                 if func in _SAME:
                     return True  # parts compare what they compute with what the model computes

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from hf_memkit.build import build_arguments, trainer_options
-from hf_memkit.predict.child.inputs import Rows, example
+from hf_memkit.build import after_making, build_arguments, prepared_rows, trainer_class, trainer_options
+from hf_memkit.predict.child.inputs import Rows, example, pads, shortened
+from hf_memkit.predict.child.kernel_rules import learn_counts
 from hf_memkit.predict.child.libraries import install_library_rules, shapes_from_values_are_unmodelled, traceable
 from hf_memkit.predict.child.models import build_fake_model
+from hf_memkit.predict.child.own import OwnObjects
+from hf_memkit.predict.child.saving import nothing_is_written
+from hf_memkit.predict.child.sft import as_dataset, install_fused_head, is_sft, sft_rows, tokenizer
 from hf_memkit.predict.child.stand_in import made_up_values, movable_modules, one_card
 from hf_memkit.predict.request import Request
 from hf_memkit.predict.trace import Trace
@@ -36,12 +40,17 @@ def trace_training(request: Request) -> Trace:
         Exception: whatever the libraries raise at this setup.
     """
     setup = request.setup
+    own = OwnObjects(request.own)
     if request.device == "cuda":
         pretend_card(request)
     if request.device != "real cpu":
         movable_modules()
         made_up_values()
+        learn_counts()
+        nothing_is_written()
         install_library_rules(setup, on_card=request.device == "cuda")
+        if is_sft(setup) and request.device == "cuda":
+            install_fused_head()
         setup = traceable(setup)
     from hf_memkit.predict.child.gpu_events import GpuEvents
     from hf_memkit.predict.child.tracer import StorageTracer
@@ -59,18 +68,38 @@ def trace_training(request: Request) -> Trace:
         _fakes(request.device),
         tracer,
     ):
-        arguments = build_arguments(setup, own_arguments(setup, folder, on_cpu=device_type == "cpu"))
-        model = build_fake_model(setup, trust_remote_code=request.trust_remote_code)
-        rows = Rows(example(model, request.sequence_length), count=1024)
-        trainer = _trainer(setup, model, arguments, rows, watch)
+        options = own_arguments(setup, folder, on_cpu=device_type == "cpu", save=request.save)
+        arguments = build_arguments(setup, options)
+        model = own.model() or build_fake_model(setup, trust_remote_code=request.trust_remote_code)
+        rows = (lambda size, count: Rows({}, count)) if own.has_batches else rows_for(request, setup, model)
+        size = arguments.train_batch_size
+        enough = rows(size, max(1024, size * STEPS * MICRO_BATCHES))
+        trainer = _trainer(request, setup, model, arguments, enough, watch, own)
         trainer.train()
         if request.evaluate:
-            trainer.evaluate(Rows(example(model, request.sequence_length), arguments.per_device_eval_batch_size * 2))
+            if own.has_batches:
+                trainer.data_collator = own.collator("evaluate")
+            size = arguments.eval_batch_size
+            evaluated = rows(size, size * request.evaluation_batches)
+            trainer.evaluate(as_dataset(evaluated) if is_sft(setup) else evaluated)
         trace = tracer.finish(watch.phase)
         if watch.optimizer_steps != STEPS:
             raise RuntimeError(f"{watch.optimizer_steps} optimizer steps were made instead of {STEPS}")
         # A copy: what is freed from now on belongs to the end of this process.
         return Trace.from_json({name: list(value) for name, value in trace.to_json().items()})
+
+
+def rows_for(request: Request, setup: TrainingSetup, model: Any) -> Callable[[int, int], Rows]:
+    """Makes the data set of a batch size and a number of rows: of a padded batch the first row is the longest."""
+    padded = request.padded if request.padded is not None else pads(setup, model)
+    row = example(model, request.sequence_length, with_mask=padded)
+    if "data.target_length" in setup:  # of text pairs
+        row["labels"] = row["labels"][: int(setup["data.target_length"])]
+    if is_sft(setup):
+        enough = STEPS * MICRO_BATCHES + 1
+        return lambda batch_size, count: sft_rows(setup, row, batch_size, min(count, enough * batch_size))
+    shorter = shortened(model, row) if padded else None
+    return lambda batch_size, count: Rows(row, count, shorter, batch_size)
 
 
 def pretend_card(request: Request) -> None:
@@ -85,16 +114,23 @@ def pretend_card(request: Request) -> None:
     install_cuda_attention(request.capability)
 
 
-def own_arguments(setup: TrainingSetup, folder: str, *, on_cpu: bool) -> dict[str, Any]:
-    """What of TrainingArguments is different in a traced training: it is short, and leaves nothing behind."""
+def own_arguments(setup: TrainingSetup, folder: str, *, on_cpu: bool, save: bool = True) -> dict[str, Any]:
+    """What of TrainingArguments is different in a traced training: it is short, and leaves nothing behind.
+
+    A setup that saves does it after the last step. (Trainer's default is to save.) A quantised model is left out: its
+    state dictionary packs values that fake tensors do not have (bitsandbytes: `QuantState.as_dict`).
+    """
+    saves = save and setup.get("arguments.save_strategy", "steps") != "no" and "model.quantization" not in setup
     accumulation = int(setup.get("arguments.gradient_accumulation_steps", 1))
     own: dict[str, Any] = {
         "output_dir": folder,
         "max_steps": STEPS,
         "gradient_accumulation_steps": min(accumulation, MICRO_BATCHES),
         "report_to": "none",
-        "save_strategy": "no",
+        "save_strategy": "steps" if saves else "no",
+        "save_steps": STEPS,
         "eval_strategy": "no",
+        "eval_on_start": False,
         "logging_strategy": "no",
         "load_best_model_at_end": False,
         "disable_tqdm": True,
@@ -108,22 +144,37 @@ def own_arguments(setup: TrainingSetup, folder: str, *, on_cpu: bool) -> dict[st
         "hub_model_id": None,
         "resume_from_checkpoint": None,
         "use_cpu": on_cpu,
+        **prepared_rows(setup),
     }
     if on_cpu:
         own |= {"tf32": None, "fp16": False} if setup.get("arguments.fp16") else {"tf32": None}
     return own
 
 
-def _trainer(setup: TrainingSetup, model: Any, arguments: Any, rows: Rows, watch: Any) -> Any:
-    from transformers import Trainer, default_data_collator
+def _trainer(
+    request: Request, setup: TrainingSetup, model: Any, arguments: Any, rows: Rows, watch: Any, own: OwnObjects
+) -> Any:
+    from transformers import default_data_collator
     from transformers.trainer_callback import PrinterCallback
 
     options = trainer_options(setup, model=model, arguments=arguments, own={"callbacks": [watch]})
     # What the traced training reads is made up, and nothing of it is worth measuring or saying.
     own_collator = options.get("data_collator")
     options["data_collator"] = default_data_collator if own_collator is None else _with_values(own_collator)
-    options.pop("compute_metrics", None)
-    trainer = Trainer(model=model, args=arguments, train_dataset=rows, **options)
+    if own.has_batches:
+        options["data_collator"] = own.collator("train")
+    if request.metrics or options.get("compute_metrics"):  # nothing is computed of them, but they are kept
+        options["compute_metrics"] = lambda prediction, compute_result=True: {}
+    if is_sft(setup):
+        del options["data_collator"]
+        options["processing_class"] = tokenizer()
+        sft = trainer_class(setup)
+        trainer = sft(model=model, args=arguments, train_dataset=as_dataset(rows), **options)
+        after_making(setup, trainer)
+        if request.device == "cuda":  # on a CPU, the host is the device
+            trainer.data_collator = _with_values(trainer.data_collator)
+    else:
+        trainer = own.trainer_class(model=model, args=arguments, train_dataset=rows, **options)
     trainer.remove_callback(PrinterCallback)
     return trainer
 

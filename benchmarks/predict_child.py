@@ -1,0 +1,127 @@
+"""The measured process of section `predict`: trains a setup on made-up data of the shape that was predicted."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from hf_memkit.units import GIB
+
+__all__ = ["run"]
+
+_POOL: Final = 2**20
+"""Random numbers that are made once and repeated: drawing billions of them would take minutes."""
+
+
+def run(folder: Path, job: dict[str, Any]) -> int:
+    """Trains `job["setup"]`; one that runs out of memory raises.
+
+    `result.json` then holds `expected_steps` and `optimizer_class`, or `refused`: why memkit would not run this.
+    """
+    import torch
+    from transformers import Trainer, default_data_collator
+    from transformers.trainer_utils import set_seed
+
+    from hf_memkit import build
+    from hf_memkit.callback import attach
+    from hf_memkit.errors import MemkitError
+    from hf_memkit.predict.child.training import rows_for
+    from hf_memkit.predict.history_recorder import record_history
+    from hf_memkit.predict.request import Request
+    from hf_memkit.training_setup import TrainingSetup
+
+    on_cpu: bool = job["on_cpu"]
+    if job["cap_bytes"] is not None and not on_cpu:
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, job["cap_bytes"] / total))
+    setup = TrainingSetup.from_json(job["setup"])
+    records = job["history"] and not on_cpu
+    recording = record_history(folder / "history.json.gz") if records else contextlib.nullcontext()
+    with recording:
+        try:
+            build.require_packages(setup)
+            arguments = build.build_arguments(setup, own_arguments(folder, job))
+            set_seed(arguments.seed)
+            model = build_model(setup)
+            build.install_model_parts(model, setup)
+            options = build.trainer_options(setup, model=model, arguments=arguments)
+        except MemkitError as error:
+            return write(folder, {"refused": str(error)})
+        options.setdefault("data_collator", default_data_collator)
+        rows = rows_for(Request(setup, job["length"]), setup, model)  # as predicted, padding included
+        size = arguments.per_device_train_batch_size
+        data = rows(size, job["max_steps"] * size * arguments.gradient_accumulation_steps)
+        trainer = Trainer(model=model, args=arguments, train_dataset=data, **options)
+        del model
+        attach(trainer, output_dir=folder, summary=False, html=False)
+        trainer.train()
+        if job["evaluates"]:
+            size = arguments.per_device_eval_batch_size
+            trainer.evaluate(rows(size, 2 * size))
+        found: dict[str, Any] = {"expected_steps": trainer.state.global_step}
+        if torch.cuda.is_available():
+            found["reserved_at_end_gib"] = torch.cuda.memory_reserved() / GIB
+    optimizer = trainer.optimizer
+    while hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return write(folder, {**found, "optimizer_class": type(optimizer).__name__})
+
+
+def own_arguments(folder: Path, job: dict[str, Any]) -> dict[str, Any]:
+    """A short training that leaves nothing behind; what decides memory is the setup's."""
+    return {
+        "output_dir": str(folder),
+        "max_steps": job["max_steps"],
+        "learning_rate": 1e-5,
+        "lr_scheduler_type": "constant",
+        "train_sampling_strategy": "sequential",
+        "report_to": "none",
+        "eval_strategy": "no",
+        "logging_strategy": "no",
+        "disable_tqdm": True,
+        "use_cpu": job["on_cpu"],
+    }
+
+
+def build_model(setup: Any) -> Any:
+    """The setup's model with random weights. A quantised one is initialised as transformers does, slowly."""
+    import transformers
+    from transformers import AutoConfig
+    from transformers.initialization import no_init_weights
+
+    from hf_memkit import build
+
+    if "model.quantization" in setup:
+        return build.build_model(setup, print)
+    with no_init_weights():
+        if "model.class" in setup:
+            values = dict(setup["model.architecture"])
+            config = AutoConfig.for_model(values.pop("model_type"), **values)
+            model = getattr(transformers, setup["model.class"])(config)
+        else:
+            model = build.build_model(setup, print)
+    fill(model)
+    return model
+
+
+def fill(model: Any) -> None:
+    """Weights that a training can start from: small and random, norms at one, biases at nought."""
+    import torch
+
+    pool = 0.02 * torch.randn(_POOL, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                parameter.fill_(1.0 if name.endswith("weight") else 0.0)
+                continue
+            flat = parameter.data.view(-1)
+            for start in range(0, flat.numel(), _POOL):
+                part = flat[start : start + _POOL]
+                part.copy_(pool[: part.numel()])
+
+
+def write(folder: Path, content: Any) -> int:
+    (folder / "result.json").write_text(json.dumps(content))
+    return 0

@@ -1,0 +1,77 @@
+"""`memkit predict --recipe`: a recipe's own setup as the job to predict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from hf_memkit.errors import InputError
+
+if TYPE_CHECKING:
+    from hf_memkit.cli.predict_prepare import Asked, Prepared
+
+__all__ = ["prepare_recipe"]
+
+_INSTEAD: Final = {
+    "preset": "its variant is one (--variant)",
+    "techniques": "they belong to its variant (--variant)",
+    "args": "give single arguments with --set",
+    "batch_size": "--set per_device_train_batch_size=B",
+    "accumulation": "--set gradient_accumulation_steps=N",
+    "trust_remote_code": "recipes train models of transformers",
+}
+"""Options that a recipe answers itself, and what to do in their place."""
+
+
+def prepare_recipe(asked: Asked, before_model: Callable[[], None] | None = None) -> Prepared:
+    """The recipe's job, as `memkit recipe` would run it on the card in question.
+
+    Raises:
+        InputError: there is no such recipe, variant, model or card, or an option has no place here.
+        SettingError: settings that are wrong, or contradict the recipe.
+        DoesNotFitError: no variant was named, and none fits by formula.
+    """
+    from hf_memkit.cli.predict_prepare import Prepared
+    from hf_memkit.described import described_machine
+    from hf_memkit.models import hub_reachable
+    from hf_memkit.predict.defaults import LookedAt
+    from hf_memkit.recipe.resolve import Overrides, resolve
+    from hf_memkit.recipe.schema import load_recipe
+    from hf_memkit.recipe.settings import parse_settings
+    from hf_memkit.recipe.tasks import find_task
+
+    wrong = [
+        f"--{name.rstrip('s') if name == 'techniques' else name.replace('_', '-')}: not with --recipe; {instead}"
+        for name, instead in _INSTEAD.items()
+        if getattr(asked, name)
+    ]
+    if wrong:
+        raise InputError("\n".join(wrong))
+    assert asked.recipe is not None
+    recipe = load_recipe(asked.recipe)
+    machine = described_machine(asked.gpu, asked.gpu_memory, asked.ram, None)
+    overrides = Overrides(
+        variant=asked.variant,
+        model=asked.model,
+        sequence_length=asked.sequence_length,
+        gpus=asked.gpus if asked.gpus > 1 else recipe.gpus,
+        nodes=asked.nodes,
+        settings=parse_settings(asked.settings, further=find_task(recipe.task).further_arguments),
+    )
+    if before_model is not None:
+        before_model()
+    resolved = resolve(recipe, machine, overrides, use_hub=hub_reachable())
+    setup, facts = resolved.setup, resolved.model
+    return Prepared(
+        setup=setup,
+        model=LookedAt(facts.name, facts.origin, facts.config, facts.maximum_length, facts),
+        machine=resolved.machine,
+        micro_batch_size=int(setup["arguments.per_device_train_batch_size"]),
+        sequence_length=int(setup["data.sequence_length"]),
+        accumulation=int(setup.get("arguments.gradient_accumulation_steps", 1)),
+        gpus=resolved.gpus,
+        nodes=resolved.nodes,
+        own=dict(overrides.settings),
+        notes=(f"variant {resolved.variant}: {resolved.why}",),
+        resolved=resolved,
+    )

@@ -1,0 +1,193 @@
+"""`memkit recipe` without a name: the recipes, and for a card those that fit it. And a recipe's file, copied.
+
+Predictions come from `recipes/predictions.json`, made beforehand; nothing is traced here.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from hf_memkit.cli.tables import plain_table
+from hf_memkit.units import GIB, format_size
+
+if TYPE_CHECKING:
+    from hf_memkit.hardware import Machine
+    from hf_memkit.recipe.predictions import Option
+    from hf_memkit.recipe.schema import Recipe
+
+__all__ = ["copy_recipe", "list_recipes"]
+
+
+def list_recipes(gpu: str | None, gpu_memory: str | None, ram: str | None, *, as_json: bool) -> int:
+    """Prints the list: of all recipes, or of what fits the card that is described, best first.
+
+    Raises:
+        InputError: an unknown card, or no size.
+    """
+    from hf_memkit import resources
+    from hf_memkit.recipe.schema import load_recipe
+
+    recipes = [load_recipe(name) for name in resources.names("recipes")]
+    if gpu or gpu_memory or ram:
+        from hf_memkit.described import described_machine
+        from hf_memkit.hardware import gpu_of_size
+
+        machine = described_machine(gpu, gpu_memory, ram, None)
+        if machine.gpu is None:  # --ram alone, on a machine without a card
+            machine = machine.with_gpu(gpu_of_size("16GB"))
+        return _for_machine(recipes, machine, as_json=as_json)
+    rows = [_row(recipe) for recipe in recipes]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return 0
+    table = plain_table("recipe", "card", "variants: predicted GiB of the card", "what it does")
+    for row in rows:
+        peaks = ", ".join(_peak(variant) for variant in row["variants_predicted"])
+        card = row["card"] if row["gpus"] == 1 else f"{row['gpus']} × {row['card']}"
+        table.add_row(row["name"], card, escape(peaks), escape(row["summary"]))
+    console = Console(highlight=False)
+    console.print(table)
+    console.print("Predicted, not measured: context included, on the recipe's own card (bf16).")
+    console.print("What fits yours: memkit recipe --gpu 16GB [--ram 32GB], or --gpu T4.")
+    console.print("Run one: memkit recipe NAME. See its settings first: memkit recipe NAME --dry-run.")
+    return 0
+
+
+def copy_recipe(name: str, target: Path) -> int:
+    """Writes the recipe's file to `target`.
+
+    Raises:
+        InputError: there is no such recipe, or the target is there already or cannot be written.
+    """
+    from hf_memkit.errors import InputError
+    from hf_memkit.recipe.schema import load_recipe
+
+    recipe = load_recipe(name)
+    if target.suffix not in (".yaml", ".yml"):
+        raise InputError(f"--copy {target}: a recipe's file ends in .yaml; give {target}.yaml, say")
+    if target.exists():
+        raise InputError(f"--copy {target}: is there already; give another name")
+    try:
+        target.write_text(recipe.path.read_text(encoding="utf-8"), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--copy {target}: cannot be written to ({error.strerror}); give another place") from None
+    print(f"Wrote {target}. Change it, then: memkit recipe {target}")
+    return 0
+
+
+def _row(recipe: Recipe) -> dict[str, Any]:
+    from hf_memkit.hardware import Machine, gpu_of_size
+    from hf_memkit.recipe.predictions import options
+
+    endless = 2**60
+    machine = Machine(gpu_of_size(recipe.card), endless, endless, ".", 1)
+    found = {option.predicted.variant: option for option in options(recipe, machine)}
+    return {
+        "name": recipe.name,
+        "summary": recipe.summary,
+        "task": recipe.task,
+        "card": recipe.card,
+        "gpus": recipe.gpus,
+        "model": recipe.model.hub_id,
+        "variants": list(recipe.variants),
+        "variants_predicted": [
+            {"variant": name, **(_predicted(found[name]) if name in found else {"predicted_card_gib": None})}
+            for name in recipe.variants
+        ],
+    }
+
+
+def _predicted(option: Option) -> dict[str, Any]:
+    one = option.predicted
+    return {
+        "predicted_card_gib": option.card_bytes / GIB,
+        "predicted_allocated_gib": one.prediction.peak_allocated_bytes / GIB,
+        "ram_gib": option.ram_bytes / GIB,
+        "disk_gib": (one.prediction.disk_bytes or 0) / GIB,
+        "verdict": option.verdict,
+        "checkpointing": one.checkpointing,
+        "micro_batch_size": one.micro_batch_size,
+        "accumulation": one.accumulation,
+        "sequence_length": one.sequence_length,
+        "gpus": one.gpus,
+        "nodes": one.nodes,
+    }
+
+
+def _peak(variant: dict[str, Any]) -> str:
+    size = variant["predicted_card_gib"]
+    return f"{variant['variant']} {'not predicted' if size is None else f'{size:.1f}'}"
+
+
+def _for_machine(recipes: list[Recipe], machine: Machine, *, as_json: bool) -> int:
+    from hf_memkit.recipe.predictions import fitting
+
+    assert machine.gpu is not None
+    fit, others = fitting(recipes, machine)
+    named = {option.recipe.name for some in (*fit, *others) for option in some}
+    unknown = [recipe.name for recipe in recipes if recipe.name not in named]
+    if as_json:
+        content = {
+            "gpu": machine.gpu.to_json(),
+            "ram_gib": machine.ram_bytes / GIB,
+            "fits": [_json(option) for some in fit for option in some],
+            "does_not_fit": [_json(option) for some in others for option in some],
+            "not_predicted": unknown,
+        }
+        print(json.dumps(content, indent=2))
+        return 0
+    dtype = "bf16" if machine.gpu.bf16 else "fp16 only"
+    console = Console(highlight=False)
+    console.print(
+        escape(f"{machine.gpu.name} ({format_size(machine.gpu.capacity_bytes)}, {dtype}), "
+               f"{format_size(machine.ram_bytes)} of RAM: what makes most of the card comes first.")
+    )  # fmt: skip
+    table = plain_table("run, or rehearse without a GPU", "what it does", "card", "RAM", "batch × length", "also fit")
+    for some in fit:
+        best, one = some[0], some[0].predicted
+        cards = f"{one.gpus * one.nodes} × " if one.gpus * one.nodes > 1 else ""
+        tight = " (tight)" if best.verdict == "tight" else ""
+        table.add_row(
+            escape(command(best)),
+            escape(best.recipe.summary),
+            f"{cards}{format_size(best.card_bytes)}{tight}",
+            format_size(best.ram_bytes),
+            f"{one.micro_batch_size}·{one.accumulation} × {one.sequence_length}",
+            ", ".join(option.predicted.variant for option in some[1:]) or "–",
+        )
+    console.print(table)
+    console.print("Predicted, not measured; card: the context included. batch: of a card, micro-batch · accumulation.")
+    if others:
+        console.print(escape("Does not fit: " + "; ".join(_lacks(some) for some in others) + "."))
+    if unknown:
+        console.print(escape(f"Not predicted for this kind of card: {', '.join(unknown)}."))
+    return 0
+
+
+def command(option: Option) -> str:
+    """What runs it; without a GPU the same command rehearses it."""
+    first = next(iter(option.recipe.variants))
+    name = option.predicted.variant
+    return f"memkit recipe {option.recipe.name}" + ("" if name == first else f" --variant {name}")
+
+
+def _lacks(some: list[Option]) -> str:
+    """The recipe with its least demanding variant."""
+    least = min(some, key=lambda option: option.card_bytes)
+    sizes = f"{format_size(least.card_bytes)} of the card, {format_size(least.ram_bytes)} of RAM"
+    return f"{least.recipe.name} (its {least.predicted.variant}: {sizes})"
+
+
+def _json(option: Option) -> dict[str, Any]:
+    return {
+        "recipe": option.recipe.name,
+        "variant": option.predicted.variant,
+        "command": command(option),
+        **_predicted(option),
+        "why": option.predicted.prediction.why,
+    }

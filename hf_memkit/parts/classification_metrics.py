@@ -1,0 +1,47 @@
+"""Accuracy and macro F1 of a classifier, without its logits: of each example one number is kept, its likeliest class.
+
+Trainer keeps what `preprocess_logits_for_metrics` leaves of a batch (transformers 5.23.0: trainer.py,
+`evaluation_loop`): 8 bytes an example here, whatever the number of classes. It is made on the card, before anything is
+gathered.
+
+This file needs numpy, torch and transformers only, so that it can lie beside a script.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+from transformers import EvalPrediction
+
+__all__ = ["accuracy_and_f1", "likeliest_class", "trainer_options"]
+
+
+def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any) -> dict[str, Any]:
+    """`compute_metrics` and `preprocess_logits_for_metrics`."""
+    return {"compute_metrics": accuracy_and_f1, "preprocess_logits_for_metrics": likeliest_class}
+
+
+def likeliest_class(logits: Tensor | tuple[Any, ...], labels: Tensor) -> Tensor:
+    """The class with the largest logit of each example: int64, (examples,). Encoder-decoder models give their hidden
+    states besides, which are dropped."""
+    scores: Any = logits[0] if isinstance(logits, tuple) else logits
+    best: Tensor = scores.argmax(dim=-1)
+    return best
+
+
+def accuracy_and_f1(prediction: EvalPrediction) -> dict[str, float]:
+    """`accuracy`: the share of examples whose class was found. `macro_f1`: the mean of the classes' F1 scores.
+
+    F1 of a class is 2 × right / (predicted + there). As in scikit-learn (`f1_score(average="macro")`) every class that
+    was predicted or is there counts, with 0 if none was right.
+    """
+    found, there = np.asarray(prediction.predictions).ravel(), np.asarray(prediction.label_ids).ravel()
+    if not len(there):
+        return {}
+    classes = int(max(found.max(), there.max())) + 1
+    right = np.bincount(there[found == there], minlength=classes)
+    either = np.bincount(found, minlength=classes) + np.bincount(there, minlength=classes)
+    seen = either > 0
+    return {"accuracy": float(right.sum() / len(there)), "macro_f1": float(np.mean(2 * right[seen] / either[seen]))}

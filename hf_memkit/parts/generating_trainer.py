@@ -1,0 +1,25 @@
+"""transformers' Seq2SeqTrainer with the argument of Trainer that it lacks: `optimizer_cls_and_kwargs`.
+
+Its constructor names its arguments one by one, and does not name this one (transformers 5.23.0: trainer_seq2seq.py,
+`__init__`), so that no optimizer beyond `optim` could be given to it.
+
+This file needs transformers only, so that it can lie beside a script.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import Seq2SeqTrainer
+
+__all__ = ["GeneratingTrainer"]
+
+
+class GeneratingTrainer(Seq2SeqTrainer):  # type: ignore[misc]
+    """Seq2SeqTrainer; `optimizer_cls_and_kwargs` means what it means in Trainer."""
+
+    def __init__(self, *args: Any, optimizer_cls_and_kwargs: tuple[type, dict[str, Any]] | None = None, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        if optimizer_cls_and_kwargs is not None:
+            # Trainer reads it when it makes the optimizer, as training begins.
+            self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs

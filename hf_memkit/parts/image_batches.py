@@ -1,0 +1,166 @@
+"""A collator that opens images when a batch is made: rows that name files, or hold their bytes, → a batch of pixels.
+
+The data set stays as small as its list of files, and opening, cropping and scaling happen in the data loader's
+workers, while the card computes. To train on, a random part of an image is cut out, scaled to the model's size and
+mirrored half of the time; to evaluate, the whole image is prepared as the image processor does it.
+
+This file needs numpy, pillow, torch and transformers only, so that it can lie beside a script.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+from transformers import EvalPrediction
+
+__all__ = ["Accuracy", "ImageBatches", "each_label_split", "most_likely", "open_image", "target_size"]
+
+_TRIES = 10
+
+
+class ImageBatches:
+    """Called with a list of rows, gives `{"pixel_values": (rows, channels, height, width), "labels": (rows,)}`.
+
+    A row has `image` (`{"path": …}` or `{"bytes": …}`, as `datasets.Image(decode=False)` gives it), `label`, and
+    `augment`, which says whether a random part of it is taken.
+    """
+
+    def __init__(self, image_processor: Any, *, smallest_crop: float = 0.25, dtype: torch.dtype | None = None) -> None:
+        """
+        Args:
+            image_processor: the model's, of transformers.
+            smallest_crop: the smallest share of an image's area that a random part may have.
+            dtype: what the pixels are cast to, such as that of 16-bit weights; None: float32.
+        """
+        self._processor = image_processor
+        self._size = target_size(image_processor)
+        self._smallest_crop = smallest_crop
+        self._dtype = dtype
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """The batch.
+
+        Raises:
+            OSError: a file is gone, or is no image any more.
+        """
+        pixels = [self._pixels(open_image(row["image"]), bool(row.get("augment"))) for row in rows]
+        labels = torch.tensor([int(row["label"]) for row in rows])
+        stacked = torch.stack(pixels)
+        return {"pixel_values": stacked if self._dtype is None else stacked.to(self._dtype), "labels": labels}
+
+    def _pixels(self, image: Image.Image, augment: bool) -> Tensor:
+        options: dict[str, Any] = {}
+        if augment:
+            image = _random_part(image, self._size, self._smallest_crop)
+            options = {"do_resize": False, "do_center_crop": False}
+        found: Tensor = self._processor(image, return_tensors="pt", **options)["pixel_values"][0]
+        return found
+
+
+def open_image(image: Mapping[str, Any]) -> Image.Image:
+    """The decoded image in RGB, turned as its EXIF data says.
+
+    Raises:
+        OSError: it cannot be read, or is none.
+    """
+    source = io.BytesIO(image["bytes"]) if image.get("bytes") else image["path"]
+    with Image.open(source) as opened:
+        return ImageOps.exif_transpose(opened).convert("RGB")
+
+
+def target_size(image_processor: Any) -> tuple[int, int]:
+    """(height, width) of what the image processor makes, in pixels."""
+    size = image_processor.size
+    if getattr(image_processor, "do_center_crop", False) and getattr(image_processor, "crop_size", None):
+        size = image_processor.crop_size
+    if isinstance(size, int):
+        return size, size
+    values = dict(size)
+    side = values.get("shortest_edge")
+    return (side, side) if side else (values["height"], values["width"])
+
+
+def _random_part(image: Image.Image, size: tuple[int, int], smallest: float) -> Image.Image:
+    """A random part of the image, scaled to `size` (height, width) and mirrored half of the time.
+
+    Its share of the area is drawn from `smallest` to 1, its ratio of width to height from 3/4 to 4/3 on a logarithmic
+    scale, and where ten such parts do not fit, the largest one in the middle is taken: torchvision's
+    RandomResizedCrop, which is the usual way to train image classifiers (Szegedy et al. 2015, arXiv:1409.4842).
+    """
+    width, height = image.size
+    for _ in range(_TRIES):
+        area = width * height * _uniform(smallest, 1.0)
+        ratio = math.exp(_uniform(math.log(3 / 4), math.log(4 / 3)))
+        wide, high = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < wide <= width and 0 < high <= height:
+            left, top = int(_uniform(0, width - wide + 1)), int(_uniform(0, height - high + 1))
+            break
+    else:
+        wide, high = min(width, max(1, round(height * 4 / 3))), min(height, max(1, round(width * 4 / 3)))
+        left, top = (width - wide) // 2, (height - high) // 2
+    part = image.resize(size[::-1], Image.Resampling.BICUBIC, box=(left, top, left + wide, top + high))
+    return ImageOps.mirror(part) if _uniform(0, 1) < 0.5 else part
+
+
+def _uniform(low: float, high: float) -> float:
+    """From torch's generator: Trainer seeds it, its workers get one each, and checkpoints keep its state."""
+    return low + (high - low) * float(torch.rand(()))
+
+
+def each_label_split(labels: Sequence[int], share: float) -> tuple[list[int], list[int]]:
+    """(rows to train on, rows held out): the last `share` of the rows of every label, each list with its labels mixed
+    evenly, so that a part of it has about the same labels as the whole.
+
+    A folder of images is sorted by label: the last rows of all would be those of one label. Within a label the order
+    stays: photographs that were taken one after the other are mostly on the same side.
+    """
+    counts: dict[int, int] = {}
+    for label in labels:
+        counts[label] = counts.get(label, 0) + 1
+    seen = dict.fromkeys(counts, 0)
+    place = []
+    for label in labels:
+        place.append((seen[label] + 0.5) / counts[label])
+        seen[label] += 1
+    order = sorted(range(len(place)), key=place.__getitem__)
+    held_out = min(max(1, round(share * len(order))), len(order) - 1)
+    return order[:-held_out], order[-held_out:]
+
+
+class Accuracy:
+    """`compute_metrics` for `batch_eval_metrics`: the share of images whose label is the most likely one.
+
+    With `most_likely` as `preprocess_logits_for_metrics` no logits are kept: two numbers are.
+    """
+
+    def __init__(self) -> None:
+        self._right = self._all = 0
+
+    def __call__(self, prediction: EvalPrediction, compute_result: bool) -> dict[str, float]:
+        found, labels = (
+            np.asarray(torch.as_tensor(each).cpu()) for each in (prediction.predictions, _labels(prediction))
+        )
+        self._right += int((found == labels).sum())
+        self._all += labels.size
+        if not compute_result:
+            return {}
+        accuracy = self._right / max(self._all, 1)
+        self._right = self._all = 0
+        return {"accuracy": accuracy}
+
+
+def _labels(prediction: EvalPrediction) -> Any:
+    return prediction.label_ids[0] if isinstance(prediction.label_ids, tuple) else prediction.label_ids
+
+
+def most_likely(logits: Any, labels: Tensor) -> Tensor:
+    """The most likely label of each image."""
+    found: Tensor = (logits[0] if isinstance(logits, tuple) else logits).argmax(dim=-1)
+    return found

@@ -1,0 +1,112 @@
+"""A collator that opens sound when a batch is made: rows that name files, or hold their bytes, → spectrograms and
+labels.
+
+The data set stays as small as its list of files; decoding, resampling and the Fourier transforms happen in the data
+loader's workers, while the card computes.
+
+This file needs numpy, torch and transformers, and `speech_batches_sound.py` beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import EvalPrediction
+
+from hf_memkit.parts.speech_batches_sound import read_sound
+
+__all__ = ["SpeechBatches", "WordErrors", "label_tokens", "word_errors"]
+
+_IGNORED = -100
+"""Labels that the loss leaves out (torch.nn.functional.cross_entropy, `ignore_index`)."""
+
+
+class SpeechBatches:
+    """Called with a list of rows, gives `{"input_features": (rows, bands, frames), "labels": (rows, tokens)}`.
+
+    A row has `audio` (`{"path": …}` or `{"bytes": …}`, as `datasets.Audio(decode=False)` gives it) and `text`.
+    """
+
+    def __init__(self, processor: Any, *, dtype: torch.dtype | None = None) -> None:
+        """
+        Args:
+            processor: a `WhisperProcessor`: feature extractor and tokenizer.
+            dtype: what the spectrograms are cast to, such as that of 16-bit weights; None: float32.
+        """
+        self._extractor, self._tokenizer = processor.feature_extractor, processor.tokenizer
+        self._dtype = dtype
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+        """The batch.
+
+        Raises:
+            OSError, ValueError: a file is gone, or is no sound any more.
+        """
+        rate = self._extractor.sampling_rate
+        waves = [read_sound(row["audio"].get("bytes") or row["audio"]["path"], rate) for row in rows]
+        features: Tensor = self._extractor(waves, sampling_rate=rate, return_tensors="pt")["input_features"]
+        texts = [self._labels(row["text"]) for row in rows]
+        labels = torch.full((len(texts), max(map(len, texts))), _IGNORED)
+        for number, text in enumerate(texts):
+            labels[number, : len(text)] = torch.tensor(text)
+        return {"input_features": features if self._dtype is None else features.to(self._dtype), "labels": labels}
+
+    def _labels(self, text: str) -> list[int]:
+        """Without the token that the decoder starts from: the model puts that before the labels itself."""
+        return label_tokens(self._tokenizer, text)
+
+
+def label_tokens(tokenizer: Any, text: str) -> list[int]:
+    """What the model learns to say of a text: language and task where the tokenizer has them, words, end."""
+    tokens: list[int] = tokenizer(text.strip())["input_ids"]
+    return tokens[1:]
+
+
+class WordErrors:
+    """`compute_metrics` for `batch_eval_metrics`: the word error rate of generated texts, summed over batches.
+
+    Words are compared without their case and punctuation, as Whisper's tokenizer normalises them. Two numbers are
+    kept, whatever the size of the evaluation set.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._wrong = self._words = 0
+
+    def __call__(self, prediction: EvalPrediction, compute_result: bool = True) -> dict[str, float]:
+        found, wanted = (self._texts(each) for each in (prediction.predictions, prediction.label_ids))
+        for text, reference in zip(found, wanted, strict=True):
+            self._wrong += word_errors(reference.split(), text.split())
+            self._words += len(reference.split())
+        if not compute_result:
+            return {}
+        rate = self._wrong / max(self._words, 1)
+        self._wrong = self._words = 0
+        return {"word_error_rate": rate}
+
+    def _texts(self, tokens: Any) -> list[str]:
+        first = tokens[0] if isinstance(tokens, tuple) else tokens
+        numbers = np.asarray(torch.as_tensor(first).cpu())
+        padding = self._tokenizer.pad_token_id
+        padding = self._tokenizer.eos_token_id if padding is None else padding
+        numbers = np.where((numbers < 0) | (numbers >= len(self._tokenizer)), padding, numbers)
+        texts = self._tokenizer.batch_decode(numbers, skip_special_tokens=True)
+        return [self._tokenizer.basic_normalize(text) for text in texts]
+
+
+def word_errors(reference: Sequence[str], found: Sequence[str]) -> int:
+    """The fewest words to put in, take out or change that make `reference` of `found` (Levenshtein 1966).
+
+    Divided by the words of the reference this is the word error rate, which can be above 1.
+    """
+    row = np.arange(len(found) + 1)
+    steps = np.arange(len(found) + 1)
+    for number, word in enumerate(reference, 1):
+        changed = row[:-1] + np.array([word != other for other in found], dtype=int)
+        best = np.minimum(row + 1, np.concatenate(([number], changed)))
+        row = np.minimum.accumulate(best - steps) + steps  # words that are put in, one after the other
+    return int(row[-1])

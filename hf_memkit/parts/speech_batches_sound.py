@@ -1,0 +1,153 @@
+"""Sound in, one channel of numbers at the rate that the model hears out.
+
+WAV is read here, because Python's `wave` refuses what many programs write: floats, in all its versions, and the
+"extensible" header of 24-bit files before 3.12. Whatever else there is (FLAC, MP3, OGG …) is read by soundfile.
+
+This file needs numpy only, and soundfile for what is not WAV, so that it can lie beside a script.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["SoundError", "read_sound", "resample", "seconds_of"]
+
+Samples = NDArray[np.float32]
+
+_PCM: Final = 1
+_FLOAT: Final = 3
+_EXTENSIBLE: Final = 0xFFFE
+_EDGE: Final = 0.05
+"""Share of the band that fades out below the limit, so that a sudden end does not ring."""
+
+
+class SoundError(ValueError):
+    """Sound that cannot be read; says why."""
+
+
+def read_sound(source: str | Path | bytes, rate: int) -> Samples:
+    """One channel (the mean of all) as float32 from -1 to 1, at `rate` samples a second.
+
+    Raises:
+        SoundError: it cannot be read.
+        OSError: there is no such file.
+    """
+    content = source if isinstance(source, bytes) else Path(source).read_bytes()
+    samples, own_rate = _decode(content)
+    mono: Samples = samples.mean(axis=1, dtype=np.float32)
+    return resample(mono, own_rate, rate)
+
+
+def seconds_of(source: str | Path | bytes) -> float:
+    """Length in seconds, read from the header.
+
+    Raises:
+        SoundError, OSError: as `read_sound`.
+    """
+    content = source if isinstance(source, bytes) else Path(source).read_bytes()
+    if _is_wav(content):
+        channels, rate, bits, _, data = _wav_parts(content)
+        return len(data) / (channels * bits // 8) / rate
+    try:
+        found = _soundfile().info(io.BytesIO(content))
+    except RuntimeError as error:
+        raise SoundError(f"is no sound that soundfile can read ({error})") from error
+    return float(found.frames) / float(found.samplerate)
+
+
+def resample(samples: Samples, rate: int, wanted: int) -> Samples:
+    """`samples` of `rate` a second at `wanted` a second.
+
+    By the discrete Fourier transform: the spectrum is cut off, or continued with zeros, at half the smaller rate,
+    which is exact for what lies below (Smith, Mathematics of the DFT, 2nd ed., "Spectral interpolation"). The signal
+    is followed by silence, so that its end does not run into its beginning, and the last twentieth of the band fades
+    out.
+    """
+    if rate == wanted or not len(samples):
+        return samples
+    common = math.gcd(rate, wanted)
+    up, down = wanted // common, rate // common
+    length = math.ceil(len(samples) * up / down)
+    blocks = math.ceil((len(samples) + rate // 10) / down)  # whole ones give a whole number of new samples
+    spectrum = np.fft.rfft(samples, blocks * down)
+    bins = blocks * up // 2 + 1
+    kept = min(bins, len(spectrum))
+    edge = max(1, round(_EDGE * kept))
+    new = np.zeros(bins, dtype=spectrum.dtype)
+    new[:kept] = spectrum[:kept]
+    new[kept - edge : kept] *= 0.5 + 0.5 * np.cos(np.linspace(0, np.pi, edge))
+    found: Samples = (np.fft.irfft(new, blocks * up)[:length] * (up / down)).astype(np.float32)
+    return found
+
+
+def _decode(content: bytes) -> tuple[Samples, int]:
+    """((samples, channels), rate)."""
+    if not content:
+        raise SoundError("is empty (0 bytes)")
+    if not _is_wav(content):
+        try:
+            samples, rate = _soundfile().read(io.BytesIO(content), dtype="float32", always_2d=True)
+        except RuntimeError as error:
+            raise SoundError(f"is no sound that soundfile can read ({error})") from error
+        return samples, int(rate)
+    channels, rate, bits, kind, data = _wav_parts(content)
+    width = bits // 8
+    data = data[: len(data) // (width * channels) * width * channels]
+    if kind == _FLOAT:
+        samples = np.frombuffer(data, f"<f{width}").astype(np.float32)
+    elif width == 1:  # of the PCM formats this one alone has no sign
+        samples = (np.frombuffer(data, np.uint8).astype(np.float32) - 128) / 128
+    elif width == 3:
+        whole = np.zeros((len(data) // 3, 4), np.uint8)
+        whole[:, 1:] = np.frombuffer(data, np.uint8).reshape(-1, 3)
+        samples = whole.view("<i4")[:, 0].astype(np.float32) / 2**31
+    else:
+        samples = np.frombuffer(data, f"<i{width}").astype(np.float32) / 2 ** (bits - 1)
+    return samples.reshape(-1, channels), rate
+
+
+def _is_wav(content: bytes) -> bool:
+    return content[:4] == b"RIFF" and content[8:12] == b"WAVE"
+
+
+def _wav_parts(content: bytes) -> tuple[int, int, int, int, bytes]:
+    """(channels, rate, bits of a sample, kind, data) of a WAV file."""
+    form: tuple[int, int, int, int] | None = None
+    place = 12
+    while place + 8 <= len(content):
+        name, size = content[place : place + 4], struct.unpack_from("<I", content, place + 4)[0]
+        body = content[place + 8 : place + 8 + size]
+        if name == b"fmt " and len(body) >= 16:
+            kind, channels, rate, _, _, bits = struct.unpack_from("<HHIIHH", body)
+            if kind == _EXTENSIBLE and len(body) >= 26:
+                kind = struct.unpack_from("<H", body, 24)[0]
+            form = (channels, rate, bits, kind)
+        elif name == b"data":
+            if form is None:
+                break
+            channels, rate, bits, kind = form
+            known = (kind == _PCM and bits in (8, 16, 24, 32)) or (kind == _FLOAT and bits in (32, 64))
+            if not known or not channels or not rate:
+                raise SoundError(
+                    f"is WAV of the kind {kind} with {bits} bits; expected PCM of 8, 16, 24 or 32 bits, or floats"
+                )
+            return channels, rate, bits, kind, body
+        place += 8 + size + size % 2
+    raise SoundError("is a WAV file without sound in it: its header is damaged, or its end is missing")
+
+
+def _soundfile() -> Any:
+    try:
+        import soundfile  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    except ImportError:
+        raise SoundError(
+            "is no WAV file, and what reads other sound is not installed: pip install soundfile"
+        ) from None
+    return soundfile

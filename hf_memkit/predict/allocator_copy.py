@@ -1,0 +1,98 @@
+"""A copy of an allocator in the middle of a trace, so that what comes before is replayed once for many cards.
+
+```
+trace ──> Started: the state just before more than some bytes are reserved ──> does it complete with this cap?
+```
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Final
+
+from hf_memkit.predict.allocator import CachingAllocator, OutOfDeviceMemory
+from hf_memkit.predict.allocator_blocks import Block, DeviceMemory, Pool
+from hf_memkit.predict.allocator_settings import AllocatorSettings
+from hf_memkit.predict.trace import Trace
+
+__all__ = ["Started"]
+
+_SLOTS: Final = tuple(name for name in Block.__slots__ if name not in ("next", "pool", "previous"))
+
+
+class Started:
+    """A trace, replayed up to where it first reserves more than `reserved_bytes`.
+
+    Until then a card that has at least so much refuses nothing, and the allocator does the same on all of them.
+    """
+
+    def __init__(
+        self, trace: Trace, settings: AllocatorSettings, reserved_bytes: int, *, card_bytes: int | None
+    ) -> None:
+        self._trace, self._card_bytes, self._settings = trace, card_bytes, settings
+        beyond = self._run(len(trace.events), reserved_bytes)
+        self._beyond = self._run(beyond, None)
+
+    def _run(self, stop: int, most_reserved: int | None) -> int:
+        """Replays the events before `stop`. The first one that reserves more than `most_reserved`, or `stop`."""
+        self._blocks: dict[int, Block] = {}
+        self._allocator = CachingAllocator(self._settings, DeviceMemory(total_bytes=self._card_bytes))
+        for index in range(stop):
+            _do(self._trace, index, self._allocator, self._blocks)
+            if most_reserved is not None and self._allocator.reserved > most_reserved:
+                return index
+        return stop
+
+    def completes(self, cap_bytes: int) -> bool:
+        """Whether the whole trace completes where the card has `cap_bytes` for the allocator, at least those of the
+        start."""
+        device = DeviceMemory(cap_bytes - self._allocator.reserved, total_bytes=self._card_bytes)
+        allocator, blocks = _copied(self._allocator, device, self._blocks)
+        try:
+            for index in range(self._beyond, len(self._trace.events)):
+                _do(self._trace, index, allocator, blocks)
+        except OutOfDeviceMemory:
+            return False
+        return True
+
+
+def _do(trace: Trace, index: int, allocator: CachingAllocator, blocks: dict[int, Block]) -> None:
+    """One event, as `replay` does it."""
+    number = trace.events[index]
+    if number < 0:
+        block = blocks.pop(-number, None)
+        if block is not None:
+            allocator.free(block)
+    elif size := trace.sizes_bytes[number - 1]:
+        blocks[number] = allocator.malloc(size)
+
+
+def _copied(
+    allocator: CachingAllocator, device: DeviceMemory, blocks: dict[int, Block]
+) -> tuple[CachingAllocator, dict[int, Block]]:
+    """The same state on another device, of which new segments get the addresses that they would have had."""
+    old_device = allocator.device
+    assert isinstance(old_device, DeviceMemory)
+    device.count_from(old_device)
+    result = copy.copy(allocator)
+    result.device = device
+    result.small, result.large = Pool(is_small=True), Pool(is_small=False)
+    twins: dict[int, Block] = {}
+    olds = list(blocks.values())
+    for pool in (allocator.small, allocator.large):
+        olds += [entry[-1] for entry in pool.free]
+        olds += [entry[-1] for entry in pool.unmapped]
+    for old in olds:
+        twin = twins[id(old)] = Block.__new__(Block)
+        for name in _SLOTS:
+            setattr(twin, name, getattr(old, name))
+        twin.pool = result.small if old.pool is allocator.small else result.large
+    for old in olds:
+        twin = twins[id(old)]
+        twin.previous = None if old.previous is None else twins[id(old.previous)]
+        twin.next = None if old.next is None else twins[id(old.next)]
+    for pool, new in ((allocator.small, result.small), (allocator.large, result.large)):
+        new.free = [(*entry[:-1], twins[id(entry[-1])]) for entry in pool.free]
+        new.unmapped = [(*entry[:-1], twins[id(entry[-1])]) for entry in pool.unmapped]
+        new.searches = pool.searches
+    return result, {number: twins[id(block)] for number, block in blocks.items()}

@@ -1,0 +1,239 @@
+"""What an operation gives on fake tensors, from memory: the same operation on tensors of the same shapes came before.
+
+```
+operation, arguments ──> key ──> known? ── yes ──> a fake tensor of the kept description
+                                   └────── no ───> torch's FakeTensorMode, whose own cache is then read
+```
+
+A training repeats a few hundred operations for each layer, micro-batch and step. FakeTensorMode has a cache for that,
+and takes most of its time to make the key and the answer. Here both are made from fewer and cheaper questions. Nothing
+is decided here: an answer is kept where torch keeps one, from torch's own entry, and only if the tensor made of it is
+like the one that torch gave. What is unusual about an argument or an operation goes to torch, each time.
+
+It rests on `FakeTensorMode._cache_key`, `FakeTensorMode.cache` and their entries, as torch 2.13 has them. Where they
+are missing, nothing is kept, and everything goes to torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, extract_tensor_metadata
+
+__all__ = ["FastFakes"]
+
+Arguments = Sequence[Any]
+Make = Callable[[Arguments], Any]
+"""Arguments of an operation → its result."""
+
+Rule = Callable[..., Any]
+
+_PLAIN: Final = frozenset(
+    {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
+)
+_SEQUENCES: Final = frozenset({list, tuple, torch.Size})
+_LONGEST: Final = 64
+"""Of lists: an optimizer's step takes all parameters at once, once."""
+_UNUSUAL: Final[tuple[Any, ...]] = ()
+"""In the place of a key: torch is asked."""
+
+
+class FastFakes:
+    """Results of operations on the fake tensors of one mode."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self._mode = mode
+        self._known: dict[tuple[Any, ...], Make | None] = {}  # None: torch is asked each time
+        self._attributes: dict[torch.device, dict[str, Any]] = {}
+        self._protect = (  # as `FakeTensor.__new__` does
+            torch._C._set_warn_deprecated_on_mutable_data_ptr
+            if getattr(mode, "_allow_unsafe_data_ptr_access", False)
+            else torch._C._set_throw_on_mutable_data_ptr
+        )
+        self._usable = bool(
+            getattr(mode, "cache_enabled", False)
+            and not getattr(mode, "cache_crosscheck_enabled", False)
+            and getattr(mode, "shape_env", 0) is None
+            and isinstance(getattr(FakeTensorMode, "cache", None), dict)
+            and hasattr(FakeTensorMode, "_cache_key")
+            and all(hasattr(fake_tensor, name) for name in ("_CacheKeyState", "_DispatchCacheValidEntry"))
+        )
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: Rule | None = None) -> Any:
+        """What `func(*args, **kwargs)` gives, or the rule in its place. To be called where only the mode is active.
+
+        Args:
+            func: the operation.
+            args, kwargs: its arguments.
+            rule: what is to be called instead of it: a function of what its arguments are, and not of what they hold
+                or who holds them, which makes new tensors.
+        """
+        key = self._key(func, args, kwargs) if self._usable else _UNUSUAL
+        if key is _UNUSUAL:
+            return (rule or func)(*args, **kwargs)
+        try:
+            make = self._known[key]
+        except KeyError:
+            if rule is None:
+                return self._learn(key, func, args, kwargs)
+            result = rule(*args, **kwargs)
+            self._known[key] = self._maker(_entry(result), func, args, result)
+            return result
+        return (rule or func)(*args, **kwargs) if make is None else make(args)
+
+    def _key(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """All that torch's key distinguishes (torch 2.13: fake_tensor.py, `FakeTensorMode._cache_key`)."""
+        parts = [
+            id(func),  # an operation stays; its own hash is computed in Python
+            torch.get_default_dtype(),
+            torch._C._get_default_device(),
+            torch.is_inference_mode_enabled(),
+        ]
+        if not self._add(parts, args):
+            return _UNUSUAL
+        if kwargs:
+            for name, value in kwargs.items():
+                parts.append(name)
+                if not self._add(parts, (value,)):
+                    return _UNUSUAL
+        return tuple(parts)
+
+    def _add(self, parts: list[Any], values: Arguments) -> bool:
+        """Puts what matters of some arguments into a key; False: something is unusual."""
+        for value in values:
+            kind = value.__class__
+            if kind is FakeTensor:
+                if value.constant is not None or value.fake_mode is not self._mode:
+                    return False
+                parts += (
+                    value.dtype,
+                    value.shape,
+                    value.stride(),
+                    value.storage_offset(),
+                    value.untyped_storage().nbytes(),
+                    value._fake_device,
+                    value.requires_grad,
+                    # Layout, quantised, conjugated, negated and inference tensors: each has a key of its own.
+                    torch._C._dispatch_keys(value).raw_repr(),
+                )
+            elif kind in _PLAIN:
+                parts += (kind, value)  # 1, 1.0 and True are equal
+            elif kind in _SEQUENCES:
+                if len(value) > _LONGEST:
+                    return False
+                parts += (kind, len(value))
+                if not self._add(parts, value):
+                    return False
+            else:
+                return False
+        return True
+
+    # ---- what is not known yet ----
+
+    def _learn(self, key: tuple[Any, ...], func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Asks torch, and keeps what torch's cache has kept."""
+        mode: Any = self._mode
+        torchs: Any = fake_tensor
+        try:
+            with torch._C._DisableTorchDispatch():
+                theirs = mode._cache_key(torchs._CacheKeyState(None), func, args, kwargs)
+        except Exception:  # torch raises where it keeps nothing
+            theirs = None
+        result = func(*args, **kwargs)
+        entry = None if theirs is None else FakeTensorMode.cache.get(theirs)
+        self._known[key] = self._maker(entry, func, args, result)
+        return result
+
+    def _maker(self, entry: Any, func: Any, args: tuple[Any, ...], result: Any) -> Make | None:
+        if not isinstance(entry, fake_tensor._DispatchCacheValidEntry | SimpleNamespace):
+            return None
+        makers = [self._one(info, func) for info in entry.output_infos]
+        results = result if entry.is_output_tuple else (result,)
+        if len(makers) != len(results) or any(maker is None for maker in makers):
+            return None
+        chosen: list[Make] = [maker for maker in makers if maker is not None]
+        if not all(_alike(maker(args), each) for maker, each in zip(chosen, results, strict=True)):
+            return None
+        if entry.is_output_tuple:
+            return lambda args: tuple([maker(args) for maker in chosen])
+        return chosen[0]
+
+    def _one(self, info: Any, func: Any) -> Make | None:
+        """How one result is made (torch 2.13: fake_tensor.py, `_get_output_tensor_from_cache_entry`)."""
+        position = info.inplace_idx
+        if position is not None:
+            return lambda args: args[position]
+        if info.metadata is None:
+            constant = info.constant_value
+            return (lambda args: constant) if constant is None or isinstance(constant, int) else None
+        about = info.metadata
+        if about.layout is not torch.strided or about.is_conj or about.is_neg:
+            return None
+        shape, stride, offset = tuple(about.shape), tuple(about.stride), about.storage_offset
+        options = {"dtype": about.dtype, "device": "meta", "requires_grad": about.requires_grad}
+        needs_gradient, device = about.requires_grad, about.device
+        attributes = self._attributes_on(device)
+        viewed = info.view_idx
+        empty_strided, no_modes = torch.empty_strided, torch._C._DisableTorchDispatch
+        subclass, protect = torch.Tensor._make_subclass, self._protect
+
+        def make(args: Arguments) -> FakeTensor:
+            with no_modes():
+                empty = empty_strided(shape, stride, **options)
+                if viewed is not None:
+                    empty.set_(args[viewed].untyped_storage(), offset, shape, stride)
+                made: Any = subclass(
+                    FakeTensor, empty, needs_gradient, dispatch_device=True, device_for_backend_keys=device
+                )
+            protect(made)
+            made.__dict__.update(attributes)
+            return made  # type: ignore[no-any-return]
+
+        return make
+
+    def _attributes_on(self, device: torch.device) -> dict[str, Any]:
+        """What a new fake tensor on this device has as attributes."""
+        known = self._attributes.get(device)
+        if known is None:
+            with torch._C._DisableTorchDispatch():
+                made: Any = FakeTensor(self._mode, torch.empty(0, device="meta"), device)
+            known = self._attributes[device] = dict(vars(made))
+        return known
+
+
+def _entry(result: Any) -> SimpleNamespace:
+    """An entry as torch's cache would have it, of a result in new tensors."""
+    results = result if isinstance(result, tuple) else (result,)
+    infos = [
+        SimpleNamespace(
+            inplace_idx=None,
+            view_idx=None,
+            constant_value=each,
+            metadata=extract_tensor_metadata(each) if isinstance(each, torch.Tensor) else None,
+        )
+        for each in results
+    ]
+    return SimpleNamespace(output_infos=infos, is_output_tuple=isinstance(result, tuple))
+
+
+def _alike(made: Any, given: Any) -> bool:
+    """Whether a result that was made here is what torch gave."""
+    if not isinstance(given, FakeTensor):
+        return given is None or (type(made) is type(given) and bool(made == given))
+    if made is given:
+        return True
+    if not isinstance(made, FakeTensor):
+        return False
+    return _description(made) == _description(given)
+
+
+def _description(tensor: Any) -> tuple[Any, ...]:
+    storage = tensor.untyped_storage()
+    return (
+        tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), storage.nbytes(), tensor._fake_device,
+        tensor.requires_grad, torch._C._dispatch_keys(tensor).raw_repr(), vars(tensor).keys(),
+    )  # fmt: skip

@@ -1,0 +1,82 @@
+"""Makes the import of transformers.Trainer quicker, in the child process only: a user waits for it.
+
+What is replaced is put back afterwards, but for libraries that are imported late. Nothing that a training computes
+hangs on any of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any, Final
+
+__all__ = ["import_late", "is_loaded", "quick_imports"]
+
+
+@contextlib.contextmanager
+def quick_imports() -> Iterator[None]:
+    """Within it,
+
+    * no garbage is collected: modules make little, and to look for it takes a tenth of the time; afterwards the
+      collector leaves alone what there is, so that a process that is forked does not copy its pages;
+    * caches have no limit: transformers reads the files of its 450 models twice, because its cache holds 128 folders
+      (transformers 5.23: utils/import_utils.py, `create_import_structure_from_path`);
+    * custom operations do not remember the line that registers them, for which torch looks through all modules
+      (torch 2.13: _library/utils.py, `get_source`).
+    """
+    import torch._library.utils as library
+
+    cache, source, collects = functools.lru_cache, library.get_source, gc.isenabled()
+
+    def lru_cache(maxsize: Any = None, typed: bool = False) -> Any:
+        return cache(None, typed)(maxsize) if callable(maxsize) else cache(None, typed)
+
+    gc.disable()
+    functools.lru_cache = lru_cache
+    library.get_source = lambda stacklevel: ""
+    try:
+        yield
+    finally:
+        functools.lru_cache, library.get_source = cache, source
+        gc.freeze()  # else all of it would be looked through now
+        if collects:
+            gc.enable()
+
+
+_OF_THE_LIBRARY: Final = ("__all__", "__path__", "__version__")
+
+
+class _Late(ModuleType):
+    """Stands for a module; whoever asks for something that only the module has, has it imported."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name not in _OF_THE_LIBRARY:
+            raise AttributeError(name)  # `inspect` looks through all modules
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def import_late(name: str) -> None:
+    """Puts off the import of a library that is installed, until something of it is asked for.
+
+    `importlib.util.find_spec`, by which libraries see whether others are there, finds it as before.
+    """
+    if name in sys.modules:
+        return
+    spec = importlib.util.find_spec(name)
+    if spec is not None:
+        late = _Late(name)
+        late.__spec__, late.__file__ = spec, spec.origin
+        sys.modules[name] = late
+
+
+def is_loaded(name: str) -> bool:
+    """Whether a library has been imported in full."""
+    return name in sys.modules and not isinstance(sys.modules[name], _Late)

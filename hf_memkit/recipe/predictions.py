@@ -1,0 +1,188 @@
+"""Every variant of every recipe, predicted beforehand: what `memkit recipe` lists and recipes/README.md shows.
+
+A trace takes seconds, and the pack has dozens of variants: `scripts/recipe_predictions.py` makes them once and writes
+`recipes/predictions.json`, where each recipe stands with the checksum of the file that it was made from. A variant is
+predicted with each kind of checkpointing that it lists, for the recipe's own card, and for one that has no bf16.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self
+
+from hf_memkit import resources
+from hf_memkit.errors import InputError, MemkitError
+from hf_memkit.hardware import Gpu, Machine, gpu_of_size, named_gpu
+from hf_memkit.predict import Prediction
+from hf_memkit.recipe.schema import Recipe, Variant
+from hf_memkit.training_setup import TrainingSetup
+
+__all__ = ["FILE", "WITHOUT_BF16", "Option", "Predicted", "checksum", "fitting", "make", "options", "stored"]
+
+FILE: Final = "predictions.json"
+"""Beside the recipes."""
+
+WITHOUT_BF16: Final = "T4"
+"""The card that stands for those that compute in fp16 only."""
+
+_PLENTY: Final = 2**50
+"""RAM and disk of the machine that is predicted for: what a variant needs does not depend on them."""
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """One variant with one kind of checkpointing.
+
+    Attributes:
+        variant: its name.
+        checkpointing: the kind, `none`, or empty where the variant lists none.
+        bf16: whether the card computes in bf16; fp16 otherwise.
+        micro_batch_size, accumulation: sequences in a forward pass of a card, and how many make a step.
+        sequence_length: tokens.
+        gpus, nodes: cards on each machine, and machines.
+        prediction: what it needs; its verdict is of the card that it was made for.
+    """
+
+    variant: str
+    checkpointing: str
+    bf16: bool
+    micro_batch_size: int
+    accumulation: int
+    sequence_length: int
+    gpus: int
+    nodes: int
+    prediction: Prediction
+
+    def to_json(self) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "prediction"}
+        return {**values, "prediction": self.prediction.to_json()}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
+        return cls(**{**content, "prediction": Prediction.from_json(content["prediction"])})
+
+
+@dataclass(frozen=True)
+class Option:
+    """A variant on one machine: `predicted` judged there."""
+
+    recipe: Recipe
+    predicted: Predicted
+
+    @property
+    def verdict(self) -> str:
+        return str(self.predicted.prediction.verdict)
+
+    @property
+    def card_bytes(self) -> int:
+        """What it takes of a card at most, the context included."""
+        return self.predicted.prediction.total_bytes[1]
+
+    @property
+    def ram_bytes(self) -> int:
+        found = self.predicted.prediction
+        return (found.host_rss_bytes or 0) + (found.pinned_bytes or 0)
+
+
+def checksum(recipe: Recipe) -> str:
+    """SHA-256 of the recipe's file."""
+    return hashlib.sha256(recipe.path.read_bytes()).hexdigest()
+
+
+def stored() -> dict[str, Any]:
+    """The content of `recipes/predictions.json`; empty where there is none."""
+    path = resources.folder("recipes") / FILE
+    if not path.is_file():
+        return {"recipes": {}}
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content
+
+
+def options(recipe: Recipe, machine: Machine) -> list[Option]:
+    """The recipe's variants on this machine, in the recipe's order: of each the cheapest checkpointing that fits, or
+    the last. Empty where the recipe's file was changed after it was predicted, or no card is known.
+
+    The card's dtypes decide which predictions count, its memory and the machine's RAM and disk decide the verdict.
+    """
+    entry = stored()["recipes"].get(recipe.name)
+    if entry is None or entry["sha256"] != checksum(recipe) or machine.gpu is None:
+        return []
+    found: dict[str, Option] = {}
+    for content in entry["predicted"]:
+        each = Predicted.from_json(content)
+        earlier = found.get(each.variant)
+        if each.bf16 != machine.gpu.bf16 or (earlier is not None and earlier.verdict == "fits"):
+            continue
+        found[each.variant] = Option(recipe, replace(each, prediction=each.prediction.judged(machine)))
+    return list(found.values())
+
+
+def fitting(recipes: list[Recipe], machine: Machine) -> tuple[list[list[Option]], list[list[Option]]]:
+    """(of each recipe the variants that fit, of each recipe without one all its variants), the recipes that make most
+    of the card first. A variant that fits comes before one that is tight."""
+    fit, others = [], []
+    for recipe in recipes:
+        all_of_it = options(recipe, machine)
+        some = [each for each in all_of_it if each.verdict in ("fits", "tight")]
+        some.sort(key=lambda option: option.verdict != "fits")  # stable: else the recipe's order
+        if some:
+            fit.append(some)
+        elif all_of_it:
+            others.append(all_of_it)
+    fit.sort(key=lambda some: (some[0].verdict != "fits", -some[0].card_bytes))
+    return fit, others
+
+
+def make(recipe: Recipe) -> Iterator[Predicted | tuple[str, str]]:
+    """Predicts every variant; where that cannot be, (variant, why)."""
+    cards = [gpu_of_size(recipe.card)]
+    if recipe.card == "16GB":
+        cards.append(named_gpu(WITHOUT_BF16))
+    for name, variant in recipe.variants.items():
+        for choice in variant.checkpointing or [""]:
+            for card in cards:
+                try:
+                    yield _predicted(recipe, name, variant, choice, card)
+                except InputError as error:
+                    yield name, str(error)
+
+
+def _predicted(recipe: Recipe, name: str, variant: Variant, choice: str, card: Gpu) -> Predicted:
+    from hf_memkit.recipe.choose import choose
+    from hf_memkit.recipe.predicted import predicted
+    from hf_memkit.recipe.resolve import Overrides, resolve
+
+    machine = Machine(card, ram_bytes=_PLENTY, disk_free_bytes=_PLENTY, disk_path=".", cpu_count=16)
+    overrides = Overrides(variant=name, gpus=recipe.gpus, output="run", checkpointing=choice or None)
+    try:
+        resolved = resolve(recipe, machine, overrides, use_hub=False)
+        found = None
+        if variant.solve_for is not None:
+            chosen = choose(recipe, machine, overrides, use_hub=False)
+            resolved, found = chosen.resolved, chosen.prediction
+        if not card.bf16 and _computes_in_bf16(resolved.setup):
+            raise InputError(f"computes in bf16, which a {card.name} does not")
+        found = found or predicted(resolved)
+    except MemkitError as error:
+        raise InputError(str(error)) from error
+    setup = resolved.setup
+    return Predicted(
+        variant=name,
+        checkpointing=choice,
+        bf16=card.bf16,
+        micro_batch_size=int(setup["arguments.per_device_train_batch_size"]),
+        accumulation=int(setup["arguments.gradient_accumulation_steps"]),
+        sequence_length=int(setup["data.sequence_length"]),
+        gpus=resolved.gpus,
+        nodes=resolved.nodes,
+        prediction=found,
+    )
+
+
+def _computes_in_bf16(setup: TrainingSetup) -> bool:
+    config = setup.get("deepspeed.config", {})
+    enabled = config.get("bf16", {}).get("enabled")
+    return setup.get("model.dtype") == "bfloat16" or setup.get("arguments.bf16") is True or enabled is True

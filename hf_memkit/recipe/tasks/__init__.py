@@ -1,0 +1,41 @@
+"""What a recipe's data becomes, one module a kind of data; `task.py` says what each of them must have."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Final
+
+from hf_memkit.errors import InputError, did_you_mean
+from hf_memkit.recipe.tasks.task import Examples, Script, Task
+from hf_memkit.training_setup import TrainingSetup
+
+__all__ = ["DEFAULT_TASK", "TASKS", "Examples", "Script", "Task", "find_task", "task_of"]
+
+DEFAULT_TASK: Final = "language-modeling"
+
+TASKS: Final[dict[str, str]] = {
+    DEFAULT_TASK: "text",
+    "chat": "chat",
+    "image-classification": "image_classification",
+    "speech-recognition": "speech_recognition",
+    "text-classification": "text_classification",
+    "text-pairs": "text_pairs",
+}
+"""Task → the module here that has it, as `TASK`. Each imports its libraries when it is asked for."""
+
+
+def find_task(name: str) -> Task:
+    """The task called `name`.
+
+    Raises:
+        InputError: there is none.
+    """
+    if name not in TASKS:
+        raise InputError(f"unknown task {name!r}{did_you_mean(name, TASKS)}; known: {', '.join(TASKS)}")
+    found: Task = import_module(f"{__name__}.{TASKS[name]}").TASK
+    return found
+
+
+def task_of(setup: TrainingSetup) -> Task:
+    """The task of a recipe's setup."""
+    return find_task(str(setup.get("data.task", DEFAULT_TASK)))

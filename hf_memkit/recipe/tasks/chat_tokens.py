@@ -1,0 +1,138 @@
+"""Conversations in, rows of tokens and labels out, as TRL's SFTTrainer makes them of the same conversations.
+
+The trainer is given these rows as they are (`hf_memkit.build.prepared_rows`): they are made once, by the first process
+of a machine, before a model is loaded. The order is the trainer's own (trl 1.16.0: `SFTTrainer._prepare_dataset`):
+tokens of the template, labels on the assistant's, cut at the length, those without a label left out, packed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hf_memkit.errors import DataError
+from hf_memkit.recipe.data import quiet_datasets
+
+__all__ = ["Tokenised", "checksum", "tokenise"]
+
+_IGNORED: Final = -100
+"""Label of a token that the loss leaves out (torch.nn.functional.cross_entropy, `ignore_index`)."""
+
+
+@dataclass(frozen=True)
+class Tokenised:
+    """`rows` is a `datasets.Dataset` of `input_ids` and `labels` (packed: and `seq_lengths`).
+
+    Attributes:
+        conversations: in `rows`.
+        cut, left_out: conversations that were longer than a sequence; those of which no label was left.
+        tokens, trained_tokens: in `rows`; those of the assistant, which the loss is taken over.
+    """
+
+    rows: Any
+    conversations: int
+    cut: int
+    left_out: int
+    tokens: int
+    trained_tokens: int
+
+
+def tokenise(
+    conversations: Any, tokenizer: Any, template: str, *, length: int, packing: bool, assistant_only: bool
+) -> Tokenised:
+    """The rows of `conversations`.
+
+    Args:
+        conversations: a `datasets.Dataset` of `messages` and `tools` (JSON) and `place`.
+        tokenizer: the model's.
+        template: the chat template, with the assistant's turns marked.
+        length: tokens of a sequence, at most.
+        packing: whether short conversations share a sequence, each seeing only itself.
+        assistant_only: whether the loss is taken over the assistant's turns only.
+
+    Raises:
+        DataError: the template refuses a conversation, or no conversation has a label left.
+    """
+    import datasets
+
+    features = datasets.Features(
+        {
+            "input_ids": datasets.List(datasets.Value("int64")),
+            "labels": datasets.List(datasets.Value("int64")),
+            "whole": datasets.Value("int64"),
+        }
+    )
+    how = {"tokenizer": tokenizer, "template": template, "length": length, "assistant_only": assistant_only}
+    with quiet_datasets():
+        rows = conversations.map(
+            _one,
+            fn_kwargs=how,
+            remove_columns=conversations.column_names,
+            features=features,
+        )
+        lengths = rows.with_format("numpy")["whole"][:]
+        kept = rows.filter(_has_label)
+        cut, left_out = int((lengths > length).sum()), len(rows) - len(kept)
+        if not len(kept):
+            raise DataError(
+                f"{conversations[0]['place']}: not one answer of the assistant begins within {length} tokens (the "
+                f"longest of {len(rows)} conversations has {int(lengths.max())}); give a longer --sequence-length"
+            )
+        kept = kept.remove_columns("whole")
+        tokens, trained = _counted(kept)
+        count = len(kept)
+        if packing:
+            from trl.data_utils import pack_dataset
+
+            kept = pack_dataset(kept, length, "bfd")
+    return Tokenised(kept, count, cut, left_out, tokens, trained)
+
+
+def checksum(rows: Any) -> str:
+    """SHA-256 of the rows' tokens and labels."""
+    found = hashlib.sha256()
+    for batch in rows.with_format("arrow").iter(batch_size=1000):
+        for name in ("input_ids", "labels"):
+            found.update(json.dumps(batch.column(name).to_pylist()).encode())
+    return found.hexdigest()
+
+
+def _one(row: dict[str, Any], tokenizer: Any, template: str, length: int, assistant_only: bool) -> dict[str, Any]:
+    from jinja2.exceptions import TemplateError
+
+    tools = json.loads(row["tools"]) if row["tools"] else None
+    try:
+        made = tokenizer.apply_chat_template(
+            json.loads(row["messages"]),
+            tools=tools,
+            chat_template=template,
+            tokenize=True,
+            return_dict=True,
+            return_assistant_tokens_mask=assistant_only,
+        )
+    except (TemplateError, TypeError) as error:  # templates refuse by raise_exception, and fail where a key is missing
+        raise DataError(f"{row['place']}: the model's chat template refuses this conversation: {error}") from error
+    tokens = made["input_ids"]
+    mask = made["assistant_masks"] if assistant_only else [1] * len(tokens)
+    if 1 not in mask:
+        raise DataError(f"{row['place']}: the model's chat template marks no token of the assistant in it")
+    labels = [token if marked else _IGNORED for token, marked in zip(tokens, mask, strict=True)]
+    return {"input_ids": tokens[:length], "labels": labels[:length], "whole": len(tokens)}
+
+
+def _has_label(row: dict[str, Any]) -> bool:
+    return any(label != _IGNORED for label in row["labels"])
+
+
+def _counted(rows: Any) -> tuple[int, int]:
+    """(tokens, tokens with a label)."""
+    import pyarrow.compute as compute  # type: ignore[import-untyped, unused-ignore]
+
+    tokens = trained = 0
+    for batch in rows.with_format("arrow").iter(batch_size=1000):
+        labels = compute.list_flatten(batch.column("labels"))
+        tokens += len(labels)
+        trained += compute.sum(compute.not_equal(labels, _IGNORED)).as_py() or 0
+    return tokens, trained

@@ -1,0 +1,260 @@
+"""Images with one label each → a batch of pixels, for models that classify them; the files are opened a batch at a
+time, in the data loader's workers."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from hf_memkit.errors import DataError, InputError, MissingPackageError
+from hf_memkit.models import ModelFacts, hub_reachable, quiet_transformers
+from hf_memkit.recipe.tasks.image_files import (
+    EXAMPLE,
+    LOCAL_FORM,
+    check_bytes,
+    image_rows,
+    list_images,
+)
+from hf_memkit.recipe.tasks.image_script import image_script
+from hf_memkit.recipe.tasks.media import (
+    HubData,
+    column_of,
+    kept,
+    load_hub,
+    loader_arguments,
+    source_of,
+    stamps,
+    whole_config,
+)
+from hf_memkit.recipe.tasks.task import Examples, Say, Script, Settings, Task
+from hf_memkit.recipe.text_readers import in_one_line
+from hf_memkit.training_setup import TrainingSetup
+
+__all__ = ["TASK"]
+
+_HEAD_ROWS: Final = 100
+"""Images of the hub that are opened before training."""
+
+_SMALLEST_CROP: Final = 0.25
+
+
+class _ImageClassification(Task):
+    name: ClassVar[str] = "image-classification"
+    auto_class: ClassVar[str] = "AutoModelForImageClassification"
+    packages: ClassVar[tuple[str, ...]] = ("PIL",)
+    columns: ClassVar[Mapping[str, str]] = {"image": "image", "label": "label"}
+    local_form: ClassVar[str] = LOCAL_FORM
+    example: ClassVar[str] = EXAMPLE
+
+    def sequence_length(self, asked: int | None, usual: int, model: ModelFacts) -> int:
+        """Patches and the class token: the config decides.
+
+        Raises:
+            InputError: another length was asked for.
+        """
+        found = _patches(model.config) or usual
+        if asked is not None and asked != found:
+            raise InputError(
+                f"--sequence-length {asked}: images have no length to choose: {model.name} makes {found} tokens of "
+                f"each (its patches and a class token); take --model with another image_size or patch_size"
+            )
+        return found
+
+    def data_settings(self, data: Any) -> Settings:
+        return {
+            "smallest_crop": (
+                _SMALLEST_CROP,
+                "to train on, a random part of at least this share of an image is scaled to the model's size, and "
+                "mirrored half of the time: so few images are not learnt by heart",
+            )
+        }
+
+    def arguments(self, data: Any) -> Settings:
+        return {
+            **loader_arguments("open, crop and scale images"),
+            "label_names": (["labels"], "what the collator calls them"),
+            "prediction_loss_only": (False, "an evaluation also counts right answers"),
+            "batch_eval_metrics": (True, "batch by batch: no logits are kept"),
+        }
+
+    def prepare(self, setup: TrainingSetup, say: Say) -> Examples:
+        if importlib.util.find_spec("PIL") is None:
+            raise MissingPackageError("images need pillow, which is not installed; run: pip install pillow")
+        source = source_of(setup)
+        if source is None:
+            rows, labels, told, own = *_made_up(), False
+        elif isinstance(source, HubData):
+            rows, labels, told, own = *_from_hub(source, setup["data.columns"]), False
+        else:
+            rows, labels, told, own = _from_files(source, setup["data.columns"])
+        say(f"Data: {told}")
+        train, held_out = _split(rows, own, float(setup["data.held_out"]))
+        processor, why = _image_processor(setup)
+        say(f"Image processor: {why}")
+        facts = {"labels": list(labels), "images": len(rows)}
+        return Examples(train, held_out, processor, _checksum(train, labels), facts)
+
+    def model_values(self, setup: TrainingSetup, examples: Examples) -> dict[str, Any]:
+        labels = examples.facts["labels"]
+        return {
+            "num_labels": len(labels),
+            "id2label": dict(enumerate(labels)),
+            "label2id": {label: number for number, label in enumerate(labels)},
+            # A head for other labels is replaced, not refused.
+            "ignore_mismatched_sizes": True,
+        }
+
+    def trainer_options(self, setup: TrainingSetup, examples: Examples) -> dict[str, Any]:
+        import torch
+
+        from hf_memkit.parts.image_batches import Accuracy, ImageBatches, most_likely
+
+        dtype = setup.get("model.dtype")
+        collator = ImageBatches(
+            examples.processing_class,
+            smallest_crop=setup["data.smallest_crop"],
+            dtype=getattr(torch, dtype) if dtype else None,
+        )
+        return {
+            "data_collator": collator,
+            "compute_metrics": Accuracy(),
+            "preprocess_logits_for_metrics": most_likely,
+        }
+
+    def told(self, setup: TrainingSetup, examples: Examples, steps: int, each_step: int) -> str:
+        return (
+            f"Images: {len(examples.train)} to train on, {len(examples.held_out)} held out, "
+            f"{len(examples.facts['labels'])} labels; {steps} steps of {each_step} read them "
+            f"{steps * each_step / len(examples.train):.1f} times"
+        )
+
+    def script(self, job: Any) -> Script:
+        return image_script(job, _image_processor(job.setup)[0])
+
+
+def _patches(config: Mapping[str, Any]) -> int | None:
+    """Tokens that a vision transformer makes of an image; None for models of another kind."""
+    whole = whole_config(config)
+    size, patch = getattr(whole, "image_size", None), getattr(whole, "patch_size", None)
+    if not isinstance(size, int) or not isinstance(patch, int):
+        return None
+    return int((size // patch) ** 2 + 1)
+
+
+def _features(labels: Any) -> Any:
+    import datasets
+
+    return datasets.Features(
+        {
+            "image": datasets.Image(decode=False),
+            "label": datasets.ClassLabel(names=list(labels)),
+            "held_out": datasets.Value("bool"),
+            "sha256": datasets.Value("string"),
+        }
+    )
+
+
+def _from_files(path: Path, columns: Mapping[str, str]) -> tuple[Any, tuple[str, ...], str, bool]:
+    """(rows, labels, what a person reads, whether they bring a held-out part)."""
+    found = list_images(path, columns)
+    arguments = {"files": found.files, "labels": found.labels, "stamps": stamps(file.path for file in found.files)}
+    return kept(image_rows, _features(found.labels), arguments, found.source), found.labels, found.source, (
+        found.has_held_out
+    )  # fmt: skip
+
+
+def _from_hub(wanted: HubData, columns: Mapping[str, str]) -> tuple[Any, tuple[str, ...], str]:
+    import datasets
+
+    rows = load_hub(wanted, LOCAL_FORM)
+    image = column_of(wanted.name, rows.column_names, (columns["image"],), "a column of images")
+    label = column_of(wanted.name, rows.column_names, (columns["label"],), "a column of labels")
+    if not isinstance(rows.features[image], datasets.Image):
+        raise DataError(f"{wanted.name}: column {image!r}: expected images, found {rows.features[image]}")
+    rows = rows.select_columns([image, label]).cast_column(image, datasets.Image(decode=False))
+    if not isinstance(rows.features[label], datasets.ClassLabel):
+        rows = rows.class_encode_column(label)
+    labels = tuple(rows.features[label].names)
+    if image != "image":
+        rows = rows.rename_column(image, "image")
+    if label != "label":
+        rows = rows.rename_column(label, "label")
+    without = sum(number is None or number < 0 for number in rows["label"])
+    if without:
+        raise DataError(
+            f"{wanted.name}: {without} of {len(rows)} images have no label in its split {wanted.split!r}; expected a "
+            f"label with each"
+        )
+    for number, row in enumerate(rows.select(range(min(_HEAD_ROWS, len(rows)))), 1):
+        try:
+            check_bytes(row["image"]["bytes"] or Path(row["image"]["path"]).read_bytes())
+        except (OSError, TypeError) as error:
+            raise DataError(f"{wanted.name}: row {number}: is no image: {in_one_line(error)}") from error
+    return rows, labels, wanted.name
+
+
+def _made_up() -> tuple[Any, tuple[str, ...], str]:
+    import datasets
+
+    from hf_memkit.recipe.tasks.made_up_images import LABELS, made_up_images
+
+    features = datasets.Features({name: _features(LABELS)[name] for name in ("image", "label")})
+    rows = datasets.Dataset.from_list(made_up_images(), features=features)
+    told = f"{len(rows)} images drawn here, because the hub is not reachable (--data trains on {LOCAL_FORM})"
+    return rows, LABELS, told
+
+
+def _split(rows: Any, own: bool, share: float) -> tuple[Any, Any]:
+    """(to train on, held out), with the column that says which images are cropped at random."""
+    from hf_memkit.parts.image_batches import each_label_split
+
+    if len(rows) < 2:
+        raise DataError(f"{len(rows)} image: at least 2 are needed, one to train on and one to hold out")
+    if own:
+        is_held_out, labels = rows["held_out"], rows["label"]
+        train = [number for number, held in enumerate(is_held_out) if not held]
+        held_out = [number for number, held in enumerate(is_held_out) if held]
+        if len(held_out) > 1:  # mixed, so that the part of them that is evaluated has all labels
+            first, last = each_label_split([labels[number] for number in held_out], 0.5)
+            held_out = [held_out[number] for number in (*first, *last)]
+    else:
+        train, held_out = each_label_split(rows["label"], share)
+    without = set(held_out)
+    # Before rows are chosen: afterwards `datasets` would write all of them anew.
+    rows = rows.add_column("augment", [number not in without for number in range(len(rows))])
+    return rows.select(train), rows.select(held_out)
+
+
+def _checksum(train: Any, labels: Any) -> str:
+    digest = hashlib.sha256(repr(tuple(labels)).encode())
+    contents = "sha256" if "sha256" in train.column_names else None
+    for row in train.select_columns([contents or "image", "label"]):
+        image = row[contents] if contents else hashlib.sha256(row["image"]["bytes"] or row["image"]["path"].encode())
+        digest.update(f"{image if contents else image.hexdigest()} {row['label']}\n".encode())
+    return digest.hexdigest()
+
+
+def _image_processor(setup: TrainingSetup) -> tuple[Any, str]:
+    """(the image processor, why this one)."""
+    name, why = setup["data.tokenizer"], "a small model has its own image size"
+    with quiet_transformers():
+        # Here, because importing it says that torchvision would be faster.
+        from transformers import AutoImageProcessor, ViTImageProcessor
+
+        if name is not None:
+            try:
+                return AutoImageProcessor.from_pretrained(name, local_files_only=not hub_reachable()), (
+                    f"the model's own ({name})"
+                )
+            except Exception as error:  # missing, gated or broken files, an unknown class: no common base class
+                why = f"{name} gave none ({in_one_line(error)})" if hub_reachable() else f"{name} cannot be reached"
+        size = getattr(whole_config(setup["model.architecture"]), "image_size", 224)
+        height, width = (size, size) if isinstance(size, int) else size
+        processor = ViTImageProcessor(size={"height": height, "width": width})
+    return processor, f"made here: {width} × {height} pixels, values from -1 to 1, as the first ViT has it; {why}"
+
+
+TASK = _ImageClassification()

@@ -1,0 +1,42 @@
+"""Images that can be told apart after a few steps, for where there is no data: striped and plain, in three colours.
+
+This file needs numpy and pillow only, so that it can lie beside a script.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any, Final
+
+import numpy as np
+from PIL import Image
+
+__all__ = ["LABELS", "made_up_images"]
+
+LABELS: Final = ("blue", "blue-striped", "green", "green-striped", "red", "red-striped")
+
+_COLOURS: Final = {"red": 0, "green": 1, "blue": 2}
+
+
+def made_up_images(each: int = 48, side: int = 64) -> list[dict[str, Any]]:
+    """`{"image": {"bytes": a PNG, "path": None}, "label": number}`, `each` of every label, the same in every process.
+
+    Args:
+        each: images of a label.
+        side: of an image, in pixels.
+    """
+    random = np.random.default_rng(0)
+    rows = []
+    for label, name in enumerate(LABELS):
+        colour, _, striped = name.partition("-")
+        for _ in range(each):
+            pixels = random.integers(0, 60, (side, side, 3))
+            pixels[..., _COLOURS[colour]] += random.integers(100, 190)
+            if striped:
+                period, start = random.integers(8, 15), random.integers(0, 15)
+                dark = (np.arange(side) + start) % period < period // 2
+                pixels[dark] //= 4
+            file = io.BytesIO()
+            Image.fromarray(pixels.astype(np.uint8)).save(file, "PNG")
+            rows.append({"image": {"bytes": file.getvalue(), "path": None}, "label": label})
+    return rows

@@ -1,0 +1,73 @@
+"""Texts that every Python has, as examples for a rehearsal: what is learned of them is worth nothing, that it is
+learned shows."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import io
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any, Final
+
+__all__ = ["kinds_of_text", "summaries"]
+
+_MODULES: Final = (
+    "argparse", "ast", "calendar", "collections", "configparser", "csv", "datetime", "decimal", "difflib",
+    "email.message", "fractions", "functools", "heapq", "inspect", "ipaddress", "json", "logging", "math", "os",
+    "os.path", "pathlib", "random", "re", "shutil", "socket", "statistics", "string", "subprocess", "tarfile",
+    "tempfile", "textwrap", "threading", "typing", "unittest.mock", "urllib.parse", "uuid", "zipfile",
+)  # fmt: skip
+_CHARACTERS: Final = 400
+
+
+def summaries() -> list[dict[str, Any]]:
+    """`{"source", "target"}`: what the standard library says of one of its functions, and its first sentence."""
+    found = {}
+    for name, described in _described():
+        first, _, rest = described.partition("\n\n")
+        sentence, rest = " ".join(first.split()), " ".join(rest.split())
+        if 10 <= len(sentence) <= 100 and len(rest) >= 40:
+            found[f"{name}: {rest[:_CHARACTERS]}"] = sentence
+    return [{"source": source, "target": found[source]} for source in _mixed(found)]
+
+
+def kinds_of_text() -> list[dict[str, Any]]:
+    """`{"text", "label"}`: pieces of Python's standard library that are code, documentation or bytecode."""
+    found: dict[str, str] = {}
+    for name in ("argparse", "ast", "calendar", "csv", "difflib", "inspect", "logging", "shutil", "textwrap"):
+        module = import_module(name)
+        for _, function in sorted(inspect.getmembers(module, inspect.isfunction)):
+            if function.__module__ != name:
+                continue
+            found[inspect.getsource(function)[:_CHARACTERS]] = "code"
+            bytecode = io.StringIO()
+            dis.dis(function, file=bytecode, depth=0)
+            found[bytecode.getvalue()[:_CHARACTERS]] = "bytecode"
+    for _, described in _described():
+        if len(described) >= 60:
+            found[described[:_CHARACTERS]] = "documentation"
+    fewest = min(list(found.values()).count(label) for label in set(found.values()))
+    rows: list[dict[str, Any]] = []
+    for label in sorted(set(found.values())):
+        rows += [{"text": text, "label": label} for text in _mixed(found) if found[text] == label][:fewest]
+    return rows
+
+
+def _described() -> Iterator[tuple[str, str]]:
+    """(name, docstring) of what the modules define."""
+    for name in _MODULES:
+        module = import_module(name)
+        for owner, members in [(name, vars(module)), *((f"{name}.{kind.__name__}", vars(kind)) for kind in
+                                                       vars(module).values() if inspect.isclass(kind))]:  # fmt: skip
+            for member, value in sorted(members.items(), key=lambda item: item[0]):
+                text = inspect.getdoc(value) if callable(value) and not member.startswith("_") else None
+                if text:
+                    yield f"{owner}.{member}", text
+
+
+def _mixed(texts: dict[str, Any]) -> list[str]:
+    """In an order that has nothing to do with where they come from, and is the same everywhere."""
+    import hashlib
+
+    return sorted(texts, key=lambda text: hashlib.sha256(text.encode()).hexdigest())

@@ -1,0 +1,277 @@
+"""Speech and its transcripts → spectrograms and labels, for models of Whisper's kind; the files are opened a batch at
+a time, in the data loader's workers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from hf_memkit.errors import DataError, InputError
+from hf_memkit.models import ModelFacts, hub_reachable, quiet_transformers
+from hf_memkit.recipe.tables import hold_out
+from hf_memkit.recipe.tasks.audio_files import EXAMPLE, LOCAL_FORM, audio_rows, list_audio
+from hf_memkit.recipe.tasks.media import (
+    HubData,
+    column_of,
+    kept,
+    load_hub,
+    loader_arguments,
+    source_of,
+    stamps,
+    told_at_once,
+    whole_config,
+)
+from hf_memkit.recipe.tasks.speech_script import speech_script
+from hf_memkit.recipe.tasks.task import Examples, Say, Script, Settings, Task
+from hf_memkit.recipe.text_readers import in_one_line
+from hf_memkit.training_setup import TrainingSetup
+
+__all__ = ["TASK"]
+
+_FRAMES_A_SECOND: Final = 50
+"""Positions of Whisper's encoder: a spectrogram each 10 ms, halved once."""
+
+
+class _SpeechRecognition(Task):
+    name: ClassVar[str] = "speech-recognition"
+    auto_class: ClassVar[str] = "AutoModelForSpeechSeq2Seq"
+    trainer_class: ClassVar[str] = "transformers:Seq2SeqTrainer"
+    arguments_class: ClassVar[str] = "transformers:Seq2SeqTrainingArguments"
+    model_parts: ClassVar[Settings] = {
+        "mean_loss": ({}, "Whisper's loss is a mean, which Trainer takes for a sum over the step: it would not divide")
+    }
+    columns: ClassVar[Mapping[str, str]] = {"audio": "audio", "text": "text"}
+    local_form: ClassVar[str] = LOCAL_FORM
+    example: ClassVar[str] = EXAMPLE
+
+    def sequence_length(self, asked: int | None, usual: int, model: ModelFacts) -> int:
+        """The most tokens of a transcript; what the encoder hears has always the same length.
+
+        Raises:
+            InputError: more than the decoder has positions for.
+        """
+        most = getattr(whole_config(model.config), "max_target_positions", None)
+        if asked is not None and most is not None and asked > most:
+            raise InputError(
+                f"--sequence-length {asked}: {model.name} writes transcripts of at most {most} tokens; give {most} or "
+                f"less"
+            )
+        return min(asked or usual, most or usual)
+
+    def data_settings(self, data: Any) -> Settings:
+        return {"language": (data.language, "spoken in the default data set; a model of many languages is told so")}
+
+    def arguments(self, data: Any) -> Settings:
+        return {
+            **loader_arguments("read sound and compute its spectrograms"),
+            "label_names": (["labels"], "what the collator calls them"),
+            "prediction_loss_only": (False, "an evaluation also counts wrong words"),
+            "predict_with_generate": (True, "in texts that the model writes by itself; no logits are kept"),
+            "generation_num_beams": (1, "each further beam holds its own keys and values"),
+            "batch_eval_metrics": (True, "counted batch by batch"),
+        }
+
+    def settled(self, setup: TrainingSetup) -> TrainingSetup:
+        length = setup["data.sequence_length"]
+        return setup.put("arguments.generation_max_length", length, "as long as the longest transcript may be")
+
+    def prepare(self, setup: TrainingSetup, say: Say) -> Examples:
+        extractor, heard = _feature_extractor(setup)
+        longest_s = float(extractor.chunk_length)
+        source = source_of(setup)
+        if source is None:
+            rows, told = _made_up()
+        elif isinstance(source, HubData):
+            rows, told = _from_hub(source, setup["data.columns"], longest_s)
+        else:
+            rows, told = _from_files(source, setup["data.columns"], longest_s)
+        say(f"Data: {told}")
+        say(f"Feature extractor: {heard}")
+        tokenizer, why, is_own = _tokenizer(setup, rows)
+        say(f"Tokenizer: {why}")
+        rows, left_out = _short_enough(rows, tokenizer, int(setup["data.sequence_length"]), told)
+        if left_out:
+            say(f"Left out: {left_out} transcripts of more than {setup['data.sequence_length']} tokens")
+        train, held_out = hold_out(rows, float(setup["data.held_out"]))
+        facts = {"files": len(rows), "own_tokenizer": is_own}
+        with quiet_transformers():
+            from transformers import WhisperProcessor
+
+            processor = WhisperProcessor(extractor, tokenizer)
+        return Examples(train, held_out, processor, _checksum(train), facts)
+
+    def model_values(self, setup: TrainingSetup, examples: Examples) -> dict[str, Any]:
+        from hf_memkit.recipe.tasks.whisper_tokenizer import token_values
+
+        if examples.facts["own_tokenizer"]:
+            return {}
+        return token_values(examples.processing_class.tokenizer)
+
+    def trainer_options(self, setup: TrainingSetup, examples: Examples) -> dict[str, Any]:
+        import torch
+
+        from hf_memkit.parts.speech_batches import SpeechBatches, WordErrors
+
+        dtype, processor = setup.get("model.dtype"), examples.processing_class
+        return {
+            "data_collator": SpeechBatches(processor, dtype=getattr(torch, dtype) if dtype else None),
+            "compute_metrics": WordErrors(processor.tokenizer),
+        }
+
+    def told(self, setup: TrainingSetup, examples: Examples, steps: int, each_step: int) -> str:
+        return (
+            f"Speech: {len(examples.train)} files to train on, {len(examples.held_out)} held out; {steps} steps of "
+            f"{each_step} read them {steps * each_step / len(examples.train):.1f} times"
+        )
+
+    def script(self, job: Any) -> Script:
+        return speech_script(job, _feature_extractor(job.setup)[0])
+
+
+def _features() -> Any:
+    import datasets
+
+    return datasets.Features(
+        {
+            "audio": {"bytes": datasets.Value("binary"), "path": datasets.Value("string")},
+            "text": datasets.Value("string"),
+            "sha256": datasets.Value("string"),
+            "where": datasets.Value("string"),
+        }
+    )
+
+
+def _from_files(path: Path, columns: Mapping[str, str], longest_s: float) -> tuple[Any, str]:
+    found = list_audio(path, columns)
+    arguments = {"files": found.files, "longest_s": longest_s, "stamps": stamps(file.path for file in found.files)}
+    return kept(audio_rows, _features(), arguments, found.source), found.source
+
+
+def _from_hub(wanted: HubData, columns: Mapping[str, str], longest_s: float) -> tuple[Any, str]:
+    import datasets
+
+    from hf_memkit.parts.speech_batches_sound import SoundError, seconds_of
+
+    rows = load_hub(wanted, LOCAL_FORM)
+    audio = column_of(wanted.name, rows.column_names, (columns["audio"],), "a column of sound")
+    text = column_of(wanted.name, rows.column_names, (columns["text"],), "a column of transcripts")
+    if not isinstance(rows.features[audio], datasets.Audio):
+        raise DataError(f"{wanted.name}: column {audio!r}: expected sound, found {rows.features[audio]}")
+    rows = rows.select_columns([audio, text]).cast_column(audio, datasets.Audio(decode=False))
+    for have, want in ((audio, "audio"), (text, "text")):
+        rows = rows.rename_column(have, want) if have != want else rows
+    usable: list[int] = []
+    for number, row in enumerate(rows):
+        where = f"{wanted.name}: row {number + 1}"
+        if not isinstance(row["text"], str):
+            raise DataError(f"{where}: column {text!r}: expected a transcript, found {row['text']!r:.40}")
+        try:
+            seconds = seconds_of(row["audio"]["bytes"] or row["audio"]["path"])
+        except (SoundError, OSError) as error:
+            raise DataError(f"{where}: {error}") from error
+        if 0 < seconds <= longest_s and row["text"].strip():
+            usable.append(number)
+    left = len(rows) - len(usable)
+    without = f" ({left} rows without words, or longer than {longest_s:g} s, are left out)" if left else ""
+    return rows.select(usable), f"{wanted.name}{without}"
+
+
+def _made_up() -> tuple[Any, str]:
+    import datasets
+
+    from hf_memkit.recipe.tasks.made_up_speech import made_up_speech
+
+    found = made_up_speech()
+    features = datasets.Features({name: _features()[name] for name in ("audio", "text")})
+    rows = datasets.Dataset.from_list(found, features=features)
+    return rows, (
+        f"{len(rows)} texts in tones, made here because the hub is not reachable (--data trains on {LOCAL_FORM})"
+    )
+
+
+def _feature_extractor(setup: TrainingSetup) -> tuple[Any, str]:
+    """(the feature extractor, why this one)."""
+    name = setup["data.tokenizer"]
+    with quiet_transformers():
+        from transformers import AutoFeatureExtractor, WhisperFeatureExtractor
+
+        if name is not None:
+            try:
+                own = AutoFeatureExtractor.from_pretrained(name, local_files_only=not hub_reachable())
+                if hasattr(own, "chunk_length") and hasattr(own, "sampling_rate"):
+                    return own, f"the model's own ({name})"
+            except (
+                Exception
+            ):  # missing, gated or broken files: no common base class; the config says all that it needs
+                pass
+        config = whole_config(setup["model.architecture"])
+        bands, seconds = int(config.num_mel_bins), int(config.max_source_positions) // _FRAMES_A_SECOND
+        made = WhisperFeatureExtractor(feature_size=bands, chunk_length=seconds)
+    return made, f"Whisper's, for {bands} bands and {seconds} s"
+
+
+def _tokenizer(setup: TrainingSetup, rows: Any) -> tuple[Any, str, bool]:
+    """(tokenizer, why this one, whether it is the model's own)."""
+    from hf_memkit.recipe.tasks.whisper_tokenizer import train_whisper_tokenizer
+
+    name, size = setup["data.tokenizer"], int(setup["data.vocabulary_size"])
+    why = f"a small model has a small vocabulary ({size})"
+    if name is not None:
+        try:
+            with quiet_transformers():
+                from transformers import AutoTokenizer
+
+                own = AutoTokenizer.from_pretrained(name, local_files_only=not hub_reachable())
+                if setup["data.language"] is not None and hasattr(own, "set_prefix_tokens"):
+                    own.set_prefix_tokens(language=setup["data.language"], task="transcribe")
+            if 1 < len(own) <= size and hasattr(own, "prefix_tokens"):
+                return own, f"the model's own ({name}, {len(own)} entries)", True
+            why = f"{name} gave none for a model of {size}"
+        except Exception as error:  # missing, gated or broken files, an unknown class: no common base class
+            why = f"{name} gave none ({in_one_line(error)})" if hub_reachable() else f"{name} cannot be reached"
+    try:
+        trained = train_whisper_tokenizer(rows["text"], size)
+    except ValueError as error:
+        raise DataError(f"no tokenizer can be trained: {error}") from error
+    return trained, f"byte-level BPE of {len(trained)} entries, trained here on the transcripts; {why}", False
+
+
+def _short_enough(rows: Any, tokenizer: Any, longest: int, source: str) -> tuple[Any, int]:
+    """(rows whose labels fit, how many do not). Local files are the user's to cut: there that is a mistake.
+
+    Raises:
+        DataError: a transcript of a local file has more tokens than `longest`.
+    """
+    from hf_memkit.parts.speech_batches import label_tokens
+
+    counts = [len(label_tokens(tokenizer, text)) for text in rows["text"]]
+    usable = [number for number, count in enumerate(counts) if count <= longest]
+    if len(usable) == len(rows):
+        return rows, 0
+    if "where" not in rows.column_names:
+        return rows.select(usable), len(rows) - len(usable)
+    places = rows["where"]
+    raise told_at_once(
+        [
+            f"{places[number]}: its transcript has {count} tokens, and {longest} is the most; cut file and text into "
+            f"pieces, or give a larger --sequence-length"
+            for number, count in enumerate(counts)
+            if count > longest
+        ],
+        len(rows),
+        "transcripts are too long",
+    )
+
+
+def _checksum(train: Any) -> str:
+    digest = hashlib.sha256()
+    own = "sha256" in train.column_names
+    for row in train.select_columns(["sha256" if own else "audio", "text"]):
+        content = row["sha256"] if own else hashlib.sha256(row["audio"]["bytes"] or row["audio"]["path"].encode())
+        digest.update(f"{content if own else content.hexdigest()} {row['text']}\n".encode())
+    return digest.hexdigest()
+
+
+TASK = _SpeechRecognition()

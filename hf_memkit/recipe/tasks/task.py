@@ -1,0 +1,170 @@
+"""What a task is: the kind of data that a recipe trains on, and everything that depends on it.
+
+```
+--data, or the default data set ──> prepare ──> Examples ──> trainer_options ──> Trainer
+                                                   └──> model_values: what the data says of the model (labels)
+```
+
+A task reads and checks all data before a model is loaded and before anything is written. Its messages name the file,
+the line, what was expected, and an example of it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hf_memkit.training_setup import TrainingSetup
+
+if TYPE_CHECKING:
+    from hf_memkit.models import ModelFacts
+    from hf_memkit.recipe.run import Run
+    from hf_memkit.recipe.schema import Data
+
+__all__ = ["Examples", "Say", "Script", "Settings", "Task"]
+
+Say = Callable[[str], None]
+
+Settings = Mapping[str, tuple[Any, str]]
+"""Key → (value, reason), as `TrainingSetup.put_all` takes it."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What is trained and evaluated on.
+
+    Attributes:
+        train, held_out: `datasets.Dataset`, or the `Blocks` of packed text. Images and sound stay files until they
+            are asked for.
+        processing_class: tokenizer, image processor or feature extractor, as Trainer takes and saves it.
+        checksum: SHA-256 of what is trained on: a run goes on with the same examples only.
+        facts: what else the data says, as plain data: labels, counts.
+    """
+
+    train: Any
+    held_out: Any
+    processing_class: Any
+    checksum: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Script:
+    """What an exported script has of the task.
+
+    Attributes:
+        standard: import lines of the standard library.
+        imports: import lines of other packages; those from transformers go into `transformers`.
+        transformers: names that are imported from transformers.
+        data: the lines that make `train_dataset`, `eval_dataset` and what `processing` names.
+        processing: the variable that holds tokenizer or processor.
+        model_values: keyword arguments of the config, as Python, such as `num_labels=len(labels)`.
+        trainer: lines with further keyword arguments of the trainer, indented by four spaces.
+        after: lines that follow the trainer's making.
+        requirements: packages that the script needs beyond what every script does.
+        files: name → text of files that lie beside the script.
+    """
+
+    data: str
+    standard: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
+    transformers: tuple[str, ...] = ()
+    processing: str = "tokenizer"
+    model_values: tuple[str, ...] = ()
+    trainer: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    requirements: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+class Task(ABC):
+    """One kind of data.
+
+    Attributes:
+        name: as recipes name it.
+        auto_class: the class of transformers that makes the model from its config.
+        trainer_class, arguments_class: `module:class` of the Trainer, and of its arguments.
+        further_arguments: name → type of what `--set` takes of its arguments beyond TrainingArguments.
+        packages: what must be installed for it beyond the core dependencies.
+        model_parts: part (`hf_memkit/parts`) → (its options, reason) that models of this task need.
+        columns: role → the column's usual name in JSON lines, CSV, parquet and on the hub; a recipe may name others.
+        local_form: one line: what a `--data` value may be.
+        example: one line of such data.
+    """
+
+    name: ClassVar[str]
+    auto_class: ClassVar[str]
+    trainer_class: ClassVar[str] = "transformers:Trainer"
+    arguments_class: ClassVar[str] = "transformers:TrainingArguments"
+    further_arguments: ClassVar[Mapping[str, Any]] = {}
+    packages: ClassVar[tuple[str, ...]] = ()
+    model_parts: ClassVar[Settings] = {}
+    columns: ClassVar[Mapping[str, str]] = {}
+    local_form: ClassVar[str]
+    example: ClassVar[str]
+
+    def data_settings(self, data: Data) -> Settings:
+        """Further settings of the section `data`."""
+        return {}
+
+    def sequence_length(self, asked: int | None, usual: int, model: ModelFacts) -> int:
+        """The length of an example in tokens.
+
+        Args:
+            asked: what the user asked for (`--sequence-length`), if anything.
+            usual: the recipe's.
+            model: the model in question.
+
+        Raises:
+            InputError: no such length can be had.
+        """
+        return asked or usual
+
+    def arguments(self, data: Data) -> Settings:
+        """Fields of the arguments that this task wants otherwise than a recipe's usual ones."""
+        return {}
+
+    def settled(self, setup: TrainingSetup) -> TrainingSetup:
+        """The setup, of a run or of its rehearsal, with what follows from its other settings. The user's own come
+        after."""
+        return setup
+
+    def reader(self) -> Any:
+        """What reads the rows of one table (`hf_memkit.recipe.tables.RowTask`): a new one for each where a row must
+        agree with those before it."""
+        return self
+
+    @abstractmethod
+    def prepare(self, setup: TrainingSetup, say: Say) -> Examples:
+        """Reads, checks and cuts the data.
+
+        Raises:
+            DataError: it cannot be used; says where, why, and what was expected.
+        """
+
+    def model_values(self, setup: TrainingSetup, examples: Examples) -> dict[str, Any]:
+        """Config values that the data decides, such as the number of labels."""
+        return {}
+
+    def run_arguments(self, setup: TrainingSetup) -> dict[str, Any]:
+        """Fields of the arguments that are different in memkit's own run, because `prepare` has done their work; an
+        exported script has them as the setup says."""
+        return {}
+
+    def trainer_options(self, setup: TrainingSetup, examples: Examples) -> dict[str, Any]:
+        """Keyword arguments of the trainer beside model, arguments, data sets and processing class."""
+        return {}
+
+    @abstractmethod
+    def told(self, setup: TrainingSetup, examples: Examples, steps: int, each_step: int) -> str:
+        """One line: what is trained on and how often. `each_step`: examples in an optimizer step."""
+
+    def result(self, examples: Examples, evaluated: Any) -> dict[str, Any]:
+        """What the run file says of the data beside the losses."""
+        return {}
+
+    @abstractmethod
+    def script(self, job: Run) -> Script:
+        """The task's part of an exported script."""

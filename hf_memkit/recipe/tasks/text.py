@@ -1,0 +1,75 @@
+"""Text to go on writing: documents → packed blocks of equal length, for a causal language model."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, ClassVar
+
+from hf_memkit.models import hub_reachable
+from hf_memkit.recipe.export_data import data_lines, packing_lines, tokenizer_is_trained, uses_fallback
+from hf_memkit.recipe.tasks.task import Examples, Say, Script, Task
+from hf_memkit.training_setup import TrainingSetup
+
+__all__ = ["TASK"]
+
+
+class _LanguageModeling(Task):
+    name: ClassVar[str] = "language-modeling"
+    auto_class: ClassVar[str] = "AutoModelForCausalLM"
+    local_form: ClassVar[str] = "a file of text, JSON lines or parquet, or a folder of one kind of them"
+    example: ClassVar[str] = '{"text": "Once upon a time …"}'
+
+    def prepare(self, setup: TrainingSetup, say: Say) -> Examples:
+        from hf_memkit.recipe.data import load_documents
+        from hf_memkit.recipe.packing import pack
+        from hf_memkit.recipe.tokenizer import check_vocabulary, get_tokenizer
+
+        data = setup.section("data")
+        documents = load_documents(
+            data["source"],
+            default_hub_id=data["hub_id"],
+            default_hub_config=data["hub_config"],
+            text_column=data["text_column"],
+            hub_reachable=hub_reachable(),
+        )
+        say(f"Data: {documents.source}")
+        chosen = get_tokenizer(
+            data["tokenizer"], documents, vocabulary_size=data["vocabulary_size"], allow_download=hub_reachable()
+        )
+        say(f"Tokenizer: {chosen.reason}")
+        check_vocabulary(chosen.tokenizer, data["vocabulary_size"])
+        packed = pack(
+            documents, chosen.tokenizer, sequence_length=data["sequence_length"], holdout_fraction=data["held_out"]
+        )
+        facts = {"tokens": packed.tokens, "documents": packed.documents, "dropped_tokens": packed.dropped_tokens}
+        checksum = hashlib.sha256(packed.train.array.tobytes()).hexdigest()
+        return Examples(packed.train, packed.held_out, chosen.tokenizer, checksum, facts)
+
+    def told(self, setup: TrainingSetup, examples: Examples, steps: int, each_step: int) -> str:
+        from hf_memkit.recipe.packing import epochs
+
+        return (
+            f"Blocks: {len(examples.train)} of {setup['data.sequence_length']} tokens to train on, "
+            f"{len(examples.held_out)} held out; {steps} steps of {each_step} read them "
+            f"{epochs(steps, each_step, examples.train):.1f} times"
+        )
+
+    def result(self, examples: Examples, evaluated: Any) -> dict[str, Any]:
+        from hf_memkit.recipe.packing import unigram_loss
+
+        return {"unigram_loss": unigram_loss(evaluated)}
+
+    def script(self, job: Any) -> Script:
+        setup = job.setup
+        trained, fallback = tokenizer_is_trained(setup), uses_fallback(setup)
+        imports = ["import numpy as np", f"from datasets import {'Dataset' if fallback else 'Dataset, load_dataset'}"]
+        imports += ["from tokenizers import ByteLevelBPETokenizer"] if trained else []
+        return Script(
+            data=f"{data_lines(setup)}\n\n{packing_lines(job)}",
+            standard=("from pydoc_data.topics import topics",) if fallback else (),
+            imports=tuple(imports),
+            transformers=("PreTrainedTokenizerFast" if trained else "AutoTokenizer",),
+        )
+
+
+TASK = _LanguageModeling()

@@ -1,0 +1,314 @@
+"""Texts with a class each, or pairs of texts: sentiment, topic, entailment. For any model with a classifying head.
+
+The classes are those that stand in the data, in the order of their numbers if they are numbers, otherwise of the
+alphabet. Of each class the last examples are held out, in the share that the recipe gives, so that data that is sorted
+by class is measured on all of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from hf_memkit import parts
+from hf_memkit.errors import DataError
+from hf_memkit.recipe.tables import cell
+from hf_memkit.recipe.tasks.made_up_texts import kinds_of_text
+from hf_memkit.recipe.tasks.task import Examples, Say, Script, Settings, Task
+from hf_memkit.recipe.tasks.token_rows import (
+    as_tokens,
+    checked_text,
+    checksum,
+    examples_file,
+    load_lines,
+    tokenizer_for,
+    tokenizer_imports,
+    tokenizer_lines,
+)
+from hf_memkit.recipe.text_readers import name_of
+from hf_memkit.recipe.tokenizer import Framing
+from hf_memkit.training_setup import TrainingSetup
+
+__all__ = ["TASK"]
+
+_TOKENS: Final = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]",
+                  "mask_token": "[MASK]"}  # fmt: skip
+_MULTIPLE: Final = 8
+_LISTED: Final = 8
+"""Classes that a message names at most."""
+
+
+class _TextClassification(Task):
+    name: ClassVar[str] = "text-classification"
+    auto_class: ClassVar[str] = "AutoModelForSequenceClassification"
+    model_parts: ClassVar[Settings] = {"mean_loss": ({}, "the model averages its loss over the examples itself")}
+    columns: ClassVar[Mapping[str, str]] = {"text": "text", "label": "label"}
+    local_form: ClassVar[str] = (
+        "a table of texts with a label each: JSON lines, CSV, TSV or parquet, or a folder of one kind"
+    )
+    example: ClassVar[str] = '{"text": "I would buy it again.", "label": "positive"}'
+
+    def arguments(self, data: Any) -> Settings:
+        return {
+            "prediction_loss_only": (
+                False,
+                "accuracy and F1 are measured; of the logits only the likeliest class stays",
+            )
+        }
+
+    def row(self, columns: Mapping[str, str], where: str, row: Mapping[str, Any]) -> dict[str, Any]:
+        second = "text_pair" if "text_pair" in row or "text_pair" in columns else None
+        pair = None
+        if second is not None:
+            names = columns if second in columns else {**columns, second: second}
+            pair = checked_text(self, names, second, where, row)
+        return {
+            "text": checked_text(self, columns, "text", where, row),
+            "text_pair": pair,
+            "label": _label(cell(self, columns, "label", where, row), columns["label"], where, self.example),
+            "place": where,
+        }
+
+    def features(self) -> Any:
+        import datasets
+
+        kinds = {"text": "large_string", "text_pair": "large_string", "label": "string", "place": "string"}
+        return datasets.Features({name: datasets.Value(kind) for name, kind in kinds.items()})
+
+    def made_up(self) -> list[dict[str, Any]]:
+        return [{**row, "text_pair": None, "place": f"made-up row {n}"} for n, row in enumerate(kinds_of_text(), 1)]
+
+    def prepare(self, setup: TrainingSetup, say: Say) -> Examples:
+        from hf_memkit.recipe.tables import load_table
+
+        data = setup.section("data")
+        table = load_table(self, setup)
+        say(f"Data: {table.source}")
+        paired = _paired(table.rows)
+        given: list[str] = table.rows["label"][:]
+        labels = _classes(given, table.rows["place"], table.source)
+        tokenizer = tokenizer_for(setup, table, ("text", *(("text_pair",) if paired else ())), _framing(setup), say)
+        length = int(data["sequence_length"])
+        rows = as_tokens(table.rows, partial(_encode, tokenizer, labels, paired, length))
+        full = _full(rows, length)
+        if full:
+            say(f"Cut: {full} of {len(rows)} texts fill all {length} tokens, and may go on beyond them")
+        held = _held_out(given, float(data["held_out"]))
+        taken = set(held)
+        train = rows.select([index for index in range(len(rows)) if index not in taken])
+        facts = {"labels": labels, "examples": len(rows), "full_texts": full, "counts": dict(Counter(given))}
+        return Examples(train, rows.select(held), tokenizer, checksum(train), facts)
+
+    def model_values(self, setup: TrainingSetup, examples: Examples) -> dict[str, Any]:
+        labels = examples.facts["labels"]
+        return {
+            "num_labels": len(labels),
+            "id2label": dict(enumerate(labels)),
+            "label2id": {label: number for number, label in enumerate(labels)},
+        }
+
+    def trainer_options(self, setup: TrainingSetup, examples: Examples) -> dict[str, Any]:
+        from transformers import DataCollatorWithPadding
+
+        from hf_memkit.parts.classification_metrics import accuracy_and_f1, likeliest_class
+
+        options: dict[str, Any] = {
+            "compute_metrics": accuracy_and_f1,
+            "preprocess_logits_for_metrics": likeliest_class,
+        }
+        if "trainer_parts.pad_batches" not in setup:
+            options["data_collator"] = DataCollatorWithPadding(examples.processing_class, pad_to_multiple_of=_MULTIPLE)
+        return options
+
+    def told(self, setup: TrainingSetup, examples: Examples, steps: int, each_step: int) -> str:
+        count, labels = len(examples.train), examples.facts["labels"]
+        return (
+            f"Texts: {count} to train on, {len(examples.held_out)} held out, of {len(labels)} classes "
+            f"({_listed(labels)}); {steps} steps of {each_step} read them {steps * each_step / count:.1f} times"
+        )
+
+    def result(self, examples: Examples, evaluated: Any) -> dict[str, Any]:
+        """`majority_accuracy`: of whoever always says the class that is most frequent in training."""
+        usual = Counter(examples.train["labels"]).most_common(1)[0][0]
+        there = evaluated["labels"][:]
+        return {"labels": examples.facts["labels"], "majority_accuracy": there.count(usual) / len(there)}
+
+    def script(self, job: Any) -> Script:
+        setup = job.setup
+        data = setup.section("data")
+        loading, columns = load_lines(self, setup)
+        text, label, pair = columns["text"], columns["label"], columns.get("text_pair", "text_pair")
+        imports, names = tokenizer_imports(setup)
+        batch = setup["arguments.per_device_eval_batch_size"] * job.processes
+        lines = [
+            *loading,
+            "",
+            "# Classes: their names, where the data set has them, or what stands in the column.",
+            f'names = getattr(dataset.features["{label}"], "names", None)',
+            f'classes = [names[value] if names else str(value) for value in dataset["{label}"]]',
+            "labels = sorted(set(classes), key=lambda name: (0, int(name)) if name.isdecimal() else (1, name))",
+            "",
+            "# Tokenizer.",
+            *tokenizer_lines(setup, f'dataset["{text}"]', _framing(setup)),
+            "",
+            "",
+            "def encode(rows: dict[str, list], numbers: list[int]) -> dict[str, list]:",
+            f'    pairs = rows.get("{pair}")  # second texts, where there are any',
+            f'    inputs = tokenizer(rows["{text}"], pairs, truncation=True, '
+            f"max_length={int(data['sequence_length'])}, return_attention_mask=False)",
+            '    return {**inputs, "labels": [labels.index(classes[number]) for number in numbers]}',
+            "",
+            "",
+            "# Texts as tokens. The last ones of each class are held out.",
+            "dataset = dataset.map(encode, with_indices=True, batched=True, remove_columns=dataset.column_names)",
+            "by_class = {name: [] for name in labels}",
+            "for number, name in enumerate(classes):",
+            "    by_class[name].append(number)",
+            "held_out = sorted(",
+            "    number for found in by_class.values() for number in "
+            f"found[-max(1, round({data['held_out']} * len(found))) :]",
+            ")",
+            "held_out = [held_out[number] for number in np.random.default_rng(0).permutation(len(held_out))]",
+            "train_dataset = dataset.select(sorted(set(range(len(dataset))) - set(held_out)))",
+            f"evaluated = min(len(held_out), {data['evaluated_blocks']})",
+            f"evaluated = evaluated // {batch} * {batch} or evaluated  # whole batches",
+            "eval_dataset = dataset.select(held_out[:evaluated])",
+        ]
+        collates = "trainer_parts.pad_batches" not in setup
+        part = Path(parts.__path__[0]) / "classification_metrics.py"
+        rows = ({"text": row["text"], "label": row["label"]} for row in self.made_up())
+        return Script(
+            data="\n".join(lines),
+            imports=(
+                "import numpy as np", "from datasets import load_dataset", *imports,
+                "from classification_metrics import accuracy_and_f1, likeliest_class",
+            ),
+            transformers=(*(("DataCollatorWithPadding",) if collates else ()), *names),
+            model_values=(
+                "num_labels=len(labels)", "id2label=dict(enumerate(labels))",
+                "label2id={name: number for number, name in enumerate(labels)}",
+            ),
+            trainer=(
+                *((f"    data_collator=DataCollatorWithPadding(tokenizer, pad_to_multiple_of={_MULTIPLE}),",)
+                  if collates else ()),
+                "    compute_metrics=accuracy_and_f1,",
+                "    preprocess_logits_for_metrics=likeliest_class,",
+            ),
+            files={part.name: part.read_text(encoding="utf-8"), **examples_file(setup, rows)},
+        )  # fmt: skip
+
+
+def _framing(setup: TrainingSetup) -> Framing:
+    """BERT's special tokens; the second text of a pair is told from the first where the model can tell."""
+    kinds = int(setup["model.architecture"].get("type_vocab_size", 2))
+    second = ":1" if kinds > 1 else ""
+    return Framing(_TOKENS, single="[CLS] $A [SEP]", pair=f"[CLS] $A [SEP] $B{second} [SEP]{second}")
+
+
+def _label(value: Any, column: str, where: str, example: str) -> str:
+    """The name of a class. A class may be a number, also one that a library has made 1.0 of."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int):
+        if value >= 0:
+            return str(value)
+        raise DataError(f"{where}: column {column!r}: {value} stands for no label; leave such rows out")
+    if not isinstance(value, str):
+        raise DataError(
+            f"{where}: column {column!r}: expected one class, a name or a whole number, found {name_of(value)}; "
+            f"such as {example}"
+        )
+    if not value.strip():
+        raise DataError(f"{where}: column {column!r}: empty; expected a class, such as {example}")
+    return value.strip()
+
+
+def _classes(given: Sequence[str], places: Sequence[str], source: str) -> list[str]:
+    """The classes, numbers before names.
+
+    Raises:
+        DataError: there is one only, or one that has a single example: none would be left to measure it.
+    """
+    counts = Counter(given)
+    if len(counts) < 2:
+        raise DataError(
+            f"{source}: all {len(given)} rows have the label {given[0]!r}; expected two classes or more, "
+            "each with 2 examples at least"
+        )
+    single = [label for label, count in counts.items() if count == 1]
+    if single:
+        others = ", ".join(f"{label!r} ({count})" for label, count in counts.most_common(_LISTED) if count > 1)
+        where = places[given.index(single[0])]
+        if not others or len(single) > len(given) / 10:
+            raise DataError(
+                f"{where}: label {single[0][:40]!r} stands in this row only, as {len(single)} of the {len(counts)} "
+                f"labels in {len(given)} rows do; expected classes, each with 2 examples at least: is this the column?"
+            )
+        raise DataError(
+            f"{where}: label {single[0][:40]!r} stands in this row only; the others are {others}; "
+            "each class needs 2 examples, one to train on and one to hold out"
+        )
+    return sorted(counts, key=lambda name: (0, int(name), "") if name.isdecimal() else (1, 0, name))
+
+
+def _paired(rows: Any) -> bool:
+    """Whether there are second texts.
+
+    Raises:
+        DataError: some rows have one, others not.
+    """
+    column = rows.data.column("text_pair")
+    missing = column.null_count
+    if missing and missing < len(rows):
+        lacks = next(number for number, text in enumerate(rows["text_pair"]) if text is None)
+        raise DataError(
+            f"{rows[lacks]['place']}: no column 'text_pair', which {len(rows) - missing} of {len(rows)} rows have; "
+            "give a second text in every row, or in none"
+        )
+    return bool(missing == 0)
+
+
+def _encode(
+    tokenizer: Any, labels: list[str], paired: bool, length: int, rows: Mapping[str, list[Any]]
+) -> dict[str, list[Any]]:
+    inputs = tokenizer(
+        rows["text"],
+        rows["text_pair"] if paired else None,
+        truncation=True,
+        max_length=length,
+        return_attention_mask=False,  # the collator makes it
+    )
+    return {**inputs, "labels": [labels.index(label) for label in rows["label"]]}
+
+
+def _full(rows: Any, length: int) -> int:
+    """Rows that fill the whole length."""
+    import pyarrow.compute as compute  # type: ignore[import-untyped, unused-ignore]
+
+    lengths = compute.list_value_length(rows.data.column("input_ids"))
+    return int(compute.sum(compute.equal(lengths, length)).as_py() or 0)
+
+
+def _held_out(given: Sequence[str], share: float) -> list[int]:
+    """The last `share` of each class, at least one example of it, in an order in which any first part has all classes
+    in about their shares."""
+    import numpy as np
+
+    by_class: dict[str, list[int]] = {}
+    for number, label in enumerate(given):
+        by_class.setdefault(label, []).append(number)
+    held = sorted(number for found in by_class.values() for number in found[-max(1, round(share * len(found))) :])
+    return [held[number] for number in np.random.default_rng(0).permutation(len(held))]
+
+
+def _listed(labels: Sequence[str]) -> str:
+    more = f" and {len(labels) - _LISTED} more" if len(labels) > _LISTED else ""
+    return ", ".join(label[:40] for label in labels[:_LISTED]) + more
+
+
+TASK = _TextClassification()

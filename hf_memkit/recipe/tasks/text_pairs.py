@@ -1,0 +1,204 @@
+"""Pairs of texts, a source and what is to be written for it: translation, summaries, answers. For encoder-decoders.
+
+A row's source (after the recipe's prefix) and target become tokens, each cut to its own length and padded by the
+collator to the longest of a batch. An evaluation measures the loss, generates a text for each source, and compares it
+with the target (`hf_memkit.parts.generation_metrics`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from hf_memkit import parts
+from hf_memkit.recipe.tasks.made_up_texts import summaries
+from hf_memkit.recipe.tasks.task import Examples, Say, Script, Settings, Task
+from hf_memkit.recipe.tasks.token_rows import (
+    as_tokens,
+    checked_text,
+    checksum,
+    examples_file,
+    load_lines,
+    tokenizer_for,
+    tokenizer_imports,
+    tokenizer_lines,
+)
+from hf_memkit.recipe.tokenizer import Framing
+from hf_memkit.training_setup import TrainingSetup
+
+__all__ = ["TASK"]
+
+_FRAMING: Final = Framing({"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}, single="$A </s>")
+"""T5's special tokens and their IDs (transformers: T5Config)."""
+
+_MULTIPLE: Final = 8
+"""Of the tokens of a batch: tensor cores are fast then."""
+
+
+class _TextPairs(Task):
+    name: ClassVar[str] = "text-pairs"
+    auto_class: ClassVar[str] = "AutoModelForSeq2SeqLM"
+    trainer_class: ClassVar[str] = "hf_memkit.parts.generating_trainer:GeneratingTrainer"
+    arguments_class: ClassVar[str] = "transformers:Seq2SeqTrainingArguments"
+    # T5's loss is the mean of its micro-batch, and its forward takes any keyword.
+    model_parts: ClassVar[Settings] = {"mean_loss": ({}, "the model averages its loss itself")}
+    columns: ClassVar[Mapping[str, str]] = {"source": "source", "target": "target"}
+    local_form: ClassVar[str] = "a table of text pairs: JSON lines, CSV, TSV or parquet, or a folder of one kind"
+    example: ClassVar[str] = '{"source": "The house is small.", "target": "Das Haus ist klein."}'
+
+    def data_settings(self, data: Any) -> Settings:
+        found: dict[str, tuple[Any, str]] = {"prefix": (data.prefix, "tells the model what to do; before each source")}
+        if data.target_length is not None:
+            found["target_length"] = (data.target_length, "tokens of a target at most: the recipe's")
+        return found
+
+    def arguments(self, data: Any) -> Settings:
+        return {
+            "prediction_loss_only": (False, "the generated texts are compared with the targets"),
+            "predict_with_generate": (True, "an evaluation keeps the tokens that it generates, and no logits"),
+            "generation_num_beams": (1, "each further beam holds its own keys and values"),
+        }
+
+    def settled(self, setup: TrainingSetup) -> TrainingSetup:
+        length, target_length = _lengths(setup)
+        setup = setup.put(
+            "arguments.generation_max_length", target_length + 1, "a target, and the token that it begins with"
+        )
+        if setup.get("arguments.use_cpu"):
+            return setup
+        return setup.with_notes(
+            f"Generating is not in the prediction: an evaluation holds keys and values of {length} + {target_length} "
+            f"tokens a source in each layer of the decoder, and no gradients."
+        )
+
+    def row(self, columns: Mapping[str, str], where: str, row: Mapping[str, Any]) -> dict[str, Any]:
+        return {role: checked_text(self, columns, role, where, row) for role in ("source", "target")}
+
+    def features(self) -> Any:
+        import datasets
+
+        return datasets.Features({role: datasets.Value("large_string") for role in self.columns})
+
+    def made_up(self) -> list[dict[str, Any]]:
+        return summaries()
+
+    def prepare(self, setup: TrainingSetup, say: Say) -> Examples:
+        from hf_memkit.recipe.tables import hold_out, load_table
+
+        data = setup.section("data")
+        table = load_table(self, setup)
+        say(f"Data: {table.source}")
+        tokenizer = tokenizer_for(setup, table, ("source", "target"), _FRAMING, say)
+        length, target_length = _lengths(setup)
+        # A closure would have to be hashed with all that it sees.
+        encode = partial(_encode, tokenizer, data["prefix"], length, target_length)
+        rows = as_tokens(table.rows, encode)
+        sources, targets = (_longest(rows, name, limit) for name, limit in (("input_ids", length),
+                                                                            ("labels", target_length)))  # fmt: skip
+        for what, (count, limit) in (("sources", sources), ("targets", targets)):
+            if count:
+                say(f"Cut: {count} of {len(rows)} {what} fill all {limit} tokens, and may go on beyond them")
+        train, held_out = hold_out(rows, data["held_out"])
+        facts = {"pairs": len(rows), "full_sources": sources[0], "full_targets": targets[0]}
+        return Examples(train, held_out, tokenizer, checksum(train), facts)
+
+    def trainer_options(self, setup: TrainingSetup, examples: Examples) -> dict[str, Any]:
+        from transformers import DataCollatorForSeq2Seq
+
+        from hf_memkit.parts.generation_metrics import generation_metrics
+
+        tokenizer = examples.processing_class
+        options: dict[str, Any] = {"compute_metrics": generation_metrics(tokenizer)}
+        if "trainer_parts.pad_batches" not in setup:  # which pads sources and targets too
+            options["data_collator"] = DataCollatorForSeq2Seq(tokenizer, pad_to_multiple_of=_MULTIPLE)
+        return options
+
+    def told(self, setup: TrainingSetup, examples: Examples, steps: int, each_step: int) -> str:
+        length, target_length = _lengths(setup)
+        count = len(examples.train)
+        return (
+            f"Pairs: {count} to train on (source {length} tokens at most, target {target_length}), "
+            f"{len(examples.held_out)} held out; {steps} steps of {each_step} read them "
+            f"{steps * each_step / count:.1f} times"
+        )
+
+    def script(self, job: Any) -> Script:
+        setup = job.setup
+        length, target_length = _lengths(setup)
+        data = setup.section("data")
+        loading, columns = load_lines(self, setup)
+        source, target = columns["source"], columns["target"]
+        imports, names = tokenizer_imports(setup)
+        batch = setup["arguments.per_device_eval_batch_size"] * job.processes
+        lines = [
+            *loading,
+            "",
+            "# Tokenizer.",
+            *tokenizer_lines(setup, f'[*dataset["{source}"], *dataset["{target}"]]', _FRAMING),
+            "",
+            "",
+            "def encode(rows: dict[str, list[str]]) -> dict[str, list[list[int]]]:",
+            f'    sources = [{_prefixed(data["prefix"])} for text in rows["{source}"]]',
+            f"    inputs = tokenizer(sources, truncation=True, max_length={length})",
+            f'    targets = tokenizer(text_target=[str(text) for text in rows["{target}"]], truncation=True, '
+            f"max_length={target_length})",
+            '    return {"input_ids": inputs["input_ids"], "labels": targets["input_ids"]}',
+            "",
+            "",
+            "# Pairs as tokens. The last ones are held out.",
+            "dataset = dataset.map(encode, batched=True, remove_columns=dataset.column_names)",
+            f"held_out = min(max(1, round({data['held_out']} * len(dataset))), len(dataset) - 1)",
+            "train_dataset = dataset.select(range(len(dataset) - held_out))",
+            f"evaluated = min(held_out, {data['evaluated_blocks']})",
+            f"evaluated = evaluated // {batch} * {batch} or evaluated  # whole batches",
+            "eval_dataset = dataset.select(range(len(dataset) - held_out, len(dataset) - held_out + evaluated))",
+        ]
+        collates = "trainer_parts.pad_batches" not in setup
+        part = Path(parts.__path__[0]) / "generation_metrics.py"
+        return Script(
+            data="\n".join(lines),
+            imports=(
+                "from datasets import load_dataset", *imports, "from generation_metrics import generation_metrics",
+            ),
+            transformers=(*(("DataCollatorForSeq2Seq",) if collates else ()), *names),
+            trainer=(
+                *((f"    data_collator=DataCollatorForSeq2Seq(tokenizer, pad_to_multiple_of={_MULTIPLE}),",)
+                  if collates else ()),
+                "    compute_metrics=generation_metrics(tokenizer),",
+            ),
+            files={part.name: part.read_text(encoding="utf-8"), **examples_file(setup, self.made_up())},
+        )  # fmt: skip
+
+
+def _lengths(setup: TrainingSetup) -> tuple[int, int]:
+    """Tokens of a source and of a target, at most."""
+    length = int(setup["data.sequence_length"])
+    return length, min(length, int(setup.get("data.target_length", length)))
+
+
+def _encode(
+    tokenizer: Any, prefix: str, length: int, target_length: int, rows: Mapping[str, list[Any]]
+) -> dict[str, list[list[int]]]:
+    sources = tokenizer([prefix + text for text in rows["source"]], truncation=True, max_length=length)
+    targets = tokenizer(text_target=rows["target"], truncation=True, max_length=target_length)
+    return {"input_ids": sources["input_ids"], "labels": targets["input_ids"]}
+
+
+def _longest(rows: Any, name: str, limit: int) -> tuple[int, int]:
+    """(how many rows fill the limit, the limit)."""
+    import pyarrow.compute as compute  # type: ignore[import-untyped, unused-ignore]
+
+    return int(
+        compute.sum(compute.equal(compute.list_value_length(rows.data.column(name)), limit)).as_py() or 0
+    ), limit
+
+
+def _prefixed(prefix: str) -> str:
+    from hf_memkit.recipe.export_data import literal
+
+    return f"{literal(prefix)} + str(text)" if prefix else "str(text)"
+
+
+TASK = _TextPairs()

@@ -1,0 +1,62 @@
+"""A tokenizer of Whisper's kind for where the model's own cannot be had: byte-level BPE, trained on the transcripts.
+
+It has the tokens that a transcript begins and ends with, and none for languages and times.
+
+This file needs tokenizers and transformers only, so that it can lie beside a script.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, Final
+
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import WhisperTokenizer
+
+__all__ = ["token_values", "train_whisper_tokenizer"]
+
+_END: Final = "<|endoftext|>"
+_START: Final = "<|startoftranscript|>"
+_SPECIAL: Final = (_START, "<|translate|>", "<|transcribe|>", "<|notimestamps|>")
+
+
+def train_whisper_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Any:
+    """A `WhisperTokenizer` with at most `vocabulary_size` entries, which can write any text.
+
+    Raises:
+        ValueError: `vocabulary_size` is below 261: every byte, and five tokens with a meaning.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = vocabulary_size - len(_SPECIAL) - 1
+    if words < len(alphabet):
+        raise ValueError(
+            f"a vocabulary of {vocabulary_size} is too small: {len(alphabet) + len(_SPECIAL) + 1} at least"
+        )
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trained.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=words, initial_alphabet=alphabet, show_progress=False)
+    )
+    found = json.loads(trained.to_str())["model"]
+    tokenizer = WhisperTokenizer(
+        vocab=found["vocab"],
+        merges=[tuple(pair) for pair in found["merges"]],
+        pad_token=_END,
+        additional_special_tokens=list(_SPECIAL),
+    )
+    tokenizer.set_prefix_tokens()  # again: their numbers are known only now
+    return tokenizer
+
+
+def token_values(tokenizer: Any) -> dict[str, Any]:
+    """The config values that belong to such a tokenizer."""
+    end = tokenizer.convert_tokens_to_ids(_END)
+    return {
+        "decoder_start_token_id": tokenizer.convert_tokens_to_ids(_START),
+        "bos_token_id": end,
+        "eos_token_id": end,
+        "pad_token_id": end,
+        "begin_suppress_tokens": None,
+        "suppress_tokens": None,
+    }

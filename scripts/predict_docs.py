@@ -1,0 +1,168 @@
+#!/usr/bin/env python3
+"""Writes the tables of docs/predict.md from the evidence; with --check only compares.
+
+.venv/bin/python scripts/predict_docs.py [--check]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from evidence_tables import update
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+sys.path.insert(0, str(ROOT))
+
+Row = Mapping[str, Any]
+
+
+def equality_table(path: Path = RESULTS / "predict_equality.json") -> str:
+    """The largest error of each architecture on the CPU; of those that were kept aside, also the first figures."""
+    if not path.exists():
+        return "Not measured yet."
+    evidence = json.loads(path.read_text())
+    lines = [
+        f"`{path.name}`: torch {evidence['versions']['torch']}, transformers {evidence['versions']['transformers']}. "
+        f"The bar is {_percent(evidence['bar'], 1)} of the peak.",
+        "",
+        "| architecture | settings compared | within the bar | largest error of a peak | on its first run |",
+        "|---|---|---|---|---|",
+    ]
+    for half in ("known", "unseen"):
+        rows = evidence[half]["rows"]
+        for name in dict.fromkeys(row["architecture"] for row in rows):
+            of_it = [row for row in rows if row["architecture"] == name]
+            now = [row.get("now", row) for row in of_it]
+            first = [row["first"] for row in of_it if "first" in row]
+            errors = _errors(now)
+            within = sum(error <= evidence["bar"] for error in errors)
+            cells = [
+                f"{name} (not known when the tracer was made)" if half == "unseen" else name,
+                str(len(errors)) + _not_compared(now),
+                str(within),
+                _percent(max(errors), 2) if errors else "–",
+                (_percent(max(_errors(first)), 2) if _errors(first) else "no figure") if first else "–",
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", f"Made by `{evidence['command']}`."])
+
+
+def speed_table(path: Path = RESULTS / "predict_speed.json") -> str:
+    """How long the command takes, and what other tools answer to the same cases."""
+    if not path.exists():
+        return "Not measured yet."
+    evidence = json.loads(path.read_text())
+    lines = [
+        f"`{path.name}`: {evidence['hardware']['cpu_count']} CPU cores, torch {evidence['versions']['torch']}.",
+        "",
+        "| model, one sequence of | whole command, s | a second setting in the same process, s | RAM, GiB | "
+        "peak allocated, GiB |",
+        "|---|---|---|---|---|",
+    ]
+    for row in evidence["rows"]:
+        lines.append(
+            f"| {row['model']}, {row['length']} tokens | {row['whole_s']:.1f} | {_number(row.get('kept_s'))} | "
+            f"{row['ram_gib']:.1f} | {row['answer_gib']:.2f} |"
+        )
+    lines += ["", "| model | tool | its answer, GiB | of what | s |", "|---|---|---|---|---|"]
+    for row in evidence["rows"]:
+        for name, peer in row["peers"].items():
+            answer = f"{peer['answer_gib']:.2f}" if "answer_gib" in peer else "none: it failed"
+            lines.append(f"| {row['model']} | {name} | {answer} | {peer.get('of', '–')} | {peer['whole_s']:.1f} |")
+    return "\n".join([*lines, "", f"Made by `{evidence['command']}`."])
+
+
+def gpu_table(folder: Path = RESULTS) -> str:
+    """Predictions beside trainings on a card, of every evidence file."""
+    parts = []
+    for path in sorted(folder.glob("predict*.json")):
+        evidence = json.loads(path.read_text())
+        if evidence.get("section") == "predict" and not evidence.get("rehearsal"):
+            parts.append(_of_card(path, evidence["cases"]))
+    return "\n\n".join(parts) or "Not yet measured on a GPU."
+
+
+def _of_card(path: Path, rows: Sequence[Row]) -> str:
+    from benchmarks.predict_section import summary
+
+    found = summary(rows)
+    lines = [f"`{path.name}`: {found.cases} trainings were compared."]
+    if found.median_error is not None and found.worst_error is not None:
+        lines += [
+            "",
+            "| of the peaks | median error | worst error |",
+            "|---|---|---|",
+            f"| allocated | {_percent(found.median_error, 1)} | {_percent(found.worst_error, 1)} "
+            f"({found.worst_case}) |",
+        ]
+    if found.median_reserved_error is not None and found.worst_reserved_error is not None:
+        lines.append(
+            f"| reserved | {_percent(found.median_reserved_error, 1)} | {_percent(found.worst_reserved_error, 1)} |"
+        )
+    wrong = ", ".join(found.wrongly_fits) or "none"
+    lines += ["", f'Called "fits", and did not: {wrong}.']
+    if found.edges:
+        lines.append(f"Completed in the smallest cap, and not in less: {found.edges_right} of {found.edges}.")
+    if found.histories:
+        lines.append(f"Allocator histories followed to the end: {found.histories_exact} of {found.histories}.")
+    lines += [
+        "",
+        "| case | measured, GiB | predicted, GiB | error | predicted to | it |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        if row.get("kind") != "train" or "prediction" not in row:
+            continue
+        prediction, error = row["prediction"], row["errors"].get("peak_allocated")
+        cells = [
+            row["case"],
+            _number(row.get("peak_allocated_gib"), 2),
+            _number(prediction["peak_allocated_gib"], 2),
+            f"{error:+.1%}".replace("%", " %") if error is not None else "–",
+            str(prediction["verdict"]),
+            str(row["status"]),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def tables(folder: Path = RESULTS) -> dict[Path, dict[str, str]]:
+    """Each page's tables."""
+    return {
+        ROOT / "docs" / "predict.md": {
+            "equality": equality_table(folder / "predict_equality.json"),
+            "speed": speed_table(folder / "predict_speed.json"),
+            "gpu": gpu_table(folder),
+        }
+    }
+
+
+def main(arguments: list[str]) -> int:
+    return update(tables(), arguments, "predict_docs.py")
+
+
+def _errors(rows: Sequence[Row]) -> list[float]:
+    return [abs(row["error"]) for row in rows if row.get("error") is not None]
+
+
+def _not_compared(rows: Sequence[Row]) -> str:
+    refused, failed = (sum(bool(row.get(kind)) for row in rows) for kind in ("refused", "failed"))
+    said = [f"{refused} refused"] * bool(refused) + [f"{failed} failed"] * bool(failed)
+    return f" ({', '.join(said)})" if said else ""
+
+
+def _number(value: float | None, digits: int = 1) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def _percent(share: float, digits: int) -> str:
+    return f"{100 * share:.{digits}f} %"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+"""Writes the tables of recipes/README.md from recipes/predictions.json and the evidence; with --check only compares.
+
+.venv/bin/python scripts/recipe_docs.py [--check]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from evidence_tables import ROOT, update
+
+from hf_memkit import resources
+from hf_memkit.recipe.predictions import Predicted, stored
+from hf_memkit.recipe.schema import Recipe, load_recipe
+from hf_memkit.recipe.tasks import TASKS, find_task
+from hf_memkit.units import GIB
+
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def recipes_table() -> str:
+    """Every variant of every recipe, those that do not fit too."""
+    entries, measured = stored()["recipes"], _measured()
+    lines = [
+        "| recipe | card | variant | checkpointing | batch | sequence length | predicted reserved, GiB | RAM, GiB "
+        "| disk, GiB | verdict | measured reserved, GiB | tokens/s | evidence |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name in resources.names("recipes"):
+        recipe, entry = load_recipe(name), entries.get(name)
+        if entry is None:
+            lines.append(f"| [{name}]({name}.yaml) | {_card(recipe)} {'| – ' * 11}|")
+            continue
+        for content in entry["predicted"]:
+            each = Predicted.from_json(content)
+            lines.append(_line(recipe, each, measured.get((name, each.variant, each.bf16, each.checkpointing))))
+        for variant, why in dict.fromkeys(map(tuple, entry["not_predicted"])):
+            lines.append(
+                f"| [{name}]({name}.yaml) | {_card(recipe)} | {variant} | – | – | – | not predicted: {why} "
+                "| – | – | – | not measured | – | – |"
+            )
+    return "\n".join(lines)
+
+
+def _line(recipe: Recipe, each: Predicted, evidence: dict[str, Any] | None) -> str:
+    one = each.prediction
+    ram = ((one.host_rss_bytes or 0) + (one.pinned_bytes or 0)) / GIB
+    found = evidence or {}
+    speed = found.get("tokens_per_s")
+    cells = [
+        f"[{recipe.name}]({recipe.name}.yaml)",
+        _card(recipe) if each.bf16 else "T4 (fp16)",
+        each.variant,
+        each.checkpointing or "the preset's",
+        f"{each.micro_batch_size} × {each.accumulation}",
+        f"{each.sequence_length}",
+        f"{one.peak_reserved_bytes[1] / GIB:.1f}",
+        f"{ram:.1f}",
+        f"{one.disk_bytes / GIB:.1f}" if one.disk_bytes else "–",
+        str(one.verdict),
+        measured(found),
+        "–" if speed is None else f"{speed:.0f}",
+        str(found.get("file", "–")),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def measured(case: dict[str, Any]) -> str:
+    """What a card says of it, in a cell."""
+    if not case or case["status"] in ("refused", "failed"):
+        return "not measured"
+    peak = f"{case['peak_reserved_gib']:.1f}" if "peak_reserved_gib" in case else ""
+    return peak if case["status"] == "fits" else f"out of memory {peak}".strip()
+
+
+def _card(recipe: Recipe) -> str:
+    return recipe.card if recipe.gpus == 1 else f"{recipe.gpus} × {recipe.card}"
+
+
+def _measured() -> dict[tuple[str, str, bool, str], dict[str, Any]]:
+    """(recipe, variant, bf16, checkpointing) → what a GPU measured, from the evidence of the section `recipes`."""
+    found: dict[tuple[str, str, bool, str], dict[str, Any]] = {}
+    for path in sorted(RESULTS.glob("recipes*.json")):
+        content = json.loads(path.read_text())
+        if content.get("rehearsal"):
+            continue
+        for case in content["cases"]:
+            key = (case["recipe"], case["variant"], case["bf16"], case["checkpointing"])
+            found[key] = {**case, "file": f"`{path.relative_to(ROOT)}`"}
+    return found
+
+
+def data_table() -> str:
+    """What each kind of data looks like, and which recipes take it."""
+    lines = ["| task | `--data` | one line of it | recipes |", "|---|---|---|---|"]
+    of_task: dict[str, list[str]] = {}
+    for name in resources.names("recipes"):
+        of_task.setdefault(load_recipe(name).task, []).append(name)
+    for name in TASKS:
+        task = find_task(name)
+        lines.append(f"| {name} | {task.local_form} | `{task.example}` | {', '.join(of_task.get(name, ())) or '–'} |")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> int:
+    page: Path = ROOT / "recipes" / "README.md"
+    return update({page: {"recipes": recipes_table(), "data": data_table()}}, arguments, "recipe_docs.py")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

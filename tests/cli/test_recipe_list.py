@@ -1,0 +1,98 @@
+"""`memkit recipe` without a name, and `--copy`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_memkit import resources
+from hf_memkit.cli import main
+from hf_memkit.recipe.schema import load_recipe
+
+
+def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    assert main(["recipe", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_every_recipe_stands_with_what_each_variant_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = listed(capsys)
+    assert [row["name"] for row in rows] == resources.names("recipes")
+    for row in rows:
+        assert row["variants"] == list(load_recipe(row["name"]).variants)
+        sizes = [each["predicted_card_gib"] for each in row["variants_predicted"]]
+        assert any(size is not None and size > 0.5 for size in sizes), row["name"]
+    assert main(["recipe"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Predicted, not measured" in shown and "memkit recipe --gpu 16GB" in shown
+
+
+def test_a_card_gets_what_fits_it_the_fullest_first(capsys: pytest.CaptureFixture[str]) -> None:
+    found = listed(capsys, "--gpu", "16GB", "--ram", "64GB")
+    assert found["gpu"]["bf16"] and found["ram_gib"] < 64
+    recipes = [(each["recipe"], each["verdict"], each["predicted_card_gib"]) for each in found["fits"]]
+    assert ("gpt2-on-16gb", "fits") in [each[:2] for each in recipes]
+    assert all(size < 16 for _, _, size in recipes) and {verdict for _, verdict, _ in recipes} <= {"fits", "tight"}
+    first = {name: size for name, _, size in reversed(recipes)}  # of each recipe the first variant
+    fitting = [first[name] for name, verdict, _ in recipes if verdict == "fits"]
+    order = list(dict.fromkeys(name for name, _, _ in recipes))
+    best = [first[name] for name in order if next(v for n, v, _ in recipes if n == name) == "fits"]
+    assert fitting and best == sorted(best, reverse=True)
+    named = {each["recipe"] for key in ("fits", "does_not_fit") for each in found[key]} | set(found["not_predicted"])
+    assert named == set(resources.names("recipes"))
+    assert "llama-8b-on-80gb" in {each["recipe"] for each in found["does_not_fit"]}
+
+
+def test_a_larger_card_and_more_ram_never_take_anything_away(capsys: pytest.CaptureFixture[str]) -> None:
+    def fit(*arguments: str) -> set[tuple[str, str]]:
+        return {(each["recipe"], each["variant"]) for each in listed(capsys, *arguments)["fits"]}
+
+    small = fit("--gpu", "16GB", "--ram", "16GB")
+    assert small <= fit("--gpu", "24GB", "--ram", "16GB") <= fit("--gpu", "80GB", "--ram", "2048GB")
+    assert small < fit("--gpu", "16GB", "--ram", "2048GB"), "offloading needs RAM"
+
+
+def test_a_card_without_bf16_gets_only_what_computes_in_fp16(capsys: pytest.CaptureFixture[str]) -> None:
+    found = listed(capsys, "--gpu", "T4", "--ram", "64GB")
+    assert not found["gpu"]["bf16"]
+    fits = {(each["recipe"], each["variant"]) for each in found["fits"]}
+    assert ("gpt2-on-16gb", "resident") not in fits and ("llama-8b-qlora-on-16gb", "qlora") in fits
+
+
+def test_each_row_shows_a_command_that_resolves(capsys: pytest.CaptureFixture[str]) -> None:
+    found = listed(capsys, "--gpu", "16GB", "--ram", "2048GB")
+    for each in found["fits"]:
+        words = each["command"].split()
+        assert words[:2] == ["memkit", "recipe"] and words[2] in resources.names("recipes")
+        assert words[3:] in ([], ["--variant", each["variant"]])
+    assert main(["recipe", "--gpu", "16GB", "--ram", "2048GB"]) == 0
+    assert "Predicted, not measured" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--gpu", "17"], "17"),
+        (["--gpu", "RTX 4091"], "RTX 4090"),
+        (["--ram", "much"], "much"),
+        (["--gpu-memory", "0.1GB"], "0.1GB"),
+    ],
+)
+def test_an_unknown_card_is_told(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipe", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("memkit: error: ") and said in error and error.count("\n") == 1
+
+
+def test_copy_writes_a_file_that_is_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "mine.yaml"
+    assert main(["recipe", "gpt2-on-16gb", "--copy", str(target)]) == 0
+    mine = load_recipe(str(target))
+    assert (mine.name, mine.variants) == ("mine", load_recipe("gpt2-on-16gb").variants)
+    capsys.readouterr()
+    for wrong in (str(target), str(tmp_path / "mine.txt"), str(tmp_path / "no" / "mine.yaml")):
+        assert main(["recipe", "gpt2-on-16gb", "--copy", wrong]) == 2
+        assert wrong in capsys.readouterr().err

@@ -1,0 +1,129 @@
+"""A process that has loaded the libraries, and forks one for each command or script: seconds saved each time.
+
+    python -m tests.engine.loaded       reads a line of JSON a job, answers with a line of JSON
+
+A job runs as it would by itself: its own working folder, environment variables, output and exit code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tests.conftest import ROOT
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a job ended: exit code, everything that it printed, seconds."""
+
+    returncode: int
+    output: str
+    seconds: float
+
+
+class Loaded:
+    """The process; `run` starts a job in it and waits."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
+        environment |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        # As in an activated environment: another ninja would build everything again.
+        environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.engine.loaded"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT,
+        )  # fmt: skip
+
+    def run(self, arguments: Sequence[str | Path], folder: Path) -> Ran:
+        """`["memkit", …]` or `["script.py"]`, in `folder`."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        job = {"arguments": [str(each) for each in arguments], "folder": str(folder), "output": str(folder / "output")}
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._process.stdout.readline())
+        return Ran(answer["returncode"], (folder / "output").read_text(errors="replace"), answer["seconds"])
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@contextlib.contextmanager
+def loaded() -> Iterator[Loaded]:
+    process = Loaded()
+    try:
+        yield process
+    finally:
+        process.close()
+
+
+def serve() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    _load()
+    for line in sys.stdin:
+        job = json.loads(line)
+        started = time.monotonic()
+        child = os.fork()
+        if child == 0:
+            _leave(job)
+        _, status = os.waitpid(child, 0)
+        answer = {"returncode": os.waitstatus_to_exitcode(status), "seconds": time.monotonic() - started}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def _load() -> None:
+    import deepspeed  # noqa: F401
+    import peft  # noqa: F401
+    import torch
+    import transformers.trainer  # noqa: F401
+
+    import hf_memkit.cli
+    import hf_memkit.recipe.run  # noqa: F401
+
+    torch.set_num_threads(1)
+
+
+def _leave(job: dict[str, Any]) -> NoReturn:
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(job["folder"])
+    output = os.open(job["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    code = 0
+    try:
+        first, *rest = job["arguments"]
+        if first == "memkit":
+            from hf_memkit.cli import main
+
+            sys.argv = job["arguments"]
+            code = main(rest)
+        else:
+            sys.argv = job["arguments"]
+            sys.path.insert(0, str(Path(first).resolve().parent))
+            runpy.run_path(first, run_name="__main__")
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    serve()

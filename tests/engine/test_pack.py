@@ -1,0 +1,104 @@
+"""The pack: every variant of every recipe in `recipes/` is checked, predicted, rehearsed and exported.
+
+No list of names stands here, so that a new recipe is tested as soon as its file is there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hf_memkit import resources
+from hf_memkit.recipe.predictions import checksum, stored
+from hf_memkit.recipe.schema import read_recipe
+from tests.conftest import ROOT, read_json_lines
+from tests.engine.loaded import Loaded, loaded
+
+FILES = sorted((ROOT / "recipes").rglob("*.yaml"))
+LEAST_RECIPES, LEAST_VARIANTS = 12, 24
+PACK = [(path.stem, variant) for path in FILES for variant in read_recipe(path).variants]
+ADAPTERS = ("lora", "qlora")
+"""Adapters beside random weights cannot learn much; they must move."""
+
+MOST_STEPS = 40
+"""Of a rehearsal here: enough for a loss that falls."""
+
+EXPORTED_STEPS = 2
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[Loaded]:
+    with loaded() as started:
+        yield started
+
+
+def test_the_pack_is_whole() -> None:
+    assert len(FILES) >= LEAST_RECIPES and len(PACK) >= LEAST_VARIANTS
+    assert sorted(path.stem for path in FILES) == resources.names("recipes")
+    tasks = Counter(read_recipe(path).task for path in FILES)
+    assert len(tasks) >= 6
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_header_says_what_it_is_for(path: Path) -> None:
+    header = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    for word in ("# For ", "# Card ", "# RAM ", "# Run ", "# Lower first "):
+        assert any(line.startswith(word) for line in header), f"{path.name} has no line {word!r}"
+
+
+@pytest.mark.parametrize(("name", "variant"), PACK)
+def test_every_variant_is_predicted_to_fit_or_says_why_not(name: str, variant: str) -> None:
+    entry = stored()["recipes"].get(name)
+    recipe = read_recipe(ROOT / "recipes" / f"{name}.yaml")
+    assert entry is not None and entry["sha256"] == checksum(recipe), "run scripts/recipe_predictions.py"
+    mine = [each for each in entry["predicted"] if each["variant"] == variant and each["bf16"]]
+    refused = [why for which, why in entry["not_predicted"] if which == variant]
+    assert mine or refused
+    for each in mine:
+        one = each["prediction"]
+        assert one["verdict"] in ("fits", "tight", "does not fit") and one["why"]
+        assert sum(one["categories"].values()) == pytest.approx(one["peak_allocated_gib"])
+    assert refused or any(each["prediction"]["verdict"] != "does not fit" for each in mine), "no way that fits"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("name", "variant"), PACK)
+def test_every_variant_rehearses(process: Loaded, tmp_path: Path, name: str, variant: str) -> None:
+    steps = min(MOST_STEPS, read_recipe(ROOT / "recipes" / f"{name}.yaml").rehearsal.steps)
+    command = ["memkit", "recipe", name, "--variant", variant, "--gpus", "1", "--no-trace", "--output", "run"]
+    ran = process.run([*command, "--max-steps", str(steps)], tmp_path)
+    assert ran.returncode == 0, ran.output[-4000:]
+    problems = [line for line in ran.output.splitlines() if line.startswith("PROBLEM") and "this machine" not in line]
+    assert "REHEARSAL" in ran.output and not problems
+    content = json.loads((tmp_path / "run" / "memkit-run.json").read_text())
+    result = content["result"]
+    print(f"{name} {variant}: {ran.seconds:.0f} s, {result['held_out_loss_before']} -> {result['held_out_loss']}")
+    assert content["status"] == "finished" and content["rehearsal"]
+    fall = 0.01 if variant in ADAPTERS else 0.05
+    assert math.isfinite(result["held_out_loss"])
+    assert result["held_out_loss"] < (1 - fall) * result["held_out_loss_before"]
+
+    records = read_json_lines(tmp_path / "run" / "memory-rank0.jsonl")
+    assert all(record["schema"] == 1 for record in records)
+    assert records[0]["kind"] == "run" and records[-1]["kind"] == "end" and records[-1]["status"] == "finished"
+    assert [record["step"] for record in records if record["kind"] == "step"] == list(range(1, steps + 1))
+    assert not records[-1].get("errors", {}).get("callback_errors")
+    assert (tmp_path / "run" / "model").is_dir()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("name", "variant"), PACK)
+def test_every_export_runs(process: Loaded, tmp_path: Path, name: str, variant: str) -> None:
+    command = ["memkit", "recipe", name, "--variant", variant, "--gpus", "1", "--export", "job"]
+    exported = process.run([*command, "--max-steps", str(EXPORTED_STEPS)], tmp_path)
+    assert exported.returncode == 0, exported.output[-4000:]
+    ran = process.run([tmp_path / "job" / "train.py"], tmp_path)
+    assert ran.returncode == 0, ran.output[-4000:]
+    records = read_json_lines(tmp_path / "job" / "run" / "memory-rank0.jsonl")
+    assert [record["step"] for record in records if record["kind"] == "step"] == [1, 2]
+    assert records[-1]["kind"] == "end" and (tmp_path / "job" / "run" / "model").is_dir()

@@ -1,0 +1,30 @@
+"""A trace that goes on from a copy completes on the same cards as one replayed from its beginning."""
+
+from __future__ import annotations
+
+import pytest
+
+from hf_memkit.predict.allocator_copy import Started
+from hf_memkit.predict.allocator_settings import parse_settings
+from hf_memkit.predict.replay import replay
+from hf_memkit.units import MIB
+from tests.predict.traces import random_trace
+
+SETTINGS = ("", "expandable_segments:True", "max_split_size_mb:20", "roundup_power2_divisions:4")
+
+
+@pytest.mark.parametrize("text", SETTINGS)
+def test_the_same_cards_serve(text: str) -> None:
+    settings, outcomes = parse_settings(text)[0], set()
+    for seed in range(6):
+        trace = random_trace(seed, 400)
+        free = replay(trace, settings)
+        least = free.peak_requested_bytes
+        started = Started(trace, settings, least, card_bytes=None)
+        for cap in range(
+            least, free.peak_reserved_bytes + 2 * MIB, max(MIB, (free.peak_reserved_bytes - least) // 12)
+        ):
+            expected = replay(trace, settings, cap).completed
+            assert started.completes(cap) == expected, (seed, cap)
+            outcomes.add(expected)
+    assert outcomes == {True, False}, "both happen"

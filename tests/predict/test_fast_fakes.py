@@ -1,0 +1,64 @@
+"""A trace with remembered results is the trace that torch's own fake tensors give, event by event."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from hf_memkit.predict.request import Request
+from tests.predict.architectures import ARCHITECTURES
+from tests.predict.architectures import request as of_architecture
+from tests.predict.cases import GPT2, LLAMA, request
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+_BY_NAME: Final = {each.name: each for each in ARCHITECTURES}
+
+
+def _with(asked: Request, settings: Mapping[str, Any]) -> Request:
+    setup = asked.setup
+    for key, value in settings.items():
+        setup = setup.put(key, value, "a test's")
+    return replace(asked, setup=setup)
+
+
+CASES: Final[Mapping[str, Request]] = {
+    "decoder, recomputed, 8-bit AdamW": _with(
+        request({**GPT2, "n_embd": 256}, bf16=True, gradient_checkpointing=True),
+        {"optimizer.class": "hf_memkit.parts.low_bit_adamw:AdamW8bit", "optimizer.block_size": 256},
+    ),
+    "decoder, chunked loss": _with(request(LLAMA), {"model_parts.chunked_loss": {"chunk_tokens": 32}}),
+    "LoRA": of_architecture(_BY_NAME["llama"], "lora", "cuda"),
+    "encoder and decoder": of_architecture(_BY_NAME["t5"], "checkpointing", "cuda"),
+    "convolutions": of_architecture(_BY_NAME["convnext"], "bf16", "cuda"),
+    "autocast": of_architecture(_BY_NAME["bert"], "bf16", "cuda"),
+    "Adafactor": of_architecture(_BY_NAME["gemma2"], "accumulation", "cuda"),
+    "on the CPU": of_architecture(_BY_NAME["whisper"], "plain", "cpu"),
+    "AdamW of bitsandbytes": request(LLAMA, optim="adamw_bnb_8bit", fp16=True),
+}
+
+
+@pytest.fixture(scope="module")
+def traces() -> dict[str, tuple[dict[str, Any], dict[str, Any], float]]:
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.predict.fast_fakes_child"],
+        input=json.dumps([each.to_json() for each in CASES.values()]),
+        capture_output=True, text=True, cwd=ROOT,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return dict(zip(CASES, json.loads(ran.stdout), strict=True))
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_the_trace_is_torch_s_own(traces: dict[str, Any], case: str) -> None:
+    fast, slow, share = traces[case]
+    assert len(slow["events"]) > 500
+    for name, expected in slow.items():
+        assert fast[name] == expected, name
+    assert share > 0.5, "most of it was remembered, or nothing is compared"

@@ -1,0 +1,127 @@
+"""The rules of `kernel_rules.py` give what the kernels give: types, layouts, and which memory is used again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from hf_memkit.predict.child.kernel_rules import KERNEL_RULES, learn_counts
+from hf_memkit.predict.child.tracer import StorageTracer
+
+aten = torch.ops.aten
+BF16 = torch.bfloat16
+
+
+def turned(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Of this shape, with its last two dimensions in the other order in memory."""
+    return torch.ones(*shape[:-2], shape[-1], shape[-2], dtype=dtype).transpose(-1, -2)
+
+
+def layer_norm(dtype: torch.dtype) -> tuple[Any, ...]:
+    return aten.native_layer_norm.default, torch.ones(4, 6, 8, dtype=dtype), [8], torch.ones(8), torch.ones(8), 1e-5
+
+
+def layer_norm_backward() -> tuple[Any, ...]:
+    inputs, statistics, weight = torch.ones(4, 6, 8), torch.ones(4, 6, 1), torch.ones(8)
+    rest = inputs, [8], statistics, statistics, weight, weight, [True, True, True]
+    return aten.native_layer_norm_backward.default, turned(4, 6, 8), *rest
+
+
+def group_norm(dtype: torch.dtype) -> tuple[Any, ...]:
+    return (
+        aten.native_group_norm.default,
+        torch.ones(2, 8, 5, dtype=dtype),
+        torch.ones(8),
+        torch.ones(8),
+        2,
+        8,
+        5,
+        4,
+        1e-5,
+    )
+
+
+def group_norm_backward() -> tuple[Any, ...]:
+    inputs, statistics = torch.ones(2, 8, 5, dtype=BF16), torch.ones(2, 4)
+    rest = statistics, statistics, torch.ones(8), 2, 8, 5, 4, [True, True, True]
+    return aten.native_group_norm_backward.default, inputs, inputs, *rest
+
+
+def log_softmax_backward() -> tuple[Any, ...]:
+    return aten._log_softmax_backward_data.default, turned(2, 6, 8), torch.ones(2, 6, 8), 2, torch.float32
+
+
+def grouped_product(dtype: torch.dtype) -> tuple[Any, ...]:
+    offsets = torch.tensor([3, 8], dtype=torch.int32)
+    return aten._grouped_mm.default, torch.ones(8, 16, dtype=dtype), torch.ones(2, 16, 24, dtype=dtype), offsets
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        lambda: layer_norm(torch.float32),
+        lambda: layer_norm(BF16),
+        layer_norm_backward,
+        lambda: group_norm(torch.float32),
+        lambda: group_norm(BF16),
+        group_norm_backward,
+        log_softmax_backward,
+        lambda: grouped_product(torch.float32),
+        lambda: grouped_product(BF16),
+    ],
+)
+def test_types_and_layouts_are_the_kernel_s(case: Callable[[], tuple[Any, ...]]) -> None:
+    operation, *args = case()
+    real = operation(*args)
+    with FakeTensorMode():
+        operation, *args = case()
+        fake = KERNEL_RULES[operation](*args)
+    assert described(fake) == described(real)
+
+
+def described(result: Any) -> list[Any]:
+    tensors = [result] if isinstance(result, torch.Tensor) else result
+    return [(each.dtype, tuple(each.shape), each.stride(), each.untyped_storage().nbytes()) for each in tensors]
+
+
+def backward(function: Callable[[torch.Tensor], torch.Tensor]) -> int:
+    """How many tensors a backward pass makes."""
+    learn_counts()
+    tracer = StorageTracer("cpu")
+    with FakeTensorMode(), tracer:
+        loss = function(torch.ones(8, 8, requires_grad=True).exp()).sum()
+        before = len(tracer.trace.sizes_bytes)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return len(tracer.trace.sizes_bytes) - before
+
+
+def test_a_second_gradient_is_added_to_the_first() -> None:
+    one = backward(lambda x: x.sin())
+    both = backward(lambda x: x.sin() + x.cos())
+    gradients_of_cos = backward(lambda x: x.cos()) - backward(lambda x: x.clone())
+    assert both - one == gradients_of_cos, "nothing more than what the second path makes by itself"
+
+
+def test_a_gradient_that_goes_on_elsewhere_is_not_written_to() -> None:
+    """The sum hands one gradient to both of its terms: nothing can be added to that one."""
+    assert backward(lambda x: x + x.clone()) == backward(lambda x: x + x.sin()) - (
+        backward(lambda x: x.sin()) - backward(lambda x: x.clone())
+    )
+
+
+def test_a_backward_function_in_python_adds_as_it_says() -> None:
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return gradient * 2 + gradient * 3
+
+    product_only = backward(lambda x: x.clone()) + 2
+    assert backward(Twice.apply) == product_only + 1  # type: ignore[no-untyped-call]

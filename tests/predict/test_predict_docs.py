@@ -1,0 +1,100 @@
+"""The tables of docs/predict.md are those that the evidence gives; its examples are accepted."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+
+PAGE = (ROOT / "docs" / "predict.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def script() -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "scripts"))
+        return runpy.run_path(str(ROOT / "scripts" / "predict_docs.py"))
+
+
+def test_tables_are_current() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "predict_docs.py"), "--check"]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_without_evidence_nothing_is_claimed(script: dict[str, Any], tmp_path: Path) -> None:
+    (blocks,) = script["tables"](tmp_path).values()
+    assert blocks["equality"] == blocks["speed"] == "Not measured yet."
+    assert blocks["gpu"] == "Not yet measured on a GPU."
+    (tmp_path / "predict-rehearsal.json").write_text(
+        json.dumps({"section": "predict", "rehearsal": True, "cases": []})
+    )
+    assert script["gpu_table"](tmp_path) == "Not yet measured on a GPU."
+
+
+def test_the_worst_of_each_architecture_is_shown(script: dict[str, Any], tmp_path: Path) -> None:
+    rows = [{"architecture": "t5", "error": -0.004}, {"architecture": "t5", "error": 0.001}]
+    unseen = [
+        {"architecture": "phi", "error": 0.002, "first": {"error": 0.09}},
+        {"architecture": "phi", "refused": "no", "first": {"refused": "no"}},
+    ]
+    evidence = {
+        "versions": {"torch": "2.13", "transformers": "5.23"}, "bar": 0.005, "command": "python x",
+        "known": {"rows": rows}, "unseen": {"rows": unseen},
+    }  # fmt: skip
+    (tmp_path / "e.json").write_text(json.dumps(evidence))
+    table = script["equality_table"](tmp_path / "e.json")
+    assert "| t5 | 2 | 2 | 0.40 % | – |" in table
+    assert "| phi (not known when the tracer was made) | 1 (1 refused) | 1 | 0.20 % | 9.00 % |" in table
+
+
+def test_a_card_s_worst_and_what_was_called_fits_are_shown(script: dict[str, Any], tmp_path: Path) -> None:
+    def row(case: str, verdict: str, status: str, error: float) -> dict[str, Any]:
+        return {
+            "case": case, "kind": "train", "status": status, "peak_allocated_gib": 10.0,
+            "prediction": {"peak_allocated_gib": 10 * (1 + error), "verdict": verdict},
+            "errors": {"peak_allocated": error, "peak_reserved": error / 2},
+        }  # fmt: skip
+
+    rows = [row("a", "fits", "fits", 0.01), row("b", "fits", "does not fit", -0.04), row("c", "tight", "fits", 0.02)]
+    (tmp_path / "predict-h200.json").write_text(json.dumps({"section": "predict", "rehearsal": False, "cases": rows}))
+    table = script["gpu_table"](tmp_path)
+    assert "3 trainings" in table and "| allocated | 2.0 % | 4.0 % (b) |" in table
+    assert 'Called "fits", and did not: b.' in table and "| b | 10.00 | 9.60 | -4.0 % | fits | does not fit |" in table
+
+
+def test_speed_stands_beside_what_peers_answer(script: dict[str, Any], tmp_path: Path) -> None:
+    row = {
+        "model": "gpt2-xl", "length": 1024, "whole_s": 9.94, "kept_s": None, "ram_gib": 1.24, "answer_gib": 31.456,
+        "peers": {"one": {"answer_gib": 23.2, "of": "states", "whole_s": 3.0}, "two": {"error": "x", "whole_s": 1.0}},
+    }  # fmt: skip
+    evidence = {"hardware": {"cpu_count": 2}, "versions": {"torch": "2"}, "command": "python y", "rows": [row]}
+    (tmp_path / "s.json").write_text(json.dumps(evidence))
+    table = script["speed_table"](tmp_path / "s.json")
+    assert "| gpt2-xl, 1024 tokens | 9.9 | – | 1.2 | 31.46 |" in table
+    assert "| gpt2-xl | one | 23.20 | states | 3.0 |" in table and "| two | none: it failed |" in table
+
+
+def test_the_page_s_python_compiles() -> None:
+    found = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert found
+    for code in found:
+        ast.parse(code)
+
+
+def test_the_page_s_options_exist() -> None:
+    from hf_memkit.cli import predict
+
+    declared = Path(predict.__file__).read_text() + (ROOT / "hf_memkit" / "cli" / "options.py").read_text()
+    for option in set(re.findall(r"`(--[a-z-]+)", PAGE)):
+        name = option[2:].replace("-", "_")
+        assert option in declared or f"{name}:" in declared, option

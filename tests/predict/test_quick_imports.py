@@ -1,0 +1,99 @@
+"""Imports that are put off, and what is put back after the quick ones."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hf_memkit.predict.child.quick_imports import import_late, is_loaded, quick_imports
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a package that can be imported and has not been."""
+    folder = tmp_path / "late_in_tests"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("__version__ = '1.2'\nclass Dataset: pass\n")
+    (folder / "inner.py").write_text("value = 3\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("late_in_tests", "late_in_tests.inner"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return folder.name
+
+
+def test_a_late_library_is_found_and_not_loaded(package: str) -> None:
+    import_late(package)
+    spec = importlib.util.find_spec(package)
+    assert spec is not None and str(spec.origin).endswith("__init__.py")
+    assert not hasattr(sys.modules[package], "__wrapped__"), "whoever looks through all modules does not load it"
+    assert not is_loaded(package)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "import late_in_tests; assert late_in_tests.Dataset.__name__ == 'Dataset'",
+        "from late_in_tests import Dataset",
+        "import late_in_tests.inner; assert late_in_tests.inner.value == 3",
+        "from late_in_tests.inner import value",
+        "import late_in_tests; assert late_in_tests.__version__ == '1.2'",
+    ],
+)
+def test_whoever_uses_it_has_it(package: str, use: str) -> None:
+    import_late(package)
+    exec(use, {})
+    assert is_loaded(package)
+
+
+def test_a_module_that_was_kept_before_it_was_loaded_serves(package: str) -> None:
+    import_late(package)
+    kept = sys.modules[package]
+    assert kept.Dataset is importlib.import_module(package).Dataset
+
+
+def test_no_such_library() -> None:
+    import_late("no_such_library_in_tests")
+    assert not is_loaded("no_such_library_in_tests") and "no_such_library_in_tests" not in sys.modules
+
+
+def test_caches_have_no_limit_within_and_everything_is_put_back() -> None:
+    import torch._library.utils as library
+
+    before = functools.lru_cache, library.get_source, gc.isenabled()
+    with quick_imports():
+        assert not gc.isenabled()
+
+        @functools.lru_cache
+        def plain(number: int) -> int:
+            return number
+
+        @functools.lru_cache(maxsize=2)
+        def limited(number: int) -> int:
+            return number
+
+    gc.unfreeze()  # the tests' own process goes on
+    assert (functools.lru_cache, library.get_source, gc.isenabled()) == before
+    for function in (plain, limited):
+        assert [function(number) for number in (*range(200), *range(200))] == [*range(200), *range(200)]
+        assert function.cache_info().hits == 200
+
+
+def test_the_child_loads_no_compiler_and_no_data_sets() -> None:
+    code = (
+        "import sys; from hf_memkit.predict.child import serve; assert serve._load() is None\n"
+        "from hf_memkit.predict.child.quick_imports import is_loaded\n"
+        "import transformers.trainer as trainer\n"
+        "print([name for name in ('torch._inductor.compile_fx', 'datasets', 'deepspeed') if is_loaded(name)])\n"
+        "assert not trainer.is_datasets_available()\n"
+        "import datasets; datasets.Dataset\n"
+        "assert trainer.is_datasets_available() and trainer.datasets.Dataset is datasets.Dataset\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert ran.stdout.splitlines()[-1] == "[]"

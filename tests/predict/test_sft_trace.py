@@ -1,0 +1,70 @@
+"""TRL's SFTTrainer on fake tensors: what it allocates is what it allocates on real ones, and on a card its head takes
+the path of a card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from hf_memkit.predict.request import Request
+from hf_memkit.predict.worker import Worker
+from hf_memkit.techniques.loss_bytes import full_loss_bytes, sft_loss_bytes
+from tests.predict.architectures import CHATTING, request
+from tests.predict.fake_and_real_child import BAR, Child, difference
+from tests.predict.test_child_libraries import most
+
+PHASES = ("data", "forward", "backward", "optimizer", "evaluate")
+
+
+@pytest.fixture(scope="module")
+def child() -> Iterator[Child]:
+    with Child() as started:
+        yield started
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+@pytest.mark.parametrize("setting", ["sft", "sft, packed", "sft, bf16", "sft, lora"])
+def test_fake_equals_real(child: Child, architecture: str, setting: str) -> None:
+    fake, real = (child.ask(architecture, setting, kind) for kind in ("fake", "real"))
+    assert "error" not in fake and "error" not in real, (fake, real)
+    assert abs(difference(fake["peak_bytes"], real["peak_bytes"])) <= BAR, (fake, real)
+    for phase in PHASES:
+        assert abs(difference(fake["phases"][phase], real["phases"][phase])) <= BAR, (phase, fake, real)
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    found = Worker(limit_s=120)
+    found.wait()
+    if found.without_shim:
+        pytest.skip(f"fake CUDA tensors cannot be used with this torch: {found.without_shim}")
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("setting", ["sft", "sft, lora"])
+def test_the_head_on_a_card_makes_a_tile_of_logits(worker: Worker, setting: str) -> None:
+    words, length, batch = 40_000, 1024, 8
+    setup = request(CHATTING[0], setting, "cuda").setup
+    setup = setup.put("model.architecture", {**setup["model.architecture"], "vocab_size": words}, "wide")
+    setup = setup.put("arguments.per_device_train_batch_size", batch, "large")
+    trace = worker.trace(Request(setup, length, evaluate=False, save=False))
+    expected = sft_loss_bytes(
+        batch * length, words, 64, weight_bytes=4, compute_bytes=4, head_is_trained=setting == "sft"
+    )
+    found = most(trace, "loss", "backward")
+    gradient = 4 * words * 64 if setting == "sft" else 0  # an fp32 head's is what becomes the parameter's own
+    assert expected - gradient <= found < 1.02 * expected, (found, expected)
+    assert found < full_loss_bytes(batch * length, words) / 5
+
+
+def test_packed_sequences_have_a_mask_of_their_own(worker: Worker) -> None:
+    """Without flash attention it is made for the whole row: tokens × tokens, a byte each."""
+    peaks = []
+    for packing in (False, True):
+        setup = request(CHATTING[0], "sft, bf16", "cuda").setup
+        setup = setup.put("arguments.packing", packing, "compared")
+        setup = setup.put("arguments.per_device_train_batch_size", 1, "a row of one is not padded")
+        peaks.append(worker.trace(Request(setup, 2048, evaluate=False, save=False)).peak().size_bytes)
+    assert 2048**2 < peaks[1] - peaks[0] < 8 * 2048**2, peaks

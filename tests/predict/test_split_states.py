@@ -1,0 +1,186 @@
+"""What of a DeepSpeed prediction is traced and what is the ledger's, on any number of cards; every preset."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hf_memkit.architectures import ARCHITECTURES
+from hf_memkit.hardware import Machine, gpu_of_size
+from hf_memkit.ledger import Ledger, Row
+from hf_memkit.models import ModelFacts, describe
+from hf_memkit.predict import Prediction, predict
+from hf_memkit.predict.split_states import one_rank, split_notes
+from hf_memkit.predict.trace import Trace
+from hf_memkit.predict.worker import shared_worker
+from hf_memkit.terms import CATEGORIES
+from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.units import GIB
+from hf_memkit.zero.index import preset_index
+from hf_memkit.zero.ledger import zero_ledger
+from hf_memkit.zero.sizing import size_preset
+from tests.predict.cases import facts
+
+CARDS = ((1, 1), (2, 1), (8, 1), (8, 8), (8, 128))
+"""(cards of a machine, machines): 1, 2, 8, 64 and 1024 ranks."""
+
+SMALL: dict[str, Any] = {
+    "model_type": "gpt2", "n_embd": 256, "n_layer": 2, "n_head": 4, "vocab_size": 50257, "n_positions": 128,
+}  # fmt: skip
+"""GPT-2 XL's kind, its vocabulary and its imbalance, small."""
+LLAMA_8B = ARCHITECTURES["meta-llama/Llama-3.1-8B"].config
+
+MACHINE = Machine(gpu_of_size("80GB"), ram_bytes=2048 * GIB, disk_free_bytes=9999 * GIB, disk_path="/d", cpu_count=8)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _worker() -> Iterator[None]:
+    yield
+    shared_worker().close()
+
+
+def setup_of(preset: str, config: dict[str, Any], model: ModelFacts, gpus: int, nodes: int) -> TrainingSetup:
+    sized = size_preset(preset, model, MACHINE, nvme_path="/d", gpus=gpus, nodes=nodes, accumulation=False)
+    setup = TrainingSetup(preset).put("model.name", "m", "a test's").put("model.origin", "architecture", "a test's")
+    setup = setup.put("model.architecture", config, "a test's").put("arguments.bf16", True, "a test's")
+    return setup.put("deepspeed.config", sized.config, "a test's")
+
+
+def predicted(setup: TrainingSetup, model: ModelFacts, gpus: int, nodes: int, *, trace: bool) -> Prediction:
+    return predict(
+        setup,
+        model=model,
+        machine=MACHINE,
+        micro_batch_size=1,
+        sequence_length=64,
+        gpus=gpus,
+        nodes=nodes,
+        trace=trace,
+    )
+
+
+@pytest.mark.parametrize("preset", list(preset_index()))
+def test_every_preset_is_predicted_to_the_end(preset: str) -> None:
+    """Traced, on 1 to 1024 ranks: a number comes out, more cards never need more of each, and RAM, pinned RAM and disk
+    are the ledger's."""
+    model = facts(SMALL)
+    peaks = []
+    for gpus, nodes in CARDS:
+        setup = setup_of(preset, SMALL, model, gpus, nodes)
+        found = predicted(setup, model, gpus, nodes, trace=True)
+        assert found.confidence.level == "trace", found.notes
+        assert found.categories["activations"] > 0 and found.categories["weights"] > 0
+        assert found.peak_allocated_bytes <= found.smallest_cap_bytes
+        held = zero_ledger(setup["deepspeed.config"], model, gpus=gpus, nodes=nodes, accumulation=False)
+        process = found.host_rss_bytes - held.total_bytes("host") if found.host_rss_bytes is not None else -1
+        assert process >= 0 and found.pinned_bytes == held.total_bytes("pinned")
+        assert found.disk_bytes == held.total_bytes("disk")
+        peaks.append((found.peak_allocated_bytes, held))
+    gathers = max(_constant(held) for _, held in peaks)
+    for (fewer, _), (more, _) in itertools.pairwise(peaks[1:]):
+        assert more <= fewer + 2**20, "padding of partitions at most"
+    assert peaks[1][0] <= peaks[0][0] + gathers, "one card gathers nothing"
+
+
+def _constant(ledger: Ledger) -> int:
+    return sum(row.size_bytes for row in ledger.rows if row.place == "device" and row.category == "buffers") + sum(
+        row.size_bytes for row in ledger.rows if row.term == "small parameters, never split"
+    )
+
+
+@pytest.mark.parametrize("preset", list(preset_index()))
+def test_every_preset_is_predicted_for_llama_8b(preset: str) -> None:
+    """By formula: a trace of each would take minutes, and one is made below."""
+    model = describe("llama-8b-shape", LLAMA_8B, use_hub=False)
+    several = [
+        predicted(setup_of(preset, LLAMA_8B, model, *cards), model, *cards, trace=False).peak_allocated_bytes
+        for cards in CARDS
+    ]
+    assert all(size > 0 for size in several)
+    assert all(more <= fewer + 2**20 for fewer, more in itertools.pairwise(several[1:]))
+
+
+def test_a_trace_of_llama_8b_under_stage_3() -> None:
+    model = describe("llama-8b-shape", LLAMA_8B, use_hub=False)
+    setup = setup_of("zero3", LLAMA_8B, model, 8, 1)
+    found = predicted(setup, model, 8, 1, trace=True)
+    assert found.confidence.level == "trace"
+    elements = sum(model.sizes)
+    assert found.categories["optimizer"] == pytest.approx(12 * elements / 8, rel=0.01)
+
+
+def small_trace() -> Trace:
+    """Two steps: an activation, then gradients of 4 and 6 KiB, which the step's end frees."""
+    trace = Trace(operations=["op"], modules=[""])
+    names = {name: CATEGORIES.index(name) for name in ("activations", "gradients", "weights")}
+
+    def make(size: int, category: str) -> int:
+        trace.sizes_bytes.append(size)
+        trace.category_of.append(names[category])
+        trace.operation_of.append(0)
+        trace.module_of.append(0)
+        trace.events.append(len(trace.sizes_bytes))
+        return len(trace.sizes_bytes)
+
+    def mark(phase: Any) -> None:
+        trace.marks.append((len(trace.events), phase))
+
+    make(10240, "weights")
+    mark("load")
+    for _ in range(2):
+        kept = make(2048, "activations")
+        mark("forward")
+        gradients = [make(4096, "gradients"), make(6144, "gradients")]
+        trace.events.append(-kept)
+        mark("backward")
+        trace.events.append(-make(512, "activations"))
+        mark("optimizer")
+        trace.events.extend(-number for number in gradients)
+        mark("data")
+    return trace
+
+
+def row(term: str, size_bytes: int, category: Any, phase: Any = None) -> Row:
+    return Row("device", category, term, size_bytes, "a test's", phase)
+
+
+def test_whole_gradients_come_as_they_are_traced() -> None:
+    """Stages 0 and 1: nothing of them is there in forward, all of them are at the end of backward."""
+    ledger = Ledger((row("gradients", 10240, "gradients"), row("weights, flat", 10240, "weights")))
+    found = one_rank(small_trace(), ledger).peaks_by_phase()
+    assert found["load"] == 10240 and found["forward"] == 10240 + 2048
+    assert found["backward"] == 10240 + 2048 + 4096 + 6144
+
+
+def test_reduced_gradients_leave_their_share() -> None:
+    """Stage 2 of four ranks: each is whole until the next one comes, and a quarter of it stays."""
+    terms = (row("largest gradient", 6144, "gradients", "backward"), row("gradient partition", 2560, "gradients"))
+    found = one_rank(small_trace(), Ledger(terms)).peaks_by_phase()
+    assert found["forward"] == 2048
+    assert found["backward"] == 2048 + 1024 + 1536 + 6144
+    assert found["optimizer"] == 2560 + 512
+
+
+def test_gradients_that_leave_the_card_leave_nothing() -> None:
+    found = one_rank(small_trace(), Ledger((row("largest gradient", 6144, "gradients", "backward"),))).peaks_by_phase()
+    assert found["backward"] == 2048 + 6144 and found["optimizer"] == 512
+
+
+def test_gathered_parameters_are_gone_before_the_step() -> None:
+    rows = (row("largest gradient", 6144, "gradients", "backward"), row("live parameters", 8192, "buffers"))
+    found = one_rank(small_trace(), Ledger(rows)).peaks_by_phase()
+    assert found["forward"] == 2048 + 8192 and found["optimizer"] == 512
+    assert any("bound from above" in note for note in split_notes(Ledger(rows)))
+    assert not any("bound from above" in note for note in split_notes(Ledger(rows[:1])))
+
+
+def test_a_smaller_card_changes_the_verdict_only() -> None:
+    model = facts(SMALL)
+    setup = setup_of("zero2", SMALL, model, 2, 1)
+    found = predicted(setup, model, 2, 1, trace=True)
+    tiny = replace(MACHINE, gpu=gpu_of_size("1GB"))
+    assert found.verdict == "fits" and found.judged(tiny).peak_allocated_bytes == found.peak_allocated_bytes

@@ -1,0 +1,361 @@
+"""Chat recipes: what SFTTrainer is given is what it would make itself, and its defaults decide nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, TrainingArguments
+from trl import SFTConfig, SFTTrainer
+
+from hf_memkit import build
+from hf_memkit.errors import DataError, SettingError
+from hf_memkit.hardware import Machine
+from hf_memkit.recipe.data import Documents
+from hf_memkit.recipe.rehearse import rehearse
+from hf_memkit.recipe.resolve import Overrides, resolve
+from hf_memkit.recipe.run import Run
+from hf_memkit.recipe.schema import read_recipe
+from hf_memkit.recipe.settings import parse_settings
+from hf_memkit.recipe.tasks import find_task
+from hf_memkit.recipe.tasks.chat_made_up import made_up_conversations
+from hf_memkit.recipe.tasks.chat_script import chat_script
+from hf_memkit.recipe.tasks.chat_template import CHATML, CHATML_FRAMING, training_template
+from hf_memkit.recipe.tasks.chat_tokens import checksum, tokenise
+from hf_memkit.recipe.tokenizer import Framing, train_tokenizer
+from hf_memkit.training_setup import TrainingSetup
+from tests.conftest import Memkit, read_json_lines
+from tests.techniques.tiny_models import causal_model
+
+LENGTH = 64
+RECIPE = """\
+summary: chats on a small card
+task: chat
+model:
+  hub_id: none/such-model
+  architecture: {model_type: llama, hidden_size: 512, num_hidden_layers: 4, num_attention_heads: 8, vocab_size: 32000}
+data: {hub_id: none/such-data, packing: true, held_out: 0.1, evaluated_blocks: 16}
+card: 16GB
+sequence_length: 512
+sequences_per_step: 8
+steps: 50
+variants:
+  resident: {micro_batch_size: 2, learning_rate: 1.0e-4, checkpointing: [none, activation-checkpointing]}
+  lora: {micro_batch_size: 2, learning_rate: 1.0e-4}
+rehearsal:
+  model: {hidden_size: 64, num_hidden_layers: 1, num_attention_heads: 2, vocab_size: 400, max_position_embeddings: 128}
+  sequence_length: 128
+  sequences_per_step: 4
+  micro_batch_size: 1
+  steps: 10
+  learning_rate: 5.0e-3
+"""
+
+
+@pytest.fixture(scope="module")
+def conversations() -> Any:
+    """Those that are made up, as a table of the task has them."""
+    rows = [
+        {"messages": json.dumps(messages), "tools": "", "place": f"conversation {number}"}
+        for number, messages in enumerate(made_up_conversations()[:120], 1)
+    ]
+    return datasets.Dataset.from_list(rows)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(conversations: Any) -> Any:
+    texts = [message["content"] for text in conversations["messages"] for message in json.loads(text)]
+    made = train_tokenizer(Documents(texts, "here", True, None), 400, CHATML_FRAMING)
+    made.chat_template = CHATML
+    return made
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path) -> Path:
+    path = tmp_path / "chats.yaml"
+    path.write_text(RECIPE)
+    return path
+
+
+def sft(model: Any, tokenizer: Any, rows: Any, folder: Path, **options: Any) -> SFTTrainer:
+    arguments = SFTConfig(
+        str(folder), use_cpu=True, bf16=False, gradient_checkpointing=False, report_to="none", max_length=LENGTH,
+        per_device_train_batch_size=4, **options,
+    )  # fmt: skip
+    return SFTTrainer(model=model, args=arguments, train_dataset=rows, processing_class=tokenizer)
+
+
+@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize("assistant_only", [True, False])
+def test_the_rows_are_those_that_sfttrainer_makes(
+    conversations: Any, tokenizer: Any, tmp_path: Path, packing: bool, assistant_only: bool
+) -> None:
+    made = tokenise(conversations, tokenizer, CHATML, length=LENGTH, packing=packing, assistant_only=assistant_only)
+    own = datasets.Dataset.from_list([{"messages": json.loads(text)} for text in conversations["messages"]])
+    model = causal_model("llama", vocab_size=400)
+    trainer = sft(model, tokenizer, own, tmp_path, packing=packing, assistant_only_loss=assistant_only)
+    expected = trainer.train_dataset
+    for name in ("input_ids", "labels", *(["seq_lengths"] if packing else [])):
+        assert made.rows[name][:] == expected[name][:], name
+    assert made.cut > 0 and made.trained_tokens <= made.tokens == sum(map(len, made.rows["input_ids"]))
+    assert (made.trained_tokens < 0.6 * made.tokens) == assistant_only
+    assert checksum(made.rows) == checksum(made.rows) != checksum(made.rows.select(range(1, len(made.rows))))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_packed_conversations_see_only_themselves(
+    conversations: Any, tokenizer: Any, tmp_path: Path, attention: str, kind: str
+) -> None:
+    """The loss of packed rows is that of the same conversations by themselves, without flash attention too."""
+    shape: dict[str, Any] = {"vocab_size": 400, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    config = AutoConfig.for_model(kind, **shape, num_attention_heads=4, num_key_value_heads=2, head_dim=16)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    losses = []
+    for packing in (False, True):
+        rows = tokenise(
+            conversations.select(range(12)), tokenizer, CHATML, length=LENGTH, packing=packing, assistant_only=True
+        ).rows
+        trainer = sft(model, tokenizer, rows, tmp_path, packing=packing, dataset_kwargs={"skip_prepare_dataset": True})
+        batch = trainer.data_collator(list(rows))
+        assert ("attention_mask" in batch) is not packing
+        with torch.no_grad():
+            losses.append(float(trainer.compute_loss(trainer.model.eval(), batch)))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def _word_tokenizer(template: str | None) -> Any:
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import CharDelimiterSplit
+
+    vocabulary = {"<unk>": 0, "<|eot_id|>": 1, "<|im_end|>": 2, "<|begin_of_text|>": 3}
+    words = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = CharDelimiterSplit(" ")
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=words, bos_token="<|begin_of_text|>", eos_token="<|eot_id|>", unk_token="<unk>"
+    )
+    made.chat_template = template
+    return made
+
+
+def _shipped(name: str) -> str:
+    import trl
+
+    return (Path(trl.__file__).parent / "chat_templates" / f"{name}.jinja").read_text()
+
+
+@pytest.mark.parametrize("name", ["llama3", "llama3_1", "llama3_2", "qwen2_5", "qwen3", "qwen3_instruct_2507"])
+def test_templates_of_known_families_mark_the_assistant(name: str) -> None:
+    own = _shipped(name)
+    tokenizer = _word_tokenizer(own)
+    marked = training_template(tokenizer, "a model")
+    assert tokenizer.chat_template == own, "what is saved with the model is its own"
+    messages = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "Two."},
+                {"role": "user", "content": "Three?"}, {"role": "assistant", "content": "Four."}]  # fmt: skip
+    text = tokenizer.apply_chat_template(messages, chat_template=marked, tokenize=False)
+    if name.startswith("llama"):
+        assert text == tokenizer.apply_chat_template(messages, chat_template=own, tokenize=False)
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    options = {"bos_token": "<|begin_of_text|>", "add_generation_prompt": False}
+    rendered, spans = render_jinja_template(
+        conversations=[messages], chat_template=marked, return_assistant_tokens_mask=True, **options
+    )
+    answers = [rendered[0][start:end] for start, end in spans[0]]
+    assert [("Two." in one, "Four." in one, "One?" in one or "Three?" in one) for one in answers] == [
+        (True, False, False), (False, True, False),
+    ]  # fmt: skip
+    assert all(answer.rstrip("\n").endswith(("<|eot_id|>", "<|im_end|>")) for answer in answers), "it learns to stop"
+
+
+def test_a_template_that_nobody_knows_is_refused_in_one_line() -> None:
+    unknown = "{% for message in messages %}[{{ message['role'] }}] {{ message['content'] }}\n{% endfor %}"
+    with pytest.raises(DataError, match="own/model: its chat template does not mark the assistant's turns") as caught:
+        training_template(_word_tokenizer(unknown), "own/model")
+    assert "{% generation %}" in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(DataError, match="own/model: its tokenizer has no chat template"):
+        training_template(_word_tokenizer(None), "own/model")
+
+
+def test_what_sfttrainer_has_beyond_trainingarguments_can_be_set(
+    recipe_file: Path, machine: Machine, tmp_path: Path
+) -> None:
+    recipe = read_recipe(recipe_file)
+    chosen = parse_settings(
+        ["packing=false", "assistant_only_loss=no"], further=find_task(recipe.task).further_arguments
+    )
+    assert chosen == {"packing": False, "assistant_only_loss": False}
+    overrides = Overrides("lora", output=str(tmp_path / "run"), settings=chosen)
+    arguments = rehearse(resolve(recipe, machine, overrides, use_hub=False)).setup.arguments
+    assert arguments["packing"] is False and arguments["assistant_only_loss"] is False
+    with pytest.raises(SettingError, match="packing_strategy: no field of TrainingArguments"):
+        parse_settings(["packing_strategy=wrapped"], further=find_task("chat").further_arguments)
+    unmarked = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    assert training_template(_word_tokenizer(unmarked), "own/model", marked=False) == unmarked
+
+
+def test_a_template_s_refusal_names_the_row(conversations: Any, tokenizer: Any) -> None:
+    strict = "{{ raise_exception('only one turn') }}" + CHATML
+    with pytest.raises(DataError, match=r"^conversation 1: the model's chat template refuses .*: only one turn$"):
+        tokenise(conversations, tokenizer, strict, length=LENGTH, packing=False, assistant_only=True)
+    with pytest.raises(DataError, match=r"not one answer of the assistant begins within 3 tokens .*--sequence-length"):
+        tokenise(conversations, tokenizer, CHATML, length=3, packing=False, assistant_only=True)
+
+
+@pytest.mark.parametrize("variant", ["resident", "lora"])
+def test_no_default_of_sftconfig_decides_memory(
+    recipe_file: Path, machine: Machine, tmp_path: Path, variant: str
+) -> None:
+    overrides = Overrides(variant, output=str(tmp_path / "run"))
+    setup = resolve(read_recipe(recipe_file), machine, overrides, use_hub=False).setup
+    plain = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
+    differ = {
+        field.name for field in dataclasses.fields(SFTConfig)
+        if field.name in plain and plain[field.name] != field.default and field.default is not dataclasses.MISSING
+        and plain[field.name] is not dataclasses.MISSING
+    }  # fmt: skip
+    said = {"gradient_checkpointing": "activation_checkpointing"}
+    assert differ and {said.get(name, name) for name in differ} <= setup.arguments.keys()
+    setup = setup.put("arguments.use_cpu", True, "here").drop("arguments.tf32")
+    made = build.build_arguments(setup, build.prepared_rows(setup))
+    assert isinstance(made, SFTConfig)
+    assert made.gradient_checkpointing is made.activation_checkpointing
+    assert made.activation_checkpointing is bool(setup["arguments.activation_checkpointing"])
+    assert made.bf16 is setup["arguments.bf16"] and made.max_length == setup["data.sequence_length"] == 512
+    assert made.packing and not made.assistant_only_loss and made.dataset_kwargs == {"skip_prepare_dataset": True}
+    assert setup["arguments.assistant_only_loss"] is True
+    assert "model_parts.chunked_loss" not in setup and "chunked-loss" not in setup.techniques
+    assert any(note.startswith("chunked-loss is left out: TRL's SFTTrainer") for note in setup.notes)
+    terms = {row.term for row in setup.ledger.rows}
+    assert "SFTTrainer's tile of logits, gradients of its inputs" in terms
+
+
+@pytest.mark.parametrize("fp16", [False, True])
+def test_adapters_are_fp32_where_fp16_scales_the_loss(tmp_path: Path, tokenizer: Any, fp16: bool) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    model = causal_model("llama", vocab_size=400).to(torch.float16)
+    model.is_loaded_in_4bit = True  # what SFTTrainer asks; bitsandbytes' weights themselves are not looked at
+    adapted = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear"))
+    adapted.is_loaded_in_4bit = True
+    rows = datasets.Dataset.from_list([{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}])
+    trainer = sft(adapted, tokenizer, rows, tmp_path, dataset_kwargs={"skip_prepare_dataset": True})
+    assert {each.dtype for each in adapted.parameters() if each.requires_grad} == {torch.bfloat16}
+    setup = TrainingSetup("tried").put("trainer.class", "trl:SFTTrainer", "tried").put("arguments.fp16", fp16, "tried")
+    build.after_making(setup, trainer)
+    expected = torch.float32 if fp16 else torch.bfloat16
+    assert {each.dtype for each in adapted.parameters() if each.requires_grad} == {expected}
+    assert {each.dtype for each in adapted.parameters() if not each.requires_grad} == {torch.float16}
+
+
+@pytest.fixture
+def runs(memkit: Memkit, recipe_file: Path, tmp_path: Path) -> Iterator[tuple[dict[str, Any], Path]]:
+    answer = memkit("recipe", str(recipe_file), "--variant", "resident", "--output", "run", "--json")
+    assert answer.returncode == 0, answer.stderr[-3000:]
+    yield json.loads((tmp_path / "run" / "memkit-run.json").read_text()), tmp_path / "run"
+
+
+def test_a_rehearsal_and_its_exported_script_train_the_same(
+    runs: tuple[dict[str, Any], Path], memkit: Memkit, recipe_file: Path, tmp_path: Path
+) -> None:
+    content, folder = runs
+    result = content["result"]
+    assert content["status"] == "finished" and content["rehearsal"] is True
+    assert result["held_out_loss"] < result["held_out_loss_before"] - 0.3
+    assert {"mean_token_accuracy", "entropy"} <= result["metrics"].keys()
+    records = read_json_lines(folder / "memory-rank0.jsonl")
+    assert records[-1]["kind"] == "end" and records[-1]["status"] == "finished"
+    answer = memkit("recipe", str(recipe_file), "--variant", "resident", "--export", "script")
+    assert answer.returncode == 0, answer.stderr[-3000:]
+    script = tmp_path / "script"
+    done = subprocess.run([sys.executable, "train.py"], cwd=script, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses = [
+        record["metrics"]["eval_loss"]
+        for record in read_json_lines(script / "run" / "memory-rank0.jsonl")
+        if record["kind"] == "evaluate"
+    ]
+    assert losses[0] == pytest.approx(result["held_out_loss_before"], rel=1e-3)
+    assert losses[-1] == pytest.approx(result["held_out_loss"], rel=0.02)
+
+
+QUESTION, ANSWER = {"role": "user", "content": "One?"}, {"role": "assistant", "content": "Two."}
+BRIEF = {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.jsonl", json.dumps({"messages": [QUESTION, ANSWER], "id": 1}), [QUESTION, ANSWER]),
+        ("a.jsonl", json.dumps({"conversations": [{"from": "human", "value": "One?"},
+                                                  {"from": "gpt", "value": "Two."}], "system": "Be brief."}),
+         [BRIEF, QUESTION, ANSWER]),
+        ("a.json", json.dumps([{"prompt": "One?", "completion": "Two."}] * 2), [QUESTION, ANSWER]),
+        ("a.csv", "prompt,completion\nOne?,Two.", [QUESTION, ANSWER]),
+        ("a.tsv", "instruction\tinput\toutput\nOne?\t\tTwo.", [QUESTION, ANSWER]),
+    ],
+)  # fmt: skip
+def test_the_exported_script_reads_every_form(
+    recipe_file: Path, machine: Machine, tmp_path: Path, name: str, content: str, expected: list[dict[str, str]]
+) -> None:
+    lines = content.splitlines()
+    path = tmp_path / name
+    path.write_text("\n".join([*lines, *lines[-1:]]) if name != "a.json" else content)
+    overrides = Overrides("lora", data=str(path), output=str(tmp_path / "run"))
+    resolved = resolve(read_recipe(recipe_file), machine, overrides, use_hub=False)
+    setup = rehearse(resolved).setup
+    found = chat_script(Run("chats", "lora", setup, target=resolved.setup))
+    for file, text in found.files.items():
+        (tmp_path / file).write_text(text)
+    names: dict[str, Any] = {"HERE": tmp_path, "PreTrainedTokenizerFast": PreTrainedTokenizerFast}
+    exec("\n".join([*found.imports, found.data]), names)
+    assert names["rows"]["messages"] == [expected, expected]
+    assert len(names["train_dataset"]) == len(names["eval_dataset"]) == 1
+    mask = names["tokenizer"].apply_chat_template(
+        expected, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+    )["assistant_masks"]
+    assert 0 < sum(mask) < len(mask)
+
+
+def test_the_tokenizer_and_template_of_a_model_of_ones_own(
+    memkit: Memkit, recipe_file: Path, conversations: Any, tmp_path: Path
+) -> None:
+    """Llama 3.1's template, which TRL does not mark: run and exported script mark it, and save it as it was."""
+    texts = [message["content"] for text in conversations["messages"] for message in json.loads(text)]
+    framing = Framing(
+        {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>", "pad_token": "<|start_header_id|>",
+         "unk_token": "<|end_header_id|>"}
+    )  # fmt: skip
+    made = train_tokenizer(Documents(texts, "here", True, None), 400, framing)
+    made.chat_template = _shipped("llama3_1")
+    model = causal_model("llama", vocab_size=400, max_position_embeddings=512)
+    recipe_file.write_text(RECIPE.replace("sequence_length: 128", "sequence_length: 256"))
+    for each in (made, model):
+        each.save_pretrained(tmp_path / "model")
+    data = tmp_path / "chats.jsonl"
+    data.write_text("".join(json.dumps({"messages": json.loads(m)}) + "\n" for m in conversations["messages"]))
+    asked = [str(recipe_file), "--variant", "lora", "--model", "model", "--data", str(data), "--max-steps", "2"]
+    answer = memkit("recipe", *asked, "--output", "run")
+    assert answer.returncode == 0, answer.stderr[-3000:]
+    assert "the model's own (model" in answer.stdout and "the assistant's turns are marked" in answer.stdout
+    answer = memkit("recipe", *asked, "--export", "script")
+    assert answer.returncode == 0, answer.stderr[-3000:]
+    done = subprocess.run([sys.executable, "script/train.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    kept = (tmp_path / "run" / "model" / "chat_template.jinja").read_text()
+    assert kept == (tmp_path / "script" / "run" / "model" / "chat_template.jinja").read_text() == made.chat_template
+    losses = [
+        [each["metrics"]["eval_loss"] for each in read_json_lines(folder / "memory-rank0.jsonl") if
+         each["kind"] == "evaluate"]
+        for folder in (tmp_path / "run", tmp_path / "script" / "run")
+    ]  # fmt: skip
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2)

@@ -1,0 +1,177 @@
+"""Chosen by prediction: the cheapest checkpointing that fits, the longest sequence, and what is not worth a trace.
+
+Every prediction here is a real trace of a small model; the cards are made as large as the predictions need.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hf_memkit.errors import DoesNotFitError
+from hf_memkit.hardware import Gpu, Machine, gpu_of_size
+from hf_memkit.predict import Prediction
+from hf_memkit.recipe.choose import FAR_OFF, choose
+from hf_memkit.recipe.longest import MULTIPLE, longest_by_formula
+from hf_memkit.recipe.predicted import nearest_that_fits, predicted
+from hf_memkit.recipe.resolve import Overrides, Resolved, resolve
+from hf_memkit.recipe.schema import Recipe, read_recipe
+from hf_memkit.units import GIB
+
+SMALL = {
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "hidden_size": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "intermediate_size": 1536,
+    "vocab_size": 8000,
+    "max_position_embeddings": 65536,
+    "tie_word_embeddings": False,
+}
+
+
+class Counting:
+    """The real prediction, and what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, int]] = []
+
+    def __call__(self, resolved: Resolved) -> Prediction:
+        overrides = resolved.overrides
+        length = int(resolved.setup["data.sequence_length"])
+        self.asked.append((resolved.variant, overrides.checkpointing or "", length))
+        return predicted(resolved)
+
+
+def small_recipe(recipe: Recipe, folder: Path, **changes: Any) -> Recipe:
+    content = yaml.safe_load(recipe.path.read_text())
+    content["model"] = {"hub_id": "nobody/small-llama", "architecture": SMALL}
+    path = folder / "small.yaml"
+    path.write_text(
+        yaml.safe_dump({**content, "sequence_length": 2048, "sequences_per_step": 8, **changes}, sort_keys=False)
+    )
+    return read_recipe(path)
+
+
+@pytest.fixture
+def chooses(recipe: Recipe, tmp_path: Path) -> Recipe:
+    kinds = ["none", "selective-checkpointing", "activation-checkpointing"]
+    variants = {"resident": {"micro_batch_size": 8, "learning_rate": 1e-4, "checkpointing": kinds}}
+    variants["lora"] = {"micro_batch_size": 1, "learning_rate": 1e-4}
+    return small_recipe(recipe, tmp_path, variants=variants)
+
+
+def with_card(machine: Machine, usable_bytes: int) -> Machine:
+    gpu = gpu_of_size("16GB")
+    return replace(machine, gpu=gpu.with_capacity(usable_bytes + gpu.context_bytes))
+
+
+def card_of(resolved: Resolved) -> Gpu:
+    assert resolved.machine.gpu is not None
+    return resolved.machine.gpu
+
+
+def needs(found: Prediction) -> int:
+    """Bytes of a card on which a prediction is `fits`."""
+    return found.confidence.reserved_with_slack(found.peak_reserved_bytes[1])
+
+
+def peaks(recipe: Recipe, machine: Machine) -> dict[str, int]:
+    found = {}
+    for kind in recipe.variants["resident"].checkpointing:
+        resolved = resolve(recipe, machine, Overrides("resident", checkpointing=kind), use_hub=False)
+        found[kind] = needs(predicted(resolved))
+    return found
+
+
+@pytest.mark.timeout(300)
+def test_the_cheapest_checkpointing_that_is_predicted_to_fit(chooses: Recipe, machine: Machine) -> None:
+    large = with_card(machine, 64 * GIB)
+    need = peaks(chooses, large)
+    assert need["none"] > need["selective-checkpointing"] > need["activation-checkpointing"]
+    counting = Counting()
+    roomy = choose(chooses, with_card(machine, need["none"]), Overrides(), use_hub=False, predict=counting)
+    assert [kind for _, kind, _ in counting.asked] == ["none"], "the first that fits ends the search"
+    assert roomy.prediction is not None and roomy.prediction.verdict == "fits"
+    assert "arguments.activation_checkpointing" not in roomy.resolved.setup or not roomy.resolved.setup.get(
+        "arguments.activation_checkpointing"
+    )
+    counting = Counting()
+    tighter = with_card(machine, need["selective-checkpointing"])
+    chosen = choose(chooses, tighter, Overrides(), use_hub=False, predict=counting)
+    assert chosen.resolved.variant == "resident" and "selective-checkpointing" in chosen.resolved.setup.techniques
+    assert chosen.prediction is not None and needs(chosen.prediction) <= card_of(chosen.resolved).usable_bytes
+    (note,) = [note for note in chosen.resolved.setup.notes if note.startswith("Activation checkpointing")]
+    assert "selective-checkpointing, the first that is predicted to fit; not none" in note
+    assert not chosen.resolved.setup.problems
+    assert chosen.resolved.overrides == Overrides(), "what was asked for, not what was tried"
+
+
+@pytest.mark.timeout(300)
+def test_a_variant_that_does_not_fit_gives_way_and_says_its_peaks(chooses: Recipe, machine: Machine) -> None:
+    least = resolve(chooses, machine, Overrides("lora"), use_hub=False)
+    small = with_card(machine, needs(predicted(least)))
+    counting = Counting()
+    chosen = choose(chooses, small, Overrides(), use_hub=False, predict=counting)
+    assert chosen.resolved.variant == "lora" and chosen.prediction is not None
+    assert chosen.resolved.why.startswith("the first variant that fits (predicted: fits: peak ")
+    ((name, why),) = chosen.resolved.rejected
+    assert name == "resident" and ("by formula" in why or "does not fit: peak" in why)
+    named = choose(chooses, small, Overrides("resident"), use_hub=False)
+    assert named.prediction is not None and named.prediction.verdict == "does not fit"
+    assert named.resolved.setup.problems and nearest_that_fits(named.resolved, use_hub=False) == "lora"
+    with pytest.raises(
+        DoesNotFitError, match=r"no variant of small is predicted to fit this machine: resident .*; lora "
+    ):
+        choose(chooses, with_card(machine, least.setup.ledger.total_bytes("device") // 4), Overrides(), use_hub=False)
+
+
+def test_what_the_formula_puts_far_off_is_not_traced_and_says_so(chooses: Recipe, machine: Machine) -> None:
+    """With `auto` nothing of it is; a variant that was asked for is traced with the last of its kinds."""
+    tiny = with_card(machine, GIB // 4)
+    counting = Counting()
+    with pytest.raises(DoesNotFitError, match=r"resident needs .* by formula, \d+% above what .* leaves: not traced"):
+        choose(chooses, tiny, Overrides(), use_hub=False, predict=counting)
+    assert "resident" not in {variant for variant, _, _ in counting.asked} and FAR_OFF < 1
+    counting = Counting()
+    named = choose(chooses, tiny, Overrides("resident"), use_hub=False, predict=counting)
+    assert [kind for _, kind, _ in counting.asked] == ["activation-checkpointing"]
+    assert named.prediction is not None and named.resolved.setup.problems
+
+
+def test_what_the_machine_lacks_beside_the_card_needs_no_trace(chooses: Recipe, machine: Machine) -> None:
+    counting = Counting()
+    with pytest.raises(DoesNotFitError, match="of RAM by formula"):
+        choose(chooses, machine.with_ram(2 * GIB), Overrides(), use_hub=False, predict=counting)
+    assert not counting.asked
+
+
+@pytest.mark.timeout(300)
+def test_the_longest_sequence_is_confirmed_by_prediction(recipe: Recipe, machine: Machine, tmp_path: Path) -> None:
+    variants = {"longest-sequence": {"micro_batch_size": 1, "learning_rate": 1e-4, "solve_for": "sequence"}}
+    own = small_recipe(recipe, tmp_path, variants=variants, sequences_per_step=1)
+    card = replace(machine, gpu=gpu_of_size("2GB"))
+    counting = Counting()
+    chosen = choose(own, card, Overrides(), use_hub=False, predict=counting)
+    length = int(chosen.resolved.setup["data.sequence_length"])
+    lengths = [tried for _, _, tried in counting.asked]
+    assert chosen.prediction is not None and chosen.prediction.verdict == "fits"
+    assert length % MULTIPLE == 0 and length in lengths and len(lengths) == len(set(lengths)) <= 4
+    reason = next(s.reason for s in chosen.resolved.setup.settings if s.key == "data.sequence_length")
+    assert f"{length} fits" in reason and "by formula" in reason
+    longer = resolve(own, card, Overrides(sequence_length=length * 5 // 4), use_hub=False)
+    assert predicted(longer).verdict != "fits", "it is the longest, as far as that can be told"
+    asked = choose(own, card, Overrides(sequence_length=4096), use_hub=False)
+    assert asked.resolved.setup["data.sequence_length"] == 4096
+
+
+def test_the_longest_by_formula() -> None:
+    assert longest_by_formula(lambda tokens: tokens, shortest=1500, longest=9000, usable_bytes=5000) == (4096, True)
+    assert longest_by_formula(lambda tokens: tokens, shortest=1500, longest=9000, usable_bytes=1600) == (1500, True)
+    assert longest_by_formula(lambda tokens: tokens, shortest=1500, longest=9000, usable_bytes=100) == (1500, False)
+    assert longest_by_formula(lambda tokens: 0, shortest=1500, longest=9000, usable_bytes=1) == (8192, True)

@@ -1,0 +1,150 @@
+"""The classifier's recipe: its metrics against counting by hand, what it keeps of an evaluation, its settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification, EvalPrediction, Trainer, TrainingArguments
+
+from hf_memkit import build
+from hf_memkit.hardware import Machine, gpu_of_size
+from hf_memkit.models import describe
+from hf_memkit.parts.classification_metrics import accuracy_and_f1, likeliest_class, trainer_options
+from hf_memkit.recipe.rehearse import rehearse
+from hf_memkit.recipe.resolve import Overrides, resolve
+from hf_memkit.recipe.schema import Recipe, load_recipe
+from hf_memkit.recipe.tasks import find_task
+from hf_memkit.recipe.tasks.made_up_texts import kinds_of_text, summaries
+from hf_memkit.recipe.tasks.task import Examples
+from hf_memkit.training_setup import TrainingSetup
+
+TASK = find_task("text-classification")
+
+
+@pytest.fixture(scope="module")
+def bert() -> Recipe:
+    return load_recipe("bert-large-on-8gb")
+
+
+@pytest.fixture(scope="module")
+def card(machine: Machine) -> Machine:
+    return machine.with_gpu(gpu_of_size("8GB"))
+
+
+@pytest.fixture(scope="module")
+def small(bert: Recipe, card: Machine) -> TrainingSetup:
+    return rehearse(resolve(bert, card, Overrides("8bit"), use_hub=False)).setup
+
+
+@pytest.fixture(scope="module")
+def examples(small: TrainingSetup) -> Examples:
+    return TASK.prepare(small, lambda line: None)
+
+
+def test_the_published_number_of_parameters(bert: Recipe) -> None:
+    """The encoder's 335 141 888 of the published checkpoint, and a new head of two classes."""
+    facts = describe("x/y", bert.model.architecture, use_hub=False, auto_class="AutoModelForSequenceClassification")
+    assert facts.parameters == 335_141_888 + 2 * (1024 + 1)
+
+
+def by_hand(found: list[int], there: list[int]) -> float:
+    """Macro F1 from precision and recall, class by class."""
+    scores = []
+    for one in sorted({*found, *there}):
+        right = sum(f == t == one for f, t in zip(found, there, strict=True))
+        if right == 0:
+            scores.append(0.0)
+            continue
+        precision, recall = right / found.count(one), right / there.count(one)
+        scores.append(2 * precision * recall / (precision + recall))
+    return sum(scores) / len(scores)
+
+
+@pytest.mark.parametrize("classes", [2, 7, 50])
+def test_metrics_are_what_counting_gives(classes: int) -> None:
+    numbers = np.random.default_rng(classes)
+    found, there = numbers.integers(0, classes, 60), numbers.integers(0, classes, 60)
+    measured = accuracy_and_f1(EvalPrediction(predictions=found, label_ids=there))
+    assert measured["accuracy"] == pytest.approx((found == there).mean())
+    assert measured["macro_f1"] == pytest.approx(by_hand(found.tolist(), there.tolist()))
+
+
+def test_the_published_example() -> None:
+    """scikit-learn's documentation of `f1_score`: 0.26… for these, with average="macro"."""
+    found, there = np.array([0, 2, 1, 0, 0, 1]), np.array([0, 1, 2, 0, 1, 2])
+    assert accuracy_and_f1(EvalPrediction(predictions=found, label_ids=there))["macro_f1"] == pytest.approx(0.2666667)
+
+
+def tiny(examples: Examples) -> BertForSequenceClassification:
+    torch.manual_seed(0)
+    labels = len(examples.facts["labels"])
+    return BertForSequenceClassification(
+        BertConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=1024,
+                   max_position_embeddings=128, num_labels=labels)
+    )  # fmt: skip
+
+
+def test_an_evaluation_keeps_a_number_an_example(small: TrainingSetup, examples: Examples, tmp_path: Path) -> None:
+    options = TASK.trainer_options(small, examples)
+    assert {"compute_metrics", "preprocess_logits_for_metrics"} <= options.keys()
+    kept: list[Any] = []
+
+    def watched(prediction: EvalPrediction) -> dict[str, float]:
+        kept.append(prediction.predictions)
+        return accuracy_and_f1(prediction)
+
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True)
+    model = tiny(examples)
+    own = {**options, "compute_metrics": watched}
+    given = build.trainer_options(
+        small, model=model, arguments=arguments, processing_class=examples.processing_class, own=own
+    )
+    given.pop("callbacks")
+    trainer = Trainer(model=model, args=arguments, eval_dataset=examples.held_out, **given)
+    measured = trainer.evaluate()
+    assert {"eval_loss", "eval_accuracy", "eval_macro_f1"} <= measured.keys()
+    assert kept[0].shape == (len(examples.held_out),) and kept[0].dtype == np.int64
+    assert trainer_options(model=model, processing_class=None, arguments=arguments) == {
+        "compute_metrics": accuracy_and_f1, "preprocess_logits_for_metrics": likeliest_class,
+    }  # fmt: skip
+
+
+def test_batches_are_as_long_as_their_longest_text(small: TrainingSetup, examples: Examples) -> None:
+    """pad-to-multiple's collator, and transformers' own where a variant has none."""
+    plain = small.drop("trainer_parts.pad_batches")
+    collator = TASK.trainer_options(plain, examples)["data_collator"]
+    assert "data_collator" not in TASK.trainer_options(small, examples)
+    rows = [examples.train[number] for number in range(4)]
+    batch = collator([dict(row) for row in rows])
+    longest = max(len(row["input_ids"]) for row in rows)
+    assert batch["input_ids"].shape == (4, -(-longest // 8) * 8)
+    assert batch["attention_mask"].sum() == sum(len(row["input_ids"]) for row in rows)
+
+
+@pytest.mark.parametrize("variant", ["8bit", "resident", "lora"])
+def test_settings_of_the_recipe(bert: Recipe, card: Machine, variant: str) -> None:
+    setup = resolve(bert, card, Overrides(variant), use_hub=False).setup
+    assert setup.arguments["train_sampling_strategy"] == "group_by_length"
+    assert setup["trainer_parts.pad_batches"]["multiple"] >= 8 and "model_parts.mean_loss" in setup
+    assert setup.arguments["prediction_loss_only"] is False and "model_parts.chunked_loss" not in setup
+    assert setup.get("adapter.task_type") == ("SEQ_CLS" if variant == "lora" else None)
+
+
+def test_made_up_texts_are_the_same_every_time() -> None:
+    first, again = kinds_of_text(), kinds_of_text()
+    assert first == again and len(first) > 300 and {row["label"] for row in first} == {
+        "bytecode", "code", "documentation",
+    }  # fmt: skip
+    assert summaries() == summaries() and len(summaries()) > 300
+
+
+def test_what_a_run_says_beside_its_losses(examples: Examples) -> None:
+    told = TASK.told(TrainingSetup(preset="x"), examples, 10, 4)
+    assert "of 3 classes (bytecode, code, documentation); 10 steps of 4" in told
+    found = TASK.result(examples, examples.held_out)
+    assert found["labels"] == ["bytecode", "code", "documentation"]
+    assert found["majority_accuracy"] == pytest.approx(1 / 3, abs=0.05)

@@ -1,0 +1,206 @@
+"""Pairs as tokens, what an evaluation measures of them, and the Trainer that is used for them."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from transformers import EvalPrediction, Seq2SeqTrainingArguments, T5Config, T5ForConditionalGeneration
+
+from hf_memkit.hardware import Machine
+from hf_memkit.models import describe
+from hf_memkit.parts.generating_trainer import GeneratingTrainer
+from hf_memkit.parts.generation_metrics import generation_metrics, rouge_l, trainer_options
+from hf_memkit.parts.stochastic_adafactor import Adafactor
+from hf_memkit.recipe.rehearse import rehearse
+from hf_memkit.recipe.resolve import Overrides, resolve
+from hf_memkit.recipe.schema import Recipe, load_recipe
+from hf_memkit.recipe.tasks import find_task
+from hf_memkit.recipe.tasks.task import Examples
+from hf_memkit.training_setup import TrainingSetup
+
+TASK = find_task("text-pairs")
+
+
+@pytest.fixture(scope="module")
+def flan_t5() -> Recipe:
+    return load_recipe("flan-t5-xl-on-24gb")
+
+
+@pytest.fixture(scope="module")
+def small(flan_t5: Recipe, machine: Machine) -> TrainingSetup:
+    from hf_memkit.hardware import gpu_of_size
+
+    card = machine.with_gpu(gpu_of_size("24GB"))
+    return rehearse(resolve(flan_t5, card, Overrides("resident"), use_hub=False)).setup
+
+
+@pytest.fixture(scope="module")
+def pairs(small: TrainingSetup, tmp_path_factory: pytest.TempPathFactory) -> Examples:
+    said: list[str] = []
+    path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    words = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
+    choose = random.Random(0)
+    rows = [[choose.choice(words) for _ in range(1 + number % 200)] for number in range(300)]
+    path.write_text("".join(json.dumps({"source": " ".join(row), "target": row[0]}) + "\n" for row in rows))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+        return TASK.prepare(small.put("data.source", str(path), "asked for"), said.append)
+
+
+def test_the_published_number_of_parameters(flan_t5: Recipe) -> None:
+    """2.85 billion (Chung et al. 2022, arXiv 2210.11416, table 2 says 3B); counted in the published checkpoint."""
+    facts = describe("x/y", flan_t5.model.architecture, use_hub=False, auto_class="AutoModelForSeq2SeqLM")
+    assert facts.parameters == 2_849_757_184 and facts.model_class == "T5ForConditionalGeneration"
+
+
+def test_sources_have_the_prefix_and_each_side_its_length(small: TrainingSetup, pairs: Examples) -> None:
+    tokenizer = pairs.processing_class
+    row = pairs.train[0]
+    assert row.keys() == {"input_ids", "labels"}
+    assert tokenizer.decode(row["input_ids"]).startswith("summarize: ")
+    ends = {tokenizer.eos_token_id}
+    assert {row["input_ids"][-1] for row in pairs.train} == {row["labels"][-1] for row in pairs.train} == ends
+    longest = max(len(row["input_ids"]) for row in pairs.train)
+    assert longest == small["data.sequence_length"] and pairs.facts["full_sources"] > 0
+    assert len(pairs.train) + len(pairs.held_out) == 300 and len(pairs.held_out) == round(0.02 * 300)
+
+
+def test_the_same_data_has_the_same_checksum_and_other_data_another(
+    small: TrainingSetup, pairs: Examples, tmp_path: Path
+) -> None:
+    from hf_memkit.recipe.tasks.token_rows import checksum
+
+    pairs.train.save_to_disk(str(tmp_path / "train"))
+    assert checksum(datasets.load_from_disk(str(tmp_path / "train"))) == pairs.checksum
+    assert checksum(pairs.train.select([*range(1, len(pairs.train)), 0])) != pairs.checksum
+
+
+def test_rouge_l_is_the_paper_s() -> None:
+    """The examples of Lin 2004, section 3.1: two of three words in order."""
+    assert rouge_l("police kill the gunman", "police killed the gunman") == 0.75
+    assert rouge_l("the gunman kill police", "police killed the gunman") == 0.5
+    assert rouge_l("The Gunman!", "the gunman") == 1.0
+    assert rouge_l("", "the gunman") == rouge_l("the gunman", "") == rouge_l("a", "b") == 0.0
+    assert rouge_l("Дом мал", "дом велик") == 0.5, "words of any script count"
+
+
+def test_metrics_read_generated_tokens(pairs: Examples) -> None:
+    tokenizer = pairs.processing_class
+    ids = [tokenizer(text)["input_ids"] for text in ("alpha beta", "gamma", "delta")]
+    wide = max(map(len, ids)) + 2
+    labels = np.array([row + [-100] * (wide - len(row)) for row in ids])
+    found = np.array([[tokenizer.pad_token_id, *row, *[tokenizer.pad_token_id] * (wide - len(row))] for row in ids])
+    found[1] = found[2]
+    measured = generation_metrics(tokenizer)(EvalPrediction(predictions=found, label_ids=labels))
+    assert measured["exact_match"] == pytest.approx(2 / 3) and measured["rouge_l"] == pytest.approx(2 / 3)
+    assert measured["generated_tokens"] == pytest.approx(np.mean([len(ids[i]) - 1 for i in (0, 2, 2)]))
+
+
+def test_the_part_refuses_what_it_cannot_measure(pairs: Examples, tmp_path: Path) -> None:
+    off = Seq2SeqTrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+    with pytest.raises(ValueError, match="predict_with_generate is off"):
+        trainer_options(model=None, processing_class=pairs.processing_class, arguments=off)
+    on = Seq2SeqTrainingArguments(output_dir=str(tmp_path), use_cpu=True, predict_with_generate=True)
+    with pytest.raises(ValueError, match="no tokenizer"):
+        trainer_options(model=None, processing_class=None, arguments=on)
+
+
+def tiny_t5(vocabulary: int) -> T5ForConditionalGeneration:
+    torch.manual_seed(0)
+    return T5ForConditionalGeneration(
+        T5Config(
+            d_model=32,
+            d_kv=16,
+            d_ff=32,
+            num_layers=1,
+            num_decoder_layers=1,
+            num_heads=2,
+            vocab_size=vocabulary,
+            decoder_start_token_id=0,
+        )
+    )
+
+
+def test_a_trainer_that_generates_takes_an_optimizer_and_keeps_no_logits(
+    small: TrainingSetup, pairs: Examples, tmp_path: Path
+) -> None:
+    seen: list[Any] = []
+    options = TASK.trainer_options(small, pairs)
+    measure = options.pop("compute_metrics")
+
+    def watched(prediction: EvalPrediction) -> dict[str, float]:
+        seen.append(prediction)
+        found: dict[str, float] = measure(prediction)
+        return found
+
+    arguments = Seq2SeqTrainingArguments(
+        output_dir=str(tmp_path), use_cpu=True, max_steps=2, report_to="none", predict_with_generate=True,
+        generation_max_length=9, per_device_eval_batch_size=3, disable_tqdm=True, save_strategy="no",
+    )  # fmt: skip
+    trainer = GeneratingTrainer(
+        model=tiny_t5(len(pairs.processing_class)), args=arguments, train_dataset=pairs.train,
+        eval_dataset=pairs.held_out, processing_class=pairs.processing_class, compute_metrics=watched,
+        optimizer_cls_and_kwargs=(Adafactor, {"lr": 1e-3}), **options,
+    )  # fmt: skip
+    trainer.train()
+    assert type(trainer.optimizer.optimizer) is Adafactor
+    measured = trainer.evaluate()
+    assert {"eval_loss", "eval_exact_match", "eval_rouge_l", "eval_generated_tokens"} <= measured.keys()
+    assert seen[0].predictions.shape == (len(pairs.held_out), 9) and seen[0].predictions.dtype.kind == "i"
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_the_loss_is_the_mean_whatever_the_accumulation(
+    small: TrainingSetup, pairs: Examples, tmp_path: Path, accumulation: int
+) -> None:
+    """T5 takes the mean of its micro-batch, and Trainer would take it for a share of a sum (parts/mean_loss.py)."""
+    from hf_memkit.parts import mean_loss
+
+    model = tiny_t5(len(pairs.processing_class)).eval()
+    mean_loss.install(model)
+    rows = pairs.train.select([0] * 8)
+    arguments = Seq2SeqTrainingArguments(
+        output_dir=str(tmp_path), use_cpu=True, max_steps=1, report_to="none", disable_tqdm=True, save_strategy="no",
+        per_device_train_batch_size=8 // accumulation, gradient_accumulation_steps=accumulation, learning_rate=0.0,
+        max_grad_norm=1e9,
+    )  # fmt: skip
+    options = TASK.trainer_options(small, pairs)
+    norms: list[float] = []
+    model.config.dropout_rate = 0.0
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    trainer = GeneratingTrainer(
+        model=model, args=arguments, train_dataset=rows, processing_class=pairs.processing_class, **options
+    )
+    trainer.train()
+    norms += [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
+    row = rows[0]
+    loss = model(input_ids=torch.tensor([row["input_ids"]]), labels=torch.tensor([row["labels"]])).loss
+    assert trainer.state.log_history[-1]["train_loss"] == pytest.approx(float(loss), rel=1e-4)
+
+
+def test_settings_of_the_recipe(flan_t5: Recipe, machine: Machine) -> None:
+    from hf_memkit.hardware import gpu_of_size
+
+    setup = resolve(flan_t5, machine.with_gpu(gpu_of_size("24GB")), Overrides("resident"), use_hub=False).setup
+    assert setup["trainer.arguments_class"] == "transformers:Seq2SeqTrainingArguments"
+    assert setup.arguments["predict_with_generate"] is True and setup.arguments["prediction_loss_only"] is False
+    assert setup.arguments["generation_max_length"] == 129 and setup["data.target_length"] == 128
+    assert setup["optimizer.class"].endswith("stochastic_adafactor:Adafactor")
+    assert "model_parts.chunked_loss" not in setup and "model_parts.mean_loss" in setup
+    assert setup["model.dtype"] == "bfloat16" and not setup.arguments["fp16"]
+
+
+def test_a_card_without_bf16_is_refused(flan_t5: Recipe, machine: Machine) -> None:
+    from hf_memkit.hardware import named_gpu
+
+    setup = resolve(flan_t5, machine.with_gpu(named_gpu("T4")), Overrides("resident"), use_hub=False).setup
+    assert any("computes in bf16" in problem for problem in setup.problems)
