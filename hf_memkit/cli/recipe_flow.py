@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hf_memkit.cli.recipe_resolve import resolve_options, usual_gpus
 from hf_memkit.recipe.ranks import (
     FOLDER_VARIABLE,
     Ranks,
@@ -24,12 +25,10 @@ from hf_memkit.recipe.ranks import (
 
 if TYPE_CHECKING:
     from hf_memkit.cli.recipe_options import Options
-    from hf_memkit.hardware import Gpu, Machine
     from hf_memkit.predict import Prediction
     from hf_memkit.recipe.launch import Place
-    from hf_memkit.recipe.resolve import Overrides, Resolved
+    from hf_memkit.recipe.resolve import Resolved
     from hf_memkit.recipe.run import Run
-    from hf_memkit.recipe.schema import Recipe
 
 __all__ = ["run_recipe"]
 
@@ -68,13 +67,13 @@ def _here(options: Options, ranks: Ranks) -> int:
         use_one_card()
         _refuse_mistakes(job, None)
         return _train(job, earlier, ranks, options)
-    place = options.place(ranks, _usual_gpus(options))
+    place = options.place(ranks, usual_gpus(options))
     if place.processes > 1 and not options.shown_only:
         _refuse_too_few_cards(place)
         return launch(options.for_ranks(), place)
     if place.gpus == 1:
         use_one_card()
-    resolved, job, prediction = _resolve(options, place)
+    resolved, job, prediction = resolve_options(options, place)
     if options.dry_run:
         from hf_memkit.recipe.predicted import predicted
 
@@ -94,20 +93,6 @@ def _here(options: Options, ranks: Ranks) -> int:
     _refuse_used(job, overwrite=options.overwrite)
     _refuse_mistakes(job, resolved)
     return _train(_with_prediction(job, resolved, options, prediction), None, ranks, options)
-
-
-def _usual_gpus(options: Options) -> int:
-    """The cards that the recipe is for; where there is none to run on, two processes rehearse for them all."""
-    from hf_memkit.described import described_gpu
-    from hf_memkit.hardware import this_machine
-    from hf_memkit.recipe.schema import load_recipe
-
-    usual = load_recipe(options.name).gpus  # a wrong name is told at once
-    if usual == 1:
-        return usual
-    described = described_gpu(options.gpu, options.gpu_memory) is not None
-    rehearses = this_machine(".").gpu is None and not (described and options.shown_only)
-    return min(2, usual) if rehearses else usual
 
 
 def _with_prediction(job: Run, resolved: Resolved, options: Options, prediction: Prediction | None = None) -> Run:
@@ -153,7 +138,7 @@ def _as_rank(options: Options, ranks: Ranks) -> int:
             _same_processes(job, place)
             _refuse_mistakes(job, None)
         else:
-            resolved, job, prediction = _resolve(options, place)
+            resolved, job, prediction = resolve_options(options, place)
             if not options.as_json:
                 render.opening(resolved.recipe, resolved, job)
             _refuse_used(job, overwrite=options.overwrite)
@@ -165,87 +150,6 @@ def _as_rank(options: Options, ranks: Ranks) -> int:
         return code
     leave_exit_code(ranks, code)
     return 0
-
-
-def _resolve(options: Options, place: Place) -> tuple[Resolved, Run, Prediction | None]:
-    """(the setup for the machine in question; what runs here: the setup itself on a card, its rehearsal without; the
-    prediction that it was chosen by, None if it was chosen by formula)."""
-    from hf_memkit.described import described_gpu
-    from hf_memkit.hardware import this_machine
-    from hf_memkit.models import hub_reachable
-    from hf_memkit.recipe.choose import choose
-    from hf_memkit.recipe.rehearse import rehearse
-    from hf_memkit.recipe.resolve import Overrides
-    from hf_memkit.recipe.run import Run
-    from hf_memkit.recipe.schema import load_recipe
-    from hf_memkit.recipe.settings import parse_settings
-    from hf_memkit.recipe.tasks import find_task
-    from hf_memkit.units import parse_size
-
-    nvme_path = options.nvme_path
-    loaded = load_recipe(options.name)
-    here = this_machine(nvme_path or options.output or ".")
-    described = described_gpu(options.gpu, options.gpu_memory)
-    rehearses = here.gpu is None and (described is None or not options.shown_only)
-    overrides = Overrides(
-        variant=options.variant,
-        model=options.model,
-        data=options.data,
-        max_steps=options.max_steps,
-        sequence_length=options.sequence_length,
-        output=options.output,
-        nvme_path=nvme_path,
-        gpus=max(place.gpus, loaded.gpus) if rehearses else place.gpus,
-        nodes=place.nodes,
-        settings=parse_settings(options.setting, further=find_task(loaded.task).further_arguments),
-    )
-    machine = here.with_gpu(described) if described else here
-    machine = machine.with_ram(parse_size(options.ram)) if options.ram else machine
-    if nvme_path:  # checkpoints go to another disk than the swapped states
-        machine = replace(machine, output_free_bytes=this_machine(options.output or ".").disk_free_bytes)
-    prediction = None
-    if options.no_trace or (rehearses and not options.dry_run):
-        resolved = _resolved(loaded, machine, overrides, rehearses=rehearses)
-    else:
-        chosen = choose(loaded, machine, overrides, use_hub=hub_reachable())
-        resolved, prediction = chosen.resolved, chosen.prediction
-    job = Run(loaded.name, resolved.variant, resolved.setup, gpus=place.gpus, nodes=place.nodes)
-    # A card that is only described is shown.
-    if here.gpu is not None and described is not None and not options.shown_only:
-        _refuse_another_card(described, here.gpu)
-    if rehearses:
-        rehearsed = rehearse(resolved, gpus=place.gpus)
-        job = replace(job, setup=rehearsed.setup, target=resolved.setup, not_rehearsed=rehearsed.not_rehearsed)
-    return resolved, job, prediction
-
-
-def _resolved(recipe: Recipe, machine: Machine, overrides: Overrides, *, rehearses: bool) -> Resolved:
-    """Chosen by formula. A rehearsal needs next to nothing: where this machine's RAM or disk hold no variant, the
-    recipe's first choice is rehearsed, and what stands in its way is told."""
-    from hf_memkit.errors import DoesNotFitError
-    from hf_memkit.models import hub_reachable
-    from hf_memkit.recipe.resolve import resolve
-
-    try:
-        return resolve(recipe, machine, overrides, use_hub=hub_reachable())
-    except DoesNotFitError:
-        if not rehearses:
-            raise
-    first = replace(overrides, variant=next(iter(recipe.variants)))
-    resolved = resolve(recipe, machine, first, use_hub=hub_reachable())
-    why = "the recipe's first choice: here it is rehearsed only, and no variant's target would fit this machine"
-    return replace(resolved, why=why)
-
-
-def _refuse_another_card(described: Gpu, here: Gpu) -> None:
-    """A setup for a card that is larger, or computes in bf16, would fail on the one that is here."""
-    from hf_memkit.errors import DoesNotFitError
-
-    if described.usable_bytes > here.usable_bytes or (described.bf16 and not here.bf16):
-        raise DoesNotFitError(
-            f"this machine has {here.name}, which is smaller than {described.name} or lacks its bf16; leave out --gpu "
-            f"and --gpu-memory to run here, or add --dry-run or --export"
-        )
 
 
 def _refuse_too_few_cards(place: Place) -> None:

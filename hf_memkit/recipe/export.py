@@ -34,6 +34,8 @@ from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["export_script", "start_command"]
 
+_LONGEST_LINE: Final = 119
+
 
 def export_script(job: Run, folder: Path) -> list[Path]:
     """Writes the job into `folder`; returns the files, the script first.
@@ -130,7 +132,7 @@ def _imports(job: Run, task: Script) -> str:
     others += [
         f"from {module.removeprefix(copied)} import {', '.join(sorted(each))}" for module, each in by_module.items()
     ]
-    others += [f"from transformers import {', '.join([*sorted(set(names)), 'set_seed'])}"]
+    others += [_import_from("transformers", [*sorted(set(names)), "set_seed"])]
     here = {Path(name).stem for name in (*task.files, *copied_parts(setup))}
     beside = [*part_imports(setup), *(line for line in others if line.split()[1] in here)]
     others = [line for line in others if line.split()[1] not in here]
@@ -139,6 +141,15 @@ def _imports(job: Run, task: Script) -> str:
     beside += ["from process_group import leave_process_group"] if _has_process_group(job) else []
     lines += ["", *sorted(beside, key=lambda line: line.split()[1])] if beside else []
     return "\n".join(_sorted_standard_library(lines))
+
+
+def _import_from(module: str, names: list[str]) -> str:
+    """One line, or a line a name where that is too long."""
+    line = f"from {module} import {', '.join(names)}"
+    if len(line) <= _LONGEST_LINE:
+        return line
+    listed = "".join(f"    {name},\n" for name in names)
+    return f"from {module} import (\n{listed})"
 
 
 def _sorted_standard_library(lines: list[str]) -> list[str]:

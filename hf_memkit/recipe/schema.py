@@ -122,7 +122,7 @@ class Variant(_Strict):
 class Rehearsal(_Strict):
     """What runs without a GPU. `model` holds config values under the names that transformers shares."""
 
-    model: dict[str, PositiveInt]
+    model: dict[str, PositiveInt | PositiveFloat]
     sequence_length: PositiveInt
     sequences_per_step: PositiveInt
     micro_batch_size: PositiveInt

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from hf_memkit.adapter_layers import adapter_tensors
 from hf_memkit.job import PROCESS_BYTES, Job, process_row
@@ -20,9 +21,14 @@ _PCIE_GB_S: Final = 32.0
 _DISK_GB_S: Final = 8.0
 """One way, 4 lanes: the most that an NVMe disk of that generation can have."""
 
-_WHY_ADAMW = (
+_WHY_CPU_ADAM: Final = (
     "accelerate swaps it for DeepSpeedCPUAdam (accelerate:utils/deepspeed.py), which steps on the CPU and keeps "
     "Trainer's groups without weight decay, as an optimizer in the JSON would not"
+)
+
+_WHY_TRAINERS: Final = (
+    "Trainer's, which keeps its groups without weight decay, as an optimizer in the JSON would not; it steps on "
+    "DeepSpeed's fp32 master weights"
 )
 
 
@@ -135,11 +141,17 @@ def _least_step_time(setup: TrainingSetup, job: Job) -> str:
     )
 
 
+def _why_adamw(config: Mapping[str, Any]) -> str:
+    """Why Trainer's AdamW, by where DeepSpeed has it step."""
+    offloaded = "offload_optimizer" in config["zero_optimization"]
+    return _WHY_CPU_ADAM if offloaded else _WHY_TRAINERS
+
+
 def _with_preset(setup: TrainingSetup, job: Job, name: str, why: str) -> TrainingSetup:
     if job.model is None:
         setup = setup.put("deepspeed.preset", name, why)
         setup = setup.put("deepspeed.config", load(name), f"ds_configs/{name}.json, its constants: no model was named")
-        return setup.put("arguments.optim", "adamw_torch", _WHY_ADAMW)
+        return setup.put("arguments.optim", "adamw_torch", _why_adamw(load(name)))
     sized = size_preset(
         name, job.model, job.machine, nvme_path=job.nvme_path, gpus=job.gpus, nodes=job.nodes,
         accumulation=job.accumulation > 1, adapters=adapter_tensors(job.model, setup.section("adapter")),
@@ -148,5 +160,5 @@ def _with_preset(setup: TrainingSetup, job: Job, name: str, why: str) -> Trainin
     setup = setup.put("deepspeed.config", sized.config, f"ds_configs/{name}.json, sized")
     choices = [choice.to_json() for choice in sized.choices]
     setup = setup.put("deepspeed.sizes", choices, "what was computed for this model and machine, and why")
-    setup = setup.put("arguments.optim", "adamw_torch", _WHY_ADAMW)
+    setup = setup.put("arguments.optim", "adamw_torch", _why_adamw(sized.config))
     return setup.with_rows(*sized.ledger.rows, process_row(job.gpus)).with_notes(*sized.notes)

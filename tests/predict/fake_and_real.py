@@ -190,11 +190,10 @@ def _named(found: Peaks) -> dict[str, Any]:
 
 
 def _train(asked: Request) -> None:
-    from transformers import Trainer, default_data_collator
+    from transformers import default_data_collator
     from transformers.trainer_callback import PrinterCallback
-    from trl import SFTTrainer
 
-    from hf_memkit.build import build_arguments
+    from hf_memkit.build import build_arguments, trainer_class
     from hf_memkit.predict.child.sft import as_dataset, is_sft, tokenizer
     from hf_memkit.predict.child.training import own_arguments, rows_for
 
@@ -207,7 +206,7 @@ def _train(asked: Request) -> None:
         marks = _marks()
         sft = is_sft(asked.setup)
         examples = rows(arguments.train_batch_size, 1024)
-        trainer = (SFTTrainer if sft else Trainer)(
+        trainer = trainer_class(asked.setup)(
             model=model,
             args=arguments,
             train_dataset=as_dataset(examples) if sft else examples,

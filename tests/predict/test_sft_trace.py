@@ -43,18 +43,21 @@ def worker() -> Iterator[Worker]:
     found.close()
 
 
-@pytest.mark.parametrize("setting", ["sft", "sft, lora"])
-def test_the_head_on_a_card_makes_a_tile_of_logits(worker: Worker, setting: str) -> None:
+@pytest.mark.parametrize(("setting", "weight_bytes"), [("sft", 4), ("sft", 2), ("sft, lora", 4)])
+def test_the_head_on_a_card_makes_a_tile_of_logits(worker: Worker, setting: str, weight_bytes: int) -> None:
     words, length, batch = 40_000, 1024, 8
     setup = request(CHATTING[0], setting, "cuda").setup
     setup = setup.put("model.architecture", {**setup["model.architecture"], "vocab_size": words}, "wide")
     setup = setup.put("arguments.per_device_train_batch_size", batch, "large")
+    setup = setup.put("model.dtype", {2: "bfloat16", 4: "float32"}[weight_bytes], "compared")
     trace = worker.trace(Request(setup, length, evaluate=False, save=False))
     expected = sft_loss_bytes(
-        batch * length, words, 64, weight_bytes=4, compute_bytes=4, head_is_trained=setting == "sft"
-    )
+        batch * length, words, 64, weight_bytes=weight_bytes, compute_bytes=weight_bytes,
+        head_is_trained=setting == "sft",
+    )  # fmt: skip
     found = most(trace, "loss", "backward")
-    gradient = 4 * words * 64 if setting == "sft" else 0  # an fp32 head's is what becomes the parameter's own
+    # The head's gradient in the weights' dtype is what becomes the parameter's own.
+    gradient = weight_bytes * words * 64 if setting == "sft" else 0
     assert expected - gradient <= found < 1.02 * expected, (found, expected)
     assert found < full_loss_bytes(batch * length, words) / 5
 

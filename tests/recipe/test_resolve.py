@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from hf_memkit.adapter_layers import adapter_tensors
 from hf_memkit.cards import CARDS
 from hf_memkit.errors import DoesNotFitError, InputError, SettingError
 from hf_memkit.hardware import Machine, gpu_of_size, named_gpu
 from hf_memkit.recipe.resolve import Overrides, Resolved, resolve
-from hf_memkit.recipe.schema import Recipe
+from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.technique import TECHNIQUES
 from hf_memkit.units import GIB
 
@@ -248,3 +249,42 @@ def test_the_ledger_counts_the_optimizer_that_was_set(recipe: Recipe, machine: M
         return sum(row.size_bytes for row in setup.ledger.rows if row.category == "optimizer")
 
     assert 0 < states(optim="adafactor") < states() / 10
+
+
+def test_the_longest_sequence_by_formula_is_solved_for_and_can_be_overridden(machine: Machine) -> None:
+    own = load_recipe("long-context-8b-on-80gb")
+    large = of(machine, "80GB", 256)
+    solved = make(own, large)
+    length = solved.setup["data.sequence_length"]
+    assert own.sequence_length < length < 131072 and length % 1024 == 0 and not solved.setup.problems
+    needed = make(own, large, "longest-sequence", sequence_length=length + 1024).setup.ledger.total_bytes("device")
+    assert large.gpu is not None and needed > large.gpu.usable_bytes, "a thousand more do not fit"
+    reason = next(s.reason for s in solved.setup.settings if s.key == "data.sequence_length")
+    assert reason == "the longest that fits by formula: a multiple of 1024"
+    assert make(own, large, sequence_length=20000).setup["data.sequence_length"] == 20000
+    smaller = make(own, of(machine, "48GB", 256), "longest-sequence")
+    assert smaller.setup["data.sequence_length"] == own.sequence_length and smaller.setup.problems
+
+
+def test_adapters_beside_zero_3_split_the_frozen_weights_and_train_little(machine: Machine) -> None:
+    own = load_recipe("llama-70b-lora-on-8x80gb")
+    resolved = make(own, of(machine, "80GB", 512), gpus=own.gpus)
+    rows = {(row.place, row.term): row.size_bytes for row in resolved.setup.ledger.rows}
+    adapters = sum(adapter_tensors(resolved.model, resolved.setup.section("adapter")))
+    share = 2 * resolved.model.parameters / own.gpus
+    assert rows["device", "frozen weight partition"] == pytest.approx(share, rel=1e-6)
+    assert rows["device", "weight partition"] == pytest.approx(2 * adapters / own.gpus, rel=1e-6)
+    assert rows["device", "moments"] == pytest.approx(8 * adapters / own.gpus, rel=1e-6)
+    assert any("ZeRO-3" in note for note in resolved.setup.notes)
+    assert any("splits nothing" in note for note in make(own, of(machine, "80GB", 512), "sharded").setup.notes)
+
+
+def test_weights_in_ram_say_how_long_a_step_takes_at_least(machine: Machine) -> None:
+    """Twice the 16-bit weights a micro-batch, less what may stay gathered, at 32 GB/s."""
+    own = load_recipe("llama-8b-on-24gb")
+    setup = make(own, of(machine, "24GB", 256), "offload").setup
+    (note,) = [note for note in setup.notes if note.startswith("A step takes at least")]
+    live = setup["deepspeed.config"]["zero_optimization"]["stage3_max_live_parameters"]
+    seconds = 4 * (8_030_261_248 - live) * setup["arguments.gradient_accumulation_steps"] / 32e9
+    assert f"at least {seconds:.1f} s, by formula and not measured" in note
+    assert setup["deepspeed.preset"] == "zero3-offload" and not setup.problems

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hf_memkit import resources
 from hf_memkit.errors import InputError, RecipeError
-from hf_memkit.hardware import Machine
+from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.models import describe
 from hf_memkit.recipe.resolve import Overrides, resolve
 from hf_memkit.recipe.schema import Recipe, load_recipe, read_recipe
@@ -151,3 +152,40 @@ def test_a_technique_of_the_variant_brings_its_values(recipe: Recipe, tmp_path: 
     )
     variant = read_recipe(path).variants["lora"]
     assert variant.techniques == ["segment-checkpointing"] and variant.values == {"rank": 16, "segment_layers": 2}
+
+
+LANGUAGE_MODELS = {
+    "qwen3-1.7b-on-16gb": 1_720_574_976,
+    "llama-8b-qlora-on-16gb": 8_030_261_248,
+    "llama-8b-lora-on-24gb": 8_030_261_248,
+    "llama-8b-on-24gb": 8_030_261_248,
+    "llama-8b-on-80gb": 8_030_261_248,
+    "llama-70b-lora-on-8x80gb": 70_553_706_496,
+    "long-context-8b-on-80gb": 8_030_261_248,
+}
+"""Recipes of this kind, with the parameters that each model's page states."""
+
+
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_what_the_header_says_of_ram_is_what_the_formulas_give(name: str, machine: Machine) -> None:
+    """With RAM enough to page-lock what is to be locked."""
+    recipe = load_recipe(name)
+    header = " ".join(line.lstrip("# ") for line in recipe.path.read_text().split("\n\n")[0].splitlines())
+    ram = header[header.index(" RAM ") : header.index(" Run ")]
+    stated = re.findall(r"(\d+) GiB for `([\w-]+)`(?: \(and (\d+) GiB of disk\))?", ram)
+    assert {variant for _, variant, _ in stated} == set(recipe.variants), "the header leaves one out"
+    large = replace(machine, gpu=gpu_of_size(recipe.card), ram_bytes=256 * GIB, disk_free_bytes=500 * GIB)
+    for number, variant, disk in stated:
+        ledger = resolve(recipe, large, Overrides(variant, gpus=recipe.gpus), use_hub=False).setup.ledger
+        assert float(number) == pytest.approx(ledger.total_bytes("host", "pinned") / GIB, abs=0.6)
+        assert float(disk or 0) == pytest.approx(ledger.total_bytes("disk") / GIB, abs=1)
+
+
+@pytest.mark.parametrize(("name", "parameters"), LANGUAGE_MODELS.items())
+def test_the_parameters_are_those_that_the_model_s_page_states(name: str, parameters: int) -> None:
+    recipe = load_recipe(name)
+    model = describe(recipe.model.hub_id, recipe.model.architecture, use_hub=False)
+    assert model.parameters == parameters
+    if recipe.model.hub_id.startswith("meta-llama/"):  # gated
+        assert recipe.model.open_alternative
+        assert f"--model {recipe.model.open_alternative}" in recipe.path.read_text(), "the header says what to take"

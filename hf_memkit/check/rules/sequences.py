@@ -169,8 +169,8 @@ def grouping_packed_samples(subject: Subject) -> Iterator[Found]:
 
 @rule(
     "blocks-need-no-padding",
-    why="the data of a recipe for text are blocks of equal length, filled to the end: nothing is padded, and nothing to "
-    "be saved",
+    why="the data of a recipe for text are blocks of equal length, filled to the end: nothing is padded, and "
+    "nothing to be saved",
     fix="leave the technique out",
     source="hf_memkit/recipe/packing.py, Blocks",
     needs_config=False,

@@ -85,6 +85,7 @@ def _add(*args: Any, **kwargs: Any) -> Any:
     """The sum, or the first of two gradients, which autograd would add the second one to."""
     if (
         _COUNTED
+        and learn_counts.cache_info().currsize  # where nobody tried beforehand, nothing is known
         and torch._C._current_graph_task_id() != -1
         and not torch.is_grad_enabled()
         and len(args) == 2

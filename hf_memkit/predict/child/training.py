@@ -160,7 +160,9 @@ def _trainer(
     options = trainer_options(setup, model=model, arguments=arguments, own={"callbacks": [watch]})
     # What the traced training reads is made up, and nothing of it is worth measuring or saying.
     own_collator = options.get("data_collator")
-    options["data_collator"] = default_data_collator if own_collator is None else _with_values(own_collator)
+    options["data_collator"] = (
+        _as_the_weights(default_data_collator, model) if own_collator is None else _with_values(own_collator)
+    )
     if own.has_batches:
         options["data_collator"] = own.collator("train")
     if request.metrics or options.get("compute_metrics"):  # nothing is computed of them, but they are kept
@@ -177,6 +179,20 @@ def _trainer(
         trainer = own.trainer_class(model=model, args=arguments, train_dataset=rows, **options)
     trainer.remove_callback(PrinterCallback)
     return trainer
+
+
+def _as_the_weights(collator: Any, model: Any) -> Any:
+    """Images and sound in the type of 16-bit weights, as recipes give them: without autocast a convolution wants that.
+    (`hf_memkit/parts/image_batches.py`, `speech_batches.py`.)"""
+    name, dtype = model.main_input_name, model.dtype
+
+    def collate(samples: Any) -> Any:
+        batch = collator(samples)
+        if batch[name].is_floating_point() and dtype.itemsize == 2:
+            batch[name] = batch[name].to(dtype)
+        return batch
+
+    return collate
 
 
 def _with_values(collator: Any) -> Any:

@@ -137,7 +137,7 @@ class _Chat(Task):
             "tokens": made.tokens,
             "trained_tokens": made.trained_tokens,
             "cut": made.cut,
-            "left_out": made.left_out,
+            "without_label": made.without_label,
             "packed": packing,
         }
         return Examples(made.rows, evaluated.rows, tokenizer, checksum(made.rows), facts)
@@ -161,12 +161,8 @@ class _Chat(Task):
 def _say_what_was_cut(made: Tokenised, what: str, length: int, say: Say) -> None:
     if not made.cut:
         return
-    gone = f", and {made.left_out} left out, of which no answer began before that" if made.left_out else ""
-    whole = made.conversations + made.left_out
-    say(
-        f"WARNING: {made.cut} of {whole} conversations {what} are longer than {length} tokens: cut there{gone} "
-        "(--sequence-length)"
-    )
+    gone = f"; {made.without_label} of them have no answer left to learn from" if made.without_label else ""
+    say(f"WARNING: {made.cut} conversations {what} are cut at {length} tokens{gone} (--sequence-length)")
 
 
 def _tokenizer(table: Table, data: Mapping[str, Any], say: Say, *, assistant_only: bool) -> tuple[Any, str]:

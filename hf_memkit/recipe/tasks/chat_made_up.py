@@ -1,24 +1,25 @@
 """Conversations about Python's standard library, made of what is installed: for where there is no data and no hub.
 
-Each asks for the parameters of a function, or for the first line of its help, and gets the answer. The same Python
-makes the same ones.
+Each asks for the parameters of a function, or for the first line of its help, and gets the answer. They are read from
+the library's source, so that the same Python makes the same ones, whatever other libraries have put in its place.
 """
 
 from __future__ import annotations
 
-import inspect
+import ast
+import sysconfig
 from collections.abc import Iterator
-from importlib import import_module
-from typing import Any, Final
+from pathlib import Path
+from typing import Final
 
 __all__ = ["made_up_conversations"]
 
+_LIBRARY: Final = Path(sysconfig.get_path("stdlib"))
 _MODULES: Final = (
-    "argparse", "base64", "bisect", "calendar", "collections", "copy", "csv", "datetime", "decimal", "difflib",
-    "fnmatch", "fractions", "functools", "glob", "gzip", "hashlib", "heapq", "html", "inspect", "io", "itertools",
-    "json", "logging", "math", "operator", "os", "os.path", "pathlib", "pickle", "pprint", "random", "re", "shlex",
-    "shutil", "statistics", "string", "struct", "subprocess", "tempfile", "textwrap", "threading", "time", "tokenize",
-    "types", "unittest", "urllib.parse", "uuid", "zipfile",
+    "argparse", "base64", "bisect", "calendar", "collections", "copy", "csv", "difflib", "fnmatch", "fractions",
+    "functools", "glob", "gzip", "heapq", "html", "inspect", "json", "logging", "operator", "os", "pathlib", "pickle",
+    "pprint", "queue", "random", "shlex", "shutil", "statistics", "string", "subprocess", "tempfile", "textwrap",
+    "threading", "tokenize", "types", "typing", "urllib.parse", "uuid", "zipfile",
 )  # fmt: skip
 _SYSTEM: Final = "You know Python's standard library, and answer in one line."
 _LONGEST: Final = 200
@@ -37,20 +38,22 @@ def made_up_conversations() -> list[list[dict[str, str]]]:
 
 
 def _functions() -> Iterator[tuple[str, str, str]]:
-    """(name, parameters, first line of the help) of each function that says both."""
-    for module_name in _MODULES:
-        module: Any = import_module(module_name)
-        for name in sorted(getattr(module, "__all__", None) or vars(module)):
-            function = getattr(module, name, None)
-            if name.startswith("_") or not inspect.isroutine(function):
-                continue
-            summary = (inspect.getdoc(function) or "").partition("\n")[0].strip()
-            try:
-                parameters = ", ".join(inspect.signature(function).parameters)
-            except (ValueError, TypeError):
-                continue
-            if parameters and summary and len(summary) < _LONGEST:
-                yield f"{module_name}.{name}", f"It takes {parameters}.", summary
+    """(name, parameters, first line of the help) of each public function and class method that says both."""
+    for module in _MODULES:
+        file = _LIBRARY / module.replace(".", "/")
+        file = file / "__init__.py" if file.is_dir() else file.with_suffix(".py")
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            inside = node.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_") else [node]
+            prefix = f"{module}.{node.name}" if isinstance(node, ast.ClassDef) else module
+            for function in inside:
+                if not isinstance(function, ast.FunctionDef) or function.name.startswith("_"):
+                    continue
+                summary = (ast.get_docstring(function) or "").partition("\n")[0].strip()
+                given = function.args
+                every = (*given.posonlyargs, *given.args, given.vararg, *given.kwonlyargs, given.kwarg)
+                names = [one.arg for one in every if one is not None and one.arg not in ("self", "cls")]
+                if names and summary and len(summary) < _LONGEST:
+                    yield f"{prefix}.{function.name}", f"It takes {', '.join(names)}.", summary
 
 
 def _turn(question: str, answer: str) -> list[dict[str, str]]:

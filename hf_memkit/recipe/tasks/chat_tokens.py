@@ -2,7 +2,7 @@
 
 The trainer is given these rows as they are (`hf_memkit.build.prepared_rows`): they are made once, by the first process
 of a machine, before a model is loaded. The order is the trainer's own (trl 1.16.0: `SFTTrainer._prepare_dataset`):
-tokens of the template, labels on the assistant's, cut at the length, those without a label left out, packed.
+tokens of the template, labels on the assistant's, cut at the length, those without a label left out, or packed.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ class Tokenised:
 
     Attributes:
         conversations: in `rows`.
-        cut, left_out: conversations that were longer than a sequence; those of which no label was left.
+        cut: conversations that were longer than a sequence.
+        without_label: those of them of which no label is left; only packed ones are in `rows`, as SFTTrainer has it.
         tokens, trained_tokens: in `rows`; those of the assistant, which the loss is taken over.
     """
 
     rows: Any
     conversations: int
     cut: int
-    left_out: int
+    without_label: int
     tokens: int
     trained_tokens: int
 
@@ -74,20 +75,20 @@ def tokenise(
         )
         lengths = rows.with_format("numpy")["whole"][:]
         kept = rows.filter(_has_label)
-        cut, left_out = int((lengths > length).sum()), len(rows) - len(kept)
+        cut, without_label = int((lengths > length).sum()), len(rows) - len(kept)
         if not len(kept):
             raise DataError(
                 f"{conversations[0]['place']}: not one answer of the assistant begins within {length} tokens (the "
                 f"longest of {len(rows)} conversations has {int(lengths.max())}); give a longer --sequence-length"
             )
-        kept = kept.remove_columns("whole")
+        kept = (rows if packing else kept).remove_columns("whole")
         tokens, trained = _counted(kept)
         count = len(kept)
         if packing:
             from trl.data_utils import pack_dataset
 
             kept = pack_dataset(kept, length, "bfd")
-    return Tokenised(kept, count, cut, left_out, tokens, trained)
+    return Tokenised(kept, count, cut, without_label, tokens, trained)
 
 
 def checksum(rows: Any) -> str:

@@ -94,14 +94,16 @@ def _data_lines(setup: TrainingSetup) -> list[str]:
         return [*lines, *_table_lines(table, columns), *ending]
     folders = split_folders(path)
     if folders is None:
-        lines.append(f'rows = load_dataset("imagefolder", data_dir="{path.resolve()}", split="train")')
+        lines.append(
+            f'rows = load_dataset("imagefolder", data_dir="{path.resolve()}", drop_labels=False, split="train")'
+        )
         return [*lines, *ending]
     train, held_out = folders
     return [
         *lines,
-        f'train_rows = load_dataset("imagefolder", data_dir="{train.resolve()}", split="train")',
-        f'held_out_rows = load_dataset("imagefolder", data_dir="{held_out.resolve()}", split="train")',
-        'held_out_rows = held_out_rows.cast_column("label", train_rows.features["label"])',
+        f'FILES = {{"train": "{train.resolve()}/**", "held_out": "{held_out.resolve()}/**"}}',
+        'both = load_dataset("imagefolder", data_files=FILES, drop_labels=False)  # so they have the same labels',
+        'train_rows, held_out_rows = both["train"], both["held_out"]',
         "rows = concatenate_datasets([train_rows, held_out_rows])",
         *ending,
     ]

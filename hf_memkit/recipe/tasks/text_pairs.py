@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from hf_memkit import parts
+from hf_memkit.errors import DataError
 from hf_memkit.recipe.tasks.made_up_texts import summaries
 from hf_memkit.recipe.tasks.task import Examples, Say, Script, Settings, Task
 from hf_memkit.recipe.tasks.token_rows import (
@@ -90,6 +91,8 @@ class _TextPairs(Task):
         data = setup.section("data")
         table = load_table(self, setup)
         say(f"Data: {table.source}")
+        if len(table.rows) < 2:
+            raise DataError(f"{table.source}: one pair; expected 2 at least, one to train on and one to hold out")
         tokenizer = tokenizer_for(setup, table, ("source", "target"), _FRAMING, say)
         length, target_length = _lengths(setup)
         # A closure would have to be hashed with all that it sees.

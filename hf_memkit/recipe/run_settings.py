@@ -1,0 +1,85 @@
+"""What a recipe's setup says beside its techniques: model, data, and how often it saves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hf_memkit.hardware import Machine
+from hf_memkit.models import ModelFacts
+from hf_memkit.presets import PRESETS
+from hf_memkit.recipe.schema import Recipe
+from hf_memkit.recipe.tasks import DEFAULT_TASK, find_task
+from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.units import GIB, format_size
+
+if TYPE_CHECKING:
+    from hf_memkit.recipe.resolve import Overrides
+
+__all__ = ["CHECKPOINTS", "model_and_data", "saving"]
+
+CHECKPOINTS = 5
+"""Checkpoints in a run, about."""
+
+
+def model_and_data(
+    setup: TrainingSetup, recipe: Recipe, overrides: Overrides, model: ModelFacts, sequence_length: int, why: str
+) -> TrainingSetup:
+    origin = {
+        "local": "a local folder",
+        "hub": "the hub, or its cache",
+        "architecture": "NOT REACHABLE: built from the recipe's config values, with RANDOM weights",
+    }[model.origin]
+    setup = setup.put("model.name", model.name, "asked for" if overrides.model else "the recipe's")
+    setup = setup.put("model.origin", model.origin, origin)
+    config, whose = dict(model.config), "the model's config values"
+    if model.origin == "architecture":
+        config, whose = dict(recipe.model.architecture), "the recipe's config values"
+    setup = setup.put("model.architecture", config, whose)
+    data, task = recipe.data, find_task(recipe.task)
+    if model.model_class is not None:
+        setup = setup.put("model.class", model.model_class, f"what a {task.name} recipe trains")
+        setup = setup.put("model.auto_class", task.auto_class, "makes it from its config")
+        setup = setup.with_notes(
+            "Activations are in no formula for this kind of model: the sums by formula are lower bounds, and the "
+            "prediction (--dry-run) is what counts."
+        )
+    if recipe.task != DEFAULT_TASK:
+        setup = setup.put("data.task", task.name, "the recipe's")
+        setup = setup.put("trainer.class", task.trainer_class, f"the Trainer for {task.name}")
+        setup = setup.put("trainer.arguments_class", task.arguments_class, "its arguments")
+        setup = setup.put("data.columns", {**task.columns, **data.columns}, "role → column")
+        setup = setup.put("data.hub_split", data.hub_split, "of the default data set")
+        setup = setup.put_all("data", task.data_settings(data))
+        setup = setup.put_all("model_parts", task.model_parts)
+    default = f"{data.hub_id}:{data.hub_config}" if data.hub_config else data.hub_id
+    otherwise = "the text of Python's own help" if recipe.task == DEFAULT_TASK else "examples made up here"
+    return setup.put_all(
+        "data",
+        {
+            "source": (overrides.data, "asked for")
+            if overrides.data
+            else (None, f"the default: {default} if the hub can be reached, otherwise {otherwise}"),
+            "hub_id": (data.hub_id, "the recipe's default data set"),
+            "hub_config": (data.hub_config, "the recipe's default data set"),
+            "text_column": (data.text_column, "the column that holds the text"),
+            "sequence_length": (sequence_length, why),
+            "held_out": (data.held_out, "share of the blocks, from the end, kept for evaluation"),
+            "evaluated_blocks": (data.evaluated_blocks, "enough for a stable loss; an evaluation stays short"),
+            "vocabulary_size": (model.vocabulary, "the model's: a tokenizer trained here has at most so many tokens"),
+            "tokenizer": (model.name, "the model's own if it can be loaded, otherwise trained on the data"),
+        },
+    )
+
+
+def saving(setup: TrainingSetup, machine: Machine, model: ModelFacts, steps: int) -> tuple[int, int, str]:
+    """(steps between checkpoints, or 0 for none; how many are kept; reason)."""
+    one = int(PRESETS[setup.preset].checkpoint_bytes_per_parameter * model.parameters)
+    free = machine.output_free_bytes
+    if free is None:
+        free = machine.disk_free_bytes - setup.ledger.total_bytes("disk")
+    # Trainer writes the new checkpoint before it deletes the oldest, so one more than the limit exists at times.
+    limit = 2 if free >= 3 * one else 1
+    if free < 2 * one:
+        return 0, 0, f"off: a checkpoint takes {format_size(one)}, and {max(0.0, free / GIB):.1f} GiB of disk are left"
+    each = f"a checkpoint takes {format_size(one)} by formula" if one > GIB else "checkpoints are small"
+    return max(1, steps // CHECKPOINTS), limit, f"a run that is stopped can go on; {each}"

@@ -1,0 +1,114 @@
+"""The recipe for images, resolved, and its training on real files: collator, workers, metric, several processes."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import datasets
+import pytest
+
+pytest.importorskip("PIL")
+
+from PIL import Image
+
+from hf_memkit.errors import InputError
+from hf_memkit.hardware import Machine, gpu_of_size
+from hf_memkit.recipe.export import export_script
+from hf_memkit.recipe.ranks import ranks_from_environment
+from hf_memkit.recipe.rehearse import rehearse
+from hf_memkit.recipe.resolve import Overrides, resolve
+from hf_memkit.recipe.run import Run, run
+from hf_memkit.recipe.schema import Recipe, load_recipe
+from hf_memkit.units import GIB
+
+
+@pytest.fixture(scope="module")
+def images() -> Recipe:
+    return load_recipe("vit-large-on-8gb")
+
+
+@pytest.fixture(scope="module")
+def small_card() -> Machine:
+    return Machine(gpu_of_size("8GB"), ram_bytes=64 * GIB, disk_free_bytes=200 * GIB, disk_path="/data", cpu_count=8)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Red and blue ones, ten each, of different sizes."""
+    for label, colour in (("blue", (20, 20, 200)), ("red", (200, 20, 20))):
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        for number in range(10):
+            Image.new("RGB", (40 + number, 60), colour).save(tmp_path / "photos" / label / f"{number}.jpg")
+    return tmp_path / "photos"
+
+
+def rehearsal(images: Recipe, machine: Machine, photos: Path, output: Path) -> Run:
+    overrides = Overrides("8bit", data=str(photos), max_steps=3, output=str(output))
+    resolved = resolve(images, machine, overrides, use_hub=False)
+    rehearsed = rehearse(resolved)
+    return Run(
+        "vit-large-on-8gb", "8bit", rehearsed.setup, target=resolved.setup, not_rehearsed=rehearsed.not_rehearsed
+    )
+
+
+def test_the_config_decides_the_length(images: Recipe, small_card: Machine) -> None:
+    resolved = resolve(images, small_card, Overrides("8bit"), use_hub=False)
+    assert resolved.setup["data.sequence_length"] == 197
+    assert resolved.model.parameters == pytest.approx(303.3e6, rel=1e-3)
+    assert resolved.model.model_class == "ViTForImageClassification"
+    assert "model_parts.chunked_loss" not in resolved.setup
+    with pytest.raises(InputError) as caught:
+        resolve(images, small_card, Overrides("8bit", sequence_length=512), use_hub=False)
+    assert str(caught.value).startswith("--sequence-length 512: images have no length to choose")
+    assert "197 tokens" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_it_trains_on_files_and_counts_right_answers(
+    images: Recipe, small_card: Machine, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    job = rehearsal(images, small_card, photos, tmp_path / "run")
+    content = run(job, said.append, ranks_from_environment())
+    assert f"Data: {photos} (20 images, 2 labels)" in said
+    result = content["result"]
+    assert result["held_out_loss"] is not None and set(result["metrics"]) >= {"accuracy"}
+    assert 0 <= result["metrics"]["accuracy"] <= 1
+    config = (tmp_path / "run" / "model" / "config.json").read_text()
+    assert '"red": 1' in config and "ignore_mismatched_sizes" not in config
+    assert (tmp_path / "run" / "model" / "preprocessor_config.json").exists(), "whoever loads the model needs it"
+
+
+@pytest.mark.parametrize("form", ["folders", "splits", "table"])
+def test_an_export_reads_the_same_files(
+    images: Recipe, small_card: Machine, photos: Path, tmp_path: Path, form: str
+) -> None:
+    source = photos
+    if form == "splits":
+        (tmp_path / "parts").mkdir()
+        photos.rename(tmp_path / "parts" / "train")
+        held_out = tmp_path / "parts" / "validation" / "red"
+        held_out.mkdir(parents=True)
+        Image.new("RGB", (40, 40)).save(held_out / "1.png")
+        source = tmp_path / "parts"
+    elif form == "table":
+        lines = [f"{file.relative_to(photos)},{file.parent.name}" for file in sorted(photos.rglob("*.jpg"))]
+        source = photos / "metadata.csv"
+        source.write_text("\n".join(["image,label", *lines]) + "\n")
+    job = rehearsal(images, small_card, source, tmp_path / "run")
+    written = {path.name for path in export_script(job, tmp_path / "script")}
+    assert {"train.py", "image_batches.py"} <= written and "made_up_images.py" not in written
+    text = (tmp_path / "script" / "train.py").read_text()
+    ast.parse(text)
+    start, end = text.index("# Images"), text.index("image_processor =")
+    from hf_memkit.parts.image_batches import each_label_split
+
+    names = {"Path": Path, "each_label_split": each_label_split, **vars(datasets)}
+    exec(text[start:end], names)
+    assert names["labels"] == ["blue", "red"]
+    assert len(names["train_dataset"]) == (20 if form == "splits" else 19)
+    assert all(names["train_dataset"]["augment"]) and not any(names["eval_dataset"]["augment"])
+    paths = {row["image"]["path"] for row in names["train_dataset"]}
+    assert all(Path(path).is_file() for path in paths) and len(paths) == len(names["train_dataset"])

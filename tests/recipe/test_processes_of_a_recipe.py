@@ -1,0 +1,59 @@
+"""A recipe for several cards: how many processes it takes by itself, and what stands for them without a card."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hf_memkit.cli.recipe_options import Options
+from hf_memkit.cli.recipe_resolve import resolve_options, usual_gpus
+from hf_memkit.hardware import this_machine
+from hf_memkit.models import describe
+from hf_memkit.recipe.ranks import Ranks
+from hf_memkit.recipe.schema import load_recipe
+from tests.conftest import Memkit
+
+NAME = "llama-70b-lora-on-8x80gb"
+
+without_a_card = pytest.mark.skipif(this_machine(".").gpu is not None, reason="this machine has a card")
+
+
+@without_a_card
+def test_as_many_as_the_recipe_says_and_two_to_rehearse() -> None:
+    assert load_recipe(NAME).gpus == 8
+    assert usual_gpus(Options(NAME)) == 2, "a rehearsal"
+    assert usual_gpus(Options(NAME, gpu="80GB")) == 2, "what is only described does not run"
+    assert usual_gpus(Options(NAME, gpu="80GB", dry_run=True)) == 8
+    assert usual_gpus(Options("gpt2-on-16gb")) == 1
+
+
+@without_a_card
+@pytest.mark.parametrize(("asked", "processes"), [(None, 2), (1, 1)])
+def test_a_rehearsal_is_of_all_the_cards(asked: int | None, processes: int) -> None:
+    options = Options(NAME, gpus=asked, no_trace=True, output="run")
+    place = options.place(Ranks(), usual_gpus(options))
+    resolved, job, _ = resolve_options(options, place)
+    assert resolved.gpus == 8 and job.gpus == processes
+    assert job.target is not None and job.target["arguments.per_device_train_batch_size"] == 4
+    (left_out,) = [each for each in job.not_rehearsed if each.key == "environment.WORLD_SIZE"]
+    assert left_out.value == 8 and str(processes) in left_out.reason
+    batch = job.setup["arguments.per_device_train_batch_size"] * job.setup["arguments.gradient_accumulation_steps"]
+    assert batch * processes == load_recipe(NAME).rehearsal.sequences_per_step
+
+
+@without_a_card
+def test_dry_run_is_for_all_the_cards(memkit: Memkit) -> None:
+    ran = memkit("recipe", NAME, "--gpu", "80GB", "--ram", "512GB", "--dry-run", "--no-trace", "--json")
+    assert ran.returncode == 0, ran.stderr
+    content = json.loads(ran.stdout)
+    assert content["gpus"] == 8 and not content["setup"]["problems"]
+
+
+def test_an_architecture_with_a_word_a_layer_can_be_made_small() -> None:
+    """Qwen3's config lists the type of each layer, and compares their number."""
+    recipe = load_recipe("qwen3-1.7b-on-16gb")
+    small = describe(
+        recipe.model.hub_id, recipe.model.architecture, use_hub=False, changes=dict(recipe.rehearsal.model)
+    )  # fmt: skip
+    assert small.layers == 2 and describe("x", small.config, use_hub=False).parameters == small.parameters
