@@ -47,6 +47,9 @@ CASES: Final = (
     Case("Llama-3.1-70B", 4096, 40),
 )
 
+PEER_S: Final = 90
+"""After how many seconds another tool is stopped: more than twice what the slowest case may take here."""
+
 KEPT = """
 import json, sys, time
 from hf_memkit.hardware import gpu_of_size, this_machine
@@ -109,13 +112,21 @@ def run(case: Case) -> dict[str, Any]:
     row["bars_s"] = {"whole": case.whole_bar_s, "kept": case.kept_bar_s}
     row["peers"] = {}
     for name in PEERS:
-        started = time.monotonic()
-        script = str(ROOT / "benchmarks" / "predict_peers.py")
-        ran = subprocess.run([sys.executable, script, name, asked], capture_output=True, text=True, cwd=ROOT)
-        lines = ran.stdout.strip().splitlines()
-        answer = json.loads(lines[-1]) if ran.returncode == 0 and lines else {"error": ran.stderr.strip()[-500:]}
-        row["peers"][name] = {**answer, "whole_s": time.monotonic() - started}
+        row["peers"][name] = ask_peer(name, asked)
     return row
+
+
+def ask_peer(name: str, asked: str) -> dict[str, Any]:
+    """What another tool answers within `PEER_S`."""
+    started = time.monotonic()
+    command = [sys.executable, str(ROOT / "benchmarks" / "predict_peers.py"), name, asked]
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=PEER_S)
+    except subprocess.TimeoutExpired:
+        return {"error": f"no answer within {PEER_S} s", "whole_s": time.monotonic() - started}
+    lines = ran.stdout.strip().splitlines()
+    answer = json.loads(lines[-1]) if ran.returncode == 0 and lines else {"error": ran.stderr.strip()[-500:]}
+    return {**answer, "whole_s": time.monotonic() - started}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

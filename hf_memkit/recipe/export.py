@@ -236,6 +236,7 @@ def _model(setup: TrainingSetup, task: Script) -> str:
         architecture = {**setup["model.architecture"], **setup.get("model.config", {})}
         architecture.pop("transformers_version", None)
         model_type = architecture.pop("model_type")
+        architecture = {key: value for key, value in architecture.items() if key not in task.decided}
         values = textwrap.indent("".join(f"{key}={literal(value)},\n" for key, value in architecture.items()), "    ")
         lines += ["# RANDOM weights: a small model of the same architecture, for the rehearsal."]
         values += "".join(f"    {value},\n" for value in task.model_values)

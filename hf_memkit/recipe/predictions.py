@@ -145,12 +145,19 @@ def make(recipe: Recipe) -> Iterator[Predicted | tuple[str, str]]:
         for choice in variant.checkpointing or [""]:
             for card in cards:
                 try:
-                    yield _predicted(recipe, name, variant, choice, card)
+                    found = _predicted(recipe, name, variant, choice, card)
+                    if found is not None:
+                        yield found
                 except InputError as error:
                     yield name, str(error)
 
 
-def _predicted(recipe: Recipe, name: str, variant: Variant, choice: str, card: Gpu) -> Predicted:
+def _predicted(recipe: Recipe, name: str, variant: Variant, choice: str, card: Gpu) -> Predicted | None:
+    """None where the variant computes in a dtype that the card has not.
+
+    Raises:
+        InputError: it cannot be predicted.
+    """
     from hf_memkit.recipe.choose import choose
     from hf_memkit.recipe.predicted import predicted
     from hf_memkit.recipe.resolve import Overrides, resolve
@@ -164,7 +171,7 @@ def _predicted(recipe: Recipe, name: str, variant: Variant, choice: str, card: G
             chosen = choose(recipe, machine, overrides, use_hub=False)
             resolved, found = chosen.resolved, chosen.prediction
         if not card.bf16 and _computes_in_bf16(resolved.setup):
-            raise InputError(f"computes in bf16, which a {card.name} does not")
+            return None
         found = found or predicted(resolved)
     except MemkitError as error:
         raise InputError(str(error)) from error

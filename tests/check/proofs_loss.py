@@ -228,9 +228,15 @@ def chunked_loss_needs_causal_model() -> None:
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     bert = AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bert", **sizes))
     refused("BertForSequenceClassification has none", lambda: chunked_loss.install(bert))
-    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
     t5 = AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model("t5", **sizes))
-    refused("chunked_loss", lambda: chunked_loss.install(t5))
+    ids = torch.arange(5, 15).reshape(2, 5)
+
+    def first_step() -> None:
+        chunked_loss.install(t5)
+        t5(input_ids=ids, labels=ids)
+
+    refused("does with its logits what chunks cannot repeat", first_step)
 
 
 @proof("one-chunk-only", fails="silent")

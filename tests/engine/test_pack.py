@@ -1,4 +1,4 @@
-"""The pack: every variant of every recipe in `recipes/` is checked, predicted, rehearsed and exported.
+"""The pack: every variant of every recipe in `recipes/` is checked, predicted and rehearsed.
 
 No list of names stands here, so that a new recipe is tested as soon as its file is there.
 """
@@ -25,10 +25,8 @@ PACK = [(path.stem, variant) for path in FILES for variant in read_recipe(path).
 ADAPTERS = ("lora", "qlora")
 """Adapters beside random weights cannot learn much; they must move."""
 
-MOST_STEPS = 40
-"""Of a rehearsal here: enough for a loss that falls."""
-
-EXPORTED_STEPS = 2
+STEPS, TOKENS = (20, 40), 40_000
+"""Of a rehearsal here, enough for a loss that falls: between so many steps, for about so many tokens."""
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +67,13 @@ def test_every_variant_is_predicted_to_fit_or_says_why_not(name: str, variant: s
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "variant"), PACK)
 def test_every_variant_rehearses(process: Loaded, tmp_path: Path, name: str, variant: str) -> None:
-    steps = min(MOST_STEPS, read_recipe(ROOT / "recipes" / f"{name}.yaml").rehearsal.steps)
+    spec = read_recipe(ROOT / "recipes" / f"{name}.yaml").rehearsal
+    steps = min(STEPS[1], spec.steps, max(STEPS[0], TOKENS // (spec.sequences_per_step * spec.sequence_length)))
     command = ["memkit", "recipe", name, "--variant", variant, "--gpus", "1", "--no-trace", "--output", "run"]
     ran = process.run([*command, "--max-steps", str(steps)], tmp_path)
     assert ran.returncode == 0, ran.output[-4000:]
-    problems = [line for line in ran.output.splitlines() if line.startswith("PROBLEM") and "this machine" not in line]
+    said = [line for line in ran.output.splitlines() if line.startswith("PROBLEM")]
+    problems = [line for line in said if not line.startswith("PROBLEM: needs ")]  # RAM or disk that is not here
     assert "REHEARSAL" in ran.output and not problems
     content = json.loads((tmp_path / "run" / "memkit-run.json").read_text())
     result = content["result"]
@@ -89,16 +89,3 @@ def test_every_variant_rehearses(process: Loaded, tmp_path: Path, name: str, var
     assert [record["step"] for record in records if record["kind"] == "step"] == list(range(1, steps + 1))
     assert not records[-1].get("errors", {}).get("callback_errors")
     assert (tmp_path / "run" / "model").is_dir()
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(("name", "variant"), PACK)
-def test_every_export_runs(process: Loaded, tmp_path: Path, name: str, variant: str) -> None:
-    command = ["memkit", "recipe", name, "--variant", variant, "--gpus", "1", "--export", "job"]
-    exported = process.run([*command, "--max-steps", str(EXPORTED_STEPS)], tmp_path)
-    assert exported.returncode == 0, exported.output[-4000:]
-    ran = process.run([tmp_path / "job" / "train.py"], tmp_path)
-    assert ran.returncode == 0, ran.output[-4000:]
-    records = read_json_lines(tmp_path / "job" / "run" / "memory-rank0.jsonl")
-    assert [record["step"] for record in records if record["kind"] == "step"] == [1, 2]
-    assert records[-1]["kind"] == "end" and (tmp_path / "job" / "run" / "model").is_dir()

@@ -100,6 +100,7 @@ def most(trace: Trace, category: Category, phase: Phase) -> int:
 
 
 _PLAIN = ["adamw-foreach", "adamw-loop", "sgd-momentum", "adafactor", "lomo", "adalomo", "lars", "lamb"]
+_ROUNDED = ["pure-bf16+adafactor-stochastic"]
 _BITSANDBYTES = ["adamw-8bit", "lion-8bit"]
 _TORCHAO = ["adamw-8bit-stochastic", "adamw-4bit-stochastic", "pure-bf16+adamw-8bit-stochastic"]
 _LOW_RANK = ["galore", "galore-layerwise", "apollo", "apollo-layerwise"]
@@ -108,7 +109,7 @@ _LOW_RANK = ["galore", "galore-layerwise", "apollo", "apollo-layerwise"]
 @pytest.mark.parametrize(
     ("model", "names"),
     [
-        *(("gpt2", name) for name in ("adamw-fused", *_PLAIN, *_BITSANDBYTES, *_TORCHAO)),
+        *(("gpt2", name) for name in ("adamw-fused", *_PLAIN, *_ROUNDED, *_BITSANDBYTES, *_TORCHAO)),
         *(("llama", name) for name in _LOW_RANK),
     ],
 )
@@ -266,7 +267,16 @@ def test_a_compiled_model_is_refused(worker: Worker, models: dict[str, Path]) ->
 def test_optimizers_here_are_all_of_the_pack() -> None:
     from hf_memkit.technique import TECHNIQUES
 
-    here = {*_PLAIN, *_BITSANDBYTES, *_TORCHAO, *_LOW_RANK, "adamw-fused", "paged-adamw-8bit", "cpu-offload-optimizer"}
+    here = {
+        *_PLAIN,
+        *_ROUNDED,
+        *_BITSANDBYTES,
+        *_TORCHAO,
+        *_LOW_RANK,
+        "adamw-fused",
+        "paged-adamw-8bit",
+        "cpu-offload-optimizer",
+    }
     of_the_pack = {one.name for one in TECHNIQUES.values() if one.slot == "optimizers" and "zero" not in one.name}
     assert of_the_pack <= {name.rpartition("+")[2] for name in here}
 

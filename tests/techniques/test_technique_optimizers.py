@@ -87,8 +87,9 @@ def test_a_layer_at_a_time_is_the_same_step() -> None:
 
 
 @proves(
-    "memory", "sgd-momentum", "adafactor", "adafactor-stochastic", "adamw-8bit", "adamw-8bit-stochastic", "adamw-4bit-stochastic",
-    "lion-8bit", "lomo", "adalomo", "galore", "galore-layerwise", "apollo", "apollo-layerwise", "lars", "lamb",
+    "memory", "sgd-momentum", "adafactor", "adafactor-stochastic", "adamw-8bit", "adamw-8bit-stochastic",
+    "adamw-4bit-stochastic", "lion-8bit",
+    "lomo", "adalomo", "galore", "galore-layerwise", "apollo", "apollo-layerwise", "lars", "lamb",
 )  # fmt: skip
 @pytest.mark.parametrize(
     ("name", "dtype"),

@@ -82,7 +82,7 @@ class _ImageClassification(Task):
 
     def prepare(self, setup: TrainingSetup, say: Say) -> Examples:
         if importlib.util.find_spec("PIL") is None:
-            raise MissingPackageError("images need pillow, which is not installed; run: pip install pillow")
+            raise MissingPackageError("images need pillow, which is missing; run: pip install 'hf-memkit[vision]'")
         source = source_of(setup)
         if source is None:
             rows, labels, told, own = *_made_up(), False

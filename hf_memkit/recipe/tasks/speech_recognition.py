@@ -37,7 +37,7 @@ _FRAMES_A_SECOND: Final = 50
 class _SpeechRecognition(Task):
     name: ClassVar[str] = "speech-recognition"
     auto_class: ClassVar[str] = "AutoModelForSpeechSeq2Seq"
-    trainer_class: ClassVar[str] = "transformers:Seq2SeqTrainer"
+    trainer_class: ClassVar[str] = "hf_memkit.parts.generating_trainer:GeneratingTrainer"
     arguments_class: ClassVar[str] = "transformers:Seq2SeqTrainingArguments"
     model_parts: ClassVar[Settings] = {
         "mean_loss": ({}, "Whisper's loss is a mean, which Trainer takes for a sum over the step: it would not divide")

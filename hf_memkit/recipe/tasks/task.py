@@ -61,6 +61,7 @@ class Script:
         data: the lines that make `train_dataset`, `eval_dataset` and what `processing` names.
         processing: the variable that holds tokenizer or processor.
         model_values: keyword arguments of the config, as Python, such as `num_labels=len(labels)`.
+        decided: config values that those give in place of the architecture's own.
         trainer: lines with further keyword arguments of the trainer, indented by four spaces.
         after: lines that follow the trainer's making.
         requirements: packages that the script needs beyond what every script does.
@@ -73,6 +74,7 @@ class Script:
     transformers: tuple[str, ...] = ()
     processing: str = "tokenizer"
     model_values: tuple[str, ...] = ()
+    decided: tuple[str, ...] = ()
     trainer: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     requirements: tuple[str, ...] = ()

@@ -14,11 +14,17 @@ from typing import Any, Final
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import WhisperTokenizer
 
-__all__ = ["token_values", "train_whisper_tokenizer"]
+__all__ = ["TOKEN_VALUES", "token_values", "train_whisper_tokenizer"]
 
 _END: Final = "<|endoftext|>"
 _START: Final = "<|startoftranscript|>"
 _SPECIAL: Final = (_START, "<|translate|>", "<|transcribe|>", "<|notimestamps|>")
+
+TOKEN_VALUES: Final = (
+    "decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id", "begin_suppress_tokens",
+    "suppress_tokens",
+)  # fmt: skip
+"""What `token_values` gives."""
 
 
 def train_whisper_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Any:
@@ -52,11 +58,5 @@ def train_whisper_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Any:
 def token_values(tokenizer: Any) -> dict[str, Any]:
     """The config values that belong to such a tokenizer."""
     end = tokenizer.convert_tokens_to_ids(_END)
-    return {
-        "decoder_start_token_id": tokenizer.convert_tokens_to_ids(_START),
-        "bos_token_id": end,
-        "eos_token_id": end,
-        "pad_token_id": end,
-        "begin_suppress_tokens": None,
-        "suppress_tokens": None,
-    }
+    start = tokenizer.convert_tokens_to_ids(_START)
+    return dict(zip(TOKEN_VALUES, (start, end, end, end, None, None), strict=True))
