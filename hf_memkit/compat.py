@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from packaging.version import Version
 
@@ -45,9 +45,37 @@ def name_in_version(name: str, transformers: tuple[int, ...]) -> str:
     return _RENAMED.get(name, name) if () < transformers < (5, 23) else name
 
 
-@cache
+_SET_MOST: Final[Mapping[str, type]] = {
+    "gradient_accumulation_steps": int, "learning_rate": float, "max_steps": int, "per_device_eval_batch_size": int,
+    "per_device_train_batch_size": int,
+}  # fmt: skip
+"""Types of some fields, the same in all versions: transformers' own class, which tells them all, takes seconds to
+import."""
+
+
+class _FieldTypes(Mapping[str, Any]):
+    """Types of fields; asks transformers for those that are not among `_SET_MOST`."""
+
+    def __getitem__(self, name: str) -> Any:
+        return _SET_MOST[name] if name in _SET_MOST else _all_types()[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in _SET_MOST or name in _all_types()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_all_types())
+
+    def __len__(self) -> int:
+        return len(_all_types())
+
+
 def argument_types() -> Mapping[str, Any]:
     """Name (today's) and type of every field of the installed `transformers.TrainingArguments`."""
+    return _FieldTypes()
+
+
+@cache
+def _all_types() -> Mapping[str, Any]:
     from transformers import TrainingArguments
 
     hints = typing.get_type_hints(TrainingArguments)

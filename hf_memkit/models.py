@@ -18,7 +18,15 @@ from typing import Any, Literal
 from hf_memkit.architectures import built_in
 from hf_memkit.errors import InputError
 
-__all__ = ["Linear", "ModelFacts", "Origin", "describe", "hub_reachable", "quiet_transformers"]
+__all__ = [
+    "Linear",
+    "ModelFacts",
+    "Origin",
+    "describe",
+    "hub_reachable",
+    "quiet_transformers",
+    "without_collections",
+]
 
 Origin = Literal["local", "hub", "architecture"]
 """Where the weights come from: a local folder; the hub or its cache; nowhere (built from config values, random)."""
@@ -64,9 +72,9 @@ def quiet_transformers() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    """No garbage collection inside the block. What importing torch and transformers makes stays: looking through it
-    again and again finds nothing, and takes a sixth of the time."""
+def without_collections() -> Iterator[None]:
+    """No garbage collection inside the block. What importing torch and transformers makes stays, and so do
+    the blocks of a replay: looking through it again and again finds nothing, and takes a sixth of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -146,7 +154,7 @@ class ModelFacts:
         return tuple(group for group in groups if group)
 
 
-@_without_collections()
+@without_collections()
 def describe(
     name: str,
     architecture: Mapping[str, Any] | None = None,

@@ -18,7 +18,7 @@ from hf_memkit.errors import InputError
 from hf_memkit.hardware import Machine
 from hf_memkit.job import Job, process_row
 from hf_memkit.ledger import Ledger
-from hf_memkit.models import ModelFacts
+from hf_memkit.models import ModelFacts, without_collections
 from hf_memkit.predict.allocator_settings import AllocatorSettings, parse_settings
 from hf_memkit.predict.capacity import reserved_interval, smallest_cap
 from hf_memkit.predict.confidence import Confidence, Level
@@ -200,6 +200,7 @@ def _ledger(setup: TrainingSetup, job: Job) -> Ledger | None:
     return Ledger(rows)
 
 
+@without_collections()
 def _from_trace(
     trace: Trace, device: Device, setup: TrainingSetup, job: Job, ledger: Ledger | None, notes: list[str]
 ) -> Prediction:

@@ -3,6 +3,7 @@ variant would ignore is refused."""
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -40,7 +41,7 @@ def parse_settings(
     pairs = list(pairs)
     if not pairs:
         return {}  # without looking at transformers, which takes seconds to import
-    hints = {**compat.argument_types(), **(further or {})}
+    hints = ChainMap(dict(further or {}), compat.argument_types())  # type: ignore[arg-type] # only looked up
     values: dict[str, Any] = {}
     problems = []
     for pair in pairs:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import read_json_lines
 from tests.engine.loaded import Loaded, loaded
-from tests.engine.test_pack import PACK
+from tests.engine.test_pack import FURTHER
 
 EXPORTED_STEPS = 2
 
@@ -21,7 +21,7 @@ def process() -> Iterator[Loaded]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("name", "variant"), PACK)
+@pytest.mark.parametrize(("name", "variant"), FURTHER)
 def test_every_export_runs(process: Loaded, tmp_path: Path, name: str, variant: str) -> None:
     command = ["memkit", "recipe", name, "--variant", variant, "--gpus", "1", "--export", "job"]
     exported = process.run([*command, "--max-steps", str(EXPORTED_STEPS)], tmp_path)

@@ -97,3 +97,14 @@ def test_the_child_loads_no_compiler_and_no_data_sets() -> None:
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr[-2000:]
     assert ran.stdout.splitlines()[-1] == "[]"
+
+
+def test_what_a_case_imported_is_there_for_the_next() -> None:
+    code = (
+        "import sys\n"
+        "from hf_memkit.predict.child.quick_imports import load_again\n"
+        "load_again(['transformers.models.gpt2.modeling_gpt2', 'torch.no_such_module', 'antigravity'])\n"
+        "assert 'transformers.models.gpt2.modeling_gpt2' in sys.modules\n"
+        "assert 'antigravity' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -12,11 +12,11 @@ import gc
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any, Final
 
-__all__ = ["import_late", "is_loaded", "quick_imports"]
+__all__ = ["import_late", "is_loaded", "load_again", "quick_imports"]
 
 
 @contextlib.contextmanager
@@ -80,3 +80,21 @@ def import_late(name: str) -> None:
 def is_loaded(name: str) -> bool:
     """Whether a library has been imported in full."""
     return name in sys.modules and not isinstance(sys.modules[name], _Late)
+
+
+_WORTH_KEEPING: Final = ("transformers.", "torch.", "torchao", "peft.")
+"""Libraries' own modules: they are the same whatever a case replaced before it imported them."""
+
+
+def load_again(names: Iterable[str]) -> None:
+    """Imports what a forked case has imported, for the cases after it: the model's own module, an optimizer's.
+
+    What cannot be imported here is left to the cases.
+    """
+    wanted = [name for name in names if name.startswith(_WORTH_KEEPING) and name not in sys.modules]
+    if not wanted:
+        return
+    with quick_imports():
+        for name in wanted:
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)

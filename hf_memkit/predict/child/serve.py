@@ -21,6 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from hf_memkit.predict.child.quick_imports import load_again
+
 __all__ = ["serve"]
 
 
@@ -33,7 +35,9 @@ def serve() -> None:
     print(json.dumps({"ready": True, "shim": shim}), file=answers, flush=True)
     for line in sys.stdin:
         job = json.loads(line)
-        print(json.dumps(_supervised(job)), file=answers, flush=True)
+        answer, modules = _supervised(job)
+        print(json.dumps(answer), file=answers, flush=True)
+        load_again(modules)  # while nobody waits
 
 
 def _load() -> str | None:
@@ -49,7 +53,6 @@ def _load() -> str | None:
         guard.install()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    test = _Fork(guard.self_test)  # while the other libraries are loaded here
     replace_compiler()  # what is to be compiled already when it is imported would load the compiler
     with quick_imports():
         import_late("datasets")
@@ -61,21 +64,25 @@ def _load() -> str | None:
     # has imported them.
     transformers.trainer.is_datasets_available = lambda: is_loaded("datasets")
     accelerate.utils.other.is_deepspeed_available = lambda: is_loaded("deepspeed")
-    return test.end(60)
+    return _Fork(guard.self_test).end(60)  # now: a backward pass loads much of what is loaded here anyway
 
 
-def _supervised(job: dict[str, Any]) -> dict[str, Any]:
+def _supervised(job: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """How the case ended, and the modules that it imported."""
     result = Path(job["result"])
-    why = _forked(lambda: _case(job["request"], result), float(job["limit_s"]))
-    return {"status": "done" if why is None else "died", "why": why}
+    modules = result.with_name("modules.json")
+    why = _forked(lambda: _case(job["request"], result, modules), float(job["limit_s"]))
+    imported = json.loads(modules.read_text()) if why is None and modules.exists() else []
+    return {"status": "done" if why is None else "died", "why": why}, imported
 
 
-def _case(request: dict[str, Any], result: Path) -> None:
-    """Traces one training and writes what came of it: a trace, or the error."""
+def _case(request: dict[str, Any], result: Path, modules: Path) -> None:
+    """Traces one training and writes what came of it: a trace, or the error; and which modules it imported."""
     from hf_memkit.errors import MemkitError
     from hf_memkit.predict.child.training import trace_training
     from hf_memkit.predict.request import Request
 
+    before = set(sys.modules)
     try:
         started = time.monotonic()
         trace = trace_training(Request.from_json(request))
@@ -90,6 +97,7 @@ def _case(request: dict[str, Any], result: Path) -> None:
             }
         }
     result.write_text(json.dumps(content))
+    modules.write_text(json.dumps([name for name in sys.modules if name not in before]))
 
 
 def _forked(function: Callable[[], None], limit_s: float) -> str | None:
