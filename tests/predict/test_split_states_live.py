@@ -32,8 +32,9 @@ CASES = [(1, name) for name in ONE] + [(2, name) for name in TWO]
 EXACT = 0.01
 """Stages 1 and 2: what differs is the order in which DeepSpeed reduces gradients."""
 LOW, LOW_OF_A_PHASE = 0.04, 0.08
-"""How much lower than measured a peak may be, and that of a phase that may be small. What DeepSpeed makes and drops to reduce is in no row, and what Python's
-collector has not looked at yet is still there: measured peaks of one case differ by 2 % from run to run."""
+"""How much lower than measured a peak may be, and that of a phase, which may be small. What DeepSpeed makes and drops
+to reduce is in no row, and what Python's collector has not looked at yet is still there: measured peaks of one case
+differ by 2 % from run to run."""
 BOUND = 0.03
 """Stage 3 of several processes: gathered parameters are counted at their limit, and so never too low."""
 
