@@ -27,6 +27,8 @@ Holdings = dict[tuple[Category, str], int]
 
 # The categories that the rows of `hf_memkit.zero.ledger` have for the terms of `hf_memkit.zero.held`.
 ENGINE_CATEGORIES: dict[str, Category] = {
+    "frozen weight partition": "weights",
+    "frozen weights": "weights",
     "weights, flat": "weights",
     "weight partition": "weights",
     "weights kept in RAM": "weights",

@@ -148,6 +148,6 @@ def _soundfile() -> Any:
         import soundfile  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:
         raise SoundError(
-            "is no WAV file, and what reads other sound is not installed: pip install hf-memkit[audio]"
+            "is no WAV file, and what reads other sound is not installed: pip install soundfile"
         ) from None
     return soundfile

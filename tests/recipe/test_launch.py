@@ -96,7 +96,7 @@ def test_the_ranks_get_the_same_command_line_without_the_place() -> None:
     command: Any = typer.main.get_command(app)
     parsed = command.commands["recipe"].make_context("recipe", arguments).params
     place = dict.fromkeys(("gpus", "nodes", "node_rank", "master_addr", "master_port"))
-    expected = {**dataclasses.asdict(options), **place}
+    expected = {**dataclasses.asdict(options), **place, "copy": None}
     assert {**parsed, "setting": tuple(parsed["setting"] or ())} == expected
 
 

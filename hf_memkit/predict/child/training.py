@@ -184,7 +184,7 @@ def _trainer(
 def _as_the_weights(collator: Any, model: Any) -> Any:
     """Images and sound in the type of 16-bit weights, as recipes give them: without autocast a convolution wants that.
     (`hf_memkit/parts/image_batches.py`, `speech_batches.py`.)"""
-    name, dtype = model.main_input_name, model.dtype
+    name, dtype = getattr(model, "main_input_name", None), getattr(model, "dtype", None)
 
     def collate(samples: Any) -> Any:
         batch = collator(samples)
