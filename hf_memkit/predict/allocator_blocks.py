@@ -61,6 +61,10 @@ class DeviceMemory:
         order: how the addresses of segments follow one another, which the driver decides and which nobody documents;
             it matters to an allocator that goes by addresses.
         seed: for `shuffled`.
+
+    Attributes:
+        same_from, same_below: every size from the one up to, but without, the other (None: without end) would have
+            given the same answers so far, and an allocator that goes by them has done the same.
     """
 
     def __init__(
@@ -71,7 +75,10 @@ class DeviceMemory:
         order: AddressOrder = "ascending",
         seed: int = 0,
     ) -> None:
+        self.same_from = 0
+        self.same_below: int | None = None
         self._left = size_bytes
+        self._used = 0
         self._range = _ADDRESS_SPACE if total_bytes is None else address_range(total_bytes)
         self._order = order
         self._count = 0
@@ -87,6 +94,7 @@ class DeviceMemory:
         return self._take(size_bytes)
 
     def give_back(self, size_bytes: int) -> None:
+        self._used -= size_bytes
         if self._left is not None:
             self._left += size_bytes
 
@@ -95,11 +103,14 @@ class DeviceMemory:
         self._count = other._count
 
     def _take(self, size_bytes: int) -> bool:
-        if self._left is None:
-            return True
-        if self._left < size_bytes:
-            return False
-        self._left -= size_bytes
+        wanted = self._used + size_bytes
+        if self._left is not None:
+            if self._left < size_bytes:
+                self.same_below = wanted if self.same_below is None else min(wanted, self.same_below)
+                return False
+            self._left -= size_bytes
+        self._used = wanted
+        self.same_from = max(wanted, self.same_from)
         return True
 
     def _next_address(self) -> int:

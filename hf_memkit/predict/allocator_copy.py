@@ -8,16 +8,25 @@ trace ──> Started: the state just before more than some bytes are reserved �
 from __future__ import annotations
 
 import copy
-from typing import Final
+from typing import Final, NamedTuple
 
 from hf_memkit.predict.allocator import CachingAllocator, OutOfDeviceMemory
 from hf_memkit.predict.allocator_blocks import Block, DeviceMemory, Pool
 from hf_memkit.predict.allocator_settings import AllocatorSettings
 from hf_memkit.predict.trace import Trace
 
-__all__ = ["Started"]
+__all__ = ["Outcome", "Started"]
 
 _SLOTS: Final = tuple(name for name in Block.__slots__ if name not in ("next", "pool", "previous"))
+
+
+class Outcome(NamedTuple):
+    """Of every cap from `from_bytes` up to, but without, `below_bytes` (None: without end) comes the same: the device
+    grants and refuses the same requests."""
+
+    completes: bool
+    from_bytes: int
+    below_bytes: int | None
 
 
 class Started:
@@ -32,6 +41,7 @@ class Started:
         self._trace, self._card_bytes, self._settings = trace, card_bytes, settings
         beyond = self._run(len(trace.events), reserved_bytes)
         self._beyond = self._run(beyond, None)
+        self._known: list[Outcome] = []
 
     def _run(self, stop: int, most_reserved: int | None) -> int:
         """Replays the events before `stop`. The first one that reserves more than `most_reserved`, or `stop`."""
@@ -46,14 +56,26 @@ class Started:
     def completes(self, cap_bytes: int) -> bool:
         """Whether the whole trace completes where the card has `cap_bytes` for the allocator, at least those of the
         start."""
-        device = DeviceMemory(cap_bytes - self._allocator.reserved, total_bytes=self._card_bytes)
+        return self.outcome(cap_bytes).completes
+
+    def outcome(self, cap_bytes: int) -> Outcome:
+        """What comes of a card that has `cap_bytes` for the allocator, and of which others the same."""
+        for each in self._known:
+            if each.from_bytes <= cap_bytes and (each.below_bytes is None or cap_bytes < each.below_bytes):
+                return each
+        held = self._allocator.reserved
+        device = DeviceMemory(cap_bytes - held, total_bytes=self._card_bytes)
         allocator, blocks = _copied(self._allocator, device, self._blocks)
+        completes = True
         try:
             for index in range(self._beyond, len(self._trace.events)):
                 _do(self._trace, index, allocator, blocks)
         except OutOfDeviceMemory:
-            return False
-        return True
+            completes = False
+        below = None if device.same_below is None else held + device.same_below
+        found = Outcome(completes, held + device.same_from, below)
+        self._known.append(found)
+        return found
 
 
 def _do(trace: Trace, index: int, allocator: CachingAllocator, blocks: dict[int, Block]) -> None:

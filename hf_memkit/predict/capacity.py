@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from hf_memkit.compat import FreeOrder
@@ -20,6 +20,8 @@ __all__ = ["CAP_STEP", "perturbed", "reserved_interval", "smallest_cap"]
 CAP_STEP: Final = 2 * MIB
 """Caps are multiples of this, the least that the allocator asks of the device at a time."""
 
+_WALK: Final = 24
+"""Replays before bisection: mostly 3 to 10 are needed, with few sizes of many small blocks more."""
 _NEAR: Final = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
 _SPREAD: Final = 6
 _EXTRAS_IN: Final = 50  # one operation in so many has an extra
@@ -34,12 +36,15 @@ def smallest_cap(trace: Trace, settings: AllocatorSettings | None = None, *, car
 
     A cap of what it reserves without one changes nothing, so that every cap from there on completes. Below, the
     allocator gives back what it has cached and tries again, and more memory does not always help: with another cap it
-    takes and splits other blocks. So bisection finds a cap that completes with the next below failing; then larger
-    ones are tried (each of the next eight, two more, and six spread evenly up to what needs no cap), and where one
-    fails, the search goes on above that. All larger caps that were tried complete then; not all were tried.
+    takes and splits other blocks. The answer is the cap from which on all complete, and is found from above: a replay
+    tells down to which cap the device would have granted and refused the same requests (`Outcome`), the next one is
+    of the cap below that, and so on until one fails.
 
-    With `settings.memory_fraction` below 1 it is torch that sets the limit, and garbage collection begins at its
-    threshold of that.
+    Where that takes more than `_WALK` replays (`max_split_size_mb` makes many small differences), bisection finds a
+    cap that completes with the next below failing; then larger ones are tried (each of the next eight, two more, and
+    six spread evenly up to where the walk ended), and where one fails, the search goes on above that. Not all larger
+    caps were tried then. The same where `settings.memory_fraction` is below 1: then it is torch that sets the limit,
+    and garbage collection begins at its threshold of that.
 
     `card_bytes` is what the card has in all, as for `replay`.
 
@@ -47,35 +52,48 @@ def smallest_cap(trace: Trace, settings: AllocatorSettings | None = None, *, car
     """
     settings = settings or AllocatorSettings()
     free = replay(trace, settings, card_bytes=card_bytes)
-    low, high = free.peak_requested_bytes // CAP_STEP - 1, -(-free.peak_reserved_bytes // CAP_STEP)
-    limited = settings.memory_fraction < 1
-    completes = {} if limited else {high: True}
-    least = (low + 1) * CAP_STEP  # no smaller one is tried
-    started = None if limited else Started(trace, settings, least, card_bytes=card_bytes)
+    least, top = free.peak_requested_bytes // CAP_STEP, -(-free.peak_reserved_bytes // CAP_STEP)
+    if settings.memory_fraction < 1:
 
-    def holds(steps: int) -> bool:
-        if steps not in completes:
-            cap = steps * CAP_STEP
-            if started is not None:
-                completes[steps] = started.completes(cap)
-            else:
-                completes[steps] = replay(trace, settings, allowed_bytes=cap, card_bytes=card_bytes).completed
-        return completes[steps]
+        def holds(steps: int) -> bool:
+            return replay(trace, settings, allowed_bytes=steps * CAP_STEP, card_bytes=card_bytes).completed
 
-    while not holds(high):  # only where garbage collection changes what happens below the limit
-        low, high = high, high + 1 + high // 50
-    top = high
+        while not holds(top):  # garbage collection changes what happens below the limit
+            least, top = top + 1, top + 1 + top // 50
+        return _bisected(holds, least, top) * CAP_STEP
+
+    started = Started(trace, settings, least * CAP_STEP, card_bytes=card_bytes)
+    for _ in range(_WALK):
+        if top <= least:
+            return top * CAP_STEP
+        outcome = started.outcome((top - 1) * CAP_STEP)
+        if not outcome.completes:
+            return top * CAP_STEP
+        top = max(least, -(-outcome.from_bytes // CAP_STEP))
+    return _bisected(lambda steps: started.completes(steps * CAP_STEP), least, top) * CAP_STEP
+
+
+def _bisected(holds: Callable[[int], bool], least: int, top: int) -> int:
+    """A number between `least` and `top`, which holds, that holds with the one below it not, and with all above it
+    that are tried holding."""
+    low, high, tried = least - 1, top, {top: True}
+
+    def tries(number: int) -> bool:
+        if number not in tried:
+            tried[number] = holds(number)
+        return tried[number]
+
     while True:
         while high - low > 1:
             middle = (low + high) // 2
-            if holds(middle):
+            if tries(middle):
                 high = middle
             else:
                 low = middle
-        failing = [steps for steps in _above(high, top) if not holds(steps)]
+        failing = [number for number in _above(high, top) if not tries(number)]
         if not failing:
-            return high * CAP_STEP
-        low, high = max(failing), min(steps for steps, good in completes.items() if good and steps > max(failing))
+            return high
+        low, high = max(failing), min(number for number, good in tried.items() if good and number > max(failing))
 
 
 def reserved_interval(

@@ -28,3 +28,23 @@ def test_the_same_cards_serve(text: str) -> None:
             assert started.completes(cap) == expected, (seed, cap)
             outcomes.add(expected)
     assert outcomes == {True, False}, "both happen"
+
+
+@pytest.mark.parametrize("text", SETTINGS)
+def test_an_outcome_is_that_of_every_cap_it_names(text: str) -> None:
+    settings, shared = parse_settings(text)[0], 0
+    for seed in range(6):
+        trace = random_trace(seed, 400)
+        free = replay(trace, settings)
+        least, top = free.peak_requested_bytes, free.peak_reserved_bytes
+        cap = top
+        while cap > least:
+            # Another one each time: what is known already would answer for itself.
+            outcome = Started(trace, settings, least, card_bytes=None).outcome(cap)
+            low, below = max(least, outcome.from_bytes), outcome.below_bytes or top + 2 * MIB
+            assert outcome.from_bytes <= cap < below
+            for other in {low, (low + cap) // 2, (cap + below) // 2, below - 1}:
+                assert replay(trace, settings, other).completed == outcome.completes, (seed, cap, other)
+                shared += other != cap
+            cap = min(outcome.from_bytes, cap) - 1
+    assert shared > 20, "caps beside those that were replayed"

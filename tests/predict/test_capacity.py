@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hf_memkit.predict import capacity
 from hf_memkit.predict.allocator_settings import AllocatorSettings, parse_settings
 from hf_memkit.predict.capacity import CAP_STEP, perturbed, reserved_interval, smallest_cap
 from hf_memkit.predict.replay import replay
@@ -27,7 +28,7 @@ def test_the_smallest_cap_counts_what_can_go_back() -> None:
 @pytest.mark.parametrize("text", OPTIONS)
 @pytest.mark.parametrize("seed", [0, 6])
 def test_the_smallest_cap_and_all_above_it(text: str, seed: int) -> None:
-    """Every cap is tried here, which the function does not do: from its answer on, all complete."""
+    """Every cap is tried here: from the answer on, all complete."""
     settings, _ = parse_settings(text)
     trace = random_trace(seed, 600)
     free = replay(trace, settings)
@@ -40,11 +41,18 @@ def test_the_smallest_cap_and_all_above_it(text: str, seed: int) -> None:
 
 
 def test_where_more_memory_does_not_help_the_search_goes_on_above() -> None:
-    """Bisection ends at 83 steps, which completes, with 82 failing. But 87 fails too, and 88 is the answer."""
+    """83 steps complete, with 82 failing. But 87 fails too, and 88 is the answer."""
     trace = random_trace(6, 300)
     done = {steps: replay(trace, cap_bytes=steps * CAP_STEP).completed for steps in range(82, 140)}
     assert [steps for steps, completed in done.items() if not completed] == [82, 87]
     assert smallest_cap(trace) == 88 * CAP_STEP
+
+
+def test_after_a_long_walk_the_search_is_by_bisection(monkeypatch: pytest.MonkeyPatch) -> None:
+    traces = [random_trace(seed, 300) for seed in range(6)]
+    walked = [smallest_cap(trace) for trace in traces]
+    monkeypatch.setattr(capacity, "_WALK", 1)
+    assert [smallest_cap(trace) for trace in traces] == walked
 
 
 def test_where_torch_sets_the_limit_collection_belongs_to_it() -> None:

@@ -16,6 +16,7 @@ are missing, nothing is kept, and everything goes to torch.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
@@ -37,7 +38,9 @@ _PLAIN: Final = frozenset(
 )
 _SEQUENCES: Final = frozenset({list, tuple, torch.Size})
 _LONGEST: Final = 64
-"""Of lists: an optimizer's step takes all parameters at once, once."""
+"""Of lists, but for the operations of all parameters at once."""
+_NEW_TENSORS: Final[frozenset[Any]] = frozenset({torch.ops.aten._foreach_norm.Scalar})
+"""Operations on lists that give a list of new tensors, which torch's cache does not keep: a rule of their own."""
 _UNUSUAL: Final[tuple[Any, ...]] = ()
 """In the place of a key: torch is asked."""
 
@@ -72,7 +75,12 @@ class FastFakes:
             rule: what is to be called instead of it: a function of what its arguments are, and not of what they hold
                 or who holds them, which makes new tensors.
         """
-        key = self._key(func, args, kwargs) if self._usable else _UNUSUAL
+        if args and args[0].__class__ is list and len(args[0]) > _LONGEST and self._usable:
+            if _is_silent(func):
+                return None
+            if rule is None and func in _NEW_TENSORS:
+                rule = func
+        key = self._key(func, args, kwargs, rule is func) if self._usable else _UNUSUAL
         if key is _UNUSUAL:
             return (rule or func)(*args, **kwargs)
         try:
@@ -85,24 +93,26 @@ class FastFakes:
             return result
         return (rule or func)(*args, **kwargs) if make is None else make(args)
 
-    def _key(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """All that torch's key distinguishes (torch 2.13: fake_tensor.py, `FakeTensorMode._cache_key`)."""
+    def _key(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], long: bool) -> tuple[Any, ...]:
+        """All that torch's key distinguishes (torch 2.13: fake_tensor.py, `FakeTensorMode._cache_key`).
+
+        `long`: whether lists of any length are looked through."""
         parts = [
             id(func),  # an operation stays; its own hash is computed in Python
             torch.get_default_dtype(),
             torch._C._get_default_device(),
             torch.is_inference_mode_enabled(),
         ]
-        if not self._add(parts, args):
+        if not self._add(parts, args, long):
             return _UNUSUAL
         if kwargs:
             for name, value in kwargs.items():
                 parts.append(name)
-                if not self._add(parts, (value,)):
+                if not self._add(parts, (value,), long):
                     return _UNUSUAL
         return tuple(parts)
 
-    def _add(self, parts: list[Any], values: Arguments) -> bool:
+    def _add(self, parts: list[Any], values: Arguments, long: bool) -> bool:
         """Puts what matters of some arguments into a key; False: something is unusual."""
         for value in values:
             kind = value.__class__
@@ -123,10 +133,10 @@ class FastFakes:
             elif kind in _PLAIN:
                 parts += (kind, value)  # 1, 1.0 and True are equal
             elif kind in _SEQUENCES:
-                if len(value) > _LONGEST:
+                if len(value) > _LONGEST and not long:
                     return False
                 parts += (kind, len(value))
-                if not self._add(parts, value):
+                if not self._add(parts, value, long):
                     return False
             else:
                 return False
@@ -153,13 +163,14 @@ class FastFakes:
             return None
         makers = [self._one(info, func) for info in entry.output_infos]
         results = result if entry.is_output_tuple else (result,)
+        container = list if isinstance(result, list) else tuple
         if len(makers) != len(results) or any(maker is None for maker in makers):
             return None
         chosen: list[Make] = [maker for maker in makers if maker is not None]
         if not all(_alike(maker(args), each) for maker, each in zip(chosen, results, strict=True)):
             return None
         if entry.is_output_tuple:
-            return lambda args: tuple([maker(args) for maker in chosen])
+            return lambda args: container([maker(args) for maker in chosen])
         return chosen[0]
 
     def _one(self, info: Any, func: Any) -> Make | None:
@@ -205,9 +216,18 @@ class FastFakes:
         return known
 
 
+@functools.cache
+def _is_silent(func: Any) -> bool:
+    """Whether it only writes to the tensors of lists: a step of an optimizer, gradients being scaled. It makes nothing
+    and gives nothing, and who calls it has put together what belongs together (torch.optim, by device and type)."""
+    schema = func._schema
+    return not schema.returns and schema.name.startswith(("aten::_foreach_", "aten::_fused_"))
+
+
 def _entry(result: Any) -> SimpleNamespace:
     """An entry as torch's cache would have it, of a result in new tensors."""
-    results = result if isinstance(result, tuple) else (result,)
+    several = isinstance(result, tuple | list)
+    results = result if several else (result,)
     infos = [
         SimpleNamespace(
             inplace_idx=None,
@@ -217,7 +237,7 @@ def _entry(result: Any) -> SimpleNamespace:
         )
         for each in results
     ]
-    return SimpleNamespace(output_infos=infos, is_output_tuple=isinstance(result, tuple))
+    return SimpleNamespace(output_infos=infos, is_output_tuple=several)
 
 
 def _alike(made: Any, given: Any) -> bool:

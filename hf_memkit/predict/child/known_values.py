@@ -44,6 +44,12 @@ _FILLED_BY_ARGUMENT: Final[Mapping[Any, int]] = {
 }
 """Position of the value."""
 
+_FILLED_LIKE: Final = frozenset(
+    {_aten.zeros_like.default, _aten.ones_like.default, _aten.full_like.default}
+    | {_aten.new_zeros.default, _aten.new_ones.default, _aten.new_full.default}
+)
+"""Those of them that take a tensor, of which only the shape matters."""
+
 _CTC: Final = frozenset({_aten._ctc_loss.default, _aten._ctc_loss.Tensor})
 _CTC_LIBRARIES: Final = ("_use_cudnn_ctc_loss", "_use_miopen_ctc_loss")
 WITHOUT_FAKE: Final[Mapping[Any, Callable[..., Any]]] = {
@@ -76,7 +82,7 @@ class KnownValues:
     """Follows the operations of one training, of which each is told to `follow`."""
 
     def __init__(self) -> None:
-        self._written: dict[Any, tuple[int, ...]] = {}
+        self._written: dict[int, tuple[int, ...]] = {}  # by id: an operation stays, its own hash is made in Python
 
     def of(self, tensor: Any) -> torch.Tensor | None:
         """The values of `tensor`, if they are known. A tensor that is not fake has them itself."""
@@ -87,20 +93,24 @@ class KnownValues:
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         """Computes the values of `result`, what `func` has given, if those of its arguments are known."""
+        written = self._written.get(id(func))
+        if written is None:
+            written = self._written[id(func)] = _written_arguments(func)
+        first = args[0] if args else None
+        if first.__class__ is FakeTensor and self.of(first) is None and func not in _FILLED_LIKE:
+            if written:
+                self._forget(args[position] for position in written if position < len(args))
+            return
         if func in _FILLED or func in _FILLED_BY_ARGUMENT:
             if isinstance(result, FakeTensor) and _small(result):
                 value = _FILLED[func] if func in _FILLED else args[_FILLED_BY_ARGUMENT[func]]
                 with no_dispatch():
                     self._put(result, torch.full(result.shape, value, dtype=result.dtype), ())
             return
-        first = args[0] if args else None
         if isinstance(first, list | tuple) and first:
             first = first[0]
         if not isinstance(first, torch.Tensor) and func not in _SERIES:
             return
-        written = self._written.get(func)
-        if written is None:
-            written = self._written[func] = _written_arguments(func)
         unknown = isinstance(first, FakeTensor) and self.of(first) is None
         if unknown or not self._computed(func, args, kwargs, result):
             self._forget(args[position] for position in written if position < len(args))

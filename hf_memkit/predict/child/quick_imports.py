@@ -92,6 +92,10 @@ def load_again(names: Iterable[str]) -> None:
     What cannot be imported here is left to the cases.
     """
     wanted = [name for name in names if name.startswith(_WORTH_KEEPING) and name not in sys.modules]
+    with contextlib.suppress(Exception):  # made once in a process, of a thousand patterns, when a model is saved
+        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+        get_checkpoint_conversion_mapping("")
     if not wanted:
         return
     with quick_imports():

@@ -188,7 +188,7 @@ def _as_the_weights(collator: Any, model: Any) -> Any:
 
     def collate(samples: Any) -> Any:
         batch = collator(samples)
-        if batch[name].is_floating_point() and dtype.itemsize == 2:
+        if name in batch and dtype is not None and dtype.itemsize == 2 and batch[name].is_floating_point():
             batch[name] = batch[name].to(dtype)
         return batch
 
