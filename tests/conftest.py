@@ -26,6 +26,7 @@ from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.units import GIB
 from hf_memkit.zero import ops
+from tests.loaded import Loaded, Ran, loaded
 
 # Scripts that tests run as their users would build no operator of their own beside memkit's.
 os.environ["TORCH_EXTENSIONS_DIR"] = str(ops.extensions_folder(cpu=True))
@@ -94,6 +95,7 @@ def _loud_transformers() -> Iterator[None]:
 
 
 Memkit = Callable[..., subprocess.CompletedProcess[str]]
+Quick = Callable[..., Ran]
 
 
 @pytest.fixture
@@ -111,6 +113,18 @@ def memkit(tmp_path: Path) -> Memkit:
         )
 
     return run
+
+
+@pytest.fixture(scope="session")
+def process() -> Iterator[Loaded]:
+    with loaded() as started:
+        yield started
+
+
+@pytest.fixture
+def quick_memkit(process: Loaded, tmp_path: Path) -> Quick:
+    """As `memkit`, from a process that has loaded the libraries: for what is not about starting."""
+    return lambda *arguments, cwd=tmp_path: process.run(["memkit", *arguments], cwd)
 
 
 @pytest.fixture

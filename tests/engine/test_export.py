@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hf_memkit.zero import ops
-from tests.conftest import ROOT, Memkit
+from tests.conftest import ROOT, Quick
 
 LOSS = ("chunked_loss.py", "chunked_loss_logits.py", "chunked_loss_sum.py")
 FILES = {
@@ -29,8 +29,8 @@ FILES = {
 
 
 @pytest.mark.parametrize("variant", list(FILES))
-def test_exported_scripts_run_on_their_own(memkit: Memkit, tmp_path: Path, text_file: Path, variant: str) -> None:
-    exported = memkit(
+def test_exported_scripts_run_on_their_own(quick_memkit: Quick, tmp_path: Path, text_file: Path, variant: str) -> None:
+    exported = quick_memkit(
         "recipe", "gpt2-on-16gb", "--variant", variant, "--data", str(text_file), "--max-steps", "4", "--export", "job"
     )
     assert exported.returncode == 0, exported.stderr
@@ -43,7 +43,7 @@ def test_exported_scripts_run_on_their_own(memkit: Memkit, tmp_path: Path, text_
     ruff += ["--config", "lint.isort.known-third-party=['hf_memkit']", "."]
     lint = subprocess.run(ruff, cwd=job, capture_output=True, text=True)
     assert lint.returncode == 0, lint.stdout
-    again = memkit("recipe", "gpt2-on-16gb", "--variant", variant, "--export", "job")
+    again = quick_memkit("recipe", "gpt2-on-16gb", "--variant", variant, "--export", "job")
     assert again.returncode == 2 and "holds train.py" in again.stderr
 
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
@@ -61,8 +61,10 @@ def test_exported_scripts_run_on_their_own(memkit: Memkit, tmp_path: Path, text_
 
 
 @pytest.mark.parametrize("variant", list(FILES))
-def test_scripts_for_a_card_are_written_anywhere(memkit: Memkit, tmp_path: Path, variant: str) -> None:
-    exported = memkit("recipe", "gpt2-on-16gb", "--variant", variant, "--gpu", "RTX 4090", "--export", "job", "--json")
+def test_scripts_for_a_card_are_written_anywhere(quick_memkit: Quick, tmp_path: Path, variant: str) -> None:
+    exported = quick_memkit(
+        "recipe", "gpt2-on-16gb", "--variant", variant, "--gpu", "RTX 4090", "--export", "job", "--json"
+    )
     assert exported.returncode == 0, exported.stderr
     files = json.loads(exported.stdout)["files"]
     script = Path(tmp_path / files[0]).read_text()

@@ -9,28 +9,27 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from tests.engine.loaded import loaded
+from tests.loaded import Loaded
 
 PAGE = ROOT / "docs" / "your-own-recipe.md"
 BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.timeout(900)
-def test_the_guide_works_as_it_stands(tmp_path: Path) -> None:
+def test_the_guide_works_as_it_stands(process: Loaded, tmp_path: Path) -> None:
     commands = 0
-    with loaded() as process:
-        for kind, name, content in BLOCK.findall(PAGE.read_text()):
-            if name:
-                (tmp_path / name).write_text(content)
-                continue
-            assert kind == "bash", f"a block of {kind!r} is neither a file nor commands"
-            for line in content.splitlines():
-                ran = process.run(shlex.split(line), tmp_path)
-                print(f"{line}: {ran.seconds:.0f} s")
-                assert ran.returncode == 0, f"{line}\n{ran.output[-3000:]}"
-                commands += 1
-        assert commands >= 6
-        ran = process.run([tmp_path / "tickets-job" / "train.py"], tmp_path)
-        assert ran.returncode == 0, ran.output[-3000:]
+    for kind, name, content in BLOCK.findall(PAGE.read_text()):
+        if name:
+            (tmp_path / name).write_text(content)
+            continue
+        assert kind == "bash", f"a block of {kind!r} is neither a file nor commands"
+        for line in content.splitlines():
+            ran = process.run(shlex.split(line), tmp_path)
+            print(f"{line}: {ran.seconds:.0f} s")
+            assert ran.returncode == 0, f"{line}\n{ran.output[-3000:]}"
+            commands += 1
+    assert commands >= 6
+    ran = process.run([tmp_path / "tickets-job" / "train.py"], tmp_path)
+    assert ran.returncode == 0, ran.output[-3000:]
     assert (tmp_path / "tickets-run" / "memory-report.html").exists()
     assert (tmp_path / "tickets-run" / "model").is_dir()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from hf_memkit import resources
 from hf_memkit.recipe.predictions import checksum, stored
 from hf_memkit.recipe.schema import read_recipe
 from tests.conftest import ROOT, read_json_lines
-from tests.engine.loaded import Loaded, loaded
+from tests.loaded import Loaded
 
 FILES = sorted((ROOT / "recipes").rglob("*.yaml"))
 LEAST_RECIPES, LEAST_VARIANTS = 12, 24
@@ -29,12 +28,6 @@ ADAPTERS = ("lora", "qlora")
 
 STEPS, TOKENS = (20, 40), 40_000
 """Of a rehearsal here, enough for a loss that falls: between so many steps, for about so many tokens."""
-
-
-@pytest.fixture(scope="module")
-def process() -> Iterator[Loaded]:
-    with loaded() as started:
-        yield started
 
 
 def test_the_pack_is_whole() -> None:

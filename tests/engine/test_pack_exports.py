@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import read_json_lines
-from tests.engine.loaded import Loaded, loaded
 from tests.engine.test_pack import FURTHER
+from tests.loaded import Loaded
 
 EXPORTED_STEPS = 2
-
-
-@pytest.fixture(scope="module")
-def process() -> Iterator[Loaded]:
-    with loaded() as started:
-        yield started
 
 
 @pytest.mark.timeout(600)

@@ -13,27 +13,23 @@ from pathlib import Path
 import pytest
 
 from hf_memkit.memory.records import read_records, steps
-from tests.conftest import ROOT, Memkit
+from tests.conftest import ROOT, Quick
 
-STEPS = 16
+STEPS = 12
+
+
+def command(text_file: Path, variant: str) -> list[str]:
+    """With a checkpoint every 4 steps."""
+    arguments = ["recipe", "gpt2-on-16gb", "--variant", variant, "--output", "run", "--data", str(text_file)]
+    return [*arguments, "--max-steps", str(STEPS), "--set", "save_steps=4", "--set", "logging_steps=1"]
 
 
 def start(folder: Path, text_file: Path, variant: str) -> subprocess.Popen[str]:
-    """A run in the background, with a checkpoint every 4 steps."""
-    command = [sys.executable, "-m", "hf_memkit", "recipe", "gpt2-on-16gb", "--variant", variant, "--output", "run"]
-    command += [
-        "--data",
-        str(text_file),
-        "--max-steps",
-        str(STEPS),
-        "--set",
-        "save_steps=4",
-        "--set",
-        "logging_steps=1",
-    ]
+    """A run in the background."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     log = (folder / "log.txt").open("w")
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, text=True)
+    arguments = [sys.executable, "-m", "hf_memkit", *command(text_file, variant)]
+    return subprocess.Popen(arguments, cwd=folder, env=environment, stdout=log, stderr=log, text=True)
 
 
 def wait_for(process: subprocess.Popen[str], folder: Path, checkpoint: int) -> None:
@@ -57,10 +53,10 @@ def losses(folder: Path) -> dict[int, float]:
 
 @pytest.mark.parametrize("variant", ["resident", "offload", "infinity"])
 def test_a_killed_run_leaves_whole_records_and_goes_on(
-    tmp_path: Path, text_file: Path, memkit: Memkit, variant: str
+    tmp_path: Path, text_file: Path, quick_memkit: Quick, variant: str
 ) -> None:
     process = start(tmp_path, text_file, variant)
-    wait_for(process, tmp_path, checkpoint=8)
+    wait_for(process, tmp_path, checkpoint=6)
     process.send_signal(signal.SIGKILL)
     process.wait()
     path = tmp_path / "run" / "memory-rank0.jsonl"
@@ -68,10 +64,10 @@ def test_a_killed_run_leaves_whole_records_and_goes_on(
     assert all(json.loads(line) for line in lines[:-1])
     assert json.loads((tmp_path / "run" / "memkit-run.json").read_text())["status"] == "running"
 
-    refused = memkit("recipe", "gpt2-on-16gb", "--variant", variant, "--output", "run", "--data", str(text_file))
+    refused = quick_memkit("recipe", "gpt2-on-16gb", "--variant", variant, "--output", "run", "--data", str(text_file))
     assert refused.returncode == 2 and "holds an unfinished run" in refused.stderr
 
-    resumed = memkit("recipe", "gpt2-on-16gb", "--resume", "--output", "run")
+    resumed = quick_memkit("recipe", "gpt2-on-16gb", "--resume", "--output", "run")
     assert resumed.returncode == 0, resumed.stdout[-2000:] + resumed.stderr[-3000:]
     assert "Going on from run/checkpoint-" in resumed.stdout
     content = json.loads((tmp_path / "run" / "memkit-run.json").read_text())
@@ -80,18 +76,20 @@ def test_a_killed_run_leaves_whole_records_and_goes_on(
     assert [step["step"] for step in steps(records)] == list(range(1, STEPS + 1))
     assert [record["kind"] for record in records if record["kind"] in ("run", "end")] == ["run", "run", "end"]
 
-    again = memkit("recipe", "gpt2-on-16gb", "--resume", "--output", "run")
+    again = quick_memkit("recipe", "gpt2-on-16gb", "--resume", "--output", "run")
     assert again.returncode == 2 and "is finished" in again.stderr
 
     # The same run without the kill makes the same losses: nothing was lost or repeated.
     whole = tmp_path / "whole"
     whole.mkdir()
-    process = start(whole, text_file, variant)
-    assert process.wait(timeout=400) == 0, (whole / "log.txt").read_text()[-3000:]
+    ran = quick_memkit(*command(text_file, variant), cwd=whole)
+    assert ran.returncode == 0, ran.output[-3000:]
     assert losses(tmp_path) == pytest.approx(losses(whole), rel=0.02)
 
 
-def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(tmp_path: Path, text_file: Path, memkit: Memkit) -> None:
+def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(
+    tmp_path: Path, text_file: Path, quick_memkit: Quick
+) -> None:
     process = start(tmp_path, text_file, "lora")
     wait_for(process, tmp_path, checkpoint=5)
     process.send_signal(signal.SIGINT)
@@ -105,5 +103,5 @@ def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(tmp_path: Path, text_f
     assert json.loads((tmp_path / "run" / "memkit-run.json").read_text())["status"] == "interrupted"
 
     text_file.write_text(text_file.read_text() * 2)
-    changed = memkit("recipe", "gpt2-on-16gb", "--resume", "--output", "run")
+    changed = quick_memkit("recipe", "gpt2-on-16gb", "--resume", "--output", "run")
     assert changed.returncode == 1 and "the data is not that of the run" in changed.stderr

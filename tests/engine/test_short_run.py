@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Memkit, read_json_lines
+from tests.conftest import Quick, read_json_lines
 
 pytestmark = pytest.mark.compat
 
 
 @pytest.mark.parametrize("variant", ["resident", "lora"])
-def test_a_few_steps(memkit: Memkit, tmp_path: Path, text_file: Path, variant: str) -> None:
+def test_a_few_steps(quick_memkit: Quick, tmp_path: Path, text_file: Path, variant: str) -> None:
     command = ["recipe", "gpt2-on-16gb", "--variant", variant, "--data", str(text_file), "--max-steps", "3"]
-    ran = memkit(*command, "--output", "run", "--json")
+    ran = quick_memkit(*command, "--output", "run", "--json")
     assert ran.returncode == 0, ran.stderr[-3000:]
     content = json.loads(ran.stdout)  # nothing else on standard output
     assert content["status"] == "finished" and content["result"]["steps"] == 3
@@ -24,16 +24,16 @@ def test_a_few_steps(memkit: Memkit, tmp_path: Path, text_file: Path, variant: s
     # Every layer of every micro-batch was recomputed: checkpointing is on, under whichever name this version knows it.
     assert content["result"]["recomputed_layers"] == 3 * 2 * 2
 
-    assert memkit(*command, "--output", "run").returncode == 2
-    again = memkit(*command, "--output", "run", "--overwrite")
+    assert quick_memkit(*command, "--output", "run").returncode == 2
+    again = quick_memkit(*command, "--output", "run", "--overwrite")
     assert again.returncode == 0, again.stderr[-2000:]
     assert len([r for r in read_json_lines(tmp_path / "run" / "memory-rank0.jsonl") if r["kind"] == "run"]) == 1
 
 
-def test_a_local_model_keeps_its_weights_and_tokenizer(memkit: Memkit, tmp_path: Path, text_file: Path) -> None:
+def test_a_local_model_keeps_its_weights_and_tokenizer(quick_memkit: Quick, tmp_path: Path, text_file: Path) -> None:
     first = ["recipe", "gpt2-on-16gb", "--variant", "resident", "--data", str(text_file), "--max-steps", "3"]
-    assert memkit(*first, "--output", "one").returncode == 0
-    second = memkit(*first, "--output", "two", "--model", "one/model", "--sequence-length", "256")
+    assert quick_memkit(*first, "--output", "one").returncode == 0
+    second = quick_memkit(*first, "--output", "two", "--model", "one/model", "--sequence-length", "256")
     assert second.returncode == 0, second.stderr[-2000:]
     one = json.loads((tmp_path / "one" / "memkit-run.json").read_text())["result"]
     two = json.loads((tmp_path / "two" / "memkit-run.json").read_text())["result"]

@@ -15,7 +15,9 @@ from hf_memkit.recipe.packing import pack
 from hf_memkit.units import MIB
 from tests.conftest import Memkit, read_json_lines
 
-STEPS = 120  # the recipe's rehearsal
+WHOLE = 120  # the recipe's rehearsal
+STEPS = {"offload": WHOLE, "lora": 80}
+FEWER = 40  # of the others: they learn, but not yet what words there are
 LAYERS = 2
 MICRO_BATCHES = {"offload": 1}  # of the others two
 
@@ -47,28 +49,32 @@ def saved_model_loss(content: dict[str, Any], folder: Path) -> float:
 @pytest.mark.parametrize("variant", list(EXPECTED))
 def test_a_rehearsal_learns_and_leaves_proof(memkit: Memkit, tmp_path: Path, variant: str) -> None:
     started = time.monotonic()
-    ran = memkit("recipe", "gpt2-on-16gb", "--variant", variant, "--output", "run")
+    count = STEPS.get(variant, FEWER)
+    fewer = [] if count == WHOLE else ["--max-steps", str(count)]
+    ran = memkit("recipe", "gpt2-on-16gb", "--variant", variant, "--output", "run", *fewer)
     print(f"{variant}: {time.monotonic() - started:.0f} s")
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
 
     content = json.loads((tmp_path / "run" / "memkit-run.json").read_text())
     result = content["result"]
-    assert content["status"] == "finished" and content["rehearsal"] and result["steps"] == STEPS
+    assert content["status"] == "finished" and content["rehearsal"] and result["steps"] == count
     if variant == "lora":  # adapters beside random weights cannot learn the text, but must clearly move towards it
         assert result["held_out_loss"] < result["held_out_loss_before"] - 0.3
-    else:
+    elif count == WHOLE:
         assert result["held_out_loss"] < result["unigram_loss"]
+    else:
+        assert result["held_out_loss"] < result["held_out_loss_before"] - 0.5
 
     records = read_json_lines(tmp_path / "run" / "memory-rank0.jsonl")
     assert all(record["schema"] == 1 for record in records)
     kinds = Counter(record["kind"] for record in records)
     assert kinds["run"] == kinds["end"] == 1 and kinds["evaluate"] == 2 and kinds["save"] >= 5
-    assert [record["step"] for record in records if record["kind"] == "step"] == list(range(1, STEPS + 1))
+    assert [record["step"] for record in records if record["kind"] == "step"] == list(range(1, count + 1))
     end = records[-1]
     assert end["kind"] == "end" and end["status"] == "finished" and "callback_errors" not in end.get("errors", {})
     assert end["optimizer_classes"][-1] == EXPECTED[variant]["optimizers"]
     assert result["engine"] == EXPECTED[variant]["engine"]
-    assert end["recomputed_layers"] == STEPS * MICRO_BATCHES.get(variant, 2) * LAYERS
+    assert end["recomputed_layers"] == count * MICRO_BATCHES.get(variant, 2) * LAYERS
     if variant == "resident":
         for moment in ("exp_avg", "exp_avg_sq"):
             assert set(end["optimizer_states"][moment]) == {"OptimState8bit", "float32"}

@@ -1,6 +1,6 @@
 """A process that has loaded the libraries, and forks one for each command or script: seconds saved each time.
 
-    python -m tests.engine.loaded       reads a line of JSON a job, answers with a line of JSON
+    python -m tests.loaded       reads a line of JSON a job, answers with a line of JSON
 
 A job runs as it would by itself: its own working folder, environment variables, output and exit code.
 """
@@ -14,6 +14,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -21,43 +22,54 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tests.conftest import ROOT
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True)
 class Ran:
-    """How a job ended: exit code, everything that it printed, seconds."""
+    """How a job ended: exit code, what it printed, seconds."""
 
     returncode: int
-    output: str
+    stdout: str
+    stderr: str
     seconds: float
+
+    @property
+    def output(self) -> str:
+        return self.stdout + self.stderr
 
 
 class Loaded:
     """The process; `run` starts a job in it and waits."""
 
     def __init__(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
+        self._folder = tempfile.TemporaryDirectory()
+        # What stands on PYTHONPATH stays: an older transformers, where CI tests against it.
+        path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH")) if part)
+        environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"}
         environment |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         # As in an activated environment: another ninja would build everything again.
         environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.engine.loaded"],
+            [sys.executable, "-m", "tests.loaded"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT,
         )  # fmt: skip
 
     def run(self, arguments: Sequence[str | Path], folder: Path) -> Ran:
         """`["memkit", …]` or `["script.py"]`, in `folder`."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        job = {"arguments": [str(each) for each in arguments], "folder": str(folder), "output": str(folder / "output")}
+        said = Path(tempfile.mkdtemp(dir=self._folder.name))
+        job = {"arguments": [str(each) for each in arguments], "folder": str(folder), "said": str(said)}
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())
-        return Ran(answer["returncode"], (folder / "output").read_text(errors="replace"), answer["seconds"])
+        stdout, stderr = ((said / name).read_text(errors="replace") for name in ("stdout", "stderr"))
+        return Ran(answer["returncode"], stdout, stderr, answer["seconds"])
 
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
+        self._folder.cleanup()
 
 
 @contextlib.contextmanager
@@ -100,9 +112,8 @@ def _leave(job: dict[str, Any]) -> NoReturn:
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(job["folder"])
-    output = os.open(job["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(Path(job["said"]) / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), number)
     code = 0
     try:
         first, *rest = job["arguments"]
