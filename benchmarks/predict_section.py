@@ -11,13 +11,11 @@ the allocator, categories. Some cases record the allocator's history too, which 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,8 +36,6 @@ from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import GIB
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from hf_memkit.predict import Prediction
 
 STEPS: Final = 5
@@ -78,11 +74,9 @@ def measure(case: Case, *, on_cpu: bool, max_steps: int) -> dict[str, Any]:
         setup, facts = make_setup(ran, machine, on_cpu=on_cpu)
         if setup.problems:
             return {"status": "refused", "why": "; ".join(setup.problems)}
-        prediction, way = _predicted(ran, setup, facts, machine, on_cpu=on_cpu)
+        prediction = _predicted(ran, setup, facts, machine, on_cpu=on_cpu)
     except MemkitError as error:
         return {"status": "refused", "why": str(error)}
-    finally:
-        _close_worker()  # what it may hold of the card is not the training's
     predicted_s = time.monotonic() - started
     train = {"setup": setup, "on_cpu": on_cpu, "max_steps": min(max_steps, STEPS)}
     found = _at_the_edge(ran, prediction, train) if case.kind == "edge" else _trained(ran, train)
@@ -90,7 +84,6 @@ def measure(case: Case, *, on_cpu: bool, max_steps: int) -> dict[str, Any]:
         **found,
         **({"not_rehearsed": skipped} if skipped else {}),
         "prediction": prediction.to_json(),
-        "predicted_by": way,
         "predicted_s": predicted_s,
         "setup": setup.to_json(),
         "errors": errors(prediction.to_json(), found),
@@ -205,56 +198,18 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> Summary:
 
 # ---- predicting ----
 
-_way: str | None = None
-"""How the card was given to the process that traces, once one way has worked."""
-
 
 def _predicted(
     case: Case, setup: TrainingSetup, facts: ModelFacts | None, machine: Machine, *, on_cpu: bool
-) -> tuple[Prediction, str]:
-    """The prediction, and how its trace was made: with the machine's own card in sight, or, where that fails, with the
-    card hidden, as on a machine without one."""
-    global _way
+) -> Prediction:
+    """What a user of this machine would be told."""
     from hf_memkit.predict import predict
 
     micro_batch, length = case.shape(on_cpu=on_cpu)
-    ways = {"card hidden": {"CUDA_VISIBLE_DEVICES": ""}}
-    if not on_cpu:
-        # Otherwise looking for a card starts the driver, and no process that is forked then can use it.
-        ways = {"card in sight": {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}, **ways}
-    failed: list[str] = []
-    for way in [_way] if _way is not None else ways:
-        with _environment(ways[way]):
-            _close_worker()
-            found = predict(
-                setup, model=facts, machine=machine, micro_batch_size=micro_batch, sequence_length=length,
-                accumulation=case.accumulation,
-            )  # fmt: skip
-        if found.confidence.level == "trace":
-            _way = way
-            return found.with_notes(*failed), way
-        failed += [f"{way}: {note}" for note in found.notes]
-    return found.with_notes(*failed), way
-
-
-def _close_worker() -> None:
-    from hf_memkit.predict.worker import shared_worker
-
-    shared_worker().close()
-
-
-@contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+    return predict(
+        setup, model=facts, machine=machine, micro_batch_size=micro_batch, sequence_length=length,
+        accumulation=case.accumulation,
+    )  # fmt: skip
 
 
 # ---- measuring ----

@@ -7,7 +7,7 @@ The order matters: TrainingArguments first and kept alive, because under ZeRO-3 
 from hf_memkit.build.arguments import build_arguments, prepared_rows
 from hf_memkit.build.model import build_model
 from hf_memkit.build.optimizer import optimizer_class_and_options, optimizer_options
-from hf_memkit.build.packages import needed_packages, require_packages
+from hf_memkit.build.packages import missing_package, needed_packages, require_packages
 from hf_memkit.build.parts import install_model_parts, part_files
 from hf_memkit.build.trainer import after_making, trainer_class, trainer_options
 
@@ -16,6 +16,7 @@ __all__ = [
     "build_arguments",
     "build_model",
     "install_model_parts",
+    "missing_package",
     "needed_packages",
     "optimizer_class_and_options",
     "optimizer_options",

@@ -10,7 +10,7 @@ from hf_memkit.errors import MissingPackageError
 from hf_memkit.technique import TECHNIQUES
 from hf_memkit.training_setup import TrainingSetup
 
-__all__ = ["needed_packages", "require_packages"]
+__all__ = ["missing_package", "needed_packages", "require_packages"]
 
 _EXTRA: Final = {
     "torchao": "gpu",
@@ -61,10 +61,16 @@ def require_packages(setup: TrainingSetup) -> None:
     Raises:
         MissingPackageError: a package is missing; names the command that installs it.
     """
+    missing = missing_package(setup)
+    if missing is not None:
+        raise MissingPackageError(f"{setup.preset!r} needs {missing}")
+
+
+def missing_package(setup: TrainingSetup) -> str | None:
+    """What the setup's techniques import and is not installed, with the command that installs it; or None."""
     trainer = str(setup.get("trainer.class", "transformers:Trainer"))
     for package, name in {**needed_packages(setup), **_of_trainer(trainer)}.items():
         if importlib.util.find_spec(package) is None:
             what = f"'hf-memkit[{_EXTRA[package]}]'" if package in _EXTRA else package
-            raise MissingPackageError(
-                f"{setup.preset!r} needs {package} (for {name}), which is not installed; run: pip install {what}"
-            )
+            return f"{package} (for {name}), which is not installed; run: pip install {what}"
+    return None

@@ -13,6 +13,7 @@ from importlib.metadata import version
 from typing import Final
 
 from hf_memkit.adapter_layers import adapter_tensors
+from hf_memkit.build import missing_package
 from hf_memkit.compat import free_order
 from hf_memkit.errors import InputError
 from hf_memkit.hardware import Machine
@@ -88,6 +89,9 @@ def predict(
                 if failure.refused and (model is None or _is_the_users(failure)):
                     raise InputError(str(failure)) from failure
                 failures.append(failure)
+                if failure.kind == "ModuleNotFoundError" and (missing := missing_package(setup)):
+                    notes.append(f"not traced: a trace needs {missing}")
+                    break
                 notes.append(f"not traced on {_ON[device]}: {failure}")
                 continue
             return _from_trace(found, device, setup, job, ledger, notes)
@@ -221,6 +225,8 @@ def _from_trace(
         trace = edited(trace, [Added(gradients // steps, "buffers", term)])
     if job.processes > 1:
         notes.append("the buffers of the communication library (NCCL) lie outside the allocator and are not in this")
+    if setup.get("arguments.predict_with_generate"):
+        notes.append("evaluations generate: counted as if every answer were as long as it may be")
     settings = AllocatorSettings()
     if text := setup.get(f"environment.{VARIABLE}"):
         settings, said = parse_settings(str(text))
@@ -230,7 +236,8 @@ def _from_trace(
     alone = replay(trace, settings, card_bytes=card, order=free_order(version("torch")))
     cap = smallest_cap(trace, settings, card_bytes=card)
     peak = trace.peak()
-    rests_on = f"two optimizer steps of transformers.Trainer on {_ON[device]}"
+    trainer = "TRL's SFTTrainer" if setup.get("trainer.class") == "trl:SFTTrainer" else "transformers.Trainer"
+    rests_on = f"two optimizer steps of {trainer} on {_ON[device]}"
     if split:
         rests_on += ", joined with the formulas of what DeepSpeed holds"
     host = ledger.rows if ledger is not None else (process_row(job.gpus),)

@@ -67,6 +67,9 @@ class Worker:
         self.close()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        # The predicted card is another one than this machine's; and once torch has looked for a card, no process that
+        # is forked can use it.
+        environment["CUDA_VISIBLE_DEVICES"] = ""
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_USE_DEEPSPEED"):
             environment.pop(name, None)  # the traced training is one process, whatever the one that asks is
         package = str(Path(__file__).resolve().parents[2])

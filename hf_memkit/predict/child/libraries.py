@@ -76,7 +76,7 @@ def install_library_rules(setup: TrainingSetup, *, on_card: bool) -> None:
         one_stream()
         _tf32_is_available()
     optimizer = optimizer_of(setup).lower()
-    if _BITSANDBYTES.search(optimizer):
+    if _BITSANDBYTES.search(optimizer) and not optimizer.startswith("hf_memkit.parts.low_bit_adamw"):
         _bitsandbytes_optimizers()
     if optimizer.startswith("apollo"):
         _apollo()

@@ -35,6 +35,8 @@ def build_fake_model(setup: TrainingSetup, *, trust_remote_code: bool = False) -
     with quiet_transformers(), no_init_weights():
         model = _class_of(setup, config)._from_config(config, dtype=dtype, **options)
         model.tie_weights()  # initialising would have done it
+        if setup.get("model.architecture", {}).get("tie_word_embeddings") is False:
+            _untie(model)
         if "model.quantization" in setup:
             from hf_memkit.predict.child.libraries_quantised import quantise_linears
 
@@ -43,6 +45,17 @@ def build_fake_model(setup: TrainingSetup, *, trust_remote_code: bool = False) -
             model = _with_adapters(model, setup.section("adapter"))
     install_model_parts(model, setup)
     return model
+
+
+def _untie(model: Any) -> None:
+    """An output layer of its own, where the config says so and transformers ties it none the less: T5 takes that value
+    for something else (transformers 5.23.0: configuration_t5.py), and from a checkpoint with both it loads both."""
+    import torch
+
+    inside, outside = model.get_input_embeddings(), model.get_output_embeddings()
+    shared = getattr(inside, "weight", None)
+    if shared is not None and getattr(outside, "weight", None) is shared:
+        outside.weight = torch.nn.Parameter(torch.empty_like(shared), requires_grad=shared.requires_grad)
 
 
 def _config(setup: TrainingSetup, trust_remote_code: bool) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hf_memkit.build import after_making, build_arguments, prepared_rows, trainer_class, trainer_options
+from hf_memkit.predict.child.generation import generates, generating
 from hf_memkit.predict.child.inputs import Rows, example, pads, shortened
 from hf_memkit.predict.child.kernel_rules import learn_counts
 from hf_memkit.predict.child.libraries import install_library_rules, shapes_from_values_are_unmodelled, traceable
@@ -176,7 +177,10 @@ def _trainer(
         if request.device == "cuda":  # on a CPU, the host is the device
             trainer.data_collator = _with_values(trainer.data_collator)
     else:
-        trainer = own.trainer_class(model=model, args=arguments, train_dataset=rows, **options)
+        kind = own.trainer_class
+        if generates(arguments):
+            kind = trainer_class(setup) if request.device == "real cpu" else generating(kind)
+        trainer = kind(model=model, args=arguments, train_dataset=rows, **options)
     trainer.remove_callback(PrinterCallback)
     return trainer
 
