@@ -53,7 +53,7 @@ def _untie(model: Any) -> None:
     import torch
 
     inside, outside = model.get_input_embeddings(), model.get_output_embeddings()
-    shared = getattr(inside, "weight", None)
+    shared: Any = getattr(inside, "weight", None)
     if shared is not None and getattr(outside, "weight", None) is shared:
         outside.weight = torch.nn.Parameter(torch.empty_like(shared), requires_grad=shared.requires_grad)
 
