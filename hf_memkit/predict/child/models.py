@@ -53,8 +53,9 @@ def _untie(model: Any) -> None:
     import torch
 
     inside, outside = model.get_input_embeddings(), model.get_output_embeddings()
-    shared: Any = getattr(inside, "weight", None)
-    if shared is not None and getattr(outside, "weight", None) is shared:
+    shared = getattr(inside, "weight", None)
+    tied = shared is not None and getattr(outside, "weight", None) is shared
+    if tied and shared is not None:
         outside.weight = torch.nn.Parameter(torch.empty_like(shared), requires_grad=shared.requires_grad)
 
 
