@@ -61,5 +61,6 @@ def summarize(made: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if warm:
         step_time_ms = statistics.median(step["step_time_ms"] for step in warm)
         result["step_time_ms"] = step_time_ms
-        result["tokens_per_s"] = warm[0]["tokens"] / step_time_ms * 1000
+        if "tokens" in warm[0]:  # images have none
+            result["tokens_per_s"] = warm[0]["tokens"] / step_time_ms * 1000
     return result
