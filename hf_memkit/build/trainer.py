@@ -21,12 +21,15 @@ def trainer_class(setup: TrainingSetup) -> Any:
 
 
 def after_making(setup: TrainingSetup, trainer: Any) -> None:
-    """Puts right what the trainer's class has changed while it was made.
+    """With fp16, makes the trained weights beside frozen ones fp32: a gradient scaler refuses 16-bit ones, and such
+    cards compute no bf16.
 
-    SFTTrainer makes trained weights beside 4-bit ones bf16 (trl 1.16.0: sft_trainer.py, `_is_quantized_model`). With
-    fp16 they become fp32 again, as PEFT made them: such cards compute no bf16, and a gradient scaler wants fp32.
+    PEFT makes adapters fp32, but not the heads that it trains whole (peft 0.21.2: utils/other.py,
+    ModulesToSaveWrapper). SFTTrainer makes all of them bf16 beside 4-bit weights (trl 1.16.0: sft_trainer.py,
+    `_is_quantized_model`).
     """
-    if setup.get("trainer.class") != "trl:SFTTrainer" or not setup.get("arguments.fp16"):
+    adapted = bool(setup.section("adapter")) or setup.get("trainer.class") == "trl:SFTTrainer"
+    if not setup.get("arguments.fp16") or not adapted:
         return
     for parameter in trainer.model.parameters():
         if parameter.requires_grad:

@@ -167,6 +167,8 @@ def prepare(asked: Asked, before_model: Callable[[], None] | None = None) -> Pre
         made = _preset(asked, name, techniques, model, length)
         setup, model = with_class(made, model), replace(model, facts=made.asked.model)
         notes += [note for note in made.notes if "left out" in note]
+        # What it needs by formula is what is predicted here; what else the card lacks no trace shows.
+        notes += [f"{name} {problem}" for problem in made.problems if "by formula" not in problem]
     else:
         setup = _defaults(asked, model, fields, machine, notes)
     setup = _with_sizes(setup, length, model.maximum_length)

@@ -83,12 +83,10 @@ def recipe(
     from hf_memkit.cli.recipe_list import copy_recipe, list_recipes
     from hf_memkit.cli.recipe_options import Options
 
-    if name is None:
-        return list_recipes(gpu, gpu_memory, ram, as_json=as_json)
-    if copy is not None:
+    if name is not None and copy is not None:
         return copy_recipe(name, Path(_expand(copy) or copy))
     options = Options(
-        name=name,
+        name=name or "",
         variant=variant,
         model=_expand(model),
         data=_expand(data),
@@ -112,7 +110,28 @@ def recipe(
         export=export,
         as_json=as_json,
     )
+    if name is None:
+        _refuse_without_name([*options.given(*_OF_ONE_RECIPE), *(["--copy"] if copy is not None else [])], variant)
+        return list_recipes(gpu, gpu_memory, ram, as_json=as_json)
     return run_recipe(options)
+
+
+_OF_ONE_RECIPE = (
+    "model", "data", "max_steps", "sequence_length", "output", "nvme_path", "gpus", "nodes", "node_rank",
+    "master_addr", "master_port", "setting", "resume", "overwrite", "dry_run", "no_trace", "export",
+)  # fmt: skip
+
+
+def _refuse_without_name(given: list[str], variant: str) -> None:
+    """Without a name the recipes are listed; what asks for more than that has lost its name."""
+    from hf_memkit.errors import InputError
+
+    given += ["--variant"] if variant != "auto" else []
+    if given:
+        raise InputError(
+            f"{', '.join(given)}: of which recipe? give its name, as in memkit recipe bert-large-on-8gb {given[0]} …; "
+            f"memkit recipe by itself lists them"
+        )
 
 
 def _expand(path: str | None) -> str | None:

@@ -233,7 +233,7 @@ def _train(job: Run, earlier: dict[str, Any] | None, ranks: Ranks, options: Opti
     if ranks.is_first and as_json:
         print(json.dumps(content, indent=2))
     elif ranks.is_first:
-        render.closing(job, content)
+        render.closing(job, content, options.name)
     return 0 if content["status"] == "finished" else 1
 
 

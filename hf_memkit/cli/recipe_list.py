@@ -46,6 +46,7 @@ def list_recipes(gpu: str | None, gpu_memory: str | None, ram: str | None, *, as
         print(json.dumps(rows, indent=2))
         return 0
     table = plain_table("recipe", "card", "variants: predicted GiB of the card", "what it does")
+    table.columns[0].no_wrap = True  # a name in two pieces cannot be copied
     for row in rows:
         peaks = ", ".join(_peak(variant) for variant in row["variants_predicted"])
         card = row["card"] if row["gpus"] == 1 else f"{row['gpus']} × {row['card']}"
@@ -147,25 +148,38 @@ def _for_machine(recipes: list[Recipe], machine: Machine, *, as_json: bool) -> i
         escape(f"{machine.gpu.name} ({format_size(machine.gpu.capacity_bytes)}, {dtype}), "
                f"{format_size(machine.ram_bytes)} of RAM: what makes most of the card comes first.")
     )  # fmt: skip
-    table = plain_table("run, or rehearse without a GPU", "what it does", "card", "RAM", "batch × length", "also fit")
+    # All of it fits 80 columns.
+    table = plain_table("run, or rehearse without a GPU", "card", "RAM", "batch ×\nlength")
+    # A command in two pieces cannot be copied: it has its line whatever the width.
+    table.columns[0].min_width = max((len(command(some[0])) for some in fit), default=0)
+    table.columns[-1].no_wrap = True
     for some in fit:
         best, one = some[0], some[0].predicted
         cards = f"{one.gpus * one.nodes} × " if one.gpus * one.nodes > 1 else ""
-        tight = " (tight)" if best.verdict == "tight" else ""
+        tight = "\ntight" if best.verdict == "tight" else ""
+        also = ", ".join(option.predicted.variant for option in some[1:])
         table.add_row(
             escape(command(best)),
-            escape(best.recipe.summary),
-            f"{cards}{format_size(best.card_bytes)}{tight}",
-            format_size(best.ram_bytes),
+            f"{cards}{best.card_bytes / GIB:.1f}{tight}",
+            f"{best.ram_bytes / GIB:.1f}",
             f"{one.micro_batch_size}·{one.accumulation} × {one.sequence_length}",
-            ", ".join(option.predicted.variant for option in some[1:]) or "–",
         )
+        table.add_row(f"[dim]{escape(best.recipe.summary)}{f'; also fit: {also}' if also else ''}[/dim]", "", "", "")
     console.print(table)
-    console.print("Predicted, not measured; card: the context included. batch: of a card, micro-batch · accumulation.")
+    console.print(
+        "Predicted, not measured. card, RAM: GiB, the card's context included. batch: of a card, "
+        "micro-batch · accumulation."
+    )
     if others:
         console.print(escape("Does not fit: " + "; ".join(_lacks(some) for some in others) + "."))
     if unknown:
-        console.print(escape(f"Not predicted for this kind of card: {', '.join(unknown)}."))
+        kind = "" if machine.gpu.bf16 else " in fp16, and most variants need bf16"
+        console.print(
+            escape(
+                f"Not predicted beforehand for this kind of card{kind}: {', '.join(unknown)}. "
+                f"memkit recipe NAME --dry-run, with this --gpu, predicts one now."
+            )
+        )
     return 0
 
 

@@ -93,15 +93,12 @@ def opening(recipe: Recipe, resolved: Resolved, job: Run) -> None:
         say(f"{why}, so this is a REHEARSAL: a small model goes through the same techniques.")
 
 
-def closing(job: Run, content: dict[str, Any]) -> None:
-    """What came out, and how much of it is proved."""
+def closing(job: Run, content: dict[str, Any], name: str) -> None:
+    """What came out, and how much of it is proved. `name`: the recipe as it was asked for, by name or by its file."""
     result = content["result"]
     say("")
     if content["status"] == "interrupted":
-        say(
-            f"Stopped after step {result['steps']}. "
-            f"Go on with: memkit recipe {job.recipe} --resume --output {job.output}"
-        )
+        say(f"Stopped after step {result['steps']}. Go on with: memkit recipe {name} --resume --output {job.output}")
         return
     say(f"Done: {result['steps']} steps in {result['wall_time_s']:.0f} s. {_losses(result)}")
     if metrics := result.get("metrics"):
@@ -130,7 +127,7 @@ def closing(job: Run, content: dict[str, Any]) -> None:
     )
     for problem in target.problems:
         say(f"On this machine the target run would be refused: it {problem}.")
-    say(f"All its settings: memkit recipe {job.recipe} --variant {job.variant} --dry-run --gpu NAME")
+    say(f"All its settings: memkit recipe {name} --variant {job.variant} --dry-run --gpu NAME")
     _left_out(job)
 
 

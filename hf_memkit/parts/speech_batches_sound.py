@@ -58,7 +58,7 @@ def seconds_of(source: str | Path | bytes) -> float:
     try:
         found = _soundfile().info(io.BytesIO(content))
     except RuntimeError as error:
-        raise SoundError(f"is no sound that soundfile can read ({error})") from error
+        raise _unreadable(error) from error
     return float(found.frames) / float(found.samplerate)
 
 
@@ -87,6 +87,11 @@ def resample(samples: Samples, rate: int, wanted: int) -> Samples:
     return found
 
 
+def _unreadable(error: RuntimeError) -> SoundError:
+    why = getattr(error, "error_string", str(error)).rstrip(".")  # str() of soundfile's names the buffer it read from
+    return SoundError(f"is no sound that soundfile can read ({why}); save it anew as WAV or FLAC, or take it out")
+
+
 def _decode(content: bytes) -> tuple[Samples, int]:
     """((samples, channels), rate)."""
     if not content:
@@ -95,7 +100,7 @@ def _decode(content: bytes) -> tuple[Samples, int]:
         try:
             samples, rate = _soundfile().read(io.BytesIO(content), dtype="float32", always_2d=True)
         except RuntimeError as error:
-            raise SoundError(f"is no sound that soundfile can read ({error})") from error
+            raise _unreadable(error) from error
         return samples, int(rate)
     channels, rate, bits, kind, data = _wav_parts(content)
     width = bits // 8

@@ -11,6 +11,7 @@ from typing import Any, Final
 from hf_memkit import compat
 from hf_memkit.argument_values import checked
 from hf_memkit.errors import InputError, SettingError, did_you_mean
+from hf_memkit.predict.own_training import GENERATION_FIELDS
 
 __all__ = ["given_arguments"]
 
@@ -55,7 +56,9 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
     known = compat.argument_types()
     found, problems = checked(given)
     problems += [
-        f"{name}: no field of TrainingArguments{did_you_mean(str(name), known)}" for name in found if name not in known
+        f"{name}: no field of TrainingArguments{did_you_mean(str(name), known)}"
+        for name in found
+        if name not in known and name not in GENERATION_FIELDS
     ]
     for name in ("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"):
         if isinstance(found.get(name), int) and found[name] < 1:
@@ -67,11 +70,12 @@ def _checked(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _different(args: Any) -> tuple[dict[str, Any], list[str]]:
     """Fields that are not what they are without being set: some are changed when the object is made."""
-    from transformers import TrainingArguments
+    from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
-    plain = TrainingArguments(output_dir=args.output_dir, use_cpu=True)
+    kind = Seq2SeqTrainingArguments if isinstance(args, Seq2SeqTrainingArguments) else TrainingArguments
+    plain = kind(output_dir=args.output_dir, use_cpu=True)
     found = {}
-    for field in dataclasses.fields(TrainingArguments):
+    for field in dataclasses.fields(kind):
         value = getattr(args, field.name, None)
         if not field.init or field.name in _OF_NO_CONCERN or _plain(value) == _plain(getattr(plain, field.name)):
             continue
@@ -80,7 +84,7 @@ def _different(args: Any) -> tuple[dict[str, Any], list[str]]:
         except (TypeError, ValueError):
             raise InputError(f"args.{field.name}={value!r}: is no plain value, and cannot be passed on") from None
     notes = []
-    known = {field.name for field in dataclasses.fields(TrainingArguments)}
+    known = {field.name for field in dataclasses.fields(kind)}
     more = [
         field.name
         for field in dataclasses.fields(args)

@@ -14,7 +14,15 @@ from typing import Any, Final, Self
 
 from hf_memkit.errors import InputError
 
-__all__ = ["OwnTraining", "import_path"]
+__all__ = ["GENERATION_FIELDS", "OwnTraining", "import_path"]
+
+GENERATION_FIELDS: Final = frozenset(
+    {
+        "generation_config", "generation_max_length", "generation_num_beams", "predict_with_generate",
+        "sortish_sampler",
+    }
+)  # fmt: skip
+"""What Seq2SeqTrainingArguments have beside TrainingArguments (transformers 5.23.0: training_args_seq2seq.py)."""
 
 _PATH: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
@@ -28,6 +36,7 @@ class OwnTraining:
         module_file: file that holds the model without its values (`own_module.py`).
         batch_file: file that holds a batch to train on, and one to evaluate with (`own_batch.py`).
         trainer_class: `"package.module:name"` of a subclass of Trainer.
+        metrics: whether evaluations compute metrics of the predictions, which are kept for them.
         search_path: folders in which modules are found, as `sys.path`.
     """
 
@@ -35,6 +44,7 @@ class OwnTraining:
     module_file: str | None = None
     batch_file: str | None = None
     trainer_class: str | None = None
+    metrics: bool = False
     search_path: tuple[str, ...] = field(default_factory=lambda: tuple(sys.path))
 
     @property

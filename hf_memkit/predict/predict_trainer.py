@@ -97,8 +97,10 @@ def predict_trainer(
     machine = described_machine(gpu, gpu_memory, ram, None)
     fields, notes = given_arguments(given.args)
     own = OwnTraining(
-        trainer_class=import_path(given.trainer_class, "trainer_class") if given.trainer_class is not None else None
+        trainer_class=import_path(given.trainer_class, "trainer_class") if given.trainer_class is not None else None,
+        metrics=given.metrics,
     )
+    notes += _of_evaluation(fields, own)
     batch = int(fields.get(_BATCH, DEFAULT_MICRO_BATCH))
     with tempfile.TemporaryDirectory() as folder:
         looked_at, own = _model(given.model, own, Path(folder), trust_remote_code=trust_remote_code)
@@ -142,6 +144,23 @@ class _Given:
     processing_class: Any
     optimizer: tuple[type, dict[str, Any]] | None
     trainer_class: Any
+    metrics: bool = False
+    """Whether its evaluations keep all that the model gives, for metrics."""
+
+
+def _of_evaluation(fields: dict[str, Any], own: OwnTraining) -> list[str]:
+    """What is to be said of evaluations; what Trainer ignores is taken out of `fields`."""
+    notes = []
+    if own.trainer_class is None and fields.pop("predict_with_generate", None):
+        notes.append("predict_with_generate has no effect: Trainer does not generate, Seq2SeqTrainer does")
+    evaluates = fields.get("eval_strategy", "no") != "no"
+    accumulates = fields.get("eval_accumulation_steps") is None and not fields.get("batch_eval_metrics")
+    if evaluates and own.metrics and accumulates:
+        notes.append(
+            "compute_metrics: the card keeps the predictions of all batches of an evaluation, and those of two are "
+            "counted here; eval_accumulation_steps=1 moves them to RAM"
+        )
+    return notes
 
 
 def _is_trainer(model: Any) -> bool:
@@ -172,6 +191,9 @@ def _of_trainer(trainer: Any, given: _Given) -> _Given:
         processing_class=given.processing_class or getattr(trainer, "processing_class", None),
         optimizer=given.optimizer or getattr(trainer, "optimizer_cls_and_kwargs", None),
         trainer_class=given.trainer_class or (None if kind is Trainer else kind),
+        metrics=trainer.compute_metrics is not None
+        and trainer.preprocess_logits_for_metrics is None  # takes less of them
+        and not trainer.args.prediction_loss_only,
     )
 
 

@@ -74,6 +74,11 @@ def predict(
         InputError: nothing can be said of this job, with the reason.
     """
     _refuse_impossible(setup, micro_batch_size, sequence_length, gpus, nodes)
+    if machine.gpu is not None and not machine.gpu.bf16 and setup.get("arguments.bf16"):
+        raise InputError(
+            f"bf16=True: {machine.gpu.name} has no bf16, which begins with compute capability 8.0 (Ampere); set "
+            f"fp16=True in its place, or name another card"
+        )
     job = Job(model, machine, micro_batch_size, sequence_length, _NVME, {}, gpus, nodes, accumulation)
     setup = setup.put("arguments.per_device_train_batch_size", micro_batch_size, "asked for")
     setup = setup.put("arguments.gradient_accumulation_steps", accumulation, "asked for")
@@ -183,6 +188,7 @@ def _request(
         capability=(int(capability), round(capability * 10) % 10),
         capacity_bytes=gpu.capacity_bytes if gpu is not None else 80 * 2**30,
         evaluate=setup.get("arguments.eval_strategy", "no") != "no",
+        metrics=own is not None and own.metrics,
         save=not is_split(setup),  # the engine has a way of its own
         trust_remote_code=trust_remote_code,
         own=own,
@@ -225,8 +231,6 @@ def _from_trace(
         trace = edited(trace, [Added(gradients // steps, "buffers", term)])
     if job.processes > 1:
         notes.append("the buffers of the communication library (NCCL) lie outside the allocator and are not in this")
-    if setup.get("arguments.predict_with_generate"):
-        notes.append("evaluations generate: counted as if every answer were as long as it may be")
     settings = AllocatorSettings()
     if text := setup.get(f"environment.{VARIABLE}"):
         settings, said = parse_settings(str(text))
@@ -234,7 +238,10 @@ def _from_trace(
     gpu = job.machine.gpu
     card = gpu.capacity_bytes if gpu is not None else None
     alone = replay(trace, settings, card_bytes=card, order=free_order(version("torch")))
+    if setup.get("arguments.predict_with_generate") and "evaluate" in alone.allocated_by_phase:
+        notes.append("evaluations generate: counted as if every answer were as long as it may be")
     cap = smallest_cap(trace, settings, card_bytes=card)
+    low, high = reserved_interval(trace, settings, smallest_cap_bytes=cap)
     peak = trace.peak()
     trainer = "TRL's SFTTrainer" if setup.get("trainer.class") == "trl:SFTTrainer" else "transformers.Trainer"
     rests_on = f"two optimizer steps of {trainer} on {_ON[device]}"
@@ -244,7 +251,7 @@ def _from_trace(
     places = Ledger(tuple(host))
     return Prediction(
         peak_allocated_bytes=alone.peak_allocated_bytes,
-        peak_reserved_bytes=reserved_interval(trace, settings, smallest_cap_bytes=cap),
+        peak_reserved_bytes=(low, max(high, alone.peak_reserved_bytes)),  # the phases' own is among them
         outside_allocator_bytes=gpu.context_bytes if gpu is not None else 0,
         smallest_cap_bytes=cap,
         phases={

@@ -58,7 +58,8 @@ def judge(
     lacks = []
     if host_bytes is not None and host_bytes > machine.ram_bytes:
         lacks.append(
-            f"it needs {format_size(host_bytes)} of RAM, and the machine has {format_size(machine.ram_bytes)}"
+            f"it needs {format_size(host_bytes)} of RAM, and the machine has {format_size(machine.ram_bytes)} "
+            f"(--ram says another)"
         )
     if disk_bytes is not None and disk_bytes > machine.disk_free_bytes:
         lacks.append(

@@ -10,12 +10,13 @@ import atexit
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from threading import Lock
+from threading import RLock
 from typing import IO, Any, Final
 
 from hf_memkit.errors import RunError
@@ -55,15 +56,18 @@ class Worker:
     def __init__(self, limit_s: float = LIMIT_S) -> None:
         self.without_shim: str | None = None
         self._limit_s = limit_s
-        self._lock = Lock()
+        self._lock = RLock()  # one line out, one line in: two threads would read each other's
         self._process: subprocess.Popen[str] | None = None
         self._errors: IO[bytes] | None = None
         self._waited = False
 
     def start(self) -> None:
         """Starts the process, if it does not run, and comes back at once: it loads its libraries meanwhile."""
-        if self._process is not None and self._process.poll() is None:
-            return
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+
+    def _start(self) -> None:
         self.close()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -86,10 +90,11 @@ class Worker:
         Raises:
             TraceFailed: it died of that.
         """
-        self.start()
-        if not self._waited:
-            self.without_shim = self._answer()["shim"]
-            self._waited = True
+        with self._lock:
+            self.start()
+            if not self._waited:
+                self.without_shim = self._answer()["shim"]
+                self._waited = True
 
     def trace(self, request: Request) -> Trace:
         """The traced training.
@@ -148,9 +153,12 @@ class Worker:
             self._errors.seek(0)
             lines = [line for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
         self.close()
-        last = lines[-1] if lines else "it said nothing"
+        if code is not None and code < 0:  # what it said last, a progress bar say, has nothing to do with that
+            why = f"was ended by {signal.Signals(-code).name}"
+        else:
+            why = f"ended with code {code}: {lines[-1] if lines else 'it said nothing'}"
         return TraceFailed(
-            f"the process that traces trainings ended with code {code}: {last}",
+            f"the process that traces trainings {why}",
             kind="worker",
             details="\n".join(lines),
         )

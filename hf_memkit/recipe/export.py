@@ -252,7 +252,18 @@ def _model(setup: TrainingSetup, task: Script) -> str:
     if setup.section("adapter"):
         options = textwrap.indent("".join(f"{k}={literal(v)},\n" for k, v in setup.section("adapter").items()), "    ")
         lines += [f"adapters = LoraConfig(\n{options})", "model = get_peft_model(model, adapters)"]
+        if setup.get("arguments.fp16") and _trains_a_head(setup):
+            lines += [
+                "for parameter in model.parameters():  # PEFT trains the new head in the weights' fp16",
+                "    if parameter.requires_grad:  # and fp16's loss scaling wants fp32",
+                "        parameter.data = parameter.data.float()",
+            ]
     return "\n".join([*lines, *model_part_lines(setup)])
+
+
+def _trains_a_head(setup: TrainingSetup) -> bool:
+    adapter = setup.section("adapter")
+    return bool(adapter.get("modules_to_save")) or adapter.get("task_type") in ("SEQ_CLS", "TOKEN_CLS")
 
 
 _LOADED: Final = ("model.dtype", "model.attn_implementation", "model.quantization", "model.device_map")

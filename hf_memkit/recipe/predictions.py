@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from hf_memkit import resources
 from hf_memkit.errors import InputError, MemkitError
@@ -20,7 +20,21 @@ from hf_memkit.predict import Prediction
 from hf_memkit.recipe.schema import Recipe, Variant
 from hf_memkit.training_setup import TrainingSetup
 
-__all__ = ["FILE", "WITHOUT_BF16", "Option", "Predicted", "checksum", "fitting", "make", "options", "stored"]
+if TYPE_CHECKING:
+    from hf_memkit.recipe.resolve import Resolved
+
+__all__ = [
+    "FILE",
+    "WITHOUT_BF16",
+    "Option",
+    "Predicted",
+    "checksum",
+    "fitting",
+    "make",
+    "options",
+    "predicted_beforehand",
+    "stored",
+]
 
 FILE: Final = "predictions.json"
 """Beside the recipes."""
@@ -120,6 +134,31 @@ def options(recipe: Recipe, machine: Machine) -> list[Option]:
     return list(found.values())
 
 
+def predicted_beforehand(resolved: Resolved) -> Prediction:
+    """The stored prediction of this setup, judged on its machine.
+
+    Raises:
+        InputError: there is none: the recipe's file was changed since, or the setup is another one.
+    """
+    recipe, gpu, setup = resolved.recipe, resolved.machine.gpu, resolved.setup
+    entry = stored()["recipes"].get(recipe.name)
+    if entry is not None and gpu is not None and entry["sha256"] == checksum(recipe):
+        wanted = {
+            "variant": resolved.variant,
+            "checkpointing": resolved.overrides.checkpointing or "",
+            "bf16": gpu.bf16,
+            "micro_batch_size": setup["arguments.per_device_train_batch_size"],
+            "accumulation": setup["arguments.gradient_accumulation_steps"],
+            "sequence_length": setup["data.sequence_length"],
+            "gpus": resolved.gpus,
+            "nodes": resolved.nodes,
+        }
+        for content in entry["predicted"]:
+            if all(content[name] == value for name, value in wanted.items()):
+                return Predicted.from_json(content).prediction.judged(resolved.machine)
+    raise InputError("not predicted beforehand")
+
+
 def fitting(recipes: list[Recipe], machine: Machine) -> tuple[list[list[Option]], list[list[Option]]]:
     """(of each recipe the variants that fit, of each recipe without one all its variants), the recipes that make most
     of the card first. A variant that fits comes before one that is tight."""
@@ -139,7 +178,7 @@ def fitting(recipes: list[Recipe], machine: Machine) -> tuple[list[list[Option]]
 def make(recipe: Recipe) -> Iterator[Predicted | tuple[str, str]]:
     """Predicts every variant; where that cannot be, (variant, why)."""
     cards = [gpu_of_size(recipe.card)]
-    if recipe.card == "16GB":
+    if recipe.gpus == 1 and cards[0].capacity_bytes <= gpu_of_size("16GB").capacity_bytes:
         cards.append(named_gpu(WITHOUT_BF16))
     for name, variant in recipe.variants.items():
         for choice in variant.checkpointing or [""]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from hf_memkit.errors import DoesNotFitError, InputError, SettingError, did_you_mean
 from hf_memkit.hardware import Machine, gpu_of_size
@@ -29,6 +29,10 @@ from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import format_size
 
 __all__ = ["Overrides", "Resolved", "resolve"]
+
+
+_OVERFLOW_IN_FP16: Final = ("t5", "mt5", "umt5", "longt5")
+"""Model types that were trained in bf16 with activations above 65 504."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +188,9 @@ def _why(setup: TrainingSetup, machine: Machine, others_rejected: bool) -> str:
     if disk:
         parts.append(f"{format_size(disk)} of {format_size(machine.disk_free_bytes)} of disk")
     order = "the first variant that fits" if others_rejected else "the recipe's first choice, and it fits"
-    return f"{order} (by formula: {', '.join(parts)})"
+    # For a model whose activations are in no formula (the same test as in `run_settings`) the sum is a lower bound.
+    sums = "by formula, without activations, which are in none" if "model.class" in setup else "by formula"
+    return f"{order} ({sums}: {', '.join(parts)})"
 
 
 def _length(
@@ -284,5 +290,7 @@ def _build(
     setup = task.settled(setup)
     for key, value in chosen.items():
         setup = setup.put(f"arguments.{key}", value, "--set")
+    if setup.get("arguments.fp16") and model.config.get("model_type") in _OVERFLOW_IN_FP16:
+        setup = setup.with_problems(["would compute in fp16, where T5's activations overflow: it needs bf16"])
     note = summing_note(setup)
     return setup if note is None else setup.with_notes(note)

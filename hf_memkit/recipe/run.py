@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from hf_memkit._version import __version__
 from hf_memkit.errors import InputError, RunError
 from hf_memkit.memory.records import read_records
 from hf_memkit.recipe.environment import set_environment
+from hf_memkit.recipe.grouping import without_needless_grouping
 from hf_memkit.recipe.output import last_checkpoint, write_run
 from hf_memkit.recipe.prepare import first, prepare_data
 from hf_memkit.recipe.ranks import FOLDER_VARIABLE, Ranks
@@ -135,6 +136,8 @@ def run(
         raise RunError(
             f"the data is not that of the run in {job.output}: its blocks differ; start again with --overwrite"
         )
+    setup = without_needless_grouping(setup, examples, say)
+    job = replace(job, setup=setup)
     if "deepspeed.config" in setup:
         cpu = bool(setup.get("arguments.use_cpu"))
         with ranks.leader_first("operators"):

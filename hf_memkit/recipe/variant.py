@@ -84,9 +84,14 @@ def apply_variant(
         tried.append(f"{choice} {format_size(needed)}")
         if needed <= limit:
             break
-    which = "the first of those listed that fits" if needed <= limit else "with none of those listed it fits"
+    which = (
+        "the first of those listed that fits by formula" if needed <= limit else "with none of those listed it fits"
+    )
+    # Other models than causal language models have a class of their own, and no formula for their activations.
+    bare = job.model is not None and job.model.model_class is not None
+    without = " (which has no activations of such a model: a prediction may choose another)" if bare else ""
     return setup.with_notes(
-        f"Activation checkpointing: {choice}, {which}. On the card, by formula: {', '.join(tried)}, of "
+        f"Activation checkpointing: {choice}, {which}{without}. On the card, by formula: {', '.join(tried)}, of "
         f"{format_size(limit)}."
     )
 

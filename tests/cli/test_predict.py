@@ -432,3 +432,10 @@ def test_a_recipe_is_predicted_like_a_model(tiny: str) -> None:
     by_name = predict_recipe("gpt2-on-16gb", variant="lora", model=tiny, sequence_length=64, gpu="16GB", trace=False)
     assert by_cli.peak_allocated_bytes == by_name.peak_allocated_bytes > 0
     assert any(note.startswith("variant lora") for note in by_name.notes)
+
+
+def test_what_a_preset_says_of_the_card_is_noted(run: Run, tiny: str) -> None:
+    arguments = ("--model", tiny, "--preset", "resident", "--no-trace", "--json")
+    for card, times in (("T4", 1), ("RTX 4090", 0)):
+        _, out, _ = run(*arguments, "--gpu", card)
+        assert sum("computes in bf16" in note for note in json.loads(out)["notes"]) == times

@@ -72,6 +72,42 @@ def test_each_row_shows_a_command_that_resolves(capsys: pytest.CaptureFixture[st
     assert "Predicted, not measured" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize("card", ["8GB", "16GB", "T4", "24GB"])
+def test_a_command_stands_in_one_piece_in_80_columns(
+    card: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    arguments = ("--gpu", card, "--ram", "2048GB")
+    commands = {each["recipe"]: each["command"] for each in reversed(listed(capsys, *arguments)["fits"])}
+    assert main(["recipe", *arguments]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for command in commands.values():
+        (line,) = [line for line in lines if line.startswith(f"{command}  ")]
+        assert len(line) <= 80 and " × " in line.removeprefix(command), "its figures beside it, not cut off"
+    assert main(["recipe"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"\n{name} " in shown for name in resources.names("recipes"))
+
+
+def test_a_card_without_bf16_gets_the_variants_made_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    fits = {(each["recipe"], each["variant"]) for each in listed(capsys, "--gpu", "T4", "--ram", "13GB")["fits"]}
+    assert {("bert-large-on-8gb", "checkpointed"), ("bert-large-on-8gb", "lora")} <= fits
+
+
+@pytest.mark.parametrize(
+    "given",
+    [["--export", "job"], ["--copy", "mine.yaml"], ["--dry-run"], ["--variant", "lora"], ["--set", "seed=1"]],
+)
+def test_what_is_asked_of_no_recipe_is_refused(
+    given: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["recipe", *given]) == 2
+    out = capsys.readouterr()
+    assert not out.out and out.err.startswith(f"memkit: error: {given[0]}: of which recipe?")
+    assert out.err.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -251,3 +251,20 @@ def test_the_trainer_s_own_class_is_found_by_its_name() -> None:
     assert issubclass(own_models.LossyTrainer, Trainer)
     named = predicted(Classifier, trainer_class="tests.predict.own_models:LossyTrainer")
     assert named.phases == predicted(Classifier, trainer_class=LossyTrainer).phases
+
+
+def test_metrics_of_a_trainer_keep_what_the_model_gives(tmp_path: Path) -> None:
+    rows = [{"x": torch.zeros(3, 16, 16), "labels": 1}] * 20
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", eval_strategy="epoch", **SGD)
+
+    def of(**options: Any) -> Prediction:
+        return predict_trainer(Trainer(Classifier(), args, train_dataset=rows, eval_dataset=rows, **options))
+
+    bare, measured = of(), of(compute_metrics=lambda prediction: {})
+    assert measured.phases["evaluate"][0] > bare.phases["evaluate"][0]
+    assert [any("compute_metrics" in note for note in each.notes) for each in (bare, measured)] == [False, True]
+
+
+def test_bf16_on_a_card_without_it_is_refused_in_one_line() -> None:
+    with pytest.raises(InputError, match=r"^bf16=True: T4 has no bf16.*fp16=True[^\n]*$"):
+        predict_trainer("gpt2", {"bf16": True}, sequence_length=64, gpu="T4")

@@ -96,6 +96,18 @@ def test_a_process_that_is_killed(worker: Worker) -> None:
     killer.join()
     assert caught.value.kind == "SIGKILL"
     assert worker.trace(request()).events and worker._process.pid == serving.pid, "only the case died"
+
+    def kill_the_worker() -> None:
+        while not serving.children():
+            time.sleep(0.01)
+        serving.kill()
+
+    threading.Thread(target=kill_the_worker, daemon=True).start()
+    with pytest.raises(TraceFailed, match=r"was ended by SIGKILL$"):
+        worker.trace(request())
+    assert worker.trace(request()).events, "another one takes its place"
+    assert worker._process is not None
+    serving = psutil.Process(worker._process.pid)
     serving.kill()
     serving.wait()
     assert worker.trace(request()).events, "another worker takes its place"
@@ -105,3 +117,22 @@ def test_a_case_that_takes_too_long(worker: Worker, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(worker, "_limit_s", 0.05)
     with pytest.raises(TraceFailed, match=r"no answer within 0\.05 s"):
         worker.trace(request())
+
+
+def test_threads_that_ask_at_once_each_get_their_own() -> None:
+    worker, found = Worker(), dict[int, Trace]()
+    lengths = (16, 32, 48)
+
+    def ask(length: int) -> None:
+        worker.wait()
+        found[length] = worker.trace(replace(request(), sequence_length=length))
+
+    threads = [threading.Thread(target=ask, args=(length,), daemon=True) for length in lengths]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    worker.close()
+    assert sorted(found) == list(lengths)
+    peaks = [found[length].peak().categories["loss"] for length in lengths]
+    assert peaks == sorted(set(peaks))

@@ -144,7 +144,8 @@ def _zero_bytes(root: Path) -> str:
 
 def _unreadable(root: Path) -> str:
     (good(root) / "cat" / "0.jpg").write_bytes(b"%PDF-1.7 this is something else")
-    return f"{root / 'cat' / '0.jpg'}: is no image that pillow can read, whatever its name says"
+    said = "is no image that pillow can read, whatever its name says; save it anew, or take it out"
+    return f"{root / 'cat' / '0.jpg'}: {said}"
 
 
 def _two_bad(root: Path) -> str:
@@ -152,7 +153,7 @@ def _two_bad(root: Path) -> str:
     (root / "dog" / "2.jpg").write_bytes(b"")
     return (
         f"2 of 6 images cannot be used: {root / 'cat' / '0.jpg'}: is no image that pillow can read, whatever its name "
-        f"says; {root / 'dog' / '2.jpg'}: empty (0 bytes); expected an image"
+        f"says; save it anew, or take it out; {root / 'dog' / '2.jpg'}: empty (0 bytes); expected an image"
     )
 
 

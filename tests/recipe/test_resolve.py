@@ -288,3 +288,10 @@ def test_weights_in_ram_say_how_long_a_step_takes_at_least(machine: Machine) -> 
     seconds = 4 * (8_030_261_248 - live) * setup["arguments.gradient_accumulation_steps"] / 32e9
     assert f"at least {seconds:.1f} s, by formula and not measured" in note
     assert setup["deepspeed.preset"] == "zero3-offload" and not setup.problems
+
+
+def test_t5_is_refused_where_it_would_compute_in_fp16(machine: Machine) -> None:
+    t5 = load_recipe("flan-t5-xl-on-24gb")
+    with pytest.raises(DoesNotFitError, match="lora would compute in fp16, where T5's activations overflow"):
+        make(t5, of(machine, "T4", 64))
+    assert not make(t5, of(machine, "16GB", 64), "lora").setup.problems

@@ -9,14 +9,17 @@ Seq2SeqTrainer keeps them. That every answer is as long as it may be is a bound:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
 from transformers import Trainer
 
+from hf_memkit.predict.own_training import GENERATION_FIELDS
 from hf_memkit.techniques.generation_bytes import cache_bytes
+from hf_memkit.training_setup import TrainingSetup
 
-__all__ = ["generates", "generating"]
+__all__ = ["arguments_class", "generates", "generating", "generation_config"]
 
 _DEFAULT_LENGTH: Final = 20
 _HALF_BYTES: Final = 2
@@ -24,9 +27,37 @@ _SCORE_BYTES: Final = 4
 """Scores are fp32, whatever the model's type (transformers 5.23.0: generation/utils.py, `_sample`)."""
 
 
-def generates(arguments: Any) -> bool:
-    """Whether evaluations generate (`Seq2SeqTrainingArguments`)."""
-    return bool(getattr(arguments, "predict_with_generate", False)) and not arguments.prediction_loss_only
+def arguments_class(setup: TrainingSetup, trainer: type) -> type | None:
+    """Seq2SeqTrainingArguments, where a user's own training needs them: their Trainer asks for fields of its own, or
+    some of those are set. None: as the setup says."""
+    if "trainer.arguments_class" in setup:
+        return None
+    if not _can_generate(trainer) and not any(f"arguments.{name}" in setup for name in GENERATION_FIELDS):
+        return None
+    from transformers import Seq2SeqTrainingArguments
+
+    return Seq2SeqTrainingArguments  # type: ignore[no-any-return]
+
+
+def generation_config(setup: TrainingSetup) -> dict[str, Any]:
+    """The argument of that name as an object, where the setup has its values."""
+    given = setup.get("arguments.generation_config")
+    if not isinstance(given, Mapping):
+        return {}
+    from transformers import GenerationConfig
+
+    return {"generation_config": GenerationConfig.from_dict(dict(given))}
+
+
+def generates(arguments: Any, *trainers: type) -> bool:
+    """Whether evaluations generate: asked for (`Seq2SeqTrainingArguments`), by a Trainer that does it."""
+    asked = bool(getattr(arguments, "predict_with_generate", False)) and not arguments.prediction_loss_only
+    return asked and any(_can_generate(each) for each in trainers)
+
+
+def _can_generate(trainer: type) -> bool:
+    """Whether it is a Seq2SeqTrainer, which is not imported for that."""
+    return any(each.__module__ == "transformers.trainer_seq2seq" for each in trainer.__mro__)
 
 
 def generating(trainer_class: Any) -> Any:
@@ -47,10 +78,19 @@ def generating(trainer_class: Any) -> Any:
 
 
 def longest(arguments: Any, model: Any) -> int:
-    """Tokens of an answer: `generation_max_length`, else what the model's generation config says (its default: 20)."""
+    """Tokens of an answer, the one it begins with included: those that the model's generation config asks for by
+    `max_new_tokens`, which wins in `generate`; else `generation_max_length`, or the config's (its default: 20)."""
+    own = getattr(model, "generation_config", None)
+    if new := getattr(own, "max_new_tokens", None):
+        return int(new) + 1
     asked = getattr(arguments, "generation_max_length", None)
-    own = getattr(getattr(model, "generation_config", None), "max_length", None)
-    return int(asked or own or _DEFAULT_LENGTH)
+    return int(asked or getattr(own, "max_length", None) or _DEFAULT_LENGTH)
+
+
+def _beams(arguments: Any, model: Any) -> int:
+    """Answers that are followed at once: `generation_num_beams`, else what the generation config says."""
+    own = getattr(getattr(model, "generation_config", None), "num_beams", None)
+    return int(getattr(arguments, "generation_num_beams", None) or own or 1)
 
 
 def generation_bytes(arguments: Any, model: Any, inputs: Any) -> int:
@@ -65,7 +105,7 @@ def generation_bytes(arguments: Any, model: Any, inputs: Any) -> int:
     layers = _first(config, "num_decoder_layers", "decoder_layers", "num_hidden_layers", "n_layer")
     heads = _first(config, "decoder_attention_heads", "num_attention_heads", "num_heads", "n_head")
     width = _first(config, "d_model", "hidden_size", "n_embd")
-    rows = inputs.shape[0] * int(getattr(arguments, "generation_num_beams", None) or 1)
+    rows = inputs.shape[0] * _beams(arguments, model)
     given, size = positions(config, inputs), model.dtype.itemsize
     cache = cache_bytes(
         batch=rows,

@@ -35,7 +35,7 @@ def build_fake_model(setup: TrainingSetup, *, trust_remote_code: bool = False) -
     with quiet_transformers(), no_init_weights():
         model = _class_of(setup, config)._from_config(config, dtype=dtype, **options)
         model.tie_weights()  # initialising would have done it
-        if setup.get("model.architecture", {}).get("tie_word_embeddings") is False:
+        if _has_own_output_layer(setup):
             _untie(model)
         if "model.quantization" in setup:
             from hf_memkit.predict.child.libraries_quantised import quantise_linears
@@ -47,9 +47,20 @@ def build_fake_model(setup: TrainingSetup, *, trust_remote_code: bool = False) -
     return model
 
 
+def _has_own_output_layer(setup: TrainingSetup) -> bool:
+    """Whether the config says that the output layer is not the embedding.
+
+    T5's config takes that value for another one, which it then has in its place: the decoder's outputs are not scaled
+    (transformers 5.23.0: configuration_t5.py). A checkpoint of such a config has both layers, and both are loaded; a
+    model that is made of the config alone has one.
+    """
+    config = setup.get("model.architecture", {})
+    loaded = setup.get("model.origin") != "architecture"
+    return config.get("tie_word_embeddings") is False or (loaded and config.get("scale_decoder_outputs") is False)
+
+
 def _untie(model: Any) -> None:
-    """An output layer of its own, where the config says so and transformers ties it none the less: T5 takes that value
-    for something else (transformers 5.23.0: configuration_t5.py), and from a checkpoint with both it loads both."""
+    """An output layer of its own, where the config says so and transformers ties it none the less."""
     import torch
 
     inside, outside = model.get_input_embeddings(), model.get_output_embeddings()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hf_memkit.build import after_making, build_arguments, prepared_rows, trainer_class, trainer_options
-from hf_memkit.predict.child.generation import generates, generating
+from hf_memkit.predict.child.generation import arguments_class, generates, generating, generation_config
 from hf_memkit.predict.child.inputs import Rows, example, pads, shortened
 from hf_memkit.predict.child.kernel_rules import learn_counts
 from hf_memkit.predict.child.libraries import install_library_rules, shapes_from_values_are_unmodelled, traceable
@@ -70,7 +70,7 @@ def trace_training(request: Request) -> Trace:
         tracer,
     ):
         options = own_arguments(setup, folder, on_cpu=device_type == "cpu", save=request.save)
-        arguments = build_arguments(setup, options)
+        arguments = build_arguments(setup, options, arguments_class(setup, own.trainer_class))
         model = own.model() or build_fake_model(setup, trust_remote_code=request.trust_remote_code)
         rows = (lambda size, count: Rows({}, count)) if own.has_batches else rows_for(request, setup, model)
         size = arguments.train_batch_size
@@ -145,6 +145,7 @@ def own_arguments(setup: TrainingSetup, folder: str, *, on_cpu: bool, save: bool
         "hub_model_id": None,
         "resume_from_checkpoint": None,
         "use_cpu": on_cpu,
+        **generation_config(setup),
         **prepared_rows(setup),
     }
     if on_cpu:
@@ -178,9 +179,11 @@ def _trainer(
             trainer.data_collator = _with_values(trainer.data_collator)
     else:
         kind = own.trainer_class
-        if generates(arguments):
+        if generates(arguments, trainer_class(setup), kind):
             kind = trainer_class(setup) if request.device == "real cpu" else generating(kind)
         trainer = kind(model=model, args=arguments, train_dataset=rows, **options)
+        if "data.task" in setup:  # as a recipe's run does it
+            after_making(setup, trainer)
     trainer.remove_callback(PrinterCallback)
     return trainer
 

@@ -90,6 +90,7 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
 
     def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
         self._phases.prediction_step()
+        self._tracer.default = _DEFAULT["evaluate"]  # the loss of this batch is through
 
     def on_evaluate(self, *args: Any, **kwargs: Any) -> None:
         self._phases.evaluate_end()

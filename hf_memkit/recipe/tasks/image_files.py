@@ -95,10 +95,12 @@ def check_image(file: ImageFile) -> str:
             raise DataError(f"{file.where}: empty (0 bytes); expected an image")
         check_bytes(content)
     except UnidentifiedImageError as error:
-        raise DataError(f"{file.where}: is no image that pillow can read, whatever its name says") from error
+        raise DataError(
+            f"{file.where}: is no image that pillow can read, whatever its name says; save it anew, or take it out"
+        ) from error
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         why = getattr(error, "strerror", None) or in_one_line(error)
-        raise DataError(f"{file.where}: cannot be read: {why}") from error
+        raise DataError(f"{file.where}: cannot be read: {why}; save it anew, or take it out") from error
     return hashlib.sha256(content).hexdigest()
 
 

@@ -1,0 +1,49 @@
+"""A new head beside adapters on a card without bf16: its weights must be fp32, or the loss scaler stops the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Trainer, TrainingArguments
+
+from hf_memkit import build
+from hf_memkit.hardware import Machine, named_gpu
+from hf_memkit.recipe.export import export_script
+from hf_memkit.recipe.resolve import Overrides, resolve
+from hf_memkit.recipe.run import Run
+from hf_memkit.recipe.schema import load_recipe
+from hf_memkit.training_setup import TrainingSetup
+
+
+@pytest.fixture(scope="module")
+def on_t4(machine: Machine) -> TrainingSetup:
+    """The classifier's `lora`, small, as it is on a T4: fp16 weights, fp16 autocast."""
+    recipe = load_recipe("bert-large-on-8gb")
+    setup = resolve(recipe, machine.with_gpu(named_gpu("T4")), Overrides("lora"), use_hub=False).setup
+    small = {**setup["model.architecture"], **recipe.rehearsal.model}
+    return setup.put("model.architecture", small, "small")
+
+
+def test_what_is_trained_is_fp32(on_t4: TrainingSetup, tmp_path: Path) -> None:
+    setup = on_t4.put("arguments.use_cpu", True, "here")
+    assert setup["model.dtype"] == "float16" and setup["arguments.fp16"]
+    model = build.build_model(setup, lambda line: None, values={"num_labels": 3})
+
+    trainer = Trainer(model, TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none"))
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    assert any("classifier" in name and each.dtype is torch.float16 for name, each in trained.items()), (
+        "as PEFT has it"
+    )
+    build.after_making(setup, trainer)
+    assert {each.dtype for each in trained.values()} == {torch.float32}
+    assert {each.dtype for each in model.parameters() if not each.requires_grad} == {torch.float16}
+
+
+def test_the_script_does_the_same(on_t4: TrainingSetup, tmp_path: Path) -> None:
+    export_script(Run("bert-large-on-8gb", "lora", on_t4), tmp_path / "fp16")
+    assert "parameter.data.float()" in (tmp_path / "fp16" / "train.py").read_text()
+    in_bf16 = on_t4.put("arguments.fp16", False, "another card").put("model.dtype", "bfloat16", "another card")
+    export_script(Run("bert-large-on-8gb", "lora", in_bf16), tmp_path / "bf16")
+    assert "parameter.data.float()" not in (tmp_path / "bf16" / "train.py").read_text()

@@ -1,0 +1,45 @@
+"""A rehearsal goes through what the stored predictions choose for the card, not what a formula without activations
+would take."""
+
+from __future__ import annotations
+
+import pytest
+
+from hf_memkit.cli.recipe_options import Options
+from hf_memkit.cli.recipe_resolve import resolve_options
+from hf_memkit.recipe.launch import Place
+from hf_memkit.recipe.run import Run
+from hf_memkit.technique import TECHNIQUES
+
+
+def rehearsed(name: str, **options: object) -> Run:
+    _, job, _ = resolve_options(Options(name, **options), Place(1, 1))  # type: ignore[arg-type]
+    assert job.is_rehearsal and job.target is not None
+    return job
+
+
+def checkpointing(job: Run) -> list[str]:
+    assert job.target is not None
+    return [name for name in job.target.techniques if TECHNIQUES[name].family == "checkpointing"]
+
+
+@pytest.mark.parametrize("card", ["8GB", "16GB"])
+def test_the_classifier_is_checkpointed_where_its_activations_need_it(card: str) -> None:
+    job = rehearsed("bert-large-on-8gb", gpu=card, ram="32GB")
+    assert job.variant == "8bit"
+    assert checkpointing(job) == (["activation-checkpointing"] if card == "8GB" else [])
+    assert bool(job.setup.get("arguments.activation_checkpointing")) == (card == "8GB")
+    assert job.target is not None
+    assert any("by prediction" in note or "predicted to fit" in note for note in job.target.notes)
+
+
+def test_a_card_without_bf16_is_rehearsed_with_what_was_predicted_for_it() -> None:
+    job = rehearsed("bert-large-on-8gb", gpu="T4", ram="32GB")
+    assert job.variant == "checkpointed" and job.target is not None and job.target["arguments.fp16"]
+
+
+def test_another_length_is_chosen_by_formula_which_says_so() -> None:
+    job = rehearsed("bert-large-on-8gb", gpu="8GB", ram="32GB", sequence_length=128)
+    assert job.target is not None
+    (note,) = [note for note in job.target.notes if note.startswith("Activation checkpointing:")]
+    assert "fits by formula (which has no activations of such a model" in note
