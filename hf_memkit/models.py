@@ -201,7 +201,7 @@ def describe(
         except Exception as error:  # config classes raise whatever they like at a wrong value
             in_one_line = " ".join(str(error).split())[:200]  # the first line alone can be a heading
             kind = "causal language model" if causal else f"model for {auto_class.removeprefix('AutoModelFor')}"
-            raise InputError(f"model {name!r} is no {kind} that transformers knows: {in_one_line}") from None
+            raise InputError(f"model {name!r}: its config makes no {kind}: {in_one_line}") from None
     decayed_names = _decayed_names(model)
     named = tuple(model.named_parameters())
     sizes = tuple(parameter.numel() for _, parameter in named)

@@ -29,12 +29,13 @@ def prepare_recipe(asked: Asked, before_model: Callable[[], None] | None = None)
     Raises:
         InputError: there is no such recipe, variant, model or card, or an option has no place here.
         SettingError: settings that are wrong, or contradict the recipe.
-        DoesNotFitError: no variant was named, and none fits by formula.
+        DoesNotFitError: no variant was named, and none fits.
     """
     from hf_memkit.cli.predict_prepare import Prepared
     from hf_memkit.described import described_machine
     from hf_memkit.models import hub_reachable
     from hf_memkit.predict.defaults import LookedAt
+    from hf_memkit.recipe.predictions import chosen_beforehand
     from hf_memkit.recipe.resolve import Overrides, resolve
     from hf_memkit.recipe.schema import load_recipe
     from hf_memkit.recipe.settings import parse_settings
@@ -60,7 +61,10 @@ def prepare_recipe(asked: Asked, before_model: Callable[[], None] | None = None)
     )
     if before_model is not None:
         before_model()
-    resolved = resolve(recipe, machine, overrides, use_hub=hub_reachable())
+    reachable = hub_reachable()
+    resolved = chosen_beforehand(recipe, machine, overrides, use_hub=reachable)
+    if resolved is None:
+        resolved = resolve(recipe, machine, overrides, use_hub=reachable)
     setup, facts = resolved.setup, resolved.model
     return Prepared(
         setup=setup,

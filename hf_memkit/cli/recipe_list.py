@@ -170,6 +170,12 @@ def _for_machine(recipes: list[Recipe], machine: Machine, *, as_json: bool) -> i
         "Predicted, not measured. card, RAM: GiB, the card's context included. batch: of a card, "
         "micro-batch · accumulation."
     )
+    if not machine.gpu.bf16:
+        console.print(
+            escape(
+                f"Without a GPU they rehearse each recipe's own card; with --gpu {machine.gpu.name}, this one (fp16)."
+            )
+        )
     if others:
         console.print(escape("Does not fit: " + "; ".join(_lacks(some) for some in others) + "."))
     if unknown:

@@ -91,18 +91,13 @@ def _resolved(recipe: Recipe, machine: Machine, overrides: Overrides, *, rehears
     rehearsal needs next to nothing: where this machine's RAM or disk hold no variant, the recipe's first choice is
     rehearsed, and what stands in its way is told."""
     from hf_memkit.errors import DoesNotFitError
-    from hf_memkit.hardware import gpu_of_size
     from hf_memkit.models import hub_reachable
-    from hf_memkit.recipe.choose import choose
-    from hf_memkit.recipe.predictions import predicted_beforehand
+    from hf_memkit.recipe.predictions import chosen_beforehand
     from hf_memkit.recipe.resolve import resolve
 
     try:
-        if rehearses and _as_predicted(recipe, overrides):
-            card = machine.with_gpu(machine.gpu or gpu_of_size(recipe.card))
-            chosen = choose(recipe, card, overrides, use_hub=hub_reachable(), predict=predicted_beforehand)
-            if chosen.prediction is not None:
-                return chosen.resolved
+        if rehearses and (found := chosen_beforehand(recipe, machine, overrides, use_hub=hub_reachable())):
+            return found
         return resolve(recipe, machine, overrides, use_hub=hub_reachable())
     except DoesNotFitError:
         if not rehearses:
@@ -111,13 +106,6 @@ def _resolved(recipe: Recipe, machine: Machine, overrides: Overrides, *, rehears
     resolved = resolve(recipe, machine, first, use_hub=hub_reachable())
     why = "the recipe's first choice: here it is rehearsed only, and no variant's target would fit this machine"
     return replace(resolved, why=why)
-
-
-def _as_predicted(recipe: Recipe, overrides: Overrides) -> bool:
-    """Whether nothing was asked for that makes another setup of it than the stored predictions are of."""
-    changed = overrides.model or overrides.sequence_length or overrides.settings
-    solves = any(variant.solve_for for variant in recipe.variants.values())  # a length, which takes several traces
-    return not changed and not solves
 
 
 def _refuse_another_card(described: Gpu, here: Gpu) -> None:

@@ -105,7 +105,8 @@ def predict(
         raise InputError(f"this training cannot be traced: {failures[-1]}") from failures[-1]
     if ledger is None or (model is not None and model.model_class is not None):  # no formula has its activations
         raise InputError(
-            "; ".join(notes) or "without a trace only causal language models of transformers can be predicted"
+            "; ".join(notes)
+            or "without a trace only causal language models of transformers can be predicted; leave out --no-trace"
         )
     return _from_formulas(ledger, job, notes)
 

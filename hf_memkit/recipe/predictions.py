@@ -21,7 +21,7 @@ from hf_memkit.recipe.schema import Recipe, Variant
 from hf_memkit.training_setup import TrainingSetup
 
 if TYPE_CHECKING:
-    from hf_memkit.recipe.resolve import Resolved
+    from hf_memkit.recipe.resolve import Overrides, Resolved
 
 __all__ = [
     "FILE",
@@ -29,6 +29,7 @@ __all__ = [
     "Option",
     "Predicted",
     "checksum",
+    "chosen_beforehand",
     "fitting",
     "make",
     "options",
@@ -157,6 +158,23 @@ def predicted_beforehand(resolved: Resolved) -> Prediction:
             if all(content[name] == value for name, value in wanted.items()):
                 return Predicted.from_json(content).prediction.judged(resolved.machine)
     raise InputError("not predicted beforehand")
+
+
+def chosen_beforehand(recipe: Recipe, machine: Machine, overrides: Overrides, *, use_hub: bool) -> Resolved | None:
+    """The setup that the stored predictions choose for `machine`, or for the recipe's card where it has none; None
+    where they are of another setup than was asked for.
+
+    Raises:
+        InputError, SettingError, DoesNotFitError: as `choose` does.
+    """
+    from hf_memkit.recipe.choose import choose
+
+    solves = any(variant.solve_for for variant in recipe.variants.values())  # a length, which takes several traces
+    if overrides.model or overrides.sequence_length or overrides.settings or solves:
+        return None
+    card = machine.with_gpu(machine.gpu or gpu_of_size(recipe.card))
+    chosen = choose(recipe, card, overrides, use_hub=use_hub, predict=predicted_beforehand)
+    return chosen.resolved if chosen.prediction is not None else None
 
 
 def fitting(recipes: list[Recipe], machine: Machine) -> tuple[list[list[Option]], list[list[Option]]]:

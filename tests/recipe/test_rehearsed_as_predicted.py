@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from hf_memkit.cli.predict_prepare import Asked
+from hf_memkit.cli.predict_recipe import prepare_recipe
 from hf_memkit.cli.recipe_options import Options
 from hf_memkit.cli.recipe_resolve import resolve_options
 from hf_memkit.recipe.launch import Place
@@ -36,6 +38,12 @@ def test_the_classifier_is_checkpointed_where_its_activations_need_it(card: str)
 def test_a_card_without_bf16_is_rehearsed_with_what_was_predicted_for_it() -> None:
     job = rehearsed("bert-large-on-8gb", gpu="T4", ram="32GB")
     assert job.variant == "checkpointed" and job.target is not None and job.target["arguments.fp16"]
+
+
+def test_predicting_a_recipe_takes_the_same_choice() -> None:
+    prepared = prepare_recipe(Asked(recipe="whisper-small-on-8gb", gpu_memory="8GB", ram="32GB"))
+    assert "activation-checkpointing" in prepared.setup.techniques
+    assert any("predicted to fit" in note for note in (*prepared.setup.notes, *prepared.notes))
 
 
 def test_another_length_is_chosen_by_formula_which_says_so() -> None:
