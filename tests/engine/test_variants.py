@@ -16,7 +16,7 @@ from hf_memkit.units import MIB
 from tests.conftest import Memkit, read_json_lines
 
 WHOLE = 120  # the recipe's rehearsal
-STEPS = {"offload": WHOLE, "lora": 48}
+STEPS = {"offload": WHOLE, "lora": 40}
 FEWER = 28  # of the others: they learn, but not yet how often each word comes
 LAYERS = 2
 MICRO_BATCHES = {"offload": 1}  # of the others two
