@@ -10,7 +10,7 @@ from hf_memkit.compat import FreeOrder
 from hf_memkit.predict.allocator_blocks import DeviceMemory
 from hf_memkit.predict.allocator_copy import Started
 from hf_memkit.predict.allocator_settings import AllocatorSettings
-from hf_memkit.predict.replay import replay
+from hf_memkit.predict.replay import Replay, replay
 from hf_memkit.predict.trace import ROUND_BYTES, Trace
 from hf_memkit.terms import CATEGORIES
 from hf_memkit.units import MIB
@@ -31,7 +31,13 @@ _FREE_ORDERS: Final[tuple[FreeOrder, ...]] = ("segment", "address", "block")
 _BUFFERS: Final = CATEGORIES.index("buffers")
 
 
-def smallest_cap(trace: Trace, settings: AllocatorSettings | None = None, *, card_bytes: int | None = None) -> int:
+def smallest_cap(
+    trace: Trace,
+    settings: AllocatorSettings | None = None,
+    *,
+    card_bytes: int | None = None,
+    without_cap: Replay | None = None,
+) -> int:
     """The least memory for the allocator, in bytes, with which the trace completes, to within `CAP_STEP`.
 
     A cap of what it reserves without one changes nothing, so that every cap from there on completes. Below, the
@@ -46,12 +52,12 @@ def smallest_cap(trace: Trace, settings: AllocatorSettings | None = None, *, car
     caps were tried then. The same where `settings.memory_fraction` is below 1: then it is torch that sets the limit,
     and garbage collection begins at its threshold of that.
 
-    `card_bytes` is what the card has in all, as for `replay`.
+    `card_bytes` is what the card has in all, as for `replay`; `without_cap` is that replay, if there is one already.
 
     A run at this cap waits for the device whenever the allocator gives back: it completes, slowly.
     """
     settings = settings or AllocatorSettings()
-    free = replay(trace, settings, card_bytes=card_bytes)
+    free = without_cap or replay(trace, settings, card_bytes=card_bytes)
     least, top = free.peak_requested_bytes // CAP_STEP, -(-free.peak_reserved_bytes // CAP_STEP)
     if settings.memory_fraction < 1:
 
@@ -103,6 +109,7 @@ def reserved_interval(
     card_bytes: int | None = None,
     replays: int = 6,
     smallest_cap_bytes: int | None = None,
+    without_cap: Replay | None = None,
 ) -> tuple[int, int]:
     """`(low, high)`: between what will `torch.cuda.max_memory_reserved()` lie?
 
@@ -122,16 +129,18 @@ def reserved_interval(
     The order of frees in a row is not among them: free neighbours merge, and the outcome is the same.
 
     The seeds are fixed: the same trace gives the same interval. It is a range of replays, not a bound on what can
-    happen. A replay without a cap may hold less than the cap that was found for the trace itself; then that is low.
+    happen. A replay without a cap (`without_cap`, if it is known already) may hold less than the cap that was found
+    for the trace itself; then that is low.
     """
-    seen = [replay(trace, settings, card_bytes=card_bytes).peak_reserved_bytes]
+    without_cap = without_cap or replay(trace, settings, card_bytes=card_bytes)
+    seen = [without_cap.peak_reserved_bytes]
     for seed in range(replays):
         card = DeviceMemory(total_bytes=card_bytes, order="shuffled", seed=seed)
         other = replay(perturbed(trace, seed), settings, device=card, order=_FREE_ORDERS[seed % len(_FREE_ORDERS)])
         seen.append(other.peak_reserved_bytes)
     low = smallest_cap_bytes
     if low is None:
-        low = smallest_cap(trace, settings, card_bytes=card_bytes)
+        low = smallest_cap(trace, settings, card_bytes=card_bytes, without_cap=without_cap)
     return min(low, *seen), max(seen)
 
 

@@ -9,6 +9,7 @@ decomposition, cuDNN's convolutions (their workspace depends on the algorithm ch
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from hf_memkit.units import MIB
@@ -18,12 +19,15 @@ __all__ = [
     "cublas_workspace_bytes",
     "efficient_backward_bytes",
     "flash_backward_bytes",
+    "foreach_norm_bytes",
     "four_bit_product_bytes",
 ]
 
 CALIBRATED: Final = False
 
 Shape = tuple[int, ...]
+
+_CHUNK_ELEMENTS: Final = 65536  # of a tensor, for one block of a kernel that goes through lists
 
 _FUSED_FOUR_BIT_ROWS: Final = 1536
 """Rows up to which bitsandbytes may multiply without dequantising the whole weight (bitsandbytes 0.50.2:
@@ -86,6 +90,20 @@ def efficient_backward_bytes(query: Shape, key: Shape, value: Shape, element_byt
     elif max(size, value[3]) > 128:
         sums += 4 * batch * heads * _up(key[2], 64) * (_up(size, 128) + _up(value[3], 128))
     return delta + max(sums, product)
+
+
+def foreach_norm_bytes(elements: Sequence[int]) -> int:
+    """Scratch of the norms of many tensors in one operation: an fp32 number for each chunk that the largest tensor
+    has, for every tensor, and 320 more.
+
+    Args:
+        elements: of each tensor, at least one.
+
+    Source: pytorch:aten/src/ATen/native/cuda/ForeachReduceOp.cu, `output_per_tensor`, `global_output`;
+    MultiTensorApply.cuh, `kChunkSize`.
+    """
+    chunks = -(-max(elements) // _CHUNK_ELEMENTS)
+    return 4 * (len(elements) * chunks + 320)
 
 
 def four_bit_product_bytes(rows: int, weight: tuple[int, int], element_bytes: int, *, nested: bool) -> int:

@@ -238,11 +238,13 @@ def _from_trace(
         notes.extend(said)
     gpu = job.machine.gpu
     card = gpu.capacity_bytes if gpu is not None else None
-    alone = replay(trace, settings, card_bytes=card, order=free_order(version("torch")))
+    plain = replay(trace, settings, card_bytes=card)
+    order = free_order(version("torch"))
+    alone = plain if order == "segment" else replay(trace, settings, card_bytes=card, order=order)
     if setup.get("arguments.predict_with_generate") and "evaluate" in alone.allocated_by_phase:
         notes.append("evaluations generate: counted as if every answer were as long as it may be")
-    cap = smallest_cap(trace, settings, card_bytes=card)
-    low, high = reserved_interval(trace, settings, smallest_cap_bytes=cap)
+    cap = smallest_cap(trace, settings, card_bytes=card, without_cap=plain)
+    low, high = reserved_interval(trace, settings, card_bytes=card, smallest_cap_bytes=cap, without_cap=plain)
     peak = trace.peak()
     trainer = "TRL's SFTTrainer" if setup.get("trainer.class") == "trl:SFTTrainer" else "transformers.Trainer"
     rests_on = f"two optimizer steps of {trainer} on {_ON[device]}"

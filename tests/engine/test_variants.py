@@ -60,11 +60,11 @@ def test_a_rehearsal_learns_and_leaves_proof(memkit: Memkit, tmp_path: Path, var
     assert content["status"] == "finished" and content["rehearsal"] and result["steps"] == count
     print(variant, result["held_out_loss_before"], result["held_out_loss"])
     if variant == "lora":  # adapters beside random weights cannot learn the text, but must clearly move towards it
-        assert result["held_out_loss"] < result["held_out_loss_before"] - 0.2
+        assert result["held_out_loss"] < result["held_out_loss_before"] - 0.3
     elif count == WHOLE:
         assert result["held_out_loss"] < result["unigram_loss"]
     else:
-        assert result["held_out_loss"] < result["held_out_loss_before"] - 0.5
+        assert result["held_out_loss"] < result["held_out_loss_before"] - 1.2
 
     records = read_json_lines(tmp_path / "run" / "memory-rank0.jsonl")
     assert all(record["schema"] == 1 for record in records)

@@ -12,6 +12,7 @@ from hf_memkit.predict.gpu_memory import (
     cublas_workspace_bytes,
     efficient_backward_bytes,
     flash_backward_bytes,
+    foreach_norm_bytes,
     four_bit_product_bytes,
 )
 from hf_memkit.units import MIB
@@ -74,6 +75,11 @@ def test_flash_backward_rounds_lengths_and_head_sizes() -> None:
     assert flash_backward_bytes(query, key, 2) == alone + 2 * 2 * 100 * 4 * 80 * 2
     wide = (1, 1, 128, 160)
     assert flash_backward_bytes(wide, wide, 2) == 4 * 128 * (192 + 1)
+
+
+def test_norms_of_a_list_take_a_number_for_each_chunk_of_the_largest() -> None:
+    assert foreach_norm_bytes([3, 65536]) == 4 * (2 * 1 + 320)
+    assert foreach_norm_bytes([3, 65537, 5]) == 4 * (3 * 2 + 320)
 
 
 def test_efficient_backward() -> None:

@@ -20,7 +20,7 @@ from hf_memkit.predict.trace import Trace
 from hf_memkit.predict.worker import TraceFailed, Worker
 from hf_memkit.techniques.adapter_sizes import adapter_parameters, dequantised_bytes, quantised_bytes
 from hf_memkit.techniques.loss_bytes import chunked_loss_bytes, full_loss_bytes
-from hf_memkit.techniques.optimizer_states import optimizer_of, states_of
+from hf_memkit.techniques.optimizer_states import optimizer_of, states_of, step_temporary_bytes
 from hf_memkit.terms import CATEGORIES, Category, Phase
 from hf_memkit.training_setup import TrainingSetup
 
@@ -139,6 +139,17 @@ def test_optimizer_states_have_the_bytes_of_their_formula(
         **dict.fromkeys(("apollo", "apollo-layerwise"), 4 * projected),  # norms of the scaled gradients
     }
     assert held - expected == beside.get(names, 0)
+
+
+def test_the_foreach_form_makes_a_copy_of_all_parameters(worker: Worker, models: dict[str, Path]) -> None:
+    """On a card it is what torch.optim chooses by itself."""
+    setup = setup_of(models["gpt2"], "adamw-foreach")
+    trace = traced(worker, setup)
+    temporary = most(trace, "optimizer", "optimizer") - sum(alive(trace, "optimizer"))
+    expected = step_temporary_bytes(setup, facts_of(models["gpt2"]))
+    assert 0.99 * expected < temporary < expected, "weights and biases, with and without decay, one after the other"
+    loop = traced(worker, setup_of(models["gpt2"], "adamw-loop"))
+    assert most(loop, "optimizer", "optimizer") - sum(alive(loop, "optimizer")) < expected
 
 
 def test_paged_states_are_the_hosts(worker: Worker, models: dict[str, Path]) -> None:

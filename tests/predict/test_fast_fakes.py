@@ -33,6 +33,9 @@ CASES: Final[Mapping[str, Request]] = {
         request({**GPT2, "n_embd": 256}, bf16=True, gradient_checkpointing=True),
         {"optimizer.class": "hf_memkit.parts.low_bit_adamw:AdamW8bit", "optimizer.block_size": 256},
     ),
+    # More parameters than a list may have that is looked through: fused steps and norms of all of them.
+    "decoder of many layers": request({**GPT2, "n_layer": 18}, bf16=True),
+    "decoder of many layers, foreach": request({**GPT2, "n_layer": 18}, optim="adamw_torch"),
     "decoder, chunked loss": _with(request(LLAMA), {"model_parts.chunked_loss": {"chunk_tokens": 32}}),
     "LoRA": of_architecture(_BY_NAME["llama"], "lora", "cuda"),
     "encoder and decoder": of_architecture(_BY_NAME["t5"], "checkpointing", "cuda"),

@@ -39,8 +39,6 @@ _PLAIN: Final = frozenset(
 _SEQUENCES: Final = frozenset({list, tuple, torch.Size})
 _LONGEST: Final = 64
 """Of lists, but for the operations of all parameters at once."""
-_NEW_TENSORS: Final[frozenset[Any]] = frozenset({torch.ops.aten._foreach_norm.Scalar})
-"""Operations on lists that give a list of new tensors, which torch's cache does not keep: a rule of their own."""
 _UNUSUAL: Final[tuple[Any, ...]] = ()
 """In the place of a key: torch is asked."""
 
@@ -78,8 +76,8 @@ class FastFakes:
         if args and args[0].__class__ is list and len(args[0]) > _LONGEST and self._usable:
             if _is_silent(func):
                 return None
-            if rule is None and func in _NEW_TENSORS:
-                rule = func
+            if rule is None and _makes_new(func):
+                rule = func  # torch's cache keeps no lists of this length
         key = self._key(func, args, kwargs, rule is func) if self._usable else _UNUSUAL
         if key is _UNUSUAL:
             return (rule or func)(*args, **kwargs)
@@ -222,6 +220,14 @@ def _is_silent(func: Any) -> bool:
     and gives nothing, and who calls it has put together what belongs together (torch.optim, by device and type)."""
     schema = func._schema
     return not schema.returns and schema.name.startswith(("aten::_foreach_", "aten::_fused_"))
+
+
+@functools.cache
+def _makes_new(func: Any) -> bool:
+    """Whether it gives a list of new tensors, one for each of a list: a norm, a square root."""
+    schema = func._schema
+    plain = all(each.alias_info is None for each in schema.arguments)
+    return plain and bool(schema.returns) and schema.name.startswith("aten::_foreach_")
 
 
 def _entry(result: Any) -> SimpleNamespace:

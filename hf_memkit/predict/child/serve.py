@@ -59,7 +59,9 @@ def _load() -> str | None:
         import accelerate.utils.other
         import transformers.trainer
 
-        import hf_memkit.predict.child.training  # noqa: F401
+        from hf_memkit.predict.child.quick_dispatch import quick_dispatch
+        from hf_memkit.predict.child.tracer import StorageTracer
+    quick_dispatch(StorageTracer)
     # Asked before they look whether a data set, or a model, is one of these libraries': it is not, as long as nobody
     # has imported them.
     transformers.trainer.is_datasets_available = lambda: is_loaded("datasets")

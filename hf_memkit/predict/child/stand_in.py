@@ -54,15 +54,23 @@ def one_card(capability: tuple[int, int], capacity_bytes: int) -> None:
 
 
 def made_up_values() -> None:
-    """What a fake tensor cannot answer gets an answer: as an array it holds ones, and no fp16 gradient overflows."""
+    """What a fake tensor cannot answer gets an answer: as an array it holds ones, and no fp16 gradient overflows.
+    Where torch has a form of an operation only for plain tensors, a fake one is one."""
     import numpy
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch.optim import optimizer
+    from torch.utils import _foreach_utils
     from transformers.utils import import_utils
 
     # Without the wall against torch.compile around every call: nothing is compiled here.
     plain = getattr(FakeTensorMode.__torch_dispatch__, "__wrapped__", None)
     if plain is not None:
         FakeTensorMode.__torch_dispatch__ = plain  # type: ignore[method-assign]
+
+    # On a card an optimizer's own choice is the foreach form, with temporaries as large as all parameters, and norms
+    # of gradients are computed in one operation: for tensors of these classes alone.
+    for plain_classes in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
+        plain_classes.append(FakeTensor)
 
     # transformers takes fake tensors for a compilation, and then makes masks that a real run does without.
     import_utils.is_fake_tensor = lambda tensor: False

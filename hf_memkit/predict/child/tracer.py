@@ -40,6 +40,9 @@ _ADD: Final = torch.ops.aten.add.Tensor
 _OF_SHAPES: Final = frozenset(KERNEL_RULES) - {_ADD}
 """Rules that follow from what their arguments are; a sum in backward follows from who holds them, too."""
 
+_RULES: Final = {id(operation): rule for operation, rule in WITHOUT_FAKE.items()}
+"""By id, here and below: an operation stays, its own hash is computed in Python."""
+
 Extra = Callable[[Any, tuple[Any, ...], Mapping[str, Any], Any], int]
 """(operation, arguments, keyword arguments, result) → bytes that the device's kernel takes meanwhile and torch's
 dispatcher does not see."""
@@ -68,7 +71,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._extra = extra
         self._live: dict[int, int] = {}  # address of the storage → its number
         self._watched: dict[int, weakref.ref[Any]] = {}
-        self._operation_ids: dict[Any, int] = {}
+        self._operation_ids: dict[int | str, int] = {}
         self._module_ids: dict[str, int] = {"": 0}
         self._module = 0
         self._values: KnownValues | None = None
@@ -153,7 +156,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._item(args[0], values)
         else:
             try:
-                rule = WITHOUT_FAKE.get(func)
+                rule = _RULES.get(id(func))
                 if rule is None or func in _OF_SHAPES:
                     result = self._run(func, args, kwargs, rule)
                 elif func is _ADD and torch._C._current_graph_task_id() == -1:
@@ -192,11 +195,9 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return not operation.startswith(_RARELY)
 
     def _watch(self, tensor: torch.Tensor, func: Any, args: tuple[Any, ...]) -> None:
-        if _device_type(tensor) != self._device_type:
-            return
         storage = tensor.untyped_storage()
         address = storage._cdata
-        if address in self._live:
+        if address in self._live or _device_type(tensor) != self._device_type:
             return
         size = storage.nbytes()
         if size == 0:
@@ -234,9 +235,10 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return None if number is None else CATEGORIES[self.trace.category_of[number - 1]]
 
     def _operation(self, func: Any) -> int:
-        number = self._operation_ids.get(func)
+        key = func if isinstance(func, str) else id(func)
+        number = self._operation_ids.get(key)
         if number is None:
-            number = self._operation_ids[func] = len(self.trace.operations)
+            number = self._operation_ids[key] = len(self.trace.operations)
             self.trace.operations.append(str(func))
         return number
 
