@@ -193,6 +193,12 @@ def describe(
                 origin = "architecture"
             with torch.device("meta"):
                 model = getattr(transformers, auto_class).from_config(config)
+            starts = getattr(config, "decoder_start_token_id", None) is not None
+            if getattr(config, "is_encoder_decoder", False) and not starts:
+                raise InputError(
+                    f"model {name!r}: its config has no decoder_start_token_id, which its decoder begins with; for T5 "
+                    f"it is pad_token_id"
+                )
             text = config.get_text_config() if causal else config
             layers, width = (int(getattr(text, name, 0) or 0) for name in ("num_hidden_layers", "hidden_size"))
             vocabulary = int(getattr(text, "vocab_size", 0) or 0)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_memkit.cli.recipe_resolve import resolve_options, usual_gpus
+from hf_memkit.errors import InputError
 from hf_memkit.recipe.ranks import (
     FOLDER_VARIABLE,
     Ranks,
@@ -56,7 +57,10 @@ def _here(options: Options, ranks: Ranks) -> int:
     from hf_memkit.hardware import use_one_card
     from hf_memkit.recipe.launch import launch
     from hf_memkit.recipe.mistakes import mistakes_of_run, mistakes_of_target
+    from hf_memkit.recipe.output import refuse_used
 
+    if options.dry_run and options.export is not None:
+        raise InputError("--dry-run shows the setup and --export writes it as a script: give one of them")
     if options.resume:
         _refuse_with_resume(options)
         job, earlier = _earlier_run(options)
@@ -68,6 +72,8 @@ def _here(options: Options, ranks: Ranks) -> int:
         _refuse_mistakes(job, None)
         return _train(job, earlier, ranks, options)
     place = options.place(ranks, usual_gpus(options))
+    if options.output and not (options.overwrite or options.shown_only):
+        refuse_used(options.output)  # at once, and again when the setup is known
     if place.processes > 1 and not options.shown_only:
         _refuse_too_few_cards(place)
         return launch(options.for_ranks(), place)
@@ -156,8 +162,6 @@ def _refuse_too_few_cards(place: Place) -> None:
     """Fewer cards than processes would put two of them on one card; none at all means a rehearsal."""
     import torch
 
-    from hf_memkit.errors import InputError
-
     cards = torch.cuda.device_count()
     if 0 < cards < place.gpus:
         raise InputError(
@@ -167,8 +171,6 @@ def _refuse_too_few_cards(place: Place) -> None:
 
 
 def _refuse_with_resume(options: Options) -> None:
-    from hf_memkit.errors import InputError
-
     others = options.given(
         "model", "data", "gpu", "gpu_memory", "ram", "setting", "max_steps", "sequence_length", "nvme_path",
         "overwrite", "dry_run", "export",
@@ -189,7 +191,6 @@ def _earlier_run(options: Options) -> tuple[Run, dict[str, Any]]:
 
 def _same_processes(job: Run, place: Place) -> None:
     """The batch, the order of the data and the parts of a ZeRO checkpoint are those of so many processes."""
-    from hf_memkit.errors import InputError
 
     if (place.gpus, place.nodes) != (job.gpus, job.nodes):
         machines = f" on each of {job.nodes} machines" if job.nodes > 1 else ""
@@ -212,7 +213,6 @@ def _refuse_used(job: Run, *, overwrite: bool) -> None:
 
 
 def _refuse_mistakes(job: Run, resolved: Resolved | None) -> None:
-    from hf_memkit.errors import InputError
     from hf_memkit.recipe.mistakes import mistakes_of_run
 
     if mistakes := mistakes_of_run(job, resolved):

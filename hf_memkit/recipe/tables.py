@@ -182,14 +182,14 @@ def _rows(
     """What `datasets` keeps. `stamps` only make its cache tell files apart."""
     from hf_memkit.recipe.tasks import find_task
 
-    reader: Any = find_task(task).reader()
-    found = False
+    of_task: Any = find_task(task)
+    reader, found = of_task.reader(), False
     for name in names:
         for where, row in read_rows(Path(name), kind):
             found = True
             yield reader.row(columns, where, row)
     if not found:
-        raise DataError(f"{names[0]}: no row in it; expected {reader.local_form}, such as {reader.example}")
+        raise DataError(f"{names[0]}: no row in it; expected {of_task.local_form}, such as {of_task.example}")
 
 
 def _from_hub(task: RowTask, hub_id: str, config: str | None, split: str, columns: Mapping[str, str]) -> Table:

@@ -69,6 +69,12 @@ def test_a_dry_run_for_people_gives_reasons(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="shows what runs on a machine without a GPU")
+def test_what_is_shown_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipe", "gpt2-on-16gb", "--dry-run", "--export", str(tmp_path / "job")]) == 2
+    assert "--dry-run shows the setup and --export writes it" in capsys.readouterr().err
+    assert not (tmp_path / "job").exists()
+
+
 def test_a_dry_run_here_shows_the_rehearsal(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipe", "gpt2-on-16gb", "--dry-run", "--no-trace", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)

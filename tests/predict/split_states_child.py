@@ -1,9 +1,9 @@
 """Trains under a live DeepSpeed engine on the CPU, in this process or in each process of a launcher, and writes the
 peaks of the engine's phases.
 
-One process is measured by torch's profiler, which sees the CPU's allocator. With several, gloo frees in threads of its
-own, which the profiler does not see, and copies as no card's library does: there the tensors count that torch's
-operations make (`StorageTracer`, on real ones).
+What counts are the tensors that torch's operations make (`StorageTracer`, on real ones). Torch's profiler is no
+measure here: gloo frees in threads of its own, which it does not see, so that its figures differ by up to a tenth from
+run to run, and gloo copies as no card's library does.
 
     python -m tests.predict.split_states_child FOLDER     # FOLDER/cases.json: {name: {"setup", "sequence_length"}}
 """
@@ -25,7 +25,6 @@ os.environ.update(single_process_environment())
 
 import torch
 from accelerate.state import AcceleratorState, GradientState
-from torch.profiler import ProfilerActivity, profile, record_function
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 from transformers.utils import logging
 
@@ -39,18 +38,17 @@ RANK = int(os.environ["RANK"])
 
 
 class Marks(TrainerCallback):  # type: ignore[misc]
-    """Leaves a mark in the profile where a phase ends: those of the engine, which steps inside `backward`."""
+    """Tells the tracer where a phase ends: those of the engine, which steps inside `backward`."""
 
-    def __init__(self, tracer: StorageTracer | None = None) -> None:
+    def __init__(self, tracer: StorageTracer) -> None:
         self.tracer = tracer
         self.trainer: Any = None
         self.phase: Phase = "load"
 
     def move_to(self, phase: Phase) -> None:
-        if self.tracer is not None:
-            self.tracer.ended(self.phase)
-        with record_function(f"{fake_and_real._MARK}{self.phase}"):
-            self.phase = phase
+        gc.collect()  # an engine's cycles
+        self.tracer.ended(self.phase)
+        self.phase = phase
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         engine = self.trainer.deepspeed
@@ -70,9 +68,6 @@ class Marks(TrainerCallback):  # type: ignore[misc]
 
         engine.backward, engine.optimizer.step = marked_backward, marked_step
 
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
-        gc.collect()  # an engine's cycles live until Python happens to look for them
-
     def on_substep_end(self, *_: Any, **__: Any) -> None:
         self.move_to("data")
 
@@ -81,22 +76,11 @@ class Marks(TrainerCallback):  # type: ignore[misc]
 
 
 def measured(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The most live bytes of each phase; what one kernel makes and frees again is left out."""
+    """The most live bytes of each phase."""
     setup, length = TrainingSetup.from_json(asked["setup"]), asked["sequence_length"]
-    if int(os.environ["WORLD_SIZE"]) > 1:
-        with StorageTracer("cpu") as tracer:
-            train(setup, length, folder, Marks(tracer))
-            return fake_and_real._named(fake_and_real.peaks(fake_and_real._changes(tracer.finish("data"))))
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        train(setup, length, folder, Marks())
-    events = sorted(
-        (
-            fake_and_real._Event(event.start_ns(), -event.duration_ns(), event.name(), event.nbytes())
-            for event in profiler.profiler.kineto_results.events()
-        ),
-        key=lambda event: event[:2],
-    )
-    return fake_and_real._named(fake_and_real.peaks(fake_and_real._without_scratch(events)))
+    with StorageTracer("cpu") as tracer:
+        train(setup, length, folder, Marks(tracer))
+        return fake_and_real._named(fake_and_real.peaks(fake_and_real._changes(tracer.finish("data"))))
 
 
 def train(setup: TrainingSetup, sequence_length: int, folder: Path, marks: Marks) -> None:
@@ -129,13 +113,14 @@ def train(setup: TrainingSetup, sequence_length: int, folder: Path, marks: Marks
 
 
 def main(folder: Path) -> None:
+    gc.disable()  # left alone it runs when it likes, and cycles live for chance stretches
     torch.set_num_threads(1)
     logging.set_verbosity_error()
     for name, asked in json.loads((folder / "cases.json").read_text()).items():
         place = folder / name
         place.mkdir(exist_ok=True)
         found = measured(asked, place)
-        gc.collect()  # what is left of an engine would be freed in the next profile
+        gc.collect()  # what is left of an engine
         (place / f"rank{RANK}.json").write_text(json.dumps(found))
     leave_process_group()
 

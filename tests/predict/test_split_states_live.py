@@ -31,15 +31,13 @@ CASES = [(1, name) for name in ONE] + [(2, name) for name in TWO]
 
 EXACT = 0.01
 """Stages 1 and 2: what differs is the order in which DeepSpeed reduces gradients."""
-LOW, LOW_OF_A_PHASE = 0.04, 0.08
-"""How much lower than measured a peak may be, and that of a phase, which may be small. What DeepSpeed makes and drops
-to reduce is in no row, and what Python's collector has not looked at yet is still there: measured peaks of one case
-differ by 2 % from run to run."""
+OF_A_PHASE = 0.02
+"""How far a phase may be too low that is not the peak: what DeepSpeed makes and drops to reduce is in no row."""
 BOUND = 0.03
 """Stage 3 of several processes: gathered parameters are counted at their limit, and so never too low."""
 
 SUMMED = 4 * facts(MODEL).largest_parameter
-"""Bytes by which a measured peak of backward may be too high. Autograd adds the second gradient of a tied weight to
+"""Bytes by which what is measured of backward may be too high. Autograd adds the second gradient of a tied weight to
 the first; with a recorder of real operations in its way it makes a new tensor. The traced side adds as autograd."""
 
 Live = dict[str, Any]
@@ -81,12 +79,10 @@ def test_peaks_are_those_of_the_live_engine(live: dict[int, Live], processes: in
     measured = live[processes][name]
     bounded = config["zero_optimization"]["stage"] == 3 and processes > 1
     allowed = BOUND if bounded else EXACT
-    assert (peak + SUMMED) / measured["peak_bytes"] - 1 > -LOW and peak / measured["peak_bytes"] - 1 < allowed
+    assert -EXACT < peak / measured["peak_bytes"] - 1 < allowed
     for phase, summed in (("forward", 0), ("backward", SUMMED)):
         found = measured["phases"][phase]
-        assert (by_phase[phase] + summed) / found - 1 > -LOW_OF_A_PHASE and by_phase[phase] / found - 1 < allowed, (
-            phase
-        )
+        assert (by_phase[phase] + summed) / found - 1 > -OF_A_PHASE and by_phase[phase] / found - 1 < allowed, phase
     # At two processes stage 1 has let go of the other's gradients by then: the ledger counts them whole.
     whole = config["zero_optimization"]["stage"] == 1 and processes > 1
-    assert -LOW_OF_A_PHASE < by_phase["optimizer"] / measured["phases"]["optimizer"] - 1 < (0.15 if whole else allowed)
+    assert -EXACT < by_phase["optimizer"] / measured["phases"]["optimizer"] - 1 < (0.15 if whole else allowed)

@@ -196,6 +196,14 @@ def test_a_folder_of_two_forms_names_both_files(tmp_path: Path) -> None:
     assert refusal(tmp_path).startswith(f"{second}:1: this row has prompt and completion, and {first}:1 has messages")
 
 
+def test_an_empty_file(tmp_path: Path) -> None:
+    path = tmp_path / "chats.jsonl"
+    path.write_text("\n")
+    assert refusal(path) == (
+        f"{path}: no row in it; expected {find_task('chat').local_form}, such as {find_task('chat').example}"
+    )
+
+
 def test_what_is_made_up_is_chat_too() -> None:
     rows = made_up_conversations()
     assert len(rows) > 300

@@ -67,7 +67,8 @@ class TestWhatIsRead:
             (("b", "a", "b", "a"), ["a", "b"]),
             ((1.0, 0.0, 1.0, 0.0), ["0", "1"]),
             ((True, False, True, False), ["false", "true"]),
-            (("1", 1, "none", "none"), ["1", "none"]),
+            (("1", 1, 2, "2"), ["1", "2"]),
+            (("1", "1", "none", "none"), ["1", "none"]),
         ],
     )
     def test_labels_are_names_or_numbers(self, tmp_path: Path, labels: tuple[Any, ...], classes: list[str]) -> None:
@@ -128,6 +129,11 @@ SPOILT = {
     "a label that says there is none": (
         "a.jsonl", lines(*GOOD, {"text": "one", "label": -1}),
         "{file}:11: column 'label': -1 stands for no label; leave such rows out",
+    ),
+    "numbers beside names": (
+        "a.jsonl", lines(*labelled("0", "good", "good", 1, "0", 1)),
+        "{file}:4: column 'label': '1' is a number, and 'good' in {file}:2 is a name; write all labels in one way, "
+        f"such as {EXAMPLE}",
     ),
     "an empty text": (
         "a.jsonl", lines({"text": "", "label": "good"}),

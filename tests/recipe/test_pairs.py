@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import EvalPrediction, Seq2SeqTrainingArguments, T5Config, T5ForConditionalGeneration
 
-from hf_memkit.errors import DataError
+from hf_memkit.errors import DataError, InputError
 from hf_memkit.hardware import Machine
 from hf_memkit.models import describe
 from hf_memkit.parts.generating_trainer import GeneratingTrainer
@@ -130,6 +130,12 @@ def tiny_t5(vocabulary: int, **more: float) -> T5ForConditionalGeneration:
             **more,
         )
     )
+
+
+def test_a_model_whose_decoder_does_not_know_how_to_begin(tmp_path: Path) -> None:
+    T5Config(d_model=32, d_kv=16, d_ff=32, num_layers=1, num_heads=2).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="has no decoder_start_token_id"):
+        describe(str(tmp_path), use_hub=False, auto_class=TASK.auto_class)
 
 
 def test_a_trainer_that_generates_takes_an_optimizer_and_keeps_no_logits(

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Final
 from hf_memkit import parts
 from hf_memkit.errors import DataError
 from hf_memkit.recipe.tables import cell
+from hf_memkit.recipe.tasks.label_names import OneKind, label_name
 from hf_memkit.recipe.tasks.made_up_texts import kinds_of_text
 from hf_memkit.recipe.tasks.task import Examples, Say, Script, Settings, Task
 from hf_memkit.recipe.tasks.token_rows import (
@@ -28,7 +29,6 @@ from hf_memkit.recipe.tasks.token_rows import (
     tokenizer_imports,
     tokenizer_lines,
 )
-from hf_memkit.recipe.text_readers import name_of
 from hf_memkit.recipe.tokenizer import Framing
 from hf_memkit.training_setup import TrainingSetup
 
@@ -39,6 +39,18 @@ _TOKENS: Final = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS
 _MULTIPLE: Final = 8
 _LISTED: Final = 8
 """Classes that a message names at most."""
+
+
+class _Reader:
+    """Reads the rows of one table, whose labels are all numbers or all names."""
+
+    def __init__(self, task: _TextClassification) -> None:
+        self._task, self._labels = task, OneKind(task.example)
+
+    def row(self, columns: Mapping[str, str], where: str, row: Mapping[str, Any]) -> dict[str, Any]:
+        found = self._task.row(columns, where, row)
+        self._labels.add(cell(self._task, columns, "label", where, row), columns["label"], where)
+        return found
 
 
 class _TextClassification(Task):
@@ -59,6 +71,9 @@ class _TextClassification(Task):
             )
         }
 
+    def reader(self) -> _Reader:
+        return _Reader(self)
+
     def row(self, columns: Mapping[str, str], where: str, row: Mapping[str, Any]) -> dict[str, Any]:
         second = "text_pair" if "text_pair" in row or "text_pair" in columns else None
         pair = None
@@ -68,7 +83,7 @@ class _TextClassification(Task):
         return {
             "text": checked_text(self, columns, "text", where, row),
             "text_pair": pair,
-            "label": _label(cell(self, columns, "label", where, row), columns["label"], where, self.example),
+            "label": label_name(cell(self, columns, "label", where, row), columns["label"], where, self.example),
             "place": where,
         }
 
@@ -206,26 +221,6 @@ def _framing(setup: TrainingSetup) -> Framing:
     kinds = int(setup["model.architecture"].get("type_vocab_size", 2))
     second = ":1" if kinds > 1 else ""
     return Framing(_TOKENS, single="[CLS] $A [SEP]", pair=f"[CLS] $A [SEP] $B{second} [SEP]{second}")
-
-
-def _label(value: Any, column: str, where: str, example: str) -> str:
-    """The name of a class. A class may be a number, also one that a library has made 1.0 of."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, int):
-        if value >= 0:
-            return str(value)
-        raise DataError(f"{where}: column {column!r}: {value} stands for no label; leave such rows out")
-    if not isinstance(value, str):
-        raise DataError(
-            f"{where}: column {column!r}: expected one class, a name or a whole number, found {name_of(value)}; "
-            f"such as {example}"
-        )
-    if not value.strip():
-        raise DataError(f"{where}: column {column!r}: empty; expected a class, such as {example}")
-    return value.strip()
 
 
 def _classes(given: Sequence[str], places: Sequence[str], source: str) -> list[str]:
