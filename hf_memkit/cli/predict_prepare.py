@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -171,7 +171,7 @@ def prepare(asked: Asked, before_model: Callable[[], None] | None = None) -> Pre
         notes += [f"{name} {problem}" for problem in made.problems if "by formula" not in problem]
     else:
         setup = _defaults(asked, model, fields, machine, notes)
-    setup = _with_sizes(setup, length, model.maximum_length)
+    setup = _with_sizes(_generating(setup, own), length, model.maximum_length)
     for setting in setup.settings:
         if setting.key == f"arguments.{_BATCH}" and _BATCH not in own:
             notes.append(f"batches of {setting.value} sequences a card: {setting.reason}")
@@ -226,6 +226,17 @@ def _defaults(
     subject = Subject.of_setup(setup, model.facts, on, gpus=asked.gpus, nodes=asked.nodes, here=False)
     notes += [f"known mistake: {each}" for each in check(subject) if RULES[each.rule].module != "capacity"]
     return setup
+
+
+def _generating(setup: TrainingSetup, own: Mapping[str, Any]) -> TrainingSetup:
+    """The setup with those of `own` that are Seq2SeqTrainer's, where they say that evaluations generate."""
+    from hf_memkit.predict.own_training import GENERATION_FIELDS
+
+    if not own.get("predict_with_generate"):
+        return setup
+    for name in sorted(GENERATION_FIELDS & own.keys()):
+        setup = setup.put(f"arguments.{name}", own[name], "yours")
+    return setup.put("trainer.class", "transformers:Seq2SeqTrainer", "predict_with_generate is its argument")
 
 
 def _with_sizes(setup: TrainingSetup, length: int | None, longest: int | None) -> TrainingSetup:

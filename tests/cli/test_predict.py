@@ -217,6 +217,25 @@ def test_without_a_preset_it_is_trainer_s_own_with_what_was_given(tiny: str, tmp
     assert any("assumed" in note for note in alone.notes)
 
 
+def test_evaluations_that_generate_are_seq2seqtrainer_s(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {
+        "model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_model": 32, "d_kv": 8, "d_ff": 32,
+        "num_layers": 1, "num_heads": 2, "vocab_size": 100, "decoder_start_token_id": 0,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    def evaluate_gib(length: int) -> float:
+        own = {"predict_with_generate": True, "generation_max_length": length, "eval_strategy": "epoch"}
+        (tmp_path / "mine.json").write_text(json.dumps({**own, "output_dir": "out"}))
+        options = ["--model", str(tmp_path), "--args", str(tmp_path / "mine.json"), "--sequence-length", "16"]
+        assert main(["predict", *options, "--gpu", "T4", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert any("evaluations generate" in note for note in found["notes"])
+        return float(found["phases"]["evaluate"]["peak_allocated_gib"])
+
+    assert evaluate_gib(20_000) > 2 * evaluate_gib(20)
+
+
 def test_with_a_preset_the_batch_is_of_one_card(tiny: str) -> None:
     job = prepare(Asked(tiny, "8bit", gpu_memory="16GB", batch_size=3, accumulation=2, gpus=2, sequence_length=16))
     arguments = job.setup.arguments
