@@ -193,8 +193,8 @@ def describe(
                 origin = "architecture"
             with torch.device("meta"):
                 model = getattr(transformers, auto_class).from_config(config)
-            starts = getattr(config, "decoder_start_token_id", None) is not None
-            if getattr(config, "is_encoder_decoder", False) and not starts:
+            decodes = not causal and getattr(config, "is_encoder_decoder", False)
+            if decodes and getattr(config, "decoder_start_token_id", None) is None:
                 raise InputError(
                     f"model {name!r}: its config has no decoder_start_token_id, which its decoder begins with; for T5 "
                     f"it is pad_token_id"

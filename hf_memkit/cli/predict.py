@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hf_memkit.cli.options import Args, Gpu, GpuMemory, Gpus, Json, Nodes, Ram, SequenceLength, Set, Technique
+from hf_memkit.cli.options import Args, Gpu, GpuMemory, Json, Nodes, Ram, SequenceLength, Set, Technique
 from hf_memkit.cli.predict_prepare import Asked, prepare
 
 __all__ = ["EXAMPLES", "predict"]
@@ -44,14 +44,17 @@ def predict(
     accumulation: Annotated[
         int | None, typer.Option(min=1, help="Micro-batches in an optimizer step (gradient_accumulation_steps).")
     ] = None,
-    gpus: Gpus = 1,
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="Cards (processes) on each machine; default: the recipe's, or 1.")
+    ] = None,
     nodes: Nodes = 1,
     ram: Ram = None,
     args: Args = None,
     settings: Set = None,
     technique: Technique = None,
     no_trace: Annotated[
-        bool, typer.Option("--no-trace", help="By formula only: at once, and much less certain.")
+        bool,
+        typer.Option("--no-trace", help="By formula only (causal language models): at once, and much less certain."),
     ] = False,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Let code that comes with the model run.")

@@ -32,7 +32,7 @@ class Asked:
     gpu: str | None = None
     gpu_memory: str | None = None
     ram: str | None = None
-    gpus: int = 1
+    gpus: int | None = None
     nodes: int = 1
     batch_size: int | None = None
     sequence_length: int | None = None
@@ -43,6 +43,11 @@ class Asked:
     trust_remote_code: bool = False
     recipe: str | None = None
     variant: str = "auto"
+
+    @property
+    def cards(self) -> int:
+        """Cards on each machine, where no recipe says how many."""
+        return self.gpus or 1
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,7 @@ class Prepared:
         notes: what was assumed, or taken from the user's file.
         trust_remote_code: whether code that comes with the model may be run.
         resolved: the recipe that it is, if it is one.
+        prediction: what the recipe's variant was chosen by, if it was.
     """
 
     setup: TrainingSetup
@@ -75,6 +81,7 @@ class Prepared:
     notes: tuple[str, ...] = ()
     trust_remote_code: bool = False
     resolved: Resolved | None = None
+    prediction: Prediction | None = None
 
     def predict(self, *, trace: bool = True) -> Prediction:
         """The prediction, with what was assumed here among its notes.
@@ -84,6 +91,8 @@ class Prepared:
         """
         from hf_memkit.predict import predict
 
+        if trace and self.prediction is not None:
+            return self.prediction.with_notes(*self.notes)
         found = predict(
             self.setup,
             model=self.model.facts,
@@ -188,7 +197,7 @@ def prepare(asked: Asked, before_model: Callable[[], None] | None = None) -> Pre
         micro_batch_size=int(setup[f"arguments.{_BATCH}"]),
         sequence_length=int(setup[_LENGTH]),
         accumulation=int(setup.get(f"arguments.{_ACCUMULATION}", 1)),
-        gpus=asked.gpus,
+        gpus=asked.cards,
         nodes=asked.nodes,
         own=fields,
         notes=tuple(notes),
@@ -223,7 +232,7 @@ def _defaults(
 
     setup = default_setup(model, fields)
     on = machine if machine.gpu is not None else None
-    subject = Subject.of_setup(setup, model.facts, on, gpus=asked.gpus, nodes=asked.nodes, here=False)
+    subject = Subject.of_setup(setup, model.facts, on, gpus=asked.cards, nodes=asked.nodes, here=False)
     notes += [f"known mistake: {each}" for each in check(subject) if RULES[each.rule].module != "capacity"]
     return setup
 
@@ -313,7 +322,7 @@ def _preset(asked: Asked, name: str, techniques: Sequence[str], model: LookedAt,
             gpu=asked.gpu,
             gpu_memory=asked.gpu_memory,
             ram=asked.ram,
-            gpus=asked.gpus,
+            gpus=asked.cards,
             nodes=asked.nodes,
             sequence_length=length,
             settings=(*asked.settings, *(f"{key}={value}" for key, value in sizes.items() if value is not None)),

@@ -9,6 +9,10 @@ from hf_memkit.errors import InputError
 
 if TYPE_CHECKING:
     from hf_memkit.cli.predict_prepare import Asked, Prepared
+    from hf_memkit.hardware import Machine
+    from hf_memkit.predict import Prediction
+    from hf_memkit.recipe.resolve import Overrides, Resolved
+    from hf_memkit.recipe.schema import Recipe
 
 __all__ = ["prepare_recipe"]
 
@@ -33,10 +37,8 @@ def prepare_recipe(asked: Asked, before_model: Callable[[], None] | None = None)
     """
     from hf_memkit.cli.predict_prepare import Prepared
     from hf_memkit.described import described_machine
-    from hf_memkit.models import hub_reachable
     from hf_memkit.predict.defaults import LookedAt
-    from hf_memkit.recipe.predictions import chosen_beforehand
-    from hf_memkit.recipe.resolve import Overrides, resolve
+    from hf_memkit.recipe.resolve import Overrides
     from hf_memkit.recipe.schema import load_recipe
     from hf_memkit.recipe.settings import parse_settings
     from hf_memkit.recipe.tasks import find_task
@@ -55,16 +57,13 @@ def prepare_recipe(asked: Asked, before_model: Callable[[], None] | None = None)
         variant=asked.variant,
         model=asked.model,
         sequence_length=asked.sequence_length,
-        gpus=asked.gpus if asked.gpus > 1 else recipe.gpus,
+        gpus=asked.gpus or recipe.gpus,
         nodes=asked.nodes,
         settings=parse_settings(asked.settings, further=find_task(recipe.task).further_arguments),
     )
     if before_model is not None:
         before_model()
-    reachable = hub_reachable()
-    resolved = chosen_beforehand(recipe, machine, overrides, use_hub=reachable)
-    if resolved is None:
-        resolved = resolve(recipe, machine, overrides, use_hub=reachable)
+    resolved, prediction = _chosen(recipe, machine, overrides, trace=before_model is not None)
     setup, facts = resolved.setup, resolved.model
     return Prepared(
         setup=setup,
@@ -78,4 +77,30 @@ def prepare_recipe(asked: Asked, before_model: Callable[[], None] | None = None)
         own=dict(overrides.settings),
         notes=(f"variant {resolved.variant}: {resolved.why}",),
         resolved=resolved,
+        prediction=prediction,
     )
+
+
+def _chosen(
+    recipe: Recipe, machine: Machine, overrides: Overrides, *, trace: bool
+) -> tuple[Resolved, Prediction | None]:
+    """(the setup, the prediction that it was chosen by, if it was made now): by the recipe's stored predictions where
+    they are of it, else as `memkit recipe` chooses; by formula without a trace, and where nothing fits, so that there
+    is a table to show."""
+    from hf_memkit.errors import DoesNotFitError
+    from hf_memkit.models import hub_reachable
+    from hf_memkit.recipe.choose import choose
+    from hf_memkit.recipe.predictions import chosen_beforehand
+    from hf_memkit.recipe.resolve import resolve
+
+    reachable = hub_reachable()
+    beforehand = chosen_beforehand(recipe, machine, overrides, use_hub=reachable)
+    if beforehand is not None:
+        return beforehand, None
+    if trace:
+        try:
+            chosen = choose(recipe, machine, overrides, use_hub=reachable)
+            return chosen.resolved, chosen.prediction
+        except DoesNotFitError:
+            pass
+    return resolve(recipe, machine, overrides, use_hub=reachable), None

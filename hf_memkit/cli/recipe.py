@@ -24,7 +24,7 @@ EXAMPLES = """[bold]Examples[/bold]
 
   memkit recipe gpt2-on-16gb --dry-run --gpu T4              shows every setting for a card, with its reason
 
-  memkit recipe gpt2-on-16gb --set learning_rate=1e-5        changes any field of TrainingArguments
+  memkit recipe gpt2-on-16gb --set learning_rate=1e-5        changes a field of TrainingArguments
 
   memkit recipe gpt2-on-16gb --gpus 4                        trains on four cards of this machine
 
@@ -41,7 +41,10 @@ def recipe(
     ] = "auto",
     model: Annotated[str | None, typer.Option(help="Hub ID or local folder, instead of the recipe's model.")] = None,
     data: Annotated[
-        str | None, typer.Option(help="Text, JSON-lines or parquet file, a folder of them, or a hub ID.")
+        str | None,
+        typer.Option(
+            help="What the recipe's task takes: a file or folder of texts, chats, tables, images, sound; or a hub ID."
+        ),
     ] = None,
     gpu: Annotated[str | None, typer.Option(help="Resolve for this card, such as T4 or 'RTX 4090'.")] = None,
     gpu_memory: Annotated[
@@ -62,7 +65,10 @@ def recipe(
         int | None, typer.Option(min=1, max=65535, help="A free port of machine 0; default 29500.")
     ] = None,
     setting: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any field of TrainingArguments.")
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="A field of TrainingArguments; what the variant decides is refused."
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --output.")] = False,
@@ -70,7 +76,10 @@ def recipe(
         bool, typer.Option("--dry-run", help="Show every setting and the prediction, run nothing.")
     ] = False,
     no_trace: Annotated[
-        bool, typer.Option("--no-trace", help="Predict by formula only: at once, and much less certain.")
+        bool,
+        typer.Option(
+            "--no-trace", help="Predict by formula only (causal language models): at once, and much less certain."
+        ),
     ] = False,
     export: Annotated[str | None, typer.Option(metavar="DIR", help="Write a plain script that does the same.")] = None,
     copy: Annotated[

@@ -85,7 +85,12 @@ def predict(
     ledger = _ledger(setup, job)
     notes: list[str] = []
     failures: list[TraceFailed] = []
-    if trace and ("deepspeed.config" not in setup or ledger is not None):
+    if trace and is_split(setup) and ledger is None:
+        raise InputError(
+            "what DeepSpeed splits is computed from the shapes of a causal language model of transformers, and this "
+            "is none; predict it without deepspeed"
+        )
+    if trace:
         for device in _devices(notes):
             request = _request(setup, job, device, trust_remote_code=trust_remote_code, own=own)
             try:

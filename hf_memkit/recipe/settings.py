@@ -21,7 +21,7 @@ _ELSEWHERE = {
     "resume_from_checkpoint": "use --resume",
     "use_cpu": "memkit uses the GPU where there is one",
     "do_train": "a recipe always trains",
-    "do_eval": "a recipe evaluates at its end; --set eval_strategy=steps does so during training too",
+    "do_eval": "a recipe evaluates at its end; --set eval_steps=N does so during training too",
 }
 
 
@@ -99,8 +99,13 @@ def refuse_ignored(setup: TrainingSetup, chosen: Mapping[str, Any]) -> None:
             f"--set optim={chosen['optim']}: variant {setup.preset!r} brings its own optimizer "
             f"({setup['optimizer.class'].split(':')[1]}), and optim would be ignored; take another variant"
         )
-    if "deepspeed.preset" in setup and not str(chosen["optim"]).startswith("adamw_torch"):
+    if "deepspeed.config" in setup and not str(chosen["optim"]).startswith("adamw_torch"):
+        offloaded = "offload_optimizer" in setup["deepspeed.config"]["zero_optimization"]
+        why = (
+            "with an offloaded optimizer accelerate replaces it by DeepSpeedCPUAdam, silently"
+            if offloaded
+            else "the variant's needs were computed with AdamW's states, split among the cards"
+        )
         raise SettingError(
-            f"--set optim={chosen['optim']}: with an offloaded optimizer accelerate replaces it by DeepSpeedCPUAdam, "
-            f"silently; variant {setup.preset!r} works with adamw_torch only"
+            f"--set optim={chosen['optim']}: {why}; variant {setup.preset!r} works with adamw_torch only"
         )

@@ -453,6 +453,33 @@ def test_a_recipe_is_predicted_like_a_model(tiny: str) -> None:
     assert any(note.startswith("variant lora") for note in by_name.notes)
 
 
+def test_a_recipe_that_was_changed_is_chosen_by_prediction_too(tiny: str) -> None:
+    asked = Asked(tiny, recipe="gpt2-on-16gb", gpu="16GB", sequence_length=64, settings=["weight_decay=0.1"])
+    job = prepare(asked, before_model=lambda: None)
+    assert job.resolved is not None and job.resolved.variant == "resident" and "(predicted: " in job.resolved.why
+    assert job.prediction is not None and job.predict().phases == job.prediction.phases
+    assert job.prediction.confidence.level == "trace"
+    formula = prepare(asked)
+    assert formula.prediction is None and formula.resolved is not None and "by formula" in formula.resolved.why
+
+
+def test_the_cards_that_were_asked_for_win_over_the_recipe_s() -> None:
+    options = {"recipe": "llama-70b-lora-on-8x80gb", "variant": "sharded", "gpu_memory": "80GB"}
+    assert [prepare(Asked(gpus=gpus, **options)).gpus for gpus in (None, 1, 4)] == [8, 1, 4]
+
+
+def test_deepspeed_with_a_model_whose_shapes_are_not_known(tmp_path: Path, run: Run) -> None:
+    config = {
+        "model_type": "bert", "architectures": ["BertForMaskedLM"], "hidden_size": 32, "num_attention_heads": 2,
+        "num_hidden_layers": 2, "intermediate_size": 64, "vocab_size": 100, "max_position_embeddings": 48,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}, "train_batch_size": "auto"}))
+    (tmp_path / "mine.json").write_text(json.dumps({"output_dir": "out", "deepspeed": str(tmp_path / "ds.json")}))
+    code, _, error = run("--model", str(tmp_path), "--args", str(tmp_path / "mine.json"), "--gpu", "T4")
+    assert code == 2 and "predict it without deepspeed" in error and error.count("\n") == 1, error
+
+
 def test_what_a_preset_says_of_the_card_is_noted(run: Run, tiny: str) -> None:
     arguments = ("--model", tiny, "--preset", "resident", "--no-trace", "--json")
     for card, times in (("T4", 1), ("RTX 4090", 0)):
