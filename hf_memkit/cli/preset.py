@@ -108,7 +108,9 @@ def copy(
     name: Name,
     destination: Annotated[
         str | None,
-        typer.Argument(metavar="[DEST]", help="File (.yaml or .json), folder, or - to print it. None: NAME.yaml."),
+        typer.Argument(
+            metavar="[DEST]", help="File (.yaml or .json), folder, or - to print it. None: NAME.yaml, or NAME.json."
+        ),
     ] = None,
     model: Model = None,
     gpu: Gpu = None,

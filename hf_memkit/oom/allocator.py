@@ -12,7 +12,7 @@ from hf_memkit.units import MIB
 __all__ = ["Setting", "assignment", "for_fragmentation", "for_size", "split_size_mb"]
 
 _LEAST_SPLIT: Final = 20 * MIB
-"""torch refuses a `max_split_size_mb` that is not above it (torch: c10/core/AllocatorConfig.h: 20 MiB)."""
+"""torch refuses a `max_split_size_mb` below it (torch: c10/core/AllocatorConfig.h: 20 MiB)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def for_fragmentation(message: OomMessage, in_use: str | None) -> tuple[Setting,
                 key,
                 "max_split_size_mb",
                 False,
-                f"torch takes only values above {_LEAST_SPLIT // MIB}, and the request is {show(requested)}",
+                f"torch takes no value below {_LEAST_SPLIT // MIB}, and the request is {show(requested)}",
             )
         )
     else:

@@ -20,9 +20,10 @@ _FP32_STATES_BYTES: Final = 8
 _EIGHT_BIT_BYTES: Final = 2 * (1 + 4 / 256)
 """Two 8-bit moments, and a 4-byte scale for each block of 256 of either (bitsandbytes: optim/optimizer.py)."""
 
-_MASTER_AND_STATES_BYTES: Final = 16
-"""What ZeRO-Offload holds in RAM a parameter: fp32 master weight, gradient and two moments (deepspeed 0.19.8:
-runtime/zero/stage_1_and_2.py; `memkit ds show zero2-offload --model …` has the ledger)."""
+_OFFLOADED_BYTES: Final = 20
+"""What ZeRO-Offload holds in RAM a parameter, at most: fp32 master weight, gradient and two moments, the 16-bit copy
+on its way to the card, and with accumulation 16-bit gradients (deepspeed 0.19.8: runtime/zero/stage_1_and_2.py;
+`memkit ds show zero2-offload --model …` has the ledger)."""
 
 
 def allocator(job: Job) -> Iterator[Proposal]:
@@ -183,7 +184,7 @@ def offload(job: Job) -> Iterator[Proposal]:
     if _held_in(job, "host") or _held_in(job, "pinned") or "CPUAdam" in " ".join(job.optimizers):
         return  # they are there already
     ram = job.hardware.get("ram_limit_gib") or job.hardware.get("ram_gib")
-    needs = job.states_gib_per(_MASTER_AND_STATES_BYTES)
+    needs = job.states_gib_per(_OFFLOADED_BYTES)
     if needs is None or (isinstance(ram, int | float) and needs > ram):
         return
     name = "zero3-offload-optimizer" if stage == 3 else "zero2-offload"
@@ -191,7 +192,7 @@ def offload(job: Job) -> Iterator[Proposal]:
         Change(
             "arguments.deepspeed", f"{name}.json",
             f"`memkit ds copy {name}` moves gradients and optimizer states, {held:.2f} GiB on this card, into RAM",
-            f"the AdamW step runs on the CPU and each step crosses the bus; about {needs:.1f} GiB of RAM (16 bytes a "
+            f"the AdamW step runs on the CPU and each step crosses the bus; up to {needs:.1f} GiB of RAM (20 bytes a "
             "parameter); DeepSpeed builds its CPU optimizer once",
         ),
         held,

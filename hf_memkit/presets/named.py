@@ -48,7 +48,7 @@ class Preset:
 
 
 _ON_THE_CARD: Final = ("data-parallel", "activation-checkpointing", "chunked-loss", "expandable-segments")
-"""What every preset that trains on the card without DeepSpeed has."""
+"""What a preset that trains on the card without DeepSpeed has, as a rule."""
 
 PRESETS: Final[dict[str, Preset]] = {
     "lean": Preset(

@@ -99,7 +99,8 @@ class PresetSetup(TrainingSetup):
         Raises:
             SettingError: they would change the global batch that was asked for, or do nothing or harm
                 (`hf_memkit.check`).
-            RunError: transformers refuses them.
+            MissingPackageError: something that DeepSpeed's operators are built with is missing.
+            RunError: transformers refuses them, or an operator cannot be built.
         """
         setup, mine = self._settled(own)
         setup._prepare(mine)
@@ -185,7 +186,12 @@ class PresetSetup(TrainingSetup):
     def trainer_options(
         self, model: Any, arguments: TrainingArguments, processing_class: Any = None, **own: Any
     ) -> dict[str, Any]:
-        """Keyword arguments for Trainer beside `model` and `args`; your own (`own`) win, your callbacks are kept."""
+        """Keyword arguments for Trainer beside `model` and `args`; your own (`own`) win, your callbacks are kept.
+
+        Raises:
+            SettingError: two parts give the same argument.
+            RunError: a part cannot do its work here.
+        """
         return build.trainer_options(
             self, model=model, arguments=arguments, processing_class=processing_class, own=own, say=print
         )
@@ -213,7 +219,8 @@ class PresetSetup(TrainingSetup):
 
         Raises:
             InputError: no model was given, neither here nor to the preset.
-            SettingError: `arguments` would change the global batch, or do nothing or harm.
+            SettingError: `arguments` would change the global batch, or do nothing or harm; `own` has a field of
+                TrainingArguments; two parts give the same argument.
             MissingPackageError: a package is missing.
             RunError: something cannot be built.
         """

@@ -74,7 +74,7 @@ def segments(setup: TrainingSetup, job: Job) -> TrainingSetup:
 @technique(
     "selective-checkpointing",
     family="checkpointing",
-    saves="norms, activation functions and dropout: a third to a half of the activations",
+    saves="norms, activation functions and dropout: two fifths to two thirds of the activations",
     costs="next to no arithmetic, as no large matrix product runs twice",
     not_when="every layer is needed to fit, which holds a fraction of this",
 )

@@ -44,7 +44,7 @@ _PART = "hf_memkit.parts.low_bit_adamw"
 def adamw_8bit(setup: TrainingSetup, job: Job) -> TrainingSetup:
     """bitsandbytes' AdamW with 8-bit block-wise states.
 
-    Three kinds of parameters keep fp32 states: embeddings (Trainer overrides them: transformers 5.23.0: trainer.py
+    Two kinds of parameters keep fp32 states: embeddings (Trainer overrides them: transformers 5.23.0: trainer.py
     1331-1344), and what has fewer than 4096 elements. Weights that are 16-bit are rounded to nearest: use it with
     fp32 weights.
     """

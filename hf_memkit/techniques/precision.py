@@ -153,14 +153,12 @@ def fp16_autocast(setup: TrainingSetup, job: Job) -> TrainingSetup:
     family="precision",
     saves="4 bytes a parameter of weights and gradients against bf16 autocast over fp32 weights (8 become 4)",
     costs="accuracy of the update: without stochastic rounding a step below 1/256 of a weight is mostly lost",
-    not_when="the optimizer does not round stochastically, or the card has no bf16",
+    not_when="the optimizer neither rounds stochastically nor was tried in 16 bits, or the card has no bf16",
 )
 def pure_bf16(setup: TrainingSetup, job: Job) -> TrainingSetup:
     """Weights and gradients in bf16, and no fp32 copy of either."""
     setup = _needs_ampere(setup, job, "computes in bf16")
-    return setup.put(
-        "model.dtype", "bfloat16", "2 bytes a weight and 2 a gradient; the optimizer rounds stochastically"
-    ).put_all(
+    return setup.put("model.dtype", "bfloat16", "2 bytes a weight and 2 a gradient").put_all(
         "arguments",
         {
             "bf16": (

@@ -20,7 +20,7 @@ _COMPILED_MULTIPLE = 128
     slot="collator",
     saves="the padding of every batch up to the longest sample of the whole data set",
     costs="a few tokens of padding a sample, up to the multiple",
-    not_when="all samples have one length already (packed, or recipes)",
+    not_when="all samples have one length already (packed, or a recipe for text)",
     values={"pad_multiple": int},
     bounds={"pad_multiple": (1, None)},
 )
