@@ -114,6 +114,7 @@ def train(setup: TrainingSetup, sequence_length: int, folder: Path, marks: Marks
 
 def main(folder: Path) -> None:
     gc.disable()  # left alone it runs when it likes, and cycles live for chance stretches
+    gc.freeze()  # the libraries' own objects need not be looked through each time
     torch.set_num_threads(1)
     logging.set_verbosity_error()
     for name, asked in json.loads((folder / "cases.json").read_text()).items():
