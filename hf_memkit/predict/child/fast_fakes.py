@@ -17,6 +17,7 @@ are missing, nothing is kept, and everything goes to torch.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
@@ -32,6 +33,10 @@ Make = Callable[[Arguments], Any]
 """Arguments of an operation → its result."""
 
 Rule = Callable[..., Any]
+
+_device_of: Final = operator.attrgetter("_fake_device" if hasattr(FakeTensor, "fake_device") else "fake_device")
+"""Where a fake tensor says it lies. Newer versions of torch have a property around the attribute, torch 2.11 has the
+attribute alone."""
 
 _PLAIN: Final = frozenset(
     {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
@@ -123,7 +128,7 @@ class FastFakes:
                     value.stride(),
                     value.storage_offset(),
                     value.untyped_storage().nbytes(),
-                    value._fake_device,
+                    _device_of(value),
                     value.requires_grad,
                     # Layout, quantised, conjugated, negated and inference tensors: each has a key of its own.
                     torch._C._dispatch_keys(value).raw_repr(),
@@ -260,6 +265,6 @@ def _alike(made: Any, given: Any) -> bool:
 def _description(tensor: Any) -> tuple[Any, ...]:
     storage = tensor.untyped_storage()
     return (
-        tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), storage.nbytes(), tensor._fake_device,
+        tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), storage.nbytes(), _device_of(tensor),
         tensor.requires_grad, torch._C._dispatch_keys(tensor).raw_repr(), vars(tensor).keys(),
     )  # fmt: skip

@@ -35,6 +35,7 @@ def one_card(capability: tuple[int, int], capacity_bytes: int) -> None:
         "get_device_capability": lambda *args, **kwargs: capability,
         "get_device_properties": lambda *args, **kwargs: properties,
         "mem_get_info": lambda *args, **kwargs: (capacity_bytes, capacity_bytes),
+        "is_current_stream_capturing": lambda: False,  # asked at each step of an optimizer
         "is_bf16_supported": lambda *args, **kwargs: capability >= (8, 0),
         # The state of a generator that is not there: as large as a real one's, and on the host.
         "get_rng_state": lambda *args, **kwargs: torch.zeros(16, dtype=torch.uint8),
