@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from hf_memkit.cli.options import Args, Gpu, GpuMemory, Json, Nodes, Ram, SequenceLength, Set, Technique
-from hf_memkit.cli.predict_prepare import Asked, prepare
+from hf_memkit.cli.predict_job import Asked
+from hf_memkit.cli.predict_prepare import prepare
 
 __all__ = ["EXAMPLES", "predict"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hf_memkit.units import GIB, format_size
 
 if TYPE_CHECKING:
-    from hf_memkit.cli.predict_prepare import Prepared
+    from hf_memkit.cli.predict_job import Prepared
     from hf_memkit.recipe.resolve import Resolved
     from hf_memkit.training_setup import TrainingSetup
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from hf_memkit.cli.predict_job import Asked, Prepared
 from hf_memkit.errors import InputError
 
 if TYPE_CHECKING:
-    from hf_memkit.cli.predict_prepare import Asked, Prepared
     from hf_memkit.hardware import Machine
     from hf_memkit.predict import Prediction
     from hf_memkit.recipe.resolve import Overrides, Resolved
@@ -35,7 +35,6 @@ def prepare_recipe(asked: Asked, before_model: Callable[[], None] | None = None)
         SettingError: settings that are wrong, or contradict the recipe.
         DoesNotFitError: no variant was named, and none fits.
     """
-    from hf_memkit.cli.predict_prepare import Prepared
     from hf_memkit.described import described_machine
     from hf_memkit.predict.defaults import LookedAt
     from hf_memkit.recipe.resolve import Overrides
@@ -85,9 +84,7 @@ def _chosen(
     recipe: Recipe, machine: Machine, overrides: Overrides, *, trace: bool
 ) -> tuple[Resolved, Prediction | None]:
     """(the setup, the prediction that it was chosen by, if it was made now): by the recipe's stored predictions where
-    they are of it, else as `memkit recipe` chooses; by formula without a trace, and where nothing fits, so that there
-    is a table to show."""
-    from hf_memkit.errors import DoesNotFitError
+    they are of it, else as `memkit recipe` chooses; by formula without a trace."""
     from hf_memkit.models import hub_reachable
     from hf_memkit.recipe.choose import choose
     from hf_memkit.recipe.predictions import chosen_beforehand
@@ -98,9 +95,6 @@ def _chosen(
     if beforehand is not None:
         return beforehand, None
     if trace:
-        try:
-            chosen = choose(recipe, machine, overrides, use_hub=reachable)
-            return chosen.resolved, chosen.prediction
-        except DoesNotFitError:
-            pass
+        chosen = choose(recipe, machine, overrides, use_hub=reachable)
+        return chosen.resolved, chosen.prediction
     return resolve(recipe, machine, overrides, use_hub=reachable), None

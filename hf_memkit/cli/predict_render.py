@@ -17,8 +17,8 @@ from hf_memkit.units import format_gib, format_size
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from hf_memkit.cli.predict_job import Prepared
     from hf_memkit.cli.predict_next import Next, NextVariant
-    from hf_memkit.cli.predict_prepare import Prepared
     from hf_memkit.predict.prediction import Prediction
 
 __all__ = ["body", "show", "view"]

@@ -191,7 +191,6 @@ def _earlier_run(options: Options) -> tuple[Run, dict[str, Any]]:
 
 def _same_processes(job: Run, place: Place) -> None:
     """The batch, the order of the data and the parts of a ZeRO checkpoint are those of so many processes."""
-
     if (place.gpus, place.nodes) != (job.gpus, job.nodes):
         machines = f" on each of {job.nodes} machines" if job.nodes > 1 else ""
         options = f"--gpus {job.gpus}" + (f" --nodes {job.nodes}" if job.nodes > 1 else "")

@@ -18,8 +18,9 @@ from rich.console import Console
 from hf_memkit import preset
 from hf_memkit.cli import predict_render
 from hf_memkit.cli.main import main
+from hf_memkit.cli.predict_job import Asked, Prepared
 from hf_memkit.cli.predict_next import Next, next_preset
-from hf_memkit.cli.predict_prepare import Asked, Prepared, prepare
+from hf_memkit.cli.predict_prepare import prepare
 from hf_memkit.predict.confidence import Confidence
 from hf_memkit.predict.prediction import Prediction, with_rest
 from hf_memkit.presets import PRESETS

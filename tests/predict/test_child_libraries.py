@@ -148,6 +148,7 @@ def test_the_foreach_form_makes_a_copy_of_all_parameters(worker: Worker, models:
     temporary = most(trace, "optimizer", "optimizer") - sum(alive(trace, "optimizer"))
     expected = step_temporary_bytes(setup, facts_of(models["gpt2"]))
     assert 0.99 * expected < temporary < expected, "weights and biases, with and without decay, one after the other"
+    assert "aten._foreach_norm.Scalar (scratch)" in trace.operations, "norms of all gradients are one operation"
     loop = traced(worker, setup_of(models["gpt2"], "adamw-loop"))
     assert most(loop, "optimizer", "optimizer") - sum(alive(loop, "optimizer")) < expected
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from hf_memkit.cli.predict_prepare import Asked
+from hf_memkit.cli.predict_job import Asked
 from hf_memkit.cli.predict_recipe import prepare_recipe
 from hf_memkit.cli.recipe_options import Options
 from hf_memkit.cli.recipe_resolve import resolve_options

@@ -59,6 +59,7 @@ def _load() -> str | None:
         import accelerate.utils.other
         import transformers.trainer
 
+        import hf_memkit.predict.child.training  # noqa: F401 - each case would import it again
         from hf_memkit.predict.child.quick_dispatch import quick_dispatch
         from hf_memkit.predict.child.tracer import StorageTracer
     quick_dispatch(StorageTracer)
