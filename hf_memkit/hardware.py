@@ -24,6 +24,7 @@ from hf_memkit.cards import CARDS, VISIBLE_SHARE
 from hf_memkit.errors import InputError
 from hf_memkit.memlock import can_lock
 from hf_memkit.units import GB, GIB, MIB, format_gib, parse_size
+from hf_memkit.user_files import user_path
 
 __all__ = [
     "SLOW_BF16",
@@ -316,7 +317,7 @@ def this_machine(disk_path: str | Path = ".", *, gpu: Gpu | None = None) -> Mach
         disk_path: where files will go.
         gpu: a card in the place of this machine's, which is then not looked for: that can take importing torch.
     """
-    path = _existing(Path(disk_path).expanduser().absolute())
+    path = _existing(user_path(disk_path).absolute())
     ram_bytes = _ram_bytes()
     soft, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return Machine(

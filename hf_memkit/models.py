@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from hf_memkit.architectures import ARCHITECTURES, built_in
 from hf_memkit.errors import InputError, did_you_mean
+from hf_memkit.user_files import user_path
 
 __all__ = [
     "Linear",
@@ -85,7 +86,7 @@ def refuse_absent(name: str, *, known: bool | None = None) -> int | None:
         InputError: no such folder, no config in it, no hub ID, or not in the cache while the hub is switched off.
     """
     try:
-        path = Path(name).expanduser()
+        path = user_path(name)
         path.exists()
     except (RuntimeError, OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -354,7 +355,7 @@ def _change(config: Any, changes: Mapping[str, Any]) -> None:
 def _load_config(name: str, architecture: Mapping[str, Any] | None, use_hub: bool) -> tuple[Any, Origin]:
     from transformers import AutoConfig
 
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.is_dir():
         try:
             return AutoConfig.from_pretrained(str(path), local_files_only=True), "local"

@@ -4,6 +4,7 @@ the file written; one line where that is refused.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from itertools import islice
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Final, TypeVar
 
 from hf_memkit.errors import InputError
 
-__all__ = ["parsed", "refuse_existing", "write_text"]
+__all__ = ["parsed", "refuse_existing", "user_path", "write_text"]
 
 T = TypeVar("T")
 
@@ -50,6 +51,11 @@ def _items(value: object) -> Iterable[object]:
 
 def _too_deep(place: str) -> InputError:
     return InputError(f"{place}: nested more than {_DEEPEST} levels deep; give a config with fewer brackets")
+
+
+def user_path(path: str | Path) -> Path:
+    """`path` with `~` and `~user` replaced; that of an unknown user stays as it is, as in a shell."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111  # Path.expanduser raises RuntimeError for an unknown user
 
 
 def refuse_existing(path: Path, *, overwrite: bool, instead: str = "give another name, or --overwrite") -> None:

@@ -14,7 +14,7 @@ from hf_memkit.errors import InputError
 from hf_memkit.hardware import Machine
 from hf_memkit.models import ModelFacts
 
-__all__ = ["check_file", "read_subject"]
+__all__ = ["check_file", "deepspeed_of", "read_subject"]
 
 
 def check_file(
@@ -68,7 +68,7 @@ def read_subject(
     if file.kind == "arguments":
         if arguments is not None:
             raise InputError(f"{file.path}: holds arguments itself; give a DeepSpeed JSON with --args")
-        config, source = _followed(file), file
+        config, source = deepspeed_of(file), file
     return Subject(
         config=None if config is None else config.content,
         arguments=None if source is None else source.content,
@@ -84,7 +84,7 @@ def read_subject(
     )
 
 
-def _followed(file: File) -> File | None:
+def deepspeed_of(file: File) -> File | None:
     """The DeepSpeed config that an argument file names or holds; None if there is none, or it is not there."""
     value: Any = file.content.get("deepspeed")
     if isinstance(value, str) and value.lstrip().startswith("{"):

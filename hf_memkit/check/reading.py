@@ -14,7 +14,7 @@ import yaml
 
 from hf_memkit.compat import current_name
 from hf_memkit.errors import InputError
-from hf_memkit.user_files import parsed
+from hf_memkit.user_files import parsed, user_path
 
 __all__ = ["File", "Kind", "key_lines", "parse_json", "read"]
 
@@ -43,7 +43,7 @@ def read(path: str | Path) -> File:
     Raises:
         InputError: it cannot be read, is no JSON or YAML (line and column are named), or is nothing that is checked.
     """
-    path = Path(path).expanduser()
+    path = user_path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -112,7 +112,7 @@ def key_lines(path: str | Path) -> dict[str, int]:
 
     What stands in a section `deepspeed`, and what has an old name, is found as problems name it too.
     """
-    text = Path(path).expanduser().read_text(encoding="utf-8")
+    text = user_path(path).read_text(encoding="utf-8")
     try:
         node = yaml.compose(text.expandtabs(), yaml.SafeLoader)  # JSON is YAML, but for the tabs that may indent it
     except yaml.YAMLError:

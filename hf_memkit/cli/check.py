@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hf_memkit.cli.options import Gpu, GpuMemory, Json, Ram
+from hf_memkit.user_files import user_path
 
 if TYPE_CHECKING:
     from hf_memkit.check import Problem, Severity
@@ -101,7 +102,7 @@ def run_check(
     _refuse_other("--output-format", output_format or "text", _FORMATS)
     if as_json and output_format not in (None, "json"):
         raise InputError(f"--json and --output-format {output_format} are two formats; give one of them")
-    if nvme_path is not None and not Path(nvme_path).expanduser().is_dir():
+    if nvme_path is not None and not user_path(nvme_path).is_dir():
         raise InputError(f"--nvme-path: {nvme_path!r} is no folder here; name one on the disk that will be swapped to")
     read_files = [read(path) for path in files]  # one that cannot be read is told before anything is computed
     arguments = None if args is None else read(args)

@@ -106,11 +106,11 @@ def copy(
     as_json: Json = False,
 ) -> int:
     from hf_memkit.cli.render import say
-    from hf_memkit.user_files import refuse_existing, write_text
+    from hf_memkit.user_files import refuse_existing, user_path, write_text
     from hf_memkit.zero.index import refuse_other_deepspeed
 
     prepared = prepare(name, model, gpu, gpu_memory, ram, gpus, nodes, nvme_path)
-    target = Path(destination).expanduser() if destination else Path(f"{name}.json")
+    target = user_path(destination) if destination else Path(f"{name}.json")
     target = target / f"{name}.json" if target.is_dir() or (destination or "").endswith("/") else target
     launch = target.with_name(f"{target.stem}-accelerate.yaml")
     files = [target, launch] if accelerate else [target]

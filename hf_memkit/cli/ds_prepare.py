@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hf_memkit.errors import InputError, MissingPackageError, SettingError
+from hf_memkit.user_files import user_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,7 +65,7 @@ def prepare(
     config = load(name)  # an unknown name is told first
     if nvme_path is not None and not nvme_path.strip():
         raise InputError("--nvme-path: give a folder")
-    path = str(Path(nvme_path).expanduser()) if nvme_path else None
+    path = str(user_path(nvme_path)) if nvme_path else None
     if model is None:
         _refuse_without_model(gpu, gpu_memory, ram, gpus, nodes)
     else:

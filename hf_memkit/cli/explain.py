@@ -68,6 +68,7 @@ def explain(
 def _arguments(path: str) -> Mapping[str, Any]:
     """What the user's file of arguments holds, each field of its own type."""
     from hf_memkit.argument_values import checked
+    from hf_memkit.check.files import deepspeed_of
     from hf_memkit.check.reading import read
     from hf_memkit.compat import argument_types, current_name
 
@@ -80,6 +81,8 @@ def _arguments(path: str) -> Mapping[str, Any]:
     found, problems = checked(known)
     if problems:
         raise InputError("\n".join(f"{file.path}: {problem}" for problem in problems))
+    if (config := deepspeed_of(file)) is not None:
+        found["deepspeed"] = config.content
     return {**{str(name): value for name, value in file.content.items() if name not in known}, **found}
 
 

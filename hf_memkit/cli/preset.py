@@ -23,7 +23,7 @@ from hf_memkit.cli.options import (
 )
 from hf_memkit.cli.preset_prepare import Asked, Prepared, prepare
 from hf_memkit.errors import InputError
-from hf_memkit.user_files import refuse_existing, write_text
+from hf_memkit.user_files import refuse_existing, user_path, write_text
 
 __all__ = ["app"]
 
@@ -160,7 +160,7 @@ def _target(name: str, destination: str | None, script: str) -> Path | None:
     if destination == "-":
         return None
     own_name = f"{name}.json" if script == "run_clm" else f"{name}.yaml"
-    path = Path(destination).expanduser() if destination else Path(own_name)
+    path = user_path(destination) if destination else Path(own_name)
     if path.is_dir() or (destination or "").endswith("/"):
         path = path / own_name
     if path.suffix.lower() not in (".yaml", ".yml", ".json"):
@@ -176,7 +176,7 @@ def _write(target: Path, prepared: Prepared, args: str | None, *, overwrite: boo
     """
     config = prepared.setup.get("deepspeed.config")
     files = [target] if config is None else [target, target.with_name(f"{target.stem}-deepspeed.json")]
-    if args is not None and any(file.exists() and file.samefile(Path(args).expanduser()) for file in files):
+    if args is not None and any(file.exists() and file.samefile(user_path(args)) for file in files):
         raise InputError(f"{target}: is the file that --args reads; give another name")
     for file in files:
         refuse_existing(file, overwrite=overwrite)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from hf_memkit.errors import InputError, SettingError
+from hf_memkit.user_files import user_path
 
 if TYPE_CHECKING:
     from hf_memkit.presets import PresetSetup
@@ -132,7 +132,7 @@ def _refuse_without_model(asked: Asked, model: str | None) -> None:
 def _folder(path: str) -> str:
     if not path.strip():
         raise InputError("--nvme-path: give a folder")
-    folder = Path(path).expanduser()
+    folder = user_path(path)
     if not folder.exists() and not folder.absolute().parent.is_dir():
         raise InputError(
             f"--nvme-path {path}: neither it nor the folder above it exists, so that its disk cannot be looked at; "

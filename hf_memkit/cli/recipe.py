@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from hf_memkit.cli.options import Short
+from hf_memkit.user_files import user_path
 
 __all__ = ["EXAMPLES", "recipe"]
 
@@ -155,4 +156,4 @@ def _refuse_without_name(given: list[str], variant: str) -> None:
 
 def _expand(path: str | None) -> str | None:
     """`~` stands for the home folder also where the shell leaves it alone, as in `--output=~/runs`."""
-    return str(Path(path).expanduser()) if path and path.startswith("~") else path
+    return str(user_path(path)) if path and path.startswith("~") else path

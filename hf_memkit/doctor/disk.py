@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from typing import Final
 
 from hf_memkit.doctor.line import Line
 from hf_memkit.errors import MemkitError
 from hf_memkit.units import format_gib
+from hf_memkit.user_files import user_path
 from hf_memkit.zero.nvme import Preflight, file_system, preflight
 
 __all__ = ["lines"]
@@ -18,7 +18,7 @@ _GROUP: Final = "Disk for NVMe offload"
 
 def lines(nvme_path: str | None) -> list[Line]:
     """What stands in the way in `nvme_path` (or the current folder), and the speed of `nvme_path`."""
-    folder = Path(nvme_path or ".").expanduser().absolute()
+    folder = user_path(nvme_path or ".").absolute()
     found = preflight(nvme_path or folder, needed_bytes=0)
     lines = [*_problems(found, nvme_path or str(folder))]
     if not lines:
@@ -47,7 +47,7 @@ def _speed(nvme_path: str) -> Line:
     from hf_memkit.zero.aio import measure
 
     try:
-        with_folder = Path(nvme_path).expanduser()
+        with_folder = user_path(nvme_path)
         if not with_folder.is_dir():
             return Line(_GROUP, "speed", "warning", f"{nvme_path} does not exist yet", f"mkdir -p {nvme_path}")
         measured = measure(with_folder, cpu=not torch.cuda.is_available())

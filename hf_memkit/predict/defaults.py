@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from hf_memkit.architectures import built_in
@@ -13,7 +12,7 @@ from hf_memkit.errors import InputError, SettingError
 from hf_memkit.hardware import Gpu
 from hf_memkit.models import ModelFacts, Origin, describe, hub_reachable, quiet_transformers, refuse_absent
 from hf_memkit.training_setup import TrainingSetup
-from hf_memkit.user_files import parsed
+from hf_memkit.user_files import parsed, user_path
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -78,7 +77,7 @@ def look_at(
     from transformers import AutoConfig
 
     use_hub = hub_reachable() if use_hub is None else use_hub
-    folder = Path(name).expanduser()
+    folder = user_path(name)
     origin: Origin = "local" if folder.is_dir() else "hub"
     try:
         with quiet_transformers():
@@ -214,7 +213,7 @@ def _deepspeed(given: Any) -> Any:
     if isinstance(given, Mapping):
         return dict(given)
     try:
-        return parsed(str(given), json.loads, Path(str(given)).expanduser().read_text(encoding="utf-8"))
+        return parsed(str(given), json.loads, user_path(str(given)).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"deepspeed={given!r}: cannot be read ({error.strerror}); give a DeepSpeed JSON") from None
     except ValueError as error:

@@ -23,6 +23,7 @@ from hf_memkit.errors import DataError, did_you_mean
 from hf_memkit.models import why_no_hub
 from hf_memkit.recipe.text_files import DATA_SUFFIXES, TextFiles, find_text_files
 from hf_memkit.recipe.text_readers import DOCUMENT_CHARACTERS, check_schema, in_one_line, read_texts
+from hf_memkit.user_files import user_path
 
 __all__ = [
     "FALLBACK",
@@ -94,7 +95,7 @@ def load_documents(
             if hub_reachable:
                 raise DataError(f"{error}; --data trains on a file or folder of your own") from error
             return _fallback()
-    path = Path(source).expanduser()
+    path = user_path(source)
     if path_exists(path):
         return _from_files(find_text_files(path), text_column)
     match = _HUB_ID.fullmatch(source)
@@ -113,7 +114,7 @@ def is_local(source: str) -> bool:
     Raises:
         DataError: whether there is one cannot be told.
     """
-    path = Path(source).expanduser()
+    path = user_path(source)
     return path_exists(path) or not _HUB_ID.fullmatch(source) or path.suffix.lower() in DATA_SUFFIXES
 
 

@@ -19,6 +19,7 @@ from hf_memkit.recipe.data import is_local, not_found_here, offline, path_exists
 from hf_memkit.recipe.table_rows import find_tables, read_rows
 from hf_memkit.recipe.text_readers import in_one_line
 from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.user_files import user_path
 
 __all__ = ["RowTask", "Table", "cell", "hold_out", "load_table"]
 
@@ -81,7 +82,7 @@ def load_table(task: RowTask, setup: TrainingSetup) -> Table:
         if not hub_reachable() and not _in_cache(data):
             return _made_up(task)
         return _from_hub(task, data["hub_id"], data["hub_config"], data["hub_split"], columns)
-    path = Path(str(source)).expanduser()
+    path = user_path(str(source))
     if path_exists(path):
         return _from_files(task, path, columns)
     if is_local(str(source)):

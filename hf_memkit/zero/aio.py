@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from hf_memkit.errors import MissingPackageError, RunError
 from hf_memkit.units import GB, MIB
+from hf_memkit.user_files import user_path
 from hf_memkit.zero import ops
 from hf_memkit.zero.nvme import preflight
 
@@ -101,7 +102,7 @@ def measure(
             f"{folder} was not measured: DeepSpeed's async_io is not built yet; the first run of an infinity variant "
             f"builds it: memkit recipe gpt2-on-16gb --variant infinity"
         )
-    path = Path(folder).expanduser()
+    path = user_path(folder)
     preflight(path, needed_bytes=_PIECES * _BUFFER_BYTES, locked_bytes=_BUFFER_BYTES).raise_problems()
     environment = {
         **os.environ,

@@ -24,6 +24,7 @@ import psutil
 from hf_memkit.errors import DoesNotFitError, InputError, MissingPackageError
 from hf_memkit.memlock import can_lock
 from hf_memkit.units import format_gib
+from hf_memkit.user_files import user_path
 from hf_memkit.zero import swap_files
 
 __all__ = ["Preflight", "file_system", "preflight", "ready"]
@@ -77,7 +78,7 @@ def preflight(folder: str | Path, *, needed_bytes: int, locked_bytes: int = 0) -
         needed_bytes: what will be swapped there, by all processes of this machine.
         locked_bytes: the buffers that one process locks in RAM.
     """
-    path = Path(folder).expanduser().absolute()
+    path = user_path(folder).absolute()
     unusable, shortages, missing, notes = [], [], [], []
     if not _libaio_loads():
         missing.append("DeepSpeed needs libaio; run: sudo apt-get install libaio-dev")
@@ -113,7 +114,7 @@ def ready(
     found.raise_problems()
     for note in found.notes:
         say(f"Note: {note}")
-    with swap_files.hold(Path(folder).expanduser()):
+    with swap_files.hold(user_path(folder)):
         yield
 
 

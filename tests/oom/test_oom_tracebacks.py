@@ -217,6 +217,11 @@ def test_args_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: 
     (told,) = json.loads(capsys.readouterr().out)
     assert told["changes"][0]["current"] == 8 and told["changes"][0]["value"] == 4
     assert (told["found"]["phase"], told["found"]["place"], told["found"]["in_use"]) == ("forward", None, [])
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}')
+    arguments.write_text("deepspeed: ds.json\n")
+    assert main(["explain", str(log), "--args", str(arguments), "--json"]) == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert not any("offload" in str(change["value"]) for change in told["changes"]), "in use, by the file named"
     for text, part in (
         ("per_device_train_batch_size: eight\n", "per_device_train_batch_size=eight: must be int"),
         ("use_liger_kernel: maybe\n", "use_liger_kernel"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any, Final
 
 from hf_memkit.recipe.export_data import literal, tokenizer_is_trained, uses_fallback
@@ -13,6 +12,7 @@ from hf_memkit.recipe.tasks.chat_rows import EXAMPLE, form_of
 from hf_memkit.recipe.tasks.chat_template import CHATML, CHATML_FRAMING, LLAMA_MARKED, LLAMA_TURN
 from hf_memkit.recipe.tasks.task import Script
 from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.user_files import user_path
 
 __all__ = ["chat_script"]
 
@@ -99,14 +99,14 @@ def _rows(setup: TrainingSetup) -> tuple[list[str], dict[str, str]]:
         )
         column = "messages"
         lines.append(f'rows = load_dataset("json", data_files=str(HERE / "{_MADE_UP}"), split="train")')
-    elif source is None or not Path(str(source)).expanduser().exists():
+    elif source is None or not user_path(str(source)).exists():
         name, config, split = data["hub_id"], data["hub_config"], data["hub_split"]
         if source is not None:
             name, _, config = str(source).partition(":")
             config, split = config or None, "train"
         lines.append(f'rows = load_dataset("{name}", {literal(config)}, split="{split}")')
     else:
-        tables = find_tables(Path(str(source)).expanduser(), EXAMPLE)
+        tables = find_tables(user_path(str(source)), EXAMPLE)
         where, first = next(read_rows(tables.paths[0], tables.kind))
         form, has_system = form_of(data["columns"], where, first), "system" in first
         kind, options = _LOADERS[tables.kind]

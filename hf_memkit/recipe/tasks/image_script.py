@@ -12,6 +12,7 @@ from hf_memkit.recipe.tasks.image_files import split_folders
 from hf_memkit.recipe.tasks.media import load_table_line, source_text
 from hf_memkit.recipe.tasks.task import Script
 from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.user_files import user_path
 
 __all__ = ["image_script"]
 
@@ -73,7 +74,7 @@ def _data_lines(setup: TrainingSetup) -> list[str]:
     if uses_fallback(setup):
         features = 'Features({"image": Image(decode=False), "label": ClassLabel(names=list(LABELS))})'
         return [*lines, f"rows = Dataset.from_list(made_up_images(), features={features})", "labels = list(LABELS)"]
-    path = Path(str(source)).expanduser() if source is not None else None
+    path = user_path(str(source)) if source is not None else None
     if path is None or not path.exists():
         name, config, split = setup["data.hub_id"], setup["data.hub_config"], setup["data.hub_split"]
         if source is not None:
@@ -130,7 +131,7 @@ def _split_lines(job: Any) -> list[str]:
     """Lines that make `train_dataset` and `eval_dataset`."""
     setup = job.setup
     source = setup["data.source"]
-    path = Path(str(source)).expanduser() if source is not None else None
+    path = user_path(str(source)) if source is not None else None
     batch = setup["arguments.per_device_eval_batch_size"] * job.processes
     if path is not None and path.is_dir() and split_folders(path) is not None:
         split = [

@@ -21,6 +21,7 @@ from hf_memkit.recipe.data import is_local, not_found_here, offline, path_exists
 from hf_memkit.recipe.tasks.task import Settings
 from hf_memkit.recipe.text_readers import in_one_line
 from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.user_files import user_path
 
 __all__ = [
     "HubData",
@@ -66,7 +67,7 @@ def source_of(setup: TrainingSetup) -> Path | HubData | None:
     if source is None:
         default = HubData(data["hub_id"], data["hub_config"], data["hub_split"])
         return default if hub_reachable() or _in_cache(default) else None
-    path = Path(str(source)).expanduser()
+    path = user_path(str(source))
     if path_exists(path):
         return path
     if path.suffix or is_local(str(source)):

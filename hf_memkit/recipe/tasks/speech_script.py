@@ -11,6 +11,7 @@ from hf_memkit.recipe.table_rows import TABLE_SUFFIXES
 from hf_memkit.recipe.tasks.media import files_in, load_table_line, source_text
 from hf_memkit.recipe.tasks.task import Script
 from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.user_files import user_path
 
 __all__ = ["speech_script"]
 
@@ -72,7 +73,7 @@ def _data_lines(setup: TrainingSetup, longest_s: float) -> list[str]:
     lines = ["# Speech: files that are opened when their batch is made."]
     if uses_fallback(setup):
         return [*lines, "rows = Dataset.from_list(made_up_speech())"]
-    path = Path(str(source)).expanduser() if source is not None else None
+    path = user_path(str(source)) if source is not None else None
     if path is None or not path.exists():
         return [*lines, *_hub_lines(setup, columns, longest_s)]
     table: Path | None = path

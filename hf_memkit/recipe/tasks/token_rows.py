@@ -16,6 +16,7 @@ from hf_memkit.recipe.tables import RowTask, Table, cell
 from hf_memkit.recipe.text_readers import name_of
 from hf_memkit.recipe.tokenizer import Framing
 from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.user_files import user_path
 
 __all__ = [
     "EXAMPLES_FILE",
@@ -129,7 +130,7 @@ def load_lines(task: Any, setup: TrainingSetup) -> tuple[list[str], dict[str, st
             "# Made-up examples: they stand in for the data set where no hub can be reached.",
             f'dataset = load_dataset("json", data_files=str(HERE / "{EXAMPLES_FILE}"), split="train")',
         ], {role: task.columns.get(role, role) for role in columns}
-    path = Path(str(source)).expanduser() if source is not None else None
+    path = user_path(str(source)) if source is not None else None
     if path is None or not path.exists():
         name, _, config = str(source).partition(":") if source else (data["hub_id"], "", data["hub_config"])
         split = "train" if source else data["hub_split"]
