@@ -134,7 +134,8 @@ _KINDS: Final = ("bad", "good")
 
 
 def helps() -> Iterator[Case]:
-    verbs = ([], ["recipe"], ["predict"], ["preset"], ["preset", "show"], ["preset", "copy"], ["preset", "list"],
+    verbs: tuple[list[str], ...] = (
+        [], ["recipe"], ["predict"], ["preset"], ["preset", "show"], ["preset", "copy"], ["preset", "list"],
              ["ds"], ["ds", "copy"], ["ds", "check"], ["check"], ["explain"], ["report"], ["doctor"])  # fmt: skip
     for verb in verbs:
         yield "-".join(verb) or "memkit", [*verb, "--help"]
@@ -197,7 +198,7 @@ def pinned() -> Iterator[None]:
     """This machine with 64 GB of RAM, eight cores and 500 GB of free disk, whatever it has."""
     import psutil
 
-    usage = shutil._ntuple_diskusage(10**12, 5 * 10**11, 5 * 10**11)  # type: ignore[attr-defined]
+    usage = shutil._ntuple_diskusage(10**12, 5 * 10**11, 5 * 10**11)
     memory = psutil.virtual_memory()._replace(total=64 * 2**30, available=60 * 2**30)
     with (
         mock.patch("shutil.disk_usage", lambda path: usage),

@@ -61,8 +61,8 @@ class Arm:
         return getattr(importlib.import_module(module), name), options
 
 
-_LOW_BIT = "hf_memkit.parts.low_bit_adamw"
-_LARGE_BATCH = "hf_memkit.parts.large_batch_optimizers"
+_LOW_BIT = "hf_memkit.components.low_bit_adamw"
+_LARGE_BATCH = "hf_memkit.components.large_batch_optimizers"
 _EIGHT: Final = {"class": f"{_LOW_BIT}:AdamW8bit", "bf16_stochastic_round": True, "block_size": 256, "compiled": False}
 _FOUR: Final = {"class": f"{_LOW_BIT}:AdamW4bit", "bf16_stochastic_round": True, "block_size": 128, "compiled": False}
 _UNCOMPILED = "compiled=False: the same arithmetic without torch.compile"

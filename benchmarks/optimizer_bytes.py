@@ -23,12 +23,12 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
 from transformers import set_seed as set_all_seeds
 
-from hf_memkit.build import optimizer_class_and_options
 from hf_memkit.hardware import Machine
 from hf_memkit.job import Job
 from hf_memkit.models import describe
 from hf_memkit.technique import TECHNIQUES
 from hf_memkit.techniques.optimizer_states import gradient_bytes, states_of
+from hf_memkit.train import optimizer_class_and_options
 from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["Measured", "main", "make_setup", "make_trainer", "measure", "state_tensors"]

@@ -24,7 +24,7 @@ def run(folder: Path, job: dict[str, Any]) -> int:
     from transformers import Trainer, default_data_collator
     from transformers.trainer_utils import set_seed
 
-    from hf_memkit import build
+    from hf_memkit import train
     from hf_memkit.callback import attach
     from hf_memkit.errors import MemkitError
     from hf_memkit.predict.child.training import rows_for
@@ -41,12 +41,12 @@ def run(folder: Path, job: dict[str, Any]) -> int:
     recording = record_history(folder / "history.json.gz") if records else contextlib.nullcontext()
     with recording:
         try:
-            build.require_packages(setup)
-            arguments = build.build_arguments(setup, own_arguments(folder, job))
+            train.require_packages(setup)
+            arguments = train.build_arguments(setup, own_arguments(folder, job))
             set_seed(arguments.seed)
             model = build_model(setup)
-            build.install_model_parts(model, setup)
-            options = build.trainer_options(setup, model=model, arguments=arguments)
+            train.install_model_parts(model, setup)
+            options = train.trainer_options(setup, model=model, arguments=arguments)
         except MemkitError as error:
             return write(folder, {"refused": str(error)})
         options.setdefault("data_collator", default_data_collator)
@@ -91,17 +91,17 @@ def build_model(setup: Any) -> Any:
     from transformers import AutoConfig
     from transformers.initialization import no_init_weights
 
-    from hf_memkit import build
+    from hf_memkit import train
 
     if "model.quantization" in setup:
-        return build.build_model(setup, print)
+        return train.build_model(setup, print)
     with no_init_weights():
         if "model.class" in setup:
             values = dict(setup["model.architecture"])
             config = AutoConfig.for_model(values.pop("model_type"), **values)
             model = getattr(transformers, setup["model.class"])(config)
         else:
-            model = build.build_model(setup, print)
+            model = train.build_model(setup, print)
     fill(model)
     return model
 

@@ -70,7 +70,7 @@ def run(case: Case, size: Size, folder: Path, job: dict[str, Any]) -> int:
     from transformers import AutoTokenizer, Trainer
     from transformers.trainer_utils import set_seed
 
-    from hf_memkit import build
+    from hf_memkit import train
     from hf_memkit.callback import attach
     from hf_memkit.errors import MemkitError
     from hf_memkit.training_setup import TrainingSetup
@@ -81,14 +81,14 @@ def run(case: Case, size: Size, folder: Path, job: dict[str, Any]) -> int:
         torch.cuda.set_per_process_memory_fraction(min(1.0, case.cap_gib * GIB / total))
     setup = TrainingSetup.from_json(job["setup"])
     try:
-        build.require_packages(setup)
-        arguments = build.build_arguments(setup, own_arguments(case, size, folder, job, setup))
+        train.require_packages(setup)
+        arguments = train.build_arguments(setup, own_arguments(case, size, folder, job, setup))
         set_seed(arguments.seed)
-        model = build.build_model(setup, print)
-        build.install_model_parts(model, setup)
+        model = train.build_model(setup, print)
+        train.install_model_parts(model, setup)
         tokenizer = AutoTokenizer.from_pretrained(job["model"], local_files_only=True)
         rows = sequences(case, size, job)
-        options = build.trainer_options(setup, model=model, arguments=arguments, processing_class=tokenizer)
+        options = train.trainer_options(setup, model=model, arguments=arguments, processing_class=tokenizer)
     except MemkitError as error:
         return write(folder, {"refused": str(error)})
     options = {**own_options(case, tokenizer), **options}

@@ -21,8 +21,8 @@ Keys are `section.name`. The sections:
 | `deepspeed` | `preset`, `config`: the whole DeepSpeed JSON, `sizes`: what of it was computed, and why |
 | `environment` | environment variables that must be set before torch starts |
 | `trainer` | `class` and `arguments_class` (`module:class`), where it is not transformers' own Trainer |
-| `model_parts` | parts installed on the model (`hf_memkit/parts/NAME.py`, `install`), with their options |
-| `trainer_parts` | parts that give Trainer keyword arguments (`hf_memkit/parts/NAME.py`, `trainer_options`) |
+| `model_parts` | parts installed on the model (`hf_memkit/components/NAME.py`, `install`), with their options |
+| `trainer_parts` | parts that give Trainer keyword arguments (`hf_memkit/components/NAME.py`, `trainer_options`) |
 """
 
 from __future__ import annotations

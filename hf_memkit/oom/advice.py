@@ -214,7 +214,7 @@ def _chunked_loss(known: _Known) -> Change | None:
     options = f", label_smoothing={smoothed}" if known.uses("label smoothing") else ""
     instead = "; it smooths labels itself: leave label_smoothing_factor out, which asks for all logits"
     return Change(
-        "model_parts.chunked_loss", f"hf_memkit.parts.chunked_loss.install(model{options})",
+        "model_parts.chunked_loss", f"hf_memkit.components.chunked_loss.install(model{options})",
         "the technique chunked-loss makes loss and logits of a causal language model a few tokens at a time"
         + (instead if options else ""),
         "about the same time; the output has no logits in training",

@@ -122,9 +122,9 @@ _FEATURES: Final[tuple[tuple[Feature, str], ...]] = (
     ("adapters", r"/peft/"),
     # Not modeling_layers.py: every layer passes through it, with checkpointing and without.
     ("checkpointing", r"torch/utils/checkpoint\.py|_gradient_checkpointing_func\(|activation_checkpointing/\w+\.py"
-                      r"|hf_memkit/parts/checkpoint_|Gradient_Checkpoint"),
+                      r"|hf_memkit/components/checkpoint_|Gradient_Checkpoint"),
     # trl 1.16: trainer/utils.py, add_fused_lm_head
-    ("chunked loss", r"hf_memkit/parts/chunked_loss|cut_cross_entropy|, _fused_(?:forward|logprob\w*):"),
+    ("chunked loss", r"hf_memkit/components/chunked_loss|cut_cross_entropy|, _fused_(?:forward|logprob\w*):"),
     ("DeepSpeed", r"/deepspeed/"),
     ("flash attention", r"flash_attn|flash_attention"),
     ("FSDP", r"torch/distributed/fsdp/|_fully_shard|/fsdp_utils\.py"),

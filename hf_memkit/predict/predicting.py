@@ -13,7 +13,6 @@ from importlib.metadata import version
 from typing import Final
 
 from hf_memkit.adapter_layers import adapter_tensors
-from hf_memkit.build import missing_package
 from hf_memkit.compat import free_order
 from hf_memkit.errors import InputError
 from hf_memkit.hardware import Machine
@@ -35,6 +34,7 @@ from hf_memkit.predict.worker import TraceFailed, shared_worker
 from hf_memkit.techniques import ledger as formulas
 from hf_memkit.techniques.allocator import VARIABLE
 from hf_memkit.terms import CATEGORIES, Phase
+from hf_memkit.train import missing_package
 from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.zero.ledger import zero_ledger
 

@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hf_memkit.build.model import LOADING_ONLY, model_options
-from hf_memkit.build.optimizer import optimizer_options
+from hf_memkit.train.model import LOADING_ONLY, model_options
+from hf_memkit.train.optimizer import optimizer_options
 from hf_memkit.training_setup import Setting, TrainingSetup
 
 __all__ = ["LENGTH_NAMES", "SCRIPTS", "Outside", "outside_lines", "script_arguments"]
@@ -197,10 +197,10 @@ def _parts(setup: TrainingSetup) -> list[Outside]:
     for s in setup.settings:
         section, _, name = s.key.partition(".")
         if section == "model_parts":
-            line = f"from hf_memkit.parts.{name} import install; install(model{_more(s.value)})"
+            line = f"from hf_memkit.components.{name} import install; install(model{_more(s.value)})"
         elif section == "trainer_parts":
             line = (
-                f"from hf_memkit.parts.{name} import trainer_options; Trainer(…, **trainer_options(model=model, "
+                f"from hf_memkit.components.{name} import trainer_options; Trainer(…, **trainer_options(model=model, "
                 f"processing_class=tokenizer, arguments=training_args{_more(s.value)}))"
             )
         else:

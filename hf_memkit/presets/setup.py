@@ -6,9 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from hf_memkit import build
-from hf_memkit.build.allocator import set_allocator
-from hf_memkit.build.model import model_options
+from hf_memkit import train
 from hf_memkit.check import RULES, Problem, Subject, check
 from hf_memkit.compat import argument_types, current_name, to_installed_arguments
 from hf_memkit.errors import InputError, SettingError
@@ -16,6 +14,8 @@ from hf_memkit.hardware import Machine
 from hf_memkit.models import ModelFacts
 from hf_memkit.presets.own import Replaced, without_replaced
 from hf_memkit.techniques.allocator import VARIABLE
+from hf_memkit.train.allocator import set_allocator
+from hf_memkit.train.model import model_options
 from hf_memkit.training_setup import Setting, TrainingSetup
 from hf_memkit.zero import ops
 
@@ -104,7 +104,7 @@ class PresetSetup(TrainingSetup):
         """
         setup, mine = self._settled(own)
         setup._prepare(mine)
-        return build.build_arguments(setup, {**mine, "output_dir": output_dir}, arguments_class)
+        return train.build_arguments(setup, {**mine, "output_dir": output_dir}, arguments_class)
 
     def _prepare(self, own: Mapping[str, Any]) -> None:
         """What comes before TrainingArguments: they start CUDA, and join DeepSpeed's process group.
@@ -170,8 +170,8 @@ class PresetSetup(TrainingSetup):
         """
         if "model.name" not in self:
             raise InputError("this preset was made without a model; give preset(…, model=ID or folder), or load yours")
-        build.require_packages(self)
-        model = build.build_model(self, say, random_weights=random_weights)
+        train.require_packages(self)
+        model = train.build_model(self, say, random_weights=random_weights)
         self.install(model)
         return model
 
@@ -181,7 +181,7 @@ class PresetSetup(TrainingSetup):
         Raises:
             RunError: a part cannot do its work on this model.
         """
-        return build.install_model_parts(model, self)
+        return train.install_model_parts(model, self)
 
     def trainer_options(
         self, model: Any, arguments: TrainingArguments, processing_class: Any = None, **own: Any
@@ -192,7 +192,7 @@ class PresetSetup(TrainingSetup):
             SettingError: two parts give the same argument.
             RunError: a part cannot do its work here.
         """
-        return build.trainer_options(
+        return train.trainer_options(
             self, model=model, arguments=arguments, processing_class=processing_class, own=own, say=print
         )
 
@@ -232,9 +232,9 @@ class PresetSetup(TrainingSetup):
             raise SettingError(
                 f"{fields[0]} is a field of TrainingArguments; give trainer(…, arguments={{{fields[0]!r}: …}})"
             )
-        build.require_packages(setup)
+        train.require_packages(setup)
         setup._prepare(mine)
-        made = build.build_arguments(setup, {**mine, "output_dir": output_dir}, arguments_class)
+        made = train.build_arguments(setup, {**mine, "output_dir": output_dir}, arguments_class)
         if model is None:
             model = setup.load_model()
         else:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from hf_memkit.build.allocator import set_allocator
 from hf_memkit.errors import MissingPackageError, RunError
 from hf_memkit.hardware import has_kernels
 from hf_memkit.recipe.ranks import Ranks
 from hf_memkit.techniques.allocator import VARIABLE
+from hf_memkit.train.allocator import set_allocator
 from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.zero import ops
 from hf_memkit.zero.launch import single_process_environment

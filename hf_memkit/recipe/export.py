@@ -1,8 +1,8 @@
 """Setup → a plain training script that its owner can read and change, and that needs memkit only for its callback.
 
 `train.py` holds the whole job in the order in which it happens; every setting stands there with its reason as a
-comment. Beside it the parts that it uses (`hf_memkit/parts`: an optimizer, a loss in chunks …), `ds_config.json` (with
-DeepSpeed), `deepspeed_wiring.py` (with NVMe) and `process_group.py` (with DeepSpeed or several processes).
+comment. Beside it the parts that it uses (`hf_memkit/components`: an optimizer, a loss in chunks …), `ds_config.json`
+(with DeepSpeed), `deepspeed_wiring.py` (with NVMe) and `process_group.py` (with DeepSpeed or several processes).
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from typing import Final
 
 from hf_memkit import compat
 from hf_memkit._version import __version__
-from hf_memkit.build import needed_packages
-from hf_memkit.build.model import LOADING_ONLY, model_options
 from hf_memkit.errors import InputError
 from hf_memkit.recipe.export_data import has_hub, literal
 from hf_memkit.recipe.export_parts import (
@@ -31,6 +29,8 @@ from hf_memkit.recipe.export_parts import (
 )
 from hf_memkit.recipe.run import Run
 from hf_memkit.recipe.tasks import Script, task_of
+from hf_memkit.train import needed_packages
+from hf_memkit.train.model import LOADING_ONLY, model_options
 from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.user_files import write_text
 
@@ -126,7 +126,7 @@ def _imports(job: Run, task: Script) -> str:
         module, _, name = trainer.partition(":")
         by_module.setdefault(module, []).append(name)
     names += by_module.pop("transformers", [])
-    copied = "hf_memkit.parts."  # copied there
+    copied = "hf_memkit.components."  # copied there
     others += [
         f"from {module.removeprefix(copied)} import {', '.join(sorted(each))}" for module, each in by_module.items()
     ]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from typing import Any, Final
 
-from hf_memkit import parts
-from hf_memkit.build import optimizer_options, part_files
+from hf_memkit import components
 from hf_memkit.recipe.export_data import literal
+from hf_memkit.train import optimizer_options, part_files
 from hf_memkit.training_setup import TrainingSetup
 
 __all__ = [
@@ -32,11 +32,11 @@ def copied_parts(setup: TrainingSetup) -> dict[str, str]:
     """`{file name beside the script: its text}` of the parts that the setup needs."""
     names = [*setup.section("model_parts"), *setup.section("trainer_parts")]
     for module in (_optimizer(setup)[0], str(setup.get("trainer.class", "")).partition(":")[0]):
-        if module is not None and module.startswith(f"{parts.__name__}."):
+        if module is not None and module.startswith(f"{components.__name__}."):
             names.append(module.rpartition(".")[2])
     files = {file.name: file for name in names for file in part_files(name)}
     # Beside a script the files of a part find one another by their own names.
-    package = f"from {parts.__name__}."
+    package = f"from {components.__name__}."
     return {name: file.read_text(encoding="utf-8").replace(package, "from ") for name, file in files.items()}
 
 
@@ -45,7 +45,7 @@ def part_imports(setup: TrainingSetup) -> list[str]:
     lines = [f"from {name} import install as install_{name}" for name in setup.section("model_parts")]
     lines += [f"from {name} import trainer_options as {name}_options" for name in setup.section("trainer_parts")]
     module, name = _optimizer(setup)
-    if module is not None and module.startswith(f"{parts.__name__}."):
+    if module is not None and module.startswith(f"{components.__name__}."):
         lines.append(f"from {module.rpartition('.')[2]} import {name}")
     return lines
 
@@ -53,7 +53,7 @@ def part_imports(setup: TrainingSetup) -> list[str]:
 def library_imports(setup: TrainingSetup) -> list[str]:
     """The import of the optimizer's class, where a library has it."""
     module, name = _optimizer(setup)
-    return [] if module is None or module.startswith(f"{parts.__name__}.") else [f"from {module} import {name}"]
+    return [] if module is None or module.startswith(f"{components.__name__}.") else [f"from {module} import {name}"]
 
 
 def model_part_lines(setup: TrainingSetup) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_memkit import build
+from hf_memkit import train
 from hf_memkit._version import __version__
 from hf_memkit.errors import InputError, RunError
 from hf_memkit.memory.records import read_records
@@ -130,7 +130,7 @@ def run(
         RunError: the setup cannot be built, or the data differs from that of the run to go on with.
     """
     setup = job.setup
-    build.require_packages(setup)
+    train.require_packages(setup)
     set_environment(setup, say, ranks)
     examples = prepare_data(setup, say, ranks)
     if resume is not None and resume["blocks_sha256"] != examples.checksum:
@@ -200,18 +200,18 @@ def _train(job: Run, examples: Examples, say: Say, ranks: Ranks, *, resuming: bo
     from hf_memkit.recipe.stopping import StopOnSignal
 
     setup, task = job.setup, task_of(job.setup)
-    arguments = build.build_arguments(setup, task.run_arguments(setup))
+    arguments = train.build_arguments(setup, task.run_arguments(setup))
     set_seed(arguments.seed)
-    model = build.build_model(setup, say, values=task.model_values(setup, examples))
-    build.install_model_parts(model, setup)
+    model = train.build_model(setup, say, values=task.model_values(setup, examples))
+    train.install_model_parts(model, setup)
     sequences = arguments.per_device_train_batch_size * arguments.gradient_accumulation_steps * ranks.world_size
     say(task.told(setup, examples, arguments.max_steps, sequences))
-    trainer: Trainer = build.trainer_class(setup)(
+    trainer: Trainer = train.trainer_class(setup)(
         model=model,
         args=arguments,
         train_dataset=examples.train,
         eval_dataset=_evaluated(examples, job),
-        **build.trainer_options(
+        **train.trainer_options(
             setup,
             model=model,
             arguments=arguments,
@@ -219,7 +219,7 @@ def _train(job: Run, examples: Examples, say: Say, ranks: Ranks, *, resuming: bo
             own=task.trainer_options(setup, examples),
         ),
     )
-    build.after_making(setup, trainer)
+    train.after_making(setup, trainer)
     facts = {"recipe": job.recipe, "variant": job.variant, "rehearsal": job.is_rehearsal}
     facts["setup"] = setup.to_json()["settings"]
     report = attach(trainer, summary=False, run_facts=facts, prediction=job.prediction)
@@ -251,7 +251,7 @@ def _train(job: Run, examples: Examples, say: Say, ranks: Ranks, *, resuming: bo
         raise _out_of_memory(advice) from error
     finally:
         for callback in trainer.callback_handler.callbacks:
-            if hasattr(callback, "leave"):  # parts/fp32_products.py
+            if hasattr(callback, "leave"):  # components/fp32_products.py
                 callback.leave()
     if not stop.requested:
         trainer.save_model(str(Path(job.output) / "model"))

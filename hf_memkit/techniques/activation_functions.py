@@ -30,7 +30,7 @@ def activation_of(config: dict[str, object]) -> str | None:
     not_when="the model's activation function is one operation already (Llama's silu), or torch.compile fuses it",
 )
 def fused_gelu(setup: TrainingSetup, job: Job) -> TrainingSetup:
-    """nn.GELU in place of transformers' composed forms (`hf_memkit/parts/fused_gelu.py`)."""
+    """nn.GELU in place of transformers' composed forms (`hf_memkit/components/fused_gelu.py`)."""
     name = activation_of(dict(job.model.config)) if job.model is not None else None
     return setup.put(
         "model_parts.fused_gelu",

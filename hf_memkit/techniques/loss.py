@@ -22,7 +22,7 @@ __all__ = ["chunked_loss", "liger"]
     bounds={"chunk_tokens": (1, None), "label_smoothing": (0, 1)},
 )
 def chunked_loss(setup: TrainingSetup, job: Job) -> TrainingSetup:
-    """Fused or chunked linear cross-entropy for any causal language model (`hf_memkit/parts/chunked_loss.py`).
+    """Fused or chunked linear cross-entropy for any causal language model (`hf_memkit/components/chunked_loss.py`).
 
     Values: `chunk_tokens` (default: `chunk_tokens_for` the vocabulary), `label_smoothing` (default 0), which takes the
     place of Trainer's label_smoothing_factor.

@@ -32,7 +32,7 @@ def chunk_tokens_for(vocabulary: int) -> int:
     """Tokens in a chunk: the largest power of two, at most 1024, whose fp32 logits take at most 256 MiB.
 
     Larger chunks make no matrix product faster; smaller ones add to the gradient of the output embedding more often.
-    The part has the same rule (`hf_memkit/parts/chunked_loss.py`), for those who install it by itself.
+    The part has the same rule (`hf_memkit/components/chunked_loss.py`), for those who install it by itself.
     """
     fitting = max(1, _CHUNK_BYTES // (4 * max(1, vocabulary)))
     return min(_MOST_TOKENS, 1 << (fitting.bit_length() - 1))

@@ -42,7 +42,7 @@ _BNB_BLOCK: Final = 256
 _TORCHAO: Final = {8: (256, 256), 4: (128, 16)}
 """Bits → (elements a block, entries of the table): torchao 0.18.0: optim/adam.py, optim/quant_utils.py."""
 
-_TORCHAO_CLASSES: Final = ("hf_memkit.parts.low_bit_adamw:", "torchao.")
+_TORCHAO_CLASSES: Final = ("hf_memkit.components.low_bit_adamw:", "torchao.")
 _TRAINERS_TORCHAO: Final = ("adamw_torch_8bit", "adamw_torch_4bit")
 _TRAINERS_TORCHAO_BLOCK: Final = 256
 """What Trainer gives both (transformers 5.23.0: trainer_optimizer.py 470), and cannot be told otherwise."""

@@ -116,14 +116,14 @@ def adafactor(setup: TrainingSetup, job: Job) -> TrainingSetup:
     not_when="the weights are fp32: adafactor is the same there",
 )
 def adafactor_stochastic(setup: TrainingSetup, job: Job) -> TrainingSetup:
-    """Adafactor over bf16 weights that are rounded stochastically (`hf_memkit.parts.stochastic_adafactor`).
+    """Adafactor over bf16 weights that are rounded stochastically (`hf_memkit.components.stochastic_adafactor`).
 
     On fp32 weights its numbers are those of transformers' Adafactor, as Trainer sets it up.
     """
     return setup.put_all(
         "optimizer",
         {
-            "class": ("hf_memkit.parts.stochastic_adafactor:Adafactor", "transformers' own rounds to nearest"),
+            "class": ("hf_memkit.components.stochastic_adafactor:Adafactor", "transformers' own rounds to nearest"),
             "bf16_stochastic_round": (True, "updates below 1/256 of a weight add up instead of being lost"),
             "takes": (["lr"], "it has neither momentum nor Adam's epsilon"),
         },

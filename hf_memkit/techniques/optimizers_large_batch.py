@@ -10,7 +10,7 @@ from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["lamb", "lars"]
 
-_PART = "hf_memkit.parts.large_batch_optimizers"
+_PART = "hf_memkit.components.large_batch_optimizers"
 _VALUES = {"reference_batch_size": int, "reference_learning_rate": float}
 _BOUNDS: Bounds = {"reference_batch_size": (1, None), "reference_learning_rate": (1e-12, None)}
 """The learning rate is above 0; no training has less than this."""
@@ -55,7 +55,7 @@ def lars(setup: TrainingSetup, job: Job) -> TrainingSetup:
 
     With `reference_learning_rate` and `reference_batch_size` the learning rate grows in proportion to the batch and is
     warmed up (Goyal et al. 2017, arXiv 1706.02677, sections 2.1 and 2.2). What bitsandbytes would never move,
-    parameters that start at zero, moves (`hf_memkit.parts.large_batch_optimizers`).
+    parameters that start at zero, moves (`hf_memkit.components.large_batch_optimizers`).
     """
     reference = int(job.values.get("reference_batch_size", 0))
     sequences = _sequences(setup, job)
@@ -90,7 +90,7 @@ def lamb(setup: TrainingSetup, job: Job) -> TrainingSetup:
 
     With `reference_learning_rate` and `reference_batch_size` the learning rate grows with the square root of the
     batch, and the warm-up in proportion to it, as in the paper's table of untuned LAMB on BERT. What bitsandbytes
-    would never move, parameters that start at zero, moves (`hf_memkit.parts.large_batch_optimizers`).
+    would never move, parameters that start at zero, moves (`hf_memkit.components.large_batch_optimizers`).
     """
     reference = int(job.values.get("reference_batch_size", 0))
     sequences = _sequences(setup, job)

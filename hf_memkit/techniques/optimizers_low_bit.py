@@ -29,7 +29,7 @@ VOCABULARY_MULTIPLE = 64
 """Rows of the word embedding become a multiple of this: NVIDIA's guide asks for it on tensor cores, and with a width
 that divides by 4 the embedding's size then divides by torchao's block of 256."""
 
-_PART = "hf_memkit.parts.low_bit_adamw"
+_PART = "hf_memkit.components.low_bit_adamw"
 
 
 @technique(
@@ -98,7 +98,7 @@ def adamw_8bit_stochastic(setup: TrainingSetup, job: Job) -> TrainingSetup:
     Two traps of torchao are closed here. It quantises a state only if the parameter's size divides by the block, which
     GPT-2's word embedding does not (50257 × 1600 leaves 64): the vocabulary is padded, so that it does. And what it
     does not quantise it keeps in the parameter's dtype, where a bf16 second moment stands still at beta2 = 0.999 (a
-    change of 0.1 % is below half a unit in the last place): `hf_memkit.parts.low_bit_adamw` keeps those in fp32.
+    change of 0.1 % is below half a unit in the last place): `hf_memkit.components.low_bit_adamw` keeps those in fp32.
     """
     return _torchao(setup, job, "AdamW8bit", BLOCK, "2 bytes of state a parameter instead of 8")
 

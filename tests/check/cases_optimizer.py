@@ -17,7 +17,7 @@ LLAMA = replace(SMALL, config={"model_type": "llama"}, linears=BLOCKS)
 ODD = replace(LLAMA, vocabulary=2_001, parameters=10_000_000)  # 2 001 000 elements: no block divides them
 EVEN = replace(LLAMA, vocabulary=2_048, parameters=10_000_000)
 WORDS = replace(LLAMA, parameters=3_000_000)  # of which 2 000 × 1 000 are words
-OURS = "hf_memkit.parts.low_bit_adamw:AdamW8bit"
+OURS = "hf_memkit.components.low_bit_adamw:AdamW8bit"
 
 
 def on(optim: str, **more: Any) -> Subject:
@@ -169,7 +169,7 @@ OPTIMIZER_CASES: dict[str, list[Case]] = {
     ],
     "zero-parameters-frozen": [
         Case("optimizer.class", given("bitsandbytes.optim:LAMB"),
-             given("hf_memkit.parts.large_batch_optimizers:LAMB")),
+             given("hf_memkit.components.large_batch_optimizers:LAMB")),
     ],
     "trust-ratio-missing": [
         Case("optimizer.class", given("bitsandbytes.optim:LARS8bit"), given("bitsandbytes.optim:LARS")),

@@ -31,7 +31,7 @@ from trl import GRPOConfig, ModelConfig, ScriptArguments, SFTConfig
 from hf_memkit import compat
 from hf_memkit.check.rules.checkpointing import UNSUPPORTED
 from hf_memkit.check.rules.scripts import TEXT_NAMES, TRL_NAMES
-from hf_memkit.parts import checkpoint_segments, checkpoint_selective
+from hf_memkit.components import checkpoint_segments, checkpoint_selective
 from tests.check import real
 from tests.check.plain import plain_proof
 from tests.check.real import refused, rows

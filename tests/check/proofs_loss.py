@@ -35,7 +35,7 @@ from trl import SFTConfig, SFTTrainer
 
 from hf_memkit.check.liger_support import LIGER_OPTIONS, LIGER_WITH_LOGITS
 from hf_memkit.check.rules.attention import WITHOUT_FLEX
-from hf_memkit.parts import chunked_loss, fused_gelu
+from hf_memkit.components import chunked_loss, fused_gelu
 from tests.check.real import arguments, refused, rows
 from tests.check.registry import proof
 from tests.techniques.cpu_allocations import saved_bytes

@@ -19,7 +19,7 @@ from transformers import (
 )
 from transformers.modeling_flash_attention_utils import _is_packed_sequence
 
-from hf_memkit.parts.pad_batches import PadBatches
+from hf_memkit.components.pad_batches import PadBatches
 from hf_memkit.recipe.packing import Blocks
 from hf_memkit.techniques.packed_models import LEAKING
 from tests.check.plain import plain_proof

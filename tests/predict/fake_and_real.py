@@ -193,9 +193,9 @@ def _train(asked: Request) -> None:
     from transformers import default_data_collator
     from transformers.trainer_callback import PrinterCallback
 
-    from hf_memkit.build import build_arguments, trainer_class
     from hf_memkit.predict.child.sft import as_dataset, is_sft, tokenizer
     from hf_memkit.predict.child.training import own_arguments, rows_for
+    from hf_memkit.train import build_arguments, trainer_class
 
     _mark_stopped_recomputations()
     _arrays_are_copies()

@@ -33,7 +33,7 @@ def _with(asked: Request, settings: Mapping[str, Any]) -> Request:
 CASES: Final[Mapping[str, Request]] = {
     "decoder, recomputed, 8-bit AdamW": _with(
         request({**GPT2, "n_embd": 256}, bf16=True, gradient_checkpointing=True),
-        {"optimizer.class": "hf_memkit.parts.low_bit_adamw:AdamW8bit", "optimizer.block_size": 256},
+        {"optimizer.class": "hf_memkit.components.low_bit_adamw:AdamW8bit", "optimizer.block_size": 256},
     ),
     # More parameters than a list may have that is looked through: fused steps and norms of all of them.
     "decoder of many layers": request({**GPT2, "n_layer": 18}, bf16=True),

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, TrainingArguments
 from trl import SFTConfig, SFTTrainer
 
-from hf_memkit import build
+from hf_memkit import train
 from hf_memkit.errors import DataError, SettingError
 from hf_memkit.hardware import Machine
 from hf_memkit.recipe.data import Documents
@@ -225,7 +225,7 @@ def test_no_default_of_sftconfig_decides_memory(
     said = {"gradient_checkpointing": "activation_checkpointing"}
     assert differ and {said.get(name, name) for name in differ} <= setup.arguments.keys()
     setup = setup.put("arguments.use_cpu", True, "here").drop("arguments.tf32")
-    made = build.build_arguments(setup, build.prepared_rows(setup))
+    made = train.build_arguments(setup, train.prepared_rows(setup))
     assert isinstance(made, SFTConfig)
     assert made.gradient_checkpointing is made.activation_checkpointing
     assert made.activation_checkpointing is bool(setup["arguments.activation_checkpointing"])
@@ -250,7 +250,7 @@ def test_adapters_are_fp32_where_fp16_scales_the_loss(tmp_path: Path, tokenizer:
     trainer = sft(adapted, tokenizer, rows, tmp_path, dataset_kwargs={"skip_prepare_dataset": True})
     assert {each.dtype for each in adapted.parameters() if each.requires_grad} == {torch.bfloat16}
     setup = TrainingSetup("tried").put("trainer.class", "trl:SFTTrainer", "tried").put("arguments.fp16", fp16, "tried")
-    build.after_making(setup, trainer)
+    train.after_making(setup, trainer)
     expected = torch.float32 if fp16 else torch.bfloat16
     assert {each.dtype for each in adapted.parameters() if each.requires_grad} == {expected}
     assert {each.dtype for each in adapted.parameters() if not each.requires_grad} == {torch.float16}

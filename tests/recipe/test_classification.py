@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, EvalPrediction, Trainer, TrainingArguments
 
-from hf_memkit import build
+from hf_memkit import train
+from hf_memkit.components.classification_metrics import accuracy_and_f1, likeliest_class, trainer_options
 from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.models import describe
-from hf_memkit.parts.classification_metrics import accuracy_and_f1, likeliest_class, trainer_options
 from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.resolve import Overrides, resolve
 from hf_memkit.recipe.schema import Recipe, load_recipe
@@ -100,7 +100,7 @@ def test_an_evaluation_keeps_a_number_an_example(small: TrainingSetup, examples:
     arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", disable_tqdm=True)
     model = tiny(examples)
     own = {**options, "compute_metrics": watched}
-    given = build.trainer_options(
+    given = train.trainer_options(
         small, model=model, arguments=arguments, processing_class=examples.processing_class, own=own
     )
     given.pop("callbacks")

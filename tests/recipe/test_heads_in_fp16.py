@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import Trainer, TrainingArguments
 
-from hf_memkit import build
+from hf_memkit import train
 from hf_memkit.hardware import Machine, named_gpu
 from hf_memkit.recipe.export import export_script
 from hf_memkit.recipe.resolve import Overrides, resolve
@@ -31,14 +31,14 @@ def on_t4(machine: Machine) -> TrainingSetup:
 def test_what_is_trained_is_fp32(on_t4: TrainingSetup, tmp_path: Path) -> None:
     setup = on_t4.put("arguments.use_cpu", True, "here")
     assert setup["model.dtype"] == "float16" and setup["arguments.fp16"]
-    model = build.build_model(setup, lambda line: None, values={"num_labels": 3})
+    model = train.build_model(setup, lambda line: None, values={"num_labels": 3})
 
     trainer = Trainer(model, TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none"))
     trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
     assert any("classifier" in name and each.dtype is torch.float16 for name, each in trained.items()), (
         "as PEFT has it"
     )
-    build.after_making(setup, trainer)
+    train.after_making(setup, trainer)
     assert {each.dtype for each in trained.values()} == {torch.float32}
     assert {each.dtype for each in model.parameters() if not each.requires_grad} == {torch.float16}
 

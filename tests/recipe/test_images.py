@@ -103,7 +103,7 @@ def test_an_export_reads_the_same_files(
     text = (tmp_path / "script" / "train.py").read_text()
     ast.parse(text)
     start, end = text.index("# Images"), text.index("image_processor =")
-    from hf_memkit.parts.image_batches import each_label_split
+    from hf_memkit.components.image_batches import each_label_split
 
     names = {"Path": Path, "each_label_split": each_label_split, **vars(datasets)}
     exec(text[start:end], names)

@@ -14,8 +14,8 @@ pytest.importorskip("PIL")
 
 from PIL import Image
 
+from hf_memkit.components.image_batches import Accuracy, ImageBatches, each_label_split, open_image, target_size
 from hf_memkit.errors import DataError
-from hf_memkit.parts.image_batches import Accuracy, ImageBatches, each_label_split, open_image, target_size
 from hf_memkit.recipe.tasks.image_classification import _from_files, _split
 from hf_memkit.recipe.tasks.image_files import EXAMPLE, LOCAL_FORM, SUFFIXES
 from hf_memkit.recipe.tasks.made_up_images import LABELS, made_up_images

@@ -13,12 +13,12 @@ import pytest
 import torch
 from transformers import EvalPrediction, Seq2SeqTrainingArguments, T5Config, T5ForConditionalGeneration
 
+from hf_memkit.components.generating_trainer import GeneratingTrainer
+from hf_memkit.components.generation_metrics import generation_metrics, rouge_l, trainer_options
+from hf_memkit.components.stochastic_adafactor import Adafactor
 from hf_memkit.errors import DataError, InputError
 from hf_memkit.hardware import Machine
 from hf_memkit.models import describe
-from hf_memkit.parts.generating_trainer import GeneratingTrainer
-from hf_memkit.parts.generation_metrics import generation_metrics, rouge_l, trainer_options
-from hf_memkit.parts.stochastic_adafactor import Adafactor
 from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.resolve import Overrides, resolve
 from hf_memkit.recipe.schema import Recipe, load_recipe
@@ -171,8 +171,8 @@ def test_a_trainer_that_generates_takes_an_optimizer_and_keeps_no_logits(
 def test_the_loss_is_the_mean_whatever_the_accumulation(
     small: TrainingSetup, pairs: Examples, tmp_path: Path, accumulation: int
 ) -> None:
-    """T5 takes the mean of its micro-batch, and Trainer would take it for a share of a sum (parts/mean_loss.py)."""
-    from hf_memkit.parts import mean_loss
+    """T5 takes the mean of its micro-batch, and Trainer would take it for a share of a sum (`mean_loss`)."""
+    from hf_memkit.components import mean_loss
 
     model = tiny_t5(len(pairs.processing_class), dropout_rate=0.0)
     mean_loss.install(model)

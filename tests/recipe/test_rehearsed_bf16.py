@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import torch
 
+from hf_memkit.components.fp32_products import _ROUNDED, Fp32Products
 from hf_memkit.hardware import SLOW_BF16, bf16_slowdown
-from hf_memkit.parts.fp32_products import _ROUNDED, Fp32Products
 from tests.conftest import ROOT, Memkit, read_json_lines
 
 HELD_BACK = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}

@@ -9,9 +9,9 @@ from typing import Any
 import datasets
 import pytest
 
+from hf_memkit.components import mean_loss
 from hf_memkit.errors import InputError
 from hf_memkit.hardware import Machine, gpu_of_size
-from hf_memkit.parts import mean_loss
 from hf_memkit.recipe.export import export_script
 from hf_memkit.recipe.ranks import ranks_from_environment
 from hf_memkit.recipe.rehearse import rehearse

@@ -13,9 +13,9 @@ import datasets
 import numpy as np
 import pytest
 
+from hf_memkit.components.speech_batches import SpeechBatches, WordErrors, label_tokens, word_errors
+from hf_memkit.components.speech_batches_sound import SoundError, read_sound, resample, seconds_of
 from hf_memkit.errors import DataError
-from hf_memkit.parts.speech_batches import SpeechBatches, WordErrors, label_tokens, word_errors
-from hf_memkit.parts.speech_batches_sound import SoundError, read_sound, resample, seconds_of
 from hf_memkit.recipe.tasks.audio_files import EXAMPLE, LOCAL_FORM
 from hf_memkit.recipe.tasks.made_up_speech import made_up_speech
 from hf_memkit.recipe.tasks.speech_recognition import _from_files, _short_enough

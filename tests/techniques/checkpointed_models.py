@@ -10,7 +10,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from hf_memkit.parts import checkpoint_offload, checkpoint_segments, checkpoint_selective
+from hf_memkit.components import checkpoint_offload, checkpoint_segments, checkpoint_selective
 from tests.memory.live_storages import LiveStorages
 
 LAYERS, WIDTH, LENGTH, ROWS = 6, 64, 96, 2

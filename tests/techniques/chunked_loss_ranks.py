@@ -20,8 +20,8 @@ import deepspeed
 import torch
 import torch.distributed as dist
 
-from hf_memkit.parts import chunked_loss_sum
-from hf_memkit.parts.chunked_loss import install
+from hf_memkit.components import chunked_loss_sum
+from hf_memkit.components.chunked_loss import install
 from tests.techniques.tiny_models import batch, causal_model
 
 CHUNK = 7

@@ -9,8 +9,8 @@ import torch
 from torch import distributed
 from transformers import Trainer
 
-from hf_memkit.build import build_arguments
 from hf_memkit.techniques.replicas import data_parallel
+from hf_memkit.train import build_arguments
 from hf_memkit.training_setup import TrainingSetup
 from tests.techniques.jobs import gpt2_job
 from tests.tiny_trainer import samples, tiny_gpt2

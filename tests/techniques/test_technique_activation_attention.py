@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers.activations import ACT2FN
 
+from hf_memkit.components.fused_gelu import install
 from hf_memkit.hardware import named_gpu
-from hf_memkit.parts.fused_gelu import install
 from hf_memkit.technique import find_technique
 from hf_memkit.techniques.activation_functions import COMPOSED, activation_of
 from hf_memkit.techniques.attention_bytes import (

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from hf_memkit import preset
-from hf_memkit.build.allocator import set_allocator, too_late
 from hf_memkit.check import Subject, check
 from hf_memkit.job import Job
 from hf_memkit.technique import TECHNIQUES
 from hf_memkit.techniques.allocator import _KNOWN, OLD_VARIABLES, VARIABLE, options, problems_of, user_settings
+from hf_memkit.train.allocator import set_allocator, too_late
 from hf_memkit.training_setup import TrainingSetup
 from tests.techniques.jobs import gpt2_job
 

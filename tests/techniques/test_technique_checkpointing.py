@@ -11,12 +11,12 @@ from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from hf_memkit import compat
-from hf_memkit.build.arguments import build_arguments
-from hf_memkit.build.parts import install_model_parts
-from hf_memkit.build.trainer import trainer_options
-from hf_memkit.parts import checkpoint_offload, checkpoint_segments, checkpoint_selective, verify_checkpointing
+from hf_memkit.components import checkpoint_offload, checkpoint_segments, checkpoint_selective, verify_checkpointing
 from hf_memkit.technique import find_technique
 from hf_memkit.techniques.activation_rows import checkpoint_mode
+from hf_memkit.train.arguments import build_arguments
+from hf_memkit.train.components import install_model_parts
+from hf_memkit.train.trainer import trainer_options
 from hf_memkit.training_setup import TrainingSetup
 from tests.techniques.checkpointed_models import LAYERS, WAYS, config_of, model_of, one_pass, with_lora
 from tests.techniques.jobs import gpt2_job

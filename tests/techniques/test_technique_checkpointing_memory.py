@@ -88,7 +88,7 @@ def test_the_highest_point_of_backward_is_as_predicted_and_in_that_order(kind: s
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 6])
 def test_segments_hold_what_their_length_predicts(length: int) -> None:
-    from hf_memkit.parts import checkpoint_segments
+    from hf_memkit.components import checkpoint_segments
 
     model = model_of("gpt2", dtype=torch.bfloat16)
     checkpoint_segments.install(model, segment_layers=length)

@@ -13,8 +13,8 @@ import torch
 from transformers import AutoModelForMaskedLM, BertConfig, GPT2ForSequenceClassification, Trainer, TrainingArguments
 from transformers.trainer_pt_utils import LabelSmoother
 
-from hf_memkit.parts.chunked_loss import install
-from hf_memkit.parts.chunked_loss_sum import ChunkedSum
+from hf_memkit.components.chunked_loss import install
+from hf_memkit.components.chunked_loss_sum import ChunkedSum
 from tests.techniques.proving import proves
 from tests.techniques.tiny_models import batch, causal_model
 

@@ -13,9 +13,9 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 from transformers.utils import logging as transformers_logging
 
+from hf_memkit.components import recompilation_guard
 from hf_memkit.errors import SettingError
 from hf_memkit.hardware import named_gpu
-from hf_memkit.parts import recompilation_guard
 from hf_memkit.technique import TECHNIQUES
 from hf_memkit.techniques.compile_backends import BACKENDS, MODES, RETIRED
 from hf_memkit.training_setup import TrainingSetup

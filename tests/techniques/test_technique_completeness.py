@@ -8,10 +8,10 @@ from collections.abc import Callable
 from functools import cache
 
 from benchmarks.techniques_cases import COVERED, cases
-from hf_memkit.build import needed_packages
 from hf_memkit.check import RULES
 from hf_memkit.presets import PRESETS
 from hf_memkit.technique import FAMILIES, TECHNIQUES, Technique
+from hf_memkit.train import needed_packages
 from hf_memkit.training_setup import TrainingSetup
 from tests.conftest import ROOT
 from tests.techniques.jobs import gpt2_job

@@ -13,9 +13,9 @@ import pytest
 import torch
 from transformers import EvalPrediction, Trainer, TrainerCallback, TrainingArguments
 
+from hf_memkit.components import streamed_metrics
+from hf_memkit.components.pad_batches import PadBatches
 from hf_memkit.errors import SettingError
-from hf_memkit.parts import streamed_metrics
-from hf_memkit.parts.pad_batches import PadBatches
 from hf_memkit.technique import TECHNIQUES
 from hf_memkit.techniques.generation_bytes import cache_bytes, cache_bytes_of
 from hf_memkit.training_setup import TrainingSetup

@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
-from hf_memkit.build.model import build_model, model_options
 from hf_memkit.errors import RunError
 from hf_memkit.technique import TECHNIQUES
 from hf_memkit.techniques.loading import PREFETCH, prefetched_bytes
+from hf_memkit.train.model import build_model, model_options
 from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import MIB
 from tests.techniques.jobs import MACHINE, gpt2_job

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from hf_memkit.parts import chunked_loss as part
-from hf_memkit.parts.chunked_loss import install
+from hf_memkit.components import chunked_loss as part
+from hf_memkit.components.chunked_loss import install
 from hf_memkit.techniques.loss_bytes import (
     PEAK_BYTES,
     chunk_tokens_for,

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torchao.optim import AdamW4bit as TorchaoAdamW4bit
 from torchao.optim import AdamW8bit as TorchaoAdamW8bit
 
-from hf_memkit.parts.low_bit_adamw import AdamW4bit, AdamW8bit
+from hf_memkit.components.low_bit_adamw import AdamW4bit, AdamW8bit
 from hf_memkit.techniques.optimizer_states import Shapes, state_bytes
 
 pytestmark = pytest.mark.bf16

@@ -14,15 +14,15 @@ from torchao.optim import CPUOffloadOptimizer
 from transformers import Trainer, TrainingArguments
 
 from hf_memkit import TrainingSetup, preset
-from hf_memkit.build import build_arguments, trainer_options
+from hf_memkit.components.cpu_offload_optimizer import CPUOffloadAdamW
+from hf_memkit.components.cpu_offload_optimizer import trainer_options as part_options
 from hf_memkit.errors import RunError
 from hf_memkit.hardware import Machine
-from hf_memkit.parts.cpu_offload_optimizer import CPUOffloadAdamW
-from hf_memkit.parts.cpu_offload_optimizer import trainer_options as part_options
 from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.resolve import Overrides, resolve
 from hf_memkit.recipe.schema import Recipe
 from hf_memkit.techniques.adapter_sizes import offloaded_parameters
+from hf_memkit.train import build_arguments, trainer_options
 from tests.techniques.proving import proves
 from tests.techniques.standin_streams import standin_streams
 from tests.tiny_trainer import samples, tiny_gpt2

@@ -15,9 +15,9 @@ from transformers import (
     TrainingArguments,
 )
 
+from hf_memkit.components import check_length_grouping, packed_batches, pad_batches
 from hf_memkit.errors import SettingError
 from hf_memkit.hardware import named_gpu
-from hf_memkit.parts import check_length_grouping, packed_batches, pad_batches
 from hf_memkit.technique import TECHNIQUES
 from hf_memkit.techniques.sequence_sizes import multiple_for, odd_sizes, packed_mask_bytes
 from hf_memkit.training_setup import TrainingSetup

@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from hf_memkit.parts.stochastic_adafactor import Adafactor, round_stochastically
+from hf_memkit.components.stochastic_adafactor import Adafactor, round_stochastically
 from tests.techniques.proving import proves
 
 pytestmark = pytest.mark.bf16

@@ -159,7 +159,7 @@ def label_smoothing_makes_logits(subject: Subject) -> Iterator[Found]:
     severity="warning",
     why="a micro-batch has no more tokens than a chunk: all its logits are made at once",
     fix="lower chunk_tokens, or leave it out: the default suits the vocabulary",
-    source="hf_memkit/parts/chunked_loss.py; transformers 5.23.0: loss/loss_utils.py 59-85 makes as many",
+    source="hf_memkit/components/chunked_loss.py; transformers 5.23.0: loss/loss_utils.py 59-85 makes as many",
     needs_config=False,
     techniques=("chunked-loss",),
 )
@@ -195,7 +195,7 @@ def sft_has_its_own_loss(subject: Subject) -> Iterator[Found]:
     why="it sums the loss of a causal language model in chunks; this model computes another one, and the part refuses "
     "it after the model is loaded",
     fix="leave chunked-loss out",
-    source="transformers 5.23.0: loss/loss_utils.py, LOSS_MAPPING; hf_memkit/parts/chunked_loss.py",
+    source="transformers 5.23.0: loss/loss_utils.py, LOSS_MAPPING; hf_memkit/components/chunked_loss.py",
     needs_config=False,
     techniques=("chunked-loss",),
 )

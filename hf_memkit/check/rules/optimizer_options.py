@@ -38,7 +38,7 @@ _TRUE_IF_ANY: Final = ("kahan_sum", "decouple_lr")
 _OVERRIDDEN: Final = ("sgd", "adagrad", "rmsprop")
 _WITHOUT_BETAS: Final = ("sgd", "adagrad", "adafactor", "rmsprop", "lomo", "adalomo")
 _TAKEN_AS: Final = {"adam_beta1": "betas", "adam_beta2": "betas", "adam_epsilon": "eps"}
-"""What a technique's own optimizer is given of them, where it takes it (`hf_memkit.build.optimizer`)."""
+"""What a technique's own optimizer is given of them, where it takes it (`hf_memkit.train.optimizer`)."""
 _LOW_RANK: Final = ("galore_", "apollo_")
 _EIGHT_BIT_TORCHAO: Final = ("adamw_torch_4bit", "adamw_torch_8bit")
 _RATE_OF_SGD: Final = 0.01

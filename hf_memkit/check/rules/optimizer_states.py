@@ -57,7 +57,7 @@ def stochastic_rounding_missing(subject: Subject) -> Iterator[Found]:
     severity="warning",
     why="it is done for bf16 weights only, and these are fp32: bf16: true is autocast over fp32 weights",
     fix="load the weights in bf16 (technique pure-bf16), or delete the option",
-    source="torchao 0.18.0: optim/adam.py 167; hf_memkit/parts/stochastic_adafactor.py",
+    source="torchao 0.18.0: optim/adam.py 167; hf_memkit/components/stochastic_adafactor.py",
     needs_config=False,
     techniques=("adamw-8bit-stochastic", "adamw-4bit-stochastic", "adafactor-stochastic"),
 )

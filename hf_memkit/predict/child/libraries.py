@@ -76,11 +76,11 @@ def install_library_rules(setup: TrainingSetup, *, on_card: bool) -> None:
         one_stream()
         _tf32_is_available()
     optimizer = optimizer_of(setup).lower()
-    if _BITSANDBYTES.search(optimizer) and not optimizer.startswith("hf_memkit.parts.low_bit_adamw"):
+    if _BITSANDBYTES.search(optimizer) and not optimizer.startswith("hf_memkit.components.low_bit_adamw"):
         _bitsandbytes_optimizers()
     if optimizer.startswith("apollo"):
         _apollo()
-    if optimizer.startswith("hf_memkit.parts.low_bit_adamw"):
+    if optimizer.startswith("hf_memkit.components.low_bit_adamw"):
         _wide_states()
     if setup.get("arguments.use_liger_kernel") and not _installed("triton", "liger_kernel"):
         raise Unmodelled(
@@ -191,7 +191,7 @@ def _apollo() -> None:
 
 def _wide_states() -> None:
     """The part makes 16-bit states fp32, and knows them by their exact type, which a fake tensor is not."""
-    from hf_memkit.parts.low_bit_adamw import _WideRest
+    from hf_memkit.components.low_bit_adamw import _WideRest
 
     original = _WideRest._new_buffer
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_memkit.build import install_model_parts
 from hf_memkit.errors import InputError
 from hf_memkit.models import quiet_transformers
+from hf_memkit.train import install_model_parts
 from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["build_fake_model"]

@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hf_memkit.build import after_making, build_arguments, prepared_rows, trainer_class, trainer_options
 from hf_memkit.predict.child.generation import arguments_class, generates, generating, generation_config
 from hf_memkit.predict.child.inputs import Rows, example, pads, shortened
 from hf_memkit.predict.child.kernel_rules import learn_counts
@@ -22,6 +21,7 @@ from hf_memkit.predict.child.sft import as_dataset, install_fused_head, is_sft, 
 from hf_memkit.predict.child.stand_in import made_up_values, movable_modules, one_card
 from hf_memkit.predict.request import Request
 from hf_memkit.predict.trace import Trace
+from hf_memkit.train import after_making, build_arguments, prepared_rows, trainer_class, trainer_options
 from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["trace_training"]
@@ -190,7 +190,7 @@ def _trainer(
 
 def _as_the_weights(collator: Any, model: Any) -> Any:
     """Images and sound in the type of 16-bit weights, as recipes give them: without autocast a convolution wants that.
-    (`hf_memkit/parts/image_batches.py`, `speech_batches.py`.)"""
+    (`hf_memkit/components/image_batches.py`, `speech_batches.py`.)"""
     name, dtype = getattr(model, "main_input_name", None), getattr(model, "dtype", None)
 
     def collate(samples: Any) -> Any:

@@ -83,7 +83,7 @@ def check_audio(file: AudioFile, longest_s: float) -> str:
     Raises:
         DataError: it cannot be read, has no sound in it, or is longer than that.
     """
-    from hf_memkit.parts.speech_batches_sound import SoundError, read_sound, seconds_of
+    from hf_memkit.components.speech_batches_sound import SoundError, read_sound, seconds_of
 
     try:
         content = Path(file.path).read_bytes()

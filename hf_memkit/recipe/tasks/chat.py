@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from hf_memkit import build
+from hf_memkit import train
 from hf_memkit.errors import DataError
 from hf_memkit.models import hub_reachable
 from hf_memkit.recipe.tables import Table, hold_out, load_table
@@ -87,7 +87,7 @@ class _Chat(Task):
         return setup.put("arguments.max_length", length, "data.sequence_length: longer conversations are cut")
 
     def run_arguments(self, setup: TrainingSetup) -> dict[str, Any]:
-        return build.prepared_rows(setup)
+        return train.prepared_rows(setup)
 
     def reader(self) -> _Reader:
         return _Reader()

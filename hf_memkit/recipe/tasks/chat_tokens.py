@@ -1,6 +1,6 @@
 """Conversations in, rows of tokens and labels out, as TRL's SFTTrainer makes them of the same conversations.
 
-The trainer is given these rows as they are (`hf_memkit.build.prepared_rows`): they are made once, by the first process
+The trainer is given these rows as they are (`hf_memkit.train.prepared_rows`): they are made once, by the first process
 of a machine, before a model is loaded. The order is the trainer's own (trl 1.16.0: `SFTTrainer._prepare_dataset`):
 tokens of the template, labels on the assistant's, cut at the length, those without a label left out, or packed.
 """

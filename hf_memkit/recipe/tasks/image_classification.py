@@ -113,7 +113,7 @@ class _ImageClassification(Task):
     def trainer_options(self, setup: TrainingSetup, examples: Examples) -> dict[str, Any]:
         import torch
 
-        from hf_memkit.parts.image_batches import Accuracy, ImageBatches, most_likely
+        from hf_memkit.components.image_batches import Accuracy, ImageBatches, most_likely
 
         dtype = setup.get("model.dtype")
         collator = ImageBatches(
@@ -212,7 +212,7 @@ def _made_up() -> tuple[Any, tuple[str, ...], str]:
 
 def _split(rows: Any, own: bool, share: float) -> tuple[Any, Any]:
     """(to train on, held out), with the column that says which images are cropped at random."""
-    from hf_memkit.parts.image_batches import each_label_split
+    from hf_memkit.components.image_batches import each_label_split
 
     if len(rows) < 2:
         raise DataError(f"{len(rows)} image: at least 2 are needed, one to train on and one to hold out")

@@ -28,7 +28,7 @@ def image_script(job: Any, image_processor: Any) -> Script:
     """
     setup = job.setup
     fallback = uses_fallback(setup)
-    files = {"image_batches.py": source_text("hf_memkit.parts.image_batches")}
+    files = {"image_batches.py": source_text("hf_memkit.components.image_batches")}
     data_lines = _data_lines(setup)
     used = [name for name in _OF_DATASETS if any(name in line for line in data_lines)]
     imports = [f"from datasets import {', '.join(used)}"]

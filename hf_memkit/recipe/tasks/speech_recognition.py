@@ -40,7 +40,7 @@ _FRAMES_A_SECOND: Final = 50
 class _SpeechRecognition(Task):
     name: ClassVar[str] = "speech-recognition"
     auto_class: ClassVar[str] = "AutoModelForSpeechSeq2Seq"
-    trainer_class: ClassVar[str] = "hf_memkit.parts.generating_trainer:GeneratingTrainer"
+    trainer_class: ClassVar[str] = "hf_memkit.components.generating_trainer:GeneratingTrainer"
     arguments_class: ClassVar[str] = "transformers:Seq2SeqTrainingArguments"
     model_parts: ClassVar[Settings] = {
         "mean_loss": ({}, "Whisper's loss is a mean, which Trainer takes for a sum over the step: it would not divide")
@@ -117,7 +117,7 @@ class _SpeechRecognition(Task):
     def trainer_options(self, setup: TrainingSetup, examples: Examples) -> dict[str, Any]:
         import torch
 
-        from hf_memkit.parts.speech_batches import SpeechBatches, WordErrors
+        from hf_memkit.components.speech_batches import SpeechBatches, WordErrors
 
         dtype, processor = setup.get("model.dtype"), examples.processing_class
         return {
@@ -157,7 +157,7 @@ def _from_files(path: Path, columns: Mapping[str, str], longest_s: float) -> tup
 def _from_hub(wanted: HubData, columns: Mapping[str, str], longest_s: float) -> tuple[Any, str]:
     import datasets
 
-    from hf_memkit.parts.speech_batches_sound import SoundError, seconds_of
+    from hf_memkit.components.speech_batches_sound import SoundError, seconds_of
 
     rows = load_hub(wanted, LOCAL_FORM)
     audio = column_of(wanted.name, rows.column_names, (columns["audio"],), "a column of sound")
@@ -249,7 +249,7 @@ def _short_enough(rows: Any, tokenizer: Any, longest: int, source: str) -> tuple
     Raises:
         DataError: a transcript of a local file has more tokens than `longest`.
     """
-    from hf_memkit.parts.speech_batches import label_tokens
+    from hf_memkit.components.speech_batches import label_tokens
 
     counts = [len(label_tokens(tokenizer, text)) for text in rows["text"]]
     usable = [number for number, count in enumerate(counts) if count <= longest]

@@ -26,8 +26,8 @@ def speech_script(job: Any, feature_extractor: Any) -> Script:
     setup = job.setup
     trained = tokenizer_is_trained(setup)
     names = ("speech_batches", "speech_batches_sound")
-    package = "from hf_memkit.parts."
-    files = {f"{name}.py": source_text(f"hf_memkit.parts.{name}").replace(package, "from ") for name in names}
+    package = "from hf_memkit.components."
+    files = {f"{name}.py": source_text(f"hf_memkit.components.{name}").replace(package, "from ") for name in names}
     data = _data_lines(setup, feature_extractor.chunk_length)
     used = [name for name in ("Audio", "Dataset", "load_dataset") if any(name in line for line in data)]
     imports = [f"from datasets import {', '.join(used)}"]

@@ -90,7 +90,7 @@ class Task(ABC):
         trainer_class, arguments_class: `module:class` of the Trainer, and of its arguments.
         further_arguments: name → type of what `--set` takes of its arguments beyond TrainingArguments.
         packages: what must be installed for it beyond the core dependencies.
-        model_parts: part (`hf_memkit/parts`) → (its options, reason) that models of this task need.
+        model_parts: part (`hf_memkit/components`) → (its options, reason) that models of this task need.
         columns: role → the column's usual name in JSON lines, CSV, parquet and on the hub; a recipe may name others.
         local_form: one line: what a `--data` value may be.
         example: one line of such data.

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from hf_memkit import parts
+from hf_memkit import components
 from hf_memkit.errors import DataError
 from hf_memkit.recipe.tables import Table, cell, load_table
 from hf_memkit.recipe.tasks.label_names import OneKind, label_name
@@ -129,7 +129,7 @@ class _TextClassification(Task):
     def trainer_options(self, setup: TrainingSetup, examples: Examples) -> dict[str, Any]:
         from transformers import DataCollatorWithPadding
 
-        from hf_memkit.parts.classification_metrics import accuracy_and_f1, likeliest_class
+        from hf_memkit.components.classification_metrics import accuracy_and_f1, likeliest_class
 
         options: dict[str, Any] = {
             "compute_metrics": accuracy_and_f1,
@@ -194,7 +194,7 @@ class _TextClassification(Task):
             "eval_dataset = dataset.select(held_out[:evaluated])",
         ]
         collates = "trainer_parts.pad_batches" not in setup
-        part = Path(parts.__path__[0]) / "classification_metrics.py"
+        part = Path(components.__path__[0]) / "classification_metrics.py"
         rows = ({"text": row["text"], "label": row["label"]} for row in self.made_up())
         return Script(
             data="\n".join(lines),

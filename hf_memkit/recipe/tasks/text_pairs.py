@@ -2,7 +2,7 @@
 
 A row's source (after the recipe's prefix) and target become tokens, each cut to its own length and padded by the
 collator to the longest of a batch. An evaluation measures the loss, generates a text for each source, and compares it
-with the target (`hf_memkit.parts.generation_metrics`).
+with the target (`hf_memkit.components.generation_metrics`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from hf_memkit import parts
+from hf_memkit import components
 from hf_memkit.errors import DataError
 from hf_memkit.recipe.tables import Table, hold_out, load_table
 from hf_memkit.recipe.tasks.made_up_texts import summaries
@@ -42,7 +42,7 @@ _MULTIPLE: Final = 8
 class _TextPairs(Task):
     name: ClassVar[str] = "text-pairs"
     auto_class: ClassVar[str] = "AutoModelForSeq2SeqLM"
-    trainer_class: ClassVar[str] = "hf_memkit.parts.generating_trainer:GeneratingTrainer"
+    trainer_class: ClassVar[str] = "hf_memkit.components.generating_trainer:GeneratingTrainer"
     arguments_class: ClassVar[str] = "transformers:Seq2SeqTrainingArguments"
     # T5's loss is the mean of its micro-batch, and its forward takes any keyword.
     model_parts: ClassVar[Settings] = {"mean_loss": ({}, "the model averages its loss itself")}
@@ -107,7 +107,7 @@ class _TextPairs(Task):
     def trainer_options(self, setup: TrainingSetup, examples: Examples) -> dict[str, Any]:
         from transformers import DataCollatorForSeq2Seq
 
-        from hf_memkit.parts.generation_metrics import generation_metrics
+        from hf_memkit.components.generation_metrics import generation_metrics
 
         tokenizer = examples.processing_class
         options: dict[str, Any] = {"compute_metrics": generation_metrics(tokenizer)}
@@ -156,7 +156,7 @@ class _TextPairs(Task):
             "eval_dataset = dataset.select(range(len(dataset) - held_out, len(dataset) - held_out + evaluated))",
         ]
         collates = "trainer_parts.pad_batches" not in setup
-        part = Path(parts.__path__[0]) / "generation_metrics.py"
+        part = Path(components.__path__[0]) / "generation_metrics.py"
         return Script(
             data="\n".join(lines),
             imports=(

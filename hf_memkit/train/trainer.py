@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from hf_memkit.build.optimizer import optimizer_class_and_options
-from hf_memkit.build.parts import trainer_part_options
 from hf_memkit.errors import RunError, SettingError
+from hf_memkit.train.components import trainer_part_options
+from hf_memkit.train.optimizer import optimizer_class_and_options
 from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["after_making", "trainer_class", "trainer_options"]

@@ -4,12 +4,12 @@ The order matters: TrainingArguments first and kept alive, because under ZeRO-3 
 `from_config` to split the weights while they are made (transformers:src/transformers/integrations/deepspeed.py).
 """
 
-from hf_memkit.build.arguments import build_arguments, prepared_rows
-from hf_memkit.build.model import build_model
-from hf_memkit.build.optimizer import optimizer_class_and_options, optimizer_options
-from hf_memkit.build.packages import missing_package, needed_packages, require_packages
-from hf_memkit.build.parts import install_model_parts, part_files
-from hf_memkit.build.trainer import after_making, trainer_class, trainer_options
+from hf_memkit.train.arguments import build_arguments, prepared_rows
+from hf_memkit.train.components import install_model_parts, part_files
+from hf_memkit.train.model import build_model
+from hf_memkit.train.optimizer import optimizer_class_and_options, optimizer_options
+from hf_memkit.train.packages import missing_package, needed_packages, require_packages
+from hf_memkit.train.trainer import after_making, trainer_class, trainer_options
 
 __all__ = [
     "after_making",

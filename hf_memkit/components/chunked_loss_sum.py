@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hf_memkit.parts.chunked_loss_logits import Step, vocabulary_of
+from hf_memkit.components.chunked_loss_logits import Step, vocabulary_of
 
 __all__ = ["ENGINES", "ChunkedSum", "chunk_tokens_for"]
 

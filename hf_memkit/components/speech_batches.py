@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import EvalPrediction
 
-from hf_memkit.parts.speech_batches_sound import read_sound
+from hf_memkit.components.speech_batches_sound import read_sound
 
 __all__ = ["SpeechBatches", "WordErrors", "label_tokens", "word_errors"]
 

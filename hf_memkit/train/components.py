@@ -1,4 +1,4 @@
-"""The setup's parts on live objects: `parts/NAME.py` for each `model_parts.NAME` and `trainer_parts.NAME`."""
+"""The setup's parts on live objects: `components/NAME.py` for each `model_parts.NAME` and `trainer_parts.NAME`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hf_memkit import parts
+from hf_memkit import components
 from hf_memkit.errors import RunError
 from hf_memkit.training_setup import TrainingSetup
 
@@ -17,7 +17,7 @@ __all__ = ["install_model_parts", "part_files", "trainer_part_options"]
 def part_files(name: str) -> list[Path]:
     """The source of a part, `NAME.py`, and what it is split into, `NAME_….py`. They need nothing of memkit but one
     another, so that they can be copied beside a script."""
-    folder = Path(parts.__path__[0])
+    folder = Path(components.__path__[0])
     return [folder / f"{name}.py", *sorted(folder.glob(f"{name}_*.py"))]
 
 
@@ -34,7 +34,7 @@ def install_model_parts(model: Any, setup: TrainingSetup) -> Callable[[], None]:
             undo.pop()()
 
     for name, options in setup.section("model_parts").items():
-        module = importlib.import_module(f"{parts.__name__}.{name}")
+        module = importlib.import_module(f"{components.__name__}.{name}")
         try:
             undo.append(module.install(model, **options))
         except (TypeError, ValueError, RuntimeError, ImportError) as error:
@@ -53,7 +53,7 @@ def trainer_part_options(
     """
     found = {}
     for name, options in setup.section("trainer_parts").items():
-        module = importlib.import_module(f"{parts.__name__}.{name}")
+        module = importlib.import_module(f"{components.__name__}.{name}")
         try:
             found[name] = module.trainer_options(
                 model=model, processing_class=processing_class, arguments=arguments, **options
