@@ -82,7 +82,7 @@ def presets() -> Iterator[Case]:
             base = [name, "--model", model, "--gpu", "RTX 3090", "--ram", RAM]
             slug = model.rpartition("/")[2]
             yield f"{name}/{slug}.json", ["preset", "show", *base, "--json"]
-            yield f"{name}/{slug}-batch.json", ["preset", "show", *base, "--global-batch-size", "32", "--json"]
+            yield f"{name}/{slug}-batch.json", ["preset", "show", *base, "--batch-size", "32", "--json"]
         yield f"{name}/text", ["preset", "show", name, "--model", MODELS[0], "--gpu", "T4", "--ram", RAM]
         yield f"{name}/bare.json", ["preset", "show", name, "--json"]
         own = ["--set", "use_cpu=true", "--set", "optim=sgd"]
