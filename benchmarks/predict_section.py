@@ -206,10 +206,10 @@ def _predicted(
     from hf_memkit.predict import predict
 
     micro_batch, length = case.shape(on_cpu=on_cpu)
-    return predict(
-        setup, model=facts, machine=machine, micro_batch_size=micro_batch, sequence_length=length,
-        accumulation=case.accumulation,
-    )  # fmt: skip
+    sizes = {"per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": case.accumulation}
+    for name, size in sizes.items():
+        setup = setup.put(f"arguments.{name}", size, "the case's")
+    return predict(replace(setup, job=Job(facts, machine, micro_batch, length)))
 
 
 # ---- measuring ----

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     from hf_memkit.hardware import Gpu, Machine
     from hf_memkit.predict import Prediction
     from hf_memkit.recipe.launch import Place
-    from hf_memkit.recipe.resolve import Overrides, Resolved
     from hf_memkit.recipe.run import Run
     from hf_memkit.recipe.schema import Recipe
+    from hf_memkit.request import Request
+    from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["check_options", "resolve_options", "usual_gpus"]
 
@@ -41,21 +42,23 @@ def check_options(options: Options) -> None:
     if options.ram:
         parse_size(options.ram, "RAM")
     gpus, nodes = options.gpus or recipe.gpus, options.nodes or 1
-    overrides = _overrides(options, recipe, gpus, nodes)
-    refuse_wrong(recipe, overrides)
+    request = _request(options, recipe, gpus, nodes)
+    refuse_wrong(recipe, request)
     if gpus >= recipe.gpus:  # a rehearsal in fewer processes stands for as many as the recipe is for
-        split_batch(recipe.sequences_per_step, 1, gpus * nodes, overrides.settings)
+        split_batch(recipe.sequences_per_step, 1, gpus * nodes, request.arguments)
     # What is only shown downloads no data set.
     if options.data is not None and (not options.shown_only or hub_switched_off() or is_local(options.data)):
         check_data(recipe, options.data)
 
 
-def _overrides(options: Options, recipe: Recipe, gpus: int, nodes: int) -> Overrides:
-    from hf_memkit.recipe.resolve import Overrides
-    from hf_memkit.recipe.settings import parse_settings
+def _request(options: Options, recipe: Recipe, gpus: int, nodes: int) -> Request:
+    from hf_memkit.own_arguments import of_pairs
+    from hf_memkit.recipe.settings import ELSEWHERE
     from hf_memkit.recipe.tasks import find_task
+    from hf_memkit.request import Request
 
-    return Overrides(
+    return Request(
+        recipe=options.name,
         variant=options.variant,
         model=options.model,
         data=options.data,
@@ -65,7 +68,7 @@ def _overrides(options: Options, recipe: Recipe, gpus: int, nodes: int) -> Overr
         nvme_path=options.nvme_path,
         gpus=gpus,
         nodes=nodes,
-        settings=parse_settings(options.setting, further=find_task(recipe.task).further_arguments),
+        arguments=of_pairs(options.setting, ELSEWHERE, find_task(recipe.task).further_arguments),
     )
 
 
@@ -83,9 +86,9 @@ def usual_gpus(options: Options) -> int:
     return min(2, usual) if rehearses else usual
 
 
-def resolve_options(options: Options, place: Place) -> tuple[Resolved, Run, Prediction | None]:
-    """(the setup for the machine in question; what runs here: the setup itself on a card, its rehearsal without; the
-    prediction that it was chosen by, None if it was chosen by formula)."""
+def resolve_options(options: Options, place: Place) -> tuple[Recipe, Run, Prediction | None]:
+    """(the recipe; what runs here: its setup for the machine in question where that has a card, the rehearsal of it
+    without; the prediction that it was chosen by, None if it was chosen by formula)."""
     from hf_memkit.described import described_gpu
     from hf_memkit.hardware import this_machine
     from hf_memkit.models import hub_reachable
@@ -101,28 +104,27 @@ def resolve_options(options: Options, place: Place) -> tuple[Resolved, Run, Pred
     described = described_gpu(options.gpu, options.gpu_memory)
     rehearses = here.gpu is None and (described is None or not options.shown_only)
     gpus = max(place.gpus, loaded.gpus) if rehearses else place.gpus
-    overrides = _overrides(options, loaded, gpus, place.nodes)
+    request = _request(options, loaded, gpus, place.nodes)
     machine = here.with_gpu(described) if described else here
     machine = machine.with_ram(parse_size(options.ram)) if options.ram else machine
     if nvme_path:  # checkpoints go to another disk than the swapped states
         machine = replace(machine, output_free_bytes=this_machine(options.output or ".").disk_free_bytes)
     prediction = None
     if options.no_trace or (rehearses and not options.dry_run):
-        resolved = _resolved(loaded, machine, overrides, rehearses=rehearses)
+        setup = _by_formula(loaded, machine, request, rehearses=rehearses)
     else:
-        chosen = choose(loaded, machine, overrides, use_hub=hub_reachable())
-        resolved, prediction = chosen.resolved, chosen.prediction
-    job = Run(loaded.name, resolved.variant, resolved.setup, gpus=place.gpus, nodes=place.nodes)
+        setup, prediction = choose(loaded, machine, request, use_hub=hub_reachable())
+    job = Run(loaded.name, setup.preset, setup, gpus=place.gpus, nodes=place.nodes)
     # A card that is only described is shown.
     if here.gpu is not None and described is not None and not options.shown_only:
         _refuse_another_card(described, here.gpu)
     if rehearses:
-        rehearsed = rehearse(resolved, gpus=place.gpus)
-        job = replace(job, setup=rehearsed.setup, target=resolved.setup, not_rehearsed=rehearsed.not_rehearsed)
-    return resolved, job, prediction
+        rehearsed = rehearse(loaded, setup, gpus=place.gpus)
+        job = replace(job, setup=rehearsed.setup, target=setup, not_rehearsed=rehearsed.not_rehearsed)
+    return loaded, job, prediction
 
 
-def _resolved(recipe: Recipe, machine: Machine, overrides: Overrides, *, rehearses: bool) -> Resolved:
+def _by_formula(recipe: Recipe, machine: Machine, request: Request, *, rehearses: bool) -> TrainingSetup:
     """Chosen by formula, or for a rehearsal by the recipe's stored predictions where they are of this very setup. A
     rehearsal needs next to nothing: where this machine's RAM or disk hold no variant, the recipe's first choice is
     rehearsed, and what stands in its way is told."""
@@ -132,16 +134,16 @@ def _resolved(recipe: Recipe, machine: Machine, overrides: Overrides, *, rehears
     from hf_memkit.recipe.resolve import resolve
 
     try:
-        if rehearses and (found := chosen_beforehand(recipe, machine, overrides, use_hub=hub_reachable())):
+        if rehearses and (found := chosen_beforehand(recipe, machine, request, use_hub=hub_reachable())):
             return found
-        return resolve(recipe, machine, overrides, use_hub=hub_reachable())
+        return resolve(recipe, machine, request, use_hub=hub_reachable())
     except DoesNotFitError:
         if not rehearses:
             raise
-    first = replace(overrides, variant=next(iter(recipe.variants)))
-    resolved = resolve(recipe, machine, first, use_hub=hub_reachable())
+    first = replace(request, variant=next(iter(recipe.variants)))
+    setup = resolve(recipe, machine, first, use_hub=hub_reachable())
     why = "the recipe's first choice: here it is rehearsed only, and no variant's target would fit this machine"
-    return replace(resolved, why=why)
+    return replace(setup, why=why)
 
 
 def _refuse_another_card(described: Gpu, here: Gpu) -> None:

@@ -15,7 +15,7 @@ from hf_memkit.adapter_layers import adapter_tensors
 from hf_memkit.hardware import SLOW_BF16, bf16_slowdown
 from hf_memkit.ledger import Ledger
 from hf_memkit.models import ModelFacts, describe
-from hf_memkit.recipe.resolve import Resolved
+from hf_memkit.recipe.schema import Recipe
 from hf_memkit.recipe.schema import Rehearsal as RehearsalSpec
 from hf_memkit.recipe.tasks import find_task
 from hf_memkit.techniques.batch import accumulation_for
@@ -38,14 +38,14 @@ class Rehearsed:
     not_rehearsed: tuple[Setting, ...]
 
 
-def rehearse(resolved: Resolved, *, gpus: int | None = None) -> Rehearsed:
-    """The rehearsal of a resolved recipe, in `gpus` processes on each machine; None: as many as it is for."""
-    spec = resolved.recipe.rehearsal
-    rehearsed = Rehearsed(replace(resolved.setup, ledger=Ledger(), problems=(), notes=()), ())
-    model = _rehearsed_model(resolved, spec)
-    rehearsed = _small_model(rehearsed, resolved, spec, model)
-    gpus = gpus or resolved.gpus
-    rehearsed = _few_steps(rehearsed, spec, gpus * resolved.nodes)
+def rehearse(recipe: Recipe, target: TrainingSetup, *, gpus: int | None = None) -> Rehearsed:
+    """The rehearsal of a recipe's setup, in `gpus` processes on each machine; None: as many as it is for."""
+    spec, job = recipe.rehearsal, target.resolved_for
+    rehearsed = Rehearsed(replace(target, ledger=Ledger(), problems=(), notes=()), ())
+    model = _rehearsed_model(recipe, target)
+    rehearsed = _small_model(rehearsed, spec, model, its_own=model is not job.model)
+    gpus = gpus or job.gpus
+    rehearsed = _few_steps(rehearsed, spec, gpus * job.nodes)
     rehearsed = _several_chunks(rehearsed)
     rehearsed = _cpu_precision(rehearsed)
     rehearsed = _bf16_products(rehearsed)
@@ -53,12 +53,12 @@ def rehearse(resolved: Resolved, *, gpus: int | None = None) -> Rehearsed:
     rehearsed = _eager_optimizer(rehearsed)
     for key, instead in _CUDA_ONLY.items():
         rehearsed = instead(rehearsed) if key in rehearsed.setup else rehearsed
-    rehearsed = replace(rehearsed, setup=find_task(resolved.recipe.task).settled(rehearsed.setup))
-    if gpus != resolved.gpus:
-        reason = f"{gpus * resolved.nodes} processes stand for them"
-        each = Setting("environment.WORLD_SIZE", resolved.processes, reason)
+    rehearsed = replace(rehearsed, setup=find_task(recipe.task).settled(rehearsed.setup))
+    if gpus != job.gpus:
+        reason = f"{gpus * job.nodes} processes stand for them"
+        each = Setting("environment.WORLD_SIZE", job.processes, reason)
         rehearsed = replace(rehearsed, not_rehearsed=(*rehearsed.not_rehearsed, each))
-    return _with_ledger(_cpu_deepspeed(rehearsed), model, resolved, gpus)
+    return _with_ledger(_cpu_deepspeed(rehearsed), model, gpus=gpus, nodes=job.nodes)
 
 
 def made_smaller(target: TrainingSetup, setup: TrainingSetup) -> list[tuple[str, int, int]]:
@@ -87,22 +87,24 @@ def _leave_out(rehearsed: Rehearsed, key: str, reason: str) -> Rehearsed:
     return replace(rehearsed, not_rehearsed=(*rehearsed.not_rehearsed, left_out))
 
 
-def _rehearsed_model(resolved: Resolved, spec: RehearsalSpec) -> ModelFacts:
+def _rehearsed_model(recipe: Recipe, target: TrainingSetup) -> ModelFacts:
     """The recipe's small model, or the user's own where that is small enough."""
-    model = resolved.model
+    model = target.resolved_for.model
+    assert model is not None  # a recipe names one
     if model.origin == "local" and model.parameters <= _SMALL_ENOUGH:
         return model
     return describe(
         model.name,
-        resolved.recipe.model.architecture,
+        recipe.model.architecture,
         use_hub=model.origin == "hub",
-        changes=dict(spec.model),
-        auto_class=find_task(resolved.recipe.task).auto_class,
+        changes=dict(recipe.rehearsal.model),
+        auto_class=find_task(recipe.task).auto_class,
     )
 
 
-def _small_model(rehearsed: Rehearsed, resolved: Resolved, spec: RehearsalSpec, small: ModelFacts) -> Rehearsed:
-    if small is resolved.model:
+def _small_model(rehearsed: Rehearsed, spec: RehearsalSpec, small: ModelFacts, *, its_own: bool) -> Rehearsed:
+    """`its_own`: the rehearsal has a smaller model than the target."""
+    if not its_own:
         length = min(spec.sequence_length, small.maximum_length or spec.sequence_length)
         return _put(rehearsed, "data", {"sequence_length": (length, "short, for a CPU")})
     rehearsed = _put(
@@ -327,13 +329,13 @@ def _cpu_deepspeed(rehearsed: Rehearsed) -> Rehearsed:
     return _put(rehearsed, "environment", {"DS_ACCELERATOR": ("cpu", _CPU)})
 
 
-def _with_ledger(rehearsed: Rehearsed, model: ModelFacts, resolved: Resolved, gpus: int) -> Rehearsed:
+def _with_ledger(rehearsed: Rehearsed, model: ModelFacts, *, gpus: int, nodes: int) -> Rehearsed:
     """What the engine holds of the small model, by formula: this machine's disk and limits are tried against it."""
     if "deepspeed.config" not in rehearsed.setup:
         return rehearsed
     accumulates = int(rehearsed.setup["arguments.gradient_accumulation_steps"]) > 1
     ledger = zero_ledger(
-        rehearsed.setup["deepspeed.config"], model, gpus=gpus, nodes=resolved.nodes, accumulation=accumulates,
+        rehearsed.setup["deepspeed.config"], model, gpus=gpus, nodes=nodes, accumulation=accumulates,
         adapters=adapter_tensors(model, rehearsed.setup.section("adapter")),
     )  # fmt: skip
     return replace(rehearsed, setup=replace(rehearsed.setup, ledger=ledger))

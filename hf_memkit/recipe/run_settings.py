@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from hf_memkit.hardware import Machine
 from hf_memkit.models import ModelFacts
 from hf_memkit.presets import PRESETS
 from hf_memkit.recipe.schema import Recipe
 from hf_memkit.recipe.tasks import DEFAULT_TASK, find_task
+from hf_memkit.request import Request
 from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import GIB, format_size
-
-if TYPE_CHECKING:
-    from hf_memkit.recipe.resolve import Overrides
 
 __all__ = ["CHECKPOINTS", "check_data", "model_and_data", "saving"]
 
@@ -37,14 +33,14 @@ def check_data(recipe: Recipe, source: str) -> None:
 
 
 def model_and_data(
-    setup: TrainingSetup, recipe: Recipe, overrides: Overrides, model: ModelFacts, sequence_length: int, why: str
+    setup: TrainingSetup, recipe: Recipe, request: Request, model: ModelFacts, sequence_length: int, why: str
 ) -> TrainingSetup:
     origin = {
         "local": "a local folder",
         "hub": "the hub, or its cache",
         "architecture": "NOT REACHABLE: built from the recipe's config values, with RANDOM weights",
     }[model.origin]
-    setup = setup.put("model.name", model.name, "asked for" if overrides.model else "the recipe's")
+    setup = setup.put("model.name", model.name, "asked for" if request.model else "the recipe's")
     setup = setup.put("model.origin", model.origin, origin)
     config, whose = dict(model.config), "the model's config values"
     if model.origin == "architecture":
@@ -71,8 +67,8 @@ def model_and_data(
     return setup.put_all(
         "data",
         {
-            "source": (overrides.data, "asked for")
-            if overrides.data
+            "source": (request.data, "asked for")
+            if request.data
             else (None, f"the default: {default} if the hub can be reached, otherwise {otherwise}"),
             "hub_id": (data.hub_id, "the recipe's default data set"),
             "hub_config": (data.hub_config, "the recipe's default data set"),

@@ -5,53 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from hf_memkit.check import Subject, check
-from hf_memkit.check.rule import RULES
-from hf_memkit.hardware import Machine
 from hf_memkit.job import Job
-from hf_memkit.models import ModelFacts
 from hf_memkit.presets import apply_preset
-from hf_memkit.presets.compose import left_out_where_impossible
 from hf_memkit.recipe.schema import NO_CHECKPOINTING, Variant
 from hf_memkit.technique import Family
 from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import format_size
 
-__all__ = ["apply_variant", "where_possible"]
+__all__ = ["apply_variant"]
 
 _CHECKPOINTING: Final[tuple[Family, ...]] = ("checkpointing",)
-
-
-def where_possible(
-    name: str,
-    variant: Variant,
-    build: Callable[[Mapping[str, str]], TrainingSetup],
-    model: ModelFacts,
-    machine: Machine,
-    *,
-    gpus: int = 1,
-    nodes: int = 1,
-) -> TrainingSetup:
-    """What `build` makes, without what the preset `name` has only where it applies and a rule says that it does not.
-
-    Args:
-        name, variant: the variant; what it names itself stays.
-        build: from techniques to leave out, each with why, to the whole setup, which notes them.
-        model, machine, gpus, nodes: what the setup is for.
-    """
-    optional = left_out_where_impossible(name, variant.techniques)
-    left_out: dict[str, str] = {}
-    while True:
-        setup = build(left_out)
-        impossible = {
-            each: problem.why
-            for problem in check(Subject.of_setup(setup, model, machine, gpus=gpus, nodes=nodes, here=False))
-            for each in RULES[problem.rule].techniques
-            if each in optional and each in setup.techniques and each not in left_out
-        }
-        if not impossible:
-            return setup
-        left_out.update(impossible)
 
 
 def apply_variant(

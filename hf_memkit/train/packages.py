@@ -26,13 +26,13 @@ _EXTRA: Final = {
 _USED_BY: Final = {
     "apollo_torch": r"arguments\.optim=apollo_",
     "bitsandbytes": r"arguments\.optim=(?!adamw_torch)(paged_|lion_|ademamix|.*bnb|.*_8bit)|model\.quantization="
-    r"|optimizer\.class=hf_memkit\.parts\.large_batch_optimizers:",
+    r"|optimizer\.class=hf_memkit\.components\.large_batch_optimizers:",
     "flash_attn": r"model\.attn_implementation=flash_attention",
     "galore_torch": r"arguments\.optim=galore_",
     "liger_kernel": r"arguments\.use_liger_kernel=True",
     "lomo_optim": r"arguments\.optim=(ada)?lomo$",
     "peft": r"adapter\.",
-    "torchao": r"arguments\.optim=adamw_torch_[48]bit|optimizer\.class=hf_memkit\.parts\.low_bit_adamw:"
+    "torchao": r"arguments\.optim=adamw_torch_[48]bit|optimizer\.class=hf_memkit\.components\.low_bit_adamw:"
     r"|trainer_parts\.cpu_offload_optimizer=",
 }
 """Import name → the settings, as `key=value`, that have it imported: what the user replaced is among them no more."""

@@ -14,8 +14,8 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, Trainer, TrainingArguments
 
 from hf_memkit.errors import InputError, SettingError
+from hf_memkit.own_arguments import of_trainer
 from hf_memkit.predict import Prediction, predict_trainer
-from hf_memkit.predict.given_arguments import given_arguments
 from hf_memkit.predict.own_batch import batches_of_rows
 from hf_memkit.predict.worker import shared_worker
 from tests.conftest import ROOT
@@ -139,14 +139,14 @@ def test_arguments_are_those_that_were_set(tmp_path: Path) -> None:
         str(tmp_path), use_cpu=True, gradient_checkpointing=True, optim="adafactor", hub_token="secret", seed=3,
         lr_scheduler_type="cosine", per_device_train_batch_size=4,
     )  # fmt: skip
-    found, notes = given_arguments(args)
+    found, notes = of_trainer(args)
     assert found == {
         "activation_checkpointing": True, "optim": "adafactor", "lr_scheduler_type": "cosine",
         "per_device_train_batch_size": 4,
     } and not notes  # fmt: skip
-    assert given_arguments({"bf16": True, "gradient_checkpointing": True})[0]["activation_checkpointing"] is True
+    assert of_trainer({"bf16": True, "gradient_checkpointing": True})[0]["activation_checkpointing"] is True
     with pytest.raises(SettingError) as refused:
-        given_arguments({"bf17": True, "max_steps": "many", "per_device_train_batch_size": 0})
+        of_trainer({"bf17": True, "max_steps": "many", "per_device_train_batch_size": 0})
     assert len(str(refused.value).splitlines()) == 3 and "did you mean 'bf16'" in str(refused.value)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from hf_memkit.errors import InputError
 from hf_memkit.hardware import Machine, gpu_of_size
+from hf_memkit.job import Job
 from hf_memkit.predict import Prediction, predict
 from hf_memkit.predict.worker import Worker, shared_worker
 from hf_memkit.training_setup import TrainingSetup
@@ -27,7 +28,8 @@ def _worker() -> Iterator[Worker]:
 
 def predicted(setup: TrainingSetup | None = None, **options: Any) -> Prediction:
     given = {"model": facts(GPT2), "machine": MACHINE, "micro_batch_size": 2, "sequence_length": LENGTH, **options}
-    return predict(setup or small_setup(), **given)
+    trace = given.pop("trace", True)
+    return predict(replace(setup or small_setup(), job=Job(**given)), trace=trace)
 
 
 def test_a_trace_is_the_first_choice() -> None:

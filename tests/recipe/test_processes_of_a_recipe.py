@@ -33,9 +33,9 @@ def test_as_many_as_the_recipe_says_and_two_to_rehearse() -> None:
 def test_a_rehearsal_is_of_all_the_cards(asked: int | None, processes: int) -> None:
     options = Options(NAME, gpus=asked, no_trace=True, output="run")
     place = options.place(Ranks(), usual_gpus(options))
-    resolved, job, _ = resolve_options(options, place)
-    assert resolved.gpus == 8 and job.gpus == processes
-    assert job.target is not None and job.target["arguments.per_device_train_batch_size"] == 4
+    _, job, _ = resolve_options(options, place)
+    assert job.target is not None and job.target.resolved_for.gpus == 8 and job.gpus == processes
+    assert job.target["arguments.per_device_train_batch_size"] == 4
     (left_out,) = [each for each in job.not_rehearsed if each.key == "environment.WORLD_SIZE"]
     assert left_out.value == 8 and str(processes) in left_out.reason
     batch = job.setup["arguments.per_device_train_batch_size"] * job.setup["arguments.gradient_accumulation_steps"]

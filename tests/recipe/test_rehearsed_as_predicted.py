@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import pytest
 
-from hf_memkit.cli.predict_job import Asked
-from hf_memkit.cli.predict_recipe import prepare_recipe
+from hf_memkit.cli.predict_prepare import of_recipe
 from hf_memkit.cli.recipe_options import Options
 from hf_memkit.cli.recipe_resolve import resolve_options
 from hf_memkit.recipe.launch import Place
 from hf_memkit.recipe.run import Run
+from hf_memkit.recipe.schema import load_recipe
+from hf_memkit.request import Request
 from hf_memkit.technique import TECHNIQUES
 
 
@@ -41,9 +42,9 @@ def test_a_card_without_bf16_is_rehearsed_with_what_was_predicted_for_it() -> No
 
 
 def test_predicting_a_recipe_takes_the_same_choice() -> None:
-    prepared = prepare_recipe(Asked(recipe="whisper-small-on-8gb", gpu_memory="8GB", ram="32GB"))
-    assert "activation-checkpointing" in prepared.setup.techniques
-    assert any("predicted to fit" in note for note in (*prepared.setup.notes, *prepared.notes))
+    recipe = load_recipe("whisper-small-on-8gb")
+    setup, _ = of_recipe(recipe, Request(recipe=recipe.name, gpu_memory="8GB", ram="32GB"))
+    assert "activation-checkpointing" in setup.techniques and "predicted: " in setup.why
 
 
 def test_another_length_is_chosen_by_formula_which_says_so() -> None:

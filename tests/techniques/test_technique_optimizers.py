@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -173,7 +174,7 @@ def test_no_technique_breaks_a_rule_about_optimizers(name: str) -> None:
     from hf_memkit.models import describe
 
     facts = describe(architecture(name)["model_type"], architecture=architecture(name), use_hub=False)
-    found = check(Subject.of_setup(setup, facts, None, here=False))
+    found = check(replace(Subject.of_setup(setup), model=facts))
     # A word embedding larger than all the rest is the tiny model's, not the technique's.
     assert [one for one in found if one.rule != "embeddings-stay-in-32-bits"] == []
 

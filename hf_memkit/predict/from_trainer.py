@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hf_memkit.described import described_machine
 from hf_memkit.errors import InputError
-from hf_memkit.job import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH
+from hf_memkit.job import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH, Job
+from hf_memkit.own_arguments import of_trainer
 from hf_memkit.predict.defaults import TRAINER_DEFAULTS, LookedAt, default_setup, look_at, look_at_config
-from hf_memkit.predict.given_arguments import given_arguments
 from hf_memkit.predict.own_batch import OwnBatches, batches_of_example, batches_of_rows, signature_columns
 from hf_memkit.predict.own_module import write_module
 from hf_memkit.predict.own_training import OwnTraining, import_path
 from hf_memkit.predict.predicting import predict
+from hf_memkit.request import refuse_below_one
 from hf_memkit.training_setup import TrainingSetup
 
 if TYPE_CHECKING:
@@ -91,11 +92,9 @@ def predict_trainer(
     )
     if _is_trainer(model):
         given = _of_trainer(model, given)
-    for name, number in (("sequence_length", sequence_length), ("gpus", gpus), ("nodes", nodes)):
-        if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
-            raise InputError(f"{name}={number!r}: must be a whole number above 0")
+    refuse_below_one(sequence_length=sequence_length, gpus=gpus, nodes=nodes)
     machine = described_machine(gpu, gpu_memory, ram, None)
-    fields, notes = given_arguments(given.args)
+    fields, notes = of_trainer(given.args)
     own = OwnTraining(
         trainer_class=import_path(given.trainer_class, "trainer_class") if given.trainer_class is not None else None,
         metrics=given.metrics,
@@ -118,18 +117,9 @@ def predict_trainer(
         setup = _setup(looked_at, fields, given)
         if machine.gpu is None:
             notes.append("no GPU here and none named (gpu, gpu_memory): there is no verdict")
-        found = predict(
-            setup,
-            model=looked_at.facts if looked_at is not None else None,
-            machine=machine,
-            micro_batch_size=batch,
-            sequence_length=length,
-            accumulation=int(fields.get("gradient_accumulation_steps", 1)),
-            gpus=gpus,
-            nodes=nodes,
-            trust_remote_code=trust_remote_code,
-            own=own,
-        )
+        facts = looked_at.facts if looked_at is not None else None
+        job = Job(facts, machine, batch, length, gpus=gpus, nodes=nodes)
+        found = predict(dataclasses.replace(setup, job=job), trust_remote_code=trust_remote_code, own=own)
     return found.with_notes(*notes)
 
 
