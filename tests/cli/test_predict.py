@@ -49,9 +49,16 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 def prepared(
-    model: str | None = None, preset: str | None = None, *, techniques: Sequence[str] = (),
-    settings: Sequence[str] = (), args: str | None = None, batch_size: int | None = None, accumulation: int | None = None, **asked: Any,
-) -> TrainingSetup:  # fmt: skip
+    model: str | None = None,
+    preset: str | None = None,
+    *,
+    techniques: Sequence[str] = (),
+    settings: Sequence[str] = (),
+    args: str | None = None,
+    batch_size: int | None = None,
+    accumulation: int | None = None,
+    **asked: Any,
+) -> TrainingSetup:
     """As the command line prepares it."""
     request = Request(model=model, **asked)
     return prepare(_with_own(request, preset, [*techniques], [*settings], args, batch_size, accumulation))

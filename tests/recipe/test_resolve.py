@@ -253,15 +253,15 @@ def test_the_longest_sequence_by_formula_is_solved_for_and_can_be_overridden(mac
     own = load_recipe("long-context-8b-on-80gb")
     large = of(machine, "80GB", 256)
     solved = make(own, large)
-    length = solved.setup["data.sequence_length"]
-    assert own.sequence_length < length < 131072 and length % 1024 == 0 and not solved.setup.problems
+    length = solved["data.sequence_length"]
+    assert own.sequence_length < length < 131072 and length % 1024 == 0 and not solved.problems
     needed = make(own, large, "longest-sequence", sequence_length=length + 1024).ledger.total_bytes("device")
     assert large.gpu is not None and needed > large.gpu.usable_bytes, "a thousand more do not fit"
-    reason = next(s.reason for s in solved.setup.settings if s.key == "data.sequence_length")
+    reason = next(s.reason for s in solved.settings if s.key == "data.sequence_length")
     assert reason == "the longest that fits by formula: a multiple of 1024"
     assert make(own, large, sequence_length=20000)["data.sequence_length"] == 20000
     smaller = make(own, of(machine, "48GB", 256), "longest-sequence")
-    assert smaller.setup["data.sequence_length"] == own.sequence_length and smaller.setup.problems
+    assert smaller["data.sequence_length"] == own.sequence_length and smaller.problems
 
 
 def test_adapters_beside_zero_3_split_the_frozen_weights_and_train_little(machine: Machine) -> None:
