@@ -50,8 +50,8 @@ class Job:
 
     model: ModelFacts | None
     machine: Machine
-    micro_batch_size: int
-    sequence_length: int
+    micro_batch_size: int = DEFAULT_MICRO_BATCH
+    sequence_length: int = DEFAULT_LENGTH
     nvme_path: str = DEFAULT_NVME
     values: Mapping[str, Any] = field(default_factory=dict)
     gpus: int = 1

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_memkit.cli.recipe_resolve import check_options, resolve_options, usual_gpus
+from hf_memkit.cli.recipe_resolve import machine_here, refuse_data, rehearses, request_of, resolved_run, usual_gpus
 from hf_memkit.errors import InputError
 from hf_memkit.recipe.ranks import (
     FOLDER_VARIABLE,
@@ -25,7 +25,7 @@ from hf_memkit.recipe.ranks import (
 )
 
 if TYPE_CHECKING:
-    from hf_memkit.cli.recipe_options import Options
+    from hf_memkit.cli.recipe_options import RunOptions
     from hf_memkit.predict import Prediction
     from hf_memkit.recipe.launch import Place
     from hf_memkit.recipe.run import Run
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["run_recipe"]
 
 
-def run_recipe(options: Options) -> int:
+def run_recipe(options: RunOptions) -> int:
     """Shows, exports or runs the recipe; returns the exit code."""
     from hf_memkit.cli.libraries import quiet_libraries
 
@@ -52,13 +52,14 @@ def run_recipe(options: Options) -> int:
         return 1
 
 
-def _here(options: Options, ranks: Ranks) -> int:
+def _here(options: RunOptions, ranks: Ranks) -> int:
     """Shows or exports the setup, or runs it: in this process, or in several that are started for it."""
     from hf_memkit.cli import render
     from hf_memkit.hardware import use_one_card
     from hf_memkit.recipe.launch import launch
     from hf_memkit.recipe.mistakes import mistakes_of_run
     from hf_memkit.recipe.output import refuse_used
+    from hf_memkit.recipe.schema import load_recipe
 
     if options.short and not options.dry_run:
         raise InputError("--short: goes with --dry-run; a run prints its own lines")
@@ -72,20 +73,23 @@ def _here(options: Options, ranks: Ranks) -> int:
         place = options.place(ranks, job.gpus, job.nodes)
         _same_processes(job, place)
         if place.processes > 1:
-            return launch(replace(options, output=job.output).for_ranks(), place)
+            return launch(replace(options, request=replace(options.request, output=job.output)).for_ranks(), place)
         use_one_card()
         _refuse_mistakes(job)
         return _train(job, earlier, ranks, options)
-    check_options(options)
-    place = options.place(ranks, usual_gpus(options))
-    if options.output and not (options.overwrite or options.shown_only):
-        refuse_used(options.output)  # at once, and again when the setup is known
+    recipe = load_recipe(options.request.recipe or "")
+    request = request_of(options, recipe)
+    refuse_data(options, recipe)
+    here = machine_here(request)
+    place = options.place(ranks, usual_gpus(recipe, rehearses=rehearses(options, here)))
+    if request.output and not (options.overwrite or options.shown_only):
+        refuse_used(request.output)  # at once: a folder of memkit's own choice is known with the setup only
     if place.processes > 1 and not options.shown_only:
         _refuse_too_few_cards(place)
         return launch(options.for_ranks(), place)
     if place.gpus == 1:
         use_one_card()
-    recipe, job, prediction = resolve_options(options, place)
+    job, prediction = resolved_run(options, recipe, request, here, place)
     if options.dry_run:
         return _show(options, recipe, job, prediction)
     if options.export is not None:
@@ -99,12 +103,12 @@ def _here(options: Options, ranks: Ranks) -> int:
         return render.exported(written, options.as_json, start_command(job, str(written[0])))
     if not options.as_json:
         render.opening(recipe, job.target or job.setup, job)
-    _refuse_used(job, overwrite=options.overwrite)
+    _refuse_used(job, overwrite=options.overwrite or bool(request.output))
     _refuse_mistakes(job)
     return _train(_with_prediction(job, recipe, options, prediction), None, ranks, options)
 
 
-def _show(options: Options, recipe: Recipe, job: Run, prediction: Prediction | None) -> int:
+def _show(options: RunOptions, recipe: Recipe, job: Run, prediction: Prediction | None) -> int:
     """Shows the setup; `prediction`: what it was chosen by, if it was."""
     from hf_memkit.cli import render
     from hf_memkit.cli.predict_next import next_variant
@@ -145,7 +149,7 @@ def _resolved_json(recipe: Recipe, setup: TrainingSetup) -> dict[str, Any]:
     }
 
 
-def _with_prediction(job: Run, recipe: Recipe, options: Options, prediction: Prediction | None = None) -> Run:
+def _with_prediction(job: Run, recipe: Recipe, options: RunOptions, prediction: Prediction | None = None) -> Run:
     """The run with its prediction, which is told before the model is loaded if it says that the card is too small.
 
     A rehearsal has none: it runs on a CPU. What cannot be predicted is not in the way of a run. `prediction`: what the
@@ -171,10 +175,11 @@ def _with_prediction(job: Run, recipe: Recipe, options: Options, prediction: Pre
     return replace(job, prediction=prediction.to_json())
 
 
-def _as_rank(options: Options, ranks: Ranks) -> int:
+def _as_rank(options: RunOptions, ranks: Ranks) -> int:
     """One of the processes that a launcher has started: rank 0 decides what runs, and speaks for all."""
     from hf_memkit.cli import render
     from hf_memkit.recipe.run import Run
+    from hf_memkit.recipe.schema import load_recipe
 
     place = options.place(ranks)
     earlier: dict[str, Any] | None = None
@@ -188,9 +193,11 @@ def _as_rank(options: Options, ranks: Ranks) -> int:
             _same_processes(job, place)
             _refuse_mistakes(job)
         else:
-            if FOLDER_VARIABLE not in os.environ:  # otherwise the process that started this one has done so
-                check_options(replace(options, gpus=place.gpus, nodes=place.nodes))
-            recipe, job, prediction = resolve_options(options, place)
+            recipe = load_recipe(options.request.recipe or "")
+            request = request_of(options, recipe, place.gpus, place.nodes)
+            if FOLDER_VARIABLE not in os.environ:  # otherwise the process that started this one has read it
+                refuse_data(options, recipe)
+            job, prediction = resolved_run(options, recipe, request, machine_here(request), place)
             if not options.as_json:
                 render.opening(recipe, job.target or job.setup, job)
             _refuse_used(job, overwrite=options.overwrite)
@@ -216,7 +223,7 @@ def _refuse_too_few_cards(place: Place) -> None:
         )
 
 
-def _refuse_with_resume(options: Options) -> None:
+def _refuse_with_resume(options: RunOptions) -> None:
     others = options.given(
         "model", "data", "gpu", "gpu_memory", "ram", "setting", "max_steps", "sequence_length", "nvme_path",
         "overwrite", "dry_run", "export",
@@ -225,13 +232,14 @@ def _refuse_with_resume(options: Options) -> None:
         raise InputError(f"--resume goes on with the run's own settings; leave out {', '.join(others)}")
 
 
-def _earlier_run(options: Options) -> tuple[Run, dict[str, Any]]:
+def _earlier_run(options: RunOptions) -> tuple[Run, dict[str, Any]]:
     """The run that `--resume` means, with the settings it was started with."""
     from hf_memkit.recipe.output import unfinished_run
     from hf_memkit.recipe.run import Run
     from hf_memkit.recipe.schema import load_recipe
 
-    _folder, earlier = unfinished_run(load_recipe(options.name).name, options.variant, options.output)
+    request = options.request
+    _folder, earlier = unfinished_run(load_recipe(request.recipe or "").name, request.variant, request.output)
     return Run.from_json(earlier), earlier
 
 
@@ -268,7 +276,7 @@ def _refuse_mistakes(job: Run) -> None:
         render.say_to_stderr(f"memkit: hint: {hint}")
 
 
-def _train(job: Run, earlier: dict[str, Any] | None, ranks: Ranks, options: Options) -> int:
+def _train(job: Run, earlier: dict[str, Any] | None, ranks: Ranks, options: RunOptions) -> int:
     """Runs `job`; 0 if it finished, 1 if it was stopped."""
     from hf_memkit.cli import render
     from hf_memkit.recipe.output import clear
@@ -282,7 +290,7 @@ def _train(job: Run, earlier: dict[str, Any] | None, ranks: Ranks, options: Opti
     if ranks.is_first and as_json:
         print(json.dumps(content, indent=2))
     elif ranks.is_first:
-        render.closing(job, content, options.name)
+        render.closing(job, content, options.request.recipe or "")
     return 0 if content["status"] == "finished" else 1
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hf_memkit.cli.recipe_flow import _with_prediction
-from hf_memkit.cli.recipe_options import Options
+from hf_memkit.cli.recipe_options import RunOptions
 from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.recipe.choose import nearest_that_fits, predicted
 from hf_memkit.recipe.resolve import resolve
@@ -35,7 +35,7 @@ def test_a_smaller_card_is_told_what_to_take_instead(
     assert predicted(small, trace=False).verdict == "does not fit"
     assert nearest_that_fits(recipe, small, use_hub=False, trace=False) == "infinity"
     job = Run(recipe.name, small.preset, small)
-    told = _with_prediction(job, recipe, Options(recipe.name, no_trace=True))
+    told = _with_prediction(job, recipe, RunOptions(Request(recipe=recipe.name), no_trace=True))
     assert told.prediction is not None and told.prediction["verdict"] == "does not fit"
     said = capsys.readouterr().err
     assert "predicted not to fit" in said and "--variant infinity" in said
@@ -45,4 +45,4 @@ def test_a_smaller_card_is_told_what_to_take_instead(
 def test_a_rehearsal_has_none(recipe: Recipe, machine: Machine) -> None:
     here = resolved_for(recipe, machine, "12GB")
     job = Run(recipe.name, here.preset, here, target=here)
-    assert _with_prediction(job, recipe, Options(recipe.name)).prediction is None
+    assert _with_prediction(job, recipe, RunOptions(Request(recipe=recipe.name))).prediction is None

@@ -3,11 +3,13 @@ would take."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from hf_memkit.cli.predict_prepare import of_recipe
-from hf_memkit.cli.recipe_options import Options
-from hf_memkit.cli.recipe_resolve import resolve_options
+from hf_memkit.cli.recipe_options import RunOptions
+from hf_memkit.cli.recipe_resolve import machine_here, request_of, resolved_run
 from hf_memkit.recipe.launch import Place
 from hf_memkit.recipe.run import Run
 from hf_memkit.recipe.schema import load_recipe
@@ -15,8 +17,10 @@ from hf_memkit.request import Request
 from hf_memkit.technique import TECHNIQUES
 
 
-def rehearsed(name: str, **options: object) -> Run:
-    _, job, _ = resolve_options(Options(name, **options), Place(1, 1))  # type: ignore[arg-type]
+def rehearsed(name: str, **asked: Any) -> Run:
+    options, recipe = RunOptions(Request(recipe=name, **asked)), load_recipe(name)
+    request = request_of(options, recipe)
+    job, _ = resolved_run(options, recipe, request, machine_here(request), Place(1, 1))
     assert job.is_rehearsal and job.target is not None
     return job
 
