@@ -193,13 +193,13 @@ def test_of_the_lengths_that_fit_the_longest_is_taken(recipe: Recipe, machine: M
         return made_up(int(share * usable), "fits" if share < 1 else "does not fit")
 
     card = replace(machine, gpu=gpu_of_size("2GB"))
-    chosen, _ = choose(own, card, Request(), use_hub=False, judge=predict).resolved
+    chosen, _ = choose(own, card, Request(), use_hub=False, judge=predict)
     assert asked[1] > asked[0] > asked[-1] and chosen["data.sequence_length"] == asked[0]
 
 
 def test_of_variants_that_are_tight_the_first_is_taken(chooses: Recipe, machine: Machine) -> None:
     card = with_card(machine, 64 * GIB)
-    chosen, _ = choose(chooses, card, Request(), use_hub=False, judge=lambda _: made_up(60 * GIB, "tight")).resolved
+    chosen, _ = choose(chooses, card, Request(), use_hub=False, judge=lambda _: made_up(60 * GIB, "tight"))
     assert chosen.preset == "resident" and [name for name, _ in chosen.rejected] == ["lora"]
 
 

@@ -103,7 +103,7 @@ def test_settings_that_need_a_card_have_stand_ins(recipe: Recipe, machine: Machi
         "trainer_parts.recompilation_guard": {},
     }.items():
         setup = setup.put(key, value, "for a card")
-    rehearsed = rehearse(setup)
+    rehearsed = rehearse(recipe, setup)
     after, named = rehearsed.setup, {setting.key for setting in rehearsed.not_rehearsed}
     assert after["arguments.optim"] == "adamw_bnb_8bit"
     assert after["model_parts.checkpoint_offload"] == {"pin_memory": False}
