@@ -11,7 +11,7 @@ from typing import Any
 
 from hf_memkit.errors import InputError
 
-__all__ = ["Request", "refuse_below_one"]
+__all__ = ["Request", "refuse_below_one", "refuse_too_long"]
 
 
 @dataclass(frozen=True)
@@ -73,3 +73,20 @@ def refuse_below_one(**numbers: Any) -> None:
     for name, number in numbers.items():
         if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
             raise InputError(f"{name}={number!r}: must be a whole number above 0")
+
+
+def refuse_too_long(model: str, length: int | None, longest: int | None, option: str = "") -> None:
+    """Refuses a sequence that the model's positions do not allow; None: not given, or not known.
+
+    Args:
+        model: its name, for the message.
+        length, longest: tokens.
+        option: what says the length, for the message.
+
+    Raises:
+        InputError: it is longer; names the longest.
+    """
+    if length and longest and length > longest:
+        raise InputError(
+            f"sequence length {length} is longer than {model} allows ({longest}); give {option}{longest} or less"
+        )

@@ -49,6 +49,7 @@ def prepare(request: Request, before_model: Callable[[], None] | None = None) ->
     from hf_memkit.described import described_gpu, described_machine
     from hf_memkit.models import refuse_absent, why_no_hub
     from hf_memkit.own_arguments import is_field, length_of
+    from hf_memkit.request import refuse_too_long
 
     described = described_gpu(request.gpu, request.gpu_memory)
     own, notes = dict(request.arguments), list(request.notes)
@@ -59,7 +60,7 @@ def prepare(request: Request, before_model: Callable[[], None] | None = None) ->
         raise InputError(f"--model: give a hub ID or a folder{where}; for example: memkit predict --model gpt2-xl")
     longest = refuse_absent(str(model_name))
     length = request.sequence_length or length_of(own, notes)
-    _refuse_too_long(str(model_name), length, longest)
+    refuse_too_long(str(model_name), length, longest)
     from hf_memkit.predict.defaults import look_at, refuse_precision, with_class
 
     if not request.preset:
@@ -69,7 +70,7 @@ def prepare(request: Request, before_model: Callable[[], None] | None = None) ->
     if before_model is not None:
         before_model()
     model = look_at(str(model_name), trust_remote_code=request.trust_remote_code, shapes=not request.preset)
-    _refuse_too_long(model.name, length, model.maximum_length)
+    refuse_too_long(model.name, length, model.maximum_length)
     setup: TrainingSetup
     if request.preset:
         if model.own_code:
@@ -164,11 +165,6 @@ def _left_out(path: str | None, own: Mapping[str, Any]) -> list[str]:
             f"and --technique are in it)"
         )
     return warnings
-
-
-def _refuse_too_long(model: str, length: int | None, longest: int | None) -> None:
-    if length and longest and length > longest:
-        raise InputError(f"sequence length {length} is longer than {model} allows ({longest}); give {longest} or less")
 
 
 def preset_and_techniques(preset: str | None, techniques: Sequence[str]) -> tuple[str, tuple[str, ...]]:

@@ -58,7 +58,7 @@ def refuse_data(options: RunOptions, recipe: Recipe) -> None:
     """
     from hf_memkit.models import hub_switched_off
     from hf_memkit.recipe.data import is_local
-    from hf_memkit.recipe.run_settings import check_data
+    from hf_memkit.recipe.settings import check_data
 
     data = options.request.data
     if data is not None and (not options.shown_only or hub_switched_off() or is_local(data)):

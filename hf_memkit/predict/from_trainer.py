@@ -23,7 +23,7 @@ from hf_memkit.predict.own_batch import OwnBatches, batches_of_example, batches_
 from hf_memkit.predict.own_module import write_module
 from hf_memkit.predict.own_training import OwnTraining, import_path
 from hf_memkit.predict.predicting import predict
-from hf_memkit.request import refuse_below_one
+from hf_memkit.request import refuse_below_one, refuse_too_long
 from hf_memkit.training_setup import TrainingSetup
 
 if TYPE_CHECKING:
@@ -266,10 +266,8 @@ def _length(
     else:
         length = min(DEFAULT_LENGTH, longest or DEFAULT_LENGTH)
         notes.append(f"sequences of {length} tokens: assumed; sequence_length says another")
-    if looked_at is not None and longest and length > longest:
-        raise InputError(
-            f"sequence length {length} is longer than {looked_at.name} allows ({longest}); give {longest} or less"
-        )
+    if looked_at is not None:
+        refuse_too_long(looked_at.name, length, longest)
     return length
 
 

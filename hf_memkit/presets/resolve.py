@@ -17,7 +17,7 @@ from hf_memkit.presets.own import settle
 from hf_memkit.presets.setup import PresetSetup
 from hf_memkit.presets.sharing import share_among_processes
 from hf_memkit.presets.sizes import Sizes, solve
-from hf_memkit.request import Request, refuse_below_one
+from hf_memkit.request import Request, refuse_below_one, refuse_too_long
 from hf_memkit.technique import TECHNIQUES, wrong_value
 from hf_memkit.training_setup import TrainingSetup
 
@@ -98,10 +98,7 @@ def resolve_preset(request: Request, *, use_hub: bool | None = None) -> PresetSe
         use_hub = hub_reachable() if use_hub is None else use_hub
         facts = describe(request.model, use_hub=use_hub, use_built_in=True)
     longest, length = facts.maximum_length if facts is not None else None, request.sequence_length
-    if longest and length and length > longest:
-        raise InputError(
-            f"sequence length {length} is longer than {request.model} allows ({longest}); give {longest} or less"
-        )
+    refuse_too_long(request.model or "", length, longest)
     parts = [PRESETS[part.strip()] for part in name.split("+") if part.strip() in PRESETS]
     length = length or min(DEFAULT_LENGTH, longest or DEFAULT_LENGTH)
     job = Job(facts, machine, DEFAULT_MICRO_BATCH, length, nvme_path, request.values, request.gpus or 1, request.nodes)

@@ -18,8 +18,7 @@ from hf_memkit.job import card_shortage
 from hf_memkit.models import hub_reachable
 from hf_memkit.own_arguments import of_trainer
 from hf_memkit.predict import Prediction, predict
-from hf_memkit.recipe.longest import MOST_TRACES, MULTIPLE, nearer_length
-from hf_memkit.recipe.resolve import resolve
+from hf_memkit.recipe.resolve import MULTIPLE, resolve
 from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.request import Request
 from hf_memkit.training_setup import TrainingSetup
@@ -30,6 +29,17 @@ __all__ = ["FAR_OFF", "Judge", "choose", "nearest_that_fits", "predict_recipe", 
 FAR_OFF: Final = 0.25
 """What a formula puts further above the card than this share of it is not traced. Assumed: against traces of this
 pack's recipes the ledger's sums were too high by a few per cent at most, and much oftener too low."""
+
+
+MOST_TRACES: Final = 4
+"""Lengths that are traced: the first is the formula's, each further one follows from the one before."""
+
+_CLOSE_ENOUGH: Final = 0.03
+"""A length is not raised by a smaller share than this: the prediction itself is not that exact."""
+
+
+_SURER: Final = 0.985
+"""A length that is lowered is lowered a little further, so that the next prediction does not miss by a hair."""
 
 
 Judge = Callable[[TrainingSetup], Prediction]
@@ -209,7 +219,7 @@ def _longest(
     while last.prediction is not None:
         if last.verdict == "fits" and (best is None or length > best[0]):
             best = (length, last)
-        length = nearer_length(length, last.prediction, shortest=shortest, longest=longest, usable_bytes=usable)
+        length = _nearer_length(length, last.prediction, shortest=shortest, longest=longest, usable_bytes=usable)
         if length in seen or len(seen) == MOST_TRACES:
             break
         again = _resolve(search, replace(request, sequence_length=length), choice, named=named)
@@ -221,6 +231,23 @@ def _longest(
     most = "all that the model allows" if length == longest else f"the longest multiple of {MULTIPLE} found that fits"
     why = f"{most} (by formula {by_formula}; predicted: {predictions})"
     return replace(found, setup=found.setup.put("data.sequence_length", length, why))
+
+
+def _nearer_length(length: int, found: Prediction, *, shortest: int, longest: int, usable_bytes: int) -> int:
+    """The length to try after `length` was predicted: what fits if all that grows with the sequence grows in
+    proportion. Weights, gradients and states do not grow with it. `length` itself where nothing is to be gained.
+    """
+    held = sum(found.categories[name] for name in ("weights", "gradients", "optimizer"))
+    needs = found.confidence.reserved_with_slack(found.peak_reserved_bytes[1])
+    grows = needs - found.confidence.reserved_with_slack(held)
+    room = usable_bytes - found.confidence.reserved_with_slack(held)
+    if grows <= 0 or room <= 0:
+        return shortest if found.verdict != "fits" else length
+    wanted = max(shortest, min(longest, int(length * room / grows) // MULTIPLE * MULTIPLE))
+    if found.verdict == "fits":
+        return wanted if wanted > (1 + _CLOSE_ENOUGH) * length else length
+    lower = int(_SURER * wanted) // MULTIPLE * MULTIPLE
+    return max(shortest, min(lower, length - MULTIPLE))
 
 
 def predict_recipe(

@@ -16,22 +16,27 @@ from hf_memkit.errors import DoesNotFitError, InputError, SettingError, did_you_
 from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.job import Job
 from hf_memkit.models import ModelFacts, describe, longest_sequence, refuse_absent
+from hf_memkit.presets import apply_preset
 from hf_memkit.presets.compose import leave_out_impossible
 from hf_memkit.presets.sharing import share_among_processes
-from hf_memkit.recipe.longest import MULTIPLE, longest_by_formula
+from hf_memkit.presets.sizes import largest
 from hf_memkit.recipe.output import default_output
-from hf_memkit.recipe.run_settings import CHECKPOINTS, model_and_data, saving
-from hf_memkit.recipe.schema import Recipe
-from hf_memkit.recipe.settings import refuse_ignored, refuse_out_of_place
+from hf_memkit.recipe.schema import NO_CHECKPOINTING, Recipe, Variant
+from hf_memkit.recipe.settings import CHECKPOINTS, model_and_data, refuse_ignored, refuse_out_of_place, saving
 from hf_memkit.recipe.summing import summing_note
 from hf_memkit.recipe.tasks import DEFAULT_TASK, find_task
-from hf_memkit.recipe.variant import apply_variant
-from hf_memkit.request import Request
+from hf_memkit.request import Request, refuse_too_long
+from hf_memkit.technique import Family
 from hf_memkit.techniques.batch import split_batch
 from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import format_size
 
-__all__ = ["refuse_wrong", "resolve"]
+__all__ = ["MULTIPLE", "longest_by_formula", "refuse_wrong", "resolve"]
+
+
+MULTIPLE: Final = 1024
+"""Tokens: a length that is solved for is a multiple of this. Finer steps would change nothing that matters, and tensor
+cores like multiples of 64 elements (`presets/sizes.py`)."""
 
 _OVERFLOW_IN_FP16: Final = ("t5", "mt5", "umt5", "longt5")
 """Model types that were trained in bf16 with activations above 65 504."""
@@ -56,15 +61,7 @@ def refuse_wrong(recipe: Recipe, request: Request) -> None:
     name, own = request.model or recipe.model.hub_id, request.model in (None, recipe.model.hub_id)
     longest = longest_sequence(recipe.model.architecture) if own else refuse_absent(name, known=False)
     if find_task(recipe.task).auto_class == "AutoModelForCausalLM":  # others read the length in their own way
-        _refuse_too_long(name, request.sequence_length, longest)
-
-
-def _refuse_too_long(model: str, length: int | None, longest: int | None) -> None:
-    if length is not None and longest is not None and length > longest:
-        raise InputError(
-            f"sequence length {length} is longer than {model} allows ({longest}); give --sequence-length {longest} or "
-            f"less"
-        )
+        refuse_too_long(name, request.sequence_length, longest, "--sequence-length ")
 
 
 def resolve(
@@ -101,7 +98,7 @@ def resolve(
     task = find_task(recipe.task)
     model = describe(name, architecture, use_hub=use_hub, auto_class=task.auto_class)
     length = task.sequence_length(request.sequence_length, recipe.sequence_length, model)
-    _refuse_too_long(name, length, model.maximum_length)
+    refuse_too_long(name, length, model.maximum_length, "--sequence-length ")
 
     def build(variant: str) -> TrainingSetup:
         of_length = partial(_build, recipe, machine, request, model, variant, checkpointing=checkpointing, tried=tried)
@@ -133,7 +130,7 @@ def _why(setup: TrainingSetup, machine: Machine, others_rejected: bool) -> str:
     if disk:
         parts.append(f"{format_size(disk)} of {format_size(machine.disk_free_bytes)} of disk")
     order = "the first variant within the card and RAM" if others_rejected else "the recipe's first choice"
-    # For a model whose activations are in no formula (the same test as in `run_settings`) the sum is a lower bound.
+    # For a model whose activations are in no formula (the same test as in `settings`) the sum is a lower bound.
     without = ", without activations, which are in none" if "model.class" in setup else ""
     sums = f"estimated by formula{without}"
     return f"{order} ({sums}: {', '.join(parts)})"
@@ -168,6 +165,21 @@ def _length(
     return length, f"{most}: a multiple of {MULTIPLE}"
 
 
+def longest_by_formula(
+    needed: Callable[[int], int], *, shortest: int, longest: int, usable_bytes: int
+) -> tuple[int, bool]:
+    """(the longest multiple of 1024 from `shortest` to `longest` that fits, or `shortest`; whether it fits).
+
+    Args:
+        needed: tokens → bytes on the card; more tokens never need less.
+        shortest, longest: tokens.
+        usable_bytes: what the card has.
+    """
+    multiples = range(-(-shortest // MULTIPLE) * MULTIPLE, longest + 1, MULTIPLE)
+    return largest((shortest, *(tokens for tokens in multiples if tokens > shortest)),
+                   lambda tokens: needed(tokens) <= usable_bytes)  # fmt: skip
+
+
 def _build(
     recipe: Recipe, machine: Machine, request: Request, model: ModelFacts, name: str, sequence_length: int,
     why_length: str, left_out: Mapping[str, str], *, checkpointing: str | None, tried: bool,
@@ -195,7 +207,7 @@ def _build(
             made = made.put("trainer.class", task.trainer_class, f"the Trainer for {task.name}")
         return made.put("arguments.optim", chosen["optim"], "--set") if "optim" in chosen else made
 
-    made = apply_variant(name, variant, job, left_out, with_own_optimizer, checkpointing=checkpointing)
+    made = _apply_variant(name, variant, job, left_out, with_own_optimizer, checkpointing=checkpointing)
     setup = share_among_processes(replace(made, request=request), job)
     refuse_ignored(setup, chosen)
     named = request.variant != "auto" and not tried
@@ -244,3 +256,61 @@ def _build(
         setup = setup.with_problems(["would compute in fp16, where T5's activations overflow: it needs bf16"])
     note = summing_note(setup)
     return setup if note is None else setup.with_notes(note)
+
+
+_CHECKPOINTING: Final[tuple[Family, ...]] = ("checkpointing",)
+
+
+def _apply_variant(
+    name: str,
+    variant: Variant,
+    job: Job,
+    left_out: Mapping[str, str],
+    change: Callable[[TrainingSetup], TrainingSetup] | None = None,
+    *,
+    checkpointing: str | None = None,
+) -> TrainingSetup:
+    """The variant's techniques, with the first of its kinds of checkpointing with which it fits the card, or the last.
+
+    Args:
+        name, variant: the variant.
+        job: what it is for; its machine has a card.
+        left_out: techniques that are left out, each with why.
+        change: what is done to the setup after its techniques, before its ledger is computed.
+        checkpointing: one of the variant's kinds, whether it fits or not; None: the first that fits by formula.
+    """
+    if not variant.checkpointing:
+        return apply_preset(name, job, variant.techniques, left_out=left_out, change=change)
+    if checkpointing is not None:
+        return _with_checkpointing(name, variant, job, checkpointing, left_out, change)
+    assert job.machine.gpu is not None
+    limit, tried = job.machine.gpu.usable_bytes, []
+    for choice in variant.checkpointing:
+        setup = _with_checkpointing(name, variant, job, choice, left_out, change)
+        needed = setup.ledger.total_bytes("device")
+        tried.append(f"{choice} {format_size(needed)}")
+        if needed <= limit:
+            break
+    which = (
+        "the first of those listed that fits by formula" if needed <= limit else "with none of those listed it fits"
+    )
+    # Other models than causal language models have a class of their own, and no formula for their activations.
+    bare = job.model is not None and job.model.model_class is not None
+    without = " (which has no activations of such a model: a prediction may choose another)" if bare else ""
+    return setup.with_notes(
+        f"Activation checkpointing: {choice}, {which}{without}. On the card, by formula: {', '.join(tried)}, of "
+        f"{format_size(limit)}."
+    )
+
+
+def _with_checkpointing(
+    name: str,
+    variant: Variant,
+    job: Job,
+    choice: str,
+    left_out: Mapping[str, str],
+    change: Callable[[TrainingSetup], TrainingSetup] | None,
+) -> TrainingSetup:
+    if choice == NO_CHECKPOINTING:
+        return apply_preset(name, job, variant.techniques, without=_CHECKPOINTING, left_out=left_out, change=change)
+    return apply_preset(name, job, [*variant.techniques, choice], left_out=left_out, change=change)

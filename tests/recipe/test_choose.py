@@ -18,8 +18,7 @@ from hf_memkit.hardware import Gpu, Machine, gpu_of_size
 from hf_memkit.predict import Prediction
 from hf_memkit.predict.prediction import with_rest
 from hf_memkit.recipe.choose import FAR_OFF, choose, nearest_that_fits, predicted
-from hf_memkit.recipe.longest import MULTIPLE, longest_by_formula
-from hf_memkit.recipe.resolve import resolve
+from hf_memkit.recipe.resolve import MULTIPLE, longest_by_formula, resolve
 from hf_memkit.recipe.schema import Recipe, read_recipe
 from hf_memkit.request import Request
 from hf_memkit.training_setup import TrainingSetup
