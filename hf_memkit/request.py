@@ -26,7 +26,7 @@ class Request:
         values: values of techniques, such as the LoRA rank.
         model: hub ID or local folder, in place of the recipe's.
         data: file, folder or hub ID in place of the recipe's data.
-        gpu, gpu_memory, ram: the machine in question, where it is not this one (`hf_memkit.described`).
+        gpu, gpu_memory, ram: the machine in question, where it is not this one (`hf_memkit.hardware`).
         gpus: processes on each machine, one GPU each; None: the recipe's, or 1.
         nodes: machines.
         global_batch_size: sequences an optimizer step, all processes together.

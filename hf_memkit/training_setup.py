@@ -30,6 +30,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Final, Self
 
 from hf_memkit.job import DEFAULT_MICRO_BATCH, Job
@@ -148,8 +149,12 @@ class TrainingSetup:
         """Another setup that names these techniques as its makers."""
         return replace(self, techniques=tuple(techniques))
 
+    @cached_property
+    def _by_key(self) -> Mapping[str, Setting]:
+        return {setting.key: setting for setting in self.settings}
+
     def __contains__(self, key: str) -> bool:
-        return any(setting.key == key for setting in self.settings)
+        return key in self._by_key
 
     def __getitem__(self, key: str) -> Any:
         """The value of `key`.
@@ -157,17 +162,11 @@ class TrainingSetup:
         Raises:
             KeyError: the setup does not set it.
         """
-        for setting in self.settings:
-            if setting.key == key:
-                return json.loads(json.dumps(setting.value))
-        raise KeyError(key)
+        return json.loads(json.dumps(self._by_key[key].value))
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of `key`, or `default` if the setup does not set it."""
-        try:
-            return self[key]
-        except KeyError:
-            return default
+        return self[key] if key in self else default
 
     def section(self, name: str) -> dict[str, Any]:
         """`{name: value}` of one section, as a fresh dict that the caller may change."""

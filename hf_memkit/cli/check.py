@@ -167,7 +167,7 @@ def _machine(gpu: str | None, gpu_memory: str | None, ram: str | None, nvme_path
     """The machine in question. The limit for locked memory is this machine's: it says nothing about another one."""
     from dataclasses import replace
 
-    from hf_memkit.described import described_machine
+    from hf_memkit.hardware import described_machine
 
     machine = described_machine(gpu, gpu_memory, ram, nvme_path)
     return replace(machine, memlock_bytes=None) if gpu or gpu_memory or ram else machine

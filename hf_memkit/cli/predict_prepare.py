@@ -46,7 +46,7 @@ def prepare(request: Request, before_model: Callable[[], None] | None = None) ->
         InputError: something that was asked for does not exist, or has no sense.
         SettingError: values that contradict each other, or would have no effect; all are listed.
     """
-    from hf_memkit.described import described_gpu, described_machine
+    from hf_memkit.hardware import described_gpu, described_machine
     from hf_memkit.models import refuse_absent, why_no_hub
     from hf_memkit.own_arguments import is_field, length_of
     from hf_memkit.request import refuse_too_long
@@ -116,7 +116,7 @@ def of_recipe(
         SettingError: settings that are wrong, or contradict the recipe.
         DoesNotFitError: no variant was named, and none fits.
     """
-    from hf_memkit.described import described_gpu, described_machine
+    from hf_memkit.hardware import described_gpu, described_machine
     from hf_memkit.models import hub_reachable
     from hf_memkit.recipe.resolve import refuse_wrong
     from hf_memkit.techniques.batch import split_batch

@@ -29,7 +29,7 @@ def request_of(options: RunOptions, recipe: Recipe, gpus: int | None = None, nod
     Raises:
         InputError: there is no such variant, model or card, or a value is wrong.
     """
-    from hf_memkit.described import described_gpu
+    from hf_memkit.hardware import described_gpu
     from hf_memkit.own_arguments import of_pairs
     from hf_memkit.recipe.resolve import refuse_wrong
     from hf_memkit.recipe.settings import ELSEWHERE
@@ -95,7 +95,7 @@ def resolved_run(
     Raises:
         DoesNotFitError: no variant fits, or the card that is described is more than the one that is here.
     """
-    from hf_memkit.described import described_gpu
+    from hf_memkit.hardware import described_gpu
     from hf_memkit.models import hub_reachable
     from hf_memkit.recipe.choose import choose
     from hf_memkit.recipe.rehearse import rehearse

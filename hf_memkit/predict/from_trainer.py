@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from hf_memkit.described import described_machine
 from hf_memkit.errors import InputError
+from hf_memkit.hardware import described_machine
 from hf_memkit.job import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH, Job
 from hf_memkit.own_arguments import of_trainer
 from hf_memkit.predict.defaults import TRAINER_DEFAULTS, LookedAt, default_setup, look_at, look_at_config

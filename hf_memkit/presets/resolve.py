@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hf_memkit.described import described_machine
 from hf_memkit.errors import InputError, SettingError, did_you_mean
+from hf_memkit.hardware import described_machine
 from hf_memkit.job import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH, DEFAULT_NVME, Job
 from hf_memkit.models import describe, hub_reachable, refuse_absent
 from hf_memkit.own_arguments import below_one, is_field, of_mapping

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from hf_memkit.described import described_machine
 from hf_memkit.errors import DoesNotFitError, InputError, MemkitError
-from hf_memkit.hardware import Gpu, Machine
+from hf_memkit.hardware import Gpu, Machine, described_machine
 from hf_memkit.job import card_shortage
 from hf_memkit.models import hub_reachable
 from hf_memkit.own_arguments import of_trainer
