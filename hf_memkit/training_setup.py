@@ -166,7 +166,8 @@ class TrainingSetup:
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of `key`, or `default` if the setup does not set it."""
-        return self[key] if key in self else default
+        setting = self._by_key.get(key)
+        return default if setting is None else json.loads(json.dumps(setting.value))
 
     def section(self, name: str) -> dict[str, Any]:
         """`{name: value}` of one section, as a fresh dict that the caller may change."""
