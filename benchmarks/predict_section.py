@@ -257,8 +257,8 @@ def _by_record(folder: Path) -> dict[str, Any]:
 
 def _replayed(path: Path, case: Case) -> dict[str, Any]:
     """The model of the allocator beside the recorded one; a small recording is kept."""
-    from hf_memkit.predict.history import read_history
-    from hf_memkit.predict.history_compare import compare
+    from benchmarks.allocator_compare import compare
+    from benchmarks.allocator_history import read_history
 
     try:
         history = read_history(path)

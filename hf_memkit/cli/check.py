@@ -91,8 +91,8 @@ def run_check(
         InputError: a file cannot be read (names file, line and column), there is no folder `nvme_path`, or no such
             severity or format.
     """
-    from hf_memkit.check.problem import SEVERITIES
     from hf_memkit.check.reading import read
+    from hf_memkit.check.rule import SEVERITIES
     from hf_memkit.cli.libraries import quiet_libraries
     from hf_memkit.errors import InputError
     from hf_memkit.models import refuse_absent
@@ -177,7 +177,7 @@ def _print(problems: list[Problem], files: list[str]) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    from hf_memkit.check.problem import SEVERITIES
+    from hf_memkit.check.rule import SEVERITIES
 
     console = Console(soft_wrap=True, highlight=False)
     names = escape(", ".join(str(Path(name)) for name in files))

@@ -19,10 +19,10 @@ from hf_memkit.hardware import described_machine
 from hf_memkit.job import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH, Job
 from hf_memkit.own_arguments import of_trainer
 from hf_memkit.predict.defaults import TRAINER_DEFAULTS, LookedAt, default_setup, look_at, look_at_config
-from hf_memkit.predict.own_batch import OwnBatches, batches_of_example, batches_of_rows, signature_columns
-from hf_memkit.predict.own_module import write_module
-from hf_memkit.predict.own_training import OwnTraining, import_path
 from hf_memkit.predict.predicting import predict
+from hf_memkit.predict.user_batch import OwnBatches, batches_of_example, batches_of_rows, signature_columns
+from hf_memkit.predict.user_module import write_module
+from hf_memkit.predict.user_training import OwnTraining, import_path
 from hf_memkit.request import refuse_below_one, refuse_too_long
 from hf_memkit.training_setup import TrainingSetup
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from hf_memkit.adapter_layers import adapter_tensors
 from hf_memkit.compat import free_order
-from hf_memkit.errors import InputError
+from hf_memkit.errors import InputError, TraceFailed
 from hf_memkit.job import DEFAULT_NVME, Job, process_row
 from hf_memkit.ledger import Ledger
 from hf_memkit.models import without_collections
@@ -23,14 +23,14 @@ from hf_memkit.predict.allocator_settings import AllocatorSettings, parse_settin
 from hf_memkit.predict.capacity import reserved_interval, smallest_cap
 from hf_memkit.predict.confidence import Confidence, Level
 from hf_memkit.predict.defaults import refuse_precision
-from hf_memkit.predict.edit import Added, edited
-from hf_memkit.predict.own_training import OwnTraining
 from hf_memkit.predict.prediction import Prediction, with_rest
 from hf_memkit.predict.replay import replay
 from hf_memkit.predict.request import Device, Request
 from hf_memkit.predict.split_states import is_split, one_rank, split_notes, without_engine
 from hf_memkit.predict.trace import Trace
-from hf_memkit.predict.worker import TraceFailed, shared_worker
+from hf_memkit.predict.trace_edit import ExtraAllocation, edited
+from hf_memkit.predict.user_training import OwnTraining
+from hf_memkit.predict.worker import shared_worker
 from hf_memkit.request import refuse_below_one
 from hf_memkit.techniques import ledger as formulas
 from hf_memkit.techniques.allocator import VARIABLE
@@ -217,7 +217,7 @@ def _from_trace(
         # Two steps and up to two micro-batches were traced; each parameter has one gradient at a time.
         steps = max(1, _times_made(trace))
         term = "gradient buckets of DistributedDataParallel"
-        trace = edited(trace, [Added(gradients // steps, "buffers", term)])
+        trace = edited(trace, [ExtraAllocation(gradients // steps, "buffers", term)])
     if job.processes > 1:
         notes.append("the buffers of the communication library (NCCL) lie outside the allocator and are not in this")
     settings = AllocatorSettings()

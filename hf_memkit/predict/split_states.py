@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from hf_memkit.ledger import Ledger, Row
-from hf_memkit.predict.edit import Added, edited
 from hf_memkit.predict.trace import Trace
+from hf_memkit.predict.trace_edit import ExtraAllocation, edited
 from hf_memkit.terms import CATEGORIES, Category, Phase
 from hf_memkit.training_setup import TrainingSetup
 
@@ -62,10 +62,12 @@ def one_rank(trace: Trace, ledger: Ledger) -> Trace:
     rows = [row for row in ledger.rows if row.place == "device" and row.category not in _TRACED]
     terms = {row.term: row for row in rows if row.term in _TRACED_TERMS}
     added = [
-        Added(row.size_bytes, row.category, row.term, _phases(row)) for row in rows if row.term not in _TRACED_TERMS
+        ExtraAllocation(row.size_bytes, row.category, row.term, _phases(row))
+        for row in rows
+        if row.term not in _TRACED_TERMS
     ]
     workspaces = [
-        Added(size, "buffers", trace.operations[operation])
+        ExtraAllocation(size, "buffers", trace.operations[operation])
         for size, category, operation in zip(trace.sizes_bytes, trace.category_of, trace.operation_of, strict=True)
         if trace.operations[operation] == "cuBLAS workspace" and category >= 0
     ]

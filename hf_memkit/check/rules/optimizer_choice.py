@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from hf_memkit.check.problem import Severity
-from hf_memkit.check.rule import Found, rule
+from hf_memkit.check.rule import Found, Severity, rule
 from hf_memkit.check.rules.optimizer_options import named_optimizer
 from hf_memkit.check.subject import Subject
 

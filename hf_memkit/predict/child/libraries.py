@@ -6,10 +6,10 @@ Each is installed before the case, in the child process only, and where the setu
 |---|---|
 | Triton (Liger's kernels) | a kernel is not launched; what the Python around it allocates is the library's own |
 | bitsandbytes | paged states are host memory; a norm that is asked for by value is made and not read |
-| bitsandbytes, 4 bits | `libraries_quantised.py` |
-| torchao's low-bit AdamW | its compiled step is bounded (`libraries_compiled.py`) |
+| bitsandbytes, 4 bits | `linear_4bit.py` |
+| torchao's low-bit AdamW | its compiled step is bounded (`compiler.py`) |
 | APOLLO | its random projection without a generator of the card's own |
-| CUDA streams | one stream (`libraries_streams.py`) |
+| CUDA streams | one stream (`fake_gpu.py`) |
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import Any, Final
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from hf_memkit.predict.child.libraries_compiled import replace_compiler
-from hf_memkit.predict.child.libraries_streams import one_stream
-from hf_memkit.predict.unmodelled import Unmodelled
+from hf_memkit.errors import Unmodelled
+from hf_memkit.predict.child.compiler import replace_compiler
+from hf_memkit.predict.child.fake_gpu import one_stream
 from hf_memkit.techniques.optimizer_states import optimizer_of
 from hf_memkit.training_setup import TrainingSetup
 

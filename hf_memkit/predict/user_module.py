@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from hf_memkit.errors import InputError
-from hf_memkit.predict.own_training import import_path
+from hf_memkit.predict.user_training import import_path
 
 if TYPE_CHECKING:
     from torch import nn

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from hf_memkit.errors import Unmodelled
 from hf_memkit.predict.child.tracer import StorageTracer
-from hf_memkit.predict.unmodelled import Unmodelled
 
 
 @pytest.fixture

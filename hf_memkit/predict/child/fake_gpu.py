@@ -1,10 +1,12 @@
-"""A machine with one card, as far as torch, accelerate and transformers ask, and FakeTensors that can be moved there.
+"""A machine with one card, as far as torch, accelerate and transformers ask, FakeTensors that can be moved there, and
+one CUDA stream, on which all is done at once.
 
 Each replacement stands here with the question that it answers; none has an effect outside the child process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -13,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["made_up_values", "movable_modules", "one_card"]
+__all__ = ["Event", "Stream", "made_up_values", "movable_modules", "one_card", "one_stream"]
 
 
 def one_card(capability: tuple[int, int], capacity_bytes: int) -> None:
@@ -126,3 +128,71 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     return (one.device, one.dtype, one.shape) == (other.device, other.dtype, other.shape) and (
         one.untyped_storage()._cdata == other.untyped_storage()._cdata
     )
+
+
+class Event:
+    """Something that has happened already."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def record(self, stream: Any = None) -> None:
+        pass
+
+    def wait(self, stream: Any = None) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+
+class Stream(contextlib.nullcontext[None]):
+    """The one stream of the card."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+        self.device = torch.device("cuda:0")
+
+    def wait_stream(self, stream: Any) -> None:
+        pass
+
+    def wait_event(self, event: Any) -> None:
+        pass
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or Event()
+
+    def synchronize(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+
+class _Device(contextlib.nullcontext[None]):
+    """`torch.cuda.device(…)` as a context."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+
+def one_stream() -> None:
+    """Replaces what torch would ask CUDA's driver for; nothing where torch sees a card of its own.
+
+    A block that another stream still reads is not reused at once by the real allocator (`Tensor.record_stream`); here
+    it is. Memory that is page-locked is the host's.
+    """
+    if getattr(torch.version, "cuda", None) and torch._C._cuda_getDeviceCount() > 0:
+        return
+    answers: dict[str, Any] = {
+        "Stream": Stream, "ExternalStream": Stream, "Event": Event, "StreamContext": _Device,
+        "stream": lambda *args, **kwargs: contextlib.nullcontext(),
+        "current_stream": Stream, "default_stream": Stream, "set_stream": lambda *args, **kwargs: None,
+        "device": _Device, "device_of": _Device,
+    }  # fmt: skip
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, answer)
+    torch.Tensor.record_stream = lambda self, stream: None  # type: ignore[method-assign, assignment]

@@ -23,7 +23,7 @@ _MOST_SECONDS: Final = 5.0
 """How many rows are looked at, and for how long: reading one may decode an image."""
 
 _KEPT_ELEMENTS: Final = 2**20
-"""Whole numbers keep their values up to this size (`child/known_values.py` follows them no further)."""
+"""Whole numbers keep their values up to this size (`child/constant_propagation.py` follows them no further)."""
 
 Row = Mapping[str, Any]
 Collator = Callable[[list[Any]], Any]

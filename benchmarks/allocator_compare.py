@@ -11,12 +11,11 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Final
 
+from benchmarks.allocator_history import GIVEN, GIVEN_BACK, Entry, History
 from hf_memkit.compat import FreeOrder
 from hf_memkit.predict.allocator import CachingAllocator
 from hf_memkit.predict.allocator_blocks import Block, DeviceMemory, address_range
-from hf_memkit.predict.allocator_pages import map_pages, unmap_pages
 from hf_memkit.predict.allocator_settings import AllocatorSettings
-from hf_memkit.predict.history import GIVEN, GIVEN_BACK, Entry, History
 from hf_memkit.predict.replay import replay
 
 __all__ = ["Comparison", "Divergence", "compare"]
@@ -189,7 +188,7 @@ def _map_what_failed(allocator: CachingAllocator, recording: _Recording) -> None
         for pool in (allocator.small, allocator.large):
             for *_, block in pool.unmapped:
                 if entry.action == "segment_map" and block.address == entry.address:
-                    map_pages(allocator, block, entry.size_bytes)
+                    allocator.map_pages(block, entry.size_bytes)
                     break
         if recording.coming and recording.coming[0] is entry:
             raise _DivergesError(f"recorded: {entry.action} of {entry.size_bytes} bytes, for no block")
@@ -202,7 +201,7 @@ def _give_back(allocator: CachingAllocator, entry: Entry) -> None:
             if not block.address <= entry.address < block.address + block.size:
                 continue
             if block.expandable is not None and entry.action == "segment_unmap":
-                pages = unmap_pages(allocator, block)
+                pages = allocator.unmap_pages(block)
             elif block.expandable is None and not block.is_split and entry.action == "segment_free":
                 pages = block.address, block.size
                 allocator.release_block(block)

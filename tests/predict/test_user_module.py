@@ -16,11 +16,11 @@ from transformers import BertConfig, BertForSequenceClassification, GPT2Config, 
 from hf_memkit.errors import InputError, SettingError
 from hf_memkit.own_arguments import of_trainer
 from hf_memkit.predict import Prediction, predict_trainer
-from hf_memkit.predict.own_batch import batches_of_rows
+from hf_memkit.predict.user_batch import batches_of_rows
 from hf_memkit.predict.worker import shared_worker
 from tests.conftest import ROOT
-from tests.predict import own_models
-from tests.predict.own_models import CLASSES, LARGE, WIDTH, Classifier, LossyTrainer, Recurrent, build
+from tests.predict import user_models
+from tests.predict.user_models import CLASSES, LARGE, WIDTH, Classifier, LossyTrainer, Recurrent, build
 
 EXAMPLE: dict[str, Any] = {"x": ((3, 16, 16), "float32"), "labels": 0}
 SGD = {"optim": "sgd", "per_device_train_batch_size": 16}
@@ -39,7 +39,7 @@ def predicted(model: Any, args: Any = None, **options: Any) -> Prediction:
 
 
 def test_an_own_model_is_traced_however_it_is_given() -> None:
-    found = [predicted(each) for each in (Classifier(), build, Classifier, "tests.predict.own_models:build")]
+    found = [predicted(each) for each in (Classifier(), build, Classifier, "tests.predict.user_models:build")]
     assert {each.confidence.level for each in found} == {"trace"} and {each.verdict for each in found} == {"fits"}
     weights, gradients = found[0].categories["weights"], found[0].categories["gradients"]
     assert 0 <= weights - 4 * (TRAINED + FROZEN) < 30 * 512, "the shared weight counts once"
@@ -186,10 +186,10 @@ def _with_quantised() -> nn.Module:
         ({"model": _local()()}, "at the top of its module"),
         ({"model": _Unpicklable()}, "cannot be passed to the process"),
         ({"model": _with_quantised()}, "_Quantised"),
-        ({"model": "tests.predict.own_models:nothing"}, "has no nothing"),
-        ({"model": "tests.predict.own_models:build_nothing"}, "must make an nn.Module, and made a str"),
+        ({"model": "tests.predict.user_models:nothing"}, "has no nothing"),
+        ({"model": "tests.predict.user_models:build_nothing"}, "must make an nn.Module, and made a str"),
         ({"model": "no_such_module:build"}, "no module no_such_module"),
-        ({"model": "tests.predict.own_models:"}, "write a module and a name"),
+        ({"model": "tests.predict.user_models:"}, "write a module and a name"),
         ({"model": "__main__:build"}, "script that runs"),
         ({"model": 3}, "is a int"),
         ({"example": None}, "needs train_dataset, or one row as example"),
@@ -210,7 +210,7 @@ def _with_quantised() -> nn.Module:
         ({"args": {"fsdp": "full_shard"}}, "FSDP is not modelled"),
         ({"args": {"deepspeed": {}}}, "this model is your own"),
         ({"trainer_class": Classifier}, "no subclass of transformers.Trainer"),
-        ({"trainer_class": "tests.predict.own_models:LARGE"}, "no subclass of transformers.Trainer"),
+        ({"trainer_class": "tests.predict.user_models:LARGE"}, "no subclass of transformers.Trainer"),
         ({"optimizer_cls_and_kwargs": (torch.optim.SGD, {"lr": object()})}, "no plain value"),
     ],
 )
@@ -230,7 +230,7 @@ def test_a_model_of_the_script_that_runs(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "from hf_memkit.predict import predict_trainer\n"
-        "from tests.predict.own_models import Classifier\n"
+        "from tests.predict.user_models import Classifier\n"
         "class Mine(Classifier):\n    pass\n"
         "try:\n    predict_trainer(Mine(), example={'x': 1})\n"
         "except Exception as error:\n    print(type(error).__name__, error)\n"
@@ -248,8 +248,8 @@ def _environment() -> dict[str, str]:
 
 
 def test_the_trainer_s_own_class_is_found_by_its_name() -> None:
-    assert issubclass(own_models.LossyTrainer, Trainer)
-    named = predicted(Classifier, trainer_class="tests.predict.own_models:LossyTrainer")
+    assert issubclass(user_models.LossyTrainer, Trainer)
+    named = predicted(Classifier, trainer_class="tests.predict.user_models:LossyTrainer")
     assert named.phases == predicted(Classifier, trainer_class=LossyTrainer).phases
 
 

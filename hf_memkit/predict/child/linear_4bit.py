@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_memkit.predict.unmodelled import Unmodelled
+from hf_memkit.errors import Unmodelled
 
 __all__ = ["quantise_linears"]
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from hf_memkit.predict.trace import Trace
 from hf_memkit.terms import CATEGORIES, Category, Phase
 
-__all__ = ["Added", "edited"]
+__all__ = ["ExtraAllocation", "edited"]
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
+class ExtraAllocation:
     """Memory that is held from the end of loading on, or in each stretch of some phases.
 
     Attributes:
@@ -28,7 +28,7 @@ class Added:
     phases: tuple[Phase, ...] = ()
 
 
-def edited(trace: Trace, added: Iterable[Added], keep: Callable[[Category], bool] = lambda _: True) -> Trace:
+def edited(trace: Trace, added: Iterable[ExtraAllocation], keep: Callable[[Category], bool] = lambda _: True) -> Trace:
     """`trace` with the storages of some categories only, and with `added`.
 
     What is always held is there when loading ends, or from the start where nothing is loaded.
@@ -44,7 +44,7 @@ def edited(trace: Trace, added: Iterable[Added], keep: Callable[[Category], bool
     numbers: dict[int, int] = {}
     term_ids: dict[str, int] = {}
 
-    def make(each: Added) -> int:
+    def make(each: ExtraAllocation) -> int:
         if each.term not in term_ids:
             term_ids[each.term] = len(result.operations)
             result.operations.append(each.term)

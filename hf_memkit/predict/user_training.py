@@ -25,8 +25,8 @@ class OwnTraining:
 
     Attributes:
         factory: `"package.module:name"` of a class or function that makes the model without arguments.
-        module_file: file that holds the model without its values (`own_module.py`).
-        batch_file: file that holds a batch to train on, and one to evaluate with (`own_batch.py`).
+        module_file: file that holds the model without its values (`user_module.py`).
+        batch_file: file that holds a batch to train on, and one to evaluate with (`user_batch.py`).
         trainer_class: `"package.module:name"` of a subclass of Trainer.
         metrics: whether evaluations compute metrics of the predictions, which are kept for them.
         search_path: folders in which modules are found, as `sys.path`.

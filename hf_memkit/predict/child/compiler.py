@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from hf_memkit.predict.unmodelled import Unmodelled
+from hf_memkit.errors import Unmodelled
 
 __all__ = ["replace_compiler"]
 

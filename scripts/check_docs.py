@@ -1,10 +1,20 @@
-"""Writes docs/checks.md from the rules: `python -m hf_memkit.check.page > docs/checks.md`."""
+#!/usr/bin/env python3
+"""Writes docs/checks.md from the rules; with --check only compares.
+
+.venv/bin/python scripts/check_docs.py [--check]
+"""
 
 from __future__ import annotations
 
-from hf_memkit.check import RULES, Rule
+import sys
+from pathlib import Path
 
-__all__ = ["page"]
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from hf_memkit.check import RULES, Rule  # noqa: E402
+
+PAGE = ROOT / "docs" / "checks.md"
 
 _HEAD = r"""# What `memkit check` knows
 
@@ -44,7 +54,7 @@ The repository has that hook as `memkit-check` too (`repo: https://github.com/hf
 at JSON files named after DeepSpeed or ZeRO.
 
 Every rule's test first shows the real library refusing or ignoring what the rule is about. This page is written from
-the rules by `python -m hf_memkit.check.page`.
+the rules by `scripts/check_docs.py`.
 
 """
 
@@ -54,8 +64,8 @@ _GROUPS = {
     "keys": "Keys",
     "values": "Values",
     "trainer": "DeepSpeed config against Trainer's arguments",
-    "batch": "Batch sizes",
-    "optimizers": "Optimizers under DeepSpeed",
+    "batch": "Batch sizes and accumulation",
+    "optimizer_deepspeed": "Optimizers under DeepSpeed",
     "optimizer_choice": "Optimizers: what they cannot go with",
     "optimizer_options": "Optimizers: what they never see",
     "optimizer_states": "Optimizers: states and rounding",
@@ -68,8 +78,6 @@ _GROUPS = {
     "zenflow": "ZenFlow",
     "saving": "Saving and evaluating",
     "arguments": "Trainer's arguments",
-    "batch_size": "The global batch of Trainer",
-    "precision_choice": "Precision without DeepSpeed",
     "loading": "Loading weights and data",
     "allocator": "PyTorch's allocator",
     "checkpointing": "Activation checkpointing",
@@ -100,5 +108,14 @@ def _row(rule: Rule) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 
+def main(arguments: list[str]) -> int:
+    if "--check" not in arguments:
+        PAGE.write_text(page())
+    elif PAGE.read_text() != page():
+        print("docs/checks.md is not what the rules say: run scripts/check_docs.py")
+        return 1
+    return 0
+
+
 if __name__ == "__main__":
-    print(page(), end="")
+    sys.exit(main(sys.argv[1:]))

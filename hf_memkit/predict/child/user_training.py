@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from hf_memkit.errors import InputError
-from hf_memkit.predict.own_training import OwnTraining
+from hf_memkit.predict.user_training import OwnTraining
 
-__all__ = ["OwnObjects"]
+__all__ = ["UserObjects"]
 
 
-class OwnObjects:
+class UserObjects:
     """The user's objects. Make it outside the fake mode, and call its methods inside.
 
     Raises:

@@ -17,8 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._pytree import tree_any, tree_leaves, tree_map
 
+from hf_memkit.errors import Unmodelled
 from hf_memkit.predict.child.kernel_rules import KERNEL_RULES
-from hf_memkit.predict.unmodelled import Unmodelled
 
 __all__ = ["WITHOUT_FAKE", "KnownValues"]
 

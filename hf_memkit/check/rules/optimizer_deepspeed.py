@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hf_memkit.check.names import REMOVED_OPTIMIZERS
+from hf_memkit.check.deepspeed_by_hand import REMOVED_OPTIMIZERS
 from hf_memkit.check.rule import Found, rule
 from hf_memkit.check.rules.trainer import DEFAULTS
 from hf_memkit.check.subject import Subject

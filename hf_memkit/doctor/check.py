@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
-__all__ = ["STATUSES", "Line", "Status"]
+__all__ = ["STATUSES", "Check", "Status"]
 
 Status = Literal["ok", "warning", "missing"]
-"""`ok`: as it should be. `warning`: works, and costs something that the line names. `missing`: what it is for does not
+"""`ok`: as it should be. `warning`: works, and costs something that `found` names. `missing`: what it is for does not
 work."""
 
 STATUSES: Final[tuple[Status, ...]] = get_args(Status)
 
 
 @dataclass(frozen=True)
-class Line:
+class Check:
     """One thing that was looked at.
 
     Attributes:
