@@ -1,4 +1,4 @@
-"""What a live DeepSpeed engine holds, by the terms of the ledger: the other side of every formula.
+"""What a live DeepSpeed engine holds, by the terms of the ledger (`Term`): the other side of every formula.
 
 Only reads attributes of deepspeed 0.19.8's ZeRO optimizers.
 """
@@ -13,14 +13,15 @@ from torch import Tensor
 from torch.nn import Module
 
 from hf_memkit.terms import Place
+from hf_memkit.zero.terms import Term
 
 __all__ = ["held_bytes", "held_tensors", "swapped_bytes"]
 
-Held = dict[tuple[Place, str], Any]
+Held = dict[tuple[Place, Term], Any]
 """(place, term) → tensors, in any nesting of lists and dictionaries."""
 
 
-def held_bytes(engine: Any) -> dict[tuple[Place, str], int]:
+def held_bytes(engine: Any) -> dict[tuple[Place, Term], int]:
     """Bytes of this process by (place, term), as `zero_ledger` names them, at this moment.
 
     What the forward and backward pass hold only meanwhile (live parameters, single gradients) is not in it. On a CPU
@@ -33,20 +34,20 @@ def held_bytes(engine: Any) -> dict[tuple[Place, str], int]:
     return {term: size for term, size in sizes.items() if size}
 
 
-def held_tensors(zero: Any, module: Module) -> dict[tuple[Place, str], list[Tensor]]:
+def held_tensors(zero: Any, module: Module) -> dict[tuple[Place, Term], list[Tensor]]:
     """The tensors behind `held_bytes`, from DeepSpeed's optimizer and the model; empty for any other optimizer."""
     return {term: list(_flat(tensors)) for term, tensors in _held(zero, module).items()}
 
 
-def swapped_bytes(folder: Path, rank: int | None = None) -> dict[str, int]:
+def swapped_bytes(folder: Path, rank: int | None = None) -> dict[Term, int]:
     """Bytes of ZeRO-Infinity's files under `nvme_path`, by the ledger's terms: of one process, or of all."""
-    found = {"master weights and moments": 0, "gradients": 0, "weights": 0}
+    found = {Term.STATES: 0, Term.GRADIENTS: 0, Term.WEIGHTS: 0}
     for file in folder.glob(f"zero_stage_3/*/rank{'*' if rank is None else rank}/*.swp"):
         size = file.stat().st_size
         if file.parent.parent.name != "optimizer":
-            found["weights"] += size
+            found[Term.WEIGHTS] += size
         else:
-            found["gradients" if "_gradient_" in file.name else "master weights and moments"] += size
+            found[Term.GRADIENTS if "_gradient_" in file.name else Term.STATES] += size
     return found
 
 
@@ -87,33 +88,33 @@ def _moments(optimizer: Any) -> list[Tensor]:
 def _stages_1_2(zero: Any, parameters: list[Any]) -> Held:
     masters = zero.single_partition_of_fp32_groups
     held: Held = {
-        ("device", "weights, flat"): zero.bit16_groups_flat,
-        ("device", "frozen weights"): [parameter for parameter in parameters if not parameter.requires_grad],
-        ("device", "gradient buckets"): [bucket.buffer for bucket in zero.ipg_buckets.values()],
+        ("device", Term.FLAT_WEIGHTS): zero.bit16_groups_flat,
+        ("device", Term.FROZEN_WEIGHTS): [parameter for parameter in parameters if not parameter.requires_grad],
+        ("device", Term.GRADIENT_BUCKETS): [bucket.buffer for bucket in zero.ipg_buckets.values()],
     }
     if not zero.cpu_offload:
         if zero.partition_gradients:
-            held["device", "gradient partition"] = [zero.averaged_gradients, zero.all_grad_tensors]
-        held["device", "master weights"] = masters
-        held["device", "moments"] = _moments(zero.optimizer)
+            held["device", Term.GRADIENT_PARTITION] = [zero.averaged_gradients, zero.all_grad_tensors]
+        held["device", Term.MASTER_WEIGHTS] = masters
+        held["device", Term.MOMENTS] = _moments(zero.optimizer)
         return held
     place: Place = "pinned" if zero.cpu_offload_pin_memory else "host"
     held |= {
-        ("device", "gradient on its way to the host"): zero.temp_grad_buffer_for_gpu_offload,
-        (place, "16-bit staging"): zero.param_buffer_of_bit16_for_cpu_offload_groups,
-        (place, "16-bit accumulators"): zero.accumulated_grads_in_cpu,
-        (place, "gradient from the card"): zero.temp_grad_buffer_for_cpu_offload,
+        ("device", Term.OUTGOING_GRADIENT): zero.temp_grad_buffer_for_gpu_offload,
+        (place, Term.STAGING): zero.param_buffer_of_bit16_for_cpu_offload_groups,
+        (place, Term.HOST_ACCUMULATORS): zero.accumulated_grads_in_cpu,
+        (place, Term.INCOMING_GRADIENT): zero.temp_grad_buffer_for_cpu_offload,
     }
     if hasattr(masters[0], "overlap_grad"):  # ZenFlow; its moments lie in another process
         return held | {
-            ("host", "fp32 master weights, shared"): masters,
-            ("host", "stale master weights, shared"): [getattr(master, "stale_param", ()) for master in masters],
-            ("host", "two fp32 gradient buffers, shared"): [master.overlap_grad for master in masters],
+            ("host", Term.SHARED_MASTER_WEIGHTS): masters,
+            ("host", Term.STALE_MASTER_WEIGHTS): [getattr(master, "stale_param", ()) for master in masters],
+            ("host", Term.SHARED_GRADIENTS): [master.overlap_grad for master in masters],
         }
     return held | {
-        (place, "fp32 master weights"): masters,
-        (place, "fp32 gradients"): [master.grad for master in masters if master.grad is not None],
-        ("host", "fp32 moments"): _moments(zero.optimizer),
+        (place, Term.FP32_MASTER_WEIGHTS): masters,
+        (place, Term.FP32_GRADIENTS): [master.grad for master in masters if master.grad is not None],
+        ("host", Term.FP32_MOMENTS): _moments(zero.optimizer),
     }
 
 
@@ -121,41 +122,41 @@ def _stage_3(zero: Any, parameters: list[Any]) -> Held:
     masters, moments = zero.fp32_partitioned_groups_flat, _moments(zero.optimizer)
     place: Place = "pinned" if zero.offload_optimizer_pin_memory else "host"
     held = _stage_3_weights(zero, parameters)
-    held["device", "gradient bucket"] = [bucket.buffer for bucket in zero.ipg_buckets.values()]
+    held["device", Term.GRADIENT_BUCKET] = [bucket.buffer for bucket in zero.ipg_buckets.values()]
     if not zero.offload_optimizer:
-        held["device", "flat gradient partition"] = zero.grad_partitions_flat_buffer
-        return held | {("device", "master weights"): masters, ("device", "moments"): moments}
-    held[place, "flat gradient partition"] = zero.grad_partitions_flat_buffer
+        held["device", Term.FLAT_GRADIENT_PARTITION] = zero.grad_partitions_flat_buffer
+        return held | {("device", Term.MASTER_WEIGHTS): masters, ("device", Term.MOMENTS): moments}
+    held[place, Term.FLAT_GRADIENT_PARTITION] = zero.grad_partitions_flat_buffer
     if zero.swap_optimizer:
         # Before the states: in a step those that are on disk lie in these buffers.
         swapper = zero.optimizer_swapper
-        held["pinned", "optimizer swap buffers"] = swapper.swap_buffer_manager.all_buffers
+        held["pinned", Term.OPTIMIZER_SWAP_BUFFERS] = swapper.swap_buffer_manager.all_buffers
         pieces = [info.unswapped_gradients for info in swapper.swap_params_info.values()]
-        held["host", "gradients too small to swap"] = pieces
+        held["host", Term.SMALL_GRADIENTS] = pieces
     return held | {
-        ("host", "fp32 master weights"): masters,
-        ("host", "fp32 moments"): moments,
-        (place, "fp32 gradients"): [master.grad for master in masters if master.grad is not None],
+        ("host", Term.FP32_MASTER_WEIGHTS): masters,
+        ("host", Term.FP32_MOMENTS): moments,
+        (place, Term.FP32_GRADIENTS): [master.grad for master in masters if master.grad is not None],
     }
 
 
 def _stage_3_weights(zero: Any, parameters: list[Any]) -> Held:
     frozen = [parameter.ds_tensor for parameter in parameters if not parameter.requires_grad]
     frozen_place: Place = "pinned" if zero.offload_param_pin_memory else "host"
-    held: Held = {("device" if not zero.offload_param else frozen_place, "frozen weight partition"): frozen}
+    held: Held = {("device" if not zero.offload_param else frozen_place, Term.FROZEN_WEIGHT_PARTITION): frozen}
     if not zero.offload_param:
-        return held | {("device", "weight partition"): zero.lp_param_buffer}
+        return held | {("device", Term.WEIGHT_PARTITION): zero.lp_param_buffer}
     # A buffer of one element stands for a group that is on disk.
     flat = [buffer for buffer in zero.param_groups_fp16_flat_cpu_memory if buffer.numel() > 1]
     if not zero.params_in_nvme_and_cpu:
-        return held | {("pinned", "weight partition"): flat}
+        return held | {("pinned", Term.WEIGHT_PARTITION): flat}
     swapper = parameters[0].nvme_swapper
     small_place: Place = "pinned" if zero.offload_param_pin_memory else "host"
     return held | {
-        ("pinned", "parameter swap buffers"): swapper.buffers,
-        ("pinned", "parameter write-back buffer"): swapper.partitioned_swap_buffer,
-        ("pinned", "weights kept in RAM"): flat,
-        (small_place, "weights too small to swap"): [
+        ("pinned", Term.PARAMETER_SWAP_BUFFERS): swapper.buffers,
+        ("pinned", Term.PARAMETER_WRITE_BACK_BUFFER): swapper.partitioned_swap_buffer,
+        ("pinned", Term.WEIGHTS_IN_RAM): flat,
+        (small_place, Term.SMALL_WEIGHTS): [
             parameter.ds_tensor for parameter in parameters if not swapper.swappable_tensor(param=parameter)
         ],
     }
