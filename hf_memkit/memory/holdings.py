@@ -18,7 +18,7 @@ from torch import nn
 from hf_memkit.memory.optimizer_state import innermost, optimizer_chain, optimizer_layers, states_of, tensors_in
 from hf_memkit.terms import Category
 from hf_memkit.units import GIB
-from hf_memkit.zero.held import held_tensors, swapped_bytes
+from hf_memkit.zero.engine_tensors import engine_tensors, swapped_bytes
 
 __all__ = ["Holdings", "Inventory", "held_json", "walk", "walk_parameters"]
 
@@ -40,7 +40,7 @@ def walk(model: nn.Module, optimizer: Any = None, device: torch.device | None = 
     count = _Count(device)
     inner = innermost(optimizer)
     for layer in optimizer_layers(optimizer):
-        for (_, term), tensors in held_tensors(layer, model).items():
+        for (_, term), tensors in engine_tensors(layer, model).items():
             for tensor in tensors:
                 count.add(term.category, tensor)
     parameters = list(model.parameters())

@@ -7,7 +7,7 @@ from hf_memkit.models import ModelFacts
 from hf_memkit.terms import Place
 from hf_memkit.zero.settings import ZeroSettings
 from hf_memkit.zero.split import ROUNDING_SOURCE, Split, page_locked, split, sub_groups
-from hf_memkit.zero.stage_3_swap import is_swapped, swapped_parameter_rows, swapped_state_rows
+from hf_memkit.zero.stage_3_nvme import is_swapped, swapped_parameter_rows, swapped_state_rows
 from hf_memkit.zero.terms import Term
 
 __all__ = ["stage_3_rows"]
