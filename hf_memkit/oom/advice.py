@@ -12,8 +12,8 @@ from hf_memkit.oom.change import Change
 from hf_memkit.oom.job_view import Job
 from hf_memkit.oom.message import OomMessage
 from hf_memkit.oom.suggestions_batch import LIGER_MODEL_TYPES, smaller_batch
-from hf_memkit.oom.suggestions_states import paged_form
 from hf_memkit.oom.traceback import Feature, Traced
+from hf_memkit.optimizers import find_optimizer, paged_form
 
 __all__ = ["grows_with_the_batch", "job_of", "without_records"]
 
@@ -116,7 +116,7 @@ def _in_use(trace: Traced, job: Job | None) -> frozenset[Feature]:
         ("DeepSpeed", job.deepspeed),
         ("FSDP", job.fsdp),
         ("fused optimizer", optim == "adamw_torch_fused"),
-        ("paged optimizer", optim.startswith("paged_")),
+        ("paged optimizer", bool(find_optimizer(optim).unpaged)),
         ("SDPA", job.argument("attn_implementation") == "sdpa"),
         ("flash attention", "flash" in str(job.argument("attn_implementation"))),
         ("ZeRO-3", zero.get("stage") == 3),
@@ -243,7 +243,7 @@ def _eight_bit(known: _Known) -> Change | None:
     if known.device_type not in (None, "cuda", "rocm") or known.uses("DeepSpeed", "FSDP", "paged optimizer"):
         return None
     optim = known.job.optim if known.job is not None else ""
-    small = "8bit" in optim or known.trace.library == "bitsandbytes"
+    small = find_optimizer(optim).bits == 8 or known.trace.library == "bitsandbytes"
     if small or known.trace.library == "torchao":
         return Change(
             "arguments.optim", paged_form(optim),

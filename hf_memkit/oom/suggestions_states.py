@@ -7,6 +7,7 @@ from typing import Final
 
 from hf_memkit.oom.change import Change, Proposal
 from hf_memkit.oom.job_view import Job
+from hf_memkit.optimizers import OPTIMIZERS, find_optimizer, paged_form
 from hf_memkit.units import GIB
 
 __all__ = [
@@ -17,18 +18,13 @@ __all__ = [
     "fused_optimizer",
     "offload",
     "paged",
-    "paged_form",
     "sharding",
 ]
 
 _ON_THE_CARD: Final = ("load", "data", "forward", "backward", "optimizer")
 
-_ADAMW_32: Final = ("adamw_torch", "adamw_torch_fused", "adamw_anyprecision")
-_FP32_STATES_BYTES: Final = 8
-"""AdamW's two fp32 moments, a parameter."""
-
-_EIGHT_BIT_BYTES: Final = 2 * (1 + 4 / 256)
-"""Two 8-bit moments, and a 4-byte scale for each block of 256 of either (bitsandbytes: optim/optimizer.py)."""
+_FP32_STATES_BYTES: Final = OPTIMIZERS["adamw_torch"].states.bytes_a_parameter
+_EIGHT_BIT_BYTES: Final = OPTIMIZERS["adamw_bnb_8bit"].states.bytes_a_parameter
 
 _OFFLOADED_BYTES: Final = 20
 """What ZeRO-Offload holds in RAM a parameter, at most: fp32 master weight, gradient and two moments, the 16-bit copy
@@ -85,7 +81,8 @@ def paged(job: Job) -> Iterator[Proposal]:
     held = job.gib("optimizer")
     if not held or job.phase not in _ON_THE_CARD or not job.on_cuda or job.deepspeed or job.fsdp:
         return
-    if job.optim not in ("adamw_bnb_8bit", "adamw_8bit"):
+    row = find_optimizer(job.optim)
+    if row.unpaged or (row.algorithm, row.packages, row.bits) != ("AdamW", ("bitsandbytes",), 8):
         return
     yield Proposal(
         Change(
@@ -95,12 +92,6 @@ def paged(job: Job) -> Iterator[Proposal]:
         ),
         held,
     )  # fmt: skip
-
-
-def paged_form(optim: str) -> str:
-    """transformers' name of the paged optimizer that takes the place of `optim` (training_args.py, OptimizerNames)."""
-    kind = next((kind for kind in ("lion", "ademamix") if kind in optim), "adamw")
-    return f"paged_{kind}_{'32bit' if optim.endswith('32bit') else '8bit'}"
 
 
 def fused_optimizer(job: Job) -> Iterator[Proposal]:
@@ -230,7 +221,9 @@ def _model_states(job: Job) -> float | None:
 
 
 def _plain_adamw(job: Job) -> bool:
-    return job.optim in _ADAMW_32 and not job.deepspeed and not job.fsdp
+    row = find_optimizer(job.optim)
+    plain = row.algorithm == "AdamW" and row.bits == 32 and not row.unpaged
+    return plain and not job.deepspeed and not job.fsdp
 
 
 def _eight_bit_saving(job: Job, held: float) -> tuple[float | None, str | None]:

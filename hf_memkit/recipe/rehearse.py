@@ -7,7 +7,6 @@ a CPU cannot run is taken out and listed with its reason; nothing is left out si
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ from hf_memkit.adapter_layers import adapter_tensors
 from hf_memkit.hardware import SLOW_BF16, bf16_slowdown
 from hf_memkit.ledger import Ledger
 from hf_memkit.models import ModelFacts, describe
+from hf_memkit.on_cpu import unpin_optimizer, without_gpu
 from hf_memkit.recipe.schema import Recipe
 from hf_memkit.recipe.schema import Rehearsal as RehearsalSpec
 from hf_memkit.recipe.tasks import find_task
@@ -49,11 +49,9 @@ def rehearse(recipe: Recipe, target: TrainingSetup, *, gpus: int | None = None) 
     rehearsed = _several_chunks(rehearsed)
     rehearsed = _cpu_precision(rehearsed)
     rehearsed = _bf16_products(rehearsed)
-    rehearsed = _no_cuda_allocator(rehearsed)
-    rehearsed = _eager_optimizer(rehearsed)
-    for key, instead in _CUDA_ONLY.items():
-        rehearsed = instead(rehearsed) if key in rehearsed.setup else rehearsed
-    rehearsed = replace(rehearsed, setup=find_task(recipe.task).settled(rehearsed.setup))
+    setup, left_out = without_gpu(rehearsed.setup, rehearsal=True)
+    setup = find_task(recipe.task).settled(setup)
+    rehearsed = Rehearsed(setup, (*rehearsed.not_rehearsed, *left_out))
     if gpus != job.gpus:
         reason = f"{gpus * job.nodes} processes stand for them"
         each = Setting("environment.WORLD_SIZE", job.processes, reason)
@@ -209,96 +207,6 @@ def _bf16_products(rehearsed: Rehearsed) -> Rehearsed:
     return _put(rehearsed, "trainer_parts", {"fp32_products": ({}, reason)})
 
 
-def _no_cuda_allocator(rehearsed: Rehearsed) -> Rehearsed:
-    key = "environment.PYTORCH_ALLOC_CONF"
-    if key not in rehearsed.setup:
-        return rehearsed
-    rehearsed = _leave_out(rehearsed, key, "a setting of the CUDA allocator")
-    return replace(rehearsed, setup=rehearsed.setup.drop(key))
-
-
-def _eager_optimizer(rehearsed: Rehearsed) -> Rehearsed:
-    if not str(rehearsed.setup.get("optimizer.class", "")).endswith((":AdamW8bit", ":AdamW4bit")):
-        return rehearsed
-    reason = "the step runs as written: compiling it for a CPU takes longer than the rehearsal"
-    rehearsed = _put(rehearsed, "optimizer", {"compiled": (True, "one fused kernel a parameter")})
-    rehearsed = _leave_out(rehearsed, "optimizer.compiled", reason)
-    return _put(rehearsed, "optimizer", {"compiled": (False, reason)})
-
-
-def _host_memory_not_pinned(rehearsed: Rehearsed) -> Rehearsed:
-    """Trainer offloads checkpointed activations to page-locked memory only: a part that keeps them in plain memory
-    stands in (transformers 5.23.0: `save_on_cpu(pin_memory=True)`)."""
-    key = "arguments.activation_checkpointing_kwargs"
-    options = rehearsed.setup[key]
-    if not options.pop("offload", False):
-        return rehearsed
-    reason = "page-locked memory needs a CUDA driver; the activations go to plain memory"
-    rehearsed = _leave_out(rehearsed, key, reason)
-    rehearsed = _put(rehearsed, "arguments", {"activation_checkpointing": (False, reason)})
-    rehearsed = replace(rehearsed, setup=rehearsed.setup.drop(key))  # options of what is switched off
-    return _put(rehearsed, "model_parts", {"checkpoint_offload": ({"pin_memory": False}, reason)})
-
-
-def _no_paging(rehearsed: Rehearsed) -> Rehearsed:
-    """A paged optimizer's states lie in CUDA's unified memory; the same optimizer without paging stands in."""
-    optimizer = str(rehearsed.setup["arguments.optim"])
-    if not optimizer.startswith("paged_"):
-        return rehearsed
-    reason = "paged states lie in CUDA's unified memory; the same optimizer runs without paging"
-    rehearsed = _leave_out(rehearsed, "arguments.optim", reason)
-    plain = optimizer.removeprefix("paged_")
-    return _put(rehearsed, "arguments", {"optim": (_NOT_PAGED.get(plain, plain), reason)})
-
-
-_NOT_PAGED: Final = {"adamw_8bit": "adamw_bnb_8bit", "adamw_32bit": "adamw_torch", "ademamix_32bit": "ademamix"}
-"""Where taking `paged_` off leaves no name of Trainer's."""
-
-
-def _not_offloaded(rehearsed: Rehearsed) -> Rehearsed:
-    """torchao's offloaded AdamW needs a card to offload from; AdamW itself stands in, and Trainer clips."""
-    key = "trainer_parts.cpu_offload_optimizer"
-    reason = "there is no card to offload from: AdamW itself steps, and Trainer clips"
-    norm = rehearsed.setup[key].get("max_grad_norm", 1.0)
-    rehearsed = _leave_out(rehearsed, key, reason)
-    rehearsed = replace(rehearsed, setup=rehearsed.setup.drop(key))
-    return _put(rehearsed, "arguments", {"max_grad_norm": (norm, reason)})
-
-
-def _without(key: str, reason: str) -> Callable[[Rehearsed], Rehearsed]:
-    def leave_out(rehearsed: Rehearsed) -> Rehearsed:
-        rehearsed = _leave_out(rehearsed, key, reason)
-        return replace(rehearsed, setup=rehearsed.setup.drop(key))
-
-    return leave_out
-
-
-def _no_flash(rehearsed: Rehearsed) -> Rehearsed:
-    """SDPA and eager attention run on a CPU too; flash and flex kernels do not."""
-    key = "model.attn_implementation"
-    if rehearsed.setup[key] in ("sdpa", "eager"):
-        return rehearsed
-    return _without(key, "its kernels are for CUDA")(rehearsed)
-
-
-_CUDA_ONLY: Final[dict[str, Callable[[Rehearsed], Rehearsed]]] = {
-    "arguments.activation_checkpointing_kwargs": _host_memory_not_pinned,
-    "arguments.optim": _no_paging,
-    "arguments.tf32": _without("arguments.tf32", "TrainingArguments refuses it without an Ampere card"),
-    "arguments.torch_compile": _without(
-        "arguments.torch_compile", "compiling for a CPU takes longer than a rehearsal"
-    ),
-    "arguments.torch_compile_backend": _without("arguments.torch_compile_backend", "nothing is compiled here"),
-    "arguments.torch_compile_mode": _without("arguments.torch_compile_mode", "nothing is compiled here"),
-    "trainer_parts.recompilation_guard": _without("trainer_parts.recompilation_guard", "nothing is compiled here"),
-    "arguments.use_liger_kernel": _without("arguments.use_liger_kernel", "Liger's kernels are for CUDA"),
-    "model.attn_implementation": _no_flash,
-    "model.device_map": _without("model.device_map", "there is no card to read the weights to"),
-    "trainer_parts.cpu_offload_optimizer": _not_offloaded,
-}
-"""Settings that a CPU cannot run, each with what makes the rehearsal do without."""
-
-
 def _cpu_deepspeed(rehearsed: Rehearsed) -> Rehearsed:
     """The same preset with buffers for a small model; only what a CPU cannot do is taken out."""
     if "deepspeed.config" not in rehearsed.setup:
@@ -319,9 +227,7 @@ def _cpu_deepspeed(rehearsed: Rehearsed) -> Rehearsed:
             zero[name] = 2_000_000
     if zero.get("offload_param", {}).get("device") == "nvme":
         zero["offload_param"]["buffer_size"] = 1_000_000
-    offloaded = zero.get("offload_optimizer", {})
-    if offloaded.get("pin_memory") and offloaded["device"] == "cpu":
-        offloaded["pin_memory"] = False
+    if unpin_optimizer(config):
         pinned = Setting("deepspeed.config", {"offload_optimizer": {"pin_memory": True}}, "needs a CUDA driver")
         rehearsed = replace(rehearsed, not_rehearsed=(*rehearsed.not_rehearsed, pinned))
     rehearsed = replace(rehearsed, setup=rehearsed.setup.drop("deepspeed.sizes"))

@@ -10,6 +10,7 @@ from hf_memkit.ledger import Row
 from hf_memkit.models import ModelFacts
 from hf_memkit.terms import Place
 from hf_memkit.zero.settings import ZeroSettings
+from hf_memkit.zero.terms import Term
 
 __all__ = ["SHARED_BYTES", "zenflow_rows"]
 
@@ -25,14 +26,15 @@ def zenflow_rows(settings: ZeroSettings, model: ModelFacts, share: int, *, gpus:
     place: Place = "pinned" if settings.optimizer.pin_memory else "host"
     selected = int(2 * 4 * settings.zenflow_share * model.parameters)
     return [
-        Row("device", "optimizer", "moments of the selected gradients", selected,
-            "deepspeed 0.19.8: ops/adam/zenflow_torch_adam.py: 8 bytes × topk_ratio"),
-        Row("host", "optimizer", "fp32 master weights, shared", gpus * 4 * share, f"{_SOURCE} 159"),
-        Row("host", "optimizer", "stale master weights, shared", gpus * 4 * share, f"{_SOURCE} 161"),
-        Row("host", "gradients", "two fp32 gradient buffers, shared", gpus * 8 * share, f"{_SOURCE} 163"),
-        Row("host", "optimizer", "fp32 moments, twice", gpus * 16 * share, f"{_SOURCE} 125: in the step's process"),
-        Row(place, "buffers", "16-bit staging", gpus * element * share,
-            "deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 567"),
-        Row(place, "buffers", "gradient from the card", gpus * element * largest,
-            "deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 653"),
-    ]  # fmt: skip
+        Term.SELECTED_MOMENTS.row(
+            "device", selected, "deepspeed 0.19.8: ops/adam/zenflow_torch_adam.py: 8 bytes × topk_ratio"
+        ),
+        Term.SHARED_MASTER_WEIGHTS.row("host", gpus * 4 * share, f"{_SOURCE} 159"),
+        Term.STALE_MASTER_WEIGHTS.row("host", gpus * 4 * share, f"{_SOURCE} 161"),
+        Term.SHARED_GRADIENTS.row("host", gpus * 8 * share, f"{_SOURCE} 163"),
+        Term.MOMENTS_TWICE.row("host", gpus * 16 * share, f"{_SOURCE} 125: in the step's process"),
+        Term.STAGING.row(place, gpus * element * share, "deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 567"),
+        Term.INCOMING_GRADIENT.row(
+            place, gpus * element * largest, "deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 653"
+        ),
+    ]

@@ -12,10 +12,11 @@ from hf_memkit.models import ModelFacts
 from hf_memkit.terms import Place
 from hf_memkit.zero.settings import ZeroSettings
 from hf_memkit.zero.split import Split, aligned, sub_groups
+from hf_memkit.zero.terms import Term
 
 __all__ = ["SWAP_BUFFERS", "is_swapped", "swapped_parameter_rows", "swapped_state_rows"]
 
-SWAP_BUFFERS: Final = ("optimizer swap buffers", "parameter swap buffers", "parameter write-back buffer")
+SWAP_BUFFERS: Final = (Term.OPTIMIZER_SWAP_BUFFERS, Term.PARAMETER_SWAP_BUFFERS, Term.PARAMETER_WRITE_BACK_BUFFER)
 """Terms of the page-locked buffers that DeepSpeed locks itself, with mlock (csrc/pin_memory/page_alloc.cpp)."""
 
 _SOURCE = "deepspeed 0.19.8: runtime/swap_tensor"
@@ -59,16 +60,24 @@ def swapped_parameter_rows(
     write_back = sum(_aligned(settings, model.groups[g][i], element) for g, i in largest)
     small_place: Place = "pinned" if offload.pin_memory else "host"
     return [
-        Row("pinned", "weights", "weights kept in RAM", gpus * element * kept,
-            "deepspeed 0.19.8: runtime/zero/stage3.py 899: max_in_cpu"),
-        Row(small_place, "weights", "weights too small to swap", gpus * small, f"{_SOURCE}/utils.py: below 1 MiB"),
-        Row("pinned", "buffers", "parameter swap buffers", gpus * buffers,
-            f"{_SOURCE}/partitioned_param_swapper.py 122: buffer_count × buffer_size"),
-        Row("pinned", "buffers", "parameter write-back buffer", gpus * write_back if kept < parts.share else 0,
-            f"{_SOURCE}/partitioned_param_swapper.py 393: the largest sub-group's whole parameters"),
-        Row("disk", "weights", "weights", gpus * on_disk,
-            f"{_SOURCE}/partitioned_param_swapper.py; tied ones twice, because they are split before they are tied"),
-    ]  # fmt: skip
+        Term.WEIGHTS_IN_RAM.row(
+            "pinned", gpus * element * kept, "deepspeed 0.19.8: runtime/zero/stage3.py 899: max_in_cpu"
+        ),
+        Term.SMALL_WEIGHTS.row(small_place, gpus * small, f"{_SOURCE}/utils.py: below 1 MiB"),
+        Term.PARAMETER_SWAP_BUFFERS.row(
+            "pinned", gpus * buffers, f"{_SOURCE}/partitioned_param_swapper.py 122: buffer_count × buffer_size"
+        ),
+        Term.PARAMETER_WRITE_BACK_BUFFER.row(
+            "pinned",
+            gpus * write_back if kept < parts.share else 0,
+            f"{_SOURCE}/partitioned_param_swapper.py 393: the largest sub-group's whole parameters",
+        ),
+        Term.WEIGHTS.row(
+            "disk",
+            gpus * on_disk,
+            f"{_SOURCE}/partitioned_param_swapper.py; tied ones twice, because they are split before they are tied",
+        ),
+    ]
 
 
 def swapped_state_rows(settings: ZeroSettings, parts: Split, *, gpus: int) -> list[Row]:
@@ -83,11 +92,12 @@ def swapped_state_rows(settings: ZeroSettings, parts: Split, *, gpus: int) -> li
     # Without a conversion they are parts of the flat gradient partition.
     copied = small if settings.accumulator_bytes != master else 0
     return [
-        Row("pinned", "buffers", "optimizer swap buffers", gpus * buffers,
-            f"{_SOURCE}/utils.py 192: buffer_count × the largest sub-group × {master} bytes"),
-        Row("host", "gradients", "gradients too small to swap", gpus * master * copied,
-            f"{_SOURCE}/optimizer_utils.py: below 1 MiB a parameter", "backward"),
-        Row("disk", "optimizer", "master weights and moments", gpus * states, f"{_SOURCE}/optimizer_utils.py"),
-        Row("disk", "gradients", "gradients", gpus * master * (sum(gradients) - small),
-            f"{_SOURCE}/optimizer_utils.py 104"),
-    ]  # fmt: skip
+        Term.OPTIMIZER_SWAP_BUFFERS.row(
+            "pinned", gpus * buffers, f"{_SOURCE}/utils.py 192: buffer_count × the largest sub-group × {master} bytes"
+        ),
+        Term.SMALL_GRADIENTS.row(
+            "host", gpus * master * copied, f"{_SOURCE}/optimizer_utils.py: below 1 MiB a parameter", "backward"
+        ),
+        Term.STATES.row("disk", gpus * states, f"{_SOURCE}/optimizer_utils.py"),
+        Term.GRADIENTS.row("disk", gpus * master * (sum(gradients) - small), f"{_SOURCE}/optimizer_utils.py 104"),
+    ]
