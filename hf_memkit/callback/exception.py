@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from hf_memkit.callback.advice import Advice, frames, out_of_memory, say_what_was_recorded
 from hf_memkit.memory.guard import Guard
@@ -16,6 +16,7 @@ from hf_memkit.memory.recorder import RunRecorder
 from hf_memkit.memory.records import read_records
 from hf_memkit.memory.snapshot import write_snapshot
 from hf_memkit.oom import OomMessage, for_job, judge, suggest
+from hf_memkit.record_types import ModulesRecord, RunRecord, Status
 from hf_memkit.terms import Phase
 from hf_memkit.units import GIB
 
@@ -60,7 +61,7 @@ def record_exception(
         advice = guard.call("advice", _advise, record, recorder, message)
         recorder.writer.write("oom", record)
     stopped = isinstance(error, KeyboardInterrupt | SystemExit) or (ctrl_c and found is None)
-    status = "interrupted" if stopped else "failed"
+    status: Status = "interrupted" if stopped else "failed"
     guard.call("end", recorder.end, status, error)
     return advice
 
@@ -106,7 +107,7 @@ def _advise(record: dict[str, Any], recorder: RunRecorder, message: OomMessage |
     """The advice; `record` gets its `cause` and `changes`."""
     path = recorder.writer.path
     kinds = {known["kind"]: known for known in (read_records(path) if path.exists() else ()) if "kind" in known}
-    run = kinds.get("run", {})
+    run, modules = cast(RunRecord, kinds.get("run", {})), cast(ModulesRecord | None, kinds.get("modules"))
     settings = run.get("hardware", {}).get("allocator_settings")
     samples = record.get("samples")
     judged = (
@@ -115,6 +116,6 @@ def _advise(record: dict[str, Any], recorder: RunRecorder, message: OomMessage |
     verdict = for_job(judged, run, record["phase"]) if judged is not None else None
     if verdict is not None:
         record["cause"] = verdict.cause
-    changes = suggest(run, record, modules=kinds.get("modules"))
+    changes = suggest(run, record, modules=modules)
     record["changes"] = [change.to_json() for change in changes]
     return say_what_was_recorded(record, run, verdict, changes, path)

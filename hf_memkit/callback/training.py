@@ -25,6 +25,7 @@ from hf_memkit.memory.guard import Guard
 from hf_memkit.memory.readers import MemoryReader
 from hf_memkit.memory.recorder import RunRecorder
 from hf_memkit.memory.snapshot import record_history, stop_history
+from hf_memkit.record_types import Status
 from hf_memkit.report import load_run
 
 __all__ = ["Options", "Training"]
@@ -131,7 +132,7 @@ class Training:
         if self.recorder.superseded:
             self.recorder.writer.write("end", {"status": "interrupted", "error": _NOT_RECORDED})
         else:
-            status = "interrupted" if self.interrupted else "finished"
+            status: Status = "interrupted" if self.interrupted else "finished"
             self._guard.call("end", self.recorder.end, status)
         self._end(show=not self.recorder.superseded)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
+
+from hf_memkit.record_types import ProposedChange
 
 __all__ = ["Change", "Proposal"]
 
@@ -31,8 +33,8 @@ class Change:
     basis: str | None = None
     current: Any = None
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    def to_json(self) -> ProposedChange:
+        return cast(ProposedChange, asdict(self))
 
 
 @dataclass(frozen=True, slots=True)

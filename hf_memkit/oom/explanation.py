@@ -16,6 +16,7 @@ from hf_memkit.oom.sizes import show
 from hf_memkit.oom.suggestions import suggest
 from hf_memkit.oom.verdict import Verdict, for_job, judge
 from hf_memkit.oom.without_figures import Cause
+from hf_memkit.record_types import ModulesRecord, OomRecord, RunRecord, StepRecord
 from hf_memkit.units import GIB
 
 __all__ = ["Explanation", "explain_killed", "explain_oom", "explain_records", "from_record"]
@@ -182,9 +183,7 @@ def explain_oom(text: str | TextIO, arguments: Mapping[str, Any] | None = None) 
     return Explanation(chosen, verdict, others, changes, fitted=job is not None)
 
 
-def explain_records(
-    run: Mapping[str, Any], oom: Mapping[str, Any], *, modules: Mapping[str, Any] | None = None
-) -> Explanation:
+def explain_records(run: RunRecord, oom: OomRecord, *, modules: ModulesRecord | None = None) -> Explanation:
     """Explains an `oom` record with the `run` record of its training: the changes are for that job, with its figures.
 
     Args:
@@ -207,7 +206,7 @@ def explain_records(
     return Explanation(Found(message, 1, None), verdict, (), tuple(changes), _job(run, oom))
 
 
-def explain_killed(run: Mapping[str, Any], last: Mapping[str, Any], why: str, *, in_ram: bool) -> Explanation:
+def explain_killed(run: RunRecord, last: StepRecord, why: str, *, in_ram: bool) -> Explanation:
     """Explains a training that was killed: no error was raised, and the records end.
 
     Args:
@@ -223,7 +222,7 @@ def explain_killed(run: Mapping[str, Any], last: Mapping[str, Any], why: str, *,
     return Explanation(Found(message, 1), verdict, (), tuple(changes), _job(run, last))
 
 
-def from_record(oom: Mapping[str, Any]) -> OomMessage:
+def from_record(oom: OomRecord) -> OomMessage:
     """The message of an `oom` record: from the error's text, or from the record's counters where that has none."""
     parsed = parse_message(str(oom.get("error") or ""))
     if parsed is not None and (
@@ -241,13 +240,14 @@ def from_record(oom: Mapping[str, Any]) -> OomMessage:
     return replace(bare, **sizes)  # type: ignore[arg-type]  # every name is a size
 
 
-def _job(run: Mapping[str, Any], moment: Mapping[str, Any]) -> dict[str, Any]:
+def _job(run: RunRecord, moment: Mapping[str, Any]) -> dict[str, Any]:
     names = ("step", "phase", "micro_batch", "samples", "tokens", "longest_sequence")
     job = {name: moment[name] for name in names if moment.get(name) is not None}
-    return job | {name: run[name] for name in ("rank", "prediction") if run.get(name) is not None}
+    of_run: Mapping[str, Any] = run
+    return job | {name: of_run[name] for name in ("rank", "prediction") if of_run.get(name) is not None}
 
 
-def _pid(run: Mapping[str, Any]) -> int | None:
+def _pid(run: RunRecord) -> int | None:
     pid = _mapping(run.get("host")).get("pid")
     return pid if isinstance(pid, int) else None
 

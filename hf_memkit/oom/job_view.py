@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hf_memkit.cards import CARDS
+from hf_memkit.record_types import ModulesRecord, RunRecord
 from hf_memkit.terms import CATEGORIES, PHASES
 from hf_memkit.units import GIB
 
@@ -27,11 +28,13 @@ _OLD_SERIES: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the rules of `hf_memkit.oom.suggestions` ask. All sizes in GiB."""
+    """What the rules of `hf_memkit.oom.suggestions` ask. All sizes in GiB.
 
-    run: Mapping[str, Any]
+    `moment` is an `OomRecord` or a `StepRecord`."""
+
+    run: RunRecord
     moment: Mapping[str, Any]
-    modules: Mapping[str, Any] | None = None
+    modules: ModulesRecord | None = None
 
     @property
     def arguments(self) -> Mapping[str, Any]:

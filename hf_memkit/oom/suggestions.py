@@ -14,6 +14,7 @@ from hf_memkit.oom import suggestions_other as of_other
 from hf_memkit.oom import suggestions_states as of_states
 from hf_memkit.oom.change import Change, Proposal
 from hf_memkit.oom.job_view import Job
+from hf_memkit.record_types import ModulesRecord, RunRecord
 
 __all__ = ["suggest"]
 
@@ -49,10 +50,10 @@ _NOTICED: Final = 0.002
 
 
 def suggest(
-    run: Mapping[str, Any],
+    run: RunRecord,
     moment: Mapping[str, Any],
     *,
-    modules: Mapping[str, Any] | None = None,
+    modules: ModulesRecord | None = None,
     limit: int = 3,
 ) -> list[Change]:
     """The changes that would save most for this job, most first; those that change what is trained come last.
@@ -61,7 +62,7 @@ def suggest(
 
     Args:
         run: the `run` record.
-        moment: the `oom` record, or the `step` record of the highest peak.
+        moment: an `OomRecord`, or the `StepRecord` of the highest peak, of which the cause may be told (`cause`).
         modules: the `modules` record, from which the saving of an 8-bit optimizer follows.
         limit: how many at most.
     """

@@ -19,6 +19,7 @@ from hf_memkit.oom.message import OomMessage
 from hf_memkit.oom.sizes import show
 from hf_memkit.oom.suggestions_batch import smaller_batch
 from hf_memkit.oom.without_figures import Cause
+from hf_memkit.record_types import RunRecord
 from hf_memkit.units import GIB
 
 __all__ = ["Cause", "Verdict", "for_job", "judge"]
@@ -110,7 +111,7 @@ def _no_batch(message: OomMessage, samples: int | None, grows: bool) -> str:
     )
 
 
-def for_job(verdict: Verdict, run: Mapping[str, Any], phase: object = None) -> Verdict:
+def for_job(verdict: Verdict, run: RunRecord, phase: object = None) -> Verdict:
     """The same with its own numbers, and without settings that cannot help this job: fewer of the workers that it does
     not have, less of an offload that it does not do, another evaluation where none ran.
 

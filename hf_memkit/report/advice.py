@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from hf_memkit.oom import suggest
+from hf_memkit.record_types import ProposedChange, StepRecord
 from hf_memkit.report.diagnosis import diagnose
 from hf_memkit.report.finding import Finding
 from hf_memkit.report.load import RankRun, Run
+from hf_memkit.report.sanitize import number, text
 from hf_memkit.report.summary import Summary
-from hf_memkit.report.untrusted import number, text
 
 __all__ = ["Advice", "advise", "change_sentence", "finding_sentence"]
 
@@ -28,7 +29,7 @@ class Advice:
     """
 
     findings: tuple[tuple[int, Finding], ...]
-    changes: tuple[dict[str, Any], ...]
+    changes: tuple[ProposedChange, ...]
 
     def to_json(self) -> dict[str, Any]:
         findings = [{"rank": rank, **finding.to_json()} for rank, finding in self.findings]
@@ -53,7 +54,7 @@ def finding_sentence(run: Run, rank: int, finding: Finding) -> str:
     return f"{finding.kind.capitalize()} since step {finding.first_step}{where}: {why}. {fix[:1].upper()}{fix[1:]}."
 
 
-def change_sentence(change: Mapping[str, Any]) -> str:
+def change_sentence(change: ProposedChange) -> str:
     """`key = value: reason. Saves 1.2 GiB (basis). Costs: cost.` A key of TrainingArguments goes by its name alone."""
     value = change.get("value")
     shown = "" if value is None else f" = {text(value, 80)}"
@@ -68,7 +69,7 @@ def change_sentence(change: Mapping[str, Any]) -> str:
     return " ".join(parts)
 
 
-def _changes(run: Run, summary: Summary) -> tuple[dict[str, Any], ...]:
+def _changes(run: Run, summary: Summary) -> tuple[ProposedChange, ...]:
     for rank in run.ranks:
         if rank.ooms and (rank.ending.kind == "out of memory" or rank.last is rank.ooms[-1]):
             recorded = tuple(rank.ooms[-1].get("changes", ()))
@@ -80,11 +81,11 @@ def _changes(run: Run, summary: Summary) -> tuple[dict[str, Any], ...]:
     return ()
 
 
-def _highest_step(rank: RankRun) -> dict[str, Any]:
+def _highest_step(rank: RankRun) -> StepRecord:
     """The step with the highest peak, of those that were looked at closely if there are any."""
     looked = [step for step in rank.steps if step.get("categories")]
-    return max(looked or rank.steps, key=lambda step: number(step, "peak_allocated_gib") or 0.0, default={})
+    return max(looked or rank.steps, key=lambda step: number(step, "peak_allocated_gib") or 0.0, default=StepRecord())
 
 
-def _suggested(rank: RankRun, moment: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+def _suggested(rank: RankRun, moment: Mapping[str, Any]) -> tuple[ProposedChange, ...]:
     return tuple(change.to_json() for change in suggest(rank.run, moment, modules={"rows": list(rank.modules)}))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hf_memkit.report.untrusted import number, text, whole
+from hf_memkit.report.sanitize import number, text, whole
 from hf_memkit.report.wording import size as show_size
 from hf_memkit.units import GIB
 

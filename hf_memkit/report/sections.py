@@ -10,10 +10,10 @@ from hf_memkit.report.advice import Advice, finding_sentence
 from hf_memkit.report.html import Html, el, figure_table, join
 from hf_memkit.report.load import Run
 from hf_memkit.report.reconcile import furthest_off
+from hf_memkit.report.sanitize import number, text, whole
 from hf_memkit.report.sections_facts import facts, glossary, modules, out_of_memory
 from hf_memkit.report.summary import Summary, summarise_ranks
 from hf_memkit.report.thin import extremes
-from hf_memkit.report.untrusted import number, text, whole
 
 __all__ = ["sections"]
 

@@ -14,8 +14,8 @@ from hf_memkit.report.advice import Advice, advise, change_sentence, finding_sen
 from hf_memkit.report.modules import places, shown_rows
 from hf_memkit.report.palette import CATEGORY_COLOURS, PHASE_COLOURS
 from hf_memkit.report.reconcile import furthest_off
+from hf_memkit.report.sanitize import text
 from hf_memkit.report.summary import Summary, summarise, summarise_ranks
-from hf_memkit.report.untrusted import text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

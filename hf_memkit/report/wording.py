@@ -6,8 +6,8 @@ import shlex
 from typing import Final
 
 from hf_memkit.report.load import Run
+from hf_memkit.report.sanitize import number, text, whole
 from hf_memkit.report.summary import Summary
-from hf_memkit.report.untrusted import number, text, whole
 from hf_memkit.terms import at
 
 __all__ = ["course", "host", "nothing_to_do", "out_of_memory", "reserved", "size", "title", "unknowable", "verdict"]
