@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any, Final, cast
 
-from hf_memkit.callback.advice import Advice, frames, out_of_memory, say_what_was_recorded
+from hf_memkit.callback.oom_note import OomNote, frames, out_of_memory, say_what_was_recorded
 from hf_memkit.memory.guard import Guard
 from hf_memkit.memory.recorder import RunRecorder
 from hf_memkit.memory.records import read_records
@@ -35,7 +35,7 @@ _PHASE_OF_METHOD: Final[dict[str, Phase]] = {
 
 def record_exception(
     error: BaseException, recorder: RunRecorder, guard: Guard, *, global_step: int, snapshot: bool, ctrl_c: bool
-) -> Advice | None:
+) -> OomNote | None:
     """Writes the `end` record, and before it an `oom` record if memory had run out; then there is advice to return.
 
     Args:
@@ -103,7 +103,7 @@ def _snapshot(records: Path) -> dict[str, str]:
     return {"snapshot": path.name}
 
 
-def _advise(record: dict[str, Any], recorder: RunRecorder, message: OomMessage | None) -> Advice:
+def _advise(record: dict[str, Any], recorder: RunRecorder, message: OomMessage | None) -> OomNote:
     """The advice; `record` gets its `cause` and `changes`."""
     path = recorder.writer.path
     kinds = {known["kind"]: known for known in (read_records(path) if path.exists() else ()) if "kind" in known}

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import torch
 
-from hf_memkit.callback.advice import Advice, add_note
 from hf_memkit.callback.closing import print_summary, write_page_beside
 from hf_memkit.callback.dashboard import Log, add_to_log, over_ranks
 from hf_memkit.callback.exception import record_exception
+from hf_memkit.callback.oom_note import OomNote, add_note
 from hf_memkit.callback.oom_watch import ExceptionWatch
 from hf_memkit.callback.ranks import RankNumbers, join_ranks
 from hf_memkit.callback.unfinished import expect_end, settle
@@ -65,7 +65,7 @@ class Training:
         self.recorder = RunRecorder(
             folder, args, guard, phases=options.phases, log_everything=options.log == "all", readers=options.readers
         )
-        self.advice: Advice | None = None
+        self.advice: OomNote | None = None
         self.interrupted = False
         self.ended = False
         self._options = options

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, TextIO
 
 from hf_memkit.oom.advice import grows_with_the_batch, job_of, without_records
-from hf_memkit.oom.allocator import assignment
 from hf_memkit.oom.change import Change
-from hf_memkit.oom.message import OomMessage, printable
+from hf_memkit.oom.message import OomMessage, paragraph, printable
 from hf_memkit.oom.messages import Found, find_messages, most_telling, parse_message
 from hf_memkit.oom.sizes import show
 from hf_memkit.oom.suggestions import suggest
@@ -76,20 +74,20 @@ class Explanation:
         if self.found is None or self.verdict is None:
             return "No out-of-memory message was found. Give the whole log, or the error's own text with its figures."
         out = [*self._what_happened(width), ""]
-        out += [f"Cause: {self.verdict.cause}", *_wrapped(self.verdict.why, width)]
+        out += [f"Cause: {self.verdict.cause}", *paragraph(self.verdict.why, width)]
         verdict = self.verdict
-        for settings, title in ((verdict.settings, "What helps against it"), (verdict.no_help, "What will not help")):
-            if settings:
+        for remedies, title in ((verdict.settings, "What helps against it"), (verdict.no_help, "What will not help")):
+            if remedies:
                 out += ["", title]
-            for setting in settings:
-                out += _item(setting.assignment, setting.reason, width)
+            for remedy in remedies:
+                out += remedy.lines(width)
         if self.changes:
             known = self.job is not None or self.fitted or self.found.trace.place is not None
             out += ["", "What to change" + ("" if known else ", in general")]
             for number, change in enumerate(self.changes, 1):
-                out += _change(number, change, width)
+                out += change.lines(number, width)
         if self.job is None and self.changes:
-            out += ["", *_wrapped(_WITH_CALLBACK + ("" if self.fitted else _WITH_ARGUMENTS), width, "")]
+            out += ["", *paragraph(_WITH_CALLBACK + ("" if self.fitted else _WITH_ARGUMENTS), width, "")]
         return "\n".join([*out, *self._further(width)])
 
     def headline(self) -> str:
@@ -101,13 +99,13 @@ class Explanation:
     def _what_happened(self, width: int) -> list[str]:
         assert self.found is not None
         message = self.found.message
-        out = ["What happened", *_wrapped(f"{_sentence(message)}{self._where()}.", width)]
+        out = ["What happened", *paragraph(f"{_sentence(message)}{self._where()}.", width)]
         seen = self.found.trace
         if seen.place is not None:
             whose = f" ({seen.library})" if seen.library is not None else ""
-            out += _wrapped(f"It was making: {seen.place}{whose}, in {seen.frame}.", width)
+            out += paragraph(f"It was making: {seen.place}{whose}, in {seen.frame}.", width)
         if seen.in_use:
-            out += _wrapped(f"The traceback shows in use: {', '.join(sorted(seen.in_use))}.", width)
+            out += paragraph(f"The traceback shows in use: {', '.join(sorted(seen.in_use))}.", width)
         rows = [(label, getattr(message, name)) for label, name in _ROWS]
         known = [(label, show(size)) for label, size in rows if size is not None]
         if known:
@@ -265,27 +263,6 @@ def _sentence(message: OomMessage) -> str:
         what = f"on card {message.device}"
     size = show(message.requested_bytes) if message.requested_bytes is not None else "memory"
     return f"{message.library} could not allocate {size} {what}"
-
-
-def _change(number: int, change: Change, width: int) -> list[str]:
-    saves = f"   saves {change.saves_gib:.2f} GiB" if change.saves_gib is not None else ""
-    out = [f"  {number}. {printable(assignment(change.key, change.value, change.current), 200)}{saves}"]
-    out += _wrapped(f"{change.reason}.", width, "     ")
-    out += _wrapped(f"Costs: {change.cost}.", width, "     ")
-    if change.basis is not None:
-        out += _wrapped(f"Reckoned from: {change.basis}.", width, "     ")
-    return out
-
-
-def _item(head: str, reason: str, width: int) -> list[str]:
-    return [f"  {head}", *_wrapped(f"{reason}.", width, "    ")]
-
-
-def _wrapped(text: str, width: int, indent: str = "  ") -> list[str]:
-    cleaned = printable(text, 2_000)
-    if not cleaned[1:2].isupper():  # vLLM keeps its name
-        cleaned = cleaned[:1].upper() + cleaned[1:]
-    return textwrap.wrap(cleaned, max(40, width), initial_indent=indent, subsequent_indent=indent)
 
 
 def _bytes(gib: Any) -> int | None:

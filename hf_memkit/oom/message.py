@@ -1,12 +1,13 @@
-"""What an out-of-memory message says, as numbers."""
+"""What an out-of-memory message says, as numbers; and text of unknown origin, made safe to show."""
 
 from __future__ import annotations
 
+import textwrap
 import unicodedata
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-__all__ = ["Memory", "OomMessage", "Process", "printable"]
+__all__ = ["Memory", "OomMessage", "Process", "paragraph", "printable"]
 
 Memory = Literal["device", "host", "shared memory", "kernel"]
 """Which memory ran out: the device's, the machine's RAM, /dev/shm, or what one GPU kernel may use on the chip."""
@@ -95,3 +96,11 @@ def printable(text: str, limit: int = 600) -> str:
     )
     joined = " ".join(cleaned.split())
     return joined if len(joined) <= limit else joined[: limit - 1] + "…"
+
+
+def paragraph(text: str, width: int, indent: str = "  ") -> list[str]:
+    """`text` as a sentence, in lines of at most `width` characters, safe for a terminal."""
+    cleaned = printable(text, 2_000)
+    if not cleaned[1:2].isupper():  # vLLM keeps its name
+        cleaned = cleaned[:1].upper() + cleaned[1:]
+    return textwrap.wrap(cleaned, max(40, width), initial_indent=indent, subsequent_indent=indent)

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from hf_memkit.oom import without_figures
-from hf_memkit.oom.allocator import Setting, for_fragmentation, for_size
+from hf_memkit.oom.allocator import for_fragmentation, for_size
 from hf_memkit.oom.card import OWN_CONTEXT, Card, card_of, other_processes
+from hf_memkit.oom.change import Remedy
 from hf_memkit.oom.job_view import Job
 from hf_memkit.oom.message import OomMessage
 from hf_memkit.oom.sizes import show
@@ -45,8 +46,8 @@ class Verdict:
 
     cause: Cause
     why: str
-    settings: tuple[Setting, ...] = ()
-    no_help: tuple[Setting, ...] = ()
+    settings: tuple[Remedy, ...] = ()
+    no_help: tuple[Remedy, ...] = ()
     figures: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -182,7 +183,7 @@ def _cap(message: OomMessage, card: Card, allocator_settings: str | None) -> Ver
         f"The card has {show(free)} free, but this process may use {show(allowed)}: {show(reserved)} reserved + "
         f"{show(card.requested)} asked for is more."
     )
-    lift = Setting("torch.cuda.set_per_process_memory_fraction", "a larger fraction", True, "it is what set the limit")
+    lift = Remedy("torch.cuda.set_per_process_memory_fraction", "a larger fraction", True, "it is what set the limit")
     return _verdict("cap", why, message, card, (lift, *for_size(message, "the limit is not the card's")))
 
 
@@ -240,7 +241,7 @@ def _overhead(message: OomMessage, card: Card, allocator_settings: str | None) -
         "(0.5 to 2 GiB) and libraries that allocate by themselves, such as NCCL, bitsandbytes' paged states, vLLM or "
         "another framework."
     )
-    helps = Setting(
+    helps = Remedy(
         "environment.NCCL_BUFFSIZE", "1048576", True, "smaller buffers for each of NCCL's channels (4 MiB by default)"
     )
     return _verdict(
@@ -272,23 +273,23 @@ def _mps(message: OomMessage) -> Verdict:
         f"{show(requested)} asked for is more than the {show(allowed)} that PyTorch allows itself: 1.7 times what "
         "Metal recommends for this Mac."
     )
-    lift = Setting(
+    lift = Remedy(
         "environment.PYTORCH_MPS_HIGH_WATERMARK_RATIO", "0.0", True,
         "no limit any more; macOS then swaps, and may stop answering: a smaller batch is better",
     )  # fmt: skip
     return _made("cap", why, (lift,), _figures(message))
 
 
-def _free_the_card(message: OomMessage) -> tuple[Setting, ...]:
+def _free_the_card(message: OomMessage) -> tuple[Remedy, ...]:
     who = ", ".join(str(process.pid) for process in other_processes(message)[:5])
     ids = f" (process {who})" if who else ""
     return (
-        Setting(
+        Remedy(
             "command", "nvidia-smi", True,
             f"shows who is on the GPU{ids}. First make sure that it is no part of this job: another rank or worker, "
             "or this very process, which in a container has another number. Then wait for it, or take another GPU",
         ),
-        Setting(
+        Remedy(
             "environment.CUDA_VISIBLE_DEVICES", "an empty card", True,
             "also where several ranks of this job sit on one card: each must set its device before it loads a model",
         ),
@@ -296,7 +297,7 @@ def _free_the_card(message: OomMessage) -> tuple[Setting, ...]:
     )  # fmt: skip
 
 
-def _verdict(cause: Cause, why: str, message: OomMessage, card: Card, settings: tuple[Setting, ...]) -> Verdict:
+def _verdict(cause: Cause, why: str, message: OomMessage, card: Card, settings: tuple[Remedy, ...]) -> Verdict:
     figures = _figures(message)
     extra = {"short_gib": card.short, "outside_allocator_gib": card.own_overhead, "other_processes_gib": card.others}
     figures |= {
@@ -305,7 +306,7 @@ def _verdict(cause: Cause, why: str, message: OomMessage, card: Card, settings: 
     return _made(cause, why, settings, figures)
 
 
-def _made(cause: Cause, why: str, settings: tuple[Setting, ...], figures: dict[str, float]) -> Verdict:
+def _made(cause: Cause, why: str, settings: tuple[Remedy, ...], figures: dict[str, float]) -> Verdict:
     helping = tuple(setting for setting in settings if setting.helps)
     return Verdict(cause, why, helping, tuple(setting for setting in settings if not setting.helps), figures)
 
