@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from hf_memkit.oom.change import Remedy
-from hf_memkit.oom.message import OomMessage
-from hf_memkit.oom.sizes import show
+from hf_memkit.oom.message import OomMessage, show
 from hf_memkit.units import MIB
 
 __all__ = ["for_fragmentation", "for_size", "split_size_mb"]

@@ -8,12 +8,11 @@ from typing import Any, Final, TextIO
 
 from hf_memkit.oom.advice import grows_with_the_batch, job_of, without_records
 from hf_memkit.oom.change import Change
-from hf_memkit.oom.message import OomMessage, paragraph, printable
-from hf_memkit.oom.messages import Found, find_messages, most_telling, parse_message
-from hf_memkit.oom.sizes import show
+from hf_memkit.oom.known_messages import Cause
+from hf_memkit.oom.message import OomMessage, paragraph, printable, show
+from hf_memkit.oom.messages import FoundMessage, find_messages, most_telling, parse_message
 from hf_memkit.oom.suggestions import suggest
 from hf_memkit.oom.verdict import Verdict, for_job, judge
-from hf_memkit.oom.without_figures import Cause
 from hf_memkit.record_types import ModulesRecord, OomRecord, RunRecord, StepRecord
 from hf_memkit.units import GIB
 
@@ -53,9 +52,9 @@ class Explanation:
         fitted: whether the changes go from the user's own arguments.
     """
 
-    found: Found | None
+    found: FoundMessage | None
     verdict: Verdict | None = None
-    others: tuple[Found, ...] = ()
+    others: tuple[FoundMessage, ...] = ()
     changes: tuple[Change, ...] = ()
     job: Mapping[str, Any] | None = None
     fitted: bool = False
@@ -201,7 +200,7 @@ def explain_records(run: RunRecord, oom: OomRecord, *, modules: ModulesRecord | 
     )
     verdict = for_job(judged, run, phase)
     changes = suggest(run, {**oom, "cause": verdict.cause}, modules=modules)
-    return Explanation(Found(message, 1, None), verdict, (), tuple(changes), _job(run, oom))
+    return Explanation(FoundMessage(message, 1, None), verdict, (), tuple(changes), _job(run, oom))
 
 
 def explain_killed(run: RunRecord, last: StepRecord, why: str, *, in_ram: bool) -> Explanation:
@@ -217,7 +216,7 @@ def explain_killed(run: RunRecord, last: StepRecord, why: str, *, in_ram: bool) 
     cause: Cause = "host memory" if in_ram else "unknown"
     changes = suggest(run, {**last, "cause": cause}) if in_ram else []
     verdict = for_job(Verdict(cause, f"{why.rstrip('.')}.", judge(message).settings), run)
-    return Explanation(Found(message, 1), verdict, (), tuple(changes), _job(run, last))
+    return Explanation(FoundMessage(message, 1), verdict, (), tuple(changes), _job(run, last))
 
 
 def from_record(oom: OomRecord) -> OomMessage:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
 from hf_memkit.oom.change import Remedy
-from hf_memkit.oom.message import OomMessage
-from hf_memkit.oom.sizes import show
+from hf_memkit.oom.message import OomMessage, show
 
 __all__ = ["ANSWERS", "Cause"]
 

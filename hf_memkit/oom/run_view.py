@@ -16,7 +16,7 @@ from hf_memkit.record_types import ModulesRecord, RunRecord
 from hf_memkit.terms import CATEGORIES, PHASES
 from hf_memkit.units import GIB
 
-__all__ = ["Job"]
+__all__ = ["RunView"]
 
 _AMPERE: Final = 8.0
 """Compute capability from which a card computes in bf16 itself."""
@@ -27,7 +27,7 @@ _OLD_SERIES: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RunView:
     """What the rules of `hf_memkit.oom.suggestions` ask. All sizes in GiB.
 
     `moment` is an `OomRecord` or a `StepRecord`."""
