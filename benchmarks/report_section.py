@@ -28,6 +28,7 @@ from benchmarks.report_cases import NEIGHBOUR_GIB, Case
 from benchmarks.report_cases import cases as cases
 from hf_memkit.errors import MemkitError
 from hf_memkit.memory.records import read_records, steps
+from hf_memkit.record_types import StepRecord
 
 OVERHEAD_BAR: Final = 0.003  # of a step
 
@@ -123,9 +124,7 @@ def judge_overhead(rows: Sequence[dict[str, Any]], bar: float = OVERHEAD_BAR) ->
     return {"status": "does not hold" if wrong else "holds", **wrong, "share_of_step": share, "arms": list(rows)}
 
 
-def judge_neighbour(
-    truth: Sequence[dict[str, Any]], made: Sequence[dict[str, Any]], findings: Sequence[str]
-) -> list[str]:
+def judge_neighbour(truth: Sequence[dict[str, Any]], made: Sequence[StepRecord], findings: Sequence[str]) -> list[str]:
     """What is wrong with how another process was seen, if anything."""
     began = next((row["step"] for row in truth if row.get("neighbour")), None)
     used = {step["step"]: step["device_used_gib"] for step in made if "device_used_gib" in step}

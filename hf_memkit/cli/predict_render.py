@@ -11,7 +11,7 @@ from rich.text import Text
 
 from hf_memkit.cli.tables import plain_table
 from hf_memkit.report.palette import CATEGORY_COLOURS
-from hf_memkit.report.untrusted import text
+from hf_memkit.report.sanitize import text
 from hf_memkit.units import format_gib, format_size
 
 if TYPE_CHECKING:

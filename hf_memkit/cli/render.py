@@ -13,7 +13,7 @@ from rich.text import Text
 
 from hf_memkit.cli import predict_render
 from hf_memkit.cli.tables import ledger_table, settings_list, short_value
-from hf_memkit.report.untrusted import text
+from hf_memkit.report.sanitize import text
 from hf_memkit.units import GIB, format_size
 
 if TYPE_CHECKING:

@@ -10,13 +10,14 @@ import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from hf_memkit.memory.optimizer_state import innermost, optimizer_chain, optimizer_layers, states_of, tensors_in
-from hf_memkit.terms import Category
+from hf_memkit.record_types import CategorySizes
+from hf_memkit.terms import Category, Place
 from hf_memkit.units import GIB
 from hf_memkit.zero.engine_tensors import engine_tensors, swapped_bytes
 
@@ -142,13 +143,13 @@ def _forget(kept: list[Any], _: object) -> None:
     kept.clear()
 
 
-def held_json(holdings: Holdings) -> dict[str, dict[str, float]]:
+def held_json(holdings: Holdings) -> dict[Place, CategorySizes]:
     """`{place: {category_gib}}`, as a record has it; another accelerator's bytes are left out."""
     held: dict[str, dict[str, float]] = {}
     for (category, place), size in holdings.items():
         if place != "elsewhere":
             held.setdefault(place, {})[f"{category}_gib"] = round(size / GIB, 10)
-    return held
+    return cast(dict[Place, CategorySizes], held)
 
 
 def _beside(parameter: nn.Parameter) -> Iterator[torch.Tensor]:

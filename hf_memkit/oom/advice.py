@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from hf_memkit.compat import current_name
 from hf_memkit.oom.change import Change
-from hf_memkit.oom.job_view import Job
 from hf_memkit.oom.message import OomMessage
-from hf_memkit.oom.suggestions_batch import LIGER_MODEL_TYPES, smaller_batch
+from hf_memkit.oom.run_view import RunView
+from hf_memkit.oom.suggestions import LIGER_MODEL_TYPES, smaller_batch
 from hf_memkit.oom.traceback import Feature, Traced
 from hf_memkit.optimizers import find_optimizer, paged_form
 
@@ -29,11 +29,11 @@ _LENGTHS: Final = ("max_length", "max_seq_length", "max_seq_len", "block_size", 
 """Names that scripts give the longest sequence (trl; transformers' examples; LLaMA-Factory)."""
 
 
-def job_of(arguments: Mapping[str, Any]) -> Job:
+def job_of(arguments: Mapping[str, Any]) -> RunView:
     """The arguments of a file as a job: under today's names, with the defaults that matter here."""
     named = {current_name(name): value for name, value in arguments.items()}
     engine = "DeepSpeedEngine" if named.get("deepspeed") else ""
-    return Job({"arguments": {**_DEFAULTS, **named}, "engine": engine}, {})
+    return RunView({"arguments": {**_DEFAULTS, **named}, "engine": engine}, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class _Known:
     """`job`: None without arguments."""
 
     trace: Traced
-    job: Job | None
+    job: RunView | None
     device_type: str | None
     larger_by: float
     """How many times larger than the GPU the tensor alone is; below 1 where it is not."""
@@ -58,7 +58,7 @@ Technique = Callable[[_Known], Change | None]
 
 
 def without_records(
-    message: OomMessage, cause: str, trace: Traced | None = None, job: Job | None = None
+    message: OomMessage, cause: str, trace: Traced | None = None, job: RunView | None = None
 ) -> tuple[Change, ...]:
     """Up to three changes that answer this cause where it came; none where the job is not the matter.
 
@@ -98,7 +98,7 @@ def grows_with_the_batch(trace: Traced) -> bool:
     )
 
 
-def _in_use(trace: Traced, job: Job | None) -> frozenset[Feature]:
+def _in_use(trace: Traced, job: RunView | None) -> frozenset[Feature]:
     if job is None:
         return trace.in_use
     optim = job.optim

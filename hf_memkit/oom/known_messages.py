@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
-from hf_memkit.oom.allocator import Setting
-from hf_memkit.oom.message import OomMessage
-from hf_memkit.oom.sizes import show
+from hf_memkit.oom.change import Remedy
+from hf_memkit.oom.message import OomMessage, show
 
 __all__ = ["ANSWERS", "Cause"]
 
@@ -25,22 +24,22 @@ Cause = Literal[
 """The causes that a verdict can name."""
 
 
-Answer = tuple[Cause, str, tuple[Setting, ...]]
+Answer = tuple[Cause, str, tuple[Remedy, ...]]
 
 _ROOM: Final = (
-    Setting(
+    Remedy(
         "arguments.per_device_train_batch_size", "smaller", True,
         "it leaves memory on the card for what asks the driver directly",
     ),
-    Setting(
+    Remedy(
         "torch.cuda.set_per_process_memory_fraction", "below 1", True,
         "PyTorch then keeps to its part, and its own error, with figures, comes instead of this one",
     ),
 )  # fmt: skip
-_WORKERS: Final = Setting(
+_WORKERS: Final = Remedy(
     "arguments.dataloader_num_workers", "fewer", True, "each worker is a process with its own copy of what it loads"
 )
-_CONTAINER: Final = Setting(
+_CONTAINER: Final = Remedy(
     "command", "a larger memory limit", True, "docker --memory, Slurm --mem, Kubernetes limits.memory"
 )
 
@@ -62,7 +61,7 @@ def _cuda(message: OomMessage) -> Answer:
         "The CUDA driver itself had no memory, for a context, a stream, a kernel's stack or page-locked RAM. The text "
         "has no figures. At the start of a job it mostly means that another process holds the card."
     )
-    return "context and libraries", why, (Setting("command", "nvidia-smi", True, "shows who is on the card"), *_ROOM)
+    return "context and libraries", why, (Remedy("command", "nvidia-smi", True, "shows who is on the card"), *_ROOM)
 
 
 def _driver(message: OomMessage) -> Answer:
@@ -70,7 +69,7 @@ def _driver(message: OomMessage) -> Answer:
         "The driver refused memory that PyTorch asked for through its virtual memory calls, which only expandable "
         "segments use. The text has no figures: either the card was full, or this platform (WSL2, Jetson) cannot."
     )
-    off = Setting(
+    off = Remedy(
         "environment.PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False", True,
         "if nvidia-smi shows memory free: the job then runs, or fails with PyTorch's own message, which has figures",
     )  # fmt: skip
@@ -82,7 +81,7 @@ def _cublas_handle(message: OomMessage) -> Answer:
         "cuBLAS could not make its handle. Mostly the card was full; an index out of range in an earlier kernel (a "
         "token ID above the vocabulary, a label above the classes) shows in the same way."
     )
-    check = Setting("environment.CUDA_LAUNCH_BLOCKING", "1", True, "names the kernel, if it was an index")
+    check = Remedy("environment.CUDA_LAUNCH_BLOCKING", "1", True, "names the kernel, if it was an index")
     return "context and libraries", why, (check, *_ROOM)
 
 
@@ -100,8 +99,8 @@ def _launch(message: OomMessage) -> Answer:
         "or more, is empty, or bitsandbytes was built for another card."
     )
     return "kernel resources", why, (
-        Setting("arguments.per_device_train_batch_size", "smaller", True, "if a tensor is that large"),
-        Setting("command", "pip install -U bitsandbytes", True, "later versions take larger tensors and newer cards"),
+        Remedy("arguments.per_device_train_batch_size", "smaller", True, "if a tensor is that large"),
+        Remedy("command", "pip install -U bitsandbytes", True, "later versions take larger tensors and newer cards"),
     )  # fmt: skip
 
 
@@ -114,9 +113,9 @@ def _triton(message: OomMessage) -> Answer:
         "memory is not the matter, and a smaller batch changes nothing."
     )
     return "kernel resources", why, (
-        Setting("kernel", "smaller block sizes, or num_stages=1", True, "both lower what one block keeps on the chip"),
-        Setting("command", "pip install -U torch", True, "newer versions choose blocks that fit more cards"),
-        Setting("arguments.per_device_train_batch_size", "smaller", False, "a block's size does not depend on it"),
+        Remedy("kernel", "smaller block sizes, or num_stages=1", True, "both lower what one block keeps on the chip"),
+        Remedy("command", "pip install -U torch", True, "newer versions choose blocks that fit more cards"),
+        Remedy("arguments.per_device_train_batch_size", "smaller", False, "a block's size does not depend on it"),
     )  # fmt: skip
 
 
@@ -125,7 +124,7 @@ def _host_allocation(message: OomMessage) -> Answer:
     why = f"The machine's RAM, or this container's share of it, ran out; the card did not.{asked}"
     return "host memory", why, (
         _WORKERS,
-        Setting("arguments.eval_accumulation_steps", "None, or prediction_loss_only=True", True,
+        Remedy("arguments.eval_accumulation_steps", "None, or prediction_loss_only=True", True,
                 "if it came in an evaluation: its predictions are gathered in RAM"),
         _CONTAINER,
     )  # fmt: skip
@@ -137,8 +136,8 @@ def _pinned(message: OomMessage) -> Answer:
         "full, or so much of it is locked already that the driver takes no more."
     )
     return "host memory", why, (
-        Setting("arguments.dataloader_pin_memory", "False", True, "batches are then copied from ordinary RAM, slower"),
-        Setting("DeepSpeed pin_memory", "false", True, "offloaded states then lie in ordinary RAM, slower to move"),
+        Remedy("arguments.dataloader_pin_memory", "False", True, "batches are then copied from ordinary RAM, slower"),
+        Remedy("DeepSpeed pin_memory", "false", True, "offloaded states then lie in ordinary RAM, slower to move"),
     )  # fmt: skip
 
 
@@ -146,8 +145,8 @@ def _mlock(message: OomMessage) -> Answer:
     asked = f"{show(message.requested_bytes)} " if message.requested_bytes else "its swap buffers "
     why = f"DeepSpeed could not lock {asked}in RAM: the limit of locked memory is lower. The card is not the matter."
     return "host memory", why, (
-        Setting("command", "ulimit -l unlimited", True, "in a container: docker run --ulimit memlock=-1"),
-        Setting("aio", "fewer or smaller buffers", True, "`memkit ds copy` computes them for this machine"),
+        Remedy("command", "ulimit -l unlimited", True, "in a container: docker run --ulimit memlock=-1"),
+        Remedy("aio", "fewer or smaller buffers", True, "`memkit ds copy` computes them for this machine"),
     )  # fmt: skip
 
 
@@ -157,7 +156,7 @@ def _buffers(message: OomMessage) -> Answer:
         "fixed size that the JSON gives; the card is not the matter."
     )
     return "host memory", why, (
-        Setting("offload_param.buffer_count, buffer_size", "larger", True,
+        Remedy("offload_param.buffer_count, buffer_size", "larger", True,
                 "`memkit ds copy NAME --model MODEL` computes them from the largest parameter"),
     )  # fmt: skip
 
@@ -181,7 +180,7 @@ def _sigkill(message: OomMessage) -> Answer:
         f"{who} was ended by SIGKILL, which leaves no message of its own. Mostly Linux does that where RAM (not the "
         "card's memory) runs out; a scheduler at its time limit, or a person, does the same."
     )
-    check = Setting(
+    check = Remedy(
         "command",
         "dmesg -T | grep -i 'killed process'",
         True,
@@ -190,8 +189,8 @@ def _sigkill(message: OomMessage) -> Answer:
     return "host memory", why, (check, _WORKERS, _offload())
 
 
-def _offload() -> Setting:
-    return Setting(
+def _offload() -> Remedy:
+    return Remedy(
         "DeepSpeed offload", "to NVMe, or less of it", True,
         "if states are offloaded: `memkit ds check FILE --ram SIZE` says what they need in RAM",
     )  # fmt: skip
@@ -204,9 +203,9 @@ def _shared(message: OomMessage) -> Answer:
         "container has 64 MB of it unless told otherwise. The card is not the matter."
     )
     return "shared memory", why, (
-        Setting("command", "docker run --shm-size 8g (or --ipc host)", True,
+        Remedy("command", "docker run --shm-size 8g (or --ipc host)", True,
                 "Kubernetes: an emptyDir of medium Memory at /dev/shm"),
-        Setting("arguments.dataloader_num_workers", "0", True,
+        Remedy("arguments.dataloader_num_workers", "0", True,
                 "batches are then made in the process that trains, and need none of it"),
     )  # fmt: skip
 
@@ -218,11 +217,11 @@ def _batch_search(message: OomMessage) -> Answer:
         "above it in the log has the figures."
     )
     return "unknown", why, (
-        Setting("arguments.auto_find_batch_size", "False", True, "the job then stops at the first error and shows it"),
+        Remedy("arguments.auto_find_batch_size", "False", True, "the job then stops at the first error and shows it"),
     )  # fmt: skip
 
 
-_GROWTH: Final = Setting(
+_GROWTH: Final = Remedy(
     "environment.TF_FORCE_GPU_ALLOW_GROWTH", "true", True, "TensorFlow then takes what it needs as it goes"
 )
 
@@ -235,7 +234,7 @@ def _tensorflow(message: OomMessage) -> Answer:
     )
     return "size", why, (
         _GROWTH,
-        Setting("environment.TF_GPU_ALLOCATOR", "cuda_malloc_async", True, "if its memory lies in pieces"),
+        Remedy("environment.TF_GPU_ALLOCATOR", "cuda_malloc_async", True, "if its memory lies in pieces"),
     )  # fmt: skip
 
 
@@ -246,7 +245,7 @@ def _xla(message: OomMessage) -> Answer:
         "%), and leaves the rest to everybody else."
     )
     return "size", why, (
-        Setting("environment.XLA_PYTHON_CLIENT_PREALLOCATE", "false", True, "JAX then takes what it needs as it goes"),
+        Remedy("environment.XLA_PYTHON_CLIENT_PREALLOCATE", "false", True, "JAX then takes what it needs as it goes"),
         _GROWTH,
     )  # fmt: skip
 
@@ -264,8 +263,8 @@ def _vllm_start(message: OomMessage) -> Answer:
     )
     share = f"at most {int(100 * free / capacity) / 100:.2f}" if free is not None and capacity else "smaller"
     return "cap", why, (
-        Setting(_VLLM_SHARE, share, True, "what is free now (trl: vllm_gpu_memory_utilization)"),
-        Setting("command", "nvidia-smi", True,
+        Remedy(_VLLM_SHARE, share, True, "what is free now (trl: vllm_gpu_memory_utilization)"),
+        Remedy("command", "nvidia-smi", True,
                 "shows what else is on the GPU: an earlier run's engine that still stops needs a moment"),
     )  # fmt: skip
 
@@ -280,13 +279,13 @@ def _vllm_cache(message: OomMessage) -> Answer:
         f"after the weights, a trial run and CUDA graphs.{sizes}"
     )
     return "cap", why, (
-        Setting("vLLM max_model_len", "smaller", True,
+        Remedy("vLLM max_model_len", "smaller", True,
                 "the cache must hold one request of that length (trl: vllm_max_model_length)"),
-        Setting(_VLLM_SHARE, "larger", True,
+        Remedy(_VLLM_SHARE, "larger", True,
                 "if nothing else needs the GPU; beside a model in training it takes that model's room (trl: "
                 "vllm_gpu_memory_utilization, with vllm_enable_sleep_mode=True)"),
-        Setting("vLLM enforce_eager", "True", True, "no CUDA graphs, which take memory of their own; slower"),
-        Setting("vLLM tensor_parallel_size", "more GPUs", True, "each then holds a part of weights and cache"),
+        Remedy("vLLM enforce_eager", "True", True, "no CUDA graphs, which take memory of their own; slower"),
+        Remedy("vLLM tensor_parallel_size", "more GPUs", True, "each then holds a part of weights and cache"),
     )  # fmt: skip
 
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hf_memkit.cards import CARDS
+from hf_memkit.record_types import ModulesRecord, RunRecord
 from hf_memkit.terms import CATEGORIES, PHASES
 from hf_memkit.units import GIB
 
-__all__ = ["Job"]
+__all__ = ["RunView"]
 
 _AMPERE: Final = 8.0
 """Compute capability from which a card computes in bf16 itself."""
@@ -26,12 +27,14 @@ _OLD_SERIES: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """What the rules of `hf_memkit.oom.suggestions` ask. All sizes in GiB."""
+class RunView:
+    """What the rules of `hf_memkit.oom.suggestions` ask. All sizes in GiB.
 
-    run: Mapping[str, Any]
+    `moment` is an `OomRecord` or a `StepRecord`."""
+
+    run: RunRecord
     moment: Mapping[str, Any]
-    modules: Mapping[str, Any] | None = None
+    modules: ModulesRecord | None = None
 
     @property
     def arguments(self) -> Mapping[str, Any]:

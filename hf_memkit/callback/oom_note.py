@@ -8,18 +8,19 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from hf_memkit.terms import CATEGORIES, at
+from hf_memkit.units import GIB, format_size
 
 if TYPE_CHECKING:
     from hf_memkit.oom import Change, OomMessage, Verdict
 
-__all__ = ["Advice", "add_note", "advice_from_text", "chain", "frames", "out_of_memory", "say_what_was_recorded"]
+__all__ = ["OomNote", "add_note", "advice_from_text", "chain", "frames", "out_of_memory", "say_what_was_recorded"]
 
 _MARK: Final = "memkit: "
 
@@ -27,7 +28,7 @@ _WITH_CALLBACK: Final = "With callbacks=[MemoryReportCallback()] in the Trainer 
 
 
 @dataclass(frozen=True)
-class Advice:
+class OomNote:
     """What happened, why, and what would help.
 
     Attributes:
@@ -105,7 +106,7 @@ def out_of_memory(error: BaseException) -> tuple[BaseException, OomMessage | Non
     return None
 
 
-def advice_from_text(error: BaseException) -> Advice | None:
+def advice_from_text(error: BaseException) -> OomNote | None:
     """What the text of an out-of-memory error tells by itself; None if `error` is none."""
     from hf_memkit.oom import explain_oom, judge
 
@@ -114,11 +115,11 @@ def advice_from_text(error: BaseException) -> Advice | None:
         return None
     oom, message = found
     if message is None:
-        return Advice(f"out of memory: {type(oom).__name__}.", "", ())
+        return OomNote(f"out of memory: {type(oom).__name__}.", "", ())
     verdict = judge(message, own=os.getpid())
     traced = "".join(traceback.format_exception(type(oom), oom, oom.__traceback__, chain=False))
-    general = tuple(_change(change) for change in explain_oom(traced).changes)
-    return Advice(
+    general = _sentences(explain_oom(traced).changes)
+    return OomNote(
         f"out of memory. {_sizes(verdict.figures)}".rstrip(),
         _why(verdict),
         _settings(verdict) + general,
@@ -129,7 +130,7 @@ def advice_from_text(error: BaseException) -> Advice | None:
 
 def say_what_was_recorded(
     record: Mapping[str, Any], run: Mapping[str, Any], verdict: Verdict | None, changes: list[Change], path: Path
-) -> Advice:
+) -> OomNote:
     """The advice for a training, from its `oom` record and its `run` record.
 
     Args:
@@ -139,15 +140,15 @@ def say_what_was_recorded(
         path: the file of records.
     """
     figures = {**record, **verdict.figures} if verdict is not None else record
-    return Advice(
+    return OomNote(
         happened=" ".join(part for part in (_when(record, run), _sizes(figures), _filled(record)) if part),
         why=_why(verdict) if verdict is not None else "",
-        helps=tuple(_change(change) for change in changes) or (_settings(verdict) if verdict is not None else ()),
+        helps=_sentences(changes) or (_settings(verdict) if verdict is not None else ()),
         more=f"Recorded in {path}; more with: memkit explain {path.parent}",
     )
 
 
-def add_note(error: BaseException, advice: Advice) -> None:
+def add_note(error: BaseException, advice: OomNote) -> None:
     """Adds the note; an exception that has one already keeps it and gets no other."""
     if not _has_note(error):
         error.add_note(advice.text())
@@ -172,13 +173,13 @@ def _sizes(figures: Mapping[str, Any]) -> str:
     reserved, allocated = figures.get("reserved_gib"), figures.get("allocated_gib")
     sentences = []
     if wanted is not None:
-        sentences.append(f"It wanted {_gib(wanted)} more.")
+        sentences.append(f"It wanted {_size(wanted)} more.")
     if free is not None:
-        sentences.append(f"Free: {_gib(free)}{f' of {_gib(capacity)}' if capacity is not None else ''}.")
+        sentences.append(f"Free: {_size(free)}{f' of {_size(capacity)}' if capacity is not None else ''}.")
     if reserved is not None and allocated is not None:
-        sentences.append(f"PyTorch held {_gib(reserved)}, {_gib(allocated)} of it in tensors.")
+        sentences.append(f"PyTorch held {_size(reserved)}, {_size(allocated)} of it in tensors.")
     elif allocated is not None:
-        sentences.append(f"PyTorch's tensors held {_gib(allocated)}.")
+        sentences.append(f"PyTorch's tensors held {_size(allocated)}.")
     return " ".join(sentences)
 
 
@@ -188,23 +189,20 @@ def _filled(record: Mapping[str, Any]) -> str:
     largest = sorted((name for name in sizes if sizes[name] > least), key=lambda name: -sizes[name])[:3]
     if not largest:
         return ""
-    return f"Most of it: {', '.join(f'{name} {_gib(sizes[name])}' for name in largest)}."
+    return f"Most of it: {', '.join(f'{name} {_size(sizes[name])}' for name in largest)}."
 
 
 def _why(verdict: Verdict) -> str:
     return verdict.why if verdict.cause == "unknown" else f"Cause: {verdict.cause}. {verdict.why}"
 
 
+def _sentences(changes: Iterable[Change]) -> tuple[str, ...]:
+    return tuple(change.sentence(with_current=True) for change in changes)
+
+
 def _settings(verdict: Verdict) -> tuple[str, ...]:
-    return tuple(f"{setting.assignment}: {setting.reason}" for setting in verdict.settings if setting.helps)
+    return tuple(str(remedy) for remedy in verdict.settings if remedy.helps)
 
 
-def _change(change: Change) -> str:
-    saved = f", saves about {_gib(change.saves_gib)} ({change.basis})" if change.saves_gib is not None else ""
-    key = change.key.removeprefix("arguments.")
-    was = f" (now {change.current})" if change.current is not None else ""
-    return f"{key}={change.value}{was}{saved}: {change.reason}; cost: {change.cost}"
-
-
-def _gib(size_gib: float) -> str:
-    return f"{size_gib:.2f} GiB" if size_gib >= 0.1 else f"{size_gib * 1024:.1f} MiB"
+def _size(gib: float) -> str:
+    return format_size(gib * GIB)
