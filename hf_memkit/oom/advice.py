@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hf_memkit.compat import current_name
+from hf_memkit.liger_support import LIGER_OPTIONS
 from hf_memkit.oom.change import Change
 from hf_memkit.oom.message import OomMessage
 from hf_memkit.oom.run_view import RunView
-from hf_memkit.oom.suggestions import LIGER_MODEL_TYPES, smaller_batch
+from hf_memkit.oom.suggestions import smaller_batch
 from hf_memkit.oom.traceback import Feature, Traced
 from hf_memkit.optimizers import find_optimizer, paged_form
 
@@ -188,7 +189,7 @@ def _checkpointing(known: _Known) -> Change | None:
 def _fused_loss(known: _Known) -> Change | None:
     """Logits in chunks by Liger's kernels, where it has them for this model and they are used: in training."""
     trace = known.trace
-    unknown_model = trace.model_type is not None and trace.model_type not in LIGER_MODEL_TYPES
+    unknown_model = trace.model_type is not None and trace.model_type not in LIGER_OPTIONS
     if known.uses("liger", "chunked loss", "label smoothing") or unknown_model or trace.phase == "evaluate":
         return None
     if known.device_type not in (None, "cuda", "rocm", "xpu"):

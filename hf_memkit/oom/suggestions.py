@@ -11,25 +11,14 @@ from dataclasses import replace
 from typing import Any, Final
 
 from hf_memkit.compat import name_in_version
+from hf_memkit.liger_support import LIGER_OPTIONS
 from hf_memkit.oom import suggestions_states as of_states
 from hf_memkit.oom.change import Change, Proposal
 from hf_memkit.oom.run_view import RunView
 from hf_memkit.record_types import ModulesRecord, RunRecord
 from hf_memkit.units import GIB
 
-__all__ = ["LIGER_MODEL_TYPES", "smaller_batch", "suggest"]
-
-LIGER_MODEL_TYPES: Final = frozenset(
-    """
-    deepseek_v2 deepseek_v3 deepseek_v4 exaone4 falcon_h1 gemma gemma2 gemma3 gemma3_text gemma4 gemma4_text glm4 glm4v
-    glm4v_moe gpt_oss granite hunyuan_v1_dense hunyuan_v1_moe internvl llama llama4 llama4_text llava ministral mistral
-    mixtral mllama mllama_text_model muse_glimmer nemotron olmo2 olmo3 paligemma phi3 pixtral qwen2 qwen2_5_vl
-    qwen2_5_vl_text qwen2_vl qwen2_vl_text qwen3 qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next
-    qwen3_vl qwen3_vl_moe qwen3_vl_moe_text qwen3_vl_text smollm3 smolvlm
-    """.split()  # noqa: SIM905
-)
-"""`model_type`s (liger-kernel 0.8.5: transformers/monkey_patch.py, `MODEL_TYPE_TO_APPLY_LIGER_FN`). GPT-2 is not among
-them."""
+__all__ = ["smaller_batch", "suggest"]
 
 ACTIVATION_PHASES: Final = ("forward", "backward")
 
@@ -101,7 +90,7 @@ def checkpointing(job: RunView) -> Iterator[Proposal]:
 def fused_loss(job: RunView) -> Iterator[Proposal]:
     """Logits and loss in chunks, never whole."""
     held = job.gib("loss")
-    known = job.run.get("model_type") in LIGER_MODEL_TYPES
+    known = job.run.get("model_type") in LIGER_OPTIONS
     if job.phase not in ACTIVATION_PHASES or not held or not known or job.argument("use_liger_kernel"):
         return
     if not job.on_cuda and job.hardware.get("device_type") != "xpu":
