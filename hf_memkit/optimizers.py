@@ -20,6 +20,7 @@ __all__ = [
     "EXTRAS",
     "OPTIMIZERS",
     "SMALLEST_QUANTISED",
+    "TORCHAO_BLOCKS",
     "Formula",
     "Optimizer",
     "Options",
@@ -48,6 +49,9 @@ EXTRAS: Final = {
 
 _BNB_BLOCK: Final = 256
 """bitsandbytes 0.50.2: optim/optimizer.py 528."""
+
+TORCHAO_BLOCKS: Final = {8: 256, 4: 128}
+"""Bits → elements that share a scale by default (torchao 0.18.0: optim/adam.py, `block_size`)."""
 
 _TABLE_ENTRIES: Final = {8: 256, 4: 16}
 """Bits → entries of torchao's table of a state (torchao 0.18.0: optim/quant_utils.py)."""
@@ -359,19 +363,22 @@ al. 2024, arXiv 2403.03507; Zhu et al. 2024, arXiv 2412.05270."""
 _OURS: Final = "hf_memkit.*"
 
 CLASSES: Final[tuple[Optimizer, ...]] = (
-    # Blocks as torchao has them by default: optim/adam.py.
     Optimizer(
         f"{_OURS}.low_bit_adamw:*8bit", "AdamW", "adamw-8bit-stochastic", ("torchao",),
-        _torchao(8, 256, wide_rest=True), 8, rounding="stochastic", compiled=True,
+        _torchao(8, TORCHAO_BLOCKS[8], wide_rest=True), 8, rounding="stochastic", compiled=True,
     ),
     Optimizer(
         f"{_OURS}.low_bit_adamw:*4bit", "AdamW", "adamw-4bit-stochastic", ("torchao",),
-        _torchao(4, 128, wide_rest=True), 4, rounding="stochastic", compiled=True,
+        _torchao(4, TORCHAO_BLOCKS[4], wide_rest=True), 4, rounding="stochastic", compiled=True,
     ),
     Optimizer(
-        "torchao.*:*8bit*", "AdamW", "", ("torchao",), _torchao(8, 256, wide_rest=False), 8, rounding="stochastic"
+        "torchao.*:*8bit*", "AdamW", "", ("torchao",), _torchao(8, TORCHAO_BLOCKS[8], wide_rest=False), 8,
+        rounding="stochastic",
     ),
-    Optimizer("torchao.*:*", "AdamW", "", ("torchao",), _torchao(4, 128, wide_rest=False), 4, rounding="stochastic"),
+    Optimizer(
+        "torchao.*:*", "AdamW", "", ("torchao",), _torchao(4, TORCHAO_BLOCKS[4], wide_rest=False), 4,
+        rounding="stochastic",
+    ),
     Optimizer(
         f"{_OURS}.stochastic_adafactor:Adafactor", "Adafactor", "adafactor-stochastic", (), _FACTORED,
         takes=_RATE_ONLY, rounding="stochastic",

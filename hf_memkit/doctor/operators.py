@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from hf_memkit.doctor.check import Check
-from hf_memkit.zero import build_locks, ops
+from hf_memkit.zero import ops
 
 __all__ = ["checks"]
 
@@ -40,7 +40,7 @@ def checks() -> list[Check]:
     return [
         _tools(cpu=cpu, needed=len(built) < len(names)),
         *(_operator(name, folder, name in built, cpu=cpu) for name in names),
-        *map(_lock, build_locks.stale_locks(build_locks.extension_roots())),
+        *map(_lock, ops.stale_locks(ops.extension_roots())),
     ]
 
 

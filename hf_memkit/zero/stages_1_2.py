@@ -1,4 +1,7 @@
-"""What ZeRO stages 0, 1 and 2 hold. Lines are those of deepspeed 0.19.8: runtime/zero/stage_1_and_2.py."""
+"""What ZeRO stages 0, 1 and 2 hold, with ZenFlow too.
+
+Lines are those of deepspeed 0.19.8: runtime/zero/stage_1_and_2.py, where no file is named.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,14 @@ from hf_memkit.terms import Place
 from hf_memkit.zero.settings import ZeroSettings
 from hf_memkit.zero.split import ROUNDING_SOURCE, Split, page_locked, split
 from hf_memkit.zero.terms import Term
-from hf_memkit.zero.zenflow import zenflow_rows
 
-__all__ = ["stage_1_2_rows"]
+__all__ = ["SHARED_BYTES", "stage_1_2_rows"]
 
 _SOURCE = "deepspeed 0.19.8: runtime/zero/stage_1_and_2.py"
+_ZENFLOW = "deepspeed 0.19.8: runtime/zenflow/zenflow_utils.py"
+
+SHARED_BYTES = 16
+"""Bytes a parameter in /dev/shm: master weights, a stale copy, two buffers of gradients (zenflow_utils.py 157-164)."""
 
 
 def stage_1_2_rows(
@@ -52,7 +58,7 @@ def stage_1_2_rows(
     if settings.optimizer.device == "none":
         return (*rows, *_states_on_card(settings, parts))
     if settings.zenflow_overlap:
-        return (*rows, *zenflow_rows(settings, model, sum(parts.flat_shares), gpus=gpus))
+        return (*rows, *_zenflow_rows(settings, model, sum(parts.flat_shares), gpus=gpus))
     return (*rows, *_states_on_host(settings, model, parts, gpus=gpus, accumulation=accumulation))
 
 
@@ -174,3 +180,25 @@ def _owned(model: ModelFacts, parts: Split, gpus: int) -> tuple[int, ...]:
         if sum(owned) > sum(most):
             most = tuple(owned)
     return most
+
+
+def _zenflow_rows(settings: ZeroSettings, model: ModelFacts, share: int, *, gpus: int) -> list[Row]:
+    """What ZenFlow holds when its step runs in a process of its own (`overlap_step`; Lan et al. 2025, arXiv
+    2505.12242): the tensors that both processes use lie in shared memory, /dev/shm.
+
+    Rows of one card and of one machine with `gpus` processes, each with a share of `share` elements.
+    """
+    element, largest = settings.element_bytes, model.largest_parameter
+    place: Place = "pinned" if settings.optimizer.pin_memory else "host"
+    selected = int(2 * 4 * settings.zenflow_share * model.parameters)
+    return [
+        Term.SELECTED_MOMENTS.row(
+            "device", selected, "deepspeed 0.19.8: ops/adam/zenflow_torch_adam.py: 8 bytes × topk_ratio"
+        ),
+        Term.SHARED_MASTER_WEIGHTS.row("host", gpus * 4 * share, f"{_ZENFLOW} 159"),
+        Term.STALE_MASTER_WEIGHTS.row("host", gpus * 4 * share, f"{_ZENFLOW} 161"),
+        Term.SHARED_GRADIENTS.row("host", gpus * 8 * share, f"{_ZENFLOW} 163"),
+        Term.MOMENTS_TWICE.row("host", gpus * 16 * share, f"{_ZENFLOW} 125: in the step's process"),
+        Term.STAGING.row(place, gpus * element * share, f"{_SOURCE} 567"),
+        Term.INCOMING_GRADIENT.row(place, gpus * element * largest, f"{_SOURCE} 653"),
+    ]

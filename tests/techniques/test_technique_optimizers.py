@@ -64,10 +64,10 @@ def losses(name: str, *, put: dict[str, Any] | None = None, seed: int | None = N
 
 
 @pytest.mark.compat
-def test_the_table_has_trainers_own_names() -> None:
+def test_the_table_has_all_of_trainers_names() -> None:
     from transformers.training_args import OptimizerNames
 
-    assert set(OPTIMIZERS) == {name.value for name in OptimizerNames}
+    assert {name.value for name in OptimizerNames} <= set(OPTIMIZERS)
     assert all(row.unpaged in OPTIMIZERS for row in OPTIMIZERS.values() if row.unpaged)
 
 
