@@ -6,10 +6,10 @@ from importlib import import_module
 from typing import Final
 
 from hf_memkit.errors import InputError, did_you_mean
-from hf_memkit.recipe.tasks.task import Examples, Script, Task
+from hf_memkit.recipe.tasks.task import Examples, Task
 from hf_memkit.training_setup import TrainingSetup
 
-__all__ = ["DEFAULT_TASK", "TASKS", "Examples", "Script", "Task", "find_task", "task_of"]
+__all__ = ["DEFAULT_TASK", "TASKS", "Examples", "Task", "find_task", "task_of"]
 
 DEFAULT_TASK: Final = "language-modeling"
 
