@@ -60,8 +60,6 @@ def tokenizer_for(setup: TrainingSetup, table: Table, columns: Sequence[str], fr
         framing=framing,
     )
     say(f"Tokenizer: {chosen.reason}")
-    if chosen.tokenizer.pad_token is None:
-        chosen.tokenizer.pad_token = chosen.tokenizer.eos_token
     return chosen.tokenizer
 
 
