@@ -123,9 +123,9 @@ class _NotFound(DataError):
 
 
 def _fallback() -> Documents:
-    from pydoc_data.topics import topics
+    from hf_memkit.recipe.tasks.made_up_texts import help_texts
 
-    texts = [topics[name] for name in sorted(topics)]
+    texts = help_texts()
     return Documents(texts, FALLBACK, True, sum(map(len, texts)))
 
 

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from hf_memkit import resources
 from hf_memkit.errors import InputError, RecipeError, SettingError, did_you_mean
 from hf_memkit.presets import PRESETS, compose
-from hf_memkit.recipe.tasks import DEFAULT_TASK, TASKS
+from hf_memkit.recipe.task_names import DEFAULT_TASK, TASKS
 from hf_memkit.technique import TECHNIQUES, wrong_value
 from hf_memkit.units import parse_size
 from hf_memkit.user_files import parsed

@@ -96,6 +96,8 @@ def get_tokenizer(
     own, problem = _load(name, documents, allow_download)
     if own is not None:
         check_vocabulary(own, vocabulary_size)
+        if own.pad_token is None:  # GPT-2's, Llama's: Trainer's collator asks for one even where nothing is padded
+            own.pad_token = own.eos_token
         return ChosenTokenizer(own, f"the model's own ({name}, {len(own)} entries)", False)
     trained = train_tokenizer(documents, vocabulary_size, framing)
     reason = (

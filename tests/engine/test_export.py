@@ -1,4 +1,4 @@
-"""`--export`: a plain script that passes a linter, reads well, and runs on its own."""
+"""`--export`: a script that passes a linter, reads args.yaml, and runs on its own."""
 
 from __future__ import annotations
 
@@ -9,22 +9,19 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from hf_memkit.zero import ops
-from tests.conftest import ROOT, VARIANTS, Quick
+from tests.conftest import ROOT, VARIANTS, Quick, read_json_lines
 
-LOSS = ("chunked_loss.py", "chunked_loss_logits.py", "chunked_loss_sum.py")
+EVERY = {"train_text.py", "job.py", "args.yaml", "verify_checkpointing.py"}
+LOSS = {"chunked_loss.py", "chunked_loss_logits.py", "chunked_loss_sum.py"}
+ENGINE = {"ds_config.json", "process_group.py"}
 FILES = {
-    "resident": {"train.py", "low_bit_adamw.py", *LOSS, "verify_checkpointing.py"},
-    "offload": {"train.py", "ds_config.json", "process_group.py", *LOSS, "verify_checkpointing.py"},
-    "infinity": {
-        "train.py",
-        "ds_config.json",
-        "deepspeed_wiring.py",
-        "process_group.py",
-        "verify_checkpointing.py",
-    },
-    "lora": {"train.py", *LOSS, "verify_checkpointing.py"},
+    "resident": EVERY | LOSS | {"low_bit_adamw.py"},
+    "offload": EVERY | LOSS | ENGINE,
+    "infinity": EVERY | ENGINE | {"deepspeed_wiring.py"},
+    "lora": EVERY | LOSS,
 }
 
 
@@ -36,28 +33,45 @@ def test_exported_scripts_run_on_their_own(quick_memkit: Quick, tmp_path: Path, 
     assert exported.returncode == 0, exported.stderr
     job = tmp_path / "job"
     assert {path.name for path in job.iterdir()} == FILES[variant]
-    script = (job / "train.py").read_text()
+    script = (job / "train_text.py").read_text()
     assert script.count("hf_memkit") == 1, "the script needs memkit for more than its callback"
-    assert "# " in script and "attach(trainer)" in script
-    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--line-length", "130", "--select", "E,F,W,I"]
-    ruff += ["--config", "lint.isort.known-third-party=['hf_memkit']", "."]
+    assert "hf_memkit" not in (job / "job.py").read_text() and "attach(trainer)" in script
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--line-length", "119", "--select", "B,E,F,W", "."]
     lint = subprocess.run(ruff, cwd=job, capture_output=True, text=True)
     assert lint.returncode == 0, lint.stdout
     again = quick_memkit("recipe", "gpt2-on-16gb", "--variant", variant, "--export", "job")
-    assert again.returncode == 2 and "holds train.py" in again.stderr
+    assert again.returncode == 2 and "holds train_text.py" in again.stderr
 
+    ran = _run([sys.executable, str(job / "train_text.py")], tmp_path)
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-3000:]
+    records = read_json_lines(job / "run" / "memory-rank0.jsonl")
+    assert [record["step"] for record in records if record["kind"] == "step"] == [1, 2, 3, 4]
+    assert records[-1]["kind"] == "end"
+    assert (job / "run" / "model").is_dir()
+
+
+@pytest.mark.alone
+@pytest.mark.operators
+def test_two_processes_on_deepspeed(quick_memkit: Quick, tmp_path: Path, text_file: Path) -> None:
+    """On a CPU the script itself starts DeepSpeed's communication, and leaves it at the end."""
+    asked = ["recipe", "gpt2-on-16gb", "--variant", "offload", "--gpus", "2", "--data", str(text_file)]
+    exported = quick_memkit(*asked, "--max-steps", "2", "--export", "job")
+    assert exported.returncode == 0, exported.stderr
+    assert "torchrun --standalone --nproc-per-node 2 job/train_text.py" in exported.stdout
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ran = _run([*launcher, "job/train_text.py"], tmp_path)
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-3000:]
+    for rank in (0, 1):
+        last = read_json_lines(tmp_path / "job" / "run" / f"memory-rank{rank}.jsonl")[-1]
+        assert last["kind"] == "end" and last["status"] == "finished" and last["steps"] == 2
+
+
+def _run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     # As in an activated environment: another ninja would build everything again.
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
     environment["TORCH_EXTENSIONS_DIR"] = str(ops.extensions_folder(cpu=True))  # operators that other tests have built
-    ran = subprocess.run(
-        [sys.executable, str(job / "train.py")], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-3000:]
-    records = [json.loads(line) for line in (job / "run" / "memory-rank0.jsonl").read_text().splitlines()]
-    assert [record["step"] for record in records if record["kind"] == "step"] == [1, 2, 3, 4]
-    assert records[-1]["kind"] == "end"
-    assert (job / "run" / "model").is_dir()
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("variant", list(FILES))
@@ -66,8 +80,14 @@ def test_scripts_for_a_card_are_written_anywhere(quick_memkit: Quick, tmp_path: 
     exported = quick_memkit(*asked, "--no-trace")
     assert exported.returncode == 0, exported.stderr
     files = json.loads(exported.stdout)["files"]
-    script = Path(tmp_path / files[0]).read_text()
-    compile(script, files[0], "exec")
+    assert Path(files[0]).name == "train_text.py"
+    text = (tmp_path / "job" / "args.yaml").read_text()
+    assert all(line.startswith("#") for line in text.splitlines()[:4])
+    args = yaml.safe_load(text)
     accumulation = {"resident": 2, "offload": 1, "infinity": 4, "lora": 8}[variant]
-    assert 'from_pretrained("openai-community/gpt2-xl", dtype=torch.bfloat16)' in script, "the real model's weights"
-    assert "use_cpu" not in script and f"gradient_accumulation_steps={accumulation}," in script
+    assert args["model"]["name"] == "openai-community/gpt2-xl" and args["model"]["dtype"] == "bfloat16"
+    assert "architecture" not in args["model"], "the real model's weights"
+    assert "use_cpu" not in args["arguments"] and args["arguments"]["gradient_accumulation_steps"] == accumulation
+    assert args["data"]["hub_id"] and args["data"]["tokenizer"] == args["model"]["name"]
+    reasons = [line for line in text.splitlines() if line.startswith("  # ")]
+    assert len(reasons) > 20, "every value stands under its reason"

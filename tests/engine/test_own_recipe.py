@@ -31,7 +31,7 @@ def test_the_guide_works_as_it_stands(process: Loaded, tmp_path: Path) -> None:
             assert ran.returncode == 0, f"{line}\n{ran.output[-3000:]}"
             commands += 1
     assert commands >= 6
-    ran = process.run([tmp_path / "tickets-job" / "train.py"], tmp_path)
+    ran = process.run([tmp_path / "tickets-job" / "train_text_classification.py"], tmp_path)
     assert ran.returncode == 0, ran.output[-3000:]
     assert (tmp_path / "tickets-run" / "memory-report.html").exists()
     assert (tmp_path / "tickets-run" / "model").is_dir()

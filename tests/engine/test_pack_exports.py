@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.conftest import read_json_lines
 from tests.engine.test_pack import FURTHER, VARIED
@@ -19,9 +20,12 @@ def test_every_export_is_written(process: Loaded, tmp_path: Path, name: str, var
     command = ["memkit", "recipe", name, "--variant", variant, "--gpus", "1", "--no-trace", "--export", "job"]
     exported = process.run(command, tmp_path)
     assert exported.returncode == 0, exported.output[-4000:]
-    for path in (tmp_path / "job").glob("*.py"):
-        compile(path.read_text(), path, "exec")
-    assert (tmp_path / "job" / "train.py").exists()
+    (script,) = (tmp_path / "job").glob("train_*.py")
+    written = {path.name for path in script.parent.iterdir()}
+    assert written >= {"job.py", "args.yaml"}
+    args = yaml.safe_load((script.parent / "args.yaml").read_text())
+    parts = [*args.get("model_parts", {}), *args.get("trainer_parts", {})]
+    assert written >= {f"{part}.py" for part in parts} and args["arguments"]["output_dir"] == "run"
 
 
 @pytest.mark.timeout(600)
@@ -30,7 +34,7 @@ def test_every_export_runs(process: Loaded, tmp_path: Path, name: str, variant: 
     command = ["memkit", "recipe", name, "--variant", variant, "--gpus", "1", "--export", "job"]
     exported = process.run([*command, "--max-steps", str(EXPORTED_STEPS)], tmp_path)
     assert exported.returncode == 0, exported.output[-4000:]
-    ran = process.run([tmp_path / "job" / "train.py"], tmp_path)
+    ran = process.run(list((tmp_path / "job").glob("train_*.py")), tmp_path)
     assert ran.returncode == 0, ran.output[-4000:]
     records = read_json_lines(tmp_path / "job" / "run" / "memory-rank0.jsonl")
     assert [record["step"] for record in records if record["kind"] == "step"] == [1, 2]

@@ -20,14 +20,17 @@ from hf_memkit.errors import DataError, SettingError
 from hf_memkit.hardware import Machine
 from hf_memkit.own_arguments import of_pairs
 from hf_memkit.recipe.data import Documents
+from hf_memkit.recipe.export import export_script
+from hf_memkit.recipe.export.scripts.job import Job
+from hf_memkit.recipe.export.scripts.train_chat import as_messages
 from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.run import Run
 from hf_memkit.recipe.schema import read_recipe
 from hf_memkit.recipe.tasks import find_task
 from hf_memkit.recipe.tasks.chat_made_up import made_up_conversations
-from hf_memkit.recipe.tasks.chat_script import chat_script
-from hf_memkit.recipe.tasks.chat_template import CHATML, CHATML_FRAMING, training_template
+from hf_memkit.recipe.tasks.chat_markup import CHATML
+from hf_memkit.recipe.tasks.chat_template import CHATML_FRAMING, training_template
 from hf_memkit.recipe.tasks.chat_tokens import checksum, tokenise
 from hf_memkit.recipe.tokenizer import Framing, train_tokenizer
 from hf_memkit.request import Request
@@ -276,7 +279,7 @@ def test_a_rehearsal_and_its_exported_script_train_the_same(
     answer = quick_memkit("recipe", str(recipe_file), "--variant", "resident", "--export", "script")
     assert answer.returncode == 0, answer.stderr[-3000:]
     script = tmp_path / "script"
-    done = process.run(["train.py"], script)
+    done = process.run(["train_chat.py"], script)
     assert done.returncode == 0, done.stderr[-3000:]
     losses = [
         record["metrics"]["eval_loss"]
@@ -312,16 +315,16 @@ def test_the_exported_script_reads_every_form(
     request = Request(variant="lora", data=str(path), output=str(tmp_path / "run"))
     resolved = resolve(read_recipe(recipe_file), machine, request, use_hub=False)
     setup = rehearse(read_recipe(recipe_file), resolved).setup
-    found = chat_script(Run("chats", "lora", setup, target=resolved))
-    for file, text in found.files.items():
-        (tmp_path / file).write_text(text)
-    names: dict[str, Any] = {"HERE": tmp_path, "PreTrainedTokenizerFast": PreTrainedTokenizerFast}
-    exec("\n".join([*found.imports, found.data]), names)
-    assert names["rows"]["messages"] == [expected, expected]
-    assert len(names["train_dataset"]) == len(names["eval_dataset"]) == 1
-    mask = names["tokenizer"].apply_chat_template(
-        expected, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-    )["assistant_masks"]
+    export_script(Run("chats", "lora", setup, target=resolved), tmp_path / "script")
+    job = Job(tmp_path / "script")
+    rows = as_messages(job.load_rows(), job.data["columns"]["messages"])
+    assert rows["messages"] == [expected, expected]
+    assert [len(part) for part in job.hold_out(rows)] == [1, 1]
+    trained = job.load_tokenizer(message["content"] for message in expected)
+    trained.chat_template = CHATML
+    mask = trained.apply_chat_template(expected, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)[
+        "assistant_masks"
+    ]
     assert 0 < sum(mask) < len(mask)
 
 
@@ -349,7 +352,7 @@ def test_the_tokenizer_and_template_of_a_model_of_ones_own(
     assert "the model's own (model" in answer.stdout and "the assistant's turns are marked" in answer.stdout
     answer = quick_memkit("recipe", *asked, "--export", "script")
     assert answer.returncode == 0, answer.stderr[-3000:]
-    done = process.run(["script/train.py"], tmp_path)
+    done = process.run(["script/train_chat.py"], tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     kept = (tmp_path / "run" / "model" / "chat_template.jinja").read_text()
     assert kept == (tmp_path / "script" / "run" / "model" / "chat_template.jinja").read_text() == made.chat_template

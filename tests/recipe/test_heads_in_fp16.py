@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Trainer, TrainingArguments
+from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments
 
 from hf_memkit import train
 from hf_memkit.hardware import Machine, named_gpu
 from hf_memkit.recipe.export import export_script
+from hf_memkit.recipe.export.scripts.job import Job
 from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.run import Run
 from hf_memkit.recipe.schema import load_recipe
@@ -45,8 +46,15 @@ def test_what_is_trained_is_fp32(on_t4: TrainingSetup, tmp_path: Path) -> None:
 
 
 def test_the_script_does_the_same(on_t4: TrainingSetup, tmp_path: Path) -> None:
-    export_script(Run("bert-large-on-8gb", "lora", on_t4), tmp_path / "fp16")
-    assert "parameter.data.float()" in (tmp_path / "fp16" / "train.py").read_text()
-    in_bf16 = on_t4.put("arguments.fp16", False, "another card").put("model.dtype", "bfloat16", "another card")
-    export_script(Run("bert-large-on-8gb", "lora", in_bf16), tmp_path / "bf16")
-    assert "parameter.data.float()" not in (tmp_path / "bf16" / "train.py").read_text()
+    export_script(Run("bert-large-on-8gb", "lora", on_t4.put("arguments.use_cpu", True, "here")), tmp_path / "job")
+    job = Job(tmp_path / "job")
+    del job.model_parts["mean_loss"]  # a file beside the script
+    model = job.load_model(AutoModelForSequenceClassification, num_labels=3)
+    trainer = Trainer(model, TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none"))
+    trained = [each for each in model.parameters() if each.requires_grad]
+    job.ready(trainer)
+    assert any(each.dtype is torch.float16 for each in trained), "nothing scales the loss"
+    trainer.args.fp16 = True
+    job.ready(trainer)
+    assert {each.dtype for each in trained} == {torch.float32}
+    assert {each.dtype for each in model.parameters() if not each.requires_grad} == {torch.float16}

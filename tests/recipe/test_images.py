@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
 import datasets
@@ -15,6 +14,8 @@ from PIL import Image
 from hf_memkit.errors import InputError
 from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.recipe.export import export_script
+from hf_memkit.recipe.export.scripts import train_images
+from hf_memkit.recipe.export.scripts.job import Job
 from hf_memkit.recipe.ranks import ranks_from_environment
 from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.resolve import resolve
@@ -98,16 +99,12 @@ def test_an_export_reads_the_same_files(
         source.write_text("\n".join(["image,label", *lines]) + "\n")
     job = rehearsal(images, small_card, source, tmp_path / "run")
     written = {path.name for path in export_script(job, tmp_path / "script")}
-    assert {"train.py", "image_batches.py"} <= written and "made_up_images.py" not in written
-    text = (tmp_path / "script" / "train.py").read_text()
-    ast.parse(text)
-    start, end = text.index("# Images"), text.index("image_processor =")
-    from hf_memkit.components.image_batches import each_label_split
-
-    names = {"Path": Path, "each_label_split": each_label_split, **vars(datasets)}
-    exec(text[start:end], names)
-    assert names["labels"] == ["blue", "red"]
-    assert len(names["train_dataset"]) == (20 if form == "splits" else 19)
-    assert all(names["train_dataset"]["augment"]) and not any(names["eval_dataset"]["augment"])
-    paths = {row["image"]["path"] for row in names["train_dataset"]}
-    assert all(Path(path).is_file() for path in paths) and len(paths) == len(names["train_dataset"])
+    assert written == {"train_images.py", "job.py", "args.yaml", "image_batches.py"}
+    script = Job(tmp_path / "script")
+    rows, first = train_images.read_images(script)
+    assert rows.features["label"].names == ["blue", "red"]
+    train, evaluated = train_images.hold_out(script, rows, first)
+    assert len(train) == (20 if form == "splits" else 19)
+    assert all(train["augment"]) and not any(evaluated["augment"])
+    paths = {row["image"]["path"] for row in train}
+    assert all(Path(path).is_file() for path in paths) and len(paths) == len(train)

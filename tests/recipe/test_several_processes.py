@@ -9,6 +9,7 @@ import pytest
 
 from hf_memkit.hardware import Machine
 from hf_memkit.recipe.export import export_script, start_command
+from hf_memkit.recipe.export.scripts.job import Job
 from hf_memkit.recipe.mistakes import mistakes_of_target
 from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.resolve import resolve
@@ -89,26 +90,20 @@ def test_the_rehearsal_accumulates_as_the_target_does_whatever_the_number_of_pro
 
 @pytest.mark.parametrize("variant", ["resident", "offload", "infinity", "lora"])
 def test_an_exported_script_says_how_to_launch_it(
-    recipe: Recipe, machine: Machine, tmp_path: Path, variant: str
+    recipe: Recipe, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:
     resolved = make(recipe, machine, variant, gpus=2)
     job = Run(recipe.name, variant, resolved, gpus=2)
-    script = export_script(job, tmp_path / "job")[0].read_text()
-    compile(script, "train.py", "exec")
-    assert "Run:    torchrun --standalone --nproc-per-node 2 train.py\n" in script
-    assert "CUDA_VISIBLE_DEVICES" not in script and "MASTER_ADDR" not in script
-    batch = 2 * resolved["arguments.per_device_eval_batch_size"]
-    assert f"evaluated // {batch} * {batch}" in script
-    assert "init_distributed" not in script and "\nleave_process_group()" in script
+    export_script(job, tmp_path / "job")
+    args = (tmp_path / "job" / "args.yaml").read_text()
+    assert "\n# Run:    torchrun --standalone --nproc-per-node 2 train_text.py\n" in args
+    assert "CUDA_VISIBLE_DEVICES" not in args and "MASTER_ADDR" not in args
+    assert (tmp_path / "job" / "process_group.py").exists()
+    script, batch = Job(tmp_path / "job"), resolved["arguments.per_device_eval_batch_size"]
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert script.evaluated(4 * batch + 1) == 4 * batch and script.evaluated(2 * batch - 1) == 2 * batch - 1
 
-    rehearsed = rehearse(recipe, resolved)
-    on_cpu = replace(job, setup=rehearsed.setup, target=resolved)
-    script = export_script(on_cpu, tmp_path / "rehearsal")[0].read_text()
-    compile(script, "train.py", "exec")
-    gloo = 'deepspeed.init_distributed(dist_backend="gloo")' in script
-    assert gloo == (variant in ("offload", "infinity"))
-
-    several = start_command(replace(job, nodes=2), "train.py")
+    several = start_command(replace(job, nodes=2), "train_text.py")
     assert several.startswith("torchrun --nnodes 2 --node-rank 0 --master-addr ADDRESS_OF_MACHINE_0 --nproc-per-node")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,8 @@ from hf_memkit.components import mean_loss
 from hf_memkit.errors import InputError
 from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.recipe.export import export_script
+from hf_memkit.recipe.export.scripts import train_speech
+from hf_memkit.recipe.export.scripts.job import Job
 from hf_memkit.recipe.ranks import ranks_from_environment
 from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.resolve import resolve
@@ -131,16 +132,16 @@ def test_an_export_reads_the_same_files(
     job = rehearsal(speech, small_card, clips, tmp_path / "run")
     written = {path.name for path in export_script(job, tmp_path / "script")}
     assert written >= {
-        "train.py",
+        "train_speech.py",
+        "job.py",
+        "args.yaml",
         "speech_batches.py",
         "speech_batches_sound.py",
         "mean_loss.py",
         "whisper_tokenizer.py",
     }
-    text = (tmp_path / "script" / "train.py").read_text()
-    ast.parse(text)
-    names = {"Path": Path, **vars(datasets)}
-    exec(text[text.index("# Speech") : text.index("processor =")], names)
-    assert (len(names["train_dataset"]), len(names["eval_dataset"])) == (11, 1)
-    first = names["train_dataset"][0]
+    script = Job(tmp_path / "script")
+    train, evaluated = script.hold_out(train_speech.read_speech(script))
+    assert (len(train), len(evaluated)) == (11, 1)
+    first = train[0]
     assert first["audio"]["path"] == str(clips / "00.wav") and first["text"] == made_up_speech(1)[0]["text"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 import pytest
-from transformers import GPT2Config
+from transformers import DataCollatorWithPadding, GPT2Config
 
 from hf_memkit.errors import DataError
 from hf_memkit.recipe import tokenizer as module
@@ -53,6 +53,17 @@ def test_saved_and_loaded_it_is_the_models_own(tmp_path: Path) -> None:
     assert chosen.reason == f"the model's own ({tmp_path}, 400 entries)"
     assert chosen.tokenizer(ODD)["input_ids"] == trained(ODD)["input_ids"]
     assert chosen.tokenizer.eos_token_id == trained.eos_token_id
+
+
+def test_a_tokenizer_without_a_token_for_padding_takes_its_end(tmp_path: Path) -> None:
+    """Trainer's own collator refuses one that has none, as GPT-2 and Llama have none, also for equal rows."""
+    trained = train_tokenizer(PROSE, 300)
+    trained.pad_token = None
+    trained.save_pretrained(tmp_path)
+    chosen = get_tokenizer(str(tmp_path), PROSE, vocabulary_size=300, allow_download=False).tokenizer
+    assert chosen.pad_token == END_OF_TEXT
+    batch = DataCollatorWithPadding(chosen)([{"input_ids": [5, 6]}, {"input_ids": [7, 8]}])
+    assert batch["input_ids"].tolist() == [[5, 6], [7, 8]]
 
 
 def test_without_its_own_the_reason_is_loud() -> None:

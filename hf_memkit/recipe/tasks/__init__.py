@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Final
 
 from hf_memkit.errors import InputError, did_you_mean
-from hf_memkit.recipe.tasks.task import Examples, Script, Task
+from hf_memkit.recipe.task_names import DEFAULT_TASK, TASKS
+from hf_memkit.recipe.tasks.task import Examples, Task
 from hf_memkit.training_setup import TrainingSetup
 
-__all__ = ["DEFAULT_TASK", "TASKS", "Examples", "Script", "Task", "find_task", "task_of"]
-
-DEFAULT_TASK: Final = "language-modeling"
-
-TASKS: Final[dict[str, str]] = {
-    DEFAULT_TASK: "text",
-    "chat": "chat",
-    "image-classification": "image_classification",
-    "speech-recognition": "speech_recognition",
-    "text-classification": "text_classification",
-    "text-pairs": "text_pairs",
-}
-"""Task → the module here that has it, as `TASK`. Each imports its libraries when it is asked for."""
+__all__ = ["DEFAULT_TASK", "TASKS", "Examples", "Task", "find_task", "task_of"]
 
 
 def find_task(name: str) -> Task:

@@ -18,15 +18,22 @@ from hf_memkit.recipe.table_rows import TABLE_SUFFIXES, find_tables, read_rows
 from hf_memkit.recipe.tasks.media import checked, column_of, files_in, told_at_once
 from hf_memkit.recipe.text_readers import name_of, not_utf8
 
-__all__ = ["EXAMPLE", "LOCAL_FORM", "AudioFile", "AudioFiles", "audio_rows", "check_audio", "list_audio"]
+__all__ = [
+    "EXAMPLE",
+    "LOCAL_FORM",
+    "AudioFile",
+    "AudioFiles",
+    "audio_columns",
+    "audio_rows",
+    "check_audio",
+    "list_audio",
+    "text_columns",
+]
 
 SUFFIXES: Final = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".aiff", ".aif")
 
 LOCAL_FORM: Final = "a folder of sound files with metadata.csv, or with a .txt beside each"
 EXAMPLE: Final = '{"file_name": "clips/one.wav", "text": "good morning"}'
-
-_AUDIO_COLUMNS: Final = ("file_name", "audio", "path", "file")
-_TEXT_COLUMNS: Final = ("text", "transcription", "sentence", "transcript")
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,16 @@ class AudioFile:
 class AudioFiles:
     files: tuple[AudioFile, ...]
     source: str
+
+
+def audio_columns(columns: Mapping[str, str]) -> tuple[str, ...]:
+    """Names of a table's column of files, in the order in which they are looked for."""
+    return "file_name", "audio", "path", "file", columns["audio"]
+
+
+def text_columns(columns: Mapping[str, str]) -> tuple[str, ...]:
+    """Names of a table's column of transcripts, in the order in which they are looked for."""
+    return columns["text"], "text", "transcription", "sentence", "transcript"
 
 
 def list_audio(path: Path, columns: Mapping[str, str]) -> AudioFiles:
@@ -168,8 +185,8 @@ def _from_table(path: Path, folder: Path, columns: Mapping[str, str], sounds: li
     problems: list[str] = []
     places: dict[str, str] = {}
     for where, row in read_rows(tables.paths[0], tables.kind):
-        audio = column_of(where, row, (*_AUDIO_COLUMNS, columns["audio"]), EXAMPLE)
-        text = column_of(where, row, (columns["text"], *_TEXT_COLUMNS), EXAMPLE)
+        audio = column_of(where, row, audio_columns(columns), EXAMPLE)
+        text = column_of(where, row, text_columns(columns), EXAMPLE)
         name, words = row[audio], row[text]
         if not isinstance(name, str) or not name.strip():
             problems.append(f"{where}: column {audio!r}: expected a path, found {name_of(name)}; such as {EXAMPLE}")

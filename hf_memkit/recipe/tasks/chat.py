@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from hf_memkit import train
 from hf_memkit.errors import DataError
 from hf_memkit.models import hub_reachable
 from hf_memkit.recipe.tables import Table, hold_out, load_table
+from hf_memkit.recipe.tasks.chat_markup import CHATML
 from hf_memkit.recipe.tasks.chat_rows import EXAMPLE, as_json, conversation, form_of
-from hf_memkit.recipe.tasks.task import Examples, Say, Script, Settings, Task
+from hf_memkit.recipe.tasks.chat_template import CHATML_FRAMING, training_template
+from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
+from hf_memkit.recipe.tokenizer import Framing
 from hf_memkit.training_setup import TrainingSetup
 
 if TYPE_CHECKING:
@@ -155,10 +158,13 @@ class _Chat(Task):
             f"{steps * each_step / len(examples.train):.1f} times"
         )
 
-    def script(self, job: Any) -> Script:
-        from hf_memkit.recipe.tasks.chat_script import chat_script
+    def framing(self, setup: TrainingSetup) -> Framing:
+        return CHATML_FRAMING
 
-        return chat_script(job)
+    def examples(self) -> Iterator[dict[str, Any]]:
+        from hf_memkit.recipe.tasks.chat_made_up import made_up_conversations
+
+        return ({"messages": messages} for messages in made_up_conversations())
 
 
 def _say_what_was_cut(made: Tokenised, what: str, length: int, say: Say) -> None:
@@ -171,7 +177,6 @@ def _say_what_was_cut(made: Tokenised, what: str, length: int, say: Say) -> None
 def _tokenizer(table: Table, data: Mapping[str, Any], say: Say, *, assistant_only: bool) -> tuple[Any, str]:
     """(the model's own tokenizer, or one that is trained on the conversations; the template to train with)."""
     from hf_memkit.recipe.data import Documents
-    from hf_memkit.recipe.tasks.chat_template import CHATML, CHATML_FRAMING, training_template
     from hf_memkit.recipe.tokenizer import check_vocabulary, get_tokenizer
 
     documents = Documents(_Contents(table.rows), table.source, table.is_made_up, None)

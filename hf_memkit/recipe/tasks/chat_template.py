@@ -10,41 +10,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from hf_memkit.errors import DataError
+from hf_memkit.recipe.tasks.chat_markup import LLAMA_MARKED, LLAMA_TURN
 from hf_memkit.recipe.tokenizer import END_OF_TEXT, Framing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["CHATML", "CHATML_FRAMING", "LLAMA_MARKED", "LLAMA_TURN", "training_template"]
+__all__ = ["CHATML_FRAMING", "training_template"]
 
 CHATML_FRAMING: Final = Framing(
     {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": END_OF_TEXT},
 )
 """The special tokens of ChatML, for a tokenizer that is trained here: the end of a turn ends generation."""
-
-CHATML: Final = (
-    "{%- for message in messages -%}"
-    "{{- '<|im_start|>' + message['role'] + '\\n' -}}"
-    "{%- if message['role'] == 'assistant' -%}"
-    "{%- generation -%}{{- message['content'] + '<|im_end|>' -}}{%- endgeneration -%}{{- '\\n' -}}"
-    "{%- else -%}{{- message['content'] + '<|im_end|>\\n' -}}{%- endif -%}"
-    "{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
-)
-"""Plain ChatML, with the assistant's turns marked: for tokenizers that are trained here."""
-
-LLAMA_TURN: Final = (
-    "{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n'+ message['content'] | trim + "
-    "'<|eot_id|>' }}"
-)
-"""The line that writes a turn in the templates of Llama 3.1, 3.2 and 3.3."""
-
-LLAMA_MARKED: Final = (
-    "{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}"
-    "{%- if message['role'] == 'assistant' %}{%- generation %}{{- message['content'] | trim + '<|eot_id|>' }}"
-    "{%- endgeneration %}{%- else %}{{- message['content'] | trim + '<|eot_id|>' }}{%- endif %}"
-)
-"""The same, with the assistant's turns marked."""
 
 _PROBE: Final = (
     {"role": "system", "content": "Be brief."},

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -18,7 +18,6 @@ from hf_memkit.recipe.tasks.image_files import (
     image_rows,
     list_images,
 )
-from hf_memkit.recipe.tasks.image_script import image_script
 from hf_memkit.recipe.tasks.media import (
     HubData,
     column_of,
@@ -29,11 +28,11 @@ from hf_memkit.recipe.tasks.media import (
     stamps,
     whole_config,
 )
-from hf_memkit.recipe.tasks.task import Examples, Say, Script, Settings, Task
+from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
 from hf_memkit.recipe.text_readers import in_one_line
 from hf_memkit.training_setup import TrainingSetup
 
-__all__ = ["TASK"]
+__all__ = ["TASK", "image_processor"]
 
 _HEAD_ROWS: Final = 100
 """Images of the hub that are opened before training."""
@@ -95,7 +94,7 @@ class _ImageClassification(Task):
         rows, labels, told, own = self.read(setup)
         say(f"Data: {told}")
         train, held_out = _split(rows, own, float(setup["data.held_out"]))
-        processor, why = _image_processor(setup)
+        processor, why = image_processor(setup)
         say(f"Image processor: {why}")
         facts = {"labels": list(labels), "images": len(rows)}
         return Examples(train, held_out, processor, _checksum(train, labels), facts)
@@ -134,8 +133,9 @@ class _ImageClassification(Task):
             f"{steps * each_step / len(examples.train):.1f} times"
         )
 
-    def script(self, job: Any) -> Script:
-        return image_script(job, _image_processor(job.setup)[0])
+    def columns_among(self, columns: Mapping[str, str], there: Collection[str]) -> dict[str, str]:
+        """As ImageFolder has them, its column of paths is `file_name`."""
+        return {**columns, "image": columns["image"] if columns["image"] in there else "file_name"}
 
 
 def _patches(config: Mapping[str, Any]) -> int | None:
@@ -240,7 +240,7 @@ def _checksum(train: Any, labels: Any) -> str:
     return digest.hexdigest()
 
 
-def _image_processor(setup: TrainingSetup) -> tuple[Any, str]:
+def image_processor(setup: TrainingSetup) -> tuple[Any, str]:
     """(the image processor, why this one)."""
     name, why = setup["data.tokenizer"], "a small model has its own image size"
     with quiet_transformers():

@@ -6,11 +6,12 @@ from __future__ import annotations
 import dis
 import inspect
 import io
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any, Final
 
-__all__ = ["kinds_of_text", "summaries"]
+__all__ = ["help_texts", "kinds_of_text", "summaries"]
 
 _MODULES: Final = (
     "argparse", "ast", "calendar", "collections", "configparser", "csv", "datetime", "decimal", "difflib",
@@ -19,6 +20,15 @@ _MODULES: Final = (
     "tempfile", "textwrap", "threading", "typing", "unittest.mock", "urllib.parse", "uuid", "zipfile",
 )  # fmt: skip
 _CHARACTERS: Final = 400
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
+"""Of an object in memory, another one in every process."""
+
+
+def help_texts() -> list[str]:
+    """The text of Python's own help."""
+    from pydoc_data.topics import topics
+
+    return [topics[name] for name in sorted(topics)]
 
 
 def summaries() -> list[dict[str, Any]]:
@@ -43,7 +53,7 @@ def kinds_of_text() -> list[dict[str, Any]]:
             found[inspect.getsource(function)[:_CHARACTERS]] = "code"
             bytecode = io.StringIO()
             dis.dis(function, file=bytecode, depth=0)
-            found[bytecode.getvalue()[:_CHARACTERS]] = "bytecode"
+            found[_ADDRESS.sub("", bytecode.getvalue())[:_CHARACTERS]] = "bytecode"
     for _, described in _described():
         if len(described) >= 60:
             found[described[:_CHARACTERS]] = "documentation"

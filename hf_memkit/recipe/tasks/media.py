@@ -7,7 +7,6 @@ which knows them by path, size and time of change, so that a second run checks n
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +30,6 @@ __all__ = [
     "kept",
     "load_hub",
     "source_of",
-    "source_text",
     "stamps",
     "told_at_once",
 ]
@@ -199,20 +197,6 @@ def kept(rows: Callable[..., Iterator[dict[str, Any]]], features: Any, arguments
             f"{source}: the cache in {datasets.config.HF_DATASETS_CACHE} cannot be written: {in_one_line(cause)}; "
             f"HF_DATASETS_CACHE names another folder for it"
         ) from error
-
-
-def source_text(module: str) -> str:
-    """The text of a module that needs nothing of memkit."""
-    spec = importlib.util.find_spec(module)
-    assert spec is not None and spec.origin is not None
-    return Path(spec.origin).read_text(encoding="utf-8")
-
-
-def load_table_line(name: str, table: Path) -> str:
-    """The line of a script that reads a local table into the variable `name`."""
-    kind = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}.get(table.suffix.lower(), "json")
-    tab = ', sep="\\t"' if table.suffix.lower() == ".tsv" else ""
-    return f'{name} = load_dataset("{kind}", data_files="{table.resolve()}"{tab}, split="train")'
 
 
 def loader_arguments(work: str) -> Settings:

@@ -4,14 +4,14 @@ a time, in the data loader's workers."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from hf_memkit.errors import DataError, InputError
 from hf_memkit.models import ModelFacts, hub_reachable, quiet_transformers
 from hf_memkit.recipe.tables import hold_out
-from hf_memkit.recipe.tasks.audio_files import EXAMPLE, LOCAL_FORM, audio_rows, list_audio
+from hf_memkit.recipe.tasks.audio_files import EXAMPLE, LOCAL_FORM, audio_columns, audio_rows, list_audio, text_columns
 from hf_memkit.recipe.tasks.media import (
     HubData,
     column_of,
@@ -23,12 +23,11 @@ from hf_memkit.recipe.tasks.media import (
     told_at_once,
     whole_config,
 )
-from hf_memkit.recipe.tasks.speech_script import speech_script
-from hf_memkit.recipe.tasks.task import Examples, Say, Script, Settings, Task
+from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
 from hf_memkit.recipe.text_readers import in_one_line
 from hf_memkit.training_setup import TrainingSetup
 
-__all__ = ["TASK"]
+__all__ = ["TASK", "feature_extractor"]
 
 _HEARD_S: Final = 30.0
 """Seconds of sound that Whisper's encoder takes at once, whatever its size (arXiv 2212.04356, section 2.2)."""
@@ -90,7 +89,7 @@ class _SpeechRecognition(Task):
         return _from_files(source, setup["data.columns"], longest_s)
 
     def prepare(self, setup: TrainingSetup, say: Say) -> Examples:
-        extractor, heard = _feature_extractor(setup)
+        extractor, heard = feature_extractor(setup)
         rows, told = self.read(setup, float(extractor.chunk_length))
         say(f"Data: {told}")
         say(f"Feature extractor: {heard}")
@@ -131,8 +130,10 @@ class _SpeechRecognition(Task):
             f"{each_step} read them {steps * each_step / len(examples.train):.1f} times"
         )
 
-    def script(self, job: Any) -> Script:
-        return speech_script(job, _feature_extractor(job.setup)[0])
+    def columns_among(self, columns: Mapping[str, str], there: Collection[str]) -> dict[str, str]:
+        """As AudioFolder and others have them."""
+        known = {"audio": audio_columns(columns), "text": text_columns(columns)}
+        return {role: next(name for name in names if name in there) for role, names in known.items()}
 
 
 def _features() -> Any:
@@ -196,7 +197,7 @@ def _made_up() -> tuple[Any, str]:
     )
 
 
-def _feature_extractor(setup: TrainingSetup) -> tuple[Any, str]:
+def feature_extractor(setup: TrainingSetup) -> tuple[Any, str]:
     """(the feature extractor, why this one)."""
     name = setup["data.tokenizer"]
     with quiet_transformers():

@@ -12,7 +12,7 @@ the line, what was expected, and an example of it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,10 +20,10 @@ from hf_memkit.training_setup import TrainingSetup
 
 if TYPE_CHECKING:
     from hf_memkit.models import ModelFacts
-    from hf_memkit.recipe.run import Run
     from hf_memkit.recipe.schema import Data
+    from hf_memkit.recipe.tokenizer import Framing
 
-__all__ = ["Examples", "Say", "Script", "Settings", "Task"]
+__all__ = ["Examples", "Say", "Settings", "Task"]
 
 Say = Callable[[str], None]
 
@@ -48,37 +48,6 @@ class Examples:
     processing_class: Any
     checksum: str
     facts: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Script:
-    """What an exported script has of the task.
-
-    Attributes:
-        standard: import lines of the standard library.
-        imports: import lines of other packages; those from transformers go into `transformers`.
-        transformers: names that are imported from transformers.
-        data: the lines that make `train_dataset`, `eval_dataset` and what `processing` names.
-        processing: the variable that holds tokenizer or processor.
-        model_values: keyword arguments of the config, as Python, such as `num_labels=len(labels)`.
-        decided: config values that those give in place of the architecture's own.
-        trainer: lines with further keyword arguments of the trainer, indented by four spaces.
-        after: lines that follow the trainer's making.
-        requirements: packages that the script needs beyond what every script does.
-        files: name → text of files that lie beside the script.
-    """
-
-    data: str
-    standard: tuple[str, ...] = ()
-    imports: tuple[str, ...] = ()
-    transformers: tuple[str, ...] = ()
-    processing: str = "tokenizer"
-    model_values: tuple[str, ...] = ()
-    decided: tuple[str, ...] = ()
-    trainer: tuple[str, ...] = ()
-    after: tuple[str, ...] = ()
-    requirements: tuple[str, ...] = ()
-    files: Mapping[str, str] = field(default_factory=dict)
 
 
 class Task(ABC):
@@ -175,6 +144,14 @@ class Task(ABC):
         """What the run file says of the data beside the losses."""
         return {}
 
-    @abstractmethod
-    def script(self, job: Run) -> Script:
-        """The task's part of an exported script."""
+    def framing(self, setup: TrainingSetup) -> Framing | None:
+        """The special tokens of a tokenizer that is trained on the task's texts."""
+        return None
+
+    def columns_among(self, columns: Mapping[str, str], there: Collection[str]) -> dict[str, str]:
+        """Role → the name that its column has among those of a local table: as the recipe names it, or as usual."""
+        return {role: name if name in there else self.columns.get(role, name) for role, name in columns.items()}
+
+    def examples(self) -> Iterable[Mapping[str, Any]]:
+        """Rows with the usual columns that stand in for the data of an exported script where no hub can be reached."""
+        return ()

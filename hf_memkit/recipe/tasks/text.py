@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hf_memkit.models import hub_reachable
-from hf_memkit.recipe.export_data import data_lines, packing_lines, tokenizer_is_trained, uses_fallback
-from hf_memkit.recipe.tasks.task import Examples, Say, Script, Task
+from hf_memkit.recipe.tasks.made_up_texts import help_texts
+from hf_memkit.recipe.tasks.task import Examples, Say, Task
+from hf_memkit.recipe.tokenizer import CONTINUED, Framing
 from hf_memkit.training_setup import TrainingSetup
 
 if TYPE_CHECKING:
@@ -68,17 +70,11 @@ class _LanguageModeling(Task):
 
         return {"unigram_loss": unigram_loss(evaluated)}
 
-    def script(self, job: Any) -> Script:
-        setup = job.setup
-        trained, fallback = tokenizer_is_trained(setup), uses_fallback(setup)
-        imports = ["import numpy as np", f"from datasets import {'Dataset' if fallback else 'Dataset, load_dataset'}"]
-        imports += ["from tokenizers import ByteLevelBPETokenizer"] if trained else []
-        return Script(
-            data=f"{data_lines(setup)}\n\n{packing_lines(job)}",
-            standard=("from pydoc_data.topics import topics",) if fallback else (),
-            imports=tuple(imports),
-            transformers=("PreTrainedTokenizerFast" if trained else "AutoTokenizer",),
-        )
+    def framing(self, setup: TrainingSetup) -> Framing:
+        return CONTINUED
+
+    def examples(self) -> Iterator[dict[str, str]]:
+        return ({"text": text} for text in help_texts())
 
 
 TASK = _LanguageModeling()

@@ -10,24 +10,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from hf_memkit import components
 from hf_memkit.errors import DataError
 from hf_memkit.recipe.tables import Table, cell, load_table
 from hf_memkit.recipe.tasks.label_names import OneKind, label_name
 from hf_memkit.recipe.tasks.made_up_texts import kinds_of_text
-from hf_memkit.recipe.tasks.task import Examples, Say, Script, Settings, Task
+from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
 from hf_memkit.recipe.tasks.token_rows import (
     as_tokens,
     checked_text,
     checksum,
-    examples_file,
-    load_lines,
     tokenizer_for,
-    tokenizer_imports,
-    tokenizer_lines,
 )
 from hf_memkit.recipe.tokenizer import Framing
 from hf_memkit.training_setup import TrainingSetup
@@ -106,7 +100,8 @@ class _TextClassification(Task):
         table, paired, labels = self.read(setup)
         given: list[str] = table.rows["label"][:]
         say(f"Data: {table.source}")
-        tokenizer = tokenizer_for(setup, table, ("text", *(("text_pair",) if paired else ())), _framing(setup), say)
+        texts = ("text", "text_pair") if paired else ("text",)
+        tokenizer = tokenizer_for(setup, table, texts, self.framing(setup), say)
         length = int(data["sequence_length"])
         rows = as_tokens(table.rows, partial(_encode, tokenizer, labels, paired, length))
         full = _full(rows, length)
@@ -152,76 +147,14 @@ class _TextClassification(Task):
         there = evaluated["labels"][:]
         return {"labels": examples.facts["labels"], "majority_accuracy": there.count(usual) / len(there)}
 
-    def script(self, job: Any) -> Script:
-        setup = job.setup
-        data = setup.section("data")
-        loading, columns = load_lines(self, setup)
-        text, label, pair = columns["text"], columns["label"], columns.get("text_pair", "text_pair")
-        imports, names = tokenizer_imports(setup)
-        batch = setup["arguments.per_device_eval_batch_size"] * job.processes
-        lines = [
-            *loading,
-            "",
-            "# Classes: their names, where the data set has them, or what stands in the column.",
-            f'names = getattr(dataset.features["{label}"], "names", None)',
-            f'classes = [names[value] if names else str(value) for value in dataset["{label}"]]',
-            "labels = sorted(set(classes), key=lambda name: (0, int(name)) if name.isdecimal() else (1, name))",
-            "",
-            "# Tokenizer.",
-            *tokenizer_lines(setup, f'dataset["{text}"]', _framing(setup)),
-            "",
-            "",
-            "def encode(rows: dict[str, list], numbers: list[int]) -> dict[str, list]:",
-            f'    pairs = rows.get("{pair}")  # second texts, where there are any',
-            f'    inputs = tokenizer(rows["{text}"], pairs, truncation=True, '
-            f"max_length={int(data['sequence_length'])}, return_attention_mask=False)",
-            '    return {**inputs, "labels": [labels.index(classes[number]) for number in numbers]}',
-            "",
-            "",
-            "# Texts as tokens. The last ones of each class are held out.",
-            "dataset = dataset.map(encode, with_indices=True, batched=True, remove_columns=dataset.column_names)",
-            "by_class = {name: [] for name in labels}",
-            "for number, name in enumerate(classes):",
-            "    by_class[name].append(number)",
-            "held_out = sorted(",
-            "    number for found in by_class.values() for number in "
-            f"found[-max(1, round({data['held_out']} * len(found))) :]",
-            ")",
-            "held_out = [held_out[number] for number in np.random.default_rng(0).permutation(len(held_out))]",
-            "train_dataset = dataset.select(sorted(set(range(len(dataset))) - set(held_out)))",
-            f"evaluated = min(len(held_out), {data['evaluated_blocks']})",
-            f"evaluated = evaluated // {batch} * {batch} or evaluated  # whole batches",
-            "eval_dataset = dataset.select(held_out[:evaluated])",
-        ]
-        collates = "trainer_parts.pad_batches" not in setup
-        part = Path(components.__path__[0]) / "classification_metrics.py"
-        rows = ({"text": row["text"], "label": row["label"]} for row in self.made_up())
-        return Script(
-            data="\n".join(lines),
-            imports=(
-                "import numpy as np", "from datasets import load_dataset", *imports,
-                "from classification_metrics import accuracy_and_f1, likeliest_class",
-            ),
-            transformers=(*(("DataCollatorWithPadding",) if collates else ()), *names),
-            model_values=(
-                "num_labels=len(labels)", "id2label=dict(enumerate(labels))",
-                "label2id={name: number for number, name in enumerate(labels)}",
-            ),
-            trainer=(
-                *((f"    data_collator=DataCollatorWithPadding(tokenizer, pad_to_multiple_of={_MULTIPLE}),",)
-                  if collates else ()),
-                "    compute_metrics=accuracy_and_f1,",
-                "    preprocess_logits_for_metrics=likeliest_class,",
-            ),
-            files={part.name: part.read_text(encoding="utf-8"), **examples_file(setup, rows)},
-        )  # fmt: skip
+    def framing(self, setup: TrainingSetup) -> Framing:
+        """BERT's special tokens; the second text of a pair is told from the first where the model can tell."""
+        kinds = int(setup["model.architecture"].get("type_vocab_size", 2))
+        second = ":1" if kinds > 1 else ""
+        return Framing(_TOKENS, single="[CLS] $A [SEP]", pair=f"[CLS] $A [SEP] $B{second} [SEP]{second}")
 
-
-def _framing(setup: TrainingSetup) -> Framing:
-    """BERT's special tokens; the second text of a pair is told from the first where the model can tell."""
-    kinds = int(setup["model.architecture"].get("type_vocab_size", 2))
-    second = ":1" if kinds > 1 else ""
-    return Framing(_TOKENS, single="[CLS] $A [SEP]", pair=f"[CLS] $A [SEP] $B{second} [SEP]{second}")
+    def examples(self) -> list[dict[str, Any]]:
+        return [{name: row[name] for name in self.columns} for row in self.made_up()]
 
 
 def _classes(given: Sequence[str], places: Sequence[str], source: str) -> list[str]:

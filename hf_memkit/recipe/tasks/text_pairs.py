@@ -9,23 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from hf_memkit import components
 from hf_memkit.errors import DataError
 from hf_memkit.recipe.tables import Table, hold_out, load_table
 from hf_memkit.recipe.tasks.made_up_texts import summaries
-from hf_memkit.recipe.tasks.task import Examples, Say, Script, Settings, Task
+from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
 from hf_memkit.recipe.tasks.token_rows import (
     as_tokens,
     checked_text,
     checksum,
-    examples_file,
-    load_lines,
     tokenizer_for,
-    tokenizer_imports,
-    tokenizer_lines,
 )
 from hf_memkit.recipe.tokenizer import Framing
 from hf_memkit.training_setup import TrainingSetup
@@ -90,7 +84,7 @@ class _TextPairs(Task):
         data = setup.section("data")
         table = self.read(setup)
         say(f"Data: {table.source}")
-        tokenizer = tokenizer_for(setup, table, ("source", "target"), _FRAMING, say)
+        tokenizer = tokenizer_for(setup, table, ("source", "target"), self.framing(setup), say)
         length, target_length = _lengths(setup)
         # A closure would have to be hashed with all that it sees.
         encode = partial(_encode, tokenizer, data["prefix"], length, target_length)
@@ -124,52 +118,11 @@ class _TextPairs(Task):
             f"{steps * each_step / count:.1f} times"
         )
 
-    def script(self, job: Any) -> Script:
-        setup = job.setup
-        length, target_length = _lengths(setup)
-        data = setup.section("data")
-        loading, columns = load_lines(self, setup)
-        source, target = columns["source"], columns["target"]
-        imports, names = tokenizer_imports(setup)
-        batch = setup["arguments.per_device_eval_batch_size"] * job.processes
-        lines = [
-            *loading,
-            "",
-            "# Tokenizer.",
-            *tokenizer_lines(setup, f'[*dataset["{source}"], *dataset["{target}"]]', _FRAMING),
-            "",
-            "",
-            "def encode(rows: dict[str, list[str]]) -> dict[str, list[list[int]]]:",
-            f'    sources = [{_prefixed(data["prefix"])} for text in rows["{source}"]]',
-            f"    inputs = tokenizer(sources, truncation=True, max_length={length})",
-            f'    targets = tokenizer(text_target=[str(text) for text in rows["{target}"]], truncation=True, '
-            f"max_length={target_length})",
-            '    return {"input_ids": inputs["input_ids"], "labels": targets["input_ids"]}',
-            "",
-            "",
-            "# Pairs as tokens. The last ones are held out.",
-            "dataset = dataset.map(encode, batched=True, remove_columns=dataset.column_names)",
-            f"held_out = min(max(1, round({data['held_out']} * len(dataset))), len(dataset) - 1)",
-            "train_dataset = dataset.select(range(len(dataset) - held_out))",
-            f"evaluated = min(held_out, {data['evaluated_blocks']})",
-            f"evaluated = evaluated // {batch} * {batch} or evaluated  # whole batches",
-            "eval_dataset = dataset.select(range(len(dataset) - held_out, len(dataset) - held_out + evaluated))",
-        ]
-        collates = "trainer_parts.pad_batches" not in setup
-        part = Path(components.__path__[0]) / "generation_metrics.py"
-        return Script(
-            data="\n".join(lines),
-            imports=(
-                "from datasets import load_dataset", *imports, "from generation_metrics import generation_metrics",
-            ),
-            transformers=(*(("DataCollatorForSeq2Seq",) if collates else ()), *names),
-            trainer=(
-                *((f"    data_collator=DataCollatorForSeq2Seq(tokenizer, pad_to_multiple_of={_MULTIPLE}),",)
-                  if collates else ()),
-                "    compute_metrics=generation_metrics(tokenizer),",
-            ),
-            files={part.name: part.read_text(encoding="utf-8"), **examples_file(setup, self.made_up())},
-        )  # fmt: skip
+    def framing(self, setup: TrainingSetup) -> Framing:
+        return _FRAMING
+
+    def examples(self) -> list[dict[str, Any]]:
+        return self.made_up()
 
 
 def _lengths(setup: TrainingSetup) -> tuple[int, int]:
@@ -193,12 +146,6 @@ def _longest(rows: Any, name: str, limit: int) -> tuple[int, int]:
     return int(
         compute.sum(compute.equal(compute.list_value_length(rows.data.column(name)), limit)).as_py() or 0
     ), limit
-
-
-def _prefixed(prefix: str) -> str:
-    from hf_memkit.recipe.export_data import literal
-
-    return f"{literal(prefix)} + str(text)" if prefix else "str(text)"
 
 
 TASK = _TextPairs()

@@ -1,0 +1,136 @@
+"""`args.yaml`: a setup as the exported script reads it, every value under its reason.
+
+The sections are the setup's own. What only memkit reads is left out (where a model comes from, which classes the
+script names itself), and what was settled here is written as it was settled.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from hf_memkit import compat
+from hf_memkit.recipe.run import Run
+from hf_memkit.recipe.tasks.task import Settings
+from hf_memkit.training_setup import TrainingSetup
+
+__all__ = ["CONFIG_FILE", "args_text", "beside", "local_or_hub", "with_reasons"]
+
+CONFIG_FILE: Final = "ds_config.json"
+
+_WIDTH: Final = 110
+_COMPONENT: Final = re.compile(r"^hf_memkit\.(components|parts)\.")
+_LOADED: Final = (
+    "name", "dtype", "attn_implementation", "config", "quantization", "device_map", "use_safetensors",
+    "ignore_mismatched_sizes", "pad_vocabulary_to_multiple_of",
+)  # fmt: skip
+_BUILT: Final = ("architecture", "dtype", "attn_implementation", "config", "pad_vocabulary_to_multiple_of")
+
+
+def args_text(job: Run, heading: Iterable[str], data: Settings) -> str:
+    """The text of the file.
+
+    Args:
+        job: whose setup it is.
+        heading: the lines that stand above it all.
+        data: the section `data`.
+    """
+    setup = job.setup
+    sections = {
+        "environment": _environment(job),
+        "data": data,
+        "model": _model(setup),
+        "adapter": with_reasons(setup, "adapter"),
+        "model_parts": with_reasons(setup, "model_parts"),
+        "arguments": _arguments(setup),
+        "optimizer": _optimizer(setup),
+        "trainer_parts": with_reasons(setup, "trainer_parts"),
+    }
+    lines = "\n".join(f"# {line}".rstrip() for line in heading)
+    return "\n".join([f"{lines}\n", *(_section(name, found) for name, found in sections.items() if found)])
+
+
+def beside(path: str) -> str:
+    """`module:class`, with the name that a component's file has beside a script."""
+    return _COMPONENT.sub("", path)
+
+
+def local_or_hub(name: str) -> str:
+    """A hub ID as it is, a folder by its whole path: the script may start elsewhere."""
+    return str(Path(name).resolve()) if Path(name).is_dir() else name
+
+
+def _section(name: str, values: Settings) -> str:
+    """Each value under its reason; a reason that several in a row have stands there once."""
+    lines, before = [f"{name}:"], ""
+    for key, (value, reason) in values.items():
+        if reason != before:
+            lines += [f"  # {line}" for line in textwrap.wrap(reason, _WIDTH - 4)]
+        # PyYAML writes 1.0e-05 for a number and quotes a text "no", as its own reader needs it.
+        text = yaml.safe_dump({key: value}, sort_keys=False, allow_unicode=True, width=_WIDTH)
+        lines.append(textwrap.indent(text, "  ").rstrip("\n"))
+        before = reason
+    return "\n".join(lines) + "\n"
+
+
+def with_reasons(setup: TrainingSetup, section: str, names: Iterable[str] | None = None) -> dict[str, tuple[Any, str]]:
+    """The section's values with their reasons; of `names`, in their order, if given."""
+    found = {
+        setting.key.partition(".")[2]: (setting.value, setting.reason)
+        for setting in setup.settings
+        if setting.key.startswith(f"{section}.")
+    }
+    return found if names is None else {name: found[name] for name in names if name in found}
+
+
+def _environment(job: Run) -> Settings:
+    found = with_reasons(job.setup, "environment")
+    if job.processes > 1:
+        return found  # torchrun says the rest
+    if not job.setup.get("arguments.use_cpu"):
+        why = "one card: with several in sight Trainer would multiply the batch"
+        found["CUDA_VISIBLE_DEVICES"] = ("0", why)
+    if "deepspeed.config" in job.setup:
+        why = "what a launcher would set, for one process"
+        port = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+        found |= {name: (value, why) for name, value in port.items()}
+    return found
+
+
+def _model(setup: TrainingSetup) -> Settings:
+    if setup["model.origin"] == "architecture" and setup.get("arguments.use_cpu"):
+        found = with_reasons(setup, "model", _BUILT)
+        values = {name: each for name, each in found["architecture"][0].items() if name != "transformers_version"}
+        return {
+            **found,
+            "architecture": (values, "RANDOM weights: a small model of the same architecture, to rehearse"),
+        }
+    found = with_reasons(setup, "model", _LOADED)
+    name, reason = found["name"]
+    return {**found, "name": (local_or_hub(name), reason)}
+
+
+def _arguments(setup: TrainingSetup) -> Settings:
+    """The fields under the names that the installed transformers has."""
+    found: dict[str, tuple[Any, str]] = {}
+    for name, (value, reason) in with_reasons(setup, "arguments").items():
+        ((installed, value),) = compat.to_installed_arguments({name: value}).items()
+        found[installed] = (value, reason)
+    found["output_dir"] = ("run", "checkpoints and the records of memory, beside this file")
+    if "deepspeed.config" in setup:
+        reason = next(setting.reason for setting in setup.settings if setting.key == "deepspeed.preset")
+        found["deepspeed"] = (CONFIG_FILE, reason)
+    return found
+
+
+def _optimizer(setup: TrainingSetup) -> Settings:
+    found = with_reasons(setup, "optimizer")
+    if found:
+        path, reason = found["class"]
+        found["class"] = (beside(path), reason)
+    return found

@@ -1,0 +1,88 @@
+"""Trains a model of Whisper's kind to write down speech. What it trains, on what and how stands in args.yaml, with
+reasons.
+
+Sound files are opened by the data loader's workers when their batch is made. The last ones are held out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Audio, Dataset
+from transformers import AutoModelForSpeechSeq2Seq, Seq2SeqTrainingArguments, WhisperFeatureExtractor, WhisperProcessor
+
+from hf_memkit import attach
+from hf_memkit.components.generating_trainer import GeneratingTrainer
+from hf_memkit.components.speech_batches import SpeechBatches, WordErrors
+from hf_memkit.components.speech_batches_sound import seconds_of
+from hf_memkit.recipe.export.scripts.job import Job
+
+
+def read_speech(job: Job) -> Dataset:
+    """Rows of `audio` (`{"path": …}` or `{"bytes": …}`) and `text`."""
+    data = job.data
+    if data.get("made_up"):
+        from hf_memkit.recipe.tasks.made_up_speech import made_up_speech
+
+        return Dataset.from_list(made_up_speech())
+    if "folder" in data:  # each sound file has its transcript beside it
+        folder = Path(data["folder"])
+        texts = sorted(folder.rglob("*.txt"))
+        paths = [next(file for file in text.parent.glob(f"{text.stem}.*") if file != text) for text in texts]
+        return as_rows(paths, [text.read_text(encoding="utf-8-sig") for text in texts])
+    audio, text = data["columns"]["audio"], data["columns"]["text"]
+    rows = job.load_rows()
+    if "files" in data:  # a table, whose paths start in its own folder
+        folder = Path(data["files"][0]).parent
+        return as_rows([folder / name for name in rows[audio]], rows[text])
+    rows = rows.select_columns([audio, text]).rename_columns({audio: "audio", text: "text"})
+    longest = data["chunk_length"]  # seconds that the model hears at once
+
+    def is_usable(row: dict[str, Any]) -> bool:
+        return bool(row["text"].strip()) and 0 < seconds_of(row["audio"]["bytes"] or row["audio"]["path"]) <= longest
+
+    return rows.cast_column("audio", Audio(decode=False)).filter(is_usable)
+
+
+def as_rows(paths: list[Path], texts: list[str]) -> Dataset:
+    audio = [{"bytes": None, "path": str(path)} for path in paths]
+    return Dataset.from_dict({"audio": audio, "text": [" ".join(text.split()) for text in texts]})
+
+
+def main() -> None:
+    job = Job(Path(__file__).resolve().parent)
+    data = job.data
+
+    rows = read_speech(job)
+    train_dataset, eval_dataset = job.hold_out(rows)
+    tokens: dict[str, int] = {}  # config values of a tokenizer that is not the model's own
+    if data["tokenizer"] is None:
+        from hf_memkit.recipe.tasks.whisper_tokenizer import token_values, train_whisper_tokenizer
+
+        extractor = WhisperFeatureExtractor(feature_size=data["feature_size"], chunk_length=data["chunk_length"])
+        processor = WhisperProcessor(extractor, train_whisper_tokenizer(rows["text"], data["vocabulary_size"]))
+        tokens = token_values(processor.tokenizer)
+    else:
+        spoken = {"language": data["language"], "task": "transcribe"} if data["language"] else {}
+        processor = WhisperProcessor.from_pretrained(data["tokenizer"], **spoken)
+
+    arguments = job.training_arguments(Seq2SeqTrainingArguments)
+    model = job.load_model(AutoModelForSpeechSeq2Seq, **tokens)
+    dtype = getattr(torch, job.model["dtype"]) if "dtype" in job.model else None
+    options = {
+        "data_collator": SpeechBatches(processor, dtype=dtype),
+        "compute_metrics": WordErrors(processor.tokenizer),
+        **job.trainer_options(model, arguments, processor),
+    }
+    trainer = GeneratingTrainer(train_dataset=train_dataset, eval_dataset=eval_dataset, **options)
+    job.ready(trainer)
+    attach(trainer)  # memory at every step: run/memory-rank0.jsonl, one file a process
+    trainer.train()
+    trainer.save_model(str(Path(arguments.output_dir) / "model"))
+    job.leave()
+
+
+if __name__ == "__main__":
+    main()
