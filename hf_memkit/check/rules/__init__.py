@@ -1,61 +1,7 @@
-"""The rules, split by idea. Importing this fills the registry."""
+"""The rules, a module a subject. Importing this fills the registry, `hf_memkit.check.RULES`."""
 
-from hf_memkit.check.rules import (
-    adapters,
-    allocator,
-    arguments,
-    attention,
-    batch,
-    buffers,
-    capacity,
-    checkpointing,
-    compiling,
-    cpu_offload,
-    evaluation,
-    keys,
-    loading,
-    loss,
-    nvme,
-    offload,
-    optimizer_choice,
-    optimizer_deepspeed,
-    optimizer_options,
-    optimizer_states,
-    precision,
-    saving,
-    sequences,
-    stages,
-    trainer,
-    values,
-    zenflow,
-)
+from importlib import import_module
+from pkgutil import iter_modules
 
-__all__ = [
-    "adapters",
-    "allocator",
-    "arguments",
-    "attention",
-    "batch",
-    "buffers",
-    "capacity",
-    "checkpointing",
-    "compiling",
-    "cpu_offload",
-    "evaluation",
-    "keys",
-    "loading",
-    "loss",
-    "nvme",
-    "offload",
-    "optimizer_choice",
-    "optimizer_deepspeed",
-    "optimizer_options",
-    "optimizer_states",
-    "precision",
-    "saving",
-    "sequences",
-    "stages",
-    "trainer",
-    "values",
-    "zenflow",
-]
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")
