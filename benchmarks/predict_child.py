@@ -29,7 +29,7 @@ def run(folder: Path, job: dict[str, Any]) -> int:
     from hf_memkit.callback import attach
     from hf_memkit.errors import MemkitError
     from hf_memkit.predict.child.training import rows_for
-    from hf_memkit.predict.request import Request
+    from hf_memkit.predict.trace_request import TraceRequest
     from hf_memkit.training_setup import TrainingSetup
 
     on_cpu: bool = job["on_cpu"]
@@ -50,7 +50,7 @@ def run(folder: Path, job: dict[str, Any]) -> int:
         except MemkitError as error:
             return write(folder, {"refused": str(error)})
         options.setdefault("data_collator", default_data_collator)
-        rows = rows_for(Request(setup, job["length"]), setup, model)  # as predicted, padding included
+        rows = rows_for(TraceRequest(setup, job["length"]), setup, model)  # as predicted, padding included
         size = arguments.per_device_train_batch_size
         data = rows(size, job["max_steps"] * size * arguments.gradient_accumulation_steps)
         trainer = Trainer(model=model, args=arguments, train_dataset=data, **options)

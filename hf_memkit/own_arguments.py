@@ -40,7 +40,7 @@ _NO_MEMORY: Final = frozenset(
 business."""
 
 
-class ArgumentFile(Protocol):
+class ReadFile(Protocol):
     """What was read of a file (`hf_memkit.check.reading`)."""
 
     @property
@@ -137,7 +137,7 @@ def with_technique_values(pairs: Iterable[str], kinds: Mapping[str, type]) -> tu
     return values, parsed
 
 
-def of_file(file: ArgumentFile) -> tuple[dict[str, Any], list[str]]:
+def of_file(file: ReadFile) -> tuple[dict[str, Any], list[str]]:
     """What the user's file holds, arguments of the script's own included; and what was changed for that.
 
     Raises:

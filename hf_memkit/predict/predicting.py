@@ -25,10 +25,10 @@ from hf_memkit.predict.confidence import Confidence, Level
 from hf_memkit.predict.defaults import refuse_precision
 from hf_memkit.predict.prediction import Prediction, with_rest
 from hf_memkit.predict.replay import replay
-from hf_memkit.predict.request import Device, Request
 from hf_memkit.predict.split_states import is_split, one_rank, split_notes, without_engine
 from hf_memkit.predict.trace import Trace
 from hf_memkit.predict.trace_edit import ExtraAllocation, edited
+from hf_memkit.predict.trace_request import Device, TraceRequest
 from hf_memkit.predict.user_training import OwnTraining
 from hf_memkit.predict.worker import shared_worker
 from hf_memkit.request import refuse_below_one
@@ -165,12 +165,12 @@ def _devices(notes: list[str]) -> tuple[Device, ...]:
 
 def _request(
     setup: TrainingSetup, job: Job, device: Device, *, trust_remote_code: bool, own: OwnTraining | None
-) -> Request:
+) -> TraceRequest:
     gpu = job.machine.gpu
     capability = gpu.capability if gpu is not None else None
     if capability is None:
         capability = 8.0 if job.bf16 else 7.5
-    return Request(
+    return TraceRequest(
         without_engine(setup) if is_split(setup) else setup,
         sequence_length=job.sequence_length,
         device=device,

@@ -20,8 +20,8 @@ from threading import RLock
 from typing import IO, Any, Final
 
 from hf_memkit.errors import TraceFailed
-from hf_memkit.predict.request import Request
 from hf_memkit.predict.trace import Trace
+from hf_memkit.predict.trace_request import TraceRequest
 
 __all__ = ["LIMIT_S", "Worker", "shared_worker"]
 
@@ -82,7 +82,7 @@ class Worker:
                 self.without_shim = self._answer()["shim"]
                 self._waited = True
 
-    def trace(self, request: Request) -> Trace:
+    def trace(self, request: TraceRequest) -> Trace:
         """The traced training.
 
         Raises:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from hf_memkit.predict.request import Device, Request
+from hf_memkit.predict.trace_request import Device, TraceRequest
 from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["ARCHITECTURES", "CHATTING", "MIXTURES", "MORE", "SETTINGS", "UNSEEN", "Architecture", "request"]
@@ -198,10 +198,10 @@ MORE: Final[Mapping[str, Mapping[str, Any]]] = {
     "sft, lora": {**_SFT, **SETTINGS["lora"]},
     "metrics by batch": {"metrics": True, "evaluation_batches": 4, "arguments.batch_eval_metrics": True},
 }
-"""What else a training does, for some of the architectures: settings, and fields of `Request` by their names."""
+"""What else a training does, for some of the architectures: settings, and fields of `TraceRequest` by their names."""
 
 
-def request(architecture: Architecture, setting: str, device: Device) -> Request:
+def request(architecture: Architecture, setting: str, device: Device) -> TraceRequest:
     """What the child is asked to train."""
     config = {"model_type": architecture.name, **architecture.config}
     size = architecture.batch_size
@@ -218,4 +218,4 @@ def request(architecture: Architecture, setting: str, device: Device) -> Request
         **wanted,
     }.items():
         setup = setup.put(key, value, "compared")
-    return Request(setup, architecture.length, device=device, **fields)
+    return TraceRequest(setup, architecture.length, device=device, **fields)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hf_memkit.models import ModelFacts, describe
-from hf_memkit.predict.request import Request
+from hf_memkit.predict.trace_request import TraceRequest
 from hf_memkit.training_setup import TrainingSetup
 
 GPT2: dict[str, Any] = {
@@ -33,5 +33,5 @@ def small_setup(config: dict[str, Any] | None = None, **arguments: Any) -> Train
     return setup
 
 
-def request(config: dict[str, Any] | None = None, **arguments: Any) -> Request:
-    return Request(small_setup(config, **arguments), LENGTH)
+def request(config: dict[str, Any] | None = None, **arguments: Any) -> TraceRequest:
+    return TraceRequest(small_setup(config, **arguments), LENGTH)

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from hf_memkit.predict.child import serve
-from hf_memkit.predict.request import Request
 from hf_memkit.predict.trace import Trace
+from hf_memkit.predict.trace_request import TraceRequest
 from tests.predict.architectures import ARCHITECTURES, CHATTING, MIXTURES, UNSEEN, request
 from tests.predict.fake_and_real_tracker import both_trackers
 
@@ -60,7 +60,7 @@ def peaks(changes: Iterable[int | str]) -> Peaks:
     return highest, phases
 
 
-def traced(asked: Request) -> dict[str, Any]:
+def traced(asked: TraceRequest) -> dict[str, Any]:
     """Peaks of the training on fake tensors, as its trace has them, but for the rounding that a CPU does not do."""
     from hf_memkit.predict.child.training import trace_training
 
@@ -85,7 +85,7 @@ def _changes(trace: Trace) -> Iterator[int | str]:
         yield phase
 
 
-def profiled(asked: Request) -> dict[str, Any]:
+def profiled(asked: TraceRequest) -> dict[str, Any]:
     """Peaks of the training on real tensors, as torch's profiler saw the CPU's allocator."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -189,7 +189,7 @@ def _named(found: Peaks) -> dict[str, Any]:
     return {"peak_bytes": found[0], "phases": found[1]}
 
 
-def _train(asked: Request) -> None:
+def _train(asked: TraceRequest) -> None:
     from transformers import default_data_collator
     from transformers.trainer_callback import PrinterCallback
 
@@ -242,7 +242,7 @@ def _arrays_are_copies() -> None:
     torch.Tensor.numpy = lambda self, **options: original(self, **options).copy()  # type: ignore[method-assign]
 
 
-def _model(asked: Request) -> Any:
+def _model(asked: TraceRequest) -> Any:
     import transformers
 
     setup = asked.setup
@@ -318,7 +318,7 @@ def answer_lines() -> None:
             print(json.dumps(answer), file=answers, flush=True)
 
 
-def _into(path: Path, run: Callable[[Request], dict[str, Any]], asked: Request) -> None:
+def _into(path: Path, run: Callable[[TraceRequest], dict[str, Any]], asked: TraceRequest) -> None:
     started = time.monotonic()
     try:
         answer = run(asked)
@@ -327,7 +327,7 @@ def _into(path: Path, run: Callable[[Request], dict[str, Any]], asked: Request) 
     path.write_text(json.dumps({**answer, "seconds": time.monotonic() - started}))
 
 
-_KINDS: Final[dict[str, Callable[[Request], dict[str, Any]]]] = {
+_KINDS: Final[dict[str, Callable[[TraceRequest], dict[str, Any]]]] = {
     "fake": traced,
     "real": profiled,
     "mem_tracker": both_trackers,

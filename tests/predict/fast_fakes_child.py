@@ -17,7 +17,7 @@ from typing import Any
 
 from hf_memkit.predict.child import fast_fakes, serve
 from hf_memkit.predict.child.training import trace_training
-from hf_memkit.predict.request import Request
+from hf_memkit.predict.trace_request import TraceRequest
 
 
 def traced(content: dict[str, Any], place: Path, *, fast: bool) -> None:
@@ -34,7 +34,7 @@ def traced(content: dict[str, Any], place: Path, *, fast: bool) -> None:
         return result
 
     fast_fakes.FastFakes.run = counted  # type: ignore[method-assign]
-    trace = trace_training(Request.from_json(content)).to_json()
+    trace = trace_training(TraceRequest.from_json(content)).to_json()
     place.write_text(json.dumps({"trace": trace, "share": hits[0] / asked[0]}))
 
 

@@ -16,8 +16,8 @@ import pytest
 from hf_memkit import preset
 from hf_memkit.errors import TraceFailed
 from hf_memkit.models import ModelFacts, describe
-from hf_memkit.predict.request import Request
 from hf_memkit.predict.trace import Trace
+from hf_memkit.predict.trace_request import TraceRequest
 from hf_memkit.predict.worker import Worker
 from hf_memkit.techniques.activation_bytes import chunked_loss_bytes, full_loss_bytes
 from hf_memkit.techniques.adapter_sizes import adapter_parameters, dequantised_bytes, quantised_bytes
@@ -73,7 +73,7 @@ def setup_of(folder: Path, names: str, *, batch: int = BATCH, **options: Any) ->
 
 
 def traced(worker: Worker, setup: TrainingSetup, **options: Any) -> Trace:
-    return worker.trace(Request(setup, LENGTH, evaluate=False, **options))
+    return worker.trace(TraceRequest(setup, LENGTH, evaluate=False, **options))
 
 
 def facts_of(folder: Path) -> ModelFacts:

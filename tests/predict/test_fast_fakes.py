@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from hf_memkit.predict.request import Request
+from hf_memkit.predict.trace_request import TraceRequest
 from tests.predict.architectures import ARCHITECTURES
 from tests.predict.architectures import request as of_architecture
 from tests.predict.cases import GPT2, LLAMA, request
@@ -23,14 +23,14 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 _BY_NAME: Final = {each.name: each for each in ARCHITECTURES}
 
 
-def _with(asked: Request, settings: Mapping[str, Any]) -> Request:
+def _with(asked: TraceRequest, settings: Mapping[str, Any]) -> TraceRequest:
     setup = asked.setup
     for key, value in settings.items():
         setup = setup.put(key, value, "a test's")
     return replace(asked, setup=setup)
 
 
-CASES: Final[Mapping[str, Request]] = {
+CASES: Final[Mapping[str, TraceRequest]] = {
     "decoder, recomputed, 8-bit AdamW": _with(
         request({**GPT2, "n_embd": 256}, bf16=True, gradient_checkpointing=True),
         {"optimizer.class": "hf_memkit.components.low_bit_adamw:AdamW8bit", "optimizer.block_size": 256},

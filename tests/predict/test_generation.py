@@ -21,7 +21,7 @@ from transformers import (
 
 from hf_memkit.predict import Prediction, predict_trainer
 from hf_memkit.predict.child.generation import generation_bytes
-from hf_memkit.predict.request import Request
+from hf_memkit.predict.trace_request import TraceRequest
 from hf_memkit.predict.worker import Worker
 from tests.predict.architectures import ARCHITECTURES, request
 
@@ -35,7 +35,7 @@ def worker() -> Iterator[Worker]:
     found.close()
 
 
-def asked(architecture: str, settings: dict[str, Any]) -> Request:
+def asked(architecture: str, settings: dict[str, Any]) -> TraceRequest:
     found = request(_BY_NAME[architecture], "plain", "cpu")
     setup = found.setup
     endless = {**setup["model.architecture"], "eos_token_id": None, "forced_eos_token_id": None}

@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from hf_memkit.predict.request import Request
+from hf_memkit.predict.trace_request import TraceRequest
 from hf_memkit.predict.worker import Worker
 from hf_memkit.techniques.activation_bytes import full_loss_bytes, sft_loss_bytes
 from tests.fewer import pairs
@@ -54,7 +54,7 @@ def test_the_head_on_a_card_makes_a_tile_of_logits(worker: Worker, setting: str,
     setup = setup.put("model.architecture", {**setup["model.architecture"], "vocab_size": words}, "wide")
     setup = setup.put("arguments.per_device_train_batch_size", batch, "large")
     setup = setup.put("model.dtype", {2: "bfloat16", 4: "float32"}[weight_bytes], "compared")
-    trace = worker.trace(Request(setup, length, evaluate=False, save=False))
+    trace = worker.trace(TraceRequest(setup, length, evaluate=False, save=False))
     expected = sft_loss_bytes(
         batch * length, words, 64, weight_bytes=weight_bytes, compute_bytes=weight_bytes,
         head_is_trained=setting == "sft",
@@ -73,5 +73,5 @@ def test_packed_sequences_have_a_mask_of_their_own(worker: Worker) -> None:
         setup = request(CHATTING[0], "sft, bf16", "cuda").setup
         setup = setup.put("arguments.packing", packing, "compared")
         setup = setup.put("arguments.per_device_train_batch_size", 1, "a row of one is not padded")
-        peaks.append(worker.trace(Request(setup, 2048, evaluate=False, save=False)).peak().size_bytes)
+        peaks.append(worker.trace(TraceRequest(setup, 2048, evaluate=False, save=False)).peak().size_bytes)
     assert 2048**2 < peaks[1] - peaks[0] < 8 * 2048**2, peaks

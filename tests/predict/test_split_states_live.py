@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from hf_memkit.predict.request import Request
 from hf_memkit.predict.split_states import one_rank, without_engine
+from hf_memkit.predict.trace_request import TraceRequest
 from hf_memkit.predict.worker import shared_worker
 from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.zero import ops
@@ -73,7 +73,7 @@ def _run(folder: Path, processes: int, cases: dict[str, TrainingSetup]) -> Live:
 @pytest.mark.parametrize(("processes", "name"), CASES, ids=[f"{name}-{count}" for count, name in CASES])
 def test_peaks_are_those_of_the_live_engine(live: dict[int, Live], processes: int, name: str) -> None:
     setup = ONE[name]
-    trace = shared_worker().trace(Request(without_engine(setup), LENGTH, device="cpu", evaluate=False))
+    trace = shared_worker().trace(TraceRequest(without_engine(setup), LENGTH, device="cpu", evaluate=False))
     config = setup["deepspeed.config"]
     accumulates = setup["arguments.gradient_accumulation_steps"] > 1
     ledger = zero_ledger(config, facts(MODEL), gpus=processes, accumulation=accumulates)

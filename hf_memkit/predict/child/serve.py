@@ -83,12 +83,12 @@ def _case(request: dict[str, Any], result: Path, modules: Path) -> None:
     """Traces one training and writes what came of it: a trace, or the error; and which modules it imported."""
     from hf_memkit.errors import MemkitError
     from hf_memkit.predict.child.training import trace_training
-    from hf_memkit.predict.request import Request
+    from hf_memkit.predict.trace_request import TraceRequest
 
     before = set(sys.modules)
     try:
         started = time.monotonic()
-        trace = trace_training(Request.from_json(request))
+        trace = trace_training(TraceRequest.from_json(request))
         content = {"trace": trace.to_json(), "seconds": time.monotonic() - started}
     except Exception as error:
         content = {

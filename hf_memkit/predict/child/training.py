@@ -1,6 +1,6 @@
 """One case: a real Trainer, two optimizer steps and an evaluation, on fake tensors; what it made and freed.
 
-In: a request (`predict/request.py`). Out: a `Trace`. Runs in a process of its own, which it changes (`fake_gpu.py`).
+In: a request (`predict/trace_request.py`). Out: a `Trace`. Runs in a process of its own, which it changes (`fake_gpu.py`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from hf_memkit.predict.child.libraries import install_library_rules, shapes_from
 from hf_memkit.predict.child.models import build_fake_model
 from hf_memkit.predict.child.sft import as_dataset, install_fused_head, is_sft, sft_rows, tokenizer
 from hf_memkit.predict.child.user_training import UserObjects
-from hf_memkit.predict.request import Request
 from hf_memkit.predict.trace import Trace
+from hf_memkit.predict.trace_request import TraceRequest
 from hf_memkit.train import after_making, build_arguments, prepared_rows, trainer_class, trainer_options
 from hf_memkit.training_setup import TrainingSetup
 
@@ -36,7 +36,7 @@ MICRO_BATCHES = 2
 """From the second micro-batch on gradients are there during forward; a third one is like the second."""
 
 
-def trace_training(request: Request) -> Trace:
+def trace_training(request: TraceRequest) -> Trace:
     """Trains on fake tensors and records every allocation.
 
     Raises:
@@ -93,7 +93,7 @@ def trace_training(request: Request) -> Trace:
         return Trace.from_json({name: list(value) for name, value in trace.to_json().items()})
 
 
-def rows_for(request: Request, setup: TrainingSetup, model: Any) -> Callable[[int, int], Rows]:
+def rows_for(request: TraceRequest, setup: TrainingSetup, model: Any) -> Callable[[int, int], Rows]:
     """Makes the data set of a batch size and a number of rows: of a padded batch the first row is the longest."""
     padded = request.padded if request.padded is not None else pads(setup, model)
     row = example(model, request.sequence_length, with_mask=padded)
@@ -106,7 +106,7 @@ def rows_for(request: Request, setup: TrainingSetup, model: Any) -> Callable[[in
     return lambda batch_size, count: Rows(row, count, shorter, batch_size)
 
 
-def pretend_card(request: Request) -> None:
+def pretend_card(request: TraceRequest) -> None:
     """Replaces what asks for a card; nothing where torch has one."""
     if torch.cuda.is_available():
         return
@@ -155,7 +155,7 @@ def own_arguments(setup: TrainingSetup, folder: str, *, on_cpu: bool, save: bool
 
 
 def _trainer(
-    request: Request, setup: TrainingSetup, model: Any, arguments: Any, rows: Rows, watch: Any, own: UserObjects
+    request: TraceRequest, setup: TrainingSetup, model: Any, arguments: Any, rows: Rows, watch: Any, own: UserObjects
 ) -> Any:
     from transformers import default_data_collator
     from transformers.trainer_callback import PrinterCallback

@@ -9,14 +9,14 @@ from typing import Any, Literal, Self
 from hf_memkit.predict.user_training import OwnTraining
 from hf_memkit.training_setup import TrainingSetup
 
-__all__ = ["Device", "Request"]
+__all__ = ["Device", "TraceRequest"]
 
 Device = Literal["cuda", "cpu", "real cpu"]
 """Fake tensors on a (fake) card; fake tensors on the CPU; real tensors on the CPU, which the tests compare with."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class TraceRequest:
     """One training to trace.
 
     Attributes:
