@@ -20,9 +20,9 @@ from hf_memkit.job import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH, Job
 from hf_memkit.own_arguments import of_trainer
 from hf_memkit.predict.defaults import TRAINER_DEFAULTS, LookedAt, default_setup, look_at, look_at_config
 from hf_memkit.predict.predicting import predict
-from hf_memkit.predict.user_batch import OwnBatches, batches_of_example, batches_of_rows, signature_columns
+from hf_memkit.predict.user_batch import UserBatches, batches_of_example, batches_of_rows, signature_columns
 from hf_memkit.predict.user_module import write_module
-from hf_memkit.predict.user_training import OwnTraining, import_path
+from hf_memkit.predict.user_training import UserTraining, import_path
 from hf_memkit.request import refuse_below_one, refuse_too_long
 from hf_memkit.training_setup import TrainingSetup
 
@@ -95,7 +95,7 @@ def predict_trainer(
     refuse_below_one(sequence_length=sequence_length, gpus=gpus, nodes=nodes)
     machine = described_machine(gpu, gpu_memory, ram, None)
     fields, notes = of_trainer(given.args)
-    own = OwnTraining(
+    own = UserTraining(
         trainer_class=import_path(given.trainer_class, "trainer_class") if given.trainer_class is not None else None,
         metrics=given.metrics,
     )
@@ -138,7 +138,7 @@ class _Given:
     """Whether its evaluations keep all that the model gives, for metrics."""
 
 
-def _of_evaluation(fields: dict[str, Any], own: OwnTraining) -> list[str]:
+def _of_evaluation(fields: dict[str, Any], own: UserTraining) -> list[str]:
     """What is to be said of evaluations; what Trainer ignores is taken out of `fields`."""
     notes = []
     if own.trainer_class is None and fields.pop("predict_with_generate", None):
@@ -188,8 +188,8 @@ def _of_trainer(trainer: Any, given: _Given) -> _Given:
 
 
 def _model(
-    model: Any, own: OwnTraining, folder: Path, *, trust_remote_code: bool
-) -> tuple[LookedAt | None, OwnTraining]:
+    model: Any, own: UserTraining, folder: Path, *, trust_remote_code: bool
+) -> tuple[LookedAt | None, UserTraining]:
     """(the model as its config describes it, None where it is the user's own; what the child makes it from)."""
     from torch import nn
     from transformers import PretrainedConfig
@@ -217,7 +217,7 @@ def _has_config(model: Any) -> bool:
 
 def _batches(
     given: _Given, example: Mapping[str, Any] | None, looked_at: LookedAt | None, train_size: int, evaluate_size: int
-) -> OwnBatches | None:
+) -> UserBatches | None:
     if example is not None and given.train_dataset is not None:
         raise InputError("example and train_dataset: these are two ways to say one thing; give one")
     sizes = {"train_size": train_size, "evaluate_size": evaluate_size}
@@ -249,7 +249,7 @@ def _columns(given: _Given, looked_at: LookedAt | None) -> list[str] | None:
 
 
 def _length(
-    batches: OwnBatches | None, sequence_length: int | None, looked_at: LookedAt | None, notes: list[str]
+    batches: UserBatches | None, sequence_length: int | None, looked_at: LookedAt | None, notes: list[str]
 ) -> int:
     """Tokens of a row.
 

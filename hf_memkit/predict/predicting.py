@@ -29,7 +29,7 @@ from hf_memkit.predict.split_states import is_split, one_rank, split_notes, with
 from hf_memkit.predict.trace import Trace
 from hf_memkit.predict.trace_edit import ExtraAllocation, edited
 from hf_memkit.predict.trace_request import Device, TraceRequest
-from hf_memkit.predict.user_training import OwnTraining
+from hf_memkit.predict.user_training import UserTraining
 from hf_memkit.predict.worker import shared_worker
 from hf_memkit.request import refuse_below_one
 from hf_memkit.techniques import ledger as formulas
@@ -43,7 +43,7 @@ __all__ = ["predict"]
 
 
 def predict(
-    setup: TrainingSetup, *, trace: bool = True, trust_remote_code: bool = False, own: OwnTraining | None = None
+    setup: TrainingSetup, *, trace: bool = True, trust_remote_code: bool = False, own: UserTraining | None = None
 ) -> Prediction:
     """Bytes that a training needs, by phase and category, and whether the machine has them.
 
@@ -164,7 +164,7 @@ def _devices(notes: list[str]) -> tuple[Device, ...]:
 
 
 def _request(
-    setup: TrainingSetup, job: Job, device: Device, *, trust_remote_code: bool, own: OwnTraining | None
+    setup: TrainingSetup, job: Job, device: Device, *, trust_remote_code: bool, own: UserTraining | None
 ) -> TraceRequest:
     gpu = job.machine.gpu
     capability = gpu.capability if gpu is not None else None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from hf_memkit.predict.user_training import OwnTraining
+from hf_memkit.predict.user_training import UserTraining
 from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["Device", "TraceRequest"]
@@ -45,7 +45,7 @@ class TraceRequest:
     save: bool = True
     padded: bool | None = None
     trust_remote_code: bool = False
-    own: OwnTraining | None = None
+    own: UserTraining | None = None
 
     def to_json(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in self.__slots__}
@@ -57,5 +57,5 @@ class TraceRequest:
         values = {name: content[name] for name in cls.__slots__}
         values["setup"] = TrainingSetup.from_json(content["setup"])
         values["capability"] = tuple(content["capability"])
-        values["own"] = OwnTraining.from_json(content["own"]) if content["own"] is not None else None
+        values["own"] = UserTraining.from_json(content["own"]) if content["own"] is not None else None
         return cls(**values)

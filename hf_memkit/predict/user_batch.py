@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from hf_memkit.errors import InputError
 
-__all__ = ["OwnBatches", "batches_of_example", "batches_of_rows", "signature_columns"]
+__all__ = ["UserBatches", "batches_of_example", "batches_of_rows", "signature_columns"]
 
 _MOST_ROWS: Final = 1_000
 _MOST_SECONDS: Final = 5.0
@@ -30,7 +30,7 @@ Collator = Callable[[list[Any]], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class OwnBatches:
+class UserBatches:
     """What a training and its evaluation are fed.
 
     Attributes:
@@ -52,7 +52,7 @@ class OwnBatches:
 
 def batches_of_example(
     example: Mapping[str, Any], collator: Collator | None, *, train_size: int, evaluate_size: int
-) -> OwnBatches:
+) -> UserBatches:
     """Batches of copies of one row.
 
     Args:
@@ -71,12 +71,12 @@ def batches_of_example(
         )
     row = {name: _value(name, given) for name, given in example.items()}
     train, evaluate = (_collated(collator, [dict(row) for _ in range(size)]) for size in (train_size, evaluate_size))
-    return OwnBatches(_thin(train), _thin(evaluate), _length(train), "every row is your example")
+    return UserBatches(_thin(train), _thin(evaluate), _length(train), "every row is your example")
 
 
 def batches_of_rows(
     dataset: Any, collator: Collator | None, columns: Sequence[str] | None, *, train_size: int, evaluate_size: int
-) -> OwnBatches:
+) -> UserBatches:
     """Batches of the longest rows of a data set.
 
     Args:
@@ -101,7 +101,7 @@ def batches_of_rows(
     note = f"a batch of the longest of {len(rows)} rows of train_dataset"
     if lengths[order[0]]:
         note += f", which have {min(lengths)} to {max(lengths)} tokens"
-    return OwnBatches(_thin(batches[0]), _thin(batches[1]), _length(batches[0]), note)
+    return UserBatches(_thin(batches[0]), _thin(batches[1]), _length(batches[0]), note)
 
 
 def signature_columns(forward: Callable[..., Any]) -> list[str]:

@@ -14,13 +14,13 @@ from typing import Any, Final, Self
 
 from hf_memkit.errors import InputError
 
-__all__ = ["OwnTraining", "import_path"]
+__all__ = ["UserTraining", "import_path"]
 
 _PATH: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
 @dataclass(frozen=True, slots=True)
-class OwnTraining:
+class UserTraining:
     """The parts of a training that its user wrote.
 
     Attributes:

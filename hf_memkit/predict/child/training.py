@@ -1,6 +1,7 @@
 """One case: a real Trainer, two optimizer steps and an evaluation, on fake tensors; what it made and freed.
 
-In: a request (`predict/trace_request.py`). Out: a `Trace`. Runs in a process of its own, which it changes (`fake_gpu.py`).
+In: a request (`predict/trace_request.py`). Out: a `Trace`. Runs in a process of its own, which it changes
+(`fake_gpu.py`).
 """
 
 from __future__ import annotations

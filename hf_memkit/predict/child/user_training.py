@@ -1,6 +1,6 @@
 """What a user's own script brings, made again here: the model on fake tensors, its batches, the class of its Trainer.
 
-In: an `OwnTraining`, whose modules are imported before anything is fake. Out: the objects.
+In: an `UserTraining`, whose modules are imported before anything is fake. Out: the objects.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hf_memkit.errors import InputError
-from hf_memkit.predict.user_training import OwnTraining
+from hf_memkit.predict.user_training import UserTraining
 
 __all__ = ["UserObjects"]
 
@@ -23,11 +23,11 @@ class UserObjects:
         InputError: something cannot be imported, or is not what it should be.
     """
 
-    def __init__(self, own: OwnTraining | None) -> None:
+    def __init__(self, own: UserTraining | None) -> None:
         import torch
         from transformers import Trainer
 
-        own = own or OwnTraining()
+        own = own or UserTraining()
         for folder in own.search_path:
             if folder not in sys.path:
                 sys.path.append(folder)
