@@ -5,10 +5,10 @@ Names are imported when first used: `import hf_memkit` loads neither torch nor t
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hf_memkit._version import __version__
+from hf_memkit.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from hf_memkit.callback import MemoryReportCallback, attach, oom_advice
@@ -31,24 +31,17 @@ __all__ = [
     "preset",
 ]
 
-_MODULE = {
-    "MemoryReportCallback": "hf_memkit.callback",
-    "PresetSetup": "hf_memkit.presets",
-    "TrainingSetup": "hf_memkit.training_setup",
-    "attach": "hf_memkit.callback",
-    "explain_oom": "hf_memkit.oom",
-    "load_recipe": "hf_memkit.recipe.schema",
-    "oom_advice": "hf_memkit.callback",
-    "predict_trainer": "hf_memkit.predict",
-    "preset": "hf_memkit.presets",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULE[name]), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "MemoryReportCallback": "callback",
+        "PresetSetup": "presets",
+        "TrainingSetup": "training_setup",
+        "attach": "callback",
+        "explain_oom": "oom",
+        "load_recipe": "recipe.schema",
+        "oom_advice": "callback",
+        "predict_trainer": "predict",
+        "preset": "presets",
+    },
+)

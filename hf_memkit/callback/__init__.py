@@ -5,8 +5,9 @@ Names are imported when first used: this package alone loads neither torch nor t
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hf_memkit.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from hf_memkit.callback.callback import MemoryReportCallback, attach
@@ -14,14 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MemoryReportCallback", "attach", "oom_advice"]
 
-_MODULE = {"MemoryReportCallback": "callback", "attach": "callback", "oom_advice": "oom_watch"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULE[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {"MemoryReportCallback": "callback", "attach": "callback", "oom_advice": "oom_watch"},
+)

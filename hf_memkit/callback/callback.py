@@ -19,9 +19,9 @@ from transformers import TrainerCallback
 
 from hf_memkit.callback.dashboard import LOG, Log
 from hf_memkit.callback.oom_note import OomNote
-from hf_memkit.callback.training import Options, Training
+from hf_memkit.callback.training import CallbackOptions, Training
 from hf_memkit.errors import SettingError, did_you_mean
-from hf_memkit.memory.guard import Guard
+from hf_memkit.memory.error_barrier import ErrorBarrier
 from hf_memkit.memory.readers import MemoryReader
 from hf_memkit.memory.recorder import RunRecorder
 from hf_memkit.terms import Phase
@@ -92,8 +92,8 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
             raise SettingError(f"MemoryReportCallback(log={log!r}): give {known}{did_you_mean(str(log), LOG)}")
         plain = prediction if prediction is None or isinstance(prediction, Mapping) else prediction.to_json()
         facts = dict(run_facts or {})
-        self._options = Options(output_dir, phases, log, summary, html, oom_snapshot, facts, readers, plain)
-        self._guard = Guard()
+        self._options = CallbackOptions(output_dir, phases, log, summary, html, oom_snapshot, facts, readers, plain)
+        self._barrier = ErrorBarrier()
         self._training: Training | None = None
         self._trainer: weakref.ref[Any] | None = None
         self._told_of_dashboards = False
@@ -108,7 +108,7 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
     @property
     def callback_errors(self) -> int:
         """How often measuring has gone wrong in the current or last training."""
-        return self._guard.count
+        return self._barrier.count
 
     @property
     def path(self) -> Path | None:
@@ -133,12 +133,12 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
     def close(self) -> None:
         """Takes all hooks away after a training that raised; else training's end has done it. Safe to repeat."""
         if self._training is not None:
-            self._guard.call("close", self._training.close)
+            self._barrier.call("close", self._training.close)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.close()  # auto_find_batch_size begins again without an end; so does a training after one that raised
-        before, self._training, self._guard = self._training, None, Guard()
-        self._guard.call("on_train_begin", self._begin, args, state, kwargs, before)
+        before, self._training, self._barrier = self._training, None, ErrorBarrier()
+        self._barrier.call("on_train_begin", self._begin, args, state, kwargs, before)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._tell("on_step_begin", RunRecorder.step_begin)
@@ -170,12 +170,12 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._training is not None:
-            self._guard.call("on_train_end", self._training.finish)
+            self._barrier.call("on_train_end", self._training.finish)
         self.close()
 
     def _begin(self, args: Any, state: Any, kwargs: Mapping[str, Any], before: Training | None) -> None:
-        self._training = Training(self._options, self._guard, args, state)
-        self._guard.call("dashboards", self._say_what_logs_reach, args, state)
+        self._training = Training(self._options, self._barrier, args, state)
+        self._barrier.call("dashboards", self._say_what_logs_reach, args, state)
         trainer = self._trainer() if self._trainer is not None else None
         engine = trainer.model_wrapped if trainer is not None else None
         self._training.begin(self, kwargs["model"], kwargs.get("optimizer"), engine=engine, before=before)
@@ -204,7 +204,7 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
         """Has the recorder do its part, unless the training has ended or another callback has taken over."""
         training = self._training
         if training is not None and not training.silent:
-            self._guard.call(event, method, training.recorder, *args, **kwargs)
+            self._barrier.call(event, method, training.recorder, *args, **kwargs)
 
 
 def attach(trainer: Any, **kwargs: Any) -> MemoryReportCallback:

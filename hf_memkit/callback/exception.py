@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from hf_memkit.callback.oom_note import OomNote, frames, out_of_memory, say_what_was_recorded
-from hf_memkit.memory.guard import Guard
+from hf_memkit.memory.error_barrier import ErrorBarrier
 from hf_memkit.memory.recorder import RunRecorder
 from hf_memkit.memory.records import read_records
 from hf_memkit.memory.snapshot import write_snapshot
@@ -34,35 +34,41 @@ _PHASE_OF_METHOD: Final[dict[str, Phase]] = {
 
 
 def record_exception(
-    error: BaseException, recorder: RunRecorder, guard: Guard, *, global_step: int, snapshot: bool, ctrl_c: bool
+    error: BaseException,
+    recorder: RunRecorder,
+    barrier: ErrorBarrier,
+    *,
+    global_step: int,
+    snapshot: bool,
+    ctrl_c: bool,
 ) -> OomNote | None:
     """Writes the `end` record, and before it an `oom` record if memory had run out; then there is advice to return.
 
     Args:
         error: on its way out of the training.
         recorder: of that training.
-        guard: for each part: what goes wrong in one is counted and leaves the others.
+        barrier: for each part: what goes wrong in one is counted and leaves the others.
         global_step: how many steps the training has finished.
         snapshot: whether the allocator's state is to be written beside the records.
         ctrl_c: whether Ctrl-C was pressed: another error than running out of memory is then a consequence of it.
     """
     advice = None
-    found = guard.call("out of memory?", out_of_memory, error)
+    found = barrier.call("out of memory?", out_of_memory, error)
     if found is not None:
         oom, message = found
         record: dict[str, Any] = {"error_type": type(oom).__name__, "error": str(oom)[:_LONGEST_ERROR]}
-        record |= guard.call("oom record", recorder.oom_fields) or {}
-        record |= guard.call("oom message", _what_it_says, message) or {}
-        record["phase"] = guard.call("phase", _phase, error) or record.get("phase", recorder.tracker.phase)
-        record |= guard.call("evaluation", _evaluation, error) or {}
+        record |= barrier.call("oom record", recorder.oom_fields) or {}
+        record |= barrier.call("oom message", _what_it_says, message) or {}
+        record["phase"] = barrier.call("phase", _phase, error) or record.get("phase", recorder.tracker.phase)
+        record |= barrier.call("evaluation", _evaluation, error) or {}
         record["step"] = global_step + (record["phase"] not in ("evaluate", "save"))
         if snapshot:
-            record |= guard.call("snapshot", _snapshot, recorder.writer.path) or {}
-        advice = guard.call("advice", _advise, record, recorder, message)
+            record |= barrier.call("snapshot", _snapshot, recorder.writer.path) or {}
+        advice = barrier.call("advice", _advise, record, recorder, message)
         recorder.writer.write("oom", record)
     stopped = isinstance(error, KeyboardInterrupt | SystemExit) or (ctrl_c and found is None)
     status: Status = "interrupted" if stopped else "failed"
-    guard.call("end", recorder.end, status, error)
+    barrier.call("end", recorder.end, status, error)
     return advice
 
 

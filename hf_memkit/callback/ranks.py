@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Final
 
-from hf_memkit.memory.guard import describe
+from hf_memkit.memory.error_barrier import describe
 
 __all__ = ["Heard", "RankNumbers", "join_ranks"]
 

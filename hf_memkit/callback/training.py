@@ -1,12 +1,19 @@
 """One training under the callback, from its first event to its end, however it ends. In: Trainer's state and objects.
 Out: records, log keys, advice on an exception, the report.
 
-The callback makes one of these at each `on_train_begin`, and calls it through the guard.
+The callback makes one of these at each `on_train_begin`, and calls it through the barrier.
+
+A script may catch what training raised and go on, or leave by `sys.exit`; nobody is told then. Without a word in the
+file a report would take that training for one that still runs, or was killed. So the word is written when the training
+is gone: its recorder collected, its file taken over by the next training, or the interpreter shut down in order.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,30 +21,43 @@ from typing import Any, Final
 
 import torch
 
-from hf_memkit.callback.closing import print_summary, write_page_beside
 from hf_memkit.callback.dashboard import Log, add_to_log, over_ranks
 from hf_memkit.callback.exception import record_exception
 from hf_memkit.callback.oom_note import OomNote, add_note
 from hf_memkit.callback.oom_watch import ExceptionWatch
 from hf_memkit.callback.ranks import RankNumbers, join_ranks
-from hf_memkit.callback.unfinished import expect_end, settle
-from hf_memkit.memory.guard import Guard
+from hf_memkit.memory.error_barrier import ErrorBarrier
 from hf_memkit.memory.readers import MemoryReader
 from hf_memkit.memory.recorder import RunRecorder
+from hf_memkit.memory.records import RecordWriter
 from hf_memkit.memory.snapshot import record_history, stop_history
 from hf_memkit.record_types import Status
-from hf_memkit.report import load_run
+from hf_memkit.report import Run, load_run, text_report, write_page
+from hf_memkit.report.text import PAGE
 
-__all__ = ["Options", "Training"]
+__all__ = ["CallbackOptions", "Training", "expect_end"]
 
 _NOT_RECORDED: Final = "recording stopped before training did: the callback was closed, or another one took over"
+
+_WHAT_IS_KNOWN: Final = {
+    "status": "failed",
+    "error": "training stopped before its end: an exception that the script caught, or an exit in the middle",
+}
+
+_INTERRUPTED: Final = {"status": "interrupted", "error_type": "KeyboardInterrupt"}
+
+_open: dict[Path, weakref.finalize[Any, Any]] = {}
+"""The training that each file is waiting for. A file never has two: `end` would end the wrong one."""
+
+_WIDEST: Final = 120
+"""Characters of the summary."""
 
 _OTHERS_S: Final = 1.0
 """How long a rank that ran out of memory waits for the records of others: most often all do in the same step."""
 
 
 @dataclass(frozen=True)
-class Options:
+class CallbackOptions:
     """What the user gave the callback; see there."""
 
     output_dir: str | Path | None = None
@@ -56,20 +76,20 @@ class Training:
 
     Args:
         options: the callback's.
-        guard: wall to the training; it counts what goes wrong.
+        barrier: wall to the training; it counts what goes wrong.
         args, state: Trainer's.
     """
 
-    def __init__(self, options: Options, guard: Guard, args: Any, state: Any) -> None:
+    def __init__(self, options: CallbackOptions, barrier: ErrorBarrier, args: Any, state: Any) -> None:
         folder = Path(options.output_dir or args.output_dir)
         self.recorder = RunRecorder(
-            folder, args, guard, phases=options.phases, log_everything=options.log == "all", readers=options.readers
+            folder, args, barrier, phases=options.phases, log_everything=options.log == "all", readers=options.readers
         )
         self.advice: OomNote | None = None
         self.interrupted = False
         self.ended = False
         self._options = options
-        self._guard = guard
+        self._barrier = barrier
         self._args = args
         self._state = state
         self._logged_at: int = state.global_step
@@ -98,7 +118,7 @@ class Training:
         if engine is not None:
             extra["engine"] = type(engine).__name__
         self._ooms_before = self._ooms()
-        left = self._guard.call("after oom", self._after_oom, before) if before is not None else None
+        left = self._barrier.call("after oom", self._after_oom, before) if before is not None else None
         if left:
             extra |= {"after_oom": left, "train_batch_size": self._state.train_batch_size}
         path = self.recorder.writer.path
@@ -108,9 +128,9 @@ class Training:
         self._watch = ExceptionWatch(callback, self._raised)
         expect_end(self.recorder, self.recorder.writer, self._watch)
         self._watch.start()
-        self._ranks = self._guard.call("ranks", join_ranks)
+        self._ranks = self._barrier.call("ranks", join_ranks)
         if self._options.oom_snapshot and torch.cuda.is_available():
-            self._guard.call("snapshot", self._remember_blocks)
+            self._barrier.call("snapshot", self._remember_blocks)
 
     def log(self, recorder: RunRecorder, state: Any, logs: dict[str, Any] | None) -> None:
         """Adds to what a training step logs. Not to other logs: of each key in those of an evaluation, Trainer makes a
@@ -133,7 +153,7 @@ class Training:
             self.recorder.writer.write("end", {"status": "interrupted", "error": _NOT_RECORDED})
         else:
             status: Status = "interrupted" if self.interrupted else "finished"
-            self._guard.call("end", self.recorder.end, status)
+            self._barrier.call("end", self.recorder.end, status)
         self._end(show=not self.recorder.superseded)
 
     def close(self) -> None:
@@ -141,29 +161,29 @@ class Training:
         if self._watch is not None:
             self._watch.stop()
         if self._ranks is not None:
-            self._guard.call("ranks", self._ranks.close)
+            self._barrier.call("ranks", self._ranks.close)
         if self._snapshot:
-            self._guard.call("snapshot", stop_history)
+            self._barrier.call("snapshot", stop_history)
             self._snapshot = False
-        self._guard.call("close", self.recorder.close)
+        self._barrier.call("close", self.recorder.close)
 
     def _raised(self, error: BaseException) -> None:
         """Training has ended with this exception."""
         if self.silent:
             return
-        step, guard = self._state.global_step, self._guard
-        self.advice = guard.call(
+        step, barrier = self._state.global_step, self._barrier
+        self.advice = barrier.call(
             "exception",
             record_exception,
             error,
             self.recorder,
-            guard,
+            barrier,
             global_step=step,
             snapshot=self._snapshot,
             ctrl_c=self._watch is not None and self._watch.ctrl_c,
         )
         if self.advice is not None:
-            self._guard.call("note", add_note, error, self.advice)
+            self._barrier.call("note", add_note, error, self.advice)
         self._end(show=self.advice is not None)
 
     def _end(self, *, show: bool) -> None:
@@ -173,11 +193,17 @@ class Training:
             settle(path, ended=True)
         self.close()
         self.ended = True
-        if show and path.exists() and (self._state.is_world_process_zero or self._guard.call("ranks", self._speaks)):
-            if self._options.html:
-                self._guard.call("page", write_page_beside, path.parent)
-            if self._options.summary:
-                self._guard.call("summary", print_summary, path.parent)
+        if show and path.exists() and (self._state.is_world_process_zero or self._barrier.call("ranks", self._speaks)):
+            self._show(path.parent)
+
+    def _show(self, folder: Path) -> None:
+        if not (self._options.html or self._options.summary):
+            return
+        run = self._barrier.call("records", load_run, folder)
+        if run is not None and self._options.html:
+            self._barrier.call("page", write_page, run, folder / PAGE)
+        if run is not None and self._options.summary:
+            self._barrier.call("summary", _print_summary, run)
 
     def _speaks(self) -> bool:
         """Whether this rank, which is not the first, reports: it ran out of memory, and none of those before it did.
@@ -215,3 +241,41 @@ class Training:
             "phase": before.recorder.tracker.phase,
             "train_batch_size": state.train_batch_size,
         }
+
+
+def expect_end(recorder: object, writer: RecordWriter, watch: ExceptionWatch) -> None:
+    """From now on the file of `writer` has an `end` to come from the training that `recorder` records.
+
+    `watch` knows whether Ctrl-C interrupted it, and is stopped with it.
+    """
+    settle(writer.path, ended=False)
+    _open[writer.path] = weakref.finalize(recorder, _write_end, writer, watch, os.getpid())
+
+
+def settle(path: Path, *, ended: bool) -> None:
+    """The training in `path`, if there is one, has `ended`; one that has not is written down as broken off."""
+    waiting = _open.pop(path, None)
+    if waiting is None:
+        return
+    if ended:
+        waiting.detach()
+    else:
+        waiting()
+
+
+def _write_end(writer: RecordWriter, watch: ExceptionWatch, process: int) -> None:
+    _open.pop(writer.path, None)
+    if process == os.getpid():
+        watch.stop()
+    # A forked process has a copy of everything; and a folder that somebody removed is not made anew for this.
+    if process == os.getpid() and writer.path.exists():
+        writer.write("end", writer.owed or (_INTERRUPTED if watch.ctrl_c else _WHAT_IS_KNOWN))
+        writer.close()
+
+
+def _print_summary(run: Run) -> None:
+    """Prints the summary, which names the page if there is one."""
+    from tqdm.auto import tqdm  # type: ignore[import-untyped]
+
+    width = min(shutil.get_terminal_size((100, 24)).columns, _WIDEST)
+    tqdm.write(text_report(run, width))  # a plain print would land in the middle of a progress bar

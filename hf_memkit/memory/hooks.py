@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from hf_memkit.memory.guard import Guard
+from hf_memkit.memory.error_barrier import ErrorBarrier
 
 __all__ = ["HookSet", "ModelHook", "is_compiled", "needs_whole_graph"]
 
@@ -31,16 +31,16 @@ class InertHook:
 class ModelHook:
     """A guarded call that returns None, so that torch leaves inputs, outputs and gradients as they are."""
 
-    def __init__(self, name: str, function: Callable[..., object], guard: Guard) -> None:
+    def __init__(self, name: str, function: Callable[..., object], barrier: ErrorBarrier) -> None:
         self._name = name
         self._function = function
-        self._guard = guard
+        self._barrier = barrier
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        try:  # as Guard.call does, without its second call: this runs once a layer
+        try:  # as ErrorBarrier.call does, without its second call: this runs once a layer
             self._function(*args, **kwargs)
         except Exception as error:
-            self._guard.note(self._name, error)
+            self._barrier.note(self._name, error)
 
     def __reduce__(self) -> tuple[type[InertHook], tuple[()]]:
         return (InertHook, ())
@@ -55,10 +55,10 @@ class HookSet:
 
     _owner: ClassVar[WeakKeyDictionary[nn.Module, HookSet]] = WeakKeyDictionary()
 
-    def __init__(self, model: nn.Module, guard: Guard, *, compiled: bool = False) -> None:
+    def __init__(self, model: nn.Module, barrier: ErrorBarrier, *, compiled: bool = False) -> None:
         self.removed = False
         self._compiled = compiled
-        self._guard = guard
+        self._barrier = barrier
         self._handles: list[RemovableHandle] = []
         before = HookSet._owner.get(model)
         if before is not None:
@@ -100,7 +100,7 @@ class HookSet:
 
     def _hook(self, name: str, function: Callable[..., object]) -> ModelHook:
         kind = _hidden_from_dynamo() if self._compiled else ModelHook
-        return kind(name, function, self._guard)
+        return kind(name, function, self._barrier)
 
 
 @cache

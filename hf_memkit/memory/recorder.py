@@ -1,6 +1,6 @@
 """One training, from its `run` record to its `end` record. In: callback events. Out: records in a file.
 
-The callback makes one of these at each `on_train_begin` and calls it through the guard; any method here may raise.
+The callback makes one of these at each `on_train_begin` and calls it through the barrier; any method here may raise.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any, cast
 from torch import nn
 
 from hf_memkit.memory import facts
-from hf_memkit.memory.guard import Guard, describe
+from hf_memkit.memory.error_barrier import ErrorBarrier, describe
 from hf_memkit.memory.hooks import HookSet, is_compiled, needs_whole_graph
 from hf_memkit.memory.inputs import InputCounter
 from hf_memkit.memory.log_numbers import LogNumbers
 from hf_memkit.memory.modules import module_rows
 from hf_memkit.memory.optimizer_state import innermost, optimizer_chain, state_summary
+from hf_memkit.memory.peak_sampler import PeakSampler
 from hf_memkit.memory.peaks import STEP_PHASES, PeakWindow
 from hf_memkit.memory.phases import PhaseTracker
 from hf_memkit.memory.readers import MemoryReader, ReaderGroup, SwapReader, readers_for_this_machine
 from hf_memkit.memory.recompute import RecomputeCounter
 from hf_memkit.memory.records import RecordWriter
 from hf_memkit.memory.schedule import StepWindow
-from hf_memkit.memory.watch import CloseWatch
 from hf_memkit.record_types import EndRecord, Measured, OomRecord, Status, StepRecord
 from hf_memkit.terms import Phase
 
@@ -45,14 +45,14 @@ class RunRecorder:
         self,
         folder: Path,
         args: Any,
-        guard: Guard,
+        barrier: ErrorBarrier,
         *,
         phases: bool = True,
         log_everything: bool = False,
         readers: Sequence[MemoryReader] | None = None,
     ) -> None:
         self.writer = RecordWriter(folder / f"memory-rank{args.process_index}.jsonl")
-        swap_folders = guard.call("swap folders", facts.swap_folders, args) or ()
+        swap_folders = barrier.call("swap folders", facts.swap_folders, args) or ()
         found = list(readers_for_this_machine(args.device) if readers is None else readers)
         if swap_folders and readers is None:
             found.append(SwapReader(swap_folders, args.process_index))
@@ -61,12 +61,12 @@ class RunRecorder:
         self.recompute = RecomputeCounter(self.tracker)
         self.hooks: HookSet | None = None
         self._args = args
-        self._guard = guard
+        self._barrier = barrier
         self._phases = phases
         self._sees_forward = True
         self._swap_folders = swap_folders
         self._window = PeakWindow(self.readers, reset=phases)
-        self._watch: CloseWatch | None = None
+        self._sampler: PeakSampler | None = None
         self._inputs = InputCounter()
         self._records = StepWindow()
         self._capacity: dict[str, float] = {}
@@ -86,9 +86,9 @@ class RunRecorder:
     def train_begin(self, state: Any, model: nn.Module, optimizer: Any, extra: Mapping[str, Any]) -> None:
         self._state = state
         self._optimizer = weakref.ref(optimizer) if optimizer is not None else None
-        self.tracker.merge_optimizer = bool(self._guard.call("deepspeed", facts.is_deepspeed, self._args, optimizer))
+        self.tracker.merge_optimizer = bool(self._barrier.call("deepspeed", facts.is_deepspeed, self._args, optimizer))
         device = self.readers.device
-        self._watch = CloseWatch(
+        self._sampler = PeakSampler(
             model,
             device,
             self._window.sample,
@@ -96,23 +96,23 @@ class RunRecorder:
             rank=self._args.process_index,
             swap_folders=self._swap_folders,
         )
-        self._guard.call("hooks", self._attach, model, optimizer)
+        self._barrier.call("hooks", self._attach, model, optimizer)
         self._capacity = {name: round(value, 10) for name, value in self.readers.capacity().items()}
         self.tracker.train_begin()
         fields: dict[str, Any] = {"start_step": state.global_step}
-        fields |= self._guard.call("process", facts.process_facts, self._args) or {}
-        fields["versions"] = self._guard.call("versions", facts.versions)
-        fields["hardware"] = {**(self._guard.call("hardware", facts.hardware, device) or {}), **self._capacity}
-        fields["arguments"] = self._guard.call("arguments", facts.arguments_that_matter, self._args)
-        fields |= self._guard.call("model facts", facts.model_facts, model) or {}
-        if classes := self._guard.call("optimizer facts", optimizer_chain, optimizer):
+        fields |= self._barrier.call("process", facts.process_facts, self._args) or {}
+        fields["versions"] = self._barrier.call("versions", facts.versions)
+        fields["hardware"] = {**(self._barrier.call("hardware", facts.hardware, device) or {}), **self._capacity}
+        fields["arguments"] = self._barrier.call("arguments", facts.arguments_that_matter, self._args)
+        fields |= self._barrier.call("model facts", facts.model_facts, model) or {}
+        if classes := self._barrier.call("optimizer facts", optimizer_chain, optimizer):
             fields["optimizer_classes"] = classes
         fields |= self._memory(("load",), fresh=True)
         self._write("run", {**fields, **extra})
-        rows = self._guard.call("modules", module_rows, model, device)
+        rows = self._barrier.call("modules", module_rows, model, device)
         if rows:
             self._write("modules", {"rows": rows})
-        self._guard.call("walk", self._watch.begin, optimizer, phases=self._phases)
+        self._barrier.call("walk", self._sampler.begin, optimizer, phases=self._phases)
         self._window.clear()
         self._restart_clock()
 
@@ -121,15 +121,15 @@ class RunRecorder:
 
     def substep_end(self) -> None:
         self.tracker.substep_end()
-        if self._watch is not None:
-            self._watch.timeline.end_micro_batch()
+        if self._sampler is not None:
+            self._sampler.timeline.end_micro_batch()
 
     def pre_optimizer_step(self) -> None:
         self.tracker.pre_optimizer_step()
 
     def optimizer_step(self, optimizer: Any) -> None:
-        if self._watch is not None:
-            self._watch.after_optimizer_step(optimizer)
+        if self._sampler is not None:
+            self._sampler.after_optimizer_step(optimizer)
 
     def step_end(self, state: Any) -> None:
         self.tracker.step_end()
@@ -141,17 +141,18 @@ class RunRecorder:
         }
         if self.recompute.layers:
             fields["recomputed_layers"] = self.recompute.take()
-        if self._watch is not None:
-            fields.update(self._guard.call("categories", self._watch.fields, fields.get("peak_allocated_gib")) or {})
+        if self._sampler is not None:
+            peak_gib = fields.get("peak_allocated_gib")
+            fields.update(self._barrier.call("categories", self._sampler.fields, peak_gib) or {})
         self._log.step(fields)
         for record in self._records.add(self._steps, fields):
             self.writer.write("step", record)
         self._steps += 1
         self._inputs = InputCounter()
         self._window.clear()
-        if self._watch is not None:
-            self._watch.begin_step(self._steps)
-            self.recompute.follow(watched=self._watch.timeline.watched)
+        if self._sampler is not None:
+            self._sampler.begin_step(self._steps)
+            self.recompute.follow(watched=self._sampler.timeline.watched)
         self._restart_clock()
 
     def log_numbers(self) -> dict[str, float]:
@@ -187,11 +188,11 @@ class RunRecorder:
             fields["step"] = self._state.global_step + (phase not in ("evaluate", "save"))
         if phase in ("forward", "backward", "optimizer"):
             fields.update(self._inputs.last())
-        counters: Measured = self._guard.call("oom counters", self._memory, STEP_PHASES, fresh=True) or {}
+        counters: Measured = self._barrier.call("oom counters", self._memory, STEP_PHASES, fresh=True) or {}
         fields = {**fields, **counters}
         optimizer = self._optimizer() if self._optimizer is not None else None
-        if self._watch is not None:
-            fields.update(self._guard.call("oom categories", self._watch.at, optimizer, mark) or {})
+        if self._sampler is not None:
+            fields.update(self._barrier.call("oom categories", self._sampler.at, optimizer, mark) or {})
         return fields
 
     def end(self, status: Status, error: BaseException | None = None) -> None:
@@ -209,14 +210,14 @@ class RunRecorder:
         if self.recompute.layers:
             fields["recomputed_layers"] = self.recompute.total
         optimizer = self._optimizer() if self._optimizer is not None else None
-        if classes := self._guard.call("optimizer facts", optimizer_chain, optimizer):
+        if classes := self._barrier.call("optimizer facts", optimizer_chain, optimizer):
             fields["optimizer_classes"] = classes
-        if (states := self._guard.call("optimizer states", state_summary, optimizer)) is not None:
+        if (states := self._barrier.call("optimizer states", state_summary, optimizer)) is not None:
             fields["optimizer_states"] = states
         fields = {**fields, **cast(EndRecord, self._highest)}
         fields["reader_errors"] = self.readers.errors
-        fields["callback_errors"] = self._guard.count
-        fields["callback_error_messages"] = list(self._guard.messages)
+        fields["callback_errors"] = self._barrier.count
+        fields["callback_error_messages"] = list(self._barrier.messages)
         self._write("end", fields)
 
     def close(self) -> None:
@@ -225,13 +226,13 @@ class RunRecorder:
             self.hooks.remove()
             self._flush()
             self._window.sample(self.tracker.phase)  # so that the next training does not begin with our peak
-        self._watch = None
+        self._sampler = None
         self.recompute.close()
         self.writer.close()
 
     def _attach(self, model: nn.Module, optimizer: Any) -> None:
         compiled = is_compiled(self._args, model)
-        self.hooks = HookSet(model, self._guard, compiled=compiled)
+        self.hooks = HookSet(model, self._barrier, compiled=compiled)
         inner = innermost(optimizer)
         if self.tracker.merge_optimizer and hasattr(inner, "register_step_pre_hook"):
             self.hooks.before_step(inner, self.tracker.engine_step)
@@ -239,23 +240,23 @@ class RunRecorder:
             self._sees_forward = False
             return
         self.tracker.attach(model, self.hooks)
-        if not compiled and self._watch is not None:  # a hook inside the model would cut the compiled graph
+        if not compiled and self._sampler is not None:  # a hook inside the model would cut the compiled graph
             last_layer = self.recompute.attach(model, self.hooks)
             if self.readers.device is not None:
-                self._watch.attach(model, last_layer, self.hooks)
-                self.recompute.on_layer = self._watch.layer
+                self._sampler.attach(model, last_layer, self.hooks)
+                self.recompute.on_layer = self._sampler.layer
 
     def _on_boundary(self, ended: Phase) -> None:
         mark = self._window.sample(ended)
-        if self._watch is not None:
-            self._watch.boundary(self.tracker.phase, mark)
+        if self._sampler is not None:
+            self._sampler.boundary(self.tracker.phase, mark)
 
     def _on_forward(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         size = self._inputs.add(args, kwargs)
-        if self._watch is not None:
-            self._watch.forward(size)
-            self.recompute.follow(watched=self._watch.timeline.watched)
-            self._inputs.micro_batches = self._watch.timeline.micro_batch
+        if self._sampler is not None:
+            self._sampler.forward(size)
+            self.recompute.follow(watched=self._sampler.timeline.watched)
+            self._inputs.micro_batches = self._sampler.timeline.micro_batch
 
     def _memory(self, phases: tuple[Phase, ...], *, fresh: bool = False) -> Measured:
         """The counters now and the peaks over `phases`; also raises the highest of the run."""

@@ -11,6 +11,7 @@ from hf_memkit.oom.change import Change
 from hf_memkit.oom.known_messages import Cause
 from hf_memkit.oom.message import OomMessage, paragraph, printable, show
 from hf_memkit.oom.messages import FoundMessage, find_messages, most_telling, parse_message
+from hf_memkit.oom.run_view import mapping
 from hf_memkit.oom.suggestions import suggest
 from hf_memkit.oom.verdict import Verdict, for_job, judge
 from hf_memkit.record_types import ModulesRecord, OomRecord, RunRecord, StepRecord
@@ -189,7 +190,7 @@ def explain_records(run: RunRecord, oom: OomRecord, *, modules: ModulesRecord | 
         modules: the `modules` record, if there is one.
     """
     message = from_record(oom)
-    settings = _mapping(run.get("hardware")).get("allocator_settings")
+    settings = mapping(run.get("hardware")).get("allocator_settings")
     phase, samples = oom.get("phase"), oom.get("samples")
     judged = judge(
         message,
@@ -245,7 +246,7 @@ def _job(run: RunRecord, moment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pid(run: RunRecord) -> int | None:
-    pid = _mapping(run.get("host")).get("pid")
+    pid = mapping(run.get("host")).get("pid")
     return pid if isinstance(pid, int) else None
 
 
@@ -266,7 +267,3 @@ def _sentence(message: OomMessage) -> str:
 
 def _bytes(gib: Any) -> int | None:
     return round(gib * GIB) if isinstance(gib, int | float) and not isinstance(gib, bool) else None
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

@@ -16,7 +16,7 @@ from hf_memkit.record_types import ModulesRecord, RunRecord
 from hf_memkit.terms import CATEGORIES, PHASES
 from hf_memkit.units import GIB
 
-__all__ = ["RunView"]
+__all__ = ["RunView", "mapping"]
 
 _AMPERE: Final = 8.0
 """Compute capability from which a card computes in bf16 itself."""
@@ -38,11 +38,11 @@ class RunView:
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        return _mapping(self.run.get("arguments"))
+        return mapping(self.run.get("arguments"))
 
     @property
     def hardware(self) -> Mapping[str, Any]:
-        return _mapping(self.run.get("hardware"))
+        return mapping(self.run.get("hardware"))
 
     @property
     def phase(self) -> str | None:
@@ -50,8 +50,8 @@ class RunView:
         if isinstance(self.moment.get("phase"), str):
             return str(self.moment["phase"])
         peaks = {
-            phase: _number(_mapping(values).get("peak_allocated_gib"))
-            for phase, values in _mapping(self.moment.get("phases")).items()
+            phase: _number(mapping(values).get("peak_allocated_gib"))
+            for phase, values in mapping(self.moment.get("phases")).items()
             if phase in PHASES
         }
         known = {phase: peak for phase, peak in peaks.items() if peak is not None}
@@ -60,17 +60,17 @@ class RunView:
     def gib(self, category: str) -> float | None:
         """What a category held at that moment on the device; None where it was not told apart."""
         assert category in CATEGORIES
-        return _number(_mapping(self.moment.get("categories")).get(f"{category}_gib"))
+        return _number(mapping(self.moment.get("categories")).get(f"{category}_gib"))
 
     @property
     def measured(self) -> bool:
         """Whether that moment's memory was told apart by category."""
-        return bool(_mapping(self.moment.get("categories")))
+        return bool(mapping(self.moment.get("categories")))
 
     @property
     def activations_unknown(self) -> bool:
         """Whether activations and loss may lie in `other`: not told apart, or of a compiled model."""
-        categories = _mapping(self.moment.get("categories"))
+        categories = mapping(self.moment.get("categories"))
         sizes = {name: _number(categories.get(f"{name}_gib")) or 0.0 for name in CATEGORIES}
         return not self.measured or sizes["other"] > sum(sizes.values()) / 2
 
@@ -98,11 +98,11 @@ class RunView:
     @property
     def embedding_parameters(self) -> int | None:
         """Trained parameters of embeddings, where the table of modules was recorded and names some."""
-        rows = _mapping(self.modules).get("rows")
+        rows = mapping(self.modules).get("rows")
         if not isinstance(rows, list | tuple):
             return None
         total = 0
-        for row in map(_mapping, rows):
+        for row in map(mapping, rows):
             if "Embedding" in str(row.get("class")):
                 total += (_whole(row.get("trainable_parameters")) or 0) * (_whole(row.get("repeats")) or 1)
         return total or None
@@ -161,7 +161,7 @@ class RunView:
     @property
     def weights_type(self) -> str | None:
         """The type that most weights have, such as `"float32"`."""
-        types = {str(kind): _whole(size) or 0 for kind, size in _mapping(self.run.get("weights_dtypes")).items()}
+        types = {str(kind): _whole(size) or 0 for kind, size in mapping(self.run.get("weights_dtypes")).items()}
         return max(types, key=lambda kind: types[kind]) if types else None
 
     @property
@@ -178,7 +178,7 @@ class RunView:
     @property
     def transformers(self) -> tuple[int, ...]:
         """`(5, 23)`; empty where the run does not say."""
-        text = str(_mapping(self.run.get("versions")).get("transformers", ""))
+        text = str(mapping(self.run.get("versions")).get("transformers", ""))
         return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
 
     def states_gib_per(self, bytes_a_parameter: float) -> float | None:
@@ -186,7 +186,8 @@ class RunView:
         return self.trainable * bytes_a_parameter / GIB if self.trainable is not None else None
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
+def mapping(value: Any) -> Mapping[str, Any]:
+    """`value`, or nothing where it is no mapping."""
     return value if isinstance(value, Mapping) else {}
 
 

@@ -6,8 +6,9 @@ Plotly.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from hf_memkit.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from hf_memkit.report.diagnosis import Finding, diagnose
@@ -30,25 +31,18 @@ __all__ = [
     "write_page",
 ]
 
-_MODULE = {
-    "Ending": "ending",
-    "Finding": "diagnosis",
-    "RankRun": "load",
-    "Run": "load",
-    "diagnose": "diagnosis",
-    "follow": "following",
-    "load_run": "load",
-    "report_json": "text",
-    "text_report": "text",
-    "write_page": "page",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_MODULE[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "Ending": "ending",
+        "Finding": "diagnosis",
+        "RankRun": "load",
+        "Run": "load",
+        "diagnose": "diagnosis",
+        "follow": "following",
+        "load_run": "load",
+        "report_json": "text",
+        "text_report": "text",
+        "write_page": "page",
+    },
+)

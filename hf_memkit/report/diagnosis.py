@@ -4,10 +4,10 @@ Four things make memory grow, and each has its own sign:
 
 | kind | sign | looked for in |
 |---|---|---|
-| leak | the floor at step end rises and does not level off | `leaks.py`, `rise.py` |
-| longer batches | the cost over the floor rises with the size of the inputs | `lengths.py` |
-| fragmentation | what is reserved over the highest peak so far fills the card or is retried | `fragments.py` |
-| another process | the card is used by what is not this process | `neighbours.py` |
+| leak | the floor at step end rises and does not level off | `leaks.py`, `trend.py` |
+| longer batches | the cost over the floor rises with the size of the inputs | `longer_batches.py` |
+| fragmentation | what is reserved over the highest peak so far fills the card or is retried | `fragmentation.py` |
+| another process | the card is used by what is not this process | `other_processes.py` |
 
 Several may be true at once, because the signs do not touch: the floor is what no input's cost is in, the cost has no
 floor in it, the gap is what lies over both, and NVML's rest is what PyTorch has not reserved. A false alarm does more
@@ -22,10 +22,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hf_memkit.report.finding import KINDS, Finding, Kind
-from hf_memkit.report.fragments import find_fragmentation
+from hf_memkit.report.fragmentation import find_fragmentation
 from hf_memkit.report.leaks import find_leaks
-from hf_memkit.report.lengths import find_longer_batches
-from hf_memkit.report.neighbours import find_another_process
+from hf_memkit.report.longer_batches import find_longer_batches
+from hf_memkit.report.other_processes import find_another_process
 from hf_memkit.report.series import Steps
 
 __all__ = ["KINDS", "Finding", "Kind", "diagnose"]

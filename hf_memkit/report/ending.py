@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from hf_memkit.memory.cgroup import oom_kills
-from hf_memkit.report.attempts import Attempt
+from hf_memkit.report.rank_reader import Attempt
 from hf_memkit.report.sanitize import number, text, whole
 from hf_memkit.terms import at
 
-__all__ = ["Ending", "Here", "Kind", "judge_ending", "judge_replaced"]
+__all__ = ["Ending", "EndingKind", "Here", "judge_ending", "judge_replaced"]
 
-Kind = Literal["finished", "interrupted", "failed", "out of memory", "running", "killed", "unknown"]
+EndingKind = Literal["finished", "interrupted", "failed", "out of memory", "running", "killed", "unknown"]
 
 _NEARLY_GONE: Final = 0.03
 """Of the host's memory: the kernel drops what it can before it kills, so a host that is full has about this left."""
@@ -39,13 +39,13 @@ class Ending:
     """How a training ended, as far as its records tell.
 
     Attributes:
-        kind: see `Kind`. "killed" covers every end without a word: a signal, the scheduler, the kernel, a power cut.
+        kind: "killed" covers every end without a word: a signal, the scheduler, the kernel, a power cut.
         why: one sentence, with the evidence.
         cause: "host memory" where the evidence is that the host had none left, else None.
         step: the last step that was finished; None if there was none.
     """
 
-    kind: Kind
+    kind: EndingKind
     why: str
     cause: Literal["host memory"] | None = None
     step: int | None = None

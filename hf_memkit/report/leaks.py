@@ -17,8 +17,8 @@ from statistics import fmean, median
 from typing import Final
 
 from hf_memkit.report.finding import Finding
-from hf_memkit.report.rise import MIN_VALUES, Rise, find_rise
 from hf_memkit.report.series import Column, Steps, pairs, running_max, typical_spread
+from hf_memkit.report.trend import MIN_VALUES, Trend, find_trend
 
 __all__ = ["find_leaks"]
 
@@ -64,7 +64,7 @@ def find_leaks(steps: Steps) -> list[Finding]:
 
 def _in_processes(
     steps: Steps, floor: Column, warm_up: int, least: float, share: float, *, stairs: bool
-) -> Rise | None:
+) -> Trend | None:
     """The rise of the last process, or of the first of several that had it one after the other.
 
     A process without one ends the search: what rose before it has been mended.
@@ -75,7 +75,9 @@ def _in_processes(
         if len(kept) < MIN_VALUES:
             continue
         adjusted = _less_inputs(steps, kept, values)
-        rise = find_rise([steps.numbers[i] for i in kept], adjusted, max(least, share * median(values)), stairs=stairs)
+        rise = find_trend(
+            [steps.numbers[i] for i in kept], adjusted, max(least, share * median(values)), stairs=stairs
+        )
         if rise is None:
             break
         # No telling when in the warm-up a rise began that its first value already has: it is there from the start.
@@ -137,7 +139,7 @@ def _without(floor: list[float], records: set[int]) -> list[float]:
     return result
 
 
-def _host_agrees(steps: Steps, rise: Rise, *, on_device: bool) -> bool:
+def _host_agrees(steps: Steps, rise: Trend, *, on_device: bool) -> bool:
     """Whether the memory that is left fell as RSS rose; without a card an unknown is taken for a yes."""
     after = (i for i, step in enumerate(steps.numbers) if step >= rise.first_step)
     _, (rss, left) = pairs(after, steps.column("host_rss_gib"), steps.column("host_available_gib"))
@@ -152,7 +154,7 @@ def _host_agrees(steps: Steps, rise: Rise, *, on_device: bool) -> bool:
     return not on_device and max(typical_spread(both[-quarter:]), typical_spread(both[:quarter])) > grown
 
 
-def _device_finding(steps: Steps, rise: Rise) -> Finding:
+def _device_finding(steps: Steps, rise: Trend) -> Finding:
     figures = _figures(steps, rise)
     why = (
         f"what stays allocated at the end of a step rises from step {rise.first_step} on by "
@@ -173,7 +175,7 @@ def _device_finding(steps: Steps, rise: Rise) -> Finding:
     return Finding("leak", rise.first_step, why, fix, figures)
 
 
-def _host_finding(steps: Steps, rise: Rise) -> Finding:
+def _host_finding(steps: Steps, rise: Trend) -> Finding:
     figures = {f"host_{name}": value for name, value in _figures(steps, rise).items()}
     why = (
         f"host memory (resident size of this process) rises from step {rise.first_step} on by {_pace(rise)} a step "
@@ -191,7 +193,7 @@ def _host_finding(steps: Steps, rise: Rise) -> Finding:
     return Finding("leak", rise.first_step, why, fix, figures)
 
 
-def _figures(steps: Steps, rise: Rise) -> dict[str, float]:
+def _figures(steps: Steps, rise: Trend) -> dict[str, float]:
     return {
         "start_gib": rise.start,
         "end_gib": rise.end,
@@ -201,9 +203,9 @@ def _figures(steps: Steps, rise: Rise) -> dict[str, float]:
     }
 
 
-def _pace(rise: Rise) -> str:
+def _pace(rise: Trend) -> str:
     return f"{rise.per_step * 1024:.3g} MiB"
 
 
-def _from_to(rise: Rise) -> str:
+def _from_to(rise: Trend) -> str:
     return f"from {rise.start:.2f} GiB to {rise.end:.2f} GiB"

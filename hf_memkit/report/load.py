@@ -21,8 +21,8 @@ from hf_memkit.record_types import (
     SaveRecord,
     StepRecord,
 )
-from hf_memkit.report.attempts import Attempt, RankReader
 from hf_memkit.report.ending import Ending, Here, judge_ending, judge_replaced
+from hf_memkit.report.rank_reader import Attempt, RankReader
 from hf_memkit.report.sanitize import number, text, whole
 
 __all__ = ["RankRun", "Run", "RunReader", "load_run"]

@@ -2,25 +2,68 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from hf_memkit.oom import Change
 from hf_memkit.report import wording
 from hf_memkit.report.advice import Advice, finding_sentence
+from hf_memkit.report.downsample import extremes
 from hf_memkit.report.html import Html, el, figure_table, join
 from hf_memkit.report.load import Run
-from hf_memkit.report.reconcile import furthest_off
-from hf_memkit.report.sanitize import number, whole
-from hf_memkit.report.sections_facts import facts, glossary, modules, out_of_memory
+from hf_memkit.report.modules import places, shown_rows
+from hf_memkit.report.prediction_error import furthest_off
+from hf_memkit.report.sanitize import number, text, whole
 from hf_memkit.report.summary import Summary, summarise_ranks
-from hf_memkit.report.thin import extremes
 from hf_memkit.units import GIB, format_size
 
 __all__ = ["sections"]
 
 _ROWS: Final = 25
 _MARKS: Final = {"diamond": "◆", "square": "■", "x": "✕"}
+
+_WORDS: Final = (
+    ("allocated", "Bytes of tensors that are alive. The peak is the highest they came to."),
+    (
+        "reserved",
+        "What PyTorch's allocator has taken from the card: allocated bytes and its cache. This is what must fit.",
+    ),
+    (
+        "outside the allocator",
+        "What else the card holds: the CUDA context, libraries such as NCCL, other processes. nvidia-smi counts it.",
+    ),
+    ("headroom", "The card less the highest reserved and what is outside the allocator."),
+    (
+        "fragmentation",
+        "Reserved but not in use. Where no free piece is long enough, memory runs out while there is some.",
+    ),
+    (
+        "weights, gradients, optimizer",
+        "The model's parameters, their gradients, and what the optimizer keeps for each.",
+    ),
+    (
+        "activations",
+        "What forward keeps for backward. It grows with the batch and its length; checkpointing recomputes it.",
+    ),
+    ("loss", "Logits and what the loss makes of them: tokens times vocabulary, often in 32 bits."),
+    ("buffers, other", "Communication buckets and workspaces; and what cannot be told apart, so that all adds up."),
+    ("held", "What lives on after the optimizer's step, by the place where it lies."),
+    ("phase", "What training was doing: load, data, forward, backward, optimizer, evaluate, save."),
+    ("GiB", "2³⁰ bytes, 7 % more than a GB."),
+)
+
+_OF_THE_MODEL: Final = (
+    "model_class",
+    "model_type",
+    "parameters",
+    "trainable_parameters",
+    "vocabulary",
+    "weights_dtypes",
+    "attention",
+    "optimizer_classes",
+    "engine",
+)
 
 
 def sections(run: Run, summary: Summary, advice: Advice, drawn: Mapping[str, Any]) -> Iterator[Html]:
@@ -29,29 +72,23 @@ def sections(run: Run, summary: Summary, advice: Advice, drawn: Mapping[str, Any
     yield _what_to_do(run, summary, advice)
     for part in (
         _filled(summary),
-        out_of_memory(run),
+        _out_of_memory(run),
         _timeline(run, summary, drawn),
         _phases(summary, drawn),
         _lengths(drawn),
         _predicted(summary),
         _ranks(run, drawn),
         _host(summary, drawn),
-        modules(run),
+        _modules(run),
     ):
         if part is not None:
             yield part
-    yield facts(run)
-    yield glossary()
+    yield _facts(run)
+    yield _glossary()
 
 
 def _section(name: str, heading: str, *children: Html | str | None) -> Html:
     return el("section", el("h2", heading), *children, id=name)
-
-
-def _state(run: Run, summary: Summary) -> str:
-    if run.ending.kind in ("out of memory", "failed", "killed"):
-        return "bad"
-    return "near" if summary.near else "good"
 
 
 def _headline(run: Run, summary: Summary) -> Html:
@@ -60,7 +97,7 @@ def _headline(run: Run, summary: Summary) -> Html:
         "div",
         el("h1", wording.verdict(run, summary)),
         *(el("p", line) for line in lines if line),
-        class_=f"lead {_state(run, summary)}",
+        class_=f"lead {wording.state(run, summary)}",
     )
     tiles = el("dl", *(el("div", el("dt", name), el("dd", value)) for name, value in _tiles(summary)), class_="tiles")
     notes = [el("p", el("strong", "Note: "), note, class_="soft") for note in run.notes]
@@ -227,10 +264,8 @@ def _predicted(summary: Summary) -> Html | None:
 def _ranks(run: Run, drawn: Mapping[str, Any]) -> Html | None:
     if len(run.ranks) < 2:
         return None
-    rows = []
-    for rank, one in zip(run.ranks, summarise_ranks(run), strict=True):
-        figures = (one.peak.gib if one.peak else None, one.reserved_gib, one.host.get("rss_gib"))
-        rows.append((str(rank.rank), *("–" if f is None else f"{f:.2f}" for f in figures), rank.ending.why))
+    ranks = zip(run.ranks, summarise_ranks(run), strict=True)
+    rows = [(str(rank.rank), *wording.highest(one), rank.ending.why) for rank, one in ranks]
     columns = ("rank", "peak allocated", "peak reserved", "host memory", "how it ended")
     table = figure_table("Highest of each rank, GiB", columns, rows, numbers=(1, 2, 3))
     return _section("ranks", "By rank", _chart(drawn, "ranks", "Highest figures of each rank"), table)
@@ -274,3 +309,98 @@ def _key(traces: Iterable[Mapping[str, Any]]) -> Html | None:
             continue
         entries.append(el("li", sign, trace["name"]))
     return el("ul", *entries, class_="key") if entries else None
+
+
+def _out_of_memory(run: Run) -> Html | None:
+    """The last OOM of the rank that the run ended by."""
+    rank = next(rank for rank in run.ranks if rank.rank == run.ended_by)
+    if not rank.ooms:
+        return None
+    oom = rank.ooms[-1]
+    rows = [(label, shown) for label, shown in _moment(oom) if shown]
+    listed = el("dl", *(part for label, shown in rows for part in (el("dt", label), el("dd", shown))), class_="facts")
+    message = el("pre", text(oom.get("error", ""), 3000)) if oom.get("error") else None
+    line = wording.out_of_memory(run) or ""
+    return el("section", el("h2", "The moment memory ran out"), el("p", line), listed, message, id="oom")
+
+
+def _moment(oom: Mapping[str, Any]) -> list[tuple[str, str]]:
+    def gib(name: str) -> str:
+        value = number(oom, name)
+        return "" if value is None else f"{value:.2f} GiB"
+
+    def count(name: str) -> str:
+        value = whole(oom, name)
+        return "" if value is None else f"{value:,}"
+
+    inputs = oom.get("inputs", {})
+    shapes = ", ".join(f"{text(name, 40)} {text(shape, 40)}" for name, shape in inputs.items())
+    return [
+        ("Step", count("step")),
+        ("Phase", text(oom.get("phase", ""), 20)),
+        ("Micro-batch", count("micro_batch")),
+        ("Samples", count("samples")),
+        ("Tokens", count("tokens")),
+        ("Longest sequence", count("longest_sequence")),
+        ("Inputs", shapes),
+        ("Asked for", gib("requested_gib")),
+        ("Free on the card", gib("free_gib")),
+        ("Allocated", gib("allocated_gib")),
+        ("Reserved", gib("reserved_gib")),
+        ("Cause", text(oom.get("cause", ""), 80)),
+        ("Error", text(oom.get("error_type", ""), 80)),
+        ("Allocator snapshot", text(oom.get("snapshot", ""), 120)),
+    ]
+
+
+def _modules(run: Run) -> Html | None:
+    """The table by module, as of the first rank."""
+    rows = shown_rows(run.first.modules)
+    if not rows:
+        return None
+    shown = [
+        (
+            row.name, row.kind, row.parameters, row.trained, row.size, places(row),
+        )
+        for row in rows
+    ]  # fmt: skip
+    columns = ("module", "class", "parameters", "trained", "size", "where")
+    table = figure_table("Parameters and their bytes by module", columns, shown, numbers=(2, 3, 4))
+    return el("section", el("h2", "By module"), el("div", table, class_="tall"), id="modules")
+
+
+def _facts(run: Run) -> Html:
+    """What ran: the facts that the records have of it."""
+    record = run.first.run
+    groups = [
+        ("Model", {name: record.get(name) for name in _OF_THE_MODEL}),
+        ("Arguments", record.get("arguments", {})),
+        ("Machine", {**record.get("hardware", {}), "world_size": record.get("world_size")}),
+        ("Versions", record.get("versions", {})),
+        ("Given by the user", record.get("facts", {})),
+    ]  # fmt: skip
+    shown = []
+    for heading, values in groups:
+        known = {name: value for name, value in values.items() if value is not None}
+        if known:
+            rows = [part for name, value in known.items() for part in (el("dt", name), el("dd", _fact(value)))]
+            shown.append(el("div", el("h3", heading), el("dl", *rows, class_="facts")))
+    files = ", ".join(text(rank.path.name, 60) for rank in run.ranks[:8]) + (", …" if len(run.ranks) > 8 else "")
+    source = el("p", f"Records: {files} in {text(run.folder, 300)}", class_="soft")
+    return el("section", el("h2", "The run"), el("div", *shown, class_="pair"), source, id="facts")
+
+
+def _fact(value: Any) -> str:
+    if isinstance(value, bool | str):
+        return text(value, 300)
+    if isinstance(value, int):
+        return f"{value:,}" if value >= 10_000 else str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return text(json.dumps(value, ensure_ascii=False), 300)
+
+
+def _glossary() -> Html:
+    """The words, two lines each."""
+    words = [part for word, meaning in _WORDS for part in (el("dt", word), el("dd", meaning))]
+    return el("section", el("h2", "Words"), el("dl", *words, class_="glossary"), id="words")

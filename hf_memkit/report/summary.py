@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from hf_memkit.record_types import OomRecord, StepRecord
 from hf_memkit.report.load import RankRun, Run
-from hf_memkit.report.reconcile import compared
+from hf_memkit.report.prediction_error import compared
 from hf_memkit.report.sanitize import number, whole
 from hf_memkit.terms import CATEGORIES, PHASES
 

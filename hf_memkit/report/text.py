@@ -13,7 +13,7 @@ from hf_memkit.report import wording
 from hf_memkit.report.advice import Advice, advise, finding_sentence
 from hf_memkit.report.modules import places, shown_rows
 from hf_memkit.report.palette import CATEGORY_COLOURS, PHASE_COLOURS
-from hf_memkit.report.reconcile import furthest_off
+from hf_memkit.report.prediction_error import furthest_off
 from hf_memkit.report.sanitize import text
 from hf_memkit.report.summary import Summary, summarise, summarise_ranks
 from hf_memkit.units import GIB, format_size
@@ -84,7 +84,9 @@ def view(run: Run, width: int, *, modules: bool = False) -> Group:
     summary = summarise(run)
     advice = advise(run, summary)
     parts: list[RenderableType] = [
-        Text(wording.verdict(run, summary), style="bold red" if _alarming(run, summary) else "bold green"),
+        Text(
+            wording.verdict(run, summary), style="bold green" if wording.state(run, summary) == "good" else "bold red"
+        ),
         Text(wording.title(run, summary)),
         Text(wording.course(run, summary)),
     ]
@@ -104,10 +106,6 @@ def view(run: Run, width: int, *, modules: bool = False) -> Group:
     if modules:
         parts += [Text(""), _modules(run)]
     return Group(*parts)
-
-
-def _alarming(run: Run, summary: Summary) -> bool:
-    return summary.near or run.ending.kind in ("out of memory", "failed", "killed")
 
 
 def _bars(summary: Summary, width: int) -> list[RenderableType]:
@@ -179,10 +177,7 @@ def _ranks(run: Run) -> Table:
     summaries = summarise_ranks(run)
     pairs = sorted(zip(run.ranks, summaries, strict=True), key=lambda pair: -(pair[1].peak.gib if pair[1].peak else 0))
     for rank, one in pairs[:_RANKS_SHOWN]:
-        peak = f"{one.peak.gib:.2f}" if one.peak else "–"
-        reserved = f"{one.reserved_gib:.2f}" if one.reserved_gib is not None else "–"
-        rss = f"{one.host['rss_gib']:.2f}" if "rss_gib" in one.host else "–"
-        table.add_row(str(rank.rank), peak, reserved, rss, rank.ending.kind)
+        table.add_row(str(rank.rank), *wording.highest(one), rank.ending.kind)
     if len(pairs) > _RANKS_SHOWN:
         table.add_row("…", "", "", "", f"{len(pairs) - _RANKS_SHOWN} more, with lower peaks: see --json")
     return table

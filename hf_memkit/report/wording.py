@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import shlex
-from typing import Final
+from typing import Literal
 
 from hf_memkit.report.load import Run
 from hf_memkit.report.sanitize import number, text, whole
 from hf_memkit.report.summary import Summary
+from hf_memkit.report.trend import MIN_VALUES
 from hf_memkit.terms import at
 
-__all__ = ["course", "host", "nothing_to_do", "out_of_memory", "reserved", "title", "unknowable", "verdict"]
-
-_FEW: Final = 20
-"""Steps that the diagnosis needs at least to tell growth from chance (`rise.MIN_VALUES`)."""
+__all__ = [
+    "course",
+    "highest",
+    "host",
+    "nothing_to_do",
+    "out_of_memory",
+    "reserved",
+    "state",
+    "title",
+    "unknowable",
+    "verdict",
+]
 
 
 def title(run: Run, summary: Summary) -> str:
@@ -51,6 +60,19 @@ def course(run: Run, summary: Summary) -> str:
             parts = []  # the verdict above has said it
         parts.append(f"A step took {_time(summary.step_time_ms)} (median).")
     return " ".join(parts)
+
+
+def state(run: Run, summary: Summary) -> Literal["bad", "near", "good"]:
+    """Whether it failed, or nearly did."""
+    if run.ending.kind in ("out of memory", "failed", "killed"):
+        return "bad"
+    return "near" if summary.near else "good"
+
+
+def highest(summary: Summary) -> tuple[str, ...]:
+    """A rank's peak, reserved and host memory, in GiB; what is not known is a dash."""
+    figures = (summary.peak.gib if summary.peak else None, summary.reserved_gib, summary.host.get("rss_gib"))
+    return tuple("–" if figure is None else f"{figure:.2f}" for figure in figures)
 
 
 def verdict(run: Run, summary: Summary) -> str:
@@ -157,7 +179,7 @@ def nothing_to_do(run: Run, summary: Summary) -> str:
         return "The records show nothing wrong with memory over the steps."
     if summary.steps == 0:
         return "Nothing to do: no step was recorded."
-    if summary.steps < _FEW and run.ending.kind != "running":
+    if summary.steps < MIN_VALUES and run.ending.kind != "running":
         return f"Nothing to do{_to_spare(summary)}. {_count(summary.steps)} too few to tell whether memory grows."
     fits = _to_spare(summary)
     if not fits:

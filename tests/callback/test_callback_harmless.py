@@ -15,9 +15,10 @@ import torch
 from transformers import TrainerCallback
 
 from hf_memkit.callback import MemoryReportCallback, attach, oom_advice
-from hf_memkit.memory import HostReader, MemoryReader, read_records, steps
 from hf_memkit.memory.hooks import ModelHook
+from hf_memkit.memory.readers import HostReader, MemoryReader
 from hf_memkit.memory.recorder import RunRecorder
+from hf_memkit.memory.records import read_records, steps
 
 pytestmark = pytest.mark.compat
 EVERYTHING = {"eval_strategy": "steps", "eval_steps": 2, "gradient_accumulation_steps": 2}

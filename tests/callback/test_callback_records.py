@@ -10,9 +10,8 @@ import torch
 from torch import nn
 from transformers import TrainerCallback
 
-import hf_memkit.memory
 from hf_memkit.callback import MemoryReportCallback, attach
-from hf_memkit.memory import read_records, steps
+from hf_memkit.memory.records import read_records, steps
 
 pytestmark = pytest.mark.compat
 ON_CUDA_ONLY = {
@@ -23,12 +22,6 @@ ON_CUDA_ONLY = {
 
 def kinds(records: list[dict[str, Any]]) -> list[str]:
     return [record["kind"] for record in records]
-
-
-def test_public_names() -> None:
-    assert hf_memkit.memory.__all__ == sorted(hf_memkit.memory.__all__)
-    for name in hf_memkit.memory.__all__:
-        assert getattr(hf_memkit.memory, name)
 
 
 @pytest.mark.compat
@@ -109,7 +102,7 @@ def test_log_keys_reach_the_log_history_and_other_callbacks(make_trainer: Any, a
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
             self.seen.append(dict(logs))
 
-    from hf_memkit.memory import HostReader
+    from hf_memkit.memory.readers import HostReader
 
     trainer = make_trainer([Dashboard()], eval_strategy="steps", eval_steps=2)
     callback = attach(trainer, readers=[allocator, HostReader()])

@@ -15,9 +15,9 @@ from torch import nn
 
 from hf_memkit.callback import MemoryReportCallback, attach
 from hf_memkit.callback.oom_watch import ExceptionWatch
-from hf_memkit.callback.unfinished import expect_end
-from hf_memkit.memory import RecordWriter, read_records
+from hf_memkit.callback.training import expect_end
 from hf_memkit.memory.recorder import RunRecorder
+from hf_memkit.memory.records import RecordWriter, read_records
 
 
 @pytest.mark.compat

@@ -13,7 +13,7 @@ import pytest
 from hf_memkit.callback import MemoryReportCallback, attach
 from hf_memkit.callback.ranks import Heard
 from hf_memkit.errors import SettingError
-from hf_memkit.memory import HostReader
+from hf_memkit.memory.readers import HostReader
 
 FEW = {"peak_allocated_gib", "peak_reserved_gib", "fragmentation_gib", "peak_reserved_percent", "headroom_gib"}
 QUIET: dict[str, Any] = {"summary": False, "html": False}

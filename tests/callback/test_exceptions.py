@@ -19,8 +19,8 @@ from transformers import Trainer, TrainerCallback
 
 from hf_memkit.callback import MemoryReportCallback, attach, oom_advice
 from hf_memkit.callback.oom_note import out_of_memory
-from hf_memkit.memory import read_records
 from hf_memkit.memory.hooks import HookSet, ModelHook
+from hf_memkit.memory.records import read_records
 from hf_memkit.terms import at
 
 OOM = (

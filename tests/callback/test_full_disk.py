@@ -17,11 +17,10 @@ from transformers import TrainerCallback
 
 from hf_memkit.callback import MemoryReportCallback
 from hf_memkit.callback.oom_watch import ExceptionWatch
-from hf_memkit.callback.unfinished import expect_end
-from hf_memkit.memory import RecordWriter, read_records
-from hf_memkit.memory.records import steps
+from hf_memkit.callback.training import expect_end
+from hf_memkit.memory.records import RecordWriter, read_records, steps
 from hf_memkit.report import load_run
-from hf_memkit.report.attempts import RankReader
+from hf_memkit.report.rank_reader import RankReader
 from tests.report.synthetic_records import hosted_here
 
 STEPS = 24

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hf_memkit.memory import read_records, steps
+from hf_memkit.memory.records import read_records, steps
 from tests.callback.dying_script import OOM
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -59,7 +59,7 @@ def main(folder: Path) -> None:
         trainer = Trainer(model=model, args=arguments, train_dataset=blocks())
         callback = attach(trainer, readers=[FakeAllocator()], summary=False, html=False)
         trainer.train()
-        assert callback.callback_errors == 0, callback._guard.messages
+        assert callback.callback_errors == 0, callback._barrier.messages
         print(json.dumps(ended[: len(ended) // 2 + 1]))
         AcceleratorState._reset_state(True)
         GradientState._reset_state()

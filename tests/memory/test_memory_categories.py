@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from hf_memkit.memory import optimizer_chain, state_summary, walk
+from hf_memkit.memory.holdings import walk
+from hf_memkit.memory.optimizer_state import optimizer_chain, state_summary
 
 CPU = torch.device("cpu")
 

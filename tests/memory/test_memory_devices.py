@@ -10,8 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from hf_memkit.memory import CudaReader, HostReader, MpsReader, NvmlReader, PinnedReader, SwapReader, XpuReader, cgroup
-from hf_memkit.memory.readers import ReaderGroup, base
+from hf_memkit.memory import cgroup
+from hf_memkit.memory.readers import (
+    CudaReader,
+    HostReader,
+    MpsReader,
+    NvmlReader,
+    PinnedReader,
+    ReaderGroup,
+    SwapReader,
+    XpuReader,
+    base,
+)
 from hf_memkit.memory.readers.allocators import CachingAllocatorReader
 from hf_memkit.units import GIB
 

@@ -100,7 +100,7 @@ def test_it_never_raises(make_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> 
     callback = MemoryReportCallback(summary=False, html=False)
     with pytest.raises(torch.OutOfMemoryError):
         make_trainer([callback, Stop()]).train()
-    monkeypatch.setattr("hf_memkit.memory.watch.CloseWatch.at", broken)
+    monkeypatch.setattr("hf_memkit.memory.peak_sampler.PeakSampler.at", broken)
     monkeypatch.setattr(RunRecorder, "_memory", broken)
     fields = recorder_of(callback).oom_fields()
     assert fields["phase"] == "optimizer" and fields["step"] == 1 and callback.callback_errors == 2

@@ -7,8 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from hf_memkit.memory import CudaReader, HostReader, MemoryReader, NvmlReader, PinnedReader, readers_for_this_machine
-from hf_memkit.memory.readers import ReaderGroup
+from hf_memkit.memory.readers import (
+    CudaReader,
+    HostReader,
+    MemoryReader,
+    NvmlReader,
+    PinnedReader,
+    ReaderGroup,
+    readers_for_this_machine,
+)
 from hf_memkit.memory.readers.nvml import bytes_of_this_process
 
 

@@ -7,7 +7,7 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM
 
 from hf_memkit.callback import MemoryReportCallback
-from hf_memkit.memory import read_records, steps
+from hf_memkit.memory.records import read_records, steps
 
 SMALL = {
     "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 64,

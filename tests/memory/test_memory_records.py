@@ -91,9 +91,6 @@ def test_a_full_disk_does_not_raise() -> None:
 
 
 def test_reading_needs_neither_torch_nor_transformers() -> None:
-    code = (
-        "import sys, hf_memkit.memory.records, hf_memkit.memory; "
-        "assert hf_memkit.memory.read_records; print(sorted({'torch','transformers','psutil'} & set(sys.modules)))"
-    )
+    code = "import sys, hf_memkit.memory.records; print(sorted({'torch','transformers','psutil'} & set(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

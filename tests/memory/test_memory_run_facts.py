@@ -13,9 +13,10 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 
 from hf_memkit.callback import MemoryReportCallback
-from hf_memkit.memory import module_rows, read_records, steps, walk
 from hf_memkit.memory.facts import arguments_that_matter, swap_folders
-from hf_memkit.memory.holdings import Inventory
+from hf_memkit.memory.holdings import Inventory, walk
+from hf_memkit.memory.modules import module_rows
+from hf_memkit.memory.records import read_records, steps
 
 
 def test_the_run_record(make_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from hf_memkit.memory import HostReader, read_records, steps
-from hf_memkit.memory.guard import Guard
+from hf_memkit.memory.error_barrier import ErrorBarrier
+from hf_memkit.memory.readers import HostReader
 from hf_memkit.memory.recorder import RunRecorder
+from hf_memkit.memory.records import read_records, steps
 from hf_memkit.memory.schedule import SINGLE_STEPS, StepWindow, WatchSchedule, window_size
 
 
@@ -62,7 +63,7 @@ def test_a_hundred_thousand_steps(tmp_path: Path, allocator: Any) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     args = SimpleNamespace(process_index=0, world_size=1, device=torch.device("cpu"), output_dir=str(tmp_path))
     state = SimpleNamespace(global_step=0)
-    recorder = RunRecorder(tmp_path, args, Guard(), readers=[HostReader(), allocator])
+    recorder = RunRecorder(tmp_path, args, ErrorBarrier(), readers=[HostReader(), allocator])
     recorder.train_begin(state, model, optimizer, {})
     total, held = 100_000, []
     for step in range(1, total + 1):
@@ -96,7 +97,7 @@ def test_what_is_pending_is_written_at_each_other_event(tmp_path: Path, event: s
     model = nn.Linear(4, 4)
     args = SimpleNamespace(process_index=0, world_size=1, device=torch.device("cpu"), output_dir=str(tmp_path))
     state = SimpleNamespace(global_step=0)
-    recorder = RunRecorder(tmp_path, args, Guard(), readers=[HostReader()])
+    recorder = RunRecorder(tmp_path, args, ErrorBarrier(), readers=[HostReader()])
     recorder.train_begin(state, model, None, {})
     recorder._steps = 4 * SINGLE_STEPS + 1
     state.global_step = 1

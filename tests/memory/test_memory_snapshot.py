@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hf_memkit.memory import write_snapshot
+from hf_memkit.memory.snapshot import write_snapshot
 
 FRAME = {"filename": "train.py", "line": 7, "name": "forward", "fx_node_op": "unused"}
 # The shape that torch 2.13 documents in torch/cuda/memory.py, `_snapshot`.

@@ -261,7 +261,7 @@ def _marks() -> Any:
     from torch.profiler import record_function
     from transformers import TrainerCallback
 
-    from hf_memkit.memory.guard import Guard
+    from hf_memkit.memory.error_barrier import ErrorBarrier
     from hf_memkit.memory.hooks import HookSet
     from hf_memkit.memory.phases import PhaseTracker
 
@@ -274,7 +274,7 @@ def _marks() -> Any:
                 pass
 
         def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-            self.phases.attach(model, HookSet(model, Guard()))
+            self.phases.attach(model, HookSet(model, ErrorBarrier()))
             self.phases.train_begin()
 
         def on_step_begin(self, *args: Any, **kwargs: Any) -> None:

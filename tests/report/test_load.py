@@ -12,8 +12,8 @@ import pytest
 
 from hf_memkit.errors import InputError
 from hf_memkit.report import load_run, report_json, text_report
-from hf_memkit.report.attempts import RankReader
 from hf_memkit.report.load import RunReader
+from hf_memkit.report.rank_reader import RankReader
 from tests.conftest import ROOT
 from tests.record_shape import misfits
 from tests.report import synthetic_records as made

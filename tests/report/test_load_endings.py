@@ -17,8 +17,8 @@ import pytest
 
 from hf_memkit.memory.cgroup import oom_kills
 from hf_memkit.report import Ending, load_run
-from hf_memkit.report.attempts import Attempt
 from hf_memkit.report.ending import Here, judge_ending
+from hf_memkit.report.rank_reader import Attempt
 from tests.report import synthetic_records as made
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
-from hf_memkit.memory.guard import describe
+from hf_memkit.memory.error_barrier import describe
 from hf_memkit.units import GIB
 
 __all__ = ["Every", "Mark", "MemoryReader", "ReaderGroup"]

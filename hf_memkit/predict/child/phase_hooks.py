@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from transformers import TrainerCallback
 
-from hf_memkit.memory.guard import Guard
+from hf_memkit.memory.error_barrier import ErrorBarrier
 from hf_memkit.memory.hooks import HookSet
 from hf_memkit.memory.optimizer_state import innermost, states_of, tensors_in
 from hf_memkit.memory.phases import PhaseTracker
@@ -40,7 +40,7 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
     def __init__(self, tracer: StorageTracer) -> None:
         self._tracer = tracer
         self._phases = PhaseTracker(self._on_boundary)
-        self._guard = Guard()
+        self._guard = ErrorBarrier()
         self._names: dict[int, str] = {}
         self._stack: list[str] = []
         self._root: nn.Module | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hf_memkit.report.reconcile import compared, furthest_off
+from hf_memkit.report.prediction_error import compared, furthest_off
 
 PREDICTION = {
     "peak_allocated_gib": 10.0,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hf_memkit.report.finding import Finding
-from hf_memkit.report.neighbours import available_gib
+from hf_memkit.report.other_processes import available_gib
 from hf_memkit.report.series import Column, Steps, pairs, ranks, running_max
 
 __all__ = ["find_longer_batches"]

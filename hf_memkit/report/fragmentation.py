@@ -19,7 +19,7 @@ from statistics import median
 from typing import Final
 
 from hf_memkit.report.finding import Finding
-from hf_memkit.report.neighbours import available_gib
+from hf_memkit.report.other_processes import available_gib
 from hf_memkit.report.series import Column, Steps, pairs
 
 __all__ = ["find_fragmentation"]

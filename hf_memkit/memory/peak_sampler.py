@@ -26,10 +26,10 @@ from hf_memkit.record_types import OomRecord, StepRecord
 from hf_memkit.terms import Phase
 from hf_memkit.units import GIB
 
-__all__ = ["CloseWatch"]
+__all__ = ["PeakSampler"]
 
 
-class CloseWatch:
+class PeakSampler:
     """Watches one training. `sample(phase)` looks at the allocator and lets its peak start again; `backward_runs()`
     says that a gradient has arrived, in case nobody has noticed where backward began."""
 

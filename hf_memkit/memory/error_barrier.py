@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-__all__ = ["Guard", "describe"]
+__all__ = ["ErrorBarrier", "describe"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -17,7 +17,7 @@ _KEPT_MESSAGES = 5
 _logger = logging.getLogger(__name__)
 
 
-class Guard:
+class ErrorBarrier:
     """Calls functions so that no Exception leaves them. `count` and the first `messages` go into the end record.
 
     KeyboardInterrupt and SystemExit are the user's, and pass.

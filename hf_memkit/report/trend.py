@@ -23,7 +23,7 @@ from typing import Final
 
 from hf_memkit.report.series import typical_spread
 
-__all__ = ["MIN_VALUES", "Rise", "find_rise"]
+__all__ = ["MIN_VALUES", "Trend", "find_trend"]
 
 MIN_VALUES: Final = 20
 """Fewer values tell no pace: six stretches of three are the least that a straight line can be told from a jump in."""
@@ -81,7 +81,7 @@ _BEFORE: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Rise:
+class Trend:
     """A steady rise.
 
     Attributes:
@@ -99,7 +99,7 @@ class Rise:
     noise: float
 
 
-def find_rise(steps: Sequence[int], values: Sequence[float], least: float, *, stairs: bool = True) -> Rise | None:
+def find_trend(steps: Sequence[int], values: Sequence[float], least: float, *, stairs: bool = True) -> Trend | None:
     """The steady rise that `values` end with, or None.
 
     The whole run is looked at first, then its last half, quarter and so on, so that a rise is found that began late
@@ -127,7 +127,7 @@ def find_rise(steps: Sequence[int], values: Sequence[float], least: float, *, st
     return None
 
 
-def _with_hinge(steps: Sequence[int], values: Sequence[float], least: float, stairs: bool) -> Rise | None:
+def _with_hinge(steps: Sequence[int], values: Sequence[float], least: float, stairs: bool) -> Trend | None:
     """The rise after the point where a flat line turns into a rising one, if such a point is there."""
     start = _hinge(steps, values)
     if start < _BEFORE or len(values) - start < MIN_VALUES:
@@ -135,7 +135,7 @@ def _with_hinge(steps: Sequence[int], values: Sequence[float], least: float, sta
     return _judge(steps[start:], values[start:], least, stairs)
 
 
-def _judge(steps: Sequence[int], values: Sequence[float], least: float, stairs: bool) -> Rise | None:
+def _judge(steps: Sequence[int], values: Sequence[float], least: float, stairs: bool) -> Trend | None:
     """The rise over all these values, if it is a steady one."""
     middles, lows, noise = _stretches(steps, values)
     if len(lows) < _MIN_STRETCHES:
@@ -154,7 +154,7 @@ def _judge(steps: Sequence[int], values: Sequence[float], least: float, stairs: 
         span = paused[0][-1] - paused[0][0]
     elif many or not stairs or not _is_staircase(steps, values, sum(gains)):
         return None
-    return Rise(steps[0], envelope[0], envelope[-1], sum(gains) / span, noise)
+    return Trend(steps[0], envelope[0], envelope[-1], sum(gains) / span, noise)
 
 
 def _stretches(steps: Sequence[int], values: Sequence[float]) -> tuple[list[float], list[float], float]:

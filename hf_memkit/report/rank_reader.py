@@ -23,8 +23,8 @@ from hf_memkit.record_types import (
     SaveRecord,
     StepRecord,
 )
+from hf_memkit.report.downsample import halve
 from hf_memkit.report.sanitize import clean_record, number, whole
-from hf_memkit.report.thin import halve
 
 __all__ = ["Attempt", "RankReader"]
 
