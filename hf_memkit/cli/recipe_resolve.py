@@ -29,10 +29,10 @@ def check_options(options: Options) -> None:
     """
     from hf_memkit.described import described_gpu
     from hf_memkit.models import hub_switched_off
-    from hf_memkit.recipe.data import is_local
     from hf_memkit.recipe.resolve import refuse_wrong
     from hf_memkit.recipe.run_settings import check_data
     from hf_memkit.recipe.schema import load_recipe
+    from hf_memkit.recipe.sources import is_local
     from hf_memkit.techniques.batch import split_batch
     from hf_memkit.units import parse_size
 
