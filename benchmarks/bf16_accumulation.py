@@ -32,8 +32,8 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also runs from a checkout that is not installed
 
-from benchmarks.gpu import RESULTS, provenance
 from benchmarks.optimizer_text import make_blocks
+from benchmarks.provenance import RESULTS, provenance
 
 COUNTS: Final = (1, 2, 4, 8, 16, 32)
 VOCABULARY: Final = 1024

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also runs from a checkout that is not installed
 
-from benchmarks.gpu import RESULTS, provenance
+from benchmarks.provenance import RESULTS, provenance
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 FOLDER: Final = RESULTS / "breaks"

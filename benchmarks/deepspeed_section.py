@@ -29,7 +29,7 @@ from hf_memkit.zero.index import preset_index
 from hf_memkit.zero.ledger import zero_ledger
 from hf_memkit.zero.nvme import preflight
 from hf_memkit.zero.sizing import size_preset
-from hf_memkit.zero.stage_3_swap import SWAP_BUFFERS
+from hf_memkit.zero.stage_3_nvme import SWAP_BUFFERS
 
 MODEL: Final = "openai-community/gpt2-xl"
 SEQUENCE_LENGTH: Final = 128
@@ -199,9 +199,9 @@ def compare(engine: Any, folder: Path, job: dict[str, Any]) -> dict[str, Any]:
     """Every row of the ledger with what was found of it, in GiB; what cannot be found between steps is absent."""
     import torch
 
-    from hf_memkit.zero.held import held_bytes, swapped_bytes
+    from hf_memkit.zero.engine_tensors import engine_bytes, swapped_bytes
 
-    found = {**held_bytes(engine), **{("disk", term): size for term, size in swapped_bytes(folder).items()}}
+    found = {**engine_bytes(engine), **{("disk", term): size for term, size in swapped_bytes(folder).items()}}
     rows = []
     for place, terms in job["ledger"].items():
         for row in terms:

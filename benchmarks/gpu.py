@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -34,16 +32,11 @@ from benchmarks import (
     techniques_section,
 )
 from benchmarks.children import CASE_S
-from hf_memkit import __version__
+from benchmarks.provenance import RESULTS, provenance
 from hf_memkit.hardware import this_machine, use_one_card
 
-RESULTS: Final = Path(__file__).resolve().parent / "results"
 SECTION_S: Final = 8 * 60  # no case starts after this, so that a section ends within nine minutes
 STEPS: Final = 12
-PACKAGES: Final = (
-    "torch", "transformers", "accelerate", "deepspeed", "peft", "torchao", "datasets", "bitsandbytes", "lightning",
-    "nvidia-ml-py", "liger-kernel", "galore-torch", "apollo-torch", "lomo-optim",
-)  # fmt: skip
 
 SECTIONS: Final[Mapping[str, ModuleType]] = {
     "recipe": recipe_section,
@@ -53,18 +46,6 @@ SECTIONS: Final[Mapping[str, ModuleType]] = {
     "techniques": techniques_section,
     "predict": predict_section,
 }
-
-
-def provenance() -> dict[str, Any]:
-    """Versions and hardware that stand beside every result; where on the disk it ran is nobody's business."""
-    hardware = {key: value for key, value in this_machine().to_json().items() if key != "disk_path"}
-    versions = {"memkit": __version__, "python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return {"versions": versions, "hardware": hardware, "time": int(time.time())}
 
 
 def load_results(path: Path) -> dict[str, dict[str, Any]]:

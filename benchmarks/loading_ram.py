@@ -25,7 +25,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also runs from a checkout that is not installed
 
-from benchmarks.gpu import RESULTS, provenance
+from benchmarks.provenance import RESULTS, provenance
 
 MIB = 2**20
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from hf_memkit.optimizers import find_optimizer
+
 __all__ = ["ARMS", "BASELINE", "Arm"]
 
 BASELINE: Final = "adamw-fused"
@@ -49,6 +51,11 @@ class Arm:
     baseline: str = ""
     bar: float | None = None
     cpu: str = ""
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Import names of what it needs beyond torch and transformers."""
+        return find_optimizer(str(self.optimizer.get("class") or self.arguments.get("optim", ""))).packages
 
     def class_and_options(self, rate: float) -> tuple[type, dict[str, Any]] | None:
         """What Trainer's `optimizer_cls_and_kwargs` takes, or None where `optim` does."""

@@ -35,9 +35,7 @@ LENGTH: Final = 64
 BATCH: Final = 8
 EVERY: Final = 50
 OUT: Final = Path(__file__).parent / "results" / "optimizer_curves.json"
-PACKAGES: Final = (
-    "torch", "transformers", "bitsandbytes", "torchao", "galore-torch", "apollo-torch", "lomo-optim",
-)  # fmt: skip
+PACKAGES: Final = ("torch", "transformers", *sorted({package for arm in ARMS.values() for package in arm.packages}))
 
 
 def make_model(architecture: str, dtype: str, *, width: int = 64, vocabulary: int = VOCABULARY) -> Any:

@@ -24,11 +24,11 @@ def run(folder: Path, job: dict[str, Any]) -> int:
     from transformers import Trainer, default_data_collator
     from transformers.trainer_utils import set_seed
 
+    from benchmarks.allocator_history import record_history
     from hf_memkit import train
     from hf_memkit.callback import attach
     from hf_memkit.errors import MemkitError
     from hf_memkit.predict.child.training import rows_for
-    from hf_memkit.predict.history_recorder import record_history
     from hf_memkit.predict.request import Request
     from hf_memkit.training_setup import TrainingSetup
 

@@ -22,11 +22,11 @@ GIB: Final = 2**30
 def memtracker(asked: Mapping[str, Any]) -> dict[str, Any]:
     """torch.distributed._tools.MemTracker around a step written by hand: it knows no Trainer. It answers no question
     for a value, so that transformers makes the mask that a compiled run would have."""
-    from hf_memkit.predict.child import guard
+    from hf_memkit.predict.child import cuda_device_guard
     from hf_memkit.predict.child.attention import install_cuda_attention
-    from hf_memkit.predict.child.stand_in import movable_modules, one_card
+    from hf_memkit.predict.child.fake_gpu import movable_modules, one_card
 
-    guard.install()
+    cuda_device_guard.install()
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker

@@ -206,10 +206,10 @@ def _predicted(
     from hf_memkit.predict import predict
 
     micro_batch, length = case.shape(on_cpu=on_cpu)
-    return predict(
-        setup, model=facts, machine=machine, micro_batch_size=micro_batch, sequence_length=length,
-        accumulation=case.accumulation,
-    )  # fmt: skip
+    sizes = {"per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": case.accumulation}
+    for name, size in sizes.items():
+        setup = setup.put(f"arguments.{name}", size, "the case's")
+    return predict(replace(setup, job=Job(facts, machine, micro_batch, length)))
 
 
 # ---- measuring ----
@@ -257,8 +257,8 @@ def _by_record(folder: Path) -> dict[str, Any]:
 
 def _replayed(path: Path, case: Case) -> dict[str, Any]:
     """The model of the allocator beside the recorded one; a small recording is kept."""
-    from hf_memkit.predict.history import read_history
-    from hf_memkit.predict.history_compare import compare
+    from benchmarks.allocator_compare import compare
+    from benchmarks.allocator_history import read_history
 
     try:
         history = read_history(path)

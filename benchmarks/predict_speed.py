@@ -23,8 +23,8 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also runs from a checkout that is not installed
 
-from benchmarks.gpu import RESULTS, provenance
 from benchmarks.predict_peers import PEERS
+from benchmarks.provenance import RESULTS, provenance
 from hf_memkit.architectures import built_in
 
 ROOT: Final = Path(__file__).resolve().parents[1]

@@ -15,9 +15,10 @@ from hf_memkit.cards import CARDS
 from hf_memkit.hardware import Gpu, gpu_of_size, named_gpu, this_machine
 from hf_memkit.memory.records import read_records
 from hf_memkit.recipe.rehearse import rehearse
-from hf_memkit.recipe.resolve import Overrides, resolve
+from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.run import Run
 from hf_memkit.recipe.schema import load_recipe
+from hf_memkit.request import Request
 from hf_memkit.units import GIB
 
 
@@ -49,15 +50,15 @@ def cases() -> list[Case]:
 def prepare(case: Case, folder: str, *, on_cpu: bool, max_steps: int) -> Run | str:
     """The run of a case, or the reason why memkit refuses it."""
     quiet = {"save_strategy": "no", "eval_strategy": "no", "eval_on_start": False, "logging_steps": 1}
-    overrides = Overrides(case.variant, max_steps=max_steps, output=folder, settings=quiet)
+    request = Request(variant=case.variant, max_steps=max_steps, output=folder, arguments=quiet)
     machine = this_machine(folder).with_gpu(case.gpu)
-    resolved = resolve(load_recipe(case.recipe), machine, overrides, use_hub=False)
-    if resolved.setup.problems:
-        return "; ".join(resolved.setup.problems)
+    resolved = resolve(load_recipe(case.recipe), machine, request, use_hub=False)
+    if resolved.problems:
+        return "; ".join(resolved.problems)
     if not on_cpu:
-        return Run(case.recipe, case.variant, resolved.setup)
-    rehearsed = rehearse(resolved)
-    return Run(case.recipe, case.variant, rehearsed.setup, resolved.setup, rehearsed.not_rehearsed)
+        return Run(case.recipe, case.variant, resolved)
+    rehearsed = rehearse(load_recipe(case.recipe), resolved)
+    return Run(case.recipe, case.variant, rehearsed.setup, resolved, rehearsed.not_rehearsed)
 
 
 def measure(case: Case, *, on_cpu: bool, max_steps: int) -> dict[str, Any]:

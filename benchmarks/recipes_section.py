@@ -22,9 +22,11 @@ from hf_memkit.memory.records import read_records
 from hf_memkit.predict import Prediction
 from hf_memkit.recipe.choose import choose
 from hf_memkit.recipe.rehearse import rehearse
-from hf_memkit.recipe.resolve import Overrides, Resolved, resolve
+from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.run import Run
 from hf_memkit.recipe.schema import load_recipe
+from hf_memkit.request import Request
+from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import GIB
 
 STEPS: Final = 5
@@ -54,22 +56,21 @@ def cases() -> list[Case]:
     return found
 
 
-def prepare(case: Case, folder: str, *, on_cpu: bool) -> tuple[Resolved, Run, Prediction | None] | str:
+def prepare(case: Case, folder: str, *, on_cpu: bool) -> tuple[Run, Prediction | None] | str:
     """The resolved recipe, its run and its prediction, or the reason why it does not run here."""
     recipe = load_recipe(case.recipe)
     if recipe.gpus > 1 and not on_cpu:
         return f"needs {recipe.gpus} cards"
     quiet = {"save_strategy": "no", "eval_strategy": "no", "eval_on_start": False, "logging_steps": 1}
-    overrides = Overrides(case.variant, max_steps=STEPS, output=folder, settings=quiet)
+    request = Request(variant=case.variant, max_steps=STEPS, output=folder, arguments=quiet)
     machine = this_machine(folder).with_gpu(case.gpu)
     if not on_cpu:  # what is predicted not to fit runs all the same: the prediction is what is tried
-        chosen = choose(recipe, machine, overrides, use_hub=False)
-        resolved = chosen.resolved
-        return resolved, Run(case.recipe, case.variant, resolved.setup), chosen.prediction
-    resolved = resolve(recipe, machine, overrides, use_hub=False)
-    rehearsed = rehearse(resolved)
-    job = Run(case.recipe, case.variant, rehearsed.setup, resolved.setup, rehearsed.not_rehearsed)
-    return resolved, job, None
+        setup, prediction = choose(recipe, machine, request, use_hub=False)
+        return Run(case.recipe, case.variant, setup), prediction
+    setup = resolve(recipe, machine, request, use_hub=False)
+    rehearsed = rehearse(recipe, setup)
+    job = Run(case.recipe, case.variant, rehearsed.setup, setup, rehearsed.not_rehearsed)
+    return job, None
 
 
 def measure(case: Case, *, on_cpu: bool, max_steps: int) -> dict[str, Any]:
@@ -84,8 +85,8 @@ def measure(case: Case, *, on_cpu: bool, max_steps: int) -> dict[str, Any]:
             prepared = str(error)
         if isinstance(prepared, str):
             return {**facts, "status": "refused", "why": prepared}
-        resolved, job, prediction = prepared
-        facts["checkpointing"] = checkpointing_of(resolved)
+        job, prediction = prepared
+        facts["checkpointing"] = checkpointing_of(job.target or job.setup, case.recipe)
         recipe_section.write_job(Path(folder), asdict(case), job)
         environment = {key: str(value) for key, value in job.setup.section("environment").items()}
         outcome, output = run_child("recipes", folder, environment, limit_s=CASE_S)
@@ -101,10 +102,10 @@ def measure(case: Case, *, on_cpu: bool, max_steps: int) -> dict[str, Any]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def checkpointing_of(resolved: Resolved) -> str:
+def checkpointing_of(setup: TrainingSetup, recipe: str) -> str:
     """The kind that was chosen of those that the variant lists; empty where it lists none."""
-    listed = resolved.recipe.variants[resolved.variant].checkpointing
-    return next((name for name in listed if name in resolved.setup.techniques), listed[0] if listed else "")
+    listed = load_recipe(recipe).variants[setup.preset].checkpointing
+    return next((name for name in listed if name in setup.techniques), listed[0] if listed else "")
 
 
 def child(folder: str) -> int:

@@ -9,13 +9,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from benchmarks.report_cases import NEIGHBOUR_GIB, Case
 from hf_memkit.architectures import ARCHITECTURES
 from hf_memkit.units import GIB
-
-if TYPE_CHECKING:
-    from benchmarks.report_section import Case
 
 __all__ = ["run"]
 
@@ -184,8 +182,6 @@ def on_device(tensors: list[Any], device: Any) -> float:
 def start_neighbour(rows: list[dict[str, Any]]) -> Any:
     """A callback that starts another process with 4 GiB on the card, in the middle of training."""
     from transformers import TrainerCallback
-
-    from benchmarks.report_section import NEIGHBOUR_GIB
 
     code = (
         f"import torch; held = torch.zeros(int({NEIGHBOUR_GIB} * 2**30), dtype=torch.uint8, device='cuda'); "

@@ -34,9 +34,9 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also runs from a checkout that is not installed
 
-from benchmarks.gpu import RESULTS, provenance
 from benchmarks.overhead_arms import ARMS, OURS, PARTS, Arm, Size, Timings, make_model, memkit, memkit_with_allocator
 from benchmarks.overhead_arms import with_trainer as trainer_arm
+from benchmarks.provenance import RESULTS, provenance
 
 ROUNDS: Final = 5
 STEPS: Final = 150

@@ -13,14 +13,13 @@ from hf_memkit._version import __version__
 if TYPE_CHECKING:
     from hf_memkit.callback import MemoryReportCallback, attach, oom_advice
     from hf_memkit.oom import explain_oom
+    from hf_memkit.predict import predict_trainer
     from hf_memkit.presets import PresetSetup, preset
-    from hf_memkit.recipe.resolve import Overrides, resolve
     from hf_memkit.recipe.schema import load_recipe
     from hf_memkit.training_setup import TrainingSetup
 
 __all__ = [
     "MemoryReportCallback",
-    "Overrides",
     "PresetSetup",
     "TrainingSetup",
     "__version__",
@@ -28,21 +27,20 @@ __all__ = [
     "explain_oom",
     "load_recipe",
     "oom_advice",
+    "predict_trainer",
     "preset",
-    "resolve",
 ]
 
 _MODULE = {
     "MemoryReportCallback": "hf_memkit.callback",
-    "Overrides": "hf_memkit.recipe.resolve",
     "PresetSetup": "hf_memkit.presets",
     "TrainingSetup": "hf_memkit.training_setup",
     "attach": "hf_memkit.callback",
     "explain_oom": "hf_memkit.oom",
     "load_recipe": "hf_memkit.recipe.schema",
     "oom_advice": "hf_memkit.callback",
+    "predict_trainer": "hf_memkit.predict",
     "preset": "hf_memkit.presets",
-    "resolve": "hf_memkit.recipe.resolve",
 }
 
 

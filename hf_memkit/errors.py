@@ -6,11 +6,11 @@ MemkitError
 │   ├── RecipeError       a recipe file that is not valid; lists every problem of the file
 │   ├── DataError         training data that cannot be used
 │   ├── SettingError      a setting that does not exist, has the wrong type, or cannot go with another one
-│   └── Unmodelled        what a traced training cannot show (hf_memkit/predict/unmodelled.py)
+│   └── Unmodelled        what a traced training cannot show
 ├── DoesNotFitError       the job needs more GPU, RAM or disk than this machine has (exit code 1)
 ├── MissingPackageError   an optional package is needed; names the command that installs it (exit code 1)
 └── RunError              a run that started and could not go on (exit code 1)
-    └── TraceFailed       a training that could not be traced for a prediction (hf_memkit/predict/worker.py)
+    └── TraceFailed       a training that could not be traced for a prediction
 ```
 
 The command line shows the message of each as one line, `memkit: error: …`. Anything else that escapes is a bug and
@@ -31,6 +31,8 @@ __all__ = [
     "RecipeError",
     "RunError",
     "SettingError",
+    "TraceFailed",
+    "Unmodelled",
     "did_you_mean",
 ]
 
@@ -63,6 +65,11 @@ class SettingError(InputError):
     """A setting that does not exist, has the wrong type, or cannot go with another one."""
 
 
+class Unmodelled(InputError):
+    """A setting or an operation whose memory a traced training cannot show: it is refused, or bounded by formulas, and
+    never guessed. The message says which, and why."""
+
+
 class DoesNotFitError(MemkitError):
     """The job needs more GPU memory, RAM or disk than this machine has."""
 
@@ -73,6 +80,20 @@ class MissingPackageError(MemkitError):
 
 class RunError(MemkitError):
     """A run that started and could not go on."""
+
+
+class TraceFailed(RunError):
+    """A training that could not be traced.
+
+    Attributes:
+        kind: the name of the exception in the child, or how its process ended (`"SIGABRT"`).
+        refused: whether memkit itself refused it, with a message for the user.
+        details: the end of the child's traceback.
+    """
+
+    def __init__(self, message: str, *, kind: str, refused: bool = False, details: str = "") -> None:
+        self.kind, self.refused, self.details = kind, refused, details
+        super().__init__(message)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

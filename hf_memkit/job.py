@@ -14,6 +14,7 @@ from hf_memkit.units import GIB, format_gib
 __all__ = [
     "DEFAULT_LENGTH",
     "DEFAULT_MICRO_BATCH",
+    "DEFAULT_NVME",
     "PROCESS_BYTES",
     "Job",
     "card_shortage",
@@ -26,6 +27,9 @@ DEFAULT_MICRO_BATCH: Final = 8
 
 DEFAULT_LENGTH: Final = 1024
 """Tokens in a sequence where none are given; less where the model allows less. An assumption, and said so."""
+
+DEFAULT_NVME: Final = "memkit-nvme"
+"""Folder for what ZeRO-Infinity puts on disk, where none is given."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +50,9 @@ class Job:
 
     model: ModelFacts | None
     machine: Machine
-    micro_batch_size: int
-    sequence_length: int
-    nvme_path: str
+    micro_batch_size: int = DEFAULT_MICRO_BATCH
+    sequence_length: int = DEFAULT_LENGTH
+    nvme_path: str = DEFAULT_NVME
     values: Mapping[str, Any] = field(default_factory=dict)
     gpus: int = 1
     nodes: int = 1

@@ -30,10 +30,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Final, Self
 
+from hf_memkit.job import DEFAULT_MICRO_BATCH, Job
 from hf_memkit.ledger import Ledger, Row
 from hf_memkit.models import Origin
+from hf_memkit.request import Request
 
 __all__ = ["SECTIONS", "Setting", "TrainingSetup"]
 
@@ -89,6 +92,11 @@ class TrainingSetup:
         problems: why this setup cannot run on the machine it was resolved for; empty if it can.
         notes: what a person should know before starting it.
         techniques: names of the techniques that made it, in the order in which they were applied.
+        job: the model, the machine and the batch that it was resolved for; None for one that was read from a file.
+        request: what was asked for.
+        warnings: what of the request is not in it, and makes it another job than the user's.
+        why: why this preset or variant, where several were tried.
+        rejected: (preset or variant, why not) of those that were tried before it.
     """
 
     preset: str
@@ -97,6 +105,11 @@ class TrainingSetup:
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     techniques: tuple[str, ...] = ()
+    job: Job | None = field(default=None, compare=False, repr=False)
+    request: Request | None = field(default=None, compare=False, repr=False)
+    warnings: tuple[str, ...] = field(default=(), compare=False)
+    why: str = field(default="", compare=False)
+    rejected: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
     def put(self, key: str, value: Any, reason: str) -> Self:
         """Another setup with `key` set; a key that exists keeps its place."""
@@ -136,8 +149,12 @@ class TrainingSetup:
         """Another setup that names these techniques as its makers."""
         return replace(self, techniques=tuple(techniques))
 
+    @cached_property
+    def _by_key(self) -> Mapping[str, Setting]:
+        return {setting.key: setting for setting in self.settings}
+
     def __contains__(self, key: str) -> bool:
-        return any(setting.key == key for setting in self.settings)
+        return key in self._by_key
 
     def __getitem__(self, key: str) -> Any:
         """The value of `key`.
@@ -145,17 +162,12 @@ class TrainingSetup:
         Raises:
             KeyError: the setup does not set it.
         """
-        for setting in self.settings:
-            if setting.key == key:
-                return json.loads(json.dumps(setting.value))
-        raise KeyError(key)
+        return json.loads(json.dumps(self._by_key[key].value))
 
     def get(self, key: str, default: Any = None) -> Any:
         """The value of `key`, or `default` if the setup does not set it."""
-        try:
-            return self[key]
-        except KeyError:
-            return default
+        setting = self._by_key.get(key)
+        return default if setting is None else json.loads(json.dumps(setting.value))
 
     def section(self, name: str) -> dict[str, Any]:
         """`{name: value}` of one section, as a fresh dict that the caller may change."""
@@ -165,6 +177,47 @@ class TrainingSetup:
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments for `transformers.TrainingArguments`."""
         return self.section("arguments")
+
+    @property
+    def resolved_for(self) -> Job:
+        """The job.
+
+        Raises:
+            ValueError: the setup was read from a file, or put together by hand.
+        """
+        if self.job is None:
+            raise ValueError(f"setup {self.preset!r} was resolved for no job; give it one: replace(setup, job=Job(…))")
+        return self.job
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Sequences of one process in one forward pass."""
+        usual = self.job.micro_batch_size if self.job is not None else DEFAULT_MICRO_BATCH
+        return int(self.get("arguments.per_device_train_batch_size", usual))
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches in an optimizer step of one process."""
+        return int(self.get("arguments.gradient_accumulation_steps", self.job.accumulation if self.job else 1))
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens in a sequence.
+
+        Raises:
+            KeyError: neither a setting nor the job says.
+        """
+        return int(
+            self["data.sequence_length"]
+            if self.job is None
+            else self.get("data.sequence_length", self.job.sequence_length)
+        )
+
+    @property
+    def zero(self) -> dict[str, Any]:
+        """`zero_optimization` of its DeepSpeed config; empty without one."""
+        section = (self.get("deepspeed.config") or {}).get("zero_optimization")
+        return section if isinstance(section, dict) else {}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:

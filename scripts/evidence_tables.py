@@ -1,4 +1,5 @@
-"""Pages whose tables stand between `<!-- evidence: NAME -->` and `<!-- end -->`: filled, or only compared."""
+"""Pages whose tables stand between `<!-- evidence: NAME -->`, or `fields: NAME`, and `<!-- end -->`: filled, or only
+compared."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ def update(tables: Mapping[Path, Mapping[str, str]], arguments: list[str], scrip
     stale = {page: text for page, blocks in tables.items() if (text := filled(page, blocks)) != page.read_text()}
     for page, text in stale.items():
         if "--check" in arguments:
-            print(f"{page.relative_to(ROOT)} is not what the evidence says: run scripts/{script}")
+            print(f"{page.relative_to(ROOT)} is not current: run scripts/{script}")
         else:
             page.write_text(text)
     return 1 if stale and "--check" in arguments else 0
@@ -28,7 +29,7 @@ def filled(page: Path, blocks: Mapping[str, str]) -> str:
     """
     text = page.read_text()
     for name, table in blocks.items():
-        block = re.compile(f"(<!-- evidence: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+        block = re.compile(f"(<!-- (?:evidence|fields): {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         if not block.search(text):
             raise SystemExit(f"{page}: no block for {name}")
         text = block.sub(lambda found, table=table: f"{found[1]}{table}\n{found[2]}", text)

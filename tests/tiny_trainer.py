@@ -11,6 +11,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from hf_memkit.compat import to_installed_arguments
+from tests.record_shape import misfits_in
 
 LAYERS = 2
 
@@ -38,7 +39,9 @@ def new_model() -> Callable[[], GPT2LMHeadModel]:
 
 
 @pytest.fixture
-def make_trainer(tmp_path: Path) -> Callable[..., Trainer]:
+def make_trainer(tmp_path: Path) -> Iterator[Callable[..., Trainer]]:
+    """Makes Trainers; whatever they record is as `hf_memkit.record_types` has it."""
+
     def make(
         callbacks: Iterable[Any] = (), *, model: Any = None, trainer_class: type[Trainer] = Trainer, **arguments: Any
     ) -> Trainer:
@@ -61,7 +64,8 @@ def make_trainer(tmp_path: Path) -> Callable[..., Trainer]:
             callbacks=list(callbacks),
         )
 
-    return make
+    yield make
+    assert not misfits_in(tmp_path)
 
 
 @pytest.fixture

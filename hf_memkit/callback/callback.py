@@ -17,8 +17,8 @@ from typing import Any, Concatenate, ParamSpec, Protocol
 
 from transformers import TrainerCallback
 
-from hf_memkit.callback.advice import Advice
 from hf_memkit.callback.dashboard import LOG, Log
+from hf_memkit.callback.oom_note import OomNote
 from hf_memkit.callback.training import Options, Training
 from hf_memkit.errors import SettingError, did_you_mean
 from hf_memkit.memory.guard import Guard
@@ -121,7 +121,7 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
         return self._training.recorder.tracker.phase if self._training is not None else None
 
     @property
-    def advice(self) -> Advice | None:
+    def advice(self) -> OomNote | None:
         """What is said of the out-of-memory error that ended the last training; None if another thing did."""
         return self._training.advice if self._training is not None else None
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from hf_memkit.callback.advice import Advice, frames, out_of_memory, say_what_was_recorded
+from hf_memkit.callback.oom_note import OomNote, frames, out_of_memory, say_what_was_recorded
 from hf_memkit.memory.guard import Guard
 from hf_memkit.memory.recorder import RunRecorder
 from hf_memkit.memory.records import read_records
 from hf_memkit.memory.snapshot import write_snapshot
 from hf_memkit.oom import OomMessage, for_job, judge, suggest
+from hf_memkit.record_types import ModulesRecord, RunRecord, Status
 from hf_memkit.terms import Phase
 from hf_memkit.units import GIB
 
@@ -34,7 +35,7 @@ _PHASE_OF_METHOD: Final[dict[str, Phase]] = {
 
 def record_exception(
     error: BaseException, recorder: RunRecorder, guard: Guard, *, global_step: int, snapshot: bool, ctrl_c: bool
-) -> Advice | None:
+) -> OomNote | None:
     """Writes the `end` record, and before it an `oom` record if memory had run out; then there is advice to return.
 
     Args:
@@ -60,7 +61,7 @@ def record_exception(
         advice = guard.call("advice", _advise, record, recorder, message)
         recorder.writer.write("oom", record)
     stopped = isinstance(error, KeyboardInterrupt | SystemExit) or (ctrl_c and found is None)
-    status = "interrupted" if stopped else "failed"
+    status: Status = "interrupted" if stopped else "failed"
     guard.call("end", recorder.end, status, error)
     return advice
 
@@ -102,11 +103,11 @@ def _snapshot(records: Path) -> dict[str, str]:
     return {"snapshot": path.name}
 
 
-def _advise(record: dict[str, Any], recorder: RunRecorder, message: OomMessage | None) -> Advice:
+def _advise(record: dict[str, Any], recorder: RunRecorder, message: OomMessage | None) -> OomNote:
     """The advice; `record` gets its `cause` and `changes`."""
     path = recorder.writer.path
     kinds = {known["kind"]: known for known in (read_records(path) if path.exists() else ()) if "kind" in known}
-    run = kinds.get("run", {})
+    run, modules = cast(RunRecord, kinds.get("run", {})), cast(ModulesRecord | None, kinds.get("modules"))
     settings = run.get("hardware", {}).get("allocator_settings")
     samples = record.get("samples")
     judged = (
@@ -115,6 +116,6 @@ def _advise(record: dict[str, Any], recorder: RunRecorder, message: OomMessage |
     verdict = for_job(judged, run, record["phase"]) if judged is not None else None
     if verdict is not None:
         record["cause"] = verdict.cause
-    changes = suggest(run, record, modules=kinds.get("modules"))
+    changes = suggest(run, record, modules=modules)
     record["changes"] = [change.to_json() for change in changes]
     return say_what_was_recorded(record, run, verdict, changes, path)

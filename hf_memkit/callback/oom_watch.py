@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
-from hf_memkit.callback.advice import add_note, advice_from_text, frames
+from hf_memkit.callback.oom_note import add_note, advice_from_text, frames
 
 __all__ = ["ExceptionWatch", "oom_advice"]
 

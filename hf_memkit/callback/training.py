@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import torch
 
-from hf_memkit.callback.advice import Advice, add_note
 from hf_memkit.callback.closing import print_summary, write_page_beside
 from hf_memkit.callback.dashboard import Log, add_to_log, over_ranks
 from hf_memkit.callback.exception import record_exception
+from hf_memkit.callback.oom_note import OomNote, add_note
 from hf_memkit.callback.oom_watch import ExceptionWatch
 from hf_memkit.callback.ranks import RankNumbers, join_ranks
 from hf_memkit.callback.unfinished import expect_end, settle
@@ -25,6 +25,7 @@ from hf_memkit.memory.guard import Guard
 from hf_memkit.memory.readers import MemoryReader
 from hf_memkit.memory.recorder import RunRecorder
 from hf_memkit.memory.snapshot import record_history, stop_history
+from hf_memkit.record_types import Status
 from hf_memkit.report import load_run
 
 __all__ = ["Options", "Training"]
@@ -64,7 +65,7 @@ class Training:
         self.recorder = RunRecorder(
             folder, args, guard, phases=options.phases, log_everything=options.log == "all", readers=options.readers
         )
-        self.advice: Advice | None = None
+        self.advice: OomNote | None = None
         self.interrupted = False
         self.ended = False
         self._options = options
@@ -131,7 +132,7 @@ class Training:
         if self.recorder.superseded:
             self.recorder.writer.write("end", {"status": "interrupted", "error": _NOT_RECORDED})
         else:
-            status = "interrupted" if self.interrupted else "finished"
+            status: Status = "interrupted" if self.interrupted else "finished"
             self._guard.call("end", self.recorder.end, status)
         self._end(show=not self.recorder.superseded)
 

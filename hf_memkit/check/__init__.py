@@ -6,10 +6,8 @@ problems = check_file("ds.json", args_file="args.yaml")
 ```
 """
 
-from hf_memkit.check.apply import check
-from hf_memkit.check.files import check_file, read_subject
-from hf_memkit.check.problem import SEVERITIES, Problem, Severity
-from hf_memkit.check.rule import RULES, Rule
+from hf_memkit.check.apply import check, check_file, read_subject
+from hf_memkit.check.rule import RULES, SEVERITIES, Problem, Rule, Severity
 from hf_memkit.check.subject import Subject
 
 __all__ = ["RULES", "SEVERITIES", "Problem", "Rule", "Severity", "Subject", "check", "check_file", "read_subject"]

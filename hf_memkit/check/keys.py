@@ -1,8 +1,4 @@
-"""What a key of a DeepSpeed config may hold, and the sections that keys stand in.
-
-`known_keys.py` has the table. It is frozen, because importing DeepSpeed takes seconds; tests/check compares it with
-the installed DeepSpeed.
-"""
+"""What a key of a DeepSpeed config may hold, and the sections that keys stand in."""
 
 from __future__ import annotations
 
@@ -93,12 +89,10 @@ class Section:
     Attributes:
         keys: what it may hold, by name; None if anything goes.
         strict: DeepSpeed refuses unknown keys here. Elsewhere it ignores them.
-        source: where DeepSpeed reads it.
     """
 
     keys: Mapping[str, Key] | None
     strict: bool
-    source: str
 
 
 def whole(least: float | None = 0, **more: Any) -> Key:

@@ -9,9 +9,8 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from hf_memkit._version import __version__
-from hf_memkit.check.problem import Problem, Severity
 from hf_memkit.check.reading import key_lines
-from hf_memkit.check.rule import RULES
+from hf_memkit.check.rule import RULES, Problem, Severity
 
 __all__ = ["sarif"]
 

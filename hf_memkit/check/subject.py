@@ -92,24 +92,18 @@ class Subject:
             object.__setattr__(self, "superseded_arguments", superseded)
 
     @classmethod
-    def of_setup(
-        cls,
-        setup: TrainingSetup,
-        model: ModelFacts | None,
-        machine: Machine | None,
-        *,
-        gpus: int = 1,
-        nodes: int = 1,
-        here: bool,
-    ) -> Subject:
-        """The subject of a setup that was resolved for this model and machine."""
+    def of_setup(cls, setup: TrainingSetup) -> Subject:
+        """The subject of a setup. Where its machine has no GPU, none was named, and nothing is said of the machine."""
+        job = setup.job
+        machine = job.machine if job is not None and job.machine.gpu is not None else None
+        model, gpus, nodes = (job.model, job.gpus, job.nodes) if job is not None else (None, 1, 1)
         config = setup.get("deepspeed.config")
         settings = {
             setting.key: setting.value
             for setting in setup.settings
             if not setting.key.startswith("arguments.") and setting.key != "deepspeed.config"
         }
-        return cls(config, setup.arguments, model, machine, gpus, nodes, here=here, settings=settings)
+        return cls(config, setup.arguments, model, machine, gpus, nodes, settings=settings)
 
     def at(self, path: str) -> Any:
         """The config's value at a dotted path, or ABSENT."""

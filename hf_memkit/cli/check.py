@@ -91,8 +91,8 @@ def run_check(
         InputError: a file cannot be read (names file, line and column), there is no folder `nvme_path`, or no such
             severity or format.
     """
-    from hf_memkit.check.problem import SEVERITIES
     from hf_memkit.check.reading import read
+    from hf_memkit.check.rule import SEVERITIES
     from hf_memkit.cli.libraries import quiet_libraries
     from hf_memkit.errors import InputError
     from hf_memkit.models import refuse_absent
@@ -167,7 +167,7 @@ def _machine(gpu: str | None, gpu_memory: str | None, ram: str | None, nvme_path
     """The machine in question. The limit for locked memory is this machine's: it says nothing about another one."""
     from dataclasses import replace
 
-    from hf_memkit.described import described_machine
+    from hf_memkit.hardware import described_machine
 
     machine = described_machine(gpu, gpu_memory, ram, nvme_path)
     return replace(machine, memlock_bytes=None) if gpu or gpu_memory or ram else machine
@@ -177,7 +177,7 @@ def _print(problems: list[Problem], files: list[str]) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    from hf_memkit.check.problem import SEVERITIES
+    from hf_memkit.check.rule import SEVERITIES
 
     console = Console(soft_wrap=True, highlight=False)
     names = escape(", ".join(str(Path(name)) for name in files))

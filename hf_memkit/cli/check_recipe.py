@@ -11,8 +11,9 @@ from hf_memkit.check.reading import File
 from hf_memkit.errors import InputError, RecipeError
 from hf_memkit.hardware import Machine, this_machine
 from hf_memkit.models import hub_reachable
-from hf_memkit.recipe.resolve import Overrides, resolve
+from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.schema import read_recipe
+from hf_memkit.request import Request
 
 __all__ = ["recipe_problems"]
 
@@ -28,16 +29,15 @@ def recipe_problems(file: File, machine: Machine | None, gpus: int | None) -> li
         return [_problem(file, line) for line in error.problems]
     gpus, found = gpus or recipe.gpus, []
     for variant in recipe.variants:
-        overrides = Overrides(variant=variant, gpus=gpus)
+        request = Request(variant=variant, gpus=gpus)
         try:
-            resolved = resolve(recipe, machine or this_machine(), overrides, use_hub=hub_reachable())
+            setup = resolve(recipe, machine or this_machine(), request, use_hub=hub_reachable())
         except InputError as error:
             key, fix = f"variants.{variant}", "see `memkit recipe`"
             found.append(Problem("recipe", "error", str(file.path), key, None, str(error), fix))
             continue
-        subject = Subject.of_setup(
-            resolved.setup, resolved.model, resolved.machine if machine else None, gpus=gpus, here=False
-        )
+        subject = Subject.of_setup(setup)
+        subject = subject if machine else replace(subject, machine=None)
         found += [_of_variant(problem, file, variant) for problem in check(subject)]
     return found
 

@@ -56,7 +56,7 @@ def prepare(
 ) -> Prepared:  # fmt: skip
     """The preset as it stands, or sized if a model is named. All input is checked before anything is written."""
     from hf_memkit.cli.libraries import quiet_libraries
-    from hf_memkit.described import described_machine
+    from hf_memkit.hardware import described_machine
     from hf_memkit.models import refuse_absent
     from hf_memkit.zero.presets import load
 

@@ -68,7 +68,7 @@ def explain(
 def _arguments(path: str) -> Mapping[str, Any]:
     """What the user's file of arguments holds, each field of its own type."""
     from hf_memkit.argument_values import checked
-    from hf_memkit.check.files import deepspeed_of
+    from hf_memkit.check.apply import deepspeed_of
     from hf_memkit.check.reading import read
     from hf_memkit.compat import argument_types, current_name
 
@@ -108,7 +108,7 @@ def _of_log(
     raw: io.BufferedReader[Any], path: Path | None, arguments: Mapping[str, Any] | None
 ) -> tuple[list[Explanation], str | None]:
     from hf_memkit.oom import Explanation, explain_oom
-    from hf_memkit.report.untrusted import text
+    from hf_memkit.report.sanitize import text
 
     if raw.peek(1):
         return [explain_oom(io.TextIOWrapper(raw, encoding="utf-8", errors="replace", newline=""), arguments)], None
@@ -122,14 +122,14 @@ def _of_run(folder: Path) -> tuple[list[Explanation], str | None]:
     """One explanation for each rank that memory failed, in the run's last training."""
     from hf_memkit.oom import Explanation, explain_killed, explain_oom, explain_records
     from hf_memkit.report.load import load_run
-    from hf_memkit.report.untrusted import text
+    from hf_memkit.report.sanitize import text
 
     found: list[Explanation] = []
     run = load_run(folder)
     for rank in run.ranks:
         error = rank.end.get("error") if rank.end is not None else None
         if rank.ooms:
-            found.append(explain_records(rank.run, rank.ooms[-1], modules={"rows": rank.modules}))
+            found.append(explain_records(rank.run, rank.ooms[-1], modules={"rows": list(rank.modules)}))
         elif rank.ending.kind == "killed":
             last = rank.steps[-1] if rank.steps else {}
             in_ram = rank.ending.cause == "host memory"

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from hf_memkit.cli.options import Args, Gpu, GpuMemory, Json, Nodes, Ram, SequenceLength, Set, Short, Technique
-from hf_memkit.cli.predict_job import Asked
-from hf_memkit.cli.predict_prepare import prepare
-from hf_memkit.errors import InputError
+from hf_memkit.cli.predict_prepare import of_recipe, prepare, preset_and_techniques
+from hf_memkit.errors import InputError, SettingError
+from hf_memkit.request import Request
+
+if TYPE_CHECKING:
+    from hf_memkit.recipe.schema import Recipe
+    from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["EXAMPLES", "predict"]
 
@@ -74,25 +79,119 @@ def predict(
         # A terminal that cannot show a bar gets a question mark, not an error.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    asked = Asked(
-        model, preset, gpu, gpu_memory, ram, gpus, nodes, batch_size, sequence_length, accumulation, settings or (),
-        args, technique or (), trust_remote_code, recipe, variant,
+    request = Request(
+        recipe=recipe, variant=variant, model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus, nodes=nodes,
+        sequence_length=sequence_length, trust_remote_code=trust_remote_code,
     )  # fmt: skip
     # While the model is looked at here, the process that will trace loads its libraries.
-    prepared = prepare(asked, None if no_trace else _start_tracing)
-    prediction = prepared.predict(trace=not no_trace)
+    before_model = None if no_trace else _start_tracing
+    loaded, prediction = None, None
+    if recipe is not None:
+        loaded, request = _of_recipe(
+            request, settings,
+            preset=preset, technique=technique, args=args, batch_size=batch_size, accumulation=accumulation,
+        )  # fmt: skip
+        setup, prediction = of_recipe(loaded, request, before_model)
+    elif variant != "auto":
+        raise InputError(f"--variant {variant}: is one of a recipe's; name the recipe: --recipe NAME")
+    else:
+        request = _with_own(request, preset, technique, settings, args, batch_size, accumulation)
+        setup = prepare(request, before_model)
+    if prediction is None:
+        from hf_memkit.predict import predict as predict_setup
+
+        prediction = predict_setup(setup, trace=not no_trace, trust_remote_code=trust_remote_code)
+    prediction = prediction.with_notes(*setup.warnings, *setup.notes)
     fails = prediction.verdict == "does not fit"
     instead: Next | NextVariant | None = None
-    if fails and prepared.resolved is not None:
-        instead = next_variant(prepared.resolved, trace=not no_trace)
-    elif fails:
-        instead = next_preset(prepared)
+    if fails:
+        instead = next_variant(loaded, setup, trace=not no_trace) if loaded is not None else next_preset(setup)
     if as_json:
-        beside = {"request": prepared.to_json(), "try_next": instead.to_json() if instead else None}
+        asked = {"recipe": loaded.name if loaded is not None else None, **_request_json(setup)}
+        beside = {"request": asked, "try_next": instead.to_json() if instead else None}
         print(json.dumps({**prediction.to_json(), **beside}, indent=2))
     else:
-        predict_render.show(prediction, prepared, instead, short=short)
+        predict_render.show(prediction, setup, instead, short=short)
     return 1 if fails else 0
+
+
+def _with_own(
+    request: Request,
+    preset: str | None,
+    technique: list[str] | None,
+    settings: list[str] | None,
+    args: str | None,
+    batch_size: int | None,
+    accumulation: int | None,
+) -> Request:
+    """The request with its preset and the user's own arguments."""
+    from hf_memkit.cli.preset_prepare import read_own
+    from hf_memkit.own_arguments import below_one
+
+    name, techniques = preset_and_techniques(preset, technique or ())
+    sizes = {
+        "per_device_train_batch_size": ("--batch-size", batch_size),
+        "gradient_accumulation_steps": ("--accumulation", accumulation),
+    }
+    request = read_own(replace(request, preset=name, techniques=techniques), settings or (), args, sizes)
+    if problems := below_one(request.arguments):
+        raise SettingError("\n".join(problems))
+    return request
+
+
+_INSTEAD: Final = {
+    "preset": "its variant is one (--variant)",
+    "technique": "they belong to its variant (--variant)",
+    "args": "give single arguments with --set",
+    "batch_size": "--set per_device_train_batch_size=B",
+    "accumulation": "--set gradient_accumulation_steps=N",
+    "trust_remote_code": "recipes train models of transformers",
+}
+"""Options that a recipe answers itself, and what to do in their place."""
+
+
+def _of_recipe(request: Request, settings: list[str] | None, **options: Any) -> tuple[Recipe, Request]:
+    """The recipe, and the request with its own arguments.
+
+    Raises:
+        InputError: there is no such recipe, or an option has no place here.
+        SettingError: settings that are wrong.
+    """
+    from hf_memkit.cli.libraries import quiet_libraries
+    from hf_memkit.own_arguments import of_pairs
+    from hf_memkit.recipe.schema import load_recipe
+    from hf_memkit.recipe.settings import ELSEWHERE
+    from hf_memkit.recipe.tasks import find_task
+
+    quiet_libraries()
+    options["trust_remote_code"] = request.trust_remote_code
+    wrong = [
+        f"--{name.replace('_', '-')}: not with --recipe; {instead}"
+        for name, instead in _INSTEAD.items()
+        if options[name]
+    ]
+    if wrong:
+        raise InputError("\n".join(wrong))
+    recipe = load_recipe(request.recipe or "")
+    own = of_pairs(settings or (), ELSEWHERE, find_task(recipe.task).further_arguments)
+    return recipe, replace(request, arguments=own)
+
+
+def _request_json(setup: TrainingSetup) -> dict[str, Any]:
+    job = setup.resolved_for
+    return {
+        "preset": setup.preset,
+        "techniques": list(setup.techniques),
+        "model": setup["model.name"],
+        "model_origin": setup["model.origin"],
+        "parameters": job.model.parameters if job.model else None,
+        "gpu": job.machine.gpu.to_json() if job.machine.gpu else None,
+        "gpus": job.gpus,
+        "nodes": job.nodes,
+        "micro_batch_size": setup.micro_batch_size,
+        "sequence_length": setup.sequence_length,
+        "accumulation": setup.accumulation,
+    }
 
 
 def _start_tracing() -> None:

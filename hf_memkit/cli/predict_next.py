@@ -3,14 +3,15 @@ variant that is predicted to fit."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hf_memkit.units import GIB, format_size
 
 if TYPE_CHECKING:
-    from hf_memkit.cli.predict_job import Prepared
-    from hf_memkit.recipe.resolve import Resolved
+    from collections.abc import Mapping
+
+    from hf_memkit.recipe.schema import Recipe
     from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["Next", "NextVariant", "next_preset", "next_variant"]
@@ -61,60 +62,64 @@ class NextVariant:
         return {"variant": self.variant, "basis": "prediction" if self.traced else "formula"}
 
 
-def next_variant(resolved: Resolved, *, trace: bool) -> NextVariant | None:
+def next_variant(recipe: Recipe, setup: TrainingSetup, *, trace: bool) -> NextVariant | None:
     """The next variant of the recipe that is predicted to fit; None where there is none."""
     from hf_memkit.models import hub_reachable
-    from hf_memkit.recipe.predicted import nearest_that_fits
+    from hf_memkit.recipe.choose import nearest_that_fits
 
-    name = nearest_that_fits(resolved, use_hub=hub_reachable(), trace=trace)
+    name = nearest_that_fits(recipe, setup, use_hub=hub_reachable(), trace=trace)
     return NextVariant(name, trace) if name is not None else None
 
 
-def next_preset(prepared: Prepared) -> Next | None:
+def next_preset(setup: TrainingSetup) -> Next | None:
     """The first preset, in the order of their list, that fits by formula with the same batch, length and arguments.
 
     None where there is none, and where no shapes are known to compute from.
     """
     from hf_memkit.presets import PRESETS
 
-    if prepared.model.facts is None or prepared.machine.gpu is None:
+    job = setup.resolved_for
+    if job.model is None or job.machine.gpu is None:
         return None
-    asked = {word.strip() for word in prepared.setup.preset.split("+")}
+    asked = {word.strip() for word in setup.preset.split("+")}
     for name, preset in PRESETS.items():
         if name in asked or preset.solves_for != "micro-batch":
             continue
-        setup = _resolved(name, prepared)
-        if setup is not None and not setup.problems:
-            device, host = setup.ledger.total_bytes("device"), setup.ledger.total_bytes("host", "pinned")
+        other = _in_its_place(name, setup)
+        if other is not None and not other.problems:
+            device, host = other.ledger.total_bytes("device"), other.ledger.total_bytes("host", "pinned")
             return Next(name, preset.for_whom, device, host)
     return None
 
 
-def _resolved(name: str, prepared: Prepared) -> TrainingSetup | None:
-    """The preset for this job, without what does not apply to the model; None where a rule refuses it."""
+def _in_its_place(name: str, setup: TrainingSetup) -> TrainingSetup | None:
+    """The preset for this setup's job, without what does not apply to the model; None where a rule refuses it."""
     from hf_memkit.check import RULES, Subject, check
     from hf_memkit.errors import SettingError
-    from hf_memkit.job import Job
-    from hf_memkit.presets.compose import apply_preset, left_out_where_impossible
+    from hf_memkit.job import DEFAULT_NVME
+    from hf_memkit.own_arguments import is_field
+    from hf_memkit.presets.compose import apply_preset, leave_out_impossible
     from hf_memkit.presets.own import settle
     from hf_memkit.presets.sharing import share_among_processes
 
-    model, machine = prepared.model.facts, prepared.machine
-    job = Job(
-        model, machine, prepared.micro_batch_size, prepared.sequence_length, "memkit-nvme", {}, prepared.gpus,
-        prepared.nodes, prepared.accumulation,
-    )  # fmt: skip
-    optional, left_out = left_out_where_impossible(name, ()), dict[str, str]()
-    while True:
-        try:
-            setup = apply_preset(name, job, left_out=left_out, change=lambda made: settle(made, prepared.own)[0])
-        except SettingError:  # it contradicts the user's own arguments
-            return None
-        setup = share_among_processes(setup, job)
-        subject = Subject.of_setup(setup, model, machine, gpus=job.gpus, nodes=job.nodes, here=False)
-        mistakes = [problem for problem in check(subject) if RULES[problem.rule].module != "capacity"]
-        blamed = {each: problem.why for problem in mistakes for each in RULES[problem.rule].techniques}
-        new = {each: why for each, why in blamed.items() if each in optional - set(left_out)}
-        if not new:
-            return None if any(problem.refuses for problem in mistakes) else setup
-        left_out.update(new)
+    job = replace(
+        setup.resolved_for,
+        micro_batch_size=setup.micro_batch_size,
+        accumulation=setup.accumulation,
+        sequence_length=setup.sequence_length,
+        nvme_path=DEFAULT_NVME,
+        values={},
+    )
+    given = setup.request.arguments if setup.request is not None else {}
+    own = {key: value for key, value in given.items() if is_field(key)}
+
+    def build(left_out: Mapping[str, str]) -> TrainingSetup:
+        made = apply_preset(name, job, left_out=left_out, change=lambda made: settle(made, own)[0])
+        return share_among_processes(made, job)
+
+    try:
+        found = leave_out_impossible(name, (), build)
+    except SettingError:  # it contradicts the user's own arguments
+        return None
+    mistakes = (problem for problem in check(Subject.of_setup(found)) if RULES[problem.rule].module != "capacity")
+    return None if any(problem.refuses for problem in mistakes) else found

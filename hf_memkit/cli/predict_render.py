@@ -11,15 +11,15 @@ from rich.text import Text
 
 from hf_memkit.cli.tables import plain_table
 from hf_memkit.report.palette import CATEGORY_COLOURS
-from hf_memkit.report.untrusted import text
+from hf_memkit.report.sanitize import text
 from hf_memkit.units import format_gib, format_size
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from hf_memkit.cli.predict_job import Prepared
     from hf_memkit.cli.predict_next import Next, NextVariant
     from hf_memkit.predict.prediction import Prediction
+    from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["advice", "answer", "basis", "brief", "show", "tables", "view", "warnings"]
 
@@ -38,15 +38,15 @@ _SHORT_LINE: Final = 140
 
 
 def show(
-    prediction: Prediction, prepared: Prepared, instead: Next | NextVariant | None = None, *, short: bool = False
+    prediction: Prediction, setup: TrainingSetup, instead: Next | NextVariant | None = None, *, short: bool = False
 ) -> None:
     console = Console(highlight=False)
-    console.print(view(prediction, prepared, console.width, instead, short=short), crop=False)
+    console.print(view(prediction, setup, console.width, instead, short=short), crop=False)
 
 
 def view(
     prediction: Prediction,
-    prepared: Prepared,
+    setup: TrainingSetup,
     width: int,
     instead: Next | NextVariant | None = None,
     *,
@@ -54,14 +54,15 @@ def view(
 ) -> Group:
     """The prediction for a Rich console of `width` characters: the verdict, what to change, then the numbers. `short`:
     24 lines of 80 columns at most. Names of models and modules are never markup."""
-    what = "variant" if prepared.resolved is not None else "preset" if prepared.model.facts is not None else ""
+    of_recipe = setup.request is not None and setup.request.recipe is not None
+    what = "variant" if of_recipe else "preset" if setup.resolved_for.model is not None else ""
     change = advice(prediction, instead, what)
-    head = [*warnings(prepared.warnings, short=short), *answer(prediction, change, short=short)]
+    head = [*warnings(setup.warnings, short=short), *answer(prediction, change, short=short)]
     if short:
         rest = "Leave out --short to see RAM and notes; --json prints every number."
-        return Group(*head, Text(text(_title(prepared), _SHORT_LINE)), *brief(prediction), Text(rest))
-    title = [Text(""), Text(_title(prepared), style="bold"), Text("")]
-    return Group(*head, *title, *tables(prediction, width), Text(""), *basis(prediction, leave_out=prepared.warnings))
+        return Group(*head, Text(text(_title(setup), _SHORT_LINE)), *brief(prediction), Text(rest))
+    title = [Text(""), Text(_title(setup), style="bold"), Text("")]
+    return Group(*head, *title, *tables(prediction, width), Text(""), *basis(prediction, leave_out=setup.warnings))
 
 
 def warnings(lines: Iterable[str], *, short: bool = False) -> list[Text]:
@@ -110,15 +111,16 @@ def brief(prediction: Prediction) -> list[Text]:
     return [Text(f"{text(line, _SHORT_LINE)}.") for line in lines]
 
 
-def _title(prepared: Prepared) -> str:
-    facts, gpu = prepared.model.facts, prepared.machine.gpu
+def _title(setup: TrainingSetup) -> str:
+    job = setup.resolved_for
+    facts, gpu = job.model, job.machine.gpu
     parameters = f", {facts.parameters:,} parameters" if facts is not None else ""
     card = f"{gpu.name}, {format_gib(gpu.capacity_bytes)}" if gpu is not None else "no card"
-    times = f"{prepared.gpus * prepared.nodes} × " if prepared.gpus * prepared.nodes > 1 else ""
-    accumulated = f", {prepared.accumulation} times a step" if prepared.accumulation > 1 else ""
+    times = f"{job.processes} × " if job.processes > 1 else ""
+    accumulated = f", {setup.accumulation} times a step" if setup.accumulation > 1 else ""
     return (
-        f"{prepared.model.name}{parameters}; {prepared.setup.preset}; {times}{card}; "
-        f"{prepared.micro_batch_size} × {prepared.sequence_length} tokens a card{accumulated}"
+        f"{setup['model.name']}{parameters}; {setup.preset}; {times}{card}; "
+        f"{setup.micro_batch_size} × {setup.sequence_length} tokens a card{accumulated}"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,9 +21,13 @@ from hf_memkit.cli.options import (
     Set,
     Technique,
 )
-from hf_memkit.cli.preset_prepare import Asked, Prepared, prepare
+from hf_memkit.cli.preset_prepare import file_of, prepare, read_own
 from hf_memkit.errors import InputError
+from hf_memkit.request import Request
 from hf_memkit.user_files import refuse_existing, user_path, write_text
+
+if TYPE_CHECKING:
+    from hf_memkit.presets import PresetSetup
 
 __all__ = ["app"]
 
@@ -92,15 +96,15 @@ def show(
 ) -> int:
     from hf_memkit.cli import preset_render
 
-    asked = Asked(
-        name, model, gpu, gpu_memory, ram, gpus, nodes, batch_size, sequence_length, nvme_path, settings or (), args,
-        script, technique or (),
+    request = Request(
+        preset=name, techniques=tuple(technique or ()), model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram,
+        gpus=gpus, nodes=nodes, global_batch_size=batch_size, sequence_length=sequence_length, nvme_path=nvme_path,
     )  # fmt: skip
-    prepared = prepare(asked)
+    setup = _resolved(request, settings, args, script)
     if as_json:
-        print(json.dumps({**prepared.setup.to_json(), **prepared.file().to_json()}, indent=2))
+        print(json.dumps({**setup.to_json(), **file_of(setup, script).to_json()}, indent=2))
     else:
-        preset_render.shown(prepared)
+        preset_render.shown(setup, file_of(setup, script, "DEEPSPEED.json"))
     return 0
 
 
@@ -131,24 +135,34 @@ def copy(
 ) -> int:
     from hf_memkit.cli import preset_render
 
-    asked = Asked(
-        name, model, gpu, gpu_memory, ram, gpus, nodes, batch_size, sequence_length, nvme_path, settings or (), args,
-        script, technique or (),
+    request = Request(
+        preset=name, techniques=tuple(technique or ()), model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram,
+        gpus=gpus, nodes=nodes, global_batch_size=batch_size, sequence_length=sequence_length, nvme_path=nvme_path,
     )  # fmt: skip
     target = _target(name, destination, script)
-    prepared = prepare(asked)
+    setup = _resolved(request, settings, args, script)
+    shown = file_of(setup, script, "DEEPSPEED.json")
     if target is None:
-        print(prepared.file("DEEPSPEED.json").text(as_yaml=True), end="")
-        preset_render.printed(prepared)
+        print(shown.text(as_yaml=True), end="")
+        preset_render.printed(setup, file_of(setup, script))
         return 0
     new_folder = not target.parent.exists()
-    files = _write(target, prepared, args, overwrite=overwrite)
+    files = _write(target, setup, script, args, overwrite=overwrite)
     if as_json:
-        content = {"files": [str(file) for file in files], **prepared.file(_deepspeed(files)).to_json()}
-        print(json.dumps({**prepared.setup.to_json(), **content}, indent=2))
+        content = {"files": [str(file) for file in files], **file_of(setup, script, _deepspeed(files)).to_json()}
+        print(json.dumps({**setup.to_json(), **content}, indent=2))
         return 0
-    preset_render.written(prepared, files, new_folder=new_folder)
+    preset_render.written(setup, shown, files, script, new_folder=new_folder)
     return 0
+
+
+def _resolved(request: Request, settings: list[str] | None, args: str | None, script: str) -> PresetSetup:
+    from hf_memkit.presets.outside import SCRIPTS
+
+    request = read_own(request, settings or (), args)
+    if script not in SCRIPTS:
+        raise InputError(f"--for {script}: unknown; one of {', '.join(SCRIPTS)}")
+    return prepare(request)
 
 
 def _target(name: str, destination: str | None, script: str) -> Path | None:
@@ -168,19 +182,19 @@ def _target(name: str, destination: str | None, script: str) -> Path | None:
     return path
 
 
-def _write(target: Path, prepared: Prepared, args: str | None, *, overwrite: bool) -> list[Path]:
+def _write(target: Path, setup: PresetSetup, script: str, args: str | None, *, overwrite: bool) -> list[Path]:
     """Writes the file and, with DeepSpeed, its JSON beside; returns both.
 
     Raises:
         InputError: a file exists, or cannot be written.
     """
-    config = prepared.setup.get("deepspeed.config")
+    config = setup.get("deepspeed.config")
     files = [target] if config is None else [target, target.with_name(f"{target.stem}-deepspeed.json")]
     if args is not None and any(file.exists() and file.samefile(user_path(args)) for file in files):
         raise InputError(f"{target}: is the file that --args reads; give another name")
     for file in files:
         refuse_existing(file, overwrite=overwrite)
-    texts = [prepared.file(_deepspeed(files)).text(as_yaml=target.suffix.lower() != ".json")]
+    texts = [file_of(setup, script, _deepspeed(files)).text(as_yaml=target.suffix.lower() != ".json")]
     texts += [json.dumps(config, indent=2) + "\n"] if config is not None else []
     for file, text in zip(files, texts, strict=True):
         write_text(file, text, overwrite=overwrite)

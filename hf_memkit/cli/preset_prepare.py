@@ -2,111 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from hf_memkit.errors import InputError, SettingError
 from hf_memkit.user_files import user_path
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from hf_memkit.presets import PresetSetup
     from hf_memkit.presets.files import ArgumentFile
+    from hf_memkit.request import Request
 
-__all__ = ["Asked", "Prepared", "prepare"]
-
-_NVME: Final = "memkit-nvme"
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What the command line says; names as its options."""
-
-    name: str
-    model: str | None = None
-    gpu: str | None = None
-    gpu_memory: str | None = None
-    ram: str | None = None
-    gpus: int = 1
-    nodes: int = 1
-    batch_size: int | None = None
-    sequence_length: int | None = None
-    nvme_path: str | None = None
-    settings: Sequence[str] = ()
-    args: str | None = None
-    script: str = "trainer"
-    techniques: Sequence[str] = ()
+__all__ = ["file_of", "prepare", "read_own"]
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """The setup, what the user's own file and `--set` hold, under today's names, and the techniques named beside."""
+def read_own(
+    request: Request,
+    settings: Sequence[str],
+    args: str | None,
+    sizes: Mapping[str, tuple[str, int | None]] | None = None,
+) -> Request:
+    """The request with the user's own arguments: those of a file, and of `--set`, which win; and with the values of
+    techniques that `--set` gives.
 
-    setup: PresetSetup
-    own: Mapping[str, Any]
-    script: str
-    notes: tuple[str, ...]
-    techniques: tuple[str, ...] = ()
+    Args:
+        request: its preset and techniques are named.
+        settings, args: `--set` and `--args`.
+        sizes: field → (the option that says it too, its value).
 
-    def file(self, deepspeed: str = "") -> ArgumentFile:
-        """The file of arguments; `deepspeed` is the path of the DeepSpeed JSON, where there is one."""
-        from hf_memkit.presets.files import argument_file
+    Raises:
+        InputError: an unknown preset or technique, or a file that cannot be read.
+        SettingError: values that are wrong; all are listed.
+    """
+    from hf_memkit.cli.libraries import quiet_libraries
+    from hf_memkit.own_arguments import of_file, with_technique_values
 
-        made = argument_file(
-            self.setup, own=self.own, replaced=self.setup.replaced, script=self.script, deepspeed=deepspeed
-        )
-        return replace(made, notes=(*made.notes, *self.notes))
+    quiet_libraries()
+    kinds: dict[str, type] = {}
+    if request.preset:
+        from hf_memkit.presets import compose
+
+        techniques = compose(request.preset, request.techniques)  # an unknown name is told first
+        kinds = {key: kind for one in techniques for key, kind in one.values.items()}
+    from_file, notes = dict[str, Any](), list[str]()
+    if args is not None:
+        from hf_memkit.check.reading import read
+
+        from_file, notes = of_file(read(args))
+    values, set_here = with_technique_values(settings, kinds)
+    for field, (option, value) in (sizes or {}).items():
+        if value is not None and set_here.get(field, value) != value:
+            raise SettingError(f"{option} {value} and --set {field}={set_here[field]}: these are one; give one")
+        set_here |= {} if value is None else {field: value}
+    return replace(
+        request, values=values, arguments={**from_file, **set_here}, args_file=args, notes=(*request.notes, *notes)
+    )
 
 
-def prepare(asked: Asked) -> Prepared:
+def prepare(request: Request) -> PresetSetup:
     """The preset, resolved. All input is checked before anything is written.
 
     Raises:
         InputError: something that was asked for does not exist, or has no sense.
         SettingError: values that contradict each other, or would have no effect; all are listed.
     """
-    from hf_memkit.cli.libraries import quiet_libraries
-    from hf_memkit.cli.own_arguments import is_field, read_file, read_settings
     from hf_memkit.hardware import this_machine
-    from hf_memkit.presets import compose, preset
-    from hf_memkit.presets.outside import LENGTH_NAMES, SCRIPTS
+    from hf_memkit.own_arguments import length_of
+    from hf_memkit.presets.resolve import resolve_preset
 
-    quiet_libraries()
-    techniques = compose(asked.name, asked.techniques)  # an unknown name is told first
-    if asked.script not in SCRIPTS:
-        raise InputError(f"--for {asked.script}: unknown; one of {', '.join(SCRIPTS)}")
-    kinds = {key: kind for one in techniques for key, kind in one.values.items()}
-    values, set_here = read_settings(asked.settings, kinds)
-    own, notes = read_file(asked.args) if asked.args else ({}, [])
-    own |= set_here
-    fields = {name: value for name, value in own.items() if is_field(name)}
-    model, length = asked.model, asked.sequence_length
-    if length is None:
-        key = next((key for key in LENGTH_NAMES if type(own.get(key)) is int), None)
-        if key is not None:
-            length = own[key]
-            notes.append(f"sequences of {length} tokens: your {key}")
+    own, notes, model = request.arguments, list(request.notes), request.model
+    length = request.sequence_length or length_of(own, notes)
     if model is None and own.get("model_name_or_path"):
         model = _model_of_file(str(own["model_name_or_path"]), notes)
-    _refuse_without_model(asked, model)
-    setup = preset(
-        asked.name,
-        model=model,
-        gpu=asked.gpu,
-        gpu_memory=asked.gpu_memory,
-        ram=asked.ram,
-        global_batch_size=asked.batch_size,
-        sequence_length=length,
-        gpus=asked.gpus,
-        nodes=asked.nodes,
-        techniques=asked.techniques,
-        values=values,
-        arguments=fields,
-        nvme_path=_NVME if asked.nvme_path is None else _folder(asked.nvme_path),
-    )
-    if model is not None and not (asked.gpu or asked.gpu_memory) and this_machine(".").gpu is None:
+    _refuse_without_model(request, model)
+    nvme_path = _folder(request.nvme_path) if request.nvme_path is not None else None
+    setup = resolve_preset(replace(request, model=model, sequence_length=length, nvme_path=nvme_path))
+    if model is not None and not (request.gpu or request.gpu_memory) and this_machine(".").gpu is None:
         notes.append("no GPU here and none named (--gpu, --gpu-memory): one with bf16 is assumed, of any size")
-    return Prepared(setup, own, asked.script, tuple(notes), tuple(asked.techniques))
+    return setup.with_notes(*notes)
+
+
+def file_of(setup: PresetSetup, script: str, deepspeed: str = "") -> ArgumentFile:
+    """The file of arguments; `deepspeed` is the path of the DeepSpeed JSON, where there is one."""
+    from hf_memkit.presets.files import argument_file
+
+    assert setup.request is not None
+    own = setup.request.arguments
+    return argument_file(setup, own=own, replaced=setup.replaced, script=script, deepspeed=deepspeed)
 
 
 def _model_of_file(name: str, notes: list[str]) -> str | None:
@@ -122,8 +106,8 @@ def _model_of_file(name: str, notes: list[str]) -> str | None:
     return name
 
 
-def _refuse_without_model(asked: Asked, model: str | None) -> None:
-    given = {"--ram": asked.ram, "--sequence-length": asked.sequence_length}
+def _refuse_without_model(request: Request, model: str | None) -> None:
+    given = {"--ram": request.ram, "--sequence-length": request.sequence_length}
     names = [name for name, value in given.items() if value]
     if model is None and names:
         raise SettingError(f"{', '.join(names)}: nothing can be computed without --model; add it, or leave them out")

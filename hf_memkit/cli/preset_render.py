@@ -15,7 +15,8 @@ from hf_memkit.cli.tables import ledger_table, plain_table, settings_list
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hf_memkit.cli.preset_prepare import Prepared
+    from hf_memkit.presets import PresetSetup
+    from hf_memkit.presets.files import ArgumentFile
 
 __all__ = ["presets", "printed", "shown", "techniques", "written"]
 
@@ -60,13 +61,12 @@ def techniques() -> None:
             console.print(table)
 
 
-def shown(prepared: Prepared) -> None:
+def shown(setup: PresetSetup, file: ArgumentFile) -> None:
     """A preset: what the machine lacks for it, for whom it is, its techniques, every setting with its reason, the
     ledger, and what a file cannot say."""
     from hf_memkit.presets import PRESETS
     from hf_memkit.technique import TECHNIQUES
 
-    setup = prepared.setup
     for problem in setup.problems:
         say(f"PROBLEM: {problem}")
     for part in setup.preset.split("+"):
@@ -82,22 +82,24 @@ def shown(prepared: Prepared) -> None:
     if setup.ledger.rows:
         say("")
         wide.print(ledger_table(setup.ledger, wide.width))
-    _aside(prepared, say)
-    beside = "".join(f" --technique {name}" for name in prepared.techniques)
+    _aside(setup, file, say)
+    beside = "".join(f" --technique {name}" for name in _beside(setup))
     say(f"As a file of arguments: memkit preset copy {setup.preset} args.yaml{beside}")
 
 
-def written(prepared: Prepared, files: list[Path], *, new_folder: bool = False) -> None:
+def written(
+    setup: PresetSetup, shown: ArgumentFile, files: list[Path], script: str, *, new_folder: bool = False
+) -> None:
     """After the files were written: what they are, how they are used, and what they cannot say (standard error)."""
     target = files[0]
     if new_folder:
         say(f"Made the folder {target.parent}")
     for file in files:
         say(f"Wrote {file}")
-    if prepared.file("DEEPSPEED.json").entries:  # of an empty file a note says that it changes nothing
-        _use(target, prepared.script)
-    _aside(prepared, say_to_stderr)
-    for problem in prepared.setup.problems:
+    if shown.entries:  # of an empty file a note says that it changes nothing
+        _use(target, script)
+    _aside(setup, shown, say_to_stderr)
+    for problem in setup.problems:
         say_to_stderr(f"PROBLEM: {problem}")
 
 
@@ -116,18 +118,22 @@ def _use(target: Path, script: str) -> None:
         say(f'Use it: HfArgumentParser(TrainingArguments).parse_yaml_file("{target}")')
 
 
-def printed(prepared: Prepared) -> None:
+def printed(setup: PresetSetup, file: ArgumentFile) -> None:
     """After the file went to standard output, whose comments say the rest; on standard error."""
-    outside = len(prepared.file().outside)
+    outside = len(file.outside)
     if outside:
         things = "1 thing" if outside == 1 else f"{outside} things"
         say_to_stderr(f"Note: {things} cannot be said by arguments; see the comments at the end")
-    for problem in prepared.setup.problems:
+    for problem in setup.problems:
         say_to_stderr(f"PROBLEM: {problem}")
 
 
-def _aside(prepared: Prepared, tell: Callable[[str], None]) -> None:
-    file = prepared.file("DEEPSPEED.json")
+def _beside(setup: PresetSetup) -> tuple[str, ...]:
+    """Techniques that were named beside the preset."""
+    return setup.request.techniques if setup.request is not None else ()
+
+
+def _aside(setup: PresetSetup, file: ArgumentFile, tell: Callable[[str], None]) -> None:
     for each in file.replaced:
         tell(f"Yours wins: {each}")
     if file.outside:
@@ -135,7 +141,7 @@ def _aside(prepared: Prepared, tell: Callable[[str], None]) -> None:
         for line in file.outside:
             tell(f"  {line.what}: {line.reason}")
             tell(f"      {line.line}")
-        beside = f", techniques={json.dumps(prepared.techniques)}" if prepared.techniques else ""
-        tell(f'or all of it at once, in Python: hf_memkit.preset("{prepared.setup.preset}"{beside}, …).trainer(…)')
+        beside = f", techniques={json.dumps(_beside(setup))}" if _beside(setup) else ""
+        tell(f'or all of it at once, in Python: hf_memkit.preset("{setup.preset}"{beside}, …).trainer(…)')
     for note in file.notes:
         tell(f"Note: {note}")

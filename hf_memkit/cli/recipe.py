@@ -99,12 +99,13 @@ def recipe(
     """List the recipes, or run one."""
     from hf_memkit.cli.recipe_flow import run_recipe
     from hf_memkit.cli.recipe_list import copy_recipe, list_recipes
-    from hf_memkit.cli.recipe_options import Options
+    from hf_memkit.cli.recipe_options import RunOptions
+    from hf_memkit.request import Request
 
     if name is not None and copy is not None:
         return copy_recipe(name, Path(_expand(copy) or copy))
-    options = Options(
-        name=name or "",
+    request = Request(
+        recipe=name,
         variant=variant,
         model=_expand(model),
         data=_expand(data),
@@ -115,6 +116,9 @@ def recipe(
         sequence_length=sequence_length,
         output=_expand(output) or "",
         nvme_path=_expand(nvme_path),
+    )
+    options = RunOptions(
+        request,
         setting=tuple(setting or ()),
         gpus=gpus,
         nodes=nodes,

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_memkit.cli.recipe_resolve import check_options, resolve_options, usual_gpus
+from hf_memkit.cli.recipe_resolve import machine_here, refuse_data, rehearses, request_of, resolved_run, usual_gpus
 from hf_memkit.errors import InputError
 from hf_memkit.recipe.ranks import (
     FOLDER_VARIABLE,
@@ -25,16 +25,17 @@ from hf_memkit.recipe.ranks import (
 )
 
 if TYPE_CHECKING:
-    from hf_memkit.cli.recipe_options import Options
+    from hf_memkit.cli.recipe_options import RunOptions
     from hf_memkit.predict import Prediction
     from hf_memkit.recipe.launch import Place
-    from hf_memkit.recipe.resolve import Resolved
     from hf_memkit.recipe.run import Run
+    from hf_memkit.recipe.schema import Recipe
+    from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["run_recipe"]
 
 
-def run_recipe(options: Options) -> int:
+def run_recipe(options: RunOptions) -> int:
     """Shows, exports or runs the recipe; returns the exit code."""
     from hf_memkit.cli.libraries import quiet_libraries
 
@@ -51,13 +52,14 @@ def run_recipe(options: Options) -> int:
         return 1
 
 
-def _here(options: Options, ranks: Ranks) -> int:
+def _here(options: RunOptions, ranks: Ranks) -> int:
     """Shows or exports the setup, or runs it: in this process, or in several that are started for it."""
     from hf_memkit.cli import render
     from hf_memkit.hardware import use_one_card
     from hf_memkit.recipe.launch import launch
     from hf_memkit.recipe.mistakes import mistakes_of_run
     from hf_memkit.recipe.output import refuse_used
+    from hf_memkit.recipe.schema import load_recipe
 
     if options.short and not options.dry_run:
         raise InputError("--short: goes with --dry-run; a run prints its own lines")
@@ -71,58 +73,83 @@ def _here(options: Options, ranks: Ranks) -> int:
         place = options.place(ranks, job.gpus, job.nodes)
         _same_processes(job, place)
         if place.processes > 1:
-            return launch(replace(options, output=job.output).for_ranks(), place)
+            return launch(replace(options, request=replace(options.request, output=job.output)).for_ranks(), place)
         use_one_card()
-        _refuse_mistakes(job, None)
+        _refuse_mistakes(job)
         return _train(job, earlier, ranks, options)
-    check_options(options)
-    place = options.place(ranks, usual_gpus(options))
-    if options.output and not (options.overwrite or options.shown_only):
-        refuse_used(options.output)  # at once, and again when the setup is known
+    recipe = load_recipe(options.request.recipe or "")
+    request = request_of(options, recipe)
+    refuse_data(options, recipe)
+    here = machine_here(request)
+    place = options.place(ranks, usual_gpus(recipe, rehearses=rehearses(options, here)))
+    if request.output and not (options.overwrite or options.shown_only):
+        refuse_used(request.output)  # at once: a folder of memkit's own choice is known with the setup only
     if place.processes > 1 and not options.shown_only:
         _refuse_too_few_cards(place)
         return launch(options.for_ranks(), place)
     if place.gpus == 1:
         use_one_card()
-    resolved, job, prediction = resolve_options(options, place)
+    job, prediction = resolved_run(options, recipe, request, here, place)
     if options.dry_run:
-        return _show(options, resolved, job, prediction)
+        return _show(options, recipe, job, prediction)
     if options.export is not None:
         from hf_memkit.recipe.export import export_script, start_command
 
         for problem in job.setup.problems:
             render.say_to_stderr(f"memkit: warning: the script is for another machine: this one {problem}")
-        for mistake in mistakes_of_run(job, resolved):
+        for mistake in mistakes_of_run(job):
             render.say_to_stderr(f"memkit: {'warning' if mistake.refuses else 'hint'}: {mistake}")
         written = export_script(job, Path(options.export))
         return render.exported(written, options.as_json, start_command(job, str(written[0])))
     if not options.as_json:
-        render.opening(resolved.recipe, resolved, job)
-    _refuse_used(job, overwrite=options.overwrite)
-    _refuse_mistakes(job, resolved)
-    return _train(_with_prediction(job, resolved, options, prediction), None, ranks, options)
+        render.opening(recipe, job.target or job.setup, job)
+    _refuse_used(job, overwrite=options.overwrite or bool(request.output))
+    _refuse_mistakes(job)
+    return _train(_with_prediction(job, recipe, options, prediction), None, ranks, options)
 
 
-def _show(options: Options, resolved: Resolved, job: Run, prediction: Prediction | None) -> int:
+def _show(options: RunOptions, recipe: Recipe, job: Run, prediction: Prediction | None) -> int:
     """Shows the setup; `prediction`: what it was chosen by, if it was."""
     from hf_memkit.cli import render
     from hf_memkit.cli.predict_next import next_variant
+    from hf_memkit.recipe.choose import predicted
     from hf_memkit.recipe.mistakes import mistakes_of_target
-    from hf_memkit.recipe.predicted import predicted
 
-    trace, mistakes = not options.no_trace, mistakes_of_target(resolved)
-    prediction = prediction or predicted(resolved, trace=trace)
+    target = job.target or job.setup
+    trace, mistakes = not options.no_trace, mistakes_of_target(target)
+    prediction = prediction or predicted(target, trace=trace)
     if options.as_json:
         beside = {"checks": [mistake.to_json() for mistake in mistakes], "prediction": prediction.to_json()}
-        print(json.dumps({**resolved.to_json(), **job.to_json(), **beside}, indent=2))
+        print(json.dumps({**_resolved_json(recipe, target), **job.to_json(), **beside}, indent=2))
         return 0
     fails = prediction.verdict == "does not fit"
-    instead = next_variant(resolved, trace=trace) if fails else None
-    render.setup(resolved, job, mistakes, prediction, instead, short=options.short)
+    instead = next_variant(recipe, target, trace=trace) if fails else None
+    render.setup(recipe, target, job, mistakes, prediction, instead, short=options.short)
     return 0
 
 
-def _with_prediction(job: Run, resolved: Resolved, options: Options, prediction: Prediction | None = None) -> Run:
+def _resolved_json(recipe: Recipe, setup: TrainingSetup) -> dict[str, Any]:
+    job = setup.resolved_for
+    assert job.model is not None  # a recipe names one
+    return {
+        "recipe": recipe.name,
+        "variant": setup.preset,
+        "why": setup.why,
+        "gpus": job.gpus,
+        "nodes": job.nodes,
+        "rejected": [{"variant": name, "why": why} for name, why in setup.rejected],
+        "machine": job.machine.to_json(),
+        "model": {
+            "name": job.model.name,
+            "origin": job.model.origin,
+            "parameters": job.model.parameters,
+            "largest_parameter": job.model.largest_parameter,
+        },
+        "setup": setup.to_json(),
+    }
+
+
+def _with_prediction(job: Run, recipe: Recipe, options: RunOptions, prediction: Prediction | None = None) -> Run:
     """The run with its prediction, which is told before the model is loaded if it says that the card is too small.
 
     A rehearsal has none: it runs on a CPU. What cannot be predicted is not in the way of a run. `prediction`: what the
@@ -131,15 +158,15 @@ def _with_prediction(job: Run, resolved: Resolved, options: Options, prediction:
     from hf_memkit.cli import render
     from hf_memkit.errors import MemkitError
     from hf_memkit.models import hub_reachable
-    from hf_memkit.recipe.predicted import nearest_that_fits, predicted
+    from hf_memkit.recipe.choose import nearest_that_fits, predicted
 
     if job.is_rehearsal:
         return job
     trace = not options.no_trace
     try:
-        prediction = prediction or predicted(resolved, trace=trace)
+        prediction = prediction or predicted(job.setup, trace=trace)
         if prediction.verdict == "does not fit":
-            other = nearest_that_fits(resolved, use_hub=hub_reachable(), trace=trace)
+            other = nearest_that_fits(recipe, job.setup, use_hub=hub_reachable(), trace=trace)
             instead = f"; predicted to fit: --variant {other}" if other else "; no later variant is predicted to fit"
             render.say_to_stderr(f"memkit: warning: predicted not to fit: {prediction.why}{instead}")
     except MemkitError as error:
@@ -148,10 +175,11 @@ def _with_prediction(job: Run, resolved: Resolved, options: Options, prediction:
     return replace(job, prediction=prediction.to_json())
 
 
-def _as_rank(options: Options, ranks: Ranks) -> int:
+def _as_rank(options: RunOptions, ranks: Ranks) -> int:
     """One of the processes that a launcher has started: rank 0 decides what runs, and speaks for all."""
     from hf_memkit.cli import render
     from hf_memkit.recipe.run import Run
+    from hf_memkit.recipe.schema import load_recipe
 
     place = options.place(ranks)
     earlier: dict[str, Any] | None = None
@@ -163,16 +191,18 @@ def _as_rank(options: Options, ranks: Ranks) -> int:
             _refuse_with_resume(options)
             job, earlier = _earlier_run(options)
             _same_processes(job, place)
-            _refuse_mistakes(job, None)
+            _refuse_mistakes(job)
         else:
-            if FOLDER_VARIABLE not in os.environ:  # otherwise the process that started this one has done so
-                check_options(replace(options, gpus=place.gpus, nodes=place.nodes))
-            resolved, job, prediction = resolve_options(options, place)
+            recipe = load_recipe(options.request.recipe or "")
+            request = request_of(options, recipe, place.gpus, place.nodes)
+            if FOLDER_VARIABLE not in os.environ:  # otherwise the process that started this one has read it
+                refuse_data(options, recipe)
+            job, prediction = resolved_run(options, recipe, request, machine_here(request), place)
             if not options.as_json:
-                render.opening(resolved.recipe, resolved, job)
+                render.opening(recipe, job.target or job.setup, job)
             _refuse_used(job, overwrite=options.overwrite)
-            _refuse_mistakes(job, resolved)
-            job = _with_prediction(job, resolved, options, prediction)
+            _refuse_mistakes(job)
+            job = _with_prediction(job, recipe, options, prediction)
         ranks.share("job", [job.to_json(), earlier])
     code = _train(job, earlier, ranks, options)
     if FOLDER_VARIABLE not in os.environ:
@@ -193,7 +223,7 @@ def _refuse_too_few_cards(place: Place) -> None:
         )
 
 
-def _refuse_with_resume(options: Options) -> None:
+def _refuse_with_resume(options: RunOptions) -> None:
     others = options.given(
         "model", "data", "gpu", "gpu_memory", "ram", "setting", "max_steps", "sequence_length", "nvme_path",
         "overwrite", "dry_run", "export",
@@ -202,13 +232,14 @@ def _refuse_with_resume(options: Options) -> None:
         raise InputError(f"--resume goes on with the run's own settings; leave out {', '.join(others)}")
 
 
-def _earlier_run(options: Options) -> tuple[Run, dict[str, Any]]:
+def _earlier_run(options: RunOptions) -> tuple[Run, dict[str, Any]]:
     """The run that `--resume` means, with the settings it was started with."""
     from hf_memkit.recipe.output import unfinished_run
     from hf_memkit.recipe.run import Run
     from hf_memkit.recipe.schema import load_recipe
 
-    _folder, earlier = unfinished_run(load_recipe(options.name).name, options.variant, options.output)
+    request = options.request
+    _folder, earlier = unfinished_run(load_recipe(request.recipe or "").name, request.variant, request.output)
     return Run.from_json(earlier), earlier
 
 
@@ -234,18 +265,18 @@ def _refuse_used(job: Run, *, overwrite: bool) -> None:
         refuse_used(job.output)
 
 
-def _refuse_mistakes(job: Run, resolved: Resolved | None) -> None:
+def _refuse_mistakes(job: Run) -> None:
     from hf_memkit.cli import render
     from hf_memkit.recipe.mistakes import mistakes_of_run
 
-    found = mistakes_of_run(job, resolved)
+    found = mistakes_of_run(job)
     if mistakes := [str(problem) for problem in found if problem.refuses]:
         raise InputError("\n".join(mistakes))
     for hint in found:
         render.say_to_stderr(f"memkit: hint: {hint}")
 
 
-def _train(job: Run, earlier: dict[str, Any] | None, ranks: Ranks, options: Options) -> int:
+def _train(job: Run, earlier: dict[str, Any] | None, ranks: Ranks, options: RunOptions) -> int:
     """Runs `job`; 0 if it finished, 1 if it was stopped."""
     from hf_memkit.cli import render
     from hf_memkit.recipe.output import clear
@@ -259,7 +290,7 @@ def _train(job: Run, earlier: dict[str, Any] | None, ranks: Ranks, options: Opti
     if ranks.is_first and as_json:
         print(json.dumps(content, indent=2))
     elif ranks.is_first:
-        render.closing(job, content, options.name)
+        render.closing(job, content, options.request.recipe or "")
     return 0 if content["status"] == "finished" else 1
 
 

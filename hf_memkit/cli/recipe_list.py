@@ -34,8 +34,7 @@ def list_recipes(gpu: str | None, gpu_memory: str | None, ram: str | None, *, as
 
     recipes = [load_recipe(name) for name in resources.names("recipes")]
     if gpu or gpu_memory or ram:
-        from hf_memkit.described import described_machine
-        from hf_memkit.hardware import gpu_of_size
+        from hf_memkit.hardware import described_machine, gpu_of_size
 
         machine = described_machine(gpu, gpu_memory, ram, None)
         if machine.gpu is None:  # --ram alone, on a machine without a card

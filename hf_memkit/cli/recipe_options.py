@@ -1,4 +1,4 @@
-"""What `memkit recipe` was asked: its options as one value, and where that says its processes run."""
+"""How `memkit recipe` shall run what was asked for, and where that says its processes run."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ from dataclasses import dataclass
 from hf_memkit.errors import InputError
 from hf_memkit.recipe.launch import MASTER_PORT, Place
 from hf_memkit.recipe.ranks import Ranks
+from hf_memkit.request import Request
 
-__all__ = ["Options"]
+__all__ = ["RunOptions"]
 
 _FLAGS = {"setting": "--set", "as_json": "--json"}
-_PLACE = ("gpus", "nodes", "node_rank", "master_addr", "master_port")
+_OPTIONS = (
+    "variant", "model", "data", "gpu", "gpu_memory", "ram", "max_steps", "sequence_length", "output", "nvme_path",
+    "setting", "resume", "overwrite", "dry_run", "short", "export", "no_trace", "as_json",
+)  # fmt: skip
+"""Those that every process is given; where they run is told them by their launcher."""
 
 
 @dataclass(frozen=True)
-class Options:
-    """Every option of the command line, under its parameter's name; what was not given is None, empty or False."""
+class RunOptions:
+    """The options of the command line beside the request, under their parameters' names; what was not given is None,
+    empty or False.
 
-    name: str
-    variant: str = "auto"
-    model: str | None = None
-    data: str | None = None
-    gpu: str | None = None
-    gpu_memory: str | None = None
-    ram: str | None = None
-    max_steps: int | None = None
-    sequence_length: int | None = None
-    output: str = ""
-    nvme_path: str | None = None
+    Attributes:
+        request: the recipe, and what was asked for beyond it; without its own arguments, GPUs and nodes.
+        setting: `--set`, as it was written.
+    """
+
+    request: Request
     setting: tuple[str, ...] = ()
     gpus: int | None = None
     nodes: int | None = None
@@ -51,17 +52,19 @@ class Options:
 
     def given(self, *names: str) -> list[str]:
         """The flags of those of `names` that were given."""
-        return [_flag(name) for name in names if getattr(self, name) not in (None, "", (), False)]
+        values = {**vars(self.request), **vars(self)}
+        return [_flag(name) for name in names if values[name] not in (None, "", (), False)]
 
     def for_ranks(self) -> list[str]:
         """The command line of each process: where it runs is told it by its launcher."""
-        arguments = ["recipe", self.name]
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name in ("name", *_PLACE) or value == field.default:
-                continue
-            values = value if isinstance(value, tuple) else (value,)
-            arguments += [_flag(field.name) if item is True else f"{_flag(field.name)}={item}" for item in values]
+        arguments = ["recipe", self.request.recipe or ""]
+        for part in (self.request, self):
+            for field in dataclasses.fields(part):
+                value = getattr(part, field.name)
+                if field.name not in _OPTIONS or value == field.default:
+                    continue
+                values = value if isinstance(value, tuple) else (value,)
+                arguments += [_flag(field.name) if item is True else f"{_flag(field.name)}={item}" for item in values]
         return arguments
 
     def place(self, ranks: Ranks, gpus: int = 1, nodes: int = 1) -> Place:

@@ -1,7 +1,4 @@
-"""The options of `memkit recipe` → the setup for the machine in question, and what of it runs here.
-
-Imports of torch and transformers happen inside the functions, so that `memkit --help` stays quick.
-"""
+"""What `memkit recipe` runs: the options and the recipe, checked; this machine; and the setup of both."""
 
 from __future__ import annotations
 
@@ -9,120 +6,123 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hf_memkit.cli.recipe_options import Options
+    from hf_memkit.cli.recipe_options import RunOptions
     from hf_memkit.hardware import Gpu, Machine
     from hf_memkit.predict import Prediction
     from hf_memkit.recipe.launch import Place
-    from hf_memkit.recipe.resolve import Overrides, Resolved
     from hf_memkit.recipe.run import Run
     from hf_memkit.recipe.schema import Recipe
+    from hf_memkit.request import Request
+    from hf_memkit.training_setup import TrainingSetup
 
-__all__ = ["check_options", "resolve_options", "usual_gpus"]
+__all__ = ["machine_here", "refuse_data", "rehearses", "request_of", "resolved_run", "usual_gpus"]
 
 
-def check_options(options: Options) -> None:
-    """Judges the options and the data, before a model is described, the hub is asked, or a process is started.
+def request_of(options: RunOptions, recipe: Recipe, gpus: int | None = None, nodes: int | None = None) -> Request:
+    """The request with its own arguments, whatever is wrong whatever the machine being told at once: before torch is
+    imported, or a process is started.
+
+    Args:
+        options, recipe: the command line and the recipe.
+        gpus, nodes: where a launcher says them.
 
     Raises:
-        InputError: there is no such recipe, variant, model or card, or a value is wrong.
-        DataError: what `--data` names cannot be used.
+        InputError: there is no such variant, model or card, or a value is wrong.
     """
-    from hf_memkit.described import described_gpu
-    from hf_memkit.models import hub_switched_off
+    from hf_memkit.hardware import described_gpu
+    from hf_memkit.own_arguments import of_pairs
     from hf_memkit.recipe.resolve import refuse_wrong
-    from hf_memkit.recipe.run_settings import check_data
-    from hf_memkit.recipe.schema import load_recipe
-    from hf_memkit.recipe.sources import is_local
+    from hf_memkit.recipe.settings import ELSEWHERE
+    from hf_memkit.recipe.tasks import find_task
     from hf_memkit.techniques.batch import split_batch
     from hf_memkit.units import parse_size
 
-    recipe = load_recipe(options.name)
-    described_gpu(options.gpu, options.gpu_memory)
-    if options.ram:
-        parse_size(options.ram, "RAM")
-    gpus, nodes = options.gpus or recipe.gpus, options.nodes or 1
-    overrides = _overrides(options, recipe, gpus, nodes)
-    refuse_wrong(recipe, overrides)
+    request = options.request
+    described_gpu(request.gpu, request.gpu_memory)
+    if request.ram:
+        parse_size(request.ram, "RAM")
+    gpus, nodes = gpus or options.gpus or recipe.gpus, nodes or options.nodes or 1
+    own = of_pairs(options.setting, ELSEWHERE, find_task(recipe.task).further_arguments)
+    request = replace(request, arguments=own, gpus=gpus, nodes=nodes)
+    refuse_wrong(recipe, request)
     if gpus >= recipe.gpus:  # a rehearsal in fewer processes stands for as many as the recipe is for
-        split_batch(recipe.sequences_per_step, 1, gpus * nodes, overrides.settings)
-    # What is only shown downloads no data set.
-    if options.data is not None and (not options.shown_only or hub_switched_off() or is_local(options.data)):
-        check_data(recipe, options.data)
+        split_batch(recipe.sequences_per_step, 1, gpus * nodes, own)
+    return request
 
 
-def _overrides(options: Options, recipe: Recipe, gpus: int, nodes: int) -> Overrides:
-    from hf_memkit.recipe.resolve import Overrides
-    from hf_memkit.recipe.settings import parse_settings
-    from hf_memkit.recipe.tasks import find_task
+def refuse_data(options: RunOptions, recipe: Recipe) -> None:
+    """Reads what `--data` names; of what is only shown no data set is downloaded.
 
-    return Overrides(
-        variant=options.variant,
-        model=options.model,
-        data=options.data,
-        max_steps=options.max_steps,
-        sequence_length=options.sequence_length,
-        output=options.output,
-        nvme_path=options.nvme_path,
-        gpus=gpus,
-        nodes=nodes,
-        settings=parse_settings(options.setting, further=find_task(recipe.task).further_arguments),
-    )
+    Raises:
+        DataError: it cannot be used.
+    """
+    from hf_memkit.models import hub_switched_off
+    from hf_memkit.recipe.settings import check_data
+    from hf_memkit.recipe.sources import is_local
+
+    data = options.request.data
+    if data is not None and (not options.shown_only or hub_switched_off() or is_local(data)):
+        check_data(recipe, data)
 
 
-def usual_gpus(options: Options) -> int:
+def machine_here(request: Request) -> Machine:
+    """This machine, with the disks that the request names."""
+    from hf_memkit.hardware import this_machine
+
+    here = this_machine(request.nvme_path or request.output or ".")
+    if request.nvme_path:  # checkpoints go to another disk than the swapped states
+        here = replace(here, output_free_bytes=this_machine(request.output or ".").disk_free_bytes)
+    return here
+
+
+def rehearses(options: RunOptions, here: Machine) -> bool:
+    """Whether what runs is a rehearsal; a card that is only described is shown."""
+    described = bool(options.request.gpu or options.request.gpu_memory)
+    return here.gpu is None and not (described and options.shown_only)
+
+
+def usual_gpus(recipe: Recipe, *, rehearses: bool) -> int:
     """The cards that the recipe is for; where there is none to run on, two processes rehearse for them all."""
-    from hf_memkit.described import described_gpu
-    from hf_memkit.hardware import this_machine
-    from hf_memkit.recipe.schema import load_recipe
-
-    usual = load_recipe(options.name).gpus  # a wrong name is told at once
-    if usual == 1:
-        return usual
-    described = described_gpu(options.gpu, options.gpu_memory) is not None
-    rehearses = this_machine(".").gpu is None and not (described and options.shown_only)
-    return min(2, usual) if rehearses else usual
+    return min(2, recipe.gpus) if rehearses else recipe.gpus
 
 
-def resolve_options(options: Options, place: Place) -> tuple[Resolved, Run, Prediction | None]:
-    """(the setup for the machine in question; what runs here: the setup itself on a card, its rehearsal without; the
-    prediction that it was chosen by, None if it was chosen by formula)."""
-    from hf_memkit.described import described_gpu
-    from hf_memkit.hardware import this_machine
+def resolved_run(
+    options: RunOptions, recipe: Recipe, request: Request, here: Machine, place: Place
+) -> tuple[Run, Prediction | None]:
+    """(what runs here: the recipe's setup for the machine in question where that has a card, the rehearsal of it
+    without; the prediction that it was chosen by, None if it was chosen by formula).
+
+    Raises:
+        DoesNotFitError: no variant fits, or the card that is described is more than the one that is here.
+    """
+    from hf_memkit.hardware import described_gpu
     from hf_memkit.models import hub_reachable
     from hf_memkit.recipe.choose import choose
     from hf_memkit.recipe.rehearse import rehearse
     from hf_memkit.recipe.run import Run
-    from hf_memkit.recipe.schema import load_recipe
     from hf_memkit.units import parse_size
 
-    nvme_path = options.nvme_path
-    loaded = load_recipe(options.name)
-    here = this_machine(nvme_path or options.output or ".")
-    described = described_gpu(options.gpu, options.gpu_memory)
-    rehearses = here.gpu is None and (described is None or not options.shown_only)
-    gpus = max(place.gpus, loaded.gpus) if rehearses else place.gpus
-    overrides = _overrides(options, loaded, gpus, place.nodes)
+    described = described_gpu(request.gpu, request.gpu_memory)
+    rehearsed_here = rehearses(options, here)
+    gpus = max(place.gpus, recipe.gpus) if rehearsed_here else place.gpus
+    request = replace(request, gpus=gpus, nodes=place.nodes)
     machine = here.with_gpu(described) if described else here
-    machine = machine.with_ram(parse_size(options.ram)) if options.ram else machine
-    if nvme_path:  # checkpoints go to another disk than the swapped states
-        machine = replace(machine, output_free_bytes=this_machine(options.output or ".").disk_free_bytes)
+    machine = machine.with_ram(parse_size(request.ram)) if request.ram else machine
     prediction = None
-    if options.no_trace or (rehearses and not options.dry_run):
-        resolved = _resolved(loaded, machine, overrides, rehearses=rehearses)
+    if options.no_trace or (rehearsed_here and not options.dry_run):
+        setup = _by_formula(recipe, machine, request, rehearses=rehearsed_here)
     else:
-        chosen = choose(loaded, machine, overrides, use_hub=hub_reachable())
-        resolved, prediction = chosen.resolved, chosen.prediction
-    job = Run(loaded.name, resolved.variant, resolved.setup, gpus=place.gpus, nodes=place.nodes)
-    # A card that is only described is shown.
+        setup, prediction = choose(recipe, machine, request, use_hub=hub_reachable())
+    job = Run(recipe.name, setup.preset, setup, gpus=place.gpus, nodes=place.nodes)
     if here.gpu is not None and described is not None and not options.shown_only:
         _refuse_another_card(described, here.gpu)
-    if rehearses:
-        rehearsed = rehearse(resolved, gpus=place.gpus)
-        job = replace(job, setup=rehearsed.setup, target=resolved.setup, not_rehearsed=rehearsed.not_rehearsed)
-    return resolved, job, prediction
+    if rehearsed_here:
+        rehearsed = rehearse(recipe, setup, gpus=place.gpus)
+        job = replace(job, setup=rehearsed.setup, target=setup, not_rehearsed=rehearsed.not_rehearsed)
+    return job, prediction
 
 
-def _resolved(recipe: Recipe, machine: Machine, overrides: Overrides, *, rehearses: bool) -> Resolved:
+def _by_formula(recipe: Recipe, machine: Machine, request: Request, *, rehearses: bool) -> TrainingSetup:
     """Chosen by formula, or for a rehearsal by the recipe's stored predictions where they are of this very setup. A
     rehearsal needs next to nothing: where this machine's RAM or disk hold no variant, the recipe's first choice is
     rehearsed, and what stands in its way is told."""
@@ -132,16 +132,16 @@ def _resolved(recipe: Recipe, machine: Machine, overrides: Overrides, *, rehears
     from hf_memkit.recipe.resolve import resolve
 
     try:
-        if rehearses and (found := chosen_beforehand(recipe, machine, overrides, use_hub=hub_reachable())):
+        if rehearses and (found := chosen_beforehand(recipe, machine, request, use_hub=hub_reachable())):
             return found
-        return resolve(recipe, machine, overrides, use_hub=hub_reachable())
+        return resolve(recipe, machine, request, use_hub=hub_reachable())
     except DoesNotFitError:
         if not rehearses:
             raise
-    first = replace(overrides, variant=next(iter(recipe.variants)))
-    resolved = resolve(recipe, machine, first, use_hub=hub_reachable())
+    first = replace(request, variant=next(iter(recipe.variants)))
+    setup = resolve(recipe, machine, first, use_hub=hub_reachable())
     why = "the recipe's first choice: here it is rehearsed only, and no variant's target would fit this machine"
-    return replace(resolved, why=why)
+    return replace(setup, why=why)
 
 
 def _refuse_another_card(described: Gpu, here: Gpu) -> None:

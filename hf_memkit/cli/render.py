@@ -13,7 +13,7 @@ from rich.text import Text
 
 from hf_memkit.cli import predict_render
 from hf_memkit.cli.tables import ledger_table, settings_list, short_value
-from hf_memkit.report.untrusted import text
+from hf_memkit.report.sanitize import text
 from hf_memkit.units import GIB, format_size
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from hf_memkit.check import Problem
     from hf_memkit.cli.predict_next import NextVariant
     from hf_memkit.predict import Prediction
-    from hf_memkit.recipe.resolve import Resolved
     from hf_memkit.recipe.run import Run
     from hf_memkit.recipe.schema import Recipe
+    from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["closing", "exported", "opening", "say", "say_to_stderr", "setup", "silent"]
 
@@ -44,7 +44,8 @@ def silent(line: str) -> None:
 
 
 def setup(
-    resolved: Resolved,
+    recipe: Recipe,
+    target: TrainingSetup,
     job: Run,
     mistakes: Sequence[Problem],
     prediction: Prediction,
@@ -56,28 +57,25 @@ def setup(
     every setting with its reason. `instead`: a variant that fits, where this one does not."""
     wide = Console(highlight=False)
     found = [("PROBLEM" if mistake.refuses else "HINT", str(mistake)) for mistake in mistakes]
-    found += [("PROBLEM", line) for line in _beside_the_verdict(resolved.setup.problems, prediction.why)]
+    found += [("PROBLEM", line) for line in _beside_the_verdict(target.problems, prediction.why)]
     for kind, line in found:
         wide.print(Text(f"{kind}: {text(line, 140) if short else line}"))
     change = predict_render.advice(prediction, instead, "variant")
     wide.print(*predict_render.answer(prediction, change, short=short), sep="\n")
     if short:
-        batch, length = (
-            resolved.setup[key] for key in ("arguments.per_device_train_batch_size", "data.sequence_length")
-        )
-        title = f"{resolved.recipe.name}, variant {resolved.variant}; {resolved.model.name}; {batch} × {length} tokens"
-        wide.print(Text(text(f"{title} a card", 140)))
+        sizes = f"{target.micro_batch_size} × {target.sequence_length} tokens a card"
+        wide.print(Text(text(f"{recipe.name}, variant {target.preset}; {target['model.name']}; {sizes}", 140)))
         wide.print(*predict_render.brief(prediction), sep="\n")
         wide.print("Leave out --short to see every setting with its reason, the ledger and notes.")
         return
     say("")
-    opening(resolved.recipe, resolved, job, problems=False)
+    opening(recipe, target, job, problems=False)
     say("")
     wide.print(*predict_render.tables(prediction, wide.width), sep="\n", crop=False)
     say("")
     wide.print(*predict_render.basis(prediction), sep="\n")
     say("")
-    wide.print(ledger_table(resolved.setup.ledger, wide.width))
+    wide.print(ledger_table(target.ledger, wide.width))
     say("")
     wide.print(settings_list(job.setup.settings))
     _left_out(job)
@@ -92,21 +90,21 @@ def _beside_the_verdict(problems: Sequence[str], why: str) -> list[str]:
     return [problem for problem in problems if not any(each in problem for each in said)]
 
 
-def opening(recipe: Recipe, resolved: Resolved, job: Run, *, problems: bool = True) -> None:
+def opening(recipe: Recipe, target: TrainingSetup, job: Run, *, problems: bool = True) -> None:
     """What will run, and why it is this; with what the machine lacks for it, if `problems`."""
-    gpu = resolved.machine.gpu
-    assert gpu is not None
+    model, gpu = target.resolved_for.model, target.resolved_for.machine.gpu
+    assert model is not None and gpu is not None
     say(recipe.summary)
-    say(f"Variant {resolved.variant}: {resolved.why}.")
-    for name, why in resolved.rejected:
+    say(f"Variant {target.preset}: {target.why}.")
+    for name, why in target.rejected:
         say(f"  not {name}: {why}")
     say(f"Card: {gpu.name} ({gpu.source}); {gpu.usable_bytes / GIB:.1f} GiB left after the context (assumed).")
-    say(f"Model: {resolved.model.name}, {resolved.model.parameters:,} parameters.")
-    if resolved.model.origin == "architecture":
+    say(f"Model: {model.name}, {model.parameters:,} parameters.")
+    if model.origin == "architecture":
         say("  NOT REACHABLE: built from the recipe's config values, with RANDOM weights. That is no fine-tuning.")
-    for note in resolved.setup.notes:
+    for note in target.notes:
         say(f"Note: {note}")
-    for problem in resolved.setup.problems if problems else ():
+    for problem in target.problems if problems else ():
         say(f"PROBLEM: {problem}")
     if job.is_rehearsal:
         import torch

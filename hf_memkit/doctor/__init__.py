@@ -1,16 +1,16 @@
-"""What this machine can do for memkit: each line says that it is well, or what mends it.
+"""What this machine can do for memkit: each check says that it is well, or what mends it.
 
 Looks and tries, changes nothing: it deletes no lock, builds nothing, and leaves no file behind.
 """
 
 from __future__ import annotations
 
-from hf_memkit.doctor.line import STATUSES, Line, Status
+from hf_memkit.doctor.check import STATUSES, Check, Status
 
-__all__ = ["STATUSES", "Line", "Status", "diagnose"]
+__all__ = ["STATUSES", "Check", "Status", "diagnose"]
 
 
-def diagnose(nvme_path: str | None = None) -> list[Line]:
+def diagnose(nvme_path: str | None = None) -> list[Check]:
     """Looks at everything, in the order in which it is shown; takes some seconds.
 
     Args:
@@ -20,10 +20,10 @@ def diagnose(nvme_path: str | None = None) -> list[Line]:
     from hf_memkit.doctor import disk, gpu, host, hub, operators, software
 
     return [
-        *software.lines(),
-        *gpu.lines(),
-        *operators.lines(),
-        *host.lines(),
-        *disk.lines(nvme_path),
-        *hub.lines(),
+        *software.checks(),
+        *gpu.checks(),
+        *operators.checks(),
+        *host.checks(),
+        *disk.checks(nvme_path),
+        *hub.checks(),
     ]

@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from hf_memkit.doctor.line import Line
+from hf_memkit.doctor.check import Check
 from hf_memkit.hardware import has_kernels
 from hf_memkit.techniques.allocator import OLD_VARIABLES, VARIABLE, problems_of
 from hf_memkit.units import format_gib
 
-__all__ = ["lines"]
+__all__ = ["checks"]
 
 _GROUP: Final = "GPU"
 _DRIVER: Final = Path("/dev/nvidiactl")
@@ -21,38 +21,38 @@ _ALLOCATOR: Final = (VARIABLE, *OLD_VARIABLES)
 """Today's name and those before it, which torch still reads, and reads first."""
 
 
-def lines() -> list[Line]:
-    """One line a card that torch can see, and what of the environment changes it."""
+def checks() -> list[Check]:
+    """One check a card that torch can see, and what of the environment changes it."""
     import torch
 
     build = f"torch {torch.__version__}"
     if not torch.cuda.is_available():
         return [*_no_card(build, torch.version.cuda), *_environment()]
     return [
-        Line(_GROUP, "CUDA", "ok", f"{build}, CUDA {torch.version.cuda}, driver {_driver_version()}"),
-        *(line for index in range(torch.cuda.device_count()) for line in _card(torch, index)),
+        Check(_GROUP, "CUDA", "ok", f"{build}, CUDA {torch.version.cuda}, driver {_driver_version()}"),
+        *(check for index in range(torch.cuda.device_count()) for check in _card(torch, index)),
         *_environment(),
     ]
 
 
-def _no_card(build: str, cuda: str | None) -> list[Line]:
+def _no_card(build: str, cuda: str | None) -> list[Check]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not _DRIVER.exists():
         found = f"none; recipes are rehearsed with a small model ({build})"
-        return [Line(_GROUP, "card", "warning", found, "nvidia-smi (in a container: docker run --gpus all)")]
+        return [Check(_GROUP, "card", "warning", found, "nvidia-smi (in a container: docker run --gpus all)")]
     if visible is not None and visible.strip() in ("", "-1"):
         found = f"hidden by CUDA_VISIBLE_DEVICES={visible!r}"
-        return [Line(_GROUP, "card", "warning", found, "unset CUDA_VISIBLE_DEVICES")]
+        return [Check(_GROUP, "card", "warning", found, "unset CUDA_VISIBLE_DEVICES")]
     if cuda is None:
         found = f"{build} is a CPU build and cannot use this machine's card"
-        return [Line(_GROUP, "card", "missing", found, "pip install --force-reinstall torch", core=True)]
+        return [Check(_GROUP, "card", "missing", found, "pip install --force-reinstall torch", core=True)]
     found = f"{build} was built for CUDA {cuda}, and the driver {_driver_version()} does not start it: too old, or ill"
     return [
-        Line(_GROUP, "card", "missing", found, "nvidia-smi (then update the driver, or take an older torch)", True)
+        Check(_GROUP, "card", "missing", found, "nvidia-smi (then update the driver, or take an older torch)", True)
     ]
 
 
-def _card(torch: Any, index: int) -> list[Line]:
+def _card(torch: Any, index: int) -> list[Check]:
     """What a card can do by its compute capability: `torch.cuda.is_bf16_supported()` is true where bf16 is emulated,
     slower than fp32."""
     properties = torch.cuda.get_device_properties(index)
@@ -63,11 +63,13 @@ def _card(torch: Any, index: int) -> list[Line]:
     name = f"card {index}"
     if not has_kernels(capability, torch.cuda.get_arch_list()):
         found += f"; torch {torch.__version__} has no kernels for it"
-        return [Line(_GROUP, name, "missing", found, "install a torch built for an older CUDA (pytorch.org)", True)]
-    lines = [Line(_GROUP, name, "ok" if bf16 else "warning", found)]
+        return [Check(_GROUP, name, "missing", found, "install a torch built for an older CUDA (pytorch.org)", True)]
+    results = [Check(_GROUP, name, "ok" if bf16 else "warning", found)]
     if _is_mig(properties):
-        lines.append(Line(_GROUP, f"MIG of card {index}", "ok", "a slice of a card: its memory is what stands above"))
-    return lines
+        results.append(
+            Check(_GROUP, f"MIG of card {index}", "ok", "a slice of a card: its memory is what stands above")
+        )
+    return results
 
 
 def _is_mig(properties: Any) -> bool:
@@ -85,11 +87,11 @@ def _driver_version() -> str:
     return found if isinstance(found, str) else str(found.decode())
 
 
-def _environment() -> list[Line]:
-    lines = []
+def _environment() -> list[Check]:
+    results = []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible:
-        lines.append(Line(_GROUP, "CUDA_VISIBLE_DEVICES", "ok", f"{visible}: other cards are not used"))
+        results.append(Check(_GROUP, "CUDA_VISIBLE_DEVICES", "ok", f"{visible}: other cards are not used"))
     for name in _ALLOCATOR:
         value = os.environ.get(name)
         if value is None:
@@ -98,12 +100,12 @@ def _environment() -> list[Line]:
         older = next((older for older in _ALLOCATOR[1:] if older in os.environ and older != name), None)
         if name == VARIABLE and older is not None:
             found = f"{value} has no effect: torch reads {older} first"
-            lines.append(Line(_GROUP, name, "warning", found, f"unset {older}"))
+            results.append(Check(_GROUP, name, "warning", found, f"unset {older}"))
         elif mistakes:
-            lines.append(Line(_GROUP, name, "warning", f"{value}: {'; '.join(mistakes)}", f"unset {name}"))
+            results.append(Check(_GROUP, name, "warning", f"{value}: {'; '.join(mistakes)}", f"unset {name}"))
         elif "expandable_segments:True" in value:
-            lines.append(Line(_GROUP, name, "ok", value))
+            results.append(Check(_GROUP, name, "ok", value))
         else:
             found = f"{value} is kept, without expandable_segments:True, which memkit sets where nothing is set"
-            lines.append(Line(_GROUP, name, "warning", found, f"unset {name}"))
-    return lines
+            results.append(Check(_GROUP, name, "warning", found, f"unset {name}"))
+    return results

@@ -10,10 +10,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
-from hf_memkit.doctor.line import Line
-from hf_memkit.zero import build_locks, ops
+from hf_memkit.doctor.check import Check
+from hf_memkit.zero import ops
 
-__all__ = ["lines"]
+__all__ = ["checks"]
 
 _GROUP: Final = "DeepSpeed operators"
 
@@ -25,12 +25,12 @@ _USED_FOR: Final = {
 }
 
 
-def lines() -> list[Line]:
-    """One line for the tools, one an operator, one a stale lock."""
+def checks() -> list[Check]:
+    """One check for the tools, one an operator, one a stale lock."""
     try:
         version("deepspeed")
     except PackageNotFoundError:
-        return []  # the software lines say so
+        return []  # the software checks say so
     import torch
 
     cpu = not torch.cuda.is_available()
@@ -40,25 +40,25 @@ def lines() -> list[Line]:
     return [
         _tools(cpu=cpu, needed=len(built) < len(names)),
         *(_operator(name, folder, name in built, cpu=cpu) for name in names),
-        *map(_lock, build_locks.stale_locks(build_locks.extension_roots())),
+        *map(_lock, ops.stale_locks(ops.extension_roots())),
     ]
 
 
-def _tools(*, cpu: bool, needed: bool) -> Line:
+def _tools(*, cpu: bool, needed: bool) -> Check:
     packages = ops.missing_tools(("async_io",), cpu=cpu)
     ninja = shutil.which("ninja") or (Path(sys.executable).parent / "ninja").exists()
     what = "g++, Python.h, ninja, libaio.h" + ("" if cpu else ", nvcc")
     fixes = [f"sudo apt-get install {' '.join(packages)}"] if packages else []
     fixes += [] if ninja else ["pip install ninja"]
     if not fixes:
-        return Line(_GROUP, "to build them", "ok", f"{what} ({_compiler()})")
+        return Check(_GROUP, "to build them", "ok", f"{what} ({_compiler()})")
     absent = ", ".join([*packages, *([] if ninja else ["ninja"])])
     # On a card torch compiles the 8-bit optimizer's step with the same compiler.
     core = not cpu and bool({"g++", "python3-dev"} & set(packages))
     if needed or core:
-        return Line(_GROUP, "to build them", "missing", f"not installed: {absent}", "; ".join(fixes), core)
+        return Check(_GROUP, "to build them", "missing", f"not installed: {absent}", "; ".join(fixes), core)
     found = f"not installed: {absent}; all operators are built already"
-    return Line(_GROUP, "to build them", "warning", found, "; ".join(fixes))
+    return Check(_GROUP, "to build them", "warning", found, "; ".join(fixes))
 
 
 def _compiler() -> str:
@@ -66,17 +66,17 @@ def _compiler() -> str:
     return f"{command[0]} {subprocess.run(command, capture_output=True, text=True).stdout.strip()}"
 
 
-def _operator(name: str, folder: Path, built: bool, *, cpu: bool) -> Line:
+def _operator(name: str, folder: Path, built: bool, *, cpu: bool) -> Check:
     use = _USED_FOR[name]
     if built:
-        return Line(_GROUP, name, "ok", f"built; for {use}")
+        return Check(_GROUP, name, "ok", f"built; for {use}")
     packages = ops.missing_tools((name,), cpu=cpu)
     if packages:
         fix = f"sudo apt-get install {' '.join(packages)}"
-        return Line(_GROUP, name, "missing", f"cannot be built; for {use}", fix)
-    return Line(_GROUP, name, "ok", f"not built yet: the first run that needs it does, in {folder}; for {use}")
+        return Check(_GROUP, name, "missing", f"cannot be built; for {use}", fix)
+    return Check(_GROUP, name, "ok", f"not built yet: the first run that needs it does, in {folder}; for {use}")
 
 
-def _lock(lock: Path) -> Line:
+def _lock(lock: Path) -> Check:
     found = f"{lock} is held by no process: a build was killed, and the next one waits for ever"
-    return Line(_GROUP, "stale build lock", "warning", found, f"rm {lock}")
+    return Check(_GROUP, "stale build lock", "warning", found, f"rm {lock}")

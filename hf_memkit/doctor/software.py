@@ -15,9 +15,9 @@ from typing import Final
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from hf_memkit.doctor.line import Line
+from hf_memkit.doctor.check import Check
 
-__all__ = ["lines"]
+__all__ = ["checks"]
 
 _GROUP: Final = "Software"
 _SHOWN: Final = ("torch", "transformers", "accelerate", "deepspeed", "peft", "datasets")
@@ -25,8 +25,8 @@ _MODULES: Final = {"liger-kernel": "liger_kernel"}
 _NUMA: Final = "deepspeed --bind_cores_to_rank needs it"
 
 
-def lines() -> list[Line]:
-    """One line for Python and each package that matters for memory, one for all others, one for the launchers."""
+def checks() -> list[Check]:
+    """One check for Python and each package that matters for memory, one for all others, one for the launchers."""
     python, needed = _requirements()
     return [
         _python(python),
@@ -50,57 +50,57 @@ def _requirements() -> tuple[SpecifierSet, dict[str, Requirement]]:
     return SpecifierSet(python), {r.name: r for r in found if r.marker is None or r.marker.evaluate({"extra": ""})}
 
 
-def _python(supported: SpecifierSet) -> Line:
+def _python(supported: SpecifierSet) -> Check:
     here = platform.python_version()
     if supported.contains(here):
-        return Line(_GROUP, "Python", "ok", f"{here} ({sys.executable})")
-    return Line(
+        return Check(_GROUP, "Python", "ok", f"{here} ({sys.executable})")
+    return Check(
         _GROUP, "Python", "missing", f"{here}; memkit supports {supported}", "uv python install 3.12", core=True
     )
 
 
-def _package(requirement: Requirement) -> Line:
+def _package(requirement: Requirement) -> Check:
     name, wanted = requirement.name, str(requirement.specifier)
     fix = f'pip install "{name}{wanted}"'
     try:
         installed = version(name)
     except PackageNotFoundError:
-        return Line(_GROUP, name, "missing", "not installed", fix, core=True)
+        return Check(_GROUP, name, "missing", "not installed", fix, core=True)
     if not requirement.specifier.contains(re.sub(r"\+.*", "", installed), prereleases=True):
-        return Line(_GROUP, name, "missing", f"{installed}; memkit supports {wanted}", fix, core=True)
-    return Line(_GROUP, name, "ok", f"{installed} ({wanted})")
+        return Check(_GROUP, name, "missing", f"{installed}; memkit supports {wanted}", fix, core=True)
+    return Check(_GROUP, name, "ok", f"{installed} ({wanted})")
 
 
-def _others(requirements: list[Requirement]) -> Line:
-    bad = [line for line in map(_package, requirements) if line.status != "ok"]
+def _others(requirements: list[Requirement]) -> Check:
+    bad = [check for check in map(_package, requirements) if check.status != "ok"]
     if not bad:
-        return Line(_GROUP, "other packages", "ok", f"all {len(requirements)} in the supported versions")
-    packages = " ".join(line.fix.removeprefix("pip install ") for line in bad)
-    found = "; ".join(f"{line.name} {line.found}" for line in bad)
-    return Line(_GROUP, "other packages", "missing", found, f"pip install {packages}", core=True)
+        return Check(_GROUP, "other packages", "ok", f"all {len(requirements)} in the supported versions")
+    packages = " ".join(check.fix.removeprefix("pip install ") for check in bad)
+    found = "; ".join(f"{check.name} {check.found}" for check in bad)
+    return Check(_GROUP, "other packages", "missing", found, f"pip install {packages}", core=True)
 
 
-def _gpu_extra() -> Line:
+def _gpu_extra() -> Check:
     names = ("bitsandbytes", "liger-kernel", "torchao")
     absent = [name for name in names if importlib.util.find_spec(_MODULES.get(name, name)) is None]
     if not absent:
-        return Line(_GROUP, "for a GPU", "ok", ", ".join(f"{name} {version(name)}" for name in names))
+        return Check(_GROUP, "for a GPU", "ok", ", ".join(f"{name} {version(name)}" for name in names))
     found = f"not installed: {', '.join(absent)}; variants that use them are refused"
-    return Line(_GROUP, "for a GPU", "warning", found, "pip install 'hf-memkit[gpu]'")
+    return Check(_GROUP, "for a GPU", "warning", found, "pip install 'hf-memkit[gpu]'")
 
 
-def _launchers() -> list[Line]:
+def _launchers() -> list[Check]:
     """torchrun, deepspeed and accelerate lie beside the interpreter; a shell finds them where PATH has that folder."""
     beside = Path(sys.executable).parent
     names = ("torchrun", "deepspeed", "accelerate")
     absent = [name for name in names if shutil.which(name) is None]
     numactl = (
-        Line(_GROUP, "numactl", "ok", _NUMA)
+        Check(_GROUP, "numactl", "ok", _NUMA)
         if shutil.which("numactl")
-        else Line(_GROUP, "numactl", "warning", f"not installed; only {_NUMA}", "sudo apt-get install numactl")
+        else Check(_GROUP, "numactl", "warning", f"not installed; only {_NUMA}", "sudo apt-get install numactl")
     )
     if not absent:
-        return [Line(_GROUP, "launchers", "ok", ", ".join(names)), numactl]
+        return [Check(_GROUP, "launchers", "ok", ", ".join(names)), numactl]
     installed = all((beside / name).exists() for name in absent)
     fix = f"export PATH={beside}:$PATH" if installed else f"pip install {' '.join(absent)}"
-    return [Line(_GROUP, "launchers", "warning", f"not on PATH: {', '.join(absent)}", fix), numactl]
+    return [Check(_GROUP, "launchers", "warning", f"not on PATH: {', '.join(absent)}", fix), numactl]

@@ -14,9 +14,11 @@ What is certain gets its name, the rest is `other`:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 from hf_memkit.memory.holdings import Holdings
 from hf_memkit.memory.timeline import Segment
+from hf_memkit.record_types import CategorySizes
 from hf_memkit.terms import CATEGORIES, Category
 from hf_memkit.units import GIB
 
@@ -55,10 +57,11 @@ def categories_of(
     return result
 
 
-def categories_gib(categories: Mapping[Category, int], peak_gib: float) -> dict[str, float]:
+def categories_gib(categories: Mapping[Category, int], peak_gib: float) -> CategorySizes:
     """`{category_gib}` as a record has it, rounded so that it adds up to `peak_gib`."""
     rounded = {f"{name}_gib": round(size / GIB, 10) for name, size in categories.items() if name != "other"}
-    return {**rounded, "other_gib": round(max(0.0, peak_gib - sum(rounded.values())), 10)}
+    rounded["other_gib"] = round(max(0.0, peak_gib - sum(rounded.values())), 10)
+    return cast(CategorySizes, rounded)
 
 
 def _activations(segment: Segment) -> int:

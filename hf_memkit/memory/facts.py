@@ -18,6 +18,7 @@ from torch import nn
 from hf_memkit._version import __version__
 from hf_memkit.memory.cgroup import limit_bytes, oom_kills
 from hf_memkit.memory.optimizer_state import optimizer_chain
+from hf_memkit.record_types import HardwareFacts, HostFacts, RunRecord
 from hf_memkit.units import GIB
 
 __all__ = [
@@ -25,7 +26,6 @@ __all__ = [
     "hardware",
     "is_deepspeed",
     "model_facts",
-    "optimizer_facts",
     "process_facts",
     "swap_folders",
     "versions",
@@ -91,10 +91,10 @@ def versions() -> dict[str, str]:
     return found
 
 
-def process_facts(args: Any) -> dict[str, Any]:
+def process_facts(args: Any) -> RunRecord:
     """`rank`, `world_size` and `host`: by which a report tells whether the process still lives."""
     process = psutil.Process()
-    host: dict[str, Any] = {
+    host: HostFacts = {
         "hostname": socket.gethostname(),
         "pid": os.getpid(),
         "process_started": process.create_time(),
@@ -107,9 +107,12 @@ def process_facts(args: Any) -> dict[str, Any]:
     return {"rank": args.process_index, "world_size": args.world_size, "host": host}
 
 
-def hardware(device: torch.device | None) -> dict[str, Any]:
+def hardware(device: torch.device | None) -> HardwareFacts:
     """The machine, and the card that is trained on if there is one."""
-    facts: dict[str, Any] = {"cpu_count": os.cpu_count(), "ram_gib": psutil.virtual_memory().total / GIB}
+    facts: HardwareFacts = {}
+    if (cores := os.cpu_count()) is not None:
+        facts["cpu_count"] = cores
+    facts["ram_gib"] = psutil.virtual_memory().total / GIB
     limit = limit_bytes()
     if limit is not None:
         facts["ram_limit_gib"] = limit / GIB
@@ -159,7 +162,7 @@ def swap_folders(args: Any) -> tuple[Path, ...]:
     return tuple(Path(path) for path in dict.fromkeys(found))
 
 
-def model_facts(model: nn.Module) -> dict[str, Any]:
+def model_facts(model: nn.Module) -> RunRecord:
     """Class, size and what decides activations; a parameter that ZeRO-3 has partitioned counts whole."""
     dtypes: dict[str, int] = {}
     trainable = 0
@@ -168,7 +171,7 @@ def model_facts(model: nn.Module) -> dict[str, Any]:
         name = str(parameter.dtype).removeprefix("torch.")
         dtypes[name] = dtypes.get(name, 0) + size
         trainable += size if parameter.requires_grad else 0
-    facts = {
+    facts: RunRecord = {
         "model_class": type(model).__name__,
         "parameters": sum(dtypes.values()),
         "trainable_parameters": trainable,
@@ -177,19 +180,13 @@ def model_facts(model: nn.Module) -> dict[str, Any]:
     config = getattr(model, "config", None)
     if config is not None:
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
-        found = {
-            "model_type": getattr(config, "model_type", None),
-            "vocabulary": getattr(text, "vocab_size", None),
-            "attention": getattr(config, "_attn_implementation", None),
-        }
-        facts |= {name: value for name, value in found.items() if isinstance(value, str | int)}
+        if isinstance(kind := getattr(config, "model_type", None), str):
+            facts["model_type"] = kind
+        if isinstance(vocabulary := getattr(text, "vocab_size", None), int):
+            facts["vocabulary"] = vocabulary
+        if isinstance(attention := getattr(config, "_attn_implementation", None), str):
+            facts["attention"] = attention
     return facts
-
-
-def optimizer_facts(optimizer: Any) -> dict[str, Any]:
-    """The classes from the outer wrapper to the optimizer that does the work."""
-    chain = optimizer_chain(optimizer)
-    return {"optimizer_classes": chain} if chain else {}
 
 
 def _deepspeed_facts(args: Any) -> dict[str, Any]:

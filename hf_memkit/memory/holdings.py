@@ -10,55 +10,21 @@ import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from hf_memkit.memory.optimizer_state import innermost, optimizer_chain, optimizer_layers, states_of, tensors_in
-from hf_memkit.terms import Category
+from hf_memkit.record_types import CategorySizes
+from hf_memkit.terms import Category, Place
 from hf_memkit.units import GIB
-from hf_memkit.zero.held import held_tensors, swapped_bytes
+from hf_memkit.zero.engine_tensors import engine_tensors, swapped_bytes
 
-__all__ = ["ENGINE_CATEGORIES", "SWAP_CATEGORIES", "Holdings", "Inventory", "held_json", "walk", "walk_parameters"]
+__all__ = ["Holdings", "Inventory", "held_json", "walk", "walk_parameters"]
 
 Holdings = dict[tuple[Category, str], int]
 """(category, place) → bytes. Places: `device`, `host`, `pinned`, `disk`, and `elsewhere` for another accelerator."""
-
-# The categories that the rows of `hf_memkit.zero.ledger` have for the terms of `hf_memkit.zero.held`.
-ENGINE_CATEGORIES: dict[str, Category] = {
-    "frozen weight partition": "weights",
-    "frozen weights": "weights",
-    "weights, flat": "weights",
-    "weight partition": "weights",
-    "weights kept in RAM": "weights",
-    "weights too small to swap": "weights",
-    "parameter swap buffers": "buffers",
-    "parameter write-back buffer": "buffers",
-    "gradient bucket": "buffers",
-    "gradient buckets": "buffers",
-    "gradient on its way to the host": "buffers",
-    "gradient from the card": "buffers",
-    "16-bit staging": "buffers",
-    "16-bit accumulators": "gradients",
-    "gradient partition": "gradients",
-    "flat gradient partition": "gradients",
-    "fp32 gradients": "gradients",
-    "gradients too small to swap": "gradients",
-    "two fp32 gradient buffers, shared": "gradients",
-    "master weights": "optimizer",
-    "moments": "optimizer",
-    "fp32 master weights": "optimizer",
-    "fp32 moments": "optimizer",
-    "fp32 master weights, shared": "optimizer",
-    "stale master weights, shared": "optimizer",
-    "optimizer swap buffers": "buffers",
-}
-SWAP_CATEGORIES: dict[str, Category] = {
-    "master weights and moments": "optimizer",
-    "gradients": "gradients",
-    "weights": "weights",
-}
 
 _REPEATED_LOOKS = 100
 
@@ -75,9 +41,9 @@ def walk(model: nn.Module, optimizer: Any = None, device: torch.device | None = 
     count = _Count(device)
     inner = innermost(optimizer)
     for layer in optimizer_layers(optimizer):
-        for (_, term), tensors in held_tensors(layer, model).items():
+        for (_, term), tensors in engine_tensors(layer, model).items():
             for tensor in tensors:
-                count.add(ENGINE_CATEGORIES[term], tensor)
+                count.add(term.category, tensor)
     parameters = list(model.parameters())
     for parameter in parameters:
         gathered = hasattr(parameter, "ds_tensor") and not getattr(parameter, "ds_persist", False)
@@ -160,7 +126,7 @@ class Inventory:
         for folder in self._swap_folders:
             for term, size in swapped_bytes(folder, rank).items():
                 if size:
-                    key = (SWAP_CATEGORIES[term], "disk")
+                    key = (term.category, "disk")
                     found[key] = found.get(key, 0) + size
         return found
 
@@ -177,13 +143,13 @@ def _forget(kept: list[Any], _: object) -> None:
     kept.clear()
 
 
-def held_json(holdings: Holdings) -> dict[str, dict[str, float]]:
+def held_json(holdings: Holdings) -> dict[Place, CategorySizes]:
     """`{place: {category_gib}}`, as a record has it; another accelerator's bytes are left out."""
     held: dict[str, dict[str, float]] = {}
     for (category, place), size in holdings.items():
         if place != "elsewhere":
             held.setdefault(place, {})[f"{category}_gib"] = round(size / GIB, 10)
-    return held
+    return cast(dict[Place, CategorySizes], held)
 
 
 def _beside(parameter: nn.Parameter) -> Iterator[torch.Tensor]:

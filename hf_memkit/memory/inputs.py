@@ -6,9 +6,11 @@ Only `.shape` is read, which never waits for the device.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
+
+from hf_memkit.record_types import OomRecord, StepRecord
 
 __all__ = ["InputCounter"]
 
@@ -44,15 +46,16 @@ class InputCounter:
         self._longest = max(self._longest, longest)
         return tokens or samples
 
-    def fields(self) -> dict[str, int]:
+    def fields(self) -> StepRecord:
         """`samples`, `tokens`, `longest_sequence`, `micro_batches`: those that were seen."""
-        return _known(self._samples, self._tokens, self._longest, micro_batches=self.micro_batches)
+        found = _known(self._samples, self._tokens, self._longest, micro_batches=self.micro_batches)
+        return cast(StepRecord, found)
 
-    def last(self) -> dict[str, Any]:
+    def last(self) -> OomRecord:
         """The same of the last forward, which micro-batch it belongs to (from 1), and its `inputs` as shapes."""
         found: dict[str, Any] = _known(*self._last, micro_batch=self.micro_batches)
         shapes = {name: list(shape) for name, shape in self._shapes.items()}
-        return {**found, "inputs": shapes} if shapes else found
+        return cast(OomRecord, {**found, "inputs": shapes} if shapes else found)
 
 
 def _known(samples: int, tokens: int, longest: int, **counts: int) -> dict[str, int]:

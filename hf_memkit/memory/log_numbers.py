@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hf_memkit.record_types import StepRecord
+
 __all__ = ["LogNumbers"]
 
 _PEAKS = ("peak_allocated_gib", "peak_reserved_gib", "fragmentation_gib")
@@ -30,8 +32,9 @@ class LogNumbers:
         self._others_gib = 0.0
         self._taken = True
 
-    def step(self, fields: Mapping[str, Any]) -> None:
-        """The fields of a step's record."""
+    def step(self, record: StepRecord) -> None:
+        """A step's record."""
+        fields: Mapping[str, Any] = record
         if self._taken:
             self._taken = False
             self._highest, self._categories = {}, {}

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import torch
 from torch import nn
 
 from hf_memkit.memory.holdings import Holdings, walk_parameters
+from hf_memkit.record_types import ModuleFigures
 
 __all__ = ["module_rows"]
 
 _MOST_ROWS = 300
 
-Row = dict[str, Any]
 
+def module_rows(model: nn.Module, device: torch.device | None = None) -> list[ModuleFigures]:
+    """A row for each module with tensors of its own, in the model's order.
 
-def module_rows(model: nn.Module, device: torch.device | None = None) -> list[Row]:
-    """`{"name", "class", "parameters", "trainable_parameters", "bytes", "places"}` for each module with tensors of its
-    own, in the model's order.
-
-    Parameters are numbers, whole ones under ZeRO-3; bytes are those that this process holds (its part under ZeRO-3),
-    by place. A tensor counts in the first module that has it. Equal layers in a row are one row a module, named
-    `h.0…47` with `repeats`. Where that still makes more than 300 rows, the deepest modules are added to those that
-    they are part of.
+    Equal layers in a row are one row a module, named `h.0…47` with `repeats`. Where that still makes more than 300
+    rows, the deepest modules are added to those that they are part of.
     """
     rows = _own_rows(model, device)
     depth = max((row["name"].count(".") for row in rows), default=0)
@@ -36,8 +31,8 @@ def module_rows(model: nn.Module, device: torch.device | None = None) -> list[Ro
     return folded[:_MOST_ROWS]
 
 
-def _own_rows(model: nn.Module, device: torch.device | None) -> list[Row]:
-    rows: list[Row] = []
+def _own_rows(model: nn.Module, device: torch.device | None) -> list[ModuleFigures]:
+    rows: list[ModuleFigures] = []
     count = walk_parameters(device)
     seen: set[int] = set()
     for name, module in model.named_modules():
@@ -68,9 +63,10 @@ def _by_place(holdings: Holdings) -> dict[str, int]:
     return places
 
 
-def _fold_layers(rows: list[Row]) -> list[Row]:
+def _fold_layers(rows: list[ModuleFigures]) -> list[ModuleFigures]:
     """Rows of layers that are equal but for their number become one row each."""
-    groups: list[tuple[str, str, list[Row]]] = []  # (prefix, number, rows) in order; no number: not in a layer
+    # (prefix, number, rows) in order; no number: not in a layer
+    groups: list[tuple[str, str, list[ModuleFigures]]] = []
     for row in rows:
         match = re.match(r"(.*?(?:^|\.))(\d+)(?=\.|$)", row["name"])
         prefix, number = (match[1], match[2]) if match else ("", "")
@@ -78,7 +74,7 @@ def _fold_layers(rows: list[Row]) -> list[Row]:
             groups[-1][2].append(row)
         else:
             groups.append((prefix, number, [row]))
-    folded: list[Row] = []
+    folded: list[ModuleFigures] = []
     index = 0
     while index < len(groups):
         prefix, first, layer = groups[index]
@@ -100,24 +96,25 @@ def _fold_layers(rows: list[Row]) -> list[Row]:
     return folded
 
 
-def _shape(row: Row, prefix: str, number: str) -> tuple[Any, ...]:
+def _shape(row: ModuleFigures, prefix: str, number: str) -> tuple[object, ...]:
     """What makes two layers equal: everything but the number in the name."""
     places = tuple(sorted(row["places"].items()))
     rest = row["name"][len(prefix) + len(number) :]
     return (rest, row["class"], row["parameters"], row["trainable_parameters"], row["bytes"], places)
 
 
-def _merge_below(rows: list[Row], depth: int, modules: dict[str, nn.Module]) -> list[Row]:
+def _merge_below(rows: list[ModuleFigures], depth: int, modules: dict[str, nn.Module]) -> list[ModuleFigures]:
     """Rows deeper than `depth` added to their ancestor at that depth."""
-    merged: dict[str, Row] = {}
+    merged: dict[str, ModuleFigures] = {}
     for row in rows:
         name = ".".join(row["name"].split(".")[: depth + 1])
         if name not in merged:
             merged[name] = {**row, "name": name, "class": type(modules[name]).__name__, "places": dict(row["places"])}
             continue
         total = merged[name]
-        for key in ("parameters", "trainable_parameters", "bytes"):
-            total[key] += row[key]
+        total["parameters"] += row["parameters"]
+        total["trainable_parameters"] += row["trainable_parameters"]
+        total["bytes"] += row["bytes"]
         for place, size in row["places"].items():
             total["places"][place] = total["places"].get(place, 0) + size
     return list(merged.values())

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -20,7 +20,7 @@ from hf_memkit.memory.hooks import HookSet, is_compiled, needs_whole_graph
 from hf_memkit.memory.inputs import InputCounter
 from hf_memkit.memory.log_numbers import LogNumbers
 from hf_memkit.memory.modules import module_rows
-from hf_memkit.memory.optimizer_state import innermost, state_summary
+from hf_memkit.memory.optimizer_state import innermost, optimizer_chain, state_summary
 from hf_memkit.memory.peaks import STEP_PHASES, PeakWindow
 from hf_memkit.memory.phases import PhaseTracker
 from hf_memkit.memory.readers import MemoryReader, ReaderGroup, SwapReader, readers_for_this_machine
@@ -28,6 +28,7 @@ from hf_memkit.memory.recompute import RecomputeCounter
 from hf_memkit.memory.records import RecordWriter
 from hf_memkit.memory.schedule import StepWindow
 from hf_memkit.memory.watch import CloseWatch
+from hf_memkit.record_types import EndRecord, Measured, OomRecord, Status, StepRecord
 from hf_memkit.terms import Phase
 
 __all__ = ["RunRecorder"]
@@ -104,7 +105,8 @@ class RunRecorder:
         fields["hardware"] = {**(self._guard.call("hardware", facts.hardware, device) or {}), **self._capacity}
         fields["arguments"] = self._guard.call("arguments", facts.arguments_that_matter, self._args)
         fields |= self._guard.call("model facts", facts.model_facts, model) or {}
-        fields |= self._guard.call("optimizer facts", facts.optimizer_facts, optimizer) or {}
+        if classes := self._guard.call("optimizer facts", optimizer_chain, optimizer):
+            fields["optimizer_classes"] = classes
         fields |= self._memory(("load",), fresh=True)
         self._write("run", {**fields, **extra})
         rows = self._guard.call("modules", module_rows, model, device)
@@ -131,7 +133,7 @@ class RunRecorder:
 
     def step_end(self, state: Any) -> None:
         self.tracker.step_end()
-        fields: dict[str, Any] = {
+        fields: StepRecord = {
             "step": state.global_step,
             "step_time_ms": round((time.perf_counter() - self._clock_s) * 1000, 3),
             **self._inputs.fields(),
@@ -140,7 +142,7 @@ class RunRecorder:
         if self.recompute.layers:
             fields["recomputed_layers"] = self.recompute.take()
         if self._watch is not None:
-            fields |= self._guard.call("categories", self._watch.fields, fields.get("peak_allocated_gib")) or {}
+            fields.update(self._guard.call("categories", self._watch.fields, fields.get("peak_allocated_gib")) or {})
         self._log.step(fields)
         for record in self._records.add(self._steps, fields):
             self.writer.write("step", record)
@@ -173,40 +175,45 @@ class RunRecorder:
         name = f"checkpoint-{state.global_step}"  # transformers.trainer_utils.PREFIX_CHECKPOINT_DIR
         self._between_steps("save", {"step": state.global_step, "checkpoint": name})
 
-    def oom_fields(self) -> dict[str, Any]:
+    def oom_fields(self) -> OomRecord:
         """What an `oom` record takes from counters, the running step and a fresh walk. To be called while the
         exception is being handled, so that the tensors of its frames still live. Never raises; writes what is pending.
         """
         self._flush()
         mark = self.readers.mark()
         phase = self.tracker.phase
-        fields: dict[str, Any] = {"phase": phase}
+        fields: OomRecord = {"phase": phase}
         if self._state is not None:
             fields["step"] = self._state.global_step + (phase not in ("evaluate", "save"))
         if phase in ("forward", "backward", "optimizer"):
-            fields |= self._inputs.last()
-        fields |= self._guard.call("oom counters", self._memory, STEP_PHASES, fresh=True) or {}
+            fields.update(self._inputs.last())
+        counters: Measured = self._guard.call("oom counters", self._memory, STEP_PHASES, fresh=True) or {}
+        fields = {**fields, **counters}
         optimizer = self._optimizer() if self._optimizer is not None else None
         if self._watch is not None:
-            fields |= self._guard.call("oom categories", self._watch.at, optimizer, mark) or {}
+            fields.update(self._guard.call("oom categories", self._watch.at, optimizer, mark) or {})
         return fields
 
-    def end(self, status: str, error: BaseException | None = None) -> None:
+    def end(self, status: Status, error: BaseException | None = None) -> None:
         """Writes the `end` record, once: `finished`, `interrupted` or `failed`. Later calls do nothing."""
         if self._ended:
             return
         self._ended = True
         self._flush()
-        fields: dict[str, Any] = {"status": status, "step": getattr(self._state, "global_step", None)}
+        fields: EndRecord = {"status": status}
+        if (step := getattr(self._state, "global_step", None)) is not None:
+            fields["step"] = step
         fields["steps"] = self._steps
         if error is not None:
             fields["error_type"], fields["error"] = type(error).__name__, describe(error)
         if self.recompute.layers:
             fields["recomputed_layers"] = self.recompute.total
         optimizer = self._optimizer() if self._optimizer is not None else None
-        fields |= self._guard.call("optimizer facts", facts.optimizer_facts, optimizer) or {}
-        fields["optimizer_states"] = self._guard.call("optimizer states", state_summary, optimizer)
-        fields |= self._highest
+        if classes := self._guard.call("optimizer facts", optimizer_chain, optimizer):
+            fields["optimizer_classes"] = classes
+        if (states := self._guard.call("optimizer states", state_summary, optimizer)) is not None:
+            fields["optimizer_states"] = states
+        fields = {**fields, **cast(EndRecord, self._highest)}
         fields["reader_errors"] = self.readers.errors
         fields["callback_errors"] = self._guard.count
         fields["callback_error_messages"] = list(self._guard.messages)
@@ -250,7 +257,7 @@ class RunRecorder:
             self.recompute.follow(watched=self._watch.timeline.watched)
             self._inputs.micro_batches = self._watch.timeline.micro_batch
 
-    def _memory(self, phases: tuple[Phase, ...], *, fresh: bool = False) -> dict[str, Any]:
+    def _memory(self, phases: tuple[Phase, ...], *, fresh: bool = False) -> Measured:
         """The counters now and the peaks over `phases`; also raises the highest of the run."""
         # To ten decimals, a tenth of a byte: a line gets shorter by a third.
         numbers: dict[str, Any] = {name: round(value, 10) for name, value in self.readers.read(fresh=fresh).items()}
@@ -262,7 +269,7 @@ class RunRecorder:
             value = numbers.get(name)
             if value is not None and value > self._highest.get(highest, -1.0):
                 self._highest[highest] = value
-        return numbers
+        return cast(Measured, numbers)
 
     def _between_steps(self, kind: Phase, fields: dict[str, Any]) -> None:
         """An evaluation or a save has ended."""

@@ -1,6 +1,7 @@
 """Records on disk: JSON lines, one object a line. In: plain values. Out: `memory-rank{R}.jsonl`, and back.
 
-Standard library only: a report reads records where torch is not installed.
+What a record is stands in `hf_memkit.record_types`. Standard library only: a report reads records where torch is not
+installed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
+
+from hf_memkit.record_types import StepRecord
 
 __all__ = ["SCHEMA", "RecordWriter", "not_given_up", "read_records", "steps"]
 
@@ -146,14 +149,14 @@ def read_records(path: str | Path) -> list[dict[str, Any]]:
     return records
 
 
-def steps(records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def steps(records: Iterable[Mapping[str, Any]]) -> list[StepRecord]:
     """The last record of each step that was not given up, in order of steps."""
-    last: dict[int, dict[str, Any]] = {}
+    last: dict[int, StepRecord] = {}
     for record in records:
         if record.get("kind") == "run" and isinstance(record.get("start_step"), int):
             last = not_given_up(last, record["start_step"])
         elif record.get("kind") == "step" and isinstance(record.get("step"), int):
-            last[record["step"]] = dict(record)
+            last[record["step"]] = cast(StepRecord, dict(record))
     return [last[step] for step in sorted(last)]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
+
+from hf_memkit.record_types import MEAN_OF_STEPS, StepRecord
 
 __all__ = ["SINGLE_STEPS", "StepWindow", "WatchSchedule", "window_size"]
 
@@ -14,8 +16,6 @@ _FIRST = 3
 _EVERY = 10
 _SHARE = 0.001
 _WINDOWS_A_WATCH = 4
-
-_MEANS = ("step_time_ms", "samples", "tokens", "micro_batches", "recomputed_layers")
 
 
 def window_size(index: int) -> int:
@@ -62,10 +62,10 @@ class StepWindow:
     """
 
     def __init__(self) -> None:
-        self._pending: dict[str, Any] | None = None
+        self._pending: StepRecord | None = None
         self._steps = 0
 
-    def add(self, index: int, fields: dict[str, Any]) -> list[dict[str, Any]]:
+    def add(self, index: int, fields: StepRecord) -> list[StepRecord]:
         """Step `index` (from 0) of this training, whose `fields` it keeps; returns what is to be written now."""
         size = window_size(index)
         if size == 1:
@@ -77,20 +77,21 @@ class StepWindow:
         self._steps += 1
         return self.flush() if self._steps >= size else []
 
-    def flush(self) -> list[dict[str, Any]]:
+    def flush(self) -> list[StepRecord]:
         """What has not been written yet."""
         pending, count = self._pending, self._steps
         self._pending, self._steps = None, 0
         if pending is None:
             return []
-        means = {name: round(pending[name] / count, 3) for name in _MEANS if name in pending}
-        return [{**pending, **means, "steps": count}]
+        sums: Mapping[str, Any] = pending
+        means = {name: round(sums[name] / count, 3) for name in MEAN_OF_STEPS if name in sums}
+        return [cast(StepRecord, {**sums, **means, "steps": count})]
 
 
-def _merged(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(before: Mapping[str, Any], now: Mapping[str, Any]) -> StepRecord:
     """Two steps as one; means are sums until the window is full."""
     merged = {**before, **now}
-    for name in _MEANS:
+    for name in MEAN_OF_STEPS:
         if name in before and name in now:
             merged[name] = before[name] + now[name]
     for name in before.keys() & now.keys():
@@ -101,7 +102,7 @@ def _merged(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]
             phase: _higher(before["phases"].get(phase, {}), now["phases"].get(phase, {}))
             for phase in {**before["phases"], **now["phases"]}
         }
-    return merged
+    return cast(StepRecord, merged)
 
 
 def _higher(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:

@@ -22,6 +22,7 @@ from hf_memkit.memory.hooks import HookSet
 from hf_memkit.memory.readers import Mark
 from hf_memkit.memory.schedule import WatchSchedule
 from hf_memkit.memory.timeline import Part, Timeline
+from hf_memkit.record_types import OomRecord, StepRecord
 from hf_memkit.terms import Phase
 from hf_memkit.units import GIB
 
@@ -125,12 +126,12 @@ class CloseWatch:
         self._walked = True
         self._cost_s += time.perf_counter() - started
 
-    def fields(self, peak_gib: float | None) -> dict[str, Any]:
+    def fields(self, peak_gib: float | None) -> StepRecord:
         """`categories` and `held` of the step that ends, if it was watched."""
         if not self._walked:
             return {}
         started = time.perf_counter()
-        fields: dict[str, Any] = {"held": held_json(self._holdings | self.inventory.swapped(self._rank))}
+        fields: StepRecord = {"held": held_json(self._holdings | self.inventory.swapped(self._rank))}
         best = self.timeline.best
         if peak_gib is not None and best is not None and best.peak == round(peak_gib * GIB):
             found = categories_of(
@@ -141,11 +142,11 @@ class CloseWatch:
         self._schedule.watched(self._cost_s + now - started, time.monotonic())
         return fields
 
-    def at(self, optimizer: Any, mark: Mark) -> dict[str, Any]:
+    def at(self, optimizer: Any, mark: Mark) -> OomRecord:
         """`categories` (adding up to what is allocated) and `held` at this moment, from a fresh walk."""
         before = self._holdings.get(("optimizer", "device"), 0)
         holdings = self.inventory.look(optimizer, fresh=True)
-        fields: dict[str, Any] = {"held": held_json(holdings | self.inventory.swapped(self._rank))}
+        fields: OomRecord = {"held": held_json(holdings | self.inventory.swapped(self._rank))}
         segment = self.timeline.at(mark)
         if segment is not None:
             beside = self._beside_parameters(holdings)

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hf_memkit.compat import current_name
+from hf_memkit.liger_support import LIGER_OPTIONS
 from hf_memkit.oom.change import Change
-from hf_memkit.oom.job_view import Job
 from hf_memkit.oom.message import OomMessage
-from hf_memkit.oom.suggestions_batch import LIGER_MODEL_TYPES, smaller_batch
-from hf_memkit.oom.suggestions_states import paged_form
+from hf_memkit.oom.run_view import RunView
+from hf_memkit.oom.suggestions import smaller_batch
 from hf_memkit.oom.traceback import Feature, Traced
+from hf_memkit.optimizers import find_optimizer, paged_form
 
 __all__ = ["grows_with_the_batch", "job_of", "without_records"]
 
@@ -29,11 +30,11 @@ _LENGTHS: Final = ("max_length", "max_seq_length", "max_seq_len", "block_size", 
 """Names that scripts give the longest sequence (trl; transformers' examples; LLaMA-Factory)."""
 
 
-def job_of(arguments: Mapping[str, Any]) -> Job:
+def job_of(arguments: Mapping[str, Any]) -> RunView:
     """The arguments of a file as a job: under today's names, with the defaults that matter here."""
     named = {current_name(name): value for name, value in arguments.items()}
     engine = "DeepSpeedEngine" if named.get("deepspeed") else ""
-    return Job({"arguments": {**_DEFAULTS, **named}, "engine": engine}, {})
+    return RunView({"arguments": {**_DEFAULTS, **named}, "engine": engine}, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class _Known:
     """`job`: None without arguments."""
 
     trace: Traced
-    job: Job | None
+    job: RunView | None
     device_type: str | None
     larger_by: float
     """How many times larger than the GPU the tensor alone is; below 1 where it is not."""
@@ -58,7 +59,7 @@ Technique = Callable[[_Known], Change | None]
 
 
 def without_records(
-    message: OomMessage, cause: str, trace: Traced | None = None, job: Job | None = None
+    message: OomMessage, cause: str, trace: Traced | None = None, job: RunView | None = None
 ) -> tuple[Change, ...]:
     """Up to three changes that answer this cause where it came; none where the job is not the matter.
 
@@ -98,7 +99,7 @@ def grows_with_the_batch(trace: Traced) -> bool:
     )
 
 
-def _in_use(trace: Traced, job: Job | None) -> frozenset[Feature]:
+def _in_use(trace: Traced, job: RunView | None) -> frozenset[Feature]:
     if job is None:
         return trace.in_use
     optim = job.optim
@@ -116,7 +117,7 @@ def _in_use(trace: Traced, job: Job | None) -> frozenset[Feature]:
         ("DeepSpeed", job.deepspeed),
         ("FSDP", job.fsdp),
         ("fused optimizer", optim == "adamw_torch_fused"),
-        ("paged optimizer", optim.startswith("paged_")),
+        ("paged optimizer", bool(find_optimizer(optim).unpaged)),
         ("SDPA", job.argument("attn_implementation") == "sdpa"),
         ("flash attention", "flash" in str(job.argument("attn_implementation"))),
         ("ZeRO-3", zero.get("stage") == 3),
@@ -188,7 +189,7 @@ def _checkpointing(known: _Known) -> Change | None:
 def _fused_loss(known: _Known) -> Change | None:
     """Logits in chunks by Liger's kernels, where it has them for this model and they are used: in training."""
     trace = known.trace
-    unknown_model = trace.model_type is not None and trace.model_type not in LIGER_MODEL_TYPES
+    unknown_model = trace.model_type is not None and trace.model_type not in LIGER_OPTIONS
     if known.uses("liger", "chunked loss", "label smoothing") or unknown_model or trace.phase == "evaluate":
         return None
     if known.device_type not in (None, "cuda", "rocm", "xpu"):
@@ -243,7 +244,7 @@ def _eight_bit(known: _Known) -> Change | None:
     if known.device_type not in (None, "cuda", "rocm") or known.uses("DeepSpeed", "FSDP", "paged optimizer"):
         return None
     optim = known.job.optim if known.job is not None else ""
-    small = "8bit" in optim or known.trace.library == "bitsandbytes"
+    small = find_optimizer(optim).bits == 8 or known.trace.library == "bitsandbytes"
     if small or known.trace.library == "torchao":
         return Change(
             "arguments.optim", paged_form(optim),

@@ -2,52 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from hf_memkit.oom.message import OomMessage
-from hf_memkit.oom.sizes import show
+from hf_memkit.oom.change import Remedy
+from hf_memkit.oom.message import OomMessage, show
 from hf_memkit.units import MIB
 
-__all__ = ["Setting", "assignment", "for_fragmentation", "for_size", "split_size_mb"]
+__all__ = ["for_fragmentation", "for_size", "split_size_mb"]
 
 _LEAST_SPLIT: Final = 20 * MIB
 """torch refuses a `max_split_size_mb` below it (torch: c10/core/AllocatorConfig.h: 20 MiB)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One thing to set or to leave: `helps` says which, `reason` why."""
-
-    key: str
-    value: str
-    helps: bool
-    reason: str
-
-    def __str__(self) -> str:
-        """`"PYTORCH_ALLOC_CONF=expandable_segments:True: segments then grow …"`."""
-        return f"{self.assignment}: {self.reason}"
-
-    @property
-    def assignment(self) -> str:
-        """What to write, without the reason."""
-        return assignment(self.key, self.value)
-
-    def to_json(self) -> dict[str, Any]:
-        return {"key": self.key, "value": self.value, "helps": self.helps, "reason": self.reason}
-
-
-def assignment(key: str, value: object, current: object = None) -> str:
-    """A setting as a person reads it: `NAME=value` for the environment, `name: value` or `name: current → value` for
-    an argument."""
-    section, _, name = key.rpartition(".")
-    if key == "command":
-        return str(value)
-    if section == "environment":
-        return f"{name}={value}"
-    shown = name if section == "arguments" else key
-    was = f"{current} → " if current is not None else ""
-    return f"{shown}: {was}{value}" if str(value) else shown
 
 
 def split_size_mb(requested_bytes: int) -> int | None:
@@ -61,7 +25,7 @@ def split_size_mb(requested_bytes: int) -> int | None:
     return value if value * MIB > _LEAST_SPLIT else None
 
 
-def for_fragmentation(message: OomMessage, in_use: str | None) -> tuple[Setting, ...]:
+def for_fragmentation(message: OomMessage, in_use: str | None) -> tuple[Remedy, ...]:
     """What to set where enough is cached, in pieces. `in_use`: the settings of that run, if they are known."""
     key = f"environment.{message.variable or _variable(message)}"
     requested = message.requested_bytes or 0
@@ -69,7 +33,7 @@ def for_fragmentation(message: OomMessage, in_use: str | None) -> tuple[Setting,
     settings = []
     if on:
         settings.append(
-            Setting(
+            Remedy(
                 key,
                 "expandable_segments:True",
                 False,
@@ -80,13 +44,13 @@ def for_fragmentation(message: OomMessage, in_use: str | None) -> tuple[Setting,
     elif message.device_type == "xpu":
         settings.append(_no_such_setting(message))
     else:
-        settings.append(Setting(key, "expandable_segments:True", True, _why_expandable(message)))
+        settings.append(Remedy(key, "expandable_segments:True", True, _why_expandable(message)))
     value = split_size_mb(requested)
     if on or message.device_type == "xpu":
         pass  # beside expandable segments it makes things worse
     elif value is None:
         settings.append(
-            Setting(
+            Remedy(
                 key,
                 "max_split_size_mb",
                 False,
@@ -95,7 +59,7 @@ def for_fragmentation(message: OomMessage, in_use: str | None) -> tuple[Setting,
         )
     else:
         settings.append(
-            Setting(
+            Remedy(
                 key,
                 f"max_split_size_mb:{value}",
                 True,
@@ -107,26 +71,26 @@ def for_fragmentation(message: OomMessage, in_use: str | None) -> tuple[Setting,
     return (*settings, _empty_cache())
 
 
-def for_size(message: OomMessage, why: str) -> tuple[Setting, ...]:
+def for_size(message: OomMessage, why: str) -> tuple[Remedy, ...]:
     """What allocator settings can't do where pieces are not the matter."""
     if message.reserved_bytes is None or message.device_type in ("mps", "npu", "hpu"):
         return (_empty_cache(),) if message.device_type in (None, "cuda", "rocm") else ()
     key = f"environment.{message.variable or _variable(message)}"
     cached = f"all that is cached is {show(message.cached_bytes or 0)}"
     values = "" if message.device_type == "xpu" else "expandable_segments, max_split_size_mb"
-    shuffles = (Setting(key, values, False, f"{why}; {cached}"),) if values else ()
+    shuffles = (Remedy(key, values, False, f"{why}; {cached}"),) if values else ()
     return (*shuffles, _empty_cache())
 
 
-def _empty_cache() -> Setting:
-    return Setting(
+def _empty_cache() -> Remedy:
+    return Remedy(
         "torch.cuda.empty_cache()", "", False,
         "PyTorch had given back every segment that was whole, and asked again, before it raised this error",
     )  # fmt: skip
 
 
-def _no_such_setting(message: OomMessage) -> Setting:
-    return Setting(
+def _no_such_setting(message: OomMessage) -> Remedy:
+    return Remedy(
         "environment.PYTORCH_ALLOC_CONF", "expandable_segments:True", True,
         "where this version of torch knows it for XPU; else fewer different shapes (pad_to_multiple_of, packing)",
     )  # fmt: skip

@@ -1,11 +1,27 @@
-"""A proposed change to a job."""
+"""What is proposed: a change to a job, or a remedy against a cause; and how a person reads either."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
-__all__ = ["Change", "Proposal"]
+from hf_memkit.oom.message import paragraph, printable
+from hf_memkit.record_types import ProposedChange
+
+__all__ = ["Change", "Proposal", "Remedy", "assignment"]
+
+
+def assignment(key: str, value: object, current: object = None) -> str:
+    """A setting as a person reads it: `NAME=value` for the environment, `name: value` or `name: current → value` for
+    an argument."""
+    section, _, name = key.rpartition(".")
+    if key == "command":
+        return str(value)
+    if section == "environment":
+        return f"{name}={value}"
+    shown = name if section == "arguments" else key
+    was = f"{current} → " if current is not None else ""
+    return f"{shown}: {was}{value}" if str(value) else shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +47,39 @@ class Change:
     basis: str | None = None
     current: Any = None
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    def to_json(self) -> ProposedChange:
+        return cast(ProposedChange, asdict(self))
+
+    @property
+    def name_and_value(self) -> str:
+        """`optim = adamw_bnb_8bit`: a key of TrainingArguments goes by its name alone."""
+        value = "" if self.value is None else f" = {printable(str(self.value), 120)}"
+        return self.key.removeprefix("arguments.") + value
+
+    @property
+    def saving(self) -> str | None:
+        """`1.20 GiB (how the figure follows)`."""
+        if self.saves_gib is None:
+            return None
+        return f"{self.saves_gib:.2f} GiB" + (f" ({self.basis})" if self.basis else "")
+
+    def sentence(self, *, with_current: bool = False) -> str:
+        """`name = value (now current): reason. Saves 1.20 GiB (basis). Costs: cost.`"""
+        was = f" (now {self.current})" if with_current and self.current is not None else ""
+        parts = [f"{self.name_and_value}{was}: {self.reason.rstrip('.')}."]
+        parts += [f"Saves {self.saving}."] if self.saving is not None else []
+        parts += [f"Costs: {self.cost.rstrip('.')}."] if self.cost else []
+        return " ".join(parts)
+
+    def lines(self, number: int, width: int) -> list[str]:
+        """The same as lines of at most `width` characters, a thought each, under the number `number`."""
+        saves = f"   saves {self.saves_gib:.2f} GiB" if self.saves_gib is not None else ""
+        out = [f"  {number}. {printable(assignment(self.key, self.value, self.current), 200)}{saves}"]
+        out += paragraph(f"{self.reason}.", width, "     ")
+        out += paragraph(f"Costs: {self.cost}.", width, "     ")
+        if self.basis is not None:
+            out += paragraph(f"Reckoned from: {self.basis}.", width, "     ")
+        return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +90,29 @@ class Proposal:
     change: Change
     at_most_gib: float
     last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """One thing to set or to leave against a cause, in whatever job: `helps` says which, `reason` why."""
+
+    key: str
+    value: str
+    helps: bool
+    reason: str
+
+    def __str__(self) -> str:
+        """`"PYTORCH_ALLOC_CONF=expandable_segments:True: segments then grow …"`."""
+        return f"{self.assignment}: {self.reason}"
+
+    @property
+    def assignment(self) -> str:
+        """What to write, without the reason."""
+        return assignment(self.key, self.value)
+
+    def lines(self, width: int) -> list[str]:
+        """What to write, and the reason, as lines of at most `width` characters."""
+        return [f"  {self.assignment}", *paragraph(f"{self.reason}.", width, "    ")]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"key": self.key, "value": self.value, "helps": self.helps, "reason": self.reason}

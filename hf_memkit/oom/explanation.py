@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, TextIO
 
 from hf_memkit.oom.advice import grows_with_the_batch, job_of, without_records
-from hf_memkit.oom.allocator import assignment
 from hf_memkit.oom.change import Change
-from hf_memkit.oom.message import OomMessage, printable
-from hf_memkit.oom.messages import Found, find_messages, most_telling, parse_message
-from hf_memkit.oom.sizes import show
+from hf_memkit.oom.known_messages import Cause
+from hf_memkit.oom.message import OomMessage, paragraph, printable, show
+from hf_memkit.oom.messages import FoundMessage, find_messages, most_telling, parse_message
 from hf_memkit.oom.suggestions import suggest
 from hf_memkit.oom.verdict import Verdict, for_job, judge
-from hf_memkit.oom.without_figures import Cause
+from hf_memkit.record_types import ModulesRecord, OomRecord, RunRecord, StepRecord
 from hf_memkit.units import GIB
 
 __all__ = ["Explanation", "explain_killed", "explain_oom", "explain_records", "from_record"]
@@ -54,9 +52,9 @@ class Explanation:
         fitted: whether the changes go from the user's own arguments.
     """
 
-    found: Found | None
+    found: FoundMessage | None
     verdict: Verdict | None = None
-    others: tuple[Found, ...] = ()
+    others: tuple[FoundMessage, ...] = ()
     changes: tuple[Change, ...] = ()
     job: Mapping[str, Any] | None = None
     fitted: bool = False
@@ -75,20 +73,20 @@ class Explanation:
         if self.found is None or self.verdict is None:
             return "No out-of-memory message was found. Give the whole log, or the error's own text with its figures."
         out = [*self._what_happened(width), ""]
-        out += [f"Cause: {self.verdict.cause}", *_wrapped(self.verdict.why, width)]
+        out += [f"Cause: {self.verdict.cause}", *paragraph(self.verdict.why, width)]
         verdict = self.verdict
-        for settings, title in ((verdict.settings, "What helps against it"), (verdict.no_help, "What will not help")):
-            if settings:
+        for remedies, title in ((verdict.settings, "What helps against it"), (verdict.no_help, "What will not help")):
+            if remedies:
                 out += ["", title]
-            for setting in settings:
-                out += _item(setting.assignment, setting.reason, width)
+            for remedy in remedies:
+                out += remedy.lines(width)
         if self.changes:
             known = self.job is not None or self.fitted or self.found.trace.place is not None
             out += ["", "What to change" + ("" if known else ", in general")]
             for number, change in enumerate(self.changes, 1):
-                out += _change(number, change, width)
+                out += change.lines(number, width)
         if self.job is None and self.changes:
-            out += ["", *_wrapped(_WITH_CALLBACK + ("" if self.fitted else _WITH_ARGUMENTS), width, "")]
+            out += ["", *paragraph(_WITH_CALLBACK + ("" if self.fitted else _WITH_ARGUMENTS), width, "")]
         return "\n".join([*out, *self._further(width)])
 
     def headline(self) -> str:
@@ -100,13 +98,13 @@ class Explanation:
     def _what_happened(self, width: int) -> list[str]:
         assert self.found is not None
         message = self.found.message
-        out = ["What happened", *_wrapped(f"{_sentence(message)}{self._where()}.", width)]
+        out = ["What happened", *paragraph(f"{_sentence(message)}{self._where()}.", width)]
         seen = self.found.trace
         if seen.place is not None:
             whose = f" ({seen.library})" if seen.library is not None else ""
-            out += _wrapped(f"It was making: {seen.place}{whose}, in {seen.frame}.", width)
+            out += paragraph(f"It was making: {seen.place}{whose}, in {seen.frame}.", width)
         if seen.in_use:
-            out += _wrapped(f"The traceback shows in use: {', '.join(sorted(seen.in_use))}.", width)
+            out += paragraph(f"The traceback shows in use: {', '.join(sorted(seen.in_use))}.", width)
         rows = [(label, getattr(message, name)) for label, name in _ROWS]
         known = [(label, show(size)) for label, size in rows if size is not None]
         if known:
@@ -182,9 +180,7 @@ def explain_oom(text: str | TextIO, arguments: Mapping[str, Any] | None = None) 
     return Explanation(chosen, verdict, others, changes, fitted=job is not None)
 
 
-def explain_records(
-    run: Mapping[str, Any], oom: Mapping[str, Any], *, modules: Mapping[str, Any] | None = None
-) -> Explanation:
+def explain_records(run: RunRecord, oom: OomRecord, *, modules: ModulesRecord | None = None) -> Explanation:
     """Explains an `oom` record with the `run` record of its training: the changes are for that job, with its figures.
 
     Args:
@@ -204,10 +200,10 @@ def explain_records(
     )
     verdict = for_job(judged, run, phase)
     changes = suggest(run, {**oom, "cause": verdict.cause}, modules=modules)
-    return Explanation(Found(message, 1, None), verdict, (), tuple(changes), _job(run, oom))
+    return Explanation(FoundMessage(message, 1, None), verdict, (), tuple(changes), _job(run, oom))
 
 
-def explain_killed(run: Mapping[str, Any], last: Mapping[str, Any], why: str, *, in_ram: bool) -> Explanation:
+def explain_killed(run: RunRecord, last: StepRecord, why: str, *, in_ram: bool) -> Explanation:
     """Explains a training that was killed: no error was raised, and the records end.
 
     Args:
@@ -220,10 +216,10 @@ def explain_killed(run: Mapping[str, Any], last: Mapping[str, Any], why: str, *,
     cause: Cause = "host memory" if in_ram else "unknown"
     changes = suggest(run, {**last, "cause": cause}) if in_ram else []
     verdict = for_job(Verdict(cause, f"{why.rstrip('.')}.", judge(message).settings), run)
-    return Explanation(Found(message, 1), verdict, (), tuple(changes), _job(run, last))
+    return Explanation(FoundMessage(message, 1), verdict, (), tuple(changes), _job(run, last))
 
 
-def from_record(oom: Mapping[str, Any]) -> OomMessage:
+def from_record(oom: OomRecord) -> OomMessage:
     """The message of an `oom` record: from the error's text, or from the record's counters where that has none."""
     parsed = parse_message(str(oom.get("error") or ""))
     if parsed is not None and (
@@ -241,13 +237,14 @@ def from_record(oom: Mapping[str, Any]) -> OomMessage:
     return replace(bare, **sizes)  # type: ignore[arg-type]  # every name is a size
 
 
-def _job(run: Mapping[str, Any], moment: Mapping[str, Any]) -> dict[str, Any]:
+def _job(run: RunRecord, moment: Mapping[str, Any]) -> dict[str, Any]:
     names = ("step", "phase", "micro_batch", "samples", "tokens", "longest_sequence")
     job = {name: moment[name] for name in names if moment.get(name) is not None}
-    return job | {name: run[name] for name in ("rank", "prediction") if run.get(name) is not None}
+    of_run: Mapping[str, Any] = run
+    return job | {name: of_run[name] for name in ("rank", "prediction") if of_run.get(name) is not None}
 
 
-def _pid(run: Mapping[str, Any]) -> int | None:
+def _pid(run: RunRecord) -> int | None:
     pid = _mapping(run.get("host")).get("pid")
     return pid if isinstance(pid, int) else None
 
@@ -265,27 +262,6 @@ def _sentence(message: OomMessage) -> str:
         what = f"on card {message.device}"
     size = show(message.requested_bytes) if message.requested_bytes is not None else "memory"
     return f"{message.library} could not allocate {size} {what}"
-
-
-def _change(number: int, change: Change, width: int) -> list[str]:
-    saves = f"   saves {change.saves_gib:.2f} GiB" if change.saves_gib is not None else ""
-    out = [f"  {number}. {printable(assignment(change.key, change.value, change.current), 200)}{saves}"]
-    out += _wrapped(f"{change.reason}.", width, "     ")
-    out += _wrapped(f"Costs: {change.cost}.", width, "     ")
-    if change.basis is not None:
-        out += _wrapped(f"Reckoned from: {change.basis}.", width, "     ")
-    return out
-
-
-def _item(head: str, reason: str, width: int) -> list[str]:
-    return [f"  {head}", *_wrapped(f"{reason}.", width, "    ")]
-
-
-def _wrapped(text: str, width: int, indent: str = "  ") -> list[str]:
-    cleaned = printable(text, 2_000)
-    if not cleaned[1:2].isupper():  # vLLM keeps its name
-        cleaned = cleaned[:1].upper() + cleaned[1:]
-    return textwrap.wrap(cleaned, max(40, width), initial_indent=indent, subsequent_indent=indent)
 
 
 def _bytes(gib: Any) -> int | None:

@@ -1,12 +1,15 @@
-"""What an out-of-memory message says, as numbers."""
+"""What an out-of-memory message says, as numbers; and text of unknown origin, made safe to show."""
 
 from __future__ import annotations
 
+import textwrap
 import unicodedata
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-__all__ = ["Memory", "OomMessage", "Process", "printable"]
+from hf_memkit.units import GIB, MIB
+
+__all__ = ["Memory", "OomMessage", "Process", "paragraph", "printable", "show"]
 
 Memory = Literal["device", "host", "shared memory", "kernel"]
 """Which memory ran out: the device's, the machine's RAM, /dev/shm, or what one GPU kernel may use on the chip."""
@@ -25,7 +28,7 @@ class OomMessage:
     """One message. Sizes are bytes, and None where the text does not say.
 
     Attributes:
-        form: which of the known forms it has (`hf_memkit.oom.forms`).
+        form: which of the known forms it has (`hf_memkit.oom.patterns`).
         library: who wrote it, such as `"PyTorch"` or `"Linux"`.
         memory: which memory ran out.
         device_type: `cuda`, `rocm`, `xpu`, `mps`, `npu`, `hpu`; None where it is no device's memory or not said.
@@ -95,3 +98,20 @@ def printable(text: str, limit: int = 600) -> str:
     )
     joined = " ".join(cleaned.split())
     return joined if len(joined) <= limit else joined[: limit - 1] + "…"
+
+
+def paragraph(text: str, width: int, indent: str = "  ") -> list[str]:
+    """`text` as a sentence, in lines of at most `width` characters, safe for a terminal."""
+    cleaned = printable(text, 2_000)
+    if not cleaned[1:2].isupper():  # vLLM keeps its name
+        cleaned = cleaned[:1].upper() + cleaned[1:]
+    return textwrap.wrap(cleaned, max(40, width), initial_indent=indent, subsequent_indent=indent)
+
+
+def show(size_bytes: float) -> str:
+    """`"3.87 GiB"`, `"435.5 MiB"`, `"40 bytes"`: the unit in which the number is easy to read."""
+    if size_bytes >= GIB:
+        return f"{size_bytes / GIB:.2f} GiB"
+    if size_bytes >= MIB:
+        return f"{size_bytes / MIB:.1f} MiB"
+    return f"{size_bytes / 1024:.1f} KiB" if size_bytes >= 1024 else f"{size_bytes:.0f} bytes"

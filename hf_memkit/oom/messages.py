@@ -1,11 +1,14 @@
 """Finding messages. In: one message, or a log of any length. Out: each message with its numbers, line and rank.
 
 A message may stand on one line or be wrapped over several (a terminal, a notebook, a paste); it may repeat (Python's
-traceback, the same with a rank before it, the launcher's summary); several ranks may write at once.
+traceback, the same with a rank before it, the launcher's summary); several ranks may write at once. Lines are read
+without colours and prefixes, bounded in memory: one is at most `MAX_LINE` characters; longer ones (a progress bar
+without line ends) come in pieces that overlap, so that a message on a seam is whole in one of them.
 """
 
 from __future__ import annotations
 
+import io
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -14,13 +17,106 @@ from functools import partial
 from itertools import islice
 from typing import Any, Final, TextIO
 
-from hf_memkit.oom.forms import FORM_OF, FORMS, Form, heads, might_be
-from hf_memkit.oom.lines import Line, clean, lines
 from hf_memkit.oom.message import OomMessage, printable
+from hf_memkit.oom.patterns import FORM_OF, FORMS, Form, heads, might_be
 from hf_memkit.oom.traceback import BEGINS, Traced, trace
 from hf_memkit.terms import Phase
 
-__all__ = ["Found", "find_messages", "most_telling", "parse_message"]
+__all__ = ["MAX_LINE", "FoundMessage", "find_messages", "most_telling", "parse_message"]
+
+MAX_LINE: Final = 65_536
+_OVERLAP: Final = 4_096
+
+_ESCAPE: Final = re.compile(r"\x1b(?:\[[0-9;:?]{0,40}[ -/]{0,2}[@-~]|\][^\x07\x1b]{0,400}(?:\x07|\x1b\\)|[@-Z\\^_])")
+
+# What launchers, Ray, srun and loggers put before each line. The first group that is a number is the rank.
+_RANK: Final = re.compile(
+    r"\s{0,4}(?:\[(?:rank|default)(\d{1,5})\]:? ?(?:\[[^\]\n]{0,90}\] ?:? ?)?"  # torch, torchrun --tee
+    r"|\[\d{1,5},(\d{1,5})\]<std(?:err|out)>: ?"  # mpirun --tag-output
+    r"|\[(\d{1,5})\]: ?"  # srun, DeepSpeed
+    r"|[Rr]ank ?(\d{1,5}): ?"
+    r"|(\d{1,4}): )"  # srun --label
+)
+_NO_RANK: Final = re.compile(
+    r"\s{0,4}(?:\((?:[\w.+-]{1,60} )?pid=\d{1,10}[^)\n]{0,60}\) ?"  # Ray
+    r"|\[[^\]\n]{0,60}\d\d:\d\d:\d\d[^\]\n]{0,60}\] ?:? ?"  # [2026-01-31 12:00:00,000]
+    r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]{0,10}Z? {0,3}(?:[-|:] )?"
+    r"|\[ {0,6}\d{1,10}\.\d{6}\] ?"  # dmesg
+    r"|(?:\[|- |\| )?(?:ERROR|WARNING|INFO|CRITICAL|FATAL)\]?(?: [-|:]|:)? {1,3}"
+    r"|[│┃║|▌] {0,2})"  # a box that Rich or a notebook draws
+)
+_BOX_END: Final = re.compile(r"\s{0,200}[│┃║]?\s{0,4}$")
+
+
+class LogLine:
+    """One line, or one piece of a long one.
+
+    Attributes:
+        number: as an editor counts, from 1.
+        raw: as it stands in the log.
+        fresh: heads that begin before this column have been seen in the piece before.
+        cut: heads that begin behind this column are left to the next piece; None for the last piece.
+    """
+
+    __slots__ = ("_cleaned", "cut", "fresh", "number", "raw")
+
+    def __init__(self, number: int, raw: str, fresh: int = 0, cut: int | None = None) -> None:
+        self.number = number
+        self.raw = raw
+        self.fresh = fresh
+        self.cut = cut
+        self._cleaned: tuple[str, int | None] | None = None
+
+    @property
+    def text(self) -> str:
+        """The line's own words."""
+        return self._clean()[0]
+
+    @property
+    def rank(self) -> int | None:
+        """The rank that a launcher wrote before it."""
+        return self._clean()[1]
+
+    def _clean(self) -> tuple[str, int | None]:
+        # Only lines near a message are ever cleaned. Pieces keep their columns, which say who reports a message.
+        if self._cleaned is None:
+            whole = not self.fresh and self.cut is None
+            self._cleaned = clean(self.raw) if whole else (self.raw, None)
+        return self._cleaned
+
+
+def lines(log: str | TextIO) -> Iterator[LogLine]:
+    """The lines of `log`. A carriage return ends one too (a progress bar writes over itself), but is not counted."""
+    stream = io.StringIO(log, newline="") if isinstance(log, str) else log
+    number, carried = 1, ""
+    while piece := stream.readline(MAX_LINE):
+        ended = piece.endswith(("\n", "\r"))
+        text = carried + piece.rstrip("\r\n")
+        fresh = max(0, len(carried) - _OVERLAP // 2)
+        if ended or len(piece) < MAX_LINE:
+            yield LogLine(number, text, fresh, None)
+            carried = ""
+        else:
+            yield LogLine(number, text, fresh, len(text) - _OVERLAP // 2)
+            carried = text[-_OVERLAP:]
+        number += piece.endswith("\n")
+
+
+def clean(text: str) -> tuple[str, int | None]:
+    """`text` without colours, and without the prefixes before a line's own words; and the rank that they name."""
+    text = _ESCAPE.sub("", text)
+    rank: int | None = None
+    start = 0
+    for _ in range(6):
+        found = _RANK.match(text, start) or _NO_RANK.match(text, start)
+        if found is None or found.end() == start:
+            break
+        if found.re is _RANK and rank is None:
+            rank = int(next(group for group in found.groups() if group is not None))
+        start = found.end()
+    end = _BOX_END.search(text, max(start, len(text) - 210))
+    return text[start : end.start() if end is not None else len(text)], rank
+
 
 _AHEAD: Final = 12
 """Lines that one message may be wrapped over."""
@@ -51,7 +147,7 @@ _STOP: Final = re.compile(r"Traceback \(most recent call last\)|\bFile \"[^\"\n]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundMessage:
     """One message, however often it is repeated. `line`: where it first stands, from 1; `rank`: who said it, if the
     log tells; `count`: how often it stands in the log; `trace`: what the traceback above it tells."""
 
@@ -76,17 +172,17 @@ def parse_message(text: str) -> OomMessage | None:
     return found.message if found is not None else None
 
 
-def most_telling(found: list[Found]) -> Found | None:
+def most_telling(found: list[FoundMessage]) -> FoundMessage | None:
     """The message that says most about the cause: one with figures before a bare one, an error before a kill."""
     return min(found, key=lambda one: (_weight(one.message), one.line), default=None)
 
 
-def find_messages(log: str | TextIO) -> list[Found]:
+def find_messages(log: str | TextIO) -> list[FoundMessage]:
     """Every message in `log` (a text, or a file opened with `newline=""`), in the order in which they first stand.
 
     Reads in linear time and bounded memory, whatever the log's length.
     """
-    kept: dict[tuple[Any, ...], list[Found]] = {}
+    kept: dict[tuple[Any, ...], list[FoundMessage]] = {}
     for message, line, rank, trace_there in _scan(log):
         same = kept.setdefault(_numbers(message), [])
         # Rank 0's traceback is printed twice by torchrun's children, with its rank and without.
@@ -100,7 +196,7 @@ def find_messages(log: str | TextIO) -> list[Found]:
                 count=one.count + 1,
             )
         elif len(kept) <= _MOST and len(same) < _MOST:
-            same.append(Found(message, line, rank, trace=trace_there()))
+            same.append(FoundMessage(message, line, rank, trace=trace_there()))
         if len(kept) > _MOST and not same:
             del kept[_numbers(message)]
     return sorted((one for same in kept.values() for one in same), key=lambda one: one.line)
@@ -108,7 +204,7 @@ def find_messages(log: str | TextIO) -> list[Found]:
 
 def _scan(log: str | TextIO) -> Iterator[tuple[OomMessage, int, int | None, Callable[[], Traced]]]:
     source = lines(log)
-    ahead: deque[Line] = deque(islice(source, _AHEAD))
+    ahead: deque[LogLine] = deque(islice(source, _AHEAD))
     before: deque[str] = deque(maxlen=_BEFORE)
     done: set[int] = set()  # lines that belong to a message already told
     while ahead:
@@ -123,7 +219,7 @@ def _scan(log: str | TextIO) -> Iterator[tuple[OomMessage, int, int | None, Call
         before.append(line.raw[:_KEPT_OF_A_LINE])
 
 
-def _trace_there(before: deque[str], line: Line) -> Traced:
+def _trace_there(before: deque[str], line: LogLine) -> Traced:
     """What the traceback tells that the rank of `line` wrote before it."""
     kept = [*before, line.raw[:_KEPT_OF_A_LINE]]
     if not any(BEGINS in raw for raw in kept):
@@ -132,7 +228,7 @@ def _trace_there(before: deque[str], line: Line) -> Traced:
     return trace(text for text, rank in cleaned if rank == line.rank)
 
 
-def _in_line(line: Line, ahead: deque[Line], before: deque[str]) -> Iterator[tuple[OomMessage, list[Line]]]:
+def _in_line(line: LogLine, ahead: deque[LogLine], before: deque[str]) -> Iterator[tuple[OomMessage, list[LogLine]]]:
     """The messages that begin in `line`, each with the lines after it that it goes on over."""
     beginning = ahead[0].raw[:120] if ahead else ""  # the first words may be wrapped too
     if not might_be(f"{line.raw} {beginning}"):
@@ -159,13 +255,15 @@ def _in_line(line: Line, ahead: deque[Line], before: deque[str]) -> Iterator[tup
         done = head.start + end
 
 
-def _window(line: Line, following: list[Line], start: int, again: int | None) -> tuple[str, list[tuple[int, Line]]]:
+def _window(
+    line: LogLine, following: list[LogLine], start: int, again: int | None
+) -> tuple[str, list[tuple[int, LogLine]]]:
     """The text from `start` on, over the lines that may continue the message, and where each of them begins in it.
 
     `again`: where the next message begins in `line`, if there is one.
     """
     text = line.text[start : min(start + _REACH, again if again is not None else len(line.text))]
-    owners: list[tuple[int, Line]] = []
+    owners: list[tuple[int, LogLine]] = []
     if again is not None and again < len(line.text):
         return text, owners
     for other in following:

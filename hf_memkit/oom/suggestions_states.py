@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from hf_memkit.oom.change import Change, Proposal
-from hf_memkit.oom.job_view import Job
+from hf_memkit.oom.run_view import RunView
+from hf_memkit.optimizers import OPTIMIZERS, find_optimizer, paged_form
 from hf_memkit.units import GIB
 
 __all__ = [
@@ -17,18 +18,13 @@ __all__ = [
     "fused_optimizer",
     "offload",
     "paged",
-    "paged_form",
     "sharding",
 ]
 
 _ON_THE_CARD: Final = ("load", "data", "forward", "backward", "optimizer")
 
-_ADAMW_32: Final = ("adamw_torch", "adamw_torch_fused", "adamw_anyprecision")
-_FP32_STATES_BYTES: Final = 8
-"""AdamW's two fp32 moments, a parameter."""
-
-_EIGHT_BIT_BYTES: Final = 2 * (1 + 4 / 256)
-"""Two 8-bit moments, and a 4-byte scale for each block of 256 of either (bitsandbytes: optim/optimizer.py)."""
+_FP32_STATES_BYTES: Final = OPTIMIZERS["adamw_torch"].states.bytes_a_parameter
+_EIGHT_BIT_BYTES: Final = OPTIMIZERS["adamw_bnb_8bit"].states.bytes_a_parameter
 
 _OFFLOADED_BYTES: Final = 20
 """What ZeRO-Offload holds in RAM a parameter, at most: fp32 master weight, gradient and two moments, the 16-bit copy
@@ -36,7 +32,7 @@ on its way to the card, and with accumulation 16-bit gradients (deepspeed 0.19.8
 `memkit ds show zero2-offload --model …` has the ledger)."""
 
 
-def allocator(job: Job) -> Iterator[Proposal]:
+def allocator(job: RunView) -> Iterator[Proposal]:
     """Segments that grow, where the matter is pieces."""
     settings = str(job.hardware.get("allocator_settings") or "").lower().replace(" ", "")
     if job.cause != "fragmentation" or not job.on_cuda:
@@ -61,7 +57,7 @@ def allocator(job: Job) -> Iterator[Proposal]:
     yield Proposal(change, weight)
 
 
-def eight_bit(job: Job) -> Iterator[Proposal]:
+def eight_bit(job: RunView) -> Iterator[Proposal]:
     """AdamW with 8-bit states."""
     held = _states(job)
     if held is None or not _plain_adamw(job) or not job.on_cuda:
@@ -80,12 +76,13 @@ def eight_bit(job: Job) -> Iterator[Proposal]:
     )  # fmt: skip
 
 
-def paged(job: Job) -> Iterator[Proposal]:
+def paged(job: RunView) -> Iterator[Proposal]:
     """8-bit states that may leave the card."""
     held = job.gib("optimizer")
     if not held or job.phase not in _ON_THE_CARD or not job.on_cuda or job.deepspeed or job.fsdp:
         return
-    if job.optim not in ("adamw_bnb_8bit", "adamw_8bit"):
+    row = find_optimizer(job.optim)
+    if row.unpaged or (row.algorithm, row.packages, row.bits) != ("AdamW", ("bitsandbytes",), 8):
         return
     yield Proposal(
         Change(
@@ -97,13 +94,7 @@ def paged(job: Job) -> Iterator[Proposal]:
     )  # fmt: skip
 
 
-def paged_form(optim: str) -> str:
-    """transformers' name of the paged optimizer that takes the place of `optim` (training_args.py, OptimizerNames)."""
-    kind = next((kind for kind in ("lion", "ademamix") if kind in optim), "adamw")
-    return f"paged_{kind}_{'32bit' if optim.endswith('32bit') else '8bit'}"
-
-
-def fused_optimizer(job: Job) -> Iterator[Proposal]:
+def fused_optimizer(job: RunView) -> Iterator[Proposal]:
     """One kernel over all parameters, without temporaries of their size."""
     if job.phase != "optimizer" or job.optim != "adamw_torch" or job.deepspeed:
         return
@@ -122,7 +113,7 @@ def fused_optimizer(job: Job) -> Iterator[Proposal]:
     )  # fmt: skip
 
 
-def base_weights(job: Job) -> Iterator[Proposal]:
+def base_weights(job: RunView) -> Iterator[Proposal]:
     """Frozen fp32 weights in 16 bit, where only adapters are trained."""
     held = job.gib("weights")
     if not held or not job.trains_adapters or job.weights_type not in ("float32", "torch.float32"):
@@ -145,7 +136,7 @@ def base_weights(job: Job) -> Iterator[Proposal]:
     )  # fmt: skip
 
 
-def adapters(job: Job) -> Iterator[Proposal]:
+def adapters(job: RunView) -> Iterator[Proposal]:
     """LoRA: gradients and states of a few adapters instead of the whole model's."""
     gradients, states = job.gib("gradients"), job.gib("optimizer")
     if job.phase not in _ON_THE_CARD or job.trains_adapters or not job.trainable:
@@ -165,7 +156,7 @@ def adapters(job: Job) -> Iterator[Proposal]:
     )  # fmt: skip
 
 
-def sharding(job: Job) -> Iterator[Proposal]:
+def sharding(job: RunView) -> Iterator[Proposal]:
     """Gradients and states split over the cards that there are."""
     held = _model_states(job)
     if not held or job.world_size < 2 or job.fsdp or job.phase not in _ON_THE_CARD or job.trains_adapters:
@@ -189,7 +180,7 @@ def sharding(job: Job) -> Iterator[Proposal]:
     )  # fmt: skip
 
 
-def offload(job: Job) -> Iterator[Proposal]:
+def offload(job: RunView) -> Iterator[Proposal]:
     """ZeRO-Offload: gradients and states in RAM, the update on the CPU."""
     held = _model_states(job)
     if not held or job.fsdp or not job.on_cuda or job.phase not in _ON_THE_CARD or job.trains_adapters:
@@ -215,7 +206,7 @@ def offload(job: Job) -> Iterator[Proposal]:
     )  # fmt: skip
 
 
-def _states(job: Job) -> float | None:
+def _states(job: RunView) -> float | None:
     """What the optimizer's states hold, or will hold where the first step is making them."""
     if job.phase not in _ON_THE_CARD:
         return None
@@ -225,15 +216,17 @@ def _states(job: Job) -> float | None:
     return held or None
 
 
-def _model_states(job: Job) -> float | None:
+def _model_states(job: RunView) -> float | None:
     return ((job.gib("gradients") or 0.0) + (job.gib("optimizer") or 0.0)) or None
 
 
-def _plain_adamw(job: Job) -> bool:
-    return job.optim in _ADAMW_32 and not job.deepspeed and not job.fsdp
+def _plain_adamw(job: RunView) -> bool:
+    row = find_optimizer(job.optim)
+    plain = row.algorithm == "AdamW" and row.bits == 32 and not row.unpaged
+    return plain and not job.deepspeed and not job.fsdp
 
 
-def _eight_bit_saving(job: Job, held: float) -> tuple[float | None, str | None]:
+def _eight_bit_saving(job: RunView, held: float) -> tuple[float | None, str | None]:
     """GiB, where the table of modules tells the embeddings, and the states measured are AdamW's fp32 ones."""
     embeddings, trainable = job.embedding_parameters, job.trainable
     measured = job.gib("optimizer")
@@ -249,7 +242,7 @@ def _eight_bit_saving(job: Job, held: float) -> tuple[float | None, str | None]:
     return round(saves, 2), basis
 
 
-def _held_in(job: Job, place: str) -> bool:
+def _held_in(job: RunView, place: str) -> bool:
     held = job.moment.get("held")
     inside = held.get(place) if isinstance(held, dict) else None
     return isinstance(inside, dict) and bool(inside.get("optimizer_gib"))

@@ -11,17 +11,91 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from hf_memkit.oom import without_figures
-from hf_memkit.oom.allocator import Setting, for_fragmentation, for_size
-from hf_memkit.oom.card import OWN_CONTEXT, Card, card_of, other_processes
-from hf_memkit.oom.job_view import Job
-from hf_memkit.oom.message import OomMessage
-from hf_memkit.oom.sizes import show
-from hf_memkit.oom.suggestions_batch import smaller_batch
-from hf_memkit.oom.without_figures import Cause
+from hf_memkit.oom.allocator import for_fragmentation, for_size
+from hf_memkit.oom.change import Remedy
+from hf_memkit.oom.known_messages import ANSWERS, Cause
+from hf_memkit.oom.message import OomMessage, Process, show
+from hf_memkit.oom.run_view import RunView
+from hf_memkit.oom.suggestions import smaller_batch
+from hf_memkit.record_types import RunRecord
 from hf_memkit.units import GIB
 
 __all__ = ["Cause", "Verdict", "for_job", "judge"]
+
+OWN_CONTEXT: Final = 2 * GIB
+"""What a process may hold on a card outside PyTorch's allocator without anything being unusual: the CUDA context and
+its kernels, 0.5 to 2 GiB (stas00/ml-engineering: training/performance). Beyond it somebody else is the likelier."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFigures:
+    """What a device's message tells of the card: bytes, None where they can't be had."""
+
+    requested: int
+    available: int | None
+    cached: int | None
+    own_overhead: int | None
+    others: int | None
+
+    @property
+    def short(self) -> int | None:
+        """What is missing even if all that is cached could be used; negative where that would do."""
+        return None if self.available is None else self.requested - self.available - (self.cached or 0)
+
+    @property
+    def balance(self) -> str:
+        """`"1.00 GiB was asked for; 0.40 GiB free + 0.10 GiB cached is 0.50 GiB short."`"""
+        available = self.available or 0
+        if self.cached is None:
+            return f"{show(self.requested)} was asked for and {show(available)} was free."
+        short = self.requested - available - self.cached
+        sums = f"{show(self.requested)} was asked for; {show(available)} free + {show(self.cached)} cached"
+        return f"{sums} is {show(short)} short." if short > 0 else f"{sums} in pieces."
+
+
+def figures_of(message: OomMessage, requested: int) -> DeviceFigures:
+    """The card of `message`, of which `requested` bytes were asked."""
+    free, reserved = message.free_bytes, message.reserved_bytes
+    available = free
+    if free is not None and message.allowed_bytes is not None and reserved is not None:
+        available = min(free, max(0, message.allowed_bytes - reserved))
+    process, others = _processes(message)
+    overhead = None
+    if process is not None and reserved is not None:
+        overhead = max(0, process - reserved)
+        if message.capacity_bytes is not None and free is not None:
+            # In a container NVML may not list the processes of others; what they hold is missing on the card.
+            others = max(others or 0, message.capacity_bytes - free - process)
+    elif message.capacity_bytes is not None and free is not None and reserved is not None and others is None:
+        # The message lists no process: what is neither free nor PyTorch's is the context, libraries or others.
+        outside = max(0, message.capacity_bytes - free - reserved)
+        overhead, others = min(outside, OWN_CONTEXT), max(0, outside - OWN_CONTEXT)
+    return DeviceFigures(requested, available, message.cached_bytes, overhead, others)
+
+
+def _processes(message: OomMessage) -> tuple[int | None, int | None]:
+    """What this process holds, and what the others hold together; None where the message does not tell."""
+    others = other_processes(message)
+    held = sum(process.size_bytes or 0 for process in others)
+    if message.process_bytes is not None:
+        return message.process_bytes, held
+    own = next((process for process in message.processes if process not in others), None)
+    if own is not None:
+        return own.size_bytes, held
+    return None, held if any(process.size_bytes is not None for process in others) else None
+
+
+def other_processes(message: OomMessage) -> tuple[Process, ...]:
+    """Those of the message that are not this one.
+
+    torch finds itself in NVML's list by its process id. In a container that differs from the host's, and its own
+    entry then reads like another process: it is the one that holds no less than PyTorch reserved.
+    """
+    if message.process_bytes is not None or message.reserved_bytes is None:
+        return message.processes
+    known = [process for process in message.processes if (process.size_bytes or 0) >= message.reserved_bytes]
+    own = min(known, key=lambda process: process.size_bytes or 0, default=None)
+    return tuple(process for process in message.processes if process is not own)
 
 
 _NOTABLE: Final = 0.05
@@ -44,8 +118,8 @@ class Verdict:
 
     cause: Cause
     why: str
-    settings: tuple[Setting, ...] = ()
-    no_help: tuple[Setting, ...] = ()
+    settings: tuple[Remedy, ...] = ()
+    no_help: tuple[Remedy, ...] = ()
     figures: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -79,8 +153,8 @@ def judge(
     if len(others) < len(message.processes):
         mine = next(process.size_bytes for process in message.processes if process.pid == own)
         message = replace(message, processes=others, process_bytes=message.process_bytes or mine)
-    if message.form in without_figures.ANSWERS:
-        cause, why, settings = without_figures.ANSWERS[message.form](message)
+    if message.form in ANSWERS:
+        cause, why, settings = ANSWERS[message.form](message)
         return _made(cause, why, settings, _figures(message))
     if message.device_type == "mps":
         return _mps(message)
@@ -110,7 +184,7 @@ def _no_batch(message: OomMessage, samples: int | None, grows: bool) -> str:
     )
 
 
-def for_job(verdict: Verdict, run: Mapping[str, Any], phase: object = None) -> Verdict:
+def for_job(verdict: Verdict, run: RunRecord, phase: object = None) -> Verdict:
     """The same with its own numbers, and without settings that cannot help this job: fewer of the workers that it does
     not have, less of an offload that it does not do, another evaluation where none ran.
 
@@ -133,7 +207,7 @@ def for_job(verdict: Verdict, run: Mapping[str, Any], phase: object = None) -> V
     if isinstance(batch, int) and batch < 2:
         useless.add("arguments.per_device_train_batch_size")
     values = {}
-    if (change := smaller_batch(Job(run, {}))) is not None:
+    if (change := smaller_batch(RunView(run, {}))) is not None:
         values[change.key] = f"{change.current} → {change.value}"
     if isinstance(workers := arguments.get("dataloader_num_workers"), int) and workers:
         values["arguments.dataloader_num_workers"] = f"{workers} → {workers // 2}"
@@ -151,7 +225,7 @@ def _device(message: OomMessage, allocator_settings: str | None) -> Verdict:
             (),
             _figures(message),
         )
-    card = card_of(message, requested)
+    card = figures_of(message, requested)
     for rule in (_too_large, _cap, _fits, _fragmentation, _others, _overhead):
         verdict = rule(message, card, allocator_settings)
         if verdict is not None:
@@ -159,10 +233,10 @@ def _device(message: OomMessage, allocator_settings: str | None) -> Verdict:
     return _size(message, card)
 
 
-Rule = Callable[[OomMessage, Card, str | None], Verdict | None]
+Rule = Callable[[OomMessage, DeviceFigures, str | None], Verdict | None]
 
 
-def _too_large(message: OomMessage, card: Card, allocator_settings: str | None) -> Verdict | None:
+def _too_large(message: OomMessage, card: DeviceFigures, allocator_settings: str | None) -> Verdict | None:
     limit = message.allowed_bytes or message.capacity_bytes
     if limit is None or card.requested <= limit:
         return None
@@ -171,7 +245,7 @@ def _too_large(message: OomMessage, card: Card, allocator_settings: str | None) 
     return _verdict("size", why, message, card, for_size(message, "the tensor alone is larger"))
 
 
-def _cap(message: OomMessage, card: Card, allocator_settings: str | None) -> Verdict | None:
+def _cap(message: OomMessage, card: DeviceFigures, allocator_settings: str | None) -> Verdict | None:
     allowed, free, reserved = message.allowed_bytes, message.free_bytes, message.reserved_bytes
     if allowed is None or free is None or reserved is None or reserved + card.requested <= allowed:
         return None
@@ -181,11 +255,11 @@ def _cap(message: OomMessage, card: Card, allocator_settings: str | None) -> Ver
         f"The card has {show(free)} free, but this process may use {show(allowed)}: {show(reserved)} reserved + "
         f"{show(card.requested)} asked for is more."
     )
-    lift = Setting("torch.cuda.set_per_process_memory_fraction", "a larger fraction", True, "it is what set the limit")
+    lift = Remedy("torch.cuda.set_per_process_memory_fraction", "a larger fraction", True, "it is what set the limit")
     return _verdict("cap", why, message, card, (lift, *for_size(message, "the limit is not the card's")))
 
 
-def _fits(message: OomMessage, card: Card, allocator_settings: str | None) -> Verdict | None:
+def _fits(message: OomMessage, card: DeviceFigures, allocator_settings: str | None) -> Verdict | None:
     if card.available is None or card.available < card.requested:
         return None
     why = (
@@ -197,7 +271,7 @@ def _fits(message: OomMessage, card: Card, allocator_settings: str | None) -> Ve
     return _verdict("unknown", why, message, card, ())
 
 
-def _fragmentation(message: OomMessage, card: Card, allocator_settings: str | None) -> Verdict | None:
+def _fragmentation(message: OomMessage, card: DeviceFigures, allocator_settings: str | None) -> Verdict | None:
     cached, available = card.cached, card.available
     if cached is None or available is None or cached + available < card.requested:
         return None
@@ -218,7 +292,7 @@ def _fragmentation(message: OomMessage, card: Card, allocator_settings: str | No
     return _verdict("fragmentation", why, message, card, for_fragmentation(message, allocator_settings))
 
 
-def _others(message: OomMessage, card: Card, allocator_settings: str | None) -> Verdict | None:
+def _others(message: OomMessage, card: DeviceFigures, allocator_settings: str | None) -> Verdict | None:
     short = card.short
     if card.others is None or short is None or card.others < max(short, _NOTABLE * (message.capacity_bytes or 0)):
         return None
@@ -228,7 +302,7 @@ def _others(message: OomMessage, card: Card, allocator_settings: str | None) -> 
     return _verdict("another process", why, message, card, _free_the_card(message))
 
 
-def _overhead(message: OomMessage, card: Card, allocator_settings: str | None) -> Verdict | None:
+def _overhead(message: OomMessage, card: DeviceFigures, allocator_settings: str | None) -> Verdict | None:
     short = card.short
     if card.own_overhead is None or short is None or card.own_overhead <= OWN_CONTEXT:
         return None
@@ -239,7 +313,7 @@ def _overhead(message: OomMessage, card: Card, allocator_settings: str | None) -
         "(0.5 to 2 GiB) and libraries that allocate by themselves, such as NCCL, bitsandbytes' paged states, vLLM or "
         "another framework."
     )
-    helps = Setting(
+    helps = Remedy(
         "environment.NCCL_BUFFSIZE", "1048576", True, "smaller buffers for each of NCCL's channels (4 MiB by default)"
     )
     return _verdict(
@@ -247,7 +321,7 @@ def _overhead(message: OomMessage, card: Card, allocator_settings: str | None) -
     )
 
 
-def _size(message: OomMessage, card: Card) -> Verdict:
+def _size(message: OomMessage, card: DeviceFigures) -> Verdict:
     short = card.short
     if short is None or short > 0:
         return _verdict("size", card.balance, message, card, for_size(message, "pieces are not what is missing"))
@@ -271,23 +345,23 @@ def _mps(message: OomMessage) -> Verdict:
         f"{show(requested)} asked for is more than the {show(allowed)} that PyTorch allows itself: 1.7 times what "
         "Metal recommends for this Mac."
     )
-    lift = Setting(
+    lift = Remedy(
         "environment.PYTORCH_MPS_HIGH_WATERMARK_RATIO", "0.0", True,
         "no limit any more; macOS then swaps, and may stop answering: a smaller batch is better",
     )  # fmt: skip
     return _made("cap", why, (lift,), _figures(message))
 
 
-def _free_the_card(message: OomMessage) -> tuple[Setting, ...]:
+def _free_the_card(message: OomMessage) -> tuple[Remedy, ...]:
     who = ", ".join(str(process.pid) for process in other_processes(message)[:5])
     ids = f" (process {who})" if who else ""
     return (
-        Setting(
+        Remedy(
             "command", "nvidia-smi", True,
             f"shows who is on the GPU{ids}. First make sure that it is no part of this job: another rank or worker, "
             "or this very process, which in a container has another number. Then wait for it, or take another GPU",
         ),
-        Setting(
+        Remedy(
             "environment.CUDA_VISIBLE_DEVICES", "an empty card", True,
             "also where several ranks of this job sit on one card: each must set its device before it loads a model",
         ),
@@ -295,7 +369,9 @@ def _free_the_card(message: OomMessage) -> tuple[Setting, ...]:
     )  # fmt: skip
 
 
-def _verdict(cause: Cause, why: str, message: OomMessage, card: Card, settings: tuple[Setting, ...]) -> Verdict:
+def _verdict(
+    cause: Cause, why: str, message: OomMessage, card: DeviceFigures, settings: tuple[Remedy, ...]
+) -> Verdict:
     figures = _figures(message)
     extra = {"short_gib": card.short, "outside_allocator_gib": card.own_overhead, "other_processes_gib": card.others}
     figures |= {
@@ -304,7 +380,7 @@ def _verdict(cause: Cause, why: str, message: OomMessage, card: Card, settings: 
     return _made(cause, why, settings, figures)
 
 
-def _made(cause: Cause, why: str, settings: tuple[Setting, ...], figures: dict[str, float]) -> Verdict:
+def _made(cause: Cause, why: str, settings: tuple[Remedy, ...], figures: dict[str, float]) -> Verdict:
     helping = tuple(setting for setting in settings if setting.helps)
     return Verdict(cause, why, helping, tuple(setting for setting in settings if not setting.helps), figures)
 

@@ -5,7 +5,7 @@ from hf_memkit import preset
 from hf_memkit.predict import predict
 
 setup = preset("resident", model="gpt2-xl", gpu_memory="16GB", sequence_length=1024)
-found = predict(setup, model=setup.asked.model, machine=setup.asked.machine, micro_batch_size=8, sequence_length=1024)
+found = predict(setup)
 print(found.verdict, found.peak_allocated_bytes, found.peak_module)
 ```
 
@@ -14,7 +14,7 @@ A real Trainer takes two optimizer steps on fake tensors in a child process (`ch
 """
 
 from hf_memkit.predict.confidence import Confidence
-from hf_memkit.predict.predict_trainer import predict_trainer
+from hf_memkit.predict.from_trainer import predict_trainer
 from hf_memkit.predict.predicting import predict
 from hf_memkit.predict.prediction import Prediction
 

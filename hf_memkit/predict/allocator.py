@@ -10,10 +10,8 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from hf_memkit.compat import FreeOrder
-from hf_memkit.predict.allocator_blocks import Block, Device, DeviceMemory, Pool
-from hf_memkit.predict.allocator_pages import expand, unmap_pages
-from hf_memkit.predict.allocator_reclaim import collect, release_available
-from hf_memkit.predict.allocator_settings import LARGEST_SMALL, LEAST_BLOCK, AllocatorSettings
+from hf_memkit.predict.allocator_blocks import Block, Device, DeviceMemory, ExpandableSegment, Pool
+from hf_memkit.predict.allocator_settings import LARGEST_SMALL, LEAST_BLOCK, SMALL_SEGMENT, AllocatorSettings
 
 __all__ = ["CachingAllocator", "OutOfDeviceMemory"]
 
@@ -80,7 +78,7 @@ class CachingAllocator:
             remaining = Block(pool, stream, block.address + size, rest, block.rank, block.expandable)
             remaining.put_between(block, block.next)
             block.size = size
-            block.rank = self.part_of(block)  # torch makes a new block of the part that it hands out
+            block.rank = self._part_of(block)  # torch makes a new block of the part that it hands out
             pool.add(remaining)
         block.allocated = True
         block.requested = size_bytes
@@ -97,7 +95,7 @@ class CachingAllocator:
         block.allocated = False
         self.allocated -= block.size
         self.requested -= block.requested
-        self.merge(block)
+        self._merge(block)
         block.pool.add(block)
 
     def has_free(self, size_bytes: int, stream: int = 0) -> bool:
@@ -122,12 +120,12 @@ class CachingAllocator:
                     self.release_block(block)
             for block in free:
                 if block.expandable is not None:
-                    unmap_pages(self, block)
+                    self.unmap_pages(block)
 
     def release_block(self, block: Block) -> None:
         """Gives back a free block that is a whole segment."""
         block.pool.remove(block)
-        self.given_back(block.size)
+        self._given_back(block.size)
 
     def _free_block(self, pool: Pool, size: int, stream: int) -> Block | None:
         """The smallest free block that serves (`get_free_block`)."""
@@ -157,9 +155,9 @@ class CachingAllocator:
     def _new_block(self, pool: Pool, size: int, stream: int) -> Block:
         """A block of new memory, given back first what has to be (`malloc` after `get_free_block` failed)."""
         if self._collects:
-            collect(self)
+            self._collect()
         block = self._grow(pool, size, stream)
-        if block is None and release_available(self, pool, size, stream):
+        if block is None and self._release_available(pool, size, stream):
             block = self._grow(pool, size, stream)
         if block is None:
             self.release_cached()
@@ -175,12 +173,146 @@ class CachingAllocator:
         if self.allowed_bytes is not None and self.reserved + asked > self.allowed_bytes:
             return None
         if self.settings.expandable_segments:
-            return expand(self, pool, size, stream)
+            return self._expand(pool, size, stream)
         address = self.device.segment(asked)
         if address is None:
             return None
-        self.given(asked)
-        return Block(pool, stream, address, asked, self.next_rank())
+        self._given(asked)
+        return Block(pool, stream, address, asked, self._next_rank())
+
+    def _collect(self) -> None:
+        """Above the threshold: gives back whole free segments of the large pool, those longest unused first, until the
+        process is below it (`garbage_collect_cached_blocks`).
+
+        A block's age is the number of searches in its pool since it became free. All blocks of at least the average
+        age go at once, then again of those left.
+        """
+        if self.allowed_bytes is None:
+            return
+        threshold = int(self.settings.garbage_collection_threshold * self.allowed_bytes)
+        target = self.reserved - threshold
+        pool = self.large
+        whole = [
+            (pool.searches - block.born, block)
+            for *_, block in pool.free
+            if not block.is_split and block.expandable is None
+        ]
+        released = 0
+        while whole and released < target:
+            average = sum(age for age, _ in whole) / len(whole)
+            for age, block in whole:
+                if age >= average:
+                    released += block.size
+                    self.release_block(block)
+            whole = [(age, block) for age, block in whole if age < average]
+
+    def _release_available(self, pool: Pool, size: int, stream: int) -> bool:
+        """Gives back one large free block that is enough for `size`, or several, largest first; False: they are not
+        enough. Only with `max_split_size_mb` (`release_available_cached_blocks`)."""
+        limit = self.settings.max_split_bytes
+        if limit is None:
+            return False
+        wanted = max(size, limit)
+        index = bisect_left(pool.free, (stream, wanted))
+        if index < len(pool.free) and pool.free[index][0] == stream and pool.free[index][-1].expandable is None:
+            self.release_block(pool.free[index][-1])
+            return True
+        released = 0
+        for owner, block_size, _, _, block in reversed(pool.free[:index]):
+            if released >= wanted or block_size < limit or owner != stream:
+                break
+            if block.expandable is None:
+                released += block_size
+                self.release_block(block)
+        return released >= wanted
+
+    # Expandable segments: ranges of addresses of which single pages get memory, and give it back.
+
+    def _expand(self, pool: Pool, size: int, stream: int) -> Block | None:
+        """A block at the lowest address where free and unmapped blocks in a row are enough, with memory put behind
+        the unmapped ones (`try_allocate_expandable_block`)."""
+        block = self._room(pool, size, stream)
+        if not block.mapped and not self.map_pages(block, min(block.size, size)):
+            return None
+        while block.size < size:
+            following = block.next
+            assert following is not None
+            if not self.map_pages(following, min(size - block.size, following.size)):
+                return None
+            block = following  # it has taken the blocks before it
+        pool.remove(block)
+        return block
+
+    def _room(self, pool: Pool, size: int, stream: int) -> Block:
+        """Where such a row begins; a new segment where there is none (`find_expandable_block`)."""
+        for place in range(bisect_left(pool.unmapped, (stream,)), len(pool.unmapped)):
+            owner, _, block = pool.unmapped[place]
+            if owner != stream:
+                break
+            if block.previous is not None and not block.previous.allocated:
+                block = block.previous
+            here: Block | None = block
+            room = 0
+            while room < size and here is not None and not here.allocated:
+                room += here.size
+                here = here.next
+            if room >= size:
+                return block
+        page = SMALL_SEGMENT if pool.is_small else self.settings.large_segment_bytes
+        address, room = self.device.reserve_addresses()
+        segment = ExpandableSegment(address, -(-room // page) * page, page)
+        block = Block(pool, stream, address, segment.size_bytes, self._next_rank(), segment)
+        block.mapped = False
+        pool.add_unmapped(block)
+        return block
+
+    def map_pages(self, block: Block, size: int) -> bool:
+        """Puts memory behind the first pages of an unmapped block, enough for `size`; False: the device has not."""
+        segment, pool = block.expandable, block.pool
+        assert segment is not None
+        mapped = -(-size // segment.page_bytes) * segment.page_bytes
+        if not self.device.map_pages(block.address, mapped):
+            return False
+        pool.remove_unmapped(block)
+        block.mapped = True
+        if mapped < block.size:
+            rest = Block(
+                pool, block.stream, block.address + mapped, block.size - mapped, self._part_of(block), segment
+            )
+            rest.mapped = False
+            rest.put_between(block, block.next)
+            pool.add_unmapped(rest)
+            block.size = mapped
+        self._merge(block)
+        pool.add(block)
+        self._given(mapped)
+        return True
+
+    def unmap_pages(self, block: Block) -> tuple[int, int]:
+        """Gives back the whole pages in a free block of an expandable segment: their first address and size."""
+        segment, pool = block.expandable, block.pool
+        assert segment is not None
+        page = segment.page_bytes
+        start = block.address + -(block.address - segment.address) % page
+        end = block.address + block.size - (block.address + block.size - segment.address) % page
+        if start >= end:
+            return block.address, 0
+        pool.remove(block)
+        before, after = start - block.address, block.address + block.size - end
+        if before:
+            left = Block(pool, block.stream, block.address, before, self._part_of(block), segment)
+            left.put_between(block.previous, block)
+            pool.add(left)
+        if after:
+            right = Block(pool, block.stream, end, after, self._part_of(block), segment)
+            right.put_between(block, block.next)
+            pool.add(right)
+        block.address, block.size, block.mapped = start, end - start, False
+        self._merge(block)
+        if block.is_split:
+            pool.add_unmapped(block)  # else the segment is gone, and its addresses with it
+        self._given_back(end - start)
+        return start, end - start
 
     def _splits(self, pool: Pool, size: int, rest: int) -> bool:
         """Whether what is left of a block becomes a block of its own (`should_split`)."""
@@ -189,7 +321,7 @@ class CachingAllocator:
         limit = self.settings.max_split_bytes
         return (limit is None or size < limit) and rest > LARGEST_SMALL
 
-    def merge(self, block: Block) -> None:
+    def _merge(self, block: Block) -> None:
         """Takes in the neighbours that are free and mapped as it is (`try_merge_blocks`)."""
         before = block.previous
         if before is not None and not before.allocated and before.mapped == block.mapped:
@@ -203,22 +335,22 @@ class CachingAllocator:
             block.size += after.size
             block.put_between(block.previous, after.next)
 
-    def next_rank(self) -> int:
+    def _next_rank(self) -> int:
         """The rank of a block that is a new segment."""
         self._ranks += 1
         return 0 if self._order == "address" else self._ranks
 
-    def part_of(self, block: Block) -> int:
+    def _part_of(self, block: Block) -> int:
         """The rank of a new block that is cut from this one."""
-        return self.next_rank() if self._order == "block" else block.rank
+        return self._next_rank() if self._order == "block" else block.rank
 
-    def given(self, size: int) -> None:
+    def _given(self, size: int) -> None:
         self.device_allocations += 1
         self.reserved += size
         if self.reserved > self.peak_reserved:
             self.peak_reserved = self.reserved
 
-    def given_back(self, size: int) -> None:
+    def _given_back(self, size: int) -> None:
         self.reserved -= size
         self.device.give_back(size)
 

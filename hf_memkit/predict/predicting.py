@@ -9,28 +9,29 @@ trace on a fake card ── fails ──> trace on fake CPU tensors ── fails
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Final
 
 from hf_memkit.adapter_layers import adapter_tensors
 from hf_memkit.compat import free_order
-from hf_memkit.errors import InputError
-from hf_memkit.hardware import Machine
-from hf_memkit.job import Job, process_row
+from hf_memkit.errors import InputError, TraceFailed
+from hf_memkit.job import DEFAULT_NVME, Job, process_row
 from hf_memkit.ledger import Ledger
-from hf_memkit.models import ModelFacts, without_collections
+from hf_memkit.models import without_collections
 from hf_memkit.predict.allocator_settings import AllocatorSettings, parse_settings
 from hf_memkit.predict.capacity import reserved_interval, smallest_cap
 from hf_memkit.predict.confidence import Confidence, Level
 from hf_memkit.predict.defaults import refuse_precision
-from hf_memkit.predict.edit import Added, edited
-from hf_memkit.predict.own_training import OwnTraining
 from hf_memkit.predict.prediction import Prediction, with_rest
 from hf_memkit.predict.replay import replay
 from hf_memkit.predict.request import Device, Request
 from hf_memkit.predict.split_states import is_split, one_rank, split_notes, without_engine
 from hf_memkit.predict.trace import Trace
-from hf_memkit.predict.worker import TraceFailed, shared_worker
+from hf_memkit.predict.trace_edit import ExtraAllocation, edited
+from hf_memkit.predict.user_training import OwnTraining
+from hf_memkit.predict.worker import shared_worker
+from hf_memkit.request import refuse_below_one
 from hf_memkit.techniques import ledger as formulas
 from hf_memkit.techniques.allocator import VARIABLE
 from hf_memkit.terms import CATEGORIES, Phase
@@ -40,45 +41,36 @@ from hf_memkit.zero.ledger import zero_ledger
 
 __all__ = ["predict"]
 
-_NVME: Final = "memkit-nvme"
-
 
 def predict(
-    setup: TrainingSetup,
-    *,
-    model: ModelFacts | None,
-    machine: Machine,
-    micro_batch_size: int,
-    sequence_length: int,
-    accumulation: int = 1,
-    gpus: int = 1,
-    nodes: int = 1,
-    trace: bool = True,
-    trust_remote_code: bool = False,
-    own: OwnTraining | None = None,
+    setup: TrainingSetup, *, trace: bool = True, trust_remote_code: bool = False, own: OwnTraining | None = None
 ) -> Prediction:
     """Bytes that a training needs, by phase and category, and whether the machine has them.
 
     Args:
-        setup: what is trained: `model.architecture`, `arguments.*` and whatever its techniques put there.
-        model: the model's shapes, for the formulas; None where only a trace can tell.
-        machine: card (None: no verdict), RAM and disk.
-        micro_batch_size: sequences of one card in one forward pass.
-        sequence_length: tokens of a sequence.
-        accumulation: micro-batches in an optimizer step of one card.
-        gpus, nodes: cards on each machine, and machines.
+        setup: what is trained: `model.architecture`, `arguments.*` and whatever its techniques put there. Of its job
+            come the model's shapes (None: only a trace can tell) and the machine (without a card: no verdict).
         trace: whether a real Trainer is traced; False: formulas only, at once.
         trust_remote_code: whether code that comes with the model may be run, in the child process.
         own: what the user's own script brings beside the setup (`predict_trainer`).
 
     Raises:
         InputError: nothing can be said of this job, with the reason.
+        ValueError: the setup has no job.
     """
-    _refuse_impossible(setup, micro_batch_size, sequence_length, gpus, nodes)
-    refuse_precision({"bf16": bool(setup.get("arguments.bf16"))}, machine.gpu)
-    job = Job(model, machine, micro_batch_size, sequence_length, _NVME, {}, gpus, nodes, accumulation)
-    setup = setup.put("arguments.per_device_train_batch_size", micro_batch_size, "asked for")
-    setup = setup.put("arguments.gradient_accumulation_steps", accumulation, "asked for")
+    job = replace(
+        setup.resolved_for,
+        micro_batch_size=setup.micro_batch_size,
+        sequence_length=setup.sequence_length,
+        accumulation=setup.accumulation,
+        nvme_path=DEFAULT_NVME,
+        values={},
+    )
+    model = job.model
+    _refuse_impossible(setup, job)
+    refuse_precision({"bf16": bool(setup.get("arguments.bf16"))}, job.machine.gpu)
+    setup = setup.put("arguments.per_device_train_batch_size", job.micro_batch_size, "asked for")
+    setup = setup.put("arguments.gradient_accumulation_steps", job.accumulation, "asked for")
     ledger = _ledger(setup, job)
     notes: list[str] = []
     failures: list[TraceFailed] = []
@@ -132,25 +124,19 @@ def _is_the_users(failure: TraceFailed) -> bool:
     return failure.kind.isidentifier() and not failure.kind.startswith("SIG") and failure.kind not in _NOT_THE_USERS
 
 
-def _refuse_impossible(
-    setup: TrainingSetup, micro_batch_size: int, sequence_length: int, gpus: int, nodes: int
-) -> None:
+def _refuse_impossible(setup: TrainingSetup, job: Job) -> None:
     """
     Raises:
         InputError: numbers that no training has, or an engine that is not modelled.
     """
-    given = {
-        "micro_batch_size": micro_batch_size, "sequence_length": sequence_length, "gpus": gpus, "nodes": nodes,
-    }  # fmt: skip
-    for name, number in given.items():
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise InputError(f"{name}={number!r}: must be a whole number above 0")
-    if micro_batch_size * sequence_length > _MOST_TOKENS:
+    micro_batch_size, sequence_length, gpus, nodes = job.micro_batch_size, job.sequence_length, job.gpus, job.nodes
+    refuse_below_one(micro_batch_size=micro_batch_size, sequence_length=sequence_length, gpus=gpus, nodes=nodes)
+    if job.tokens > _MOST_TOKENS:
         raise InputError(
             f"a batch of {micro_batch_size} × {sequence_length} tokens: at most {_MOST_TOKENS} tokens in one forward "
             f"pass of a card can be predicted; give a smaller batch or length"
         )
-    if gpus * nodes > _MOST_PROCESSES:
+    if job.processes > _MOST_PROCESSES:
         raise InputError(f"{gpus} × {nodes} cards: at most {_MOST_PROCESSES} can be predicted; give fewer")
     if setup.get("arguments.fsdp"):
         raise InputError(
@@ -231,7 +217,7 @@ def _from_trace(
         # Two steps and up to two micro-batches were traced; each parameter has one gradient at a time.
         steps = max(1, _times_made(trace))
         term = "gradient buckets of DistributedDataParallel"
-        trace = edited(trace, [Added(gradients // steps, "buffers", term)])
+        trace = edited(trace, [ExtraAllocation(gradients // steps, "buffers", term)])
     if job.processes > 1:
         notes.append("the buffers of the communication library (NCCL) lie outside the allocator and are not in this")
     settings = AllocatorSettings()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from hf_memkit.predict.own_training import OwnTraining
+from hf_memkit.predict.user_training import OwnTraining
 from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["Device", "Request"]

@@ -15,24 +15,22 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from hf_memkit.ledger import Ledger, Row
-from hf_memkit.predict.edit import Added, edited
 from hf_memkit.predict.trace import Trace
+from hf_memkit.predict.trace_edit import ExtraAllocation, edited
 from hf_memkit.terms import CATEGORIES, Category, Phase
 from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.zero.terms import Term
 
 __all__ = ["is_split", "one_rank", "split_notes", "without_engine"]
 
 _TRACED: Final[frozenset[Category]] = frozenset({"activations", "loss", "other"})
 """What is taken from the trace; the ledger has the rest."""
 
-_WHOLE: Final = "gradients"
-_SHARE: Final = "gradient partition"
-_ONE: Final = "largest gradient"
-_TRACED_TERMS: Final = (_WHOLE, _SHARE, _ONE)
+_TRACED_TERMS: Final = (Term.GRADIENTS, Term.GRADIENT_PARTITION, Term.LARGEST_GRADIENT)
 """Rows of gradients that come and go with the backward pass, which the trace knows gradient by gradient."""
 
 _COMPUTING: Final[tuple[Phase, ...]] = ("forward", "backward", "evaluate")
-_GATHERED: Final = ("live parameters", "all-gather buffer")
+_GATHERED: Final = (Term.LIVE_PARAMETERS, Term.ALL_GATHER_BUFFER)
 """Rows of stage 3 that are there only while modules compute: all parameters are split again before the step (deepspeed
 0.19.8: runtime/zero/stage3.py 2878)."""
 
@@ -62,15 +60,17 @@ def one_rank(trace: Trace, ledger: Ledger) -> Trace:
     rows = [row for row in ledger.rows if row.place == "device" and row.category not in _TRACED]
     terms = {row.term: row for row in rows if row.term in _TRACED_TERMS}
     added = [
-        Added(row.size_bytes, row.category, row.term, _phases(row)) for row in rows if row.term not in _TRACED_TERMS
+        ExtraAllocation(row.size_bytes, row.category, row.term, _phases(row))
+        for row in rows
+        if row.term not in _TRACED_TERMS
     ]
     workspaces = [
-        Added(size, "buffers", trace.operations[operation])
+        ExtraAllocation(size, "buffers", trace.operations[operation])
         for size, category, operation in zip(trace.sizes_bytes, trace.category_of, trace.operation_of, strict=True)
         if trace.operations[operation] == "cuBLAS workspace" and category >= 0
     ]
-    if _WHOLE not in terms:
-        share = terms[_SHARE].size_bytes if _SHARE in terms else 0
+    if Term.GRADIENTS not in terms:
+        share = terms[Term.GRADIENT_PARTITION].size_bytes if Term.GRADIENT_PARTITION in terms else 0
         trace = _reduced(trace, share)
     return edited(trace, [*added, *workspaces], keep=(_TRACED | {"gradients"}).__contains__)
 

@@ -19,30 +19,16 @@ from pathlib import Path
 from threading import RLock
 from typing import IO, Any, Final
 
-from hf_memkit.errors import RunError
+from hf_memkit.errors import TraceFailed
 from hf_memkit.predict.request import Request
 from hf_memkit.predict.trace import Trace
 
-__all__ = ["LIMIT_S", "TraceFailed", "Worker", "shared_worker"]
+__all__ = ["LIMIT_S", "Worker", "shared_worker"]
 
 LIMIT_S: Final = 300.0
 """After how many seconds a case is stopped."""
 
 _START: Final = ("-m", "hf_memkit.predict.child.serve")
-
-
-class TraceFailed(RunError):
-    """A training that could not be traced.
-
-    Attributes:
-        kind: the name of the exception in the child, or how its process ended (`"SIGABRT"`).
-        refused: whether memkit itself refused it, with a message for the user.
-        details: the end of the child's traceback.
-    """
-
-    def __init__(self, message: str, *, kind: str, refused: bool = False, details: str = "") -> None:
-        self.kind, self.refused, self.details = kind, refused, details
-        super().__init__(message)
 
 
 class Worker:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
+from hf_memkit.check import RULES, Subject, check
 from hf_memkit.errors import InputError, SettingError, did_you_mean
 from hf_memkit.job import Job, shortages
 from hf_memkit.presets.named import PRESETS
@@ -12,7 +14,9 @@ from hf_memkit.technique import TECHNIQUES, Family, Technique, find_technique, i
 from hf_memkit.techniques import ledger
 from hf_memkit.training_setup import TrainingSetup
 
-__all__ = ["apply_preset", "compose", "left_out_where_impossible", "with_techniques"]
+__all__ = ["apply_preset", "compose", "leave_out_impossible", "with_techniques"]
+
+S = TypeVar("S", bound=TrainingSetup)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +58,29 @@ def compose(name: str, extra: Iterable[str] = ()) -> list[Technique]:
     return with_techniques([each.technique for each in found], extra)
 
 
-def left_out_where_impossible(name: str, extra: Iterable[str] = ()) -> set[str]:
-    """Techniques that a preset of `name` has only where they apply; none that was named itself."""
+def leave_out_impossible(name: str, extra: Iterable[str], build: Callable[[Mapping[str, str]], S]) -> S:
+    """What `build` makes, without what a preset of `name` has only where it applies and a rule says that it does not.
+
+    Args:
+        name: presets and techniques joined by `+`; what is named itself stays.
+        extra: techniques that were named beside it, and stay too.
+        build: from techniques to leave out, each with why, to the whole setup, which notes them.
+    """
     words = [word.strip() for word in name.split("+")]
     optional = {each for word in words if word in PRESETS for each in PRESETS[word].where_possible}
-    return optional - set(words) - set(extra)
+    optional -= {*words, *extra}
+    left_out: dict[str, str] = {}
+    while True:
+        setup = build(left_out)
+        impossible = {
+            each: problem.why
+            for problem in check(Subject.of_setup(setup))
+            for each in RULES[problem.rule].techniques
+            if each in optional and each in setup.techniques and each not in left_out
+        }
+        if not impossible:
+            return setup
+        left_out.update(impossible)
 
 
 def with_techniques(techniques: list[Technique], extra: Iterable[str]) -> list[Technique]:
@@ -130,7 +152,7 @@ def apply_preset(
         InputError: an unknown name.
         SettingError: two techniques decide the same thing; names both.
     """
-    setup = TrainingSetup(preset=name) if empty is None else empty
+    setup = replace(TrainingSetup(preset=name) if empty is None else empty, job=job)
     left_out = left_out or {}
     techniques = [one for one in compose(name, extra) if one.name not in left_out and one.family not in without]
     owner: dict[str, Technique] = {}

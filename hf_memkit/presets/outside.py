@@ -12,11 +12,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from hf_memkit.own_arguments import LENGTH_NAMES
 from hf_memkit.train.model import LOADING_ONLY, model_options
 from hf_memkit.train.optimizer import optimizer_options
 from hf_memkit.training_setup import Setting, TrainingSetup
 
-__all__ = ["LENGTH_NAMES", "SCRIPTS", "Outside", "outside_lines", "script_arguments"]
+__all__ = ["SCRIPTS", "Outside", "outside_lines", "script_arguments"]
 
 SCRIPTS: Final[dict[str, str]] = {
     "trainer": "any script that reads TrainingArguments with HfArgumentParser",
@@ -54,7 +55,6 @@ _LOADING: Final = (
     *(f"model.{name}" for name in LOADING_ONLY),
 )
 _LENGTH_NAMES: Final = {"run_clm": "block_size", "trl": "max_length"}
-LENGTH_NAMES: Final = ("block_size", "max_length", "max_seq_length")
 """Names that scripts use for the tokens of a sequence: run_clm.py, TRL, run_mlm.py and run_glue.py."""
 
 _LENGTH: Final = "data.sequence_length"

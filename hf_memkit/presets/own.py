@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from hf_memkit.errors import SettingError
+from hf_memkit.on_cpu import PAGE_LOCKED, unpin_optimizer, without_gpu
 from hf_memkit.training_setup import Setting, TrainingSetup
 
 __all__ = ["Replaced", "settle", "without_replaced"]
@@ -29,14 +30,6 @@ _CHECKS: Final = {"activation_checkpointing": ("trainer_parts.verify_checkpointi
 
 _EXCLUDES: Final = {"bf16": ("arguments.fp16",), "fp16": ("arguments.bf16",)}
 """What cannot be true together with a field that is true (transformers 5.23.0: "At most one of fp16 and bf16")."""
-
-_NOT_ON_A_CPU: Final = {
-    "arguments.tf32": "TensorFloat-32 belongs to tensor cores; TrainingArguments raises on a CPU",
-    "environment.PYTORCH_ALLOC_CONF": "a setting of the CUDA allocator",
-}
-"""What goes where the user says `use_cpu`, and why."""
-
-_OFFLOAD: Final = "arguments.activation_checkpointing_kwargs"
 
 S = TypeVar("S", bound=TrainingSetup)
 
@@ -122,30 +115,17 @@ def _same(setup: TrainingSetup, key: str, value: Any) -> bool:
 
 
 def _for_a_cpu(setup: S, own: Mapping[str, Any], replaced: list[Replaced]) -> S:
-    for key, why in _NOT_ON_A_CPU.items():
-        setup = _drop(setup, key, "use_cpu", True, why, own, replaced)
-    config = setup.get("deepspeed.config")
-    offload = (config or {}).get("zero_optimization", {}).get("offload_optimizer", {})
-    if offload.get("device") == "cpu" and offload.get("pin_memory"):
+    after, left_out = without_gpu(setup, keep=own)
+    for each in left_out:
+        was = next(s for s in setup.settings if each.key in (s.key, f"{s.key}.offload"))
+        replaced.append(Replaced(Setting(each.key, each.value, was.reason), "use_cpu", True, each.reason))
+    config = after.get("deepspeed.config")
+    if config is not None and unpin_optimizer(config):
         was = next(s for s in setup.settings if s.key == "deepspeed.config")
-        offload["pin_memory"] = False
-        why = "page-locked memory needs an accelerator"
         key = "deepspeed.config.zero_optimization.offload_optimizer.pin_memory"
-        replaced.append(Replaced(Setting(key, True, was.reason), "use_cpu", True, why))
-        setup = setup.put("deepspeed.config", config, was.reason)
-    paged = setup.get("arguments.optim")
-    if isinstance(paged, str) and paged.startswith("paged_") and "optim" not in own:
-        was = next(s for s in setup.settings if s.key == "arguments.optim")
-        why = f"paging is CUDA's managed memory; {paged.removeprefix('paged_')} is the same without it"
-        replaced.append(Replaced(was, "use_cpu", True, why))
-        setup = setup.put("arguments.optim", paged.removeprefix("paged_"), why)
-    options = setup.get(_OFFLOAD)
-    if isinstance(options, dict) and options.get("offload") and _OFFLOAD.partition(".")[2] not in own:
-        was = next(s for s in setup.settings if s.key == _OFFLOAD)
-        why = "page-locked memory needs an accelerator"
-        replaced.append(Replaced(Setting(f"{_OFFLOAD}.offload", True, was.reason), "use_cpu", True, why))
-        setup = setup.put(_OFFLOAD, {k: v for k, v in options.items() if k != "offload"}, was.reason)
-    return setup
+        replaced.append(Replaced(Setting(key, True, was.reason), "use_cpu", True, PAGE_LOCKED))
+        after = after.put("deepspeed.config", config, was.reason)
+    return after
 
 
 def _drop(

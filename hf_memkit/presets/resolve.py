@@ -6,23 +6,22 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hf_memkit import compat
-from hf_memkit.argument_values import checked
-from hf_memkit.check import RULES
-from hf_memkit.described import described_machine
 from hf_memkit.errors import InputError, SettingError, did_you_mean
-from hf_memkit.job import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH, Job
+from hf_memkit.hardware import described_machine
+from hf_memkit.job import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH, DEFAULT_NVME, Job
 from hf_memkit.models import describe, hub_reachable, refuse_absent
-from hf_memkit.presets.compose import apply_preset, compose, left_out_where_impossible
+from hf_memkit.own_arguments import below_one, is_field, of_mapping
+from hf_memkit.presets.compose import apply_preset, compose, leave_out_impossible
 from hf_memkit.presets.named import PRESETS
 from hf_memkit.presets.own import settle
-from hf_memkit.presets.setup import Asked, PresetSetup
+from hf_memkit.presets.setup import PresetSetup
 from hf_memkit.presets.sharing import share_among_processes
 from hf_memkit.presets.sizes import Sizes, solve
+from hf_memkit.request import Request, refuse_below_one, refuse_too_long
 from hf_memkit.technique import TECHNIQUES, wrong_value
 from hf_memkit.training_setup import TrainingSetup
 
-__all__ = ["preset"]
+__all__ = ["preset", "resolve_preset"]
 
 
 def preset(
@@ -36,7 +35,7 @@ def preset(
     sequence_length: int | None = None,
     gpus: int = 1,
     nodes: int = 1,
-    nvme_path: str = "memkit-nvme",
+    nvme_path: str = DEFAULT_NVME,
     techniques: Iterable[str] = (),
     values: Mapping[str, Any] | None = None,
     arguments: Mapping[str, Any] | None = None,
@@ -71,68 +70,71 @@ def preset(
     """
     techniques = (techniques,) if isinstance(techniques, str) else tuple(techniques)
     _check_texts(model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram)
-    _check_values(name, techniques, values or {})
-    own = _own_arguments(arguments or {})
-    _check_numbers(global_batch_size, sequence_length, gpus, nodes)
-    if model is not None:
-        refuse_absent(model)
-    machine = described_machine(gpu, gpu_memory, ram, nvme_path)
+    request = Request(
+        preset=name, techniques=techniques, values=values or {}, model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram,
+        gpus=gpus, nodes=nodes, global_batch_size=global_batch_size, sequence_length=sequence_length,
+        nvme_path=nvme_path, arguments=of_mapping(arguments or {}, "arguments"),
+    )  # fmt: skip
+    return resolve_preset(request, use_hub=use_hub)
+
+
+def resolve_preset(request: Request, *, use_hub: bool | None = None) -> PresetSetup:
+    """As `preset`, of what was asked for; of `arguments`, those of the user's script are left alone."""
+    name, techniques = request.preset, request.techniques
+    _check_values(name, techniques, request.values)
+    own = {key: value for key, value in request.arguments.items() if is_field(key)}
+    if problems := below_one(own):
+        raise SettingError("\n".join(f"arguments: {problem}" for problem in problems))
+    refuse_below_one(
+        global_batch_size=request.global_batch_size, sequence_length=request.sequence_length, gpus=request.gpus,
+        nodes=request.nodes,
+    )  # fmt: skip
     facts = None
-    if model is not None:
-        facts = describe(model, use_hub=hub_reachable() if use_hub is None else use_hub, use_built_in=True)
-    if facts and facts.maximum_length and sequence_length and sequence_length > facts.maximum_length:
-        raise InputError(
-            f"sequence length {sequence_length} is longer than {model} allows ({facts.maximum_length}); "
-            f"give {facts.maximum_length} or less"
-        )
+    if request.model is not None:
+        refuse_absent(request.model)
+    nvme_path = request.nvme_path or DEFAULT_NVME
+    machine = described_machine(request.gpu, request.gpu_memory, request.ram, nvme_path)
+    if request.model is not None:
+        use_hub = hub_reachable() if use_hub is None else use_hub
+        facts = describe(request.model, use_hub=use_hub, use_built_in=True)
+    longest, length = facts.maximum_length if facts is not None else None, request.sequence_length
+    refuse_too_long(request.model or "", length, longest)
     parts = [PRESETS[part.strip()] for part in name.split("+") if part.strip() in PRESETS]
-    length = sequence_length or min(DEFAULT_LENGTH, (facts and facts.maximum_length) or DEFAULT_LENGTH)
-    job = Job(facts, machine, DEFAULT_MICRO_BATCH, length, nvme_path, values or {}, gpus, nodes)
+    length = length or min(DEFAULT_LENGTH, longest or DEFAULT_LENGTH)
+    job = Job(facts, machine, DEFAULT_MICRO_BATCH, length, nvme_path, request.values, request.gpus or 1, request.nodes)
 
     def with_own(setup: TrainingSetup) -> TrainingSetup:
         settled, replaced = settle(setup, own)
         assert isinstance(settled, PresetSetup)
         return dataclasses.replace(settled, replaced=replaced)
 
-    # Without a card nobody has said that it runs on a CPU.
-    asked = Asked(facts, machine if machine.gpu is not None else None, gpus, nodes, global_batch_size)
-    optional = left_out_where_impossible(name, techniques)
-    left_out: dict[str, str] = {}
+    def build(left_out: Mapping[str, str]) -> PresetSetup:
+        def of_sizes(sizes: Sizes) -> PresetSetup:
+            sized = dataclasses.replace(
+                job,
+                micro_batch_size=sizes.micro_batch,
+                accumulation=sizes.accumulation,
+                sequence_length=sizes.sequence_length,
+            )
+            # The user's own come before the ledger: what fits is computed with them.
+            empty = PresetSetup(preset=name, request=request)
+            setup = apply_preset(name, sized, techniques, left_out=left_out, empty=empty, change=with_own)
+            setup = share_among_processes(setup, sized)
+            assert isinstance(setup, PresetSetup)
+            return sizes.put(setup)
 
-    def build(sizes: Sizes) -> PresetSetup:
-        sized = dataclasses.replace(
-            job,
-            micro_batch_size=sizes.micro_batch,
-            accumulation=sizes.accumulation,
-            sequence_length=sizes.sequence_length,
-        )
-        # The user's own come before the ledger: what fits is computed with them.
-        empty = PresetSetup(preset=name, asked=asked)
-        setup = apply_preset(name, sized, techniques, left_out=left_out, empty=empty, change=with_own)
-        setup = share_among_processes(setup, sized)
-        assert isinstance(setup, PresetSetup)
-        return sizes.put(setup)
-
-    while True:
         setup = solve(
-            build,
+            of_sizes,
             job,
             solves_for=next((p.solves_for for p in parts if p.solves_for != "micro-batch"), "micro-batch"),
-            global_batch_size=global_batch_size,
-            sequence_length=sequence_length,
+            global_batch_size=request.global_batch_size,
+            sequence_length=request.sequence_length,
             own=own,
         )
-        setup = setup.put_model(facts.name, facts.origin, facts.config) if facts is not None else setup
-        mistakes, lacks = setup.mistakes()
-        impossible = {
-            each: problem.why
-            for problem in mistakes
-            for each in RULES[problem.rule].techniques
-            if each in optional and each in setup.techniques and each not in left_out
-        }
-        if not impossible:
-            break
-        left_out.update(impossible)
+        return setup.put_model(facts.name, facts.origin, facts.config) if facts is not None else setup
+
+    setup = leave_out_impossible(name, techniques, build)
+    mistakes, lacks = setup.mistakes()
     if refused := [str(problem) for problem in mistakes if problem.refuses]:
         raise SettingError("\n".join(refused))
     hints = [f"Hint: {problem}" for problem in mistakes]
@@ -154,23 +156,6 @@ def _check_values(name: str, extra: Iterable[str], values: Mapping[str, Any]) ->
         raise SettingError("\n".join(problems))
 
 
-def _own_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The user's fields of TrainingArguments, under today's names and each of its field's type."""
-    if not arguments:
-        return {}  # without looking at transformers, which takes seconds to import
-    known = compat.argument_types()
-    own, problems = checked(arguments)
-    for key in own:
-        if key not in known:
-            problems.append(f"{key}: no field of TrainingArguments{did_you_mean(key, known)}")
-    for key in ("per_device_train_batch_size", "gradient_accumulation_steps"):
-        if key in own and own[key] < 1:
-            problems.append(f"{key}={own[key]}: must be a whole number above 0")
-    if problems:
-        raise SettingError("\n".join(f"arguments: {problem}" for problem in problems))
-    return own
-
-
 def _check_texts(**given: Any) -> None:
     for key, value in given.items():
         if value is None or isinstance(value, str):
@@ -182,15 +167,3 @@ def _check_texts(**given: Any) -> None:
             )
         example = "'RTX 4090'" if key == "gpu" else "'16GB'"
         raise InputError(f"{key}={value!r}: must be text, such as {example}")
-
-
-def _check_numbers(global_batch_size: int | None, sequence_length: int | None, gpus: int, nodes: int) -> None:
-    given = {
-        "global_batch_size": global_batch_size,
-        "sequence_length": sequence_length,
-        "gpus": gpus,
-        "nodes": nodes,
-    }
-    for key, value in given.items():
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise InputError(f"{key}={value!r}: must be a whole number above 0")

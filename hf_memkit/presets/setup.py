@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from hf_memkit import train
 from hf_memkit.check import RULES, Problem, Subject, check
 from hf_memkit.compat import argument_types, current_name, to_installed_arguments
 from hf_memkit.errors import InputError, SettingError
-from hf_memkit.hardware import Machine
-from hf_memkit.models import ModelFacts
 from hf_memkit.presets.own import Replaced, without_replaced
 from hf_memkit.techniques.allocator import VARIABLE
 from hf_memkit.train.allocator import set_allocator
@@ -22,23 +20,12 @@ from hf_memkit.zero import ops
 if TYPE_CHECKING:
     from transformers import Trainer, TrainingArguments
 
-__all__ = ["Asked", "PresetSetup"]
+__all__ = ["PresetSetup"]
 
 _OF_TRAINER: Final = {"data_collator", "optimizers", "callbacks"}
 """Names that Trainer takes, should TrainingArguments ever have them too."""
 
 _SIZES: Final = ("per_device_train_batch_size", "gradient_accumulation_steps")
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a preset was made for: the model, the machine (None: nobody said), its cards, the exact global batch."""
-
-    model: ModelFacts | None = None
-    machine: Machine | None = None
-    gpus: int = 1
-    nodes: int = 1
-    global_batch_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -58,11 +45,9 @@ class PresetSetup(TrainingSetup):
 
     Attributes:
         replaced: what of the preset the user's own arguments took the place of.
-        asked: what it was made for.
     """
 
     replaced: tuple[Replaced, ...] = ()
-    asked: Asked = field(default_factory=Asked, repr=False)
 
     @property
     def plain_arguments(self) -> dict[str, Any]:
@@ -129,10 +114,11 @@ class PresetSetup(TrainingSetup):
         mine = {current_name(name): value for name, value in own.items()}
         setup, replaced = without_replaced(self, mine)
         changed = [name for name in _SIZES if name in mine and mine[name] != self.get(f"arguments.{name}")]
-        if changed and self.asked.global_batch_size is not None:
+        batch = self.request.global_batch_size if self.request is not None else None
+        if changed and batch is not None:
             raise SettingError(
                 f"{changed[0]}={mine[changed[0]]}: the batch was made for global_batch_size="
-                f"{self.asked.global_batch_size}; give it to preset(arguments=…), and the other size follows"
+                f"{batch}; give it to preset(arguments=…), and the other size follows"
             )
         if mine:
             mistakes, _ = setup.mistakes(mine)
@@ -147,8 +133,7 @@ class PresetSetup(TrainingSetup):
 
         `own`: fields of TrainingArguments, under today's names, that stand in place of the setup's.
         """
-        asked = self.asked
-        subject = Subject.of_setup(self, asked.model, asked.machine, gpus=asked.gpus, nodes=asked.nodes, here=False)
+        subject = Subject.of_setup(self)
         subject = replace(subject, arguments={**(subject.arguments or {}), **(own or {})})
         found = check(subject)
         lacks = [problem for problem in found if RULES[problem.rule].module == "capacity"]

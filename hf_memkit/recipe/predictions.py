@@ -11,17 +11,18 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from hf_memkit import resources
 from hf_memkit.errors import InputError, MemkitError
 from hf_memkit.hardware import Gpu, Machine, gpu_of_size, named_gpu
 from hf_memkit.predict import Prediction
-from hf_memkit.recipe.schema import Recipe, Variant
+from hf_memkit.recipe.schema import NO_CHECKPOINTING, Recipe, Variant
 from hf_memkit.training_setup import TrainingSetup
 
 if TYPE_CHECKING:
-    from hf_memkit.recipe.resolve import Overrides, Resolved
+    from hf_memkit.request import Request
 
 __all__ = [
     "FILE",
@@ -136,32 +137,33 @@ def options(recipe: Recipe, machine: Machine) -> list[Option]:
     return list(found.values())
 
 
-def predicted_beforehand(resolved: Resolved) -> Prediction:
-    """The stored prediction of this setup, judged on its machine.
+def predicted_beforehand(recipe: Recipe, setup: TrainingSetup) -> Prediction:
+    """The stored prediction of this setup of the recipe, judged on its machine.
 
     Raises:
         InputError: there is none: the recipe's file was changed since, or the setup is another one.
     """
-    recipe, gpu, setup = resolved.recipe, resolved.machine.gpu, resolved.setup
+    job, kinds = setup.resolved_for, recipe.variants[setup.preset].checkpointing
+    gpu, usual = job.machine.gpu, NO_CHECKPOINTING if kinds else ""
     entry = stored()["recipes"].get(recipe.name)
     if entry is not None and gpu is not None and entry["sha256"] == checksum(recipe):
         wanted = {
-            "variant": resolved.variant,
-            "checkpointing": resolved.overrides.checkpointing or "",
+            "variant": setup.preset,
+            "checkpointing": next((kind for kind in kinds if kind in setup.techniques), usual),
             "bf16": gpu.bf16,
             "micro_batch_size": setup["arguments.per_device_train_batch_size"],
             "accumulation": setup["arguments.gradient_accumulation_steps"],
             "sequence_length": setup["data.sequence_length"],
-            "gpus": resolved.gpus,
-            "nodes": resolved.nodes,
+            "gpus": job.gpus,
+            "nodes": job.nodes,
         }
         for content in entry["predicted"]:
             if all(content[name] == value for name, value in wanted.items()):
-                return Predicted.from_json(content).prediction.judged(resolved.machine)
+                return Predicted.from_json(content).prediction.judged(job.machine)
     raise InputError("not predicted beforehand")
 
 
-def chosen_beforehand(recipe: Recipe, machine: Machine, overrides: Overrides, *, use_hub: bool) -> Resolved | None:
+def chosen_beforehand(recipe: Recipe, machine: Machine, request: Request, *, use_hub: bool) -> TrainingSetup | None:
     """The setup that the stored predictions choose for `machine`, or for the recipe's card where it has none; None
     where they are of another setup than was asked for.
 
@@ -171,11 +173,11 @@ def chosen_beforehand(recipe: Recipe, machine: Machine, overrides: Overrides, *,
     from hf_memkit.recipe.choose import choose
 
     solves = any(variant.solve_for for variant in recipe.variants.values())  # a length, which takes several traces
-    if overrides.model or overrides.sequence_length or overrides.settings or solves:
+    if request.model or request.sequence_length or request.arguments or solves:
         return None
     card = machine.with_gpu(machine.gpu or gpu_of_size(recipe.card))
-    chosen = choose(recipe, card, overrides, use_hub=use_hub, predict=predicted_beforehand)
-    return chosen.resolved if chosen.prediction is not None else None
+    setup, found = choose(recipe, card, request, use_hub=use_hub, judge=partial(predicted_beforehand, recipe))
+    return setup if found is not None else None
 
 
 def fitting(recipes: list[Recipe], machine: Machine) -> tuple[list[list[Option]], list[list[Option]]]:
@@ -216,24 +218,24 @@ def _predicted(recipe: Recipe, name: str, variant: Variant, choice: str, card: G
     Raises:
         InputError: it cannot be predicted.
     """
-    from hf_memkit.recipe.choose import choose
-    from hf_memkit.recipe.predicted import predicted
-    from hf_memkit.recipe.resolve import Overrides, resolve
+    from hf_memkit.recipe.choose import choose, predicted
+    from hf_memkit.recipe.resolve import resolve
+    from hf_memkit.request import Request
 
     machine = Machine(card, ram_bytes=_PLENTY, disk_free_bytes=_PLENTY, disk_path=".", cpu_count=16)
-    overrides = Overrides(variant=name, gpus=recipe.gpus, output="run", checkpointing=choice or None)
+    request = Request(variant=name, gpus=recipe.gpus, output="run")
     try:
-        resolved = resolve(recipe, machine, overrides, use_hub=False)
+        setup = resolve(recipe, machine, request, use_hub=False, checkpointing=choice or None)
         found = None
         if variant.solve_for is not None:
-            chosen = choose(recipe, machine, overrides, use_hub=False)
-            resolved, found = chosen.resolved, chosen.prediction
-        if not card.bf16 and _computes_in_bf16(resolved.setup):
+            only = variant.model_copy(update={"checkpointing": [choice] if choice else []})
+            alone = recipe.model_copy(update={"variants": {name: only}})
+            setup, found = choose(alone, machine, request, use_hub=False)
+        if not card.bf16 and _computes_in_bf16(setup):
             return None
-        found = found or predicted(resolved)
+        found = found or predicted(setup)
     except MemkitError as error:
         raise InputError(str(error)) from error
-    setup = resolved.setup
     return Predicted(
         variant=name,
         checkpointing=choice,
@@ -241,8 +243,8 @@ def _predicted(recipe: Recipe, name: str, variant: Variant, choice: str, card: G
         micro_batch_size=int(setup["arguments.per_device_train_batch_size"]),
         accumulation=int(setup["arguments.gradient_accumulation_steps"]),
         sequence_length=int(setup["data.sequence_length"]),
-        gpus=resolved.gpus,
-        nodes=resolved.nodes,
+        gpus=setup.resolved_for.gpus,
+        nodes=setup.resolved_for.nodes,
         prediction=found,
     )
 

@@ -7,7 +7,6 @@ a CPU cannot run is taken out and listed with its reason; nothing is left out si
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -15,7 +14,8 @@ from hf_memkit.adapter_layers import adapter_tensors
 from hf_memkit.hardware import SLOW_BF16, bf16_slowdown
 from hf_memkit.ledger import Ledger
 from hf_memkit.models import ModelFacts, describe
-from hf_memkit.recipe.resolve import Resolved
+from hf_memkit.on_cpu import unpin_optimizer, without_gpu
+from hf_memkit.recipe.schema import Recipe
 from hf_memkit.recipe.schema import Rehearsal as RehearsalSpec
 from hf_memkit.recipe.tasks import find_task
 from hf_memkit.techniques.batch import accumulation_for
@@ -38,27 +38,25 @@ class Rehearsed:
     not_rehearsed: tuple[Setting, ...]
 
 
-def rehearse(resolved: Resolved, *, gpus: int | None = None) -> Rehearsed:
-    """The rehearsal of a resolved recipe, in `gpus` processes on each machine; None: as many as it is for."""
-    spec = resolved.recipe.rehearsal
-    rehearsed = Rehearsed(replace(resolved.setup, ledger=Ledger(), problems=(), notes=()), ())
-    model = _rehearsed_model(resolved, spec)
-    rehearsed = _small_model(rehearsed, resolved, spec, model)
-    gpus = gpus or resolved.gpus
-    rehearsed = _few_steps(rehearsed, spec, gpus * resolved.nodes)
+def rehearse(recipe: Recipe, target: TrainingSetup, *, gpus: int | None = None) -> Rehearsed:
+    """The rehearsal of a recipe's setup, in `gpus` processes on each machine; None: as many as it is for."""
+    spec, job = recipe.rehearsal, target.resolved_for
+    rehearsed = Rehearsed(replace(target, ledger=Ledger(), problems=(), notes=()), ())
+    model = _rehearsed_model(recipe, target)
+    rehearsed = _small_model(rehearsed, spec, model, its_own=model is not job.model)
+    gpus = gpus or job.gpus
+    rehearsed = _few_steps(rehearsed, spec, gpus * job.nodes)
     rehearsed = _several_chunks(rehearsed)
     rehearsed = _cpu_precision(rehearsed)
     rehearsed = _bf16_products(rehearsed)
-    rehearsed = _no_cuda_allocator(rehearsed)
-    rehearsed = _eager_optimizer(rehearsed)
-    for key, instead in _CUDA_ONLY.items():
-        rehearsed = instead(rehearsed) if key in rehearsed.setup else rehearsed
-    rehearsed = replace(rehearsed, setup=find_task(resolved.recipe.task).settled(rehearsed.setup))
-    if gpus != resolved.gpus:
-        reason = f"{gpus * resolved.nodes} processes stand for them"
-        each = Setting("environment.WORLD_SIZE", resolved.processes, reason)
+    setup, left_out = without_gpu(rehearsed.setup, rehearsal=True)
+    setup = find_task(recipe.task).settled(setup)
+    rehearsed = Rehearsed(setup, (*rehearsed.not_rehearsed, *left_out))
+    if gpus != job.gpus:
+        reason = f"{gpus * job.nodes} processes stand for them"
+        each = Setting("environment.WORLD_SIZE", job.processes, reason)
         rehearsed = replace(rehearsed, not_rehearsed=(*rehearsed.not_rehearsed, each))
-    return _with_ledger(_cpu_deepspeed(rehearsed), model, resolved, gpus)
+    return _with_ledger(_cpu_deepspeed(rehearsed), model, gpus=gpus, nodes=job.nodes)
 
 
 def made_smaller(target: TrainingSetup, setup: TrainingSetup) -> list[tuple[str, int, int]]:
@@ -87,22 +85,24 @@ def _leave_out(rehearsed: Rehearsed, key: str, reason: str) -> Rehearsed:
     return replace(rehearsed, not_rehearsed=(*rehearsed.not_rehearsed, left_out))
 
 
-def _rehearsed_model(resolved: Resolved, spec: RehearsalSpec) -> ModelFacts:
+def _rehearsed_model(recipe: Recipe, target: TrainingSetup) -> ModelFacts:
     """The recipe's small model, or the user's own where that is small enough."""
-    model = resolved.model
+    model = target.resolved_for.model
+    assert model is not None  # a recipe names one
     if model.origin == "local" and model.parameters <= _SMALL_ENOUGH:
         return model
     return describe(
         model.name,
-        resolved.recipe.model.architecture,
+        recipe.model.architecture,
         use_hub=model.origin == "hub",
-        changes=dict(spec.model),
-        auto_class=find_task(resolved.recipe.task).auto_class,
+        changes=dict(recipe.rehearsal.model),
+        auto_class=find_task(recipe.task).auto_class,
     )
 
 
-def _small_model(rehearsed: Rehearsed, resolved: Resolved, spec: RehearsalSpec, small: ModelFacts) -> Rehearsed:
-    if small is resolved.model:
+def _small_model(rehearsed: Rehearsed, spec: RehearsalSpec, small: ModelFacts, *, its_own: bool) -> Rehearsed:
+    """`its_own`: the rehearsal has a smaller model than the target."""
+    if not its_own:
         length = min(spec.sequence_length, small.maximum_length or spec.sequence_length)
         return _put(rehearsed, "data", {"sequence_length": (length, "short, for a CPU")})
     rehearsed = _put(
@@ -207,96 +207,6 @@ def _bf16_products(rehearsed: Rehearsed) -> Rehearsed:
     return _put(rehearsed, "trainer_parts", {"fp32_products": ({}, reason)})
 
 
-def _no_cuda_allocator(rehearsed: Rehearsed) -> Rehearsed:
-    key = "environment.PYTORCH_ALLOC_CONF"
-    if key not in rehearsed.setup:
-        return rehearsed
-    rehearsed = _leave_out(rehearsed, key, "a setting of the CUDA allocator")
-    return replace(rehearsed, setup=rehearsed.setup.drop(key))
-
-
-def _eager_optimizer(rehearsed: Rehearsed) -> Rehearsed:
-    if not str(rehearsed.setup.get("optimizer.class", "")).endswith((":AdamW8bit", ":AdamW4bit")):
-        return rehearsed
-    reason = "the step runs as written: compiling it for a CPU takes longer than the rehearsal"
-    rehearsed = _put(rehearsed, "optimizer", {"compiled": (True, "one fused kernel a parameter")})
-    rehearsed = _leave_out(rehearsed, "optimizer.compiled", reason)
-    return _put(rehearsed, "optimizer", {"compiled": (False, reason)})
-
-
-def _host_memory_not_pinned(rehearsed: Rehearsed) -> Rehearsed:
-    """Trainer offloads checkpointed activations to page-locked memory only: a part that keeps them in plain memory
-    stands in (transformers 5.23.0: `save_on_cpu(pin_memory=True)`)."""
-    key = "arguments.activation_checkpointing_kwargs"
-    options = rehearsed.setup[key]
-    if not options.pop("offload", False):
-        return rehearsed
-    reason = "page-locked memory needs a CUDA driver; the activations go to plain memory"
-    rehearsed = _leave_out(rehearsed, key, reason)
-    rehearsed = _put(rehearsed, "arguments", {"activation_checkpointing": (False, reason)})
-    rehearsed = replace(rehearsed, setup=rehearsed.setup.drop(key))  # options of what is switched off
-    return _put(rehearsed, "model_parts", {"checkpoint_offload": ({"pin_memory": False}, reason)})
-
-
-def _no_paging(rehearsed: Rehearsed) -> Rehearsed:
-    """A paged optimizer's states lie in CUDA's unified memory; the same optimizer without paging stands in."""
-    optimizer = str(rehearsed.setup["arguments.optim"])
-    if not optimizer.startswith("paged_"):
-        return rehearsed
-    reason = "paged states lie in CUDA's unified memory; the same optimizer runs without paging"
-    rehearsed = _leave_out(rehearsed, "arguments.optim", reason)
-    plain = optimizer.removeprefix("paged_")
-    return _put(rehearsed, "arguments", {"optim": (_NOT_PAGED.get(plain, plain), reason)})
-
-
-_NOT_PAGED: Final = {"adamw_8bit": "adamw_bnb_8bit", "adamw_32bit": "adamw_torch", "ademamix_32bit": "ademamix"}
-"""Where taking `paged_` off leaves no name of Trainer's."""
-
-
-def _not_offloaded(rehearsed: Rehearsed) -> Rehearsed:
-    """torchao's offloaded AdamW needs a card to offload from; AdamW itself stands in, and Trainer clips."""
-    key = "trainer_parts.cpu_offload_optimizer"
-    reason = "there is no card to offload from: AdamW itself steps, and Trainer clips"
-    norm = rehearsed.setup[key].get("max_grad_norm", 1.0)
-    rehearsed = _leave_out(rehearsed, key, reason)
-    rehearsed = replace(rehearsed, setup=rehearsed.setup.drop(key))
-    return _put(rehearsed, "arguments", {"max_grad_norm": (norm, reason)})
-
-
-def _without(key: str, reason: str) -> Callable[[Rehearsed], Rehearsed]:
-    def leave_out(rehearsed: Rehearsed) -> Rehearsed:
-        rehearsed = _leave_out(rehearsed, key, reason)
-        return replace(rehearsed, setup=rehearsed.setup.drop(key))
-
-    return leave_out
-
-
-def _no_flash(rehearsed: Rehearsed) -> Rehearsed:
-    """SDPA and eager attention run on a CPU too; flash and flex kernels do not."""
-    key = "model.attn_implementation"
-    if rehearsed.setup[key] in ("sdpa", "eager"):
-        return rehearsed
-    return _without(key, "its kernels are for CUDA")(rehearsed)
-
-
-_CUDA_ONLY: Final[dict[str, Callable[[Rehearsed], Rehearsed]]] = {
-    "arguments.activation_checkpointing_kwargs": _host_memory_not_pinned,
-    "arguments.optim": _no_paging,
-    "arguments.tf32": _without("arguments.tf32", "TrainingArguments refuses it without an Ampere card"),
-    "arguments.torch_compile": _without(
-        "arguments.torch_compile", "compiling for a CPU takes longer than a rehearsal"
-    ),
-    "arguments.torch_compile_backend": _without("arguments.torch_compile_backend", "nothing is compiled here"),
-    "arguments.torch_compile_mode": _without("arguments.torch_compile_mode", "nothing is compiled here"),
-    "trainer_parts.recompilation_guard": _without("trainer_parts.recompilation_guard", "nothing is compiled here"),
-    "arguments.use_liger_kernel": _without("arguments.use_liger_kernel", "Liger's kernels are for CUDA"),
-    "model.attn_implementation": _no_flash,
-    "model.device_map": _without("model.device_map", "there is no card to read the weights to"),
-    "trainer_parts.cpu_offload_optimizer": _not_offloaded,
-}
-"""Settings that a CPU cannot run, each with what makes the rehearsal do without."""
-
-
 def _cpu_deepspeed(rehearsed: Rehearsed) -> Rehearsed:
     """The same preset with buffers for a small model; only what a CPU cannot do is taken out."""
     if "deepspeed.config" not in rehearsed.setup:
@@ -317,9 +227,7 @@ def _cpu_deepspeed(rehearsed: Rehearsed) -> Rehearsed:
             zero[name] = 2_000_000
     if zero.get("offload_param", {}).get("device") == "nvme":
         zero["offload_param"]["buffer_size"] = 1_000_000
-    offloaded = zero.get("offload_optimizer", {})
-    if offloaded.get("pin_memory") and offloaded["device"] == "cpu":
-        offloaded["pin_memory"] = False
+    if unpin_optimizer(config):
         pinned = Setting("deepspeed.config", {"offload_optimizer": {"pin_memory": True}}, "needs a CUDA driver")
         rehearsed = replace(rehearsed, not_rehearsed=(*rehearsed.not_rehearsed, pinned))
     rehearsed = replace(rehearsed, setup=rehearsed.setup.drop("deepspeed.sizes"))
@@ -327,13 +235,13 @@ def _cpu_deepspeed(rehearsed: Rehearsed) -> Rehearsed:
     return _put(rehearsed, "environment", {"DS_ACCELERATOR": ("cpu", _CPU)})
 
 
-def _with_ledger(rehearsed: Rehearsed, model: ModelFacts, resolved: Resolved, gpus: int) -> Rehearsed:
+def _with_ledger(rehearsed: Rehearsed, model: ModelFacts, *, gpus: int, nodes: int) -> Rehearsed:
     """What the engine holds of the small model, by formula: this machine's disk and limits are tried against it."""
     if "deepspeed.config" not in rehearsed.setup:
         return rehearsed
     accumulates = int(rehearsed.setup["arguments.gradient_accumulation_steps"]) > 1
     ledger = zero_ledger(
-        rehearsed.setup["deepspeed.config"], model, gpus=gpus, nodes=resolved.nodes, accumulation=accumulates,
+        rehearsed.setup["deepspeed.config"], model, gpus=gpus, nodes=nodes, accumulation=accumulates,
         adapters=adapter_tensors(model, rehearsed.setup.section("adapter")),
     )  # fmt: skip
     return replace(rehearsed, setup=replace(rehearsed.setup, ledger=ledger))

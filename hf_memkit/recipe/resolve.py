@@ -1,4 +1,4 @@
-"""Recipe + machine + overrides → one setup, every choice with its reason.
+"""Recipe + machine + request → one setup, every choice with its reason.
 
 `resolve` chooses the variant and makes the setup for the card in question. It loads no weights and changes nothing on
 disk. Where there is no GPU, `hf_memkit.recipe.rehearse` makes the setup that runs instead.
@@ -6,8 +6,9 @@ disk. Where there is no GPU, `hf_memkit.recipe.rehearse` makes the setup that ru
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,184 +16,104 @@ from hf_memkit.errors import DoesNotFitError, InputError, SettingError, did_you_
 from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.job import Job
 from hf_memkit.models import ModelFacts, describe, longest_sequence, refuse_absent
+from hf_memkit.presets import apply_preset
+from hf_memkit.presets.compose import leave_out_impossible
 from hf_memkit.presets.sharing import share_among_processes
-from hf_memkit.recipe.longest import MULTIPLE, longest_by_formula
+from hf_memkit.presets.sizes import largest
 from hf_memkit.recipe.output import default_output
-from hf_memkit.recipe.run_settings import CHECKPOINTS, model_and_data, saving
-from hf_memkit.recipe.schema import Recipe
-from hf_memkit.recipe.settings import refuse_ignored, refuse_out_of_place
+from hf_memkit.recipe.schema import NO_CHECKPOINTING, Recipe, Variant
+from hf_memkit.recipe.settings import CHECKPOINTS, model_and_data, refuse_ignored, refuse_out_of_place, saving
 from hf_memkit.recipe.summing import summing_note
 from hf_memkit.recipe.tasks import DEFAULT_TASK, find_task
-from hf_memkit.recipe.variant import apply_variant, where_possible
+from hf_memkit.request import Request, refuse_too_long
+from hf_memkit.technique import Family
 from hf_memkit.techniques.batch import split_batch
 from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import format_size
 
-__all__ = ["Overrides", "Resolved", "refuse_wrong", "resolve"]
+__all__ = ["MULTIPLE", "longest_by_formula", "refuse_wrong", "resolve"]
 
+
+MULTIPLE: Final = 1024
+"""Tokens: a length that is solved for is a multiple of this. Finer steps would change nothing that matters, and tensor
+cores like multiples of 64 elements (`presets/sizes.py`)."""
 
 _OVERFLOW_IN_FP16: Final = ("t5", "mt5", "umt5", "longt5")
 """Model types that were trained in bf16 with activations above 65 504."""
 
 
-@dataclass(frozen=True)
-class Overrides:
-    """What the user asked for beyond the recipe.
-
-    Attributes:
-        variant: a variant of the recipe, or `"auto"`.
-        model: hub ID or local folder instead of the recipe's model.
-        data: file, folder or hub ID instead of the recipe's data.
-        max_steps: optimizer steps.
-        sequence_length: tokens.
-        output: folder for checkpoints, records and the trained model; empty: a new one in `memkit-runs/`.
-        nvme_path: folder in which the run makes one for what ZeRO-Infinity swaps; None: inside `output`.
-        gpus: processes on each machine, one card each.
-        nodes: machines.
-        settings: fields of TrainingArguments, already type-checked (`hf_memkit.recipe.settings`).
-        checkpointing: one of the variant's kinds of checkpointing; None: the first with which it fits by formula.
-        length_reason: why `sequence_length`, where it was not asked for.
-        tries: whether `variant` is one of those that `"auto"` tries: what is meant for another one is no mistake.
-    """
-
-    variant: str = "auto"
-    model: str | None = None
-    data: str | None = None
-    max_steps: int | None = None
-    sequence_length: int | None = None
-    output: str = ""
-    nvme_path: str | None = None
-    gpus: int = 1
-    nodes: int = 1
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    checkpointing: str | None = None
-    length_reason: str = ""
-    tries: bool = False
-
-
-@dataclass(frozen=True)
-class Resolved:
-    """A recipe resolved for one machine.
-
-    Attributes:
-        recipe, machine, model: what it was resolved from; `machine.gpu` is the card in question, here or not.
-        variant: the chosen variant.
-        why: why that variant.
-        rejected: (variant, why not) of those that come before it, with `auto`.
-        setup: what runs.
-        gpus, nodes: processes on each machine, one card each, and machines.
-        overrides: what it was resolved with.
-    """
-
-    recipe: Recipe
-    machine: Machine
-    model: ModelFacts
-    variant: str
-    why: str
-    rejected: tuple[tuple[str, str], ...]
-    setup: TrainingSetup
-    gpus: int = 1
-    nodes: int = 1
-    overrides: Overrides = field(default_factory=Overrides)
-
-    @property
-    def processes(self) -> int:
-        return self.gpus * self.nodes
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "recipe": self.recipe.name,
-            "variant": self.variant,
-            "why": self.why,
-            "gpus": self.gpus,
-            "nodes": self.nodes,
-            "rejected": [{"variant": name, "why": why} for name, why in self.rejected],
-            "machine": self.machine.to_json(),
-            "model": {
-                "name": self.model.name,
-                "origin": self.model.origin,
-                "parameters": self.model.parameters,
-                "largest_parameter": self.model.largest_parameter,
-            },
-            "setup": self.setup.to_json(),
-        }
-
-
-def refuse_wrong(recipe: Recipe, overrides: Overrides) -> None:
+def refuse_wrong(recipe: Recipe, request: Request) -> None:
     """Refuses what is wrong whatever the model and the machine: told at once, before either is looked at.
 
     Raises:
         InputError: the recipe has no such variant, there is no such model, or a sequence is longer than it allows.
         SettingError: settings that no recipe takes, or that contradict each other.
     """
-    if overrides.variant not in (known := (*recipe.variants, "auto")):
+    if request.variant not in (known := (*recipe.variants, "auto")):
         raise InputError(
-            f"recipe {recipe.name!r} has no variant {overrides.variant!r}"
-            f"{did_you_mean(overrides.variant, known)}; it has: {', '.join(known)}"
+            f"recipe {recipe.name!r} has no variant {request.variant!r}"
+            f"{did_you_mean(request.variant, known)}; it has: {', '.join(known)}"
         )
-    chosen = overrides.settings
-    if overrides.max_steps is not None and chosen.get("max_steps", overrides.max_steps) != overrides.max_steps:
-        raise SettingError(f"--max-steps {overrides.max_steps} and --set max_steps={chosen['max_steps']} contradict")
+    chosen = request.arguments
+    if request.max_steps is not None and chosen.get("max_steps", request.max_steps) != request.max_steps:
+        raise SettingError(f"--max-steps {request.max_steps} and --set max_steps={chosen['max_steps']} contradict")
     refuse_out_of_place(chosen)
-    name, own = overrides.model or recipe.model.hub_id, overrides.model in (None, recipe.model.hub_id)
+    name, own = request.model or recipe.model.hub_id, request.model in (None, recipe.model.hub_id)
     longest = longest_sequence(recipe.model.architecture) if own else refuse_absent(name, known=False)
     if find_task(recipe.task).auto_class == "AutoModelForCausalLM":  # others read the length in their own way
-        _refuse_too_long(name, overrides.sequence_length, longest)
+        refuse_too_long(name, request.sequence_length, longest, "--sequence-length ")
 
 
-def _refuse_too_long(model: str, length: int | None, longest: int | None) -> None:
-    if length is not None and longest is not None and length > longest:
-        raise InputError(
-            f"sequence length {length} is longer than {model} allows ({longest}); give --sequence-length {longest} or "
-            f"less"
-        )
-
-
-def resolve(recipe: Recipe, machine: Machine, overrides: Overrides, *, use_hub: bool) -> Resolved:
+def resolve(
+    recipe: Recipe,
+    machine: Machine,
+    request: Request,
+    *,
+    use_hub: bool,
+    checkpointing: str | None = None,
+    tried: bool = False,
+) -> TrainingSetup:
     """The recipe's setup for `machine`, or for the recipe's own card if the machine has none.
 
-    An explicit variant is always resolved: what the machine lacks for it is in `setup.problems`. With `auto` the first
-    variant without problems is taken.
+    An explicit variant is always resolved: what the machine lacks for it is in the setup's `problems`. With `auto` the
+    first variant without problems is taken.
+
+    Args:
+        recipe, machine: what is resolved, and where it will run.
+        request: what was asked for beyond the recipe.
+        use_hub: whether the hub may be asked for the model's config.
+        checkpointing: one of the variant's kinds of checkpointing; None: the first with which it fits by formula.
+        tried: whether the variant is one of those that `auto` tries: what is meant for another one is no mistake.
 
     Raises:
         InputError: unknown variant or model, or a sequence that is longer than the model allows.
-        SettingError: overrides that contradict each other, the batch or the variant.
+        SettingError: request that contradict each other, the batch or the variant.
         DoesNotFitError: `auto`, and no variant fits.
     """
-    refuse_wrong(recipe, overrides)
+    refuse_wrong(recipe, request)
     if machine.gpu is None:
         machine = machine.with_gpu(gpu_of_size(recipe.card))
-    name = overrides.model or recipe.model.hub_id
-    architecture = recipe.model.architecture if overrides.model in (None, recipe.model.hub_id) else None
+    name = request.model or recipe.model.hub_id
+    architecture = recipe.model.architecture if request.model in (None, recipe.model.hub_id) else None
     task = find_task(recipe.task)
     model = describe(name, architecture, use_hub=use_hub, auto_class=task.auto_class)
-    length = task.sequence_length(overrides.sequence_length, recipe.sequence_length, model)
-    _refuse_too_long(name, length, model.maximum_length)
+    length = task.sequence_length(request.sequence_length, recipe.sequence_length, model)
+    refuse_too_long(name, length, model.maximum_length, "--sequence-length ")
 
     def build(variant: str) -> TrainingSetup:
-        tokens, why = _length(recipe, machine, overrides, model, variant, length)
-        return where_possible(
-            variant,
-            recipe.variants[variant],
-            lambda left_out: _build(recipe, machine, overrides, model, variant, tokens, why, left_out),
-            model,
-            machine,
-            gpus=overrides.gpus,
-            nodes=overrides.nodes,
+        of_length = partial(_build, recipe, machine, request, model, variant, checkpointing=checkpointing, tried=tried)
+        tokens, why = _length(recipe, machine, request, model, variant, length, of_length)
+        return leave_out_impossible(
+            variant, recipe.variants[variant].techniques, lambda left_out: of_length(tokens, why, left_out)
         )
 
-    def resolved(variant: str, why: str, setup: TrainingSetup) -> Resolved:
-        return Resolved(
-            recipe, machine, model, variant, why, tuple(rejected), setup, overrides.gpus, overrides.nodes, overrides
-        )
-
+    if request.variant != "auto":
+        return replace(build(request.variant), why="asked for by name")
     rejected: list[tuple[str, str]] = []
-    if overrides.variant != "auto":
-        return resolved(overrides.variant, "asked for by name", build(overrides.variant))
     for variant in recipe.variants:
         setup = build(variant)
         if not setup.problems:
-            return resolved(variant, _why(setup, machine, bool(rejected)), setup)
+            return replace(setup, why=_why(setup, machine, bool(rejected)), rejected=tuple(rejected))
         rejected.append((variant, "; ".join(setup.problems)))
     reasons = "; ".join(f"{variant} {why}" for variant, why in rejected)
     raise DoesNotFitError(f"no variant of {recipe.name} fits this machine: {reasons}")
@@ -209,25 +130,31 @@ def _why(setup: TrainingSetup, machine: Machine, others_rejected: bool) -> str:
     if disk:
         parts.append(f"{format_size(disk)} of {format_size(machine.disk_free_bytes)} of disk")
     order = "the first variant within the card and RAM" if others_rejected else "the recipe's first choice"
-    # For a model whose activations are in no formula (the same test as in `run_settings`) the sum is a lower bound.
+    # For a model whose activations are in no formula (the same test as in `settings`) the sum is a lower bound.
     without = ", without activations, which are in none" if "model.class" in setup else ""
     sums = f"estimated by formula{without}"
     return f"{order} ({sums}: {', '.join(parts)})"
 
 
 def _length(
-    recipe: Recipe, machine: Machine, overrides: Overrides, model: ModelFacts, name: str, shortest: int
+    recipe: Recipe,
+    machine: Machine,
+    request: Request,
+    model: ModelFacts,
+    name: str,
+    shortest: int,
+    build: Callable[[int, str, Mapping[str, str]], TrainingSetup],
 ) -> tuple[int, str]:
     """(tokens in a sequence, why): given, or the longest that fits by formula where the variant asks for that."""
-    if overrides.sequence_length:
-        return shortest, overrides.length_reason or "asked for"
+    if request.sequence_length:
+        return shortest, "asked for"
     longest = model.maximum_length
     if recipe.variants[name].solve_for != "sequence" or longest is None:
         return shortest, "the recipe's"
     assert machine.gpu is not None
 
     def needed(tokens: int) -> int:
-        return _build(recipe, machine, overrides, model, name, tokens, "tried", {}).ledger.total_bytes("device")
+        return build(tokens, "tried", {}).ledger.total_bytes("device")
 
     length, fits = longest_by_formula(
         needed, shortest=shortest, longest=longest, usable_bytes=machine.gpu.usable_bytes
@@ -238,23 +165,38 @@ def _length(
     return length, f"{most}: a multiple of {MULTIPLE}"
 
 
+def longest_by_formula(
+    needed: Callable[[int], int], *, shortest: int, longest: int, usable_bytes: int
+) -> tuple[int, bool]:
+    """(the longest multiple of 1024 from `shortest` to `longest` that fits, or `shortest`; whether it fits).
+
+    Args:
+        needed: tokens → bytes on the card; more tokens never need less.
+        shortest, longest: tokens.
+        usable_bytes: what the card has.
+    """
+    multiples = range(-(-shortest // MULTIPLE) * MULTIPLE, longest + 1, MULTIPLE)
+    return largest((shortest, *(tokens for tokens in multiples if tokens > shortest)),
+                   lambda tokens: needed(tokens) <= usable_bytes)  # fmt: skip
+
+
 def _build(
-    recipe: Recipe, machine: Machine, overrides: Overrides, model: ModelFacts, name: str, sequence_length: int,
-    why_length: str, left_out: Mapping[str, str],
+    recipe: Recipe, machine: Machine, request: Request, model: ModelFacts, name: str, sequence_length: int,
+    why_length: str, left_out: Mapping[str, str], *, checkpointing: str | None, tried: bool,
 ) -> TrainingSetup:  # fmt: skip
     """The setup of one variant: preset, then model and data, then arguments, then what the user set."""
     variant = recipe.variants[name]
-    chosen = overrides.settings
-    processes = overrides.gpus * overrides.nodes
+    chosen = request.arguments
+    gpus = request.gpus or 1
+    processes = gpus * request.nodes
     micro_batch, accumulation, batch_reason = split_batch(
         recipe.sequences_per_step, variant.micro_batch_size, processes, chosen
     )
-    output = overrides.output or default_output(recipe.name, name)
+    output = request.output or default_output(recipe.name, name)
     # A folder of the run's own: DeepSpeed's swap files have the same names in every job.
-    nvme_path = str(Path(overrides.nvme_path) / Path(output).name if overrides.nvme_path else Path(output) / "nvme")
+    nvme_path = str(Path(request.nvme_path) / Path(output).name if request.nvme_path else Path(output) / "nvme")
     job = Job(
-        model, machine, micro_batch, sequence_length, nvme_path, variant.values, overrides.gpus, overrides.nodes,
-        accumulation,
+        model, machine, micro_batch, sequence_length, nvme_path, variant.values, gpus, request.nodes, accumulation,
     )  # fmt: skip
 
     task = find_task(recipe.task)
@@ -265,14 +207,14 @@ def _build(
             made = made.put("trainer.class", task.trainer_class, f"the Trainer for {task.name}")
         return made.put("arguments.optim", chosen["optim"], "--set") if "optim" in chosen else made
 
-    made = apply_variant(name, variant, job, left_out, with_own_optimizer, checkpointing=overrides.checkpointing)
-    setup = share_among_processes(made, job)
+    made = _apply_variant(name, variant, job, left_out, with_own_optimizer, checkpointing=checkpointing)
+    setup = share_among_processes(replace(made, request=request), job)
     refuse_ignored(setup, chosen)
-    named = overrides.variant != "auto" and not overrides.tries
-    if overrides.nvme_path and named and not setup.ledger.total_bytes("disk"):
+    named = request.variant != "auto" and not tried
+    if request.nvme_path and named and not setup.ledger.total_bytes("disk"):
         raise SettingError(f"--nvme-path: variant {name!r} puts nothing on disk; only infinity does")
-    setup = model_and_data(setup, recipe, overrides, model, sequence_length, why_length)
-    steps = overrides.max_steps or chosen.get("max_steps") or recipe.steps
+    setup = model_and_data(setup, recipe, request, model, sequence_length, why_length)
+    steps = request.max_steps or chosen.get("max_steps") or recipe.steps
     steps_reason = "asked for" if steps != recipe.steps else "the recipe's"
     save_steps, limit, save_reason = saving(setup, machine, model, int(steps))
     setup = setup.put_all(
@@ -314,3 +256,61 @@ def _build(
         setup = setup.with_problems(["would compute in fp16, where T5's activations overflow: it needs bf16"])
     note = summing_note(setup)
     return setup if note is None else setup.with_notes(note)
+
+
+_CHECKPOINTING: Final[tuple[Family, ...]] = ("checkpointing",)
+
+
+def _apply_variant(
+    name: str,
+    variant: Variant,
+    job: Job,
+    left_out: Mapping[str, str],
+    change: Callable[[TrainingSetup], TrainingSetup] | None = None,
+    *,
+    checkpointing: str | None = None,
+) -> TrainingSetup:
+    """The variant's techniques, with the first of its kinds of checkpointing with which it fits the card, or the last.
+
+    Args:
+        name, variant: the variant.
+        job: what it is for; its machine has a card.
+        left_out: techniques that are left out, each with why.
+        change: what is done to the setup after its techniques, before its ledger is computed.
+        checkpointing: one of the variant's kinds, whether it fits or not; None: the first that fits by formula.
+    """
+    if not variant.checkpointing:
+        return apply_preset(name, job, variant.techniques, left_out=left_out, change=change)
+    if checkpointing is not None:
+        return _with_checkpointing(name, variant, job, checkpointing, left_out, change)
+    assert job.machine.gpu is not None
+    limit, tried = job.machine.gpu.usable_bytes, []
+    for choice in variant.checkpointing:
+        setup = _with_checkpointing(name, variant, job, choice, left_out, change)
+        needed = setup.ledger.total_bytes("device")
+        tried.append(f"{choice} {format_size(needed)}")
+        if needed <= limit:
+            break
+    which = (
+        "the first of those listed that fits by formula" if needed <= limit else "with none of those listed it fits"
+    )
+    # Other models than causal language models have a class of their own, and no formula for their activations.
+    bare = job.model is not None and job.model.model_class is not None
+    without = " (which has no activations of such a model: a prediction may choose another)" if bare else ""
+    return setup.with_notes(
+        f"Activation checkpointing: {choice}, {which}{without}. On the card, by formula: {', '.join(tried)}, of "
+        f"{format_size(limit)}."
+    )
+
+
+def _with_checkpointing(
+    name: str,
+    variant: Variant,
+    job: Job,
+    choice: str,
+    left_out: Mapping[str, str],
+    change: Callable[[TrainingSetup], TrainingSetup] | None,
+) -> TrainingSetup:
+    if choice == NO_CHECKPOINTING:
+        return apply_preset(name, job, variant.techniques, without=_CHECKPOINTING, left_out=left_out, change=change)
+    return apply_preset(name, job, [*variant.techniques, choice], left_out=left_out, change=change)

@@ -32,7 +32,7 @@ from hf_memkit.zero.process_group import leave_process_group
 if TYPE_CHECKING:
     from transformers import Trainer
 
-    from hf_memkit.callback.advice import Advice
+    from hf_memkit.callback.oom_note import OomNote
 
 __all__ = ["Run", "run"]
 
@@ -196,7 +196,7 @@ def _train(job: Run, examples: Examples, say: Say, ranks: Ranks, *, resuming: bo
     from transformers.trainer_utils import set_seed
 
     from hf_memkit.callback import attach, oom_advice
-    from hf_memkit.callback.advice import advice_from_text
+    from hf_memkit.callback.oom_note import advice_from_text
     from hf_memkit.recipe.stopping import StopOnSignal
 
     setup, task = job.setup, task_of(job.setup)
@@ -258,7 +258,7 @@ def _train(job: Run, examples: Examples, say: Say, ranks: Ranks, *, resuming: bo
     return trainer, stop.requested
 
 
-def _out_of_memory(advice: Advice) -> RunError:
+def _out_of_memory(advice: OomNote) -> RunError:
     """The error in one line; the changes that would help are a note to it."""
     error = RunError(
         f"{advice.happened} Set a smaller per_device_train_batch_size (--set), a shorter --sequence-length, or take "

@@ -1,21 +1,116 @@
-"""`--set key=value`: any field of TrainingArguments, with its type checked and a hint where the name is wrong; what a
-variant would ignore is refused."""
+"""What a recipe's setup says beside its techniques: model, data, how often it saves; and which of the user's fields of
+TrainingArguments it refuses, because the variant answers for them, or would ignore them."""
 
 from __future__ import annotations
 
-from collections import ChainMap
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
-from hf_memkit import compat
-from hf_memkit.argument_values import convert
-from hf_memkit.errors import SettingError, did_you_mean
+from hf_memkit.errors import SettingError
+from hf_memkit.hardware import Machine
+from hf_memkit.models import ModelFacts
+from hf_memkit.own_arguments import below_one
+from hf_memkit.presets import PRESETS
+from hf_memkit.recipe.schema import Recipe
+from hf_memkit.recipe.tasks import DEFAULT_TASK, find_task
+from hf_memkit.request import Request
 from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.units import GIB, format_size
 
-__all__ = ["parse_settings", "refuse_ignored", "refuse_out_of_place"]
+__all__ = [
+    "CHECKPOINTS",
+    "ELSEWHERE",
+    "check_data",
+    "model_and_data",
+    "refuse_ignored",
+    "refuse_out_of_place",
+    "saving",
+]
 
-# Fields that another option, or the variant, answers for.
-_ELSEWHERE = {
+CHECKPOINTS = 5
+"""Checkpoints in a run, about."""
+
+
+def check_data(recipe: Recipe, source: str) -> None:
+    """Reads what `--data` names, as a run will: its first look is this one, and `datasets` keeps what was found good.
+
+    Raises:
+        DataError: it cannot be used; says where, why, and what was expected.
+        MissingPackageError: the recipe's task needs a package to read it.
+    """
+    task, data = find_task(recipe.task), recipe.data
+    values = {
+        "source": source, "hub_id": data.hub_id, "hub_config": data.hub_config, "text_column": data.text_column,
+        "columns": {**task.columns, **data.columns},
+    }  # fmt: skip
+    task.read(TrainingSetup("data").put_all("data", {key: (value, "to be read") for key, value in values.items()}))
+
+
+def model_and_data(
+    setup: TrainingSetup, recipe: Recipe, request: Request, model: ModelFacts, sequence_length: int, why: str
+) -> TrainingSetup:
+    origin = {
+        "local": "a local folder",
+        "hub": "the hub, or its cache",
+        "architecture": "NOT REACHABLE: built from the recipe's config values, with RANDOM weights",
+    }[model.origin]
+    setup = setup.put("model.name", model.name, "asked for" if request.model else "the recipe's")
+    setup = setup.put("model.origin", model.origin, origin)
+    config, whose = dict(model.config), "the model's config values"
+    if model.origin == "architecture":
+        config, whose = dict(recipe.model.architecture), "the recipe's config values"
+    setup = setup.put("model.architecture", config, whose)
+    data, task = recipe.data, find_task(recipe.task)
+    if model.model_class is not None:
+        setup = setup.put("model.class", model.model_class, f"what a {task.name} recipe trains")
+        setup = setup.put("model.auto_class", task.auto_class, "makes it from its config")
+        setup = setup.with_notes(
+            "Activations are in no formula for this kind of model: the sums by formula are lower bounds, and the "
+            "prediction (--dry-run) is what counts."
+        )
+    if recipe.task != DEFAULT_TASK:
+        setup = setup.put("data.task", task.name, "the recipe's")
+        setup = setup.put("trainer.class", task.trainer_class, f"the Trainer for {task.name}")
+        setup = setup.put("trainer.arguments_class", task.arguments_class, "its arguments")
+        setup = setup.put("data.columns", {**task.columns, **data.columns}, "role → column")
+        setup = setup.put("data.hub_split", data.hub_split, "of the default data set")
+        setup = setup.put_all("data", task.data_settings(data))
+        setup = setup.put_all("model_parts", task.model_parts)
+    default = f"{data.hub_id}:{data.hub_config}" if data.hub_config else data.hub_id
+    otherwise = "the text of Python's own help" if recipe.task == DEFAULT_TASK else "examples made up here"
+    return setup.put_all(
+        "data",
+        {
+            "source": (request.data, "asked for")
+            if request.data
+            else (None, f"the default: {default} if the hub can be reached, otherwise {otherwise}"),
+            "hub_id": (data.hub_id, "the recipe's default data set"),
+            "hub_config": (data.hub_config, "the recipe's default data set"),
+            "text_column": (data.text_column, "the column that holds the text"),
+            "sequence_length": (sequence_length, why),
+            "held_out": (data.held_out, "share of the blocks, from the end, kept for evaluation"),
+            "evaluated_blocks": (data.evaluated_blocks, "enough for a stable loss; an evaluation stays short"),
+            "vocabulary_size": (model.vocabulary, "the model's: a tokenizer trained here has at most so many tokens"),
+            "tokenizer": (model.name, "the model's own if it can be loaded, otherwise trained on the data"),
+        },
+    )
+
+
+def saving(setup: TrainingSetup, machine: Machine, model: ModelFacts, steps: int) -> tuple[int, int, str]:
+    """(steps between checkpoints, or 0 for none; how many are kept; reason)."""
+    one = int(PRESETS[setup.preset].checkpoint_bytes_per_parameter * model.parameters)
+    free = machine.output_free_bytes
+    if free is None:
+        free = machine.disk_free_bytes - setup.ledger.total_bytes("disk")
+    # Trainer writes the new checkpoint before it deletes the oldest, so one more than the limit exists at times.
+    limit = 2 if free >= 3 * one else 1
+    if free < 2 * one:
+        return 0, 0, f"off: a checkpoint takes {format_size(one)}, and {max(0.0, free / GIB):.1f} GiB of disk are left"
+    each = f"a checkpoint takes {format_size(one)} by formula" if one > GIB else "checkpoints are small"
+    return max(1, steps // CHECKPOINTS), limit, f"a run that is stopped can go on; {each}"
+
+
+ELSEWHERE: Final = {
     "output_dir": "use --output",
     "deepspeed": "it comes from the variant (see ds_configs/)",
     "resume_from_checkpoint": "use --resume",
@@ -23,52 +118,9 @@ _ELSEWHERE = {
     "do_train": "a recipe always trains",
     "do_eval": "a recipe evaluates at its end; --set eval_steps=N does so during training too",
 }
+"""Fields that another option, or the variant, answers for."""
 
 
-def parse_settings(
-    pairs: Iterable[str], elsewhere: Mapping[str, str] = _ELSEWHERE, further: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """`{field: value}` of `key=value` strings. Values are read as YAML scalars: `1e-4`, `true`, `null`, `text`.
-
-    Args:
-        pairs: `key=value`.
-        elsewhere: fields that cannot be set here, each with what to do instead; those of a recipe if not given.
-        further: name → type of fields that the recipe's own Trainer has beyond TrainingArguments.
-
-    Raises:
-        SettingError: lists every pair that is malformed, unknown, of the wrong type, or answered for elsewhere.
-    """
-    pairs = list(pairs)
-    if not pairs:
-        return {}  # without looking at transformers, which takes seconds to import
-    hints = ChainMap(dict(further or {}), compat.argument_types())  # type: ignore[arg-type] # only looked up
-    values: dict[str, Any] = {}
-    problems = []
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        name = compat.current_name(name.strip())
-        if not equals or not name:
-            problems.append(f"--set {pair}: write key=value, such as --set learning_rate=1e-4")
-        elif name in elsewhere:
-            problems.append(f"--set {name}: not settable here; {elsewhere[name]}")
-        elif name not in hints:
-            problems.append(f"--set {name}: no field of TrainingArguments{did_you_mean(name, hints)}")
-        else:
-            try:
-                values[name] = convert(text.strip(), hints[name])
-            except ValueError as error:
-                problems.append(f"--set {name}={text.strip()}: {error}")
-    if problems:
-        raise SettingError("\n".join(problems))
-    return values
-
-
-_COUNTS = {
-    "gradient_accumulation_steps",
-    "max_steps",
-    "per_device_eval_batch_size",
-    "per_device_train_batch_size",
-}
 _THE_VARIANT_S = {"activation_checkpointing", "activation_checkpointing_kwargs", "bf16", "fp16"}
 
 
@@ -78,10 +130,7 @@ def refuse_out_of_place(chosen: Mapping[str, Any]) -> None:
     Raises:
         SettingError: lists them.
     """
-    problems = []
-    for name in sorted(_COUNTS & chosen.keys()):
-        if not isinstance(chosen[name], int) or chosen[name] < 1:
-            problems.append(f"--set {name}={chosen[name]}: must be a whole number above 0")
+    problems = [f"--set {line}" for line in below_one(chosen, "max_steps")]
     for name in sorted(_THE_VARIANT_S & chosen.keys()):
         problems.append(
             f"--set {name}: belongs to the variant, whose needs were computed with it; take another variant"

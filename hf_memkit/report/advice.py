@@ -10,29 +10,30 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hf_memkit.oom import suggest
+from hf_memkit.oom import Change, suggest
+from hf_memkit.record_types import ProposedChange, StepRecord
 from hf_memkit.report.diagnosis import diagnose
 from hf_memkit.report.finding import Finding
 from hf_memkit.report.load import RankRun, Run
+from hf_memkit.report.sanitize import number, text
 from hf_memkit.report.summary import Summary
-from hf_memkit.report.untrusted import number, text
 
-__all__ = ["Advice", "advise", "change_sentence", "finding_sentence"]
+__all__ = ["Advice", "advise", "finding_sentence"]
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
     """Attributes:
     findings: (rank, finding): each kind once, of the rank where it began first.
-    changes: what makes room, as the record contract has a change; empty where there is room.
+    changes: what makes room; empty where there is room.
     """
 
     findings: tuple[tuple[int, Finding], ...]
-    changes: tuple[dict[str, Any], ...]
+    changes: tuple[Change, ...]
 
     def to_json(self) -> dict[str, Any]:
         findings = [{"rank": rank, **finding.to_json()} for rank, finding in self.findings]
-        return {"findings": findings, "changes": list(self.changes)}
+        return {"findings": findings, "changes": [change.to_json() for change in self.changes]}
 
 
 def advise(run: Run, summary: Summary) -> Advice:
@@ -53,25 +54,10 @@ def finding_sentence(run: Run, rank: int, finding: Finding) -> str:
     return f"{finding.kind.capitalize()} since step {finding.first_step}{where}: {why}. {fix[:1].upper()}{fix[1:]}."
 
 
-def change_sentence(change: Mapping[str, Any]) -> str:
-    """`key = value: reason. Saves 1.2 GiB (basis). Costs: cost.` A key of TrainingArguments goes by its name alone."""
-    value = change.get("value")
-    shown = "" if value is None else f" = {text(value, 80)}"
-    key = text(change.get("key", "?"), 80).removeprefix("arguments.")
-    parts = [f"{key}{shown}: {text(change.get('reason', ''), 300).rstrip('.')}."]
-    saves = number(change, "saves_gib")
-    if saves is not None:
-        basis = f" ({text(change['basis'], 160)})" if change.get("basis") else ""
-        parts.append(f"Saves {saves:.2f} GiB{basis}.")
-    if change.get("cost"):
-        parts.append(f"Costs: {text(change['cost'], 200).rstrip('.')}.")
-    return " ".join(parts)
-
-
-def _changes(run: Run, summary: Summary) -> tuple[dict[str, Any], ...]:
+def _changes(run: Run, summary: Summary) -> tuple[Change, ...]:
     for rank in run.ranks:
         if rank.ooms and (rank.ending.kind == "out of memory" or rank.last is rank.ooms[-1]):
-            recorded = tuple(rank.ooms[-1].get("changes", ()))
+            recorded = tuple(map(_recorded, rank.ooms[-1].get("changes", ())))
             return recorded or _suggested(rank, rank.ooms[-1])
     if summary.near:
         rank = next(rank for rank in run.ranks if rank.rank == summary.rank)
@@ -80,11 +66,25 @@ def _changes(run: Run, summary: Summary) -> tuple[dict[str, Any], ...]:
     return ()
 
 
-def _highest_step(rank: RankRun) -> dict[str, Any]:
+def _highest_step(rank: RankRun) -> StepRecord:
     """The step with the highest peak, of those that were looked at closely if there are any."""
     looked = [step for step in rank.steps if step.get("categories")]
-    return max(looked or rank.steps, key=lambda step: number(step, "peak_allocated_gib") or 0.0, default={})
+    return max(looked or rank.steps, key=lambda step: number(step, "peak_allocated_gib") or 0.0, default=StepRecord())
 
 
-def _suggested(rank: RankRun, moment: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
-    return tuple(change.to_json() for change in suggest(rank.run, moment, modules={"rows": list(rank.modules)}))
+def _suggested(rank: RankRun, moment: Mapping[str, Any]) -> tuple[Change, ...]:
+    return tuple(suggest(rank.run, moment, modules={"rows": list(rank.modules)}))
+
+
+def _recorded(change: ProposedChange) -> Change:
+    """A change as a record has it, of whatever origin."""
+    basis, value = change.get("basis"), change.get("value")
+    return Change(
+        text(change.get("key", "?"), 120),
+        text(value, 120) if isinstance(value, str) else value,
+        text(change.get("reason", ""), 400),
+        text(change.get("cost", ""), 300),
+        number(change, "saves_gib"),
+        text(basis, 200) if basis else None,
+        change.get("current"),
+    )

@@ -7,16 +7,28 @@ step records than any chart shows, neighbours are merged.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 from hf_memkit.memory.records import SCHEMA, not_given_up
+from hf_memkit.record_types import (
+    EndRecord,
+    EvaluateRecord,
+    LostRecord,
+    ModuleFigures,
+    OomRecord,
+    RunRecord,
+    SaveRecord,
+    StepRecord,
+)
+from hf_memkit.report.sanitize import clean_record, number, whole
 from hf_memkit.report.thin import halve
-from hf_memkit.report.untrusted import clean_record, number, whole
 
 __all__ = ["Attempt", "RankReader"]
+
+AnyRecord = TypeVar("AnyRecord", EvaluateRecord, SaveRecord)
 
 _BLOCK: Final = 2**20
 _LONGEST_LINE: Final = 2**24
@@ -42,11 +54,11 @@ class Attempt:
         last_step: the last step that this start finished, as far as it was recorded.
     """
 
-    run: dict[str, Any] = field(default_factory=dict)
-    ooms: list[dict[str, Any]] = field(default_factory=list)
-    end: dict[str, Any] | None = None
-    lost: dict[str, Any] | None = None
-    last: dict[str, Any] | None = None
+    run: RunRecord = field(default_factory=RunRecord)
+    ooms: list[OomRecord] = field(default_factory=list)
+    end: EndRecord | None = None
+    lost: LostRecord | None = None
+    last: Mapping[str, Any] | None = None
     last_step: int | None = None
 
 
@@ -59,10 +71,10 @@ class RankReader:
 
     def _forget(self) -> None:
         self.attempts: list[Attempt] = []
-        self.steps: dict[int, dict[str, Any]] = {}
-        self.evaluations: list[dict[str, Any]] = []
-        self.saves: list[dict[str, Any]] = []
-        self.modules: list[dict[str, Any]] = []
+        self.steps: dict[int, StepRecord] = {}
+        self.evaluations: list[EvaluateRecord] = []
+        self.saves: list[SaveRecord] = []
+        self.modules: list[ModuleFigures] = []
         self.unreadable = 0
         self.newest_schema = 0
         self._offset = 0
@@ -129,24 +141,24 @@ class RankReader:
             self.attempts = [*self.attempts[1 - _MOST_STARTS :], Attempt()]
         attempt = self.attempts[-1]
         if kind == "lost":  # it stands before the records that were written before it
-            attempt.lost = record
+            attempt.lost = cast(LostRecord, record)
             return
         attempt.last = record
         if kind == "run":
-            attempt.run = record
+            attempt.run = cast(RunRecord, record)
             self._begin(whole(record, "start_step"))
         elif kind == "step" and whole(record, "step") is not None:
-            self._step(attempt, record)
+            self._step(attempt, cast(StepRecord, record))
         elif kind == "evaluate":
-            _keep(self.evaluations, record)
+            _keep(self.evaluations, cast(EvaluateRecord, record))
         elif kind == "save":
-            _keep(self.saves, record)
+            _keep(self.saves, cast(SaveRecord, record))
         elif kind == "modules":
             self.modules = record.get("rows", [])
         elif kind == "oom":
-            attempt.ooms.append(record)
+            attempt.ooms.append(cast(OomRecord, record))
         elif kind == "end":
-            attempt.end = record
+            attempt.end = cast(EndRecord, record)
 
     def _begin(self, start_step: int | None) -> None:
         """Steps after the one that a start goes on from belong to a training that was given up."""
@@ -158,7 +170,7 @@ class RankReader:
         if start_step == 0:
             self.modules = []
 
-    def _step(self, attempt: Attempt, record: dict[str, Any]) -> None:
+    def _step(self, attempt: Attempt, record: StepRecord) -> None:
         step = int(record["step"])
         attempt.last_step = step
         self.steps[step] = record
@@ -175,7 +187,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     return clean_record(record) if isinstance(record, dict) else None
 
 
-def _keep(records: list[dict[str, Any]], record: dict[str, Any]) -> None:
+def _keep(records: list[AnyRecord], record: AnyRecord) -> None:
     """Adds a record; of too many, the one with the higher peak of each two neighbours stays."""
     records.append(record)
     if len(records) > _MOST:

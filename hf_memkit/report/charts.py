@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from hf_memkit.report.load import RankRun, Run
+from hf_memkit.report.sanitize import number, text, whole
 from hf_memkit.report.summary import Summary, summarise_ranks
 from hf_memkit.report.thin import extremes
-from hf_memkit.report.untrusted import number, text, whole
 from hf_memkit.terms import CATEGORIES, PHASES
 
 __all__ = ["charts", "plotly_text"]

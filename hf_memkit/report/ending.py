@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 
 from hf_memkit.memory.cgroup import oom_kills
 from hf_memkit.report.attempts import Attempt
-from hf_memkit.report.untrusted import number, text, whole
+from hf_memkit.report.sanitize import number, text, whole
 from hf_memkit.terms import at
 
 __all__ = ["Ending", "Here", "Kind", "judge_ending", "judge_replaced"]

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from hf_memkit.report.load import Run, RunReader
+from hf_memkit.report.sanitize import number, text
 from hf_memkit.report.text import view
-from hf_memkit.report.untrusted import number, text
 
 if TYPE_CHECKING:
     from rich.console import Console

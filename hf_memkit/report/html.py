@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable
 from typing import Final
 
-from hf_memkit.report.untrusted import text
+from hf_memkit.report.sanitize import text
 
 __all__ = ["Html", "el", "figure_table", "join"]
 

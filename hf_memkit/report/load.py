@@ -5,15 +5,25 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from hf_memkit.errors import InputError
 from hf_memkit.memory.records import SCHEMA
+from hf_memkit.record_types import (
+    EndRecord,
+    EvaluateRecord,
+    ModuleFigures,
+    OomRecord,
+    RunRecord,
+    SaveRecord,
+    StepRecord,
+)
 from hf_memkit.report.attempts import Attempt, RankReader
 from hf_memkit.report.ending import Ending, Here, judge_ending, judge_replaced
-from hf_memkit.report.untrusted import number, text, whole
+from hf_memkit.report.sanitize import number, text, whole
 
 __all__ = ["RankRun", "Run", "RunReader", "load_run"]
 
@@ -43,15 +53,15 @@ class RankRun:
 
     rank: int
     path: Path
-    run: dict[str, Any]
-    steps: tuple[dict[str, Any], ...]
-    evaluations: tuple[dict[str, Any], ...]
-    saves: tuple[dict[str, Any], ...]
-    ooms: tuple[dict[str, Any], ...]
-    modules: tuple[dict[str, Any], ...]
-    end: dict[str, Any] | None
+    run: RunRecord
+    steps: tuple[StepRecord, ...]
+    evaluations: tuple[EvaluateRecord, ...]
+    saves: tuple[SaveRecord, ...]
+    ooms: tuple[OomRecord, ...]
+    modules: tuple[ModuleFigures, ...]
+    end: EndRecord | None
     ending: Ending
-    last: dict[str, Any] | None
+    last: Mapping[str, Any] | None
     earlier: tuple[tuple[Attempt, Ending], ...]
 
 

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hf_memkit.report.untrusted import number, text, whole
-from hf_memkit.report.wording import size as show_size
-from hf_memkit.units import GIB
+from hf_memkit.report.sanitize import number, text, whole
+from hf_memkit.units import GIB, format_size
 
 __all__ = ["ModuleRow", "places", "shown_rows"]
 
@@ -45,13 +44,13 @@ def shown_rows(rows: Iterable[Mapping[str, Any]]) -> list[ModuleRow]:
                 kind=text(row.get("class", ""), 60),
                 parameters=f"{parameters:,}",
                 trained=_trained(parameters, trained),
-                size=show_size(size / GIB),
+                size=format_size(size),
                 places=held,
             )
         )
     if found:
         parameters, trained = int(totals[0]), int(totals[1])
-        total = ModuleRow("all", "", f"{parameters:,}", _trained(parameters, trained), show_size(totals[2] / GIB), {})
+        total = ModuleRow("all", "", f"{parameters:,}", _trained(parameters, trained), format_size(totals[2]), {})
         found.append(total)
     return found
 
@@ -60,7 +59,7 @@ def places(row: ModuleRow) -> str:
     """`device`, or where it is spread `device 0.100, host 0.200`."""
     if len(row.places) < 2:
         return ", ".join(row.places)
-    return ", ".join(f"{place} {show_size(gib)}" for place, gib in row.places.items())
+    return ", ".join(f"{place} {format_size(gib * GIB)}" for place, gib in row.places.items())
 
 
 def _trained(parameters: int, trained: int) -> str:

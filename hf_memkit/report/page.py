@@ -23,9 +23,9 @@ from hf_memkit.report.charts import charts
 from hf_memkit.report.html import Html, join
 from hf_memkit.report.load import Run
 from hf_memkit.report.palette import CATEGORY_COLOURS, PHASE_COLOURS
+from hf_memkit.report.sanitize import text
 from hf_memkit.report.sections import sections
 from hf_memkit.report.summary import summarise
-from hf_memkit.report.untrusted import text
 
 __all__ = ["page", "write_page"]
 

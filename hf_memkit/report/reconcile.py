@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from hf_memkit.report.untrusted import number
+from hf_memkit.report.sanitize import number
 from hf_memkit.terms import CATEGORIES, PHASES
 
 __all__ = ["ACCEPTED_SHARE", "Compared", "compared", "furthest_off"]

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from hf_memkit.oom import Change
 from hf_memkit.report import wording
 from hf_memkit.report.advice import Advice, finding_sentence
 from hf_memkit.report.html import Html, el, figure_table, join
 from hf_memkit.report.load import Run
 from hf_memkit.report.reconcile import furthest_off
+from hf_memkit.report.sanitize import number, whole
 from hf_memkit.report.sections_facts import facts, glossary, modules, out_of_memory
 from hf_memkit.report.summary import Summary, summarise_ranks
 from hf_memkit.report.thin import extremes
-from hf_memkit.report.untrusted import number, text, whole
+from hf_memkit.units import GIB, format_size
 
 __all__ = ["sections"]
 
@@ -96,15 +98,11 @@ def _what_to_do(run: Run, summary: Summary, advice: Advice) -> Html:
     )
 
 
-def _change(change: Mapping[str, Any]) -> Html:
-    value = change.get("value")
-    key = text(change.get("key", "?"), 120).removeprefix("arguments.")
-    what = key + ("" if value is None else f" = {text(value, 120)}")
-    saves = number(change, "saves_gib")
-    saved = f" It saves {saves:.2f} GiB ({text(change.get('basis', 'from these records'), 200)})." if saves else ""
-    cost = f" It costs: {text(change['cost'], 300).rstrip('.')}." if change.get("cost") else ""
-    reason = f" {text(change.get('reason', ''), 400).rstrip('.')}."
-    return el("li", el("code", what), ":", reason, saved, el("span", cost, class_="soft"))
+def _change(change: Change) -> Html:
+    saved = f" It saves {change.saving}." if change.saving is not None else ""
+    cost = f" It costs: {change.cost.rstrip('.')}." if change.cost else ""
+    reason = f" {change.reason.rstrip('.')}."
+    return el("li", el("code", change.name_and_value), ":", reason, saved, el("span", cost, class_="soft"))
 
 
 def _filled(summary: Summary) -> Html | None:
@@ -243,7 +241,9 @@ def _host(summary: Summary, drawn: Mapping[str, Any]) -> Html | None:
     if line is None:
         return None
     rows = [
-        (place, category, wording.size(gib)) for place, held in summary.held.items() for category, gib in held.items()
+        (place, category, format_size(gib * GIB))
+        for place, held in summary.held.items()
+        for category, gib in held.items()
     ]
     held = figure_table("Held between steps", ("where", "what", "size"), rows, numbers=(2,)) if rows else None
     chart = _chart(drawn, "host", "Host memory over the steps")

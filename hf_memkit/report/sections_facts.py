@@ -10,7 +10,7 @@ from hf_memkit.report import wording
 from hf_memkit.report.html import Html, el, figure_table
 from hf_memkit.report.load import Run
 from hf_memkit.report.modules import places, shown_rows
-from hf_memkit.report.untrusted import number, text, whole
+from hf_memkit.report.sanitize import number, text, whole
 
 __all__ = ["facts", "glossary", "modules", "out_of_memory"]
 

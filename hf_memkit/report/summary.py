@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from hf_memkit.record_types import OomRecord, StepRecord
 from hf_memkit.report.load import RankRun, Run
 from hf_memkit.report.reconcile import compared
-from hf_memkit.report.untrusted import number, whole
+from hf_memkit.report.sanitize import number, whole
 from hf_memkit.terms import CATEGORIES, PHASES
 
 __all__ = ["NEAR", "Peak", "Summary", "summarise", "summarise_ranks"]
@@ -99,7 +100,7 @@ def summarise_ranks(run: Run) -> list[Summary]:
 
 def _of_rank(rank: RankRun) -> Summary:
     hardware = rank.run.get("hardware", {})
-    records = [rank.run, *rank.steps, *rank.evaluations, *rank.saves, *rank.ooms]
+    records: list[Mapping[str, Any]] = [rank.run, *rank.steps, *rank.evaluations, *rank.saves, *rank.ooms]
     whole_card = _highest(records, "capacity_gib") or number(hardware, "capacity_gib")
     cap = number(hardware, "allocator_cap_fraction")
     capped = cap if cap is not None and 0 < cap < 1 else None
@@ -187,14 +188,13 @@ def _phases(rank: RankRun) -> dict[str, float]:
     return {phase: found[phase] for phase in PHASES if phase in found}
 
 
-def _looked_at(rank: RankRun) -> dict[str, Any]:
+def _looked_at(rank: RankRun) -> StepRecord | OomRecord:
     """The OOM if there was one, else the step with the highest peak; of those that have categories."""
-    for oom in reversed(rank.ooms):
+    for oom in rank.ooms[::-1]:
         if _by_category(oom.get("categories", {})):
-            return dict(oom)
+            return oom
     looked = [step for step in rank.steps if _by_category(step.get("categories", {}))]
-    none: dict[str, Any] = {}
-    return max(looked, key=lambda record: number(record, "peak_allocated_gib") or 0.0, default=none)
+    return max(looked, key=lambda step: number(step, "peak_allocated_gib") or 0.0, default=StepRecord())
 
 
 def _by_category(fields: Mapping[str, Any]) -> dict[str, float]:
@@ -210,7 +210,7 @@ def _held(rank: RankRun) -> dict[str, dict[str, float]]:
     return {}
 
 
-def _host(records: list[dict[str, Any]], hardware: Mapping[str, Any]) -> dict[str, float]:
+def _host(records: Iterable[Mapping[str, Any]], hardware: Mapping[str, Any]) -> dict[str, float]:
     available = [v for record in records if (v := number(record, "host_available_gib")) is not None]
     totals = [v for name in ("ram_limit_gib", "ram_gib") if (v := number(hardware, name))]
     found = {

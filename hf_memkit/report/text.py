@@ -10,12 +10,13 @@ import shlex
 from typing import TYPE_CHECKING, Any, Final
 
 from hf_memkit.report import wording
-from hf_memkit.report.advice import Advice, advise, change_sentence, finding_sentence
+from hf_memkit.report.advice import Advice, advise, finding_sentence
 from hf_memkit.report.modules import places, shown_rows
 from hf_memkit.report.palette import CATEGORY_COLOURS, PHASE_COLOURS
 from hf_memkit.report.reconcile import furthest_off
+from hf_memkit.report.sanitize import text
 from hf_memkit.report.summary import Summary, summarise, summarise_ranks
-from hf_memkit.report.untrusted import text
+from hf_memkit.units import GIB, format_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -146,7 +147,7 @@ def _bar_table(heading: str, values: Mapping[str, float], colours: Mapping[Any, 
         colour = colours.get(name.split(",")[0], "white")
         # A sliver is shown for what is there, however small.
         bar = "█" * length if length else "▏" if value > 0 else ""
-        table.add_row(name, wording.size(value), Text(bar, style=colour))
+        table.add_row(name, format_size(value * GIB), Text(bar, style=colour))
     return table
 
 
@@ -165,7 +166,8 @@ def _held_elsewhere(summary: Summary) -> str | None:
     away = {place: sum(found.values()) for place, found in summary.held.items() if place != "device"}
     if not any(away.values()):
         return None
-    return "Held between steps, not on the card: " + ", ".join(f"{p} {wording.size(v)}" for p, v in away.items()) + "."
+    sizes = ", ".join(f"{place} {format_size(gib * GIB)}" for place, gib in away.items())
+    return f"Held between steps, not on the card: {sizes}."
 
 
 def _ranks(run: Run) -> Table:
@@ -202,7 +204,7 @@ def _next(run: Run, summary: Summary, advice: Advice) -> list[RenderableType]:
     from rich.text import Text
 
     lines = [finding_sentence(run, rank, finding) for rank, finding in advice.findings]
-    lines += [change_sentence(change) for change in advice.changes]
+    lines += [change.sentence() for change in advice.changes]
     if not lines:
         return [Text(wording.nothing_to_do(run, summary))]
     return [Text("What to do:", style="bold"), *(Text(f"• {line}") for line in lines)]

@@ -6,25 +6,25 @@ In: step records in order, or a series of numbers. Out: fewer step records, or t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
-from hf_memkit.report.untrusted import number, whole
+from hf_memkit.record_types import MEAN_OF_STEPS, StepRecord
+from hf_memkit.report.sanitize import number, whole
 
 __all__ = ["extremes", "halve", "merge"]
 
-_MEANS: Final = frozenset({"step_time_ms", "samples", "tokens", "micro_batches", "recomputed_layers"})
 _HIGHEST: Final = frozenset({"longest_sequence", "host_rss_gib", "pinned_gib", "disk_swap_gib"})
 _LOWEST: Final = frozenset({"host_available_gib"})
 _OF_THE_PEAK: Final = frozenset({"categories", "held"})
 
 
-def halve(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def halve(steps: Sequence[StepRecord]) -> list[StepRecord]:
     """Each two neighbours as one record."""
     pairs = [merge(steps[i], steps[i + 1]) for i in range(0, len(steps) - 1, 2)]
-    return pairs if len(steps) % 2 == 0 else [*pairs, dict(steps[-1])]
+    return pairs if len(steps) % 2 == 0 else [*pairs, steps[-1]]
 
 
-def merge(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+def merge(first: Mapping[str, Any], second: Mapping[str, Any]) -> StepRecord:
     """One `step` record for two, as the record contract has it: peaks are maxima, times and sizes means, counters the
     last; `categories` and `held` are those of the higher peak."""
     weights = (max(1, whole(first, "steps") or 1), max(1, whole(second, "steps") or 1))
@@ -46,11 +46,11 @@ def merge(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]
             merged[name] = max(a, b)
         elif name in _LOWEST:
             merged[name] = min(a, b)
-        elif name in _MEANS:
+        elif name in MEAN_OF_STEPS:
             merged[name] = (a * weights[0] + b * weights[1]) / sum(weights)
         else:
             merged[name] = second[name]
-    return {**merged, "steps": sum(weights)}
+    return cast(StepRecord, {**merged, "steps": sum(weights)})
 
 
 def extremes(series: Sequence[Sequence[float | None]], points: int) -> list[int]:

@@ -6,11 +6,11 @@ import shlex
 from typing import Final
 
 from hf_memkit.report.load import Run
+from hf_memkit.report.sanitize import number, text, whole
 from hf_memkit.report.summary import Summary
-from hf_memkit.report.untrusted import number, text, whole
 from hf_memkit.terms import at
 
-__all__ = ["course", "host", "nothing_to_do", "out_of_memory", "reserved", "size", "title", "unknowable", "verdict"]
+__all__ = ["course", "host", "nothing_to_do", "out_of_memory", "reserved", "title", "unknowable", "verdict"]
 
 _FEW: Final = 20
 """Steps that the diagnosis needs at least to tell growth from chance (`rise.MIN_VALUES`)."""
@@ -173,14 +173,6 @@ def _to_spare(summary: Summary) -> str:
 
 def _count(steps: int) -> str:
     return "One step is" if steps == 1 else f"{steps} steps are"
-
-
-def size(gib: float) -> str:
-    """`1.44 GiB`; what is small in MiB or KiB, so that it is not 0.00."""
-    if gib == 0 or gib >= 0.1:
-        return f"{gib:.2f} GiB"
-    mib = gib * 1024
-    return f"{mib:.1f} MiB" if mib >= 0.1 else f"{mib * 1024:.1f} KiB"
 
 
 def _millions(count: int) -> str:

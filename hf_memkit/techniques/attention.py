@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hf_memkit.job import Job
 from hf_memkit.technique import technique
-from hf_memkit.techniques.attention_bytes import attention_heads, eager_bytes_of_score, score_bytes
+from hf_memkit.techniques.activation_bytes import attention_heads, eager_bytes_of_score, score_bytes
 from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import format_size
 

@@ -11,8 +11,14 @@ from typing import Any
 
 from hf_memkit.job import Job
 from hf_memkit.technique import technique
-from hf_memkit.techniques.activation_bytes import Layer, best_segment, held, layer_of, root_segment
-from hf_memkit.techniques.activation_rows import numbers_of
+from hf_memkit.techniques.activation_bytes import (
+    Layer,
+    backward_bytes,
+    best_segment,
+    layer_of,
+    numbers_of,
+    root_segment,
+)
 from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import format_mib
 
@@ -96,7 +102,7 @@ def offloaded(setup: TrainingSetup, job: Job) -> TrainingSetup:
     """Checkpoint every layer and keep the inputs in pinned host memory, through Trainer's own switch."""
     host = ""
     if job.model is not None:
-        size = held("offloaded", layer_of(job.model, job.tokens, numbers_of(setup)), job.model.layers).pinned
+        size = backward_bytes("offloaded", layer_of(job.model, job.tokens, numbers_of(setup)), job.model.layers).pinned
         host = f": {format_mib(size)} of pinned RAM a process"
     return _by_trainer(setup, {"offload": True}, f"inputs of the layers wait in host memory{host}")
 
@@ -150,4 +156,4 @@ def _segment_length(setup: TrainingSetup, job: Job) -> tuple[int, str]:
 
 
 def _predicted(layer: Layer, layers: int, length: int) -> str:
-    return format_mib(held("segments", layer, layers, max(1, length)).device)
+    return format_mib(backward_bytes("segments", layer, layers, max(1, length)).device)

@@ -12,7 +12,8 @@ from typing import Final
 from hf_memkit.job import Job, process_row
 from hf_memkit.ledger import Row
 from hf_memkit.models import ModelFacts
-from hf_memkit.techniques.activation_rows import activation_rows, checkpoint_mode
+from hf_memkit.techniques import activation_bytes
+from hf_memkit.techniques.activation_bytes import checkpoint_mode
 from hf_memkit.techniques.adapter_sizes import (
     adapter_parameters,
     copied_parameters,
@@ -20,8 +21,6 @@ from hf_memkit.techniques.adapter_sizes import (
     offloaded_parameters,
     quantised_bytes,
 )
-from hf_memkit.techniques.attention_bytes import kept_scores_bytes
-from hf_memkit.techniques.loss_bytes import loss_bytes
 from hf_memkit.techniques.optimizer_states import (
     gradient_bytes,
     state_source,
@@ -165,19 +164,6 @@ def _replicas(states: tuple[Row, ...], job: Job) -> tuple[Row, ...]:
 
 
 def _activations(setup: TrainingSetup, job: Job, model: ModelFacts) -> tuple[Row, ...]:
-    """Activations as they are checkpointed, attention scores if they are kept, and the loss. For other models than
-    causal language models there is no formula; a setup says so (`hf_memkit/recipe/resolve.py`), and a trace tells."""
-    if model.model_class is not None:
-        return ()
-    found = list(activation_rows(setup, job, model))
-    if scores := kept_scores_bytes(setup, job):
-        checkpointed = checkpoint_mode(setup)[0] in ("every-layer", "offloaded")
-        found.append(
-            Row(
-                "device", "activations", "attention scores of eager attention",
-                scores // model.layers if checkpointed else scores,
-                "micro-batch × heads × length² a layer (hf_memkit/techniques/attention_bytes.py)", "backward",
-            )
-        )  # fmt: skip
-    size, term, source = loss_bytes(setup, job)
-    return (*found, Row("device", "loss", term, size, source, "backward"))
+    """What grows with the batch. For other models than causal language models there is no formula; a setup says so
+    (`hf_memkit/recipe/resolve.py`), and a trace tells."""
+    return () if model.model_class is not None else activation_bytes.rows(setup, job, model)

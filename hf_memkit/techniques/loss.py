@@ -6,7 +6,7 @@ from typing import Any
 
 from hf_memkit.job import Job
 from hf_memkit.technique import technique
-from hf_memkit.techniques.loss_bytes import chunk_tokens_for
+from hf_memkit.techniques.activation_bytes import chunk_tokens_for
 from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["chunked_loss", "liger"]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from hf_memkit.job import Job
+from hf_memkit.optimizers import TORCHAO_BLOCKS
 from hf_memkit.technique import technique
 from hf_memkit.techniques.optimizer_states import padded_vocabulary, states_of
 from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import format_size
 
 __all__ = [
-    "BLOCK",
-    "BLOCK_4BIT",
     "VOCABULARY_MULTIPLE",
     "adamw_4bit_stochastic",
     "adamw_8bit",
@@ -18,12 +17,6 @@ __all__ = [
     "lion_8bit",
     "paged_adamw_8bit",
 ]
-
-BLOCK = 256
-"""Elements that share one scale in torchao's 8-bit states (torchao:torchao/optim/adam.py, `block_size`)."""
-
-BLOCK_4BIT = 128
-"""The same of its 4-bit states."""
 
 VOCABULARY_MULTIPLE = 64
 """Rows of the word embedding become a multiple of this: NVIDIA's guide asks for it on tensor cores, and with a width
@@ -100,7 +93,7 @@ def adamw_8bit_stochastic(setup: TrainingSetup, job: Job) -> TrainingSetup:
     does not quantise it keeps in the parameter's dtype, where a bf16 second moment stands still at beta2 = 0.999 (a
     change of 0.1 % is below half a unit in the last place): `hf_memkit.components.low_bit_adamw` keeps those in fp32.
     """
-    return _torchao(setup, job, "AdamW8bit", BLOCK, "2 bytes of state a parameter instead of 8")
+    return _torchao(setup, job, "AdamW8bit", TORCHAO_BLOCKS[8], "2 bytes of state a parameter instead of 8")
 
 
 @technique(
@@ -118,7 +111,7 @@ def adamw_4bit_stochastic(setup: TrainingSetup, job: Job) -> TrainingSetup:
     As adamw-8bit-stochastic, with blocks of 128. Trainer's own `optim: adamw_torch_4bit` takes blocks of 256 and
     cannot be given others (transformers 5.23.0: trainer_optimizer.py 470: the value stays a string).
     """
-    return _torchao(setup, job, "AdamW4bit", BLOCK_4BIT, "1 byte of state a parameter instead of 8")
+    return _torchao(setup, job, "AdamW4bit", TORCHAO_BLOCKS[4], "1 byte of state a parameter instead of 8")
 
 
 def _torchao(setup: TrainingSetup, job: Job, name: str, block: int, saves: str) -> TrainingSetup:

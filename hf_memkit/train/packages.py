@@ -7,45 +7,41 @@ import re
 from typing import Final
 
 from hf_memkit.errors import MissingPackageError
+from hf_memkit.optimizers import EXTRAS, find_optimizer
 from hf_memkit.technique import TECHNIQUES
 from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["missing_package", "needed_packages", "require_packages"]
 
-_EXTRA: Final = {
-    "torchao": "gpu",
-    "bitsandbytes": "gpu",
-    "liger_kernel": "gpu",
-    "apollo_torch": "optimizers",
-    "galore_torch": "optimizers",
-    "lomo_optim": "optimizers",
-    "trl": "sft",
-}
+_EXTRA: Final = {**EXTRAS, "liger_kernel": "gpu", "trl": "sft"}
 """Import name → the extra of hf-memkit that brings it."""
 
 _USED_BY: Final = {
-    "apollo_torch": r"arguments\.optim=apollo_",
-    "bitsandbytes": r"arguments\.optim=(?!adamw_torch)(paged_|lion_|ademamix|.*bnb|.*_8bit)|model\.quantization="
-    r"|optimizer\.class=hf_memkit\.parts\.large_batch_optimizers:",
+    "bitsandbytes": r"model\.quantization=",
     "flash_attn": r"model\.attn_implementation=flash_attention",
-    "galore_torch": r"arguments\.optim=galore_",
     "liger_kernel": r"arguments\.use_liger_kernel=True",
-    "lomo_optim": r"arguments\.optim=(ada)?lomo$",
     "peft": r"adapter\.",
-    "torchao": r"arguments\.optim=adamw_torch_[48]bit|optimizer\.class=hf_memkit\.parts\.low_bit_adamw:"
-    r"|trainer_parts\.cpu_offload_optimizer=",
+    "torchao": r"trainer_parts\.cpu_offload_optimizer=",
 }
-"""Import name → the settings, as `key=value`, that have it imported: what the user replaced is among them no more."""
+"""Import name → the settings, as `key=value`, that have it imported, besides an optimizer."""
 
 
 def needed_packages(setup: TrainingSetup) -> dict[str, str]:
-    """`{import name: technique}` of what the setup's techniques import for the settings that it still has."""
+    """`{import name: technique}` of what the setup's techniques import for the settings that it still has: what the
+    user replaced is among them no more."""
     settings = [f"{setting.key}={setting.value}" for setting in setup.settings]
+    optimizers = [setup.get("optimizer.class"), setup.get("arguments.optim")]
+    stepping = {package for name in optimizers if name for package in find_optimizer(str(name)).packages}
+
+    def used(package: str) -> bool:
+        pattern = _USED_BY.get(package)
+        return package in stepping or (pattern is not None and any(re.match(pattern, each) for each in settings))
+
     return {
         package: name
         for name in setup.techniques
         for package in (TECHNIQUES[name].packages if name in TECHNIQUES else ())
-        if any(re.match(_USED_BY[package], setting) for setting in settings)
+        if used(package)
     }
 
 

@@ -25,7 +25,7 @@ from hf_memkit.errors import DoesNotFitError, InputError, MissingPackageError
 from hf_memkit.memlock import can_lock
 from hf_memkit.units import format_gib
 from hf_memkit.user_files import user_path
-from hf_memkit.zero import swap_files
+from hf_memkit.zero import nvme_files
 
 __all__ = ["Preflight", "file_system", "preflight", "ready"]
 
@@ -88,11 +88,11 @@ def preflight(folder: str | Path, *, needed_bytes: int, locked_bytes: int = 0) -
             f"run: ulimit -l unlimited (in a container: docker run --ulimit memlock=-1)"
         )
     try:
-        with swap_files.made_folder(path):
+        with nvme_files.made_folder(path):
             unusable += _direct_io_problem(path)
             shortages += [] if unusable else _disk_shortage(path, needed_bytes)
             notes += _notes(path)
-            leftover = swap_files.find_leftover(path)
+            leftover = nvme_files.find_leftover(path)
             if leftover is not None:
                 (notes if leftover.owner == "ended" else unusable).append(leftover.line)
     except OSError as error:
@@ -105,7 +105,7 @@ def preflight(folder: str | Path, *, needed_bytes: int, locked_bytes: int = 0) -
 def ready(
     folder: str | Path, say: Callable[[str], None], *, needed_bytes: int, locked_bytes: int = 0
 ) -> Iterator[None]:
-    """The folder, found good and held for one run: see `preflight` and `swap_files.hold`.
+    """The folder, found good and held for one run: see `preflight` and `nvme_files.hold`.
 
     Raises:
         InputError, DoesNotFitError, MissingPackageError: see `Preflight.raise_problems`.
@@ -114,7 +114,7 @@ def ready(
     found.raise_problems()
     for note in found.notes:
         say(f"Note: {note}")
-    with swap_files.hold(user_path(folder)):
+    with nvme_files.hold(user_path(folder)):
         yield
 
 
@@ -177,7 +177,7 @@ def _direct_io_problem(path: Path) -> list[str]:
 
 def _disk_shortage(path: Path, needed_bytes: int) -> list[str]:
     """What lacks of the disk, quotas included. The swap files of a killed run count as free: they will be removed."""
-    leftover = swap_files.find_leftover(path)
+    leftover = nvme_files.find_leftover(path)
     reclaimed = leftover.size_bytes if leftover is not None and leftover.owner == "ended" else 0
     free = shutil.disk_usage(path).free + reclaimed
     if needed_bytes > free:

@@ -19,15 +19,15 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, Final
 
 from hf_memkit.errors import MissingPackageError, RunError
-from hf_memkit.zero.build_locks import stale_locks
 
-__all__ = ["build", "extensions_folder", "missing_tools", "needed"]
+__all__ = ["build", "extension_roots", "extensions_folder", "is_held", "missing_tools", "needed", "stale_locks"]
+
 
 _BUILDERS: Final = {
     "deepspeed_shm_comm": "ShareMemCommBuilder",
@@ -167,3 +167,37 @@ def _output_to(file: IO[str]) -> Iterator[None]:
         for descriptor, copy in zip((1, 2), saved, strict=True):
             os.dup2(copy, descriptor)
             os.close(copy)
+
+
+def extension_roots() -> tuple[Path, ...]:
+    """Where torch builds extensions for this user: TORCH_EXTENSIONS_DIR if it is set, and the default."""
+    asked = os.environ.get("TORCH_EXTENSIONS_DIR")
+    default = Path.home() / ".cache" / "torch_extensions"
+    return (Path(asked), default) if asked and Path(asked) != default else (default,)
+
+
+def stale_locks(roots: Iterable[Path]) -> list[Path]:
+    """Every build lock under `roots`, at most two folders deep as torch and memkit lay them out, that no process of
+    this machine holds any more.
+
+    torch makes `<folder>/<operator>/lock` while it builds and keeps it open (torch: utils/cpp_extension.py,
+    FileBaton); a build that was killed leaves it behind, and the next one waits on it for ever, without a word.
+    """
+    found = {lock for root in roots for pattern in ("*/lock", "*/*/lock") for lock in root.glob(pattern)}
+    return sorted(lock for lock in found if not is_held(lock))
+
+
+def is_held(lock: Path) -> bool:
+    """Whether a process has the lock file open. Those of other users cannot be seen, and count as not holding it."""
+    try:
+        wanted = lock.stat()
+    except FileNotFoundError:
+        return False
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            opened = descriptor.stat()
+        except OSError:  # the process has ended, or is another user's
+            continue
+        if (opened.st_dev, opened.st_ino) == (wanted.st_dev, wanted.st_ino):
+            return True
+    return False

@@ -11,23 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from hf_memkit.optimizers import find_optimizer
 from hf_memkit.zero.settings import ZeroSettings
 
-__all__ = ["ADAMW", "LION", "Stepping", "stepping_optimizer"]
-
-ADAMW: Final = frozenset(
-    {
-        "adamw_torch",
-        "adamw_torch_fused",
-        "adamw_torch_xla",
-        "adamw_torch_npu_fused",
-        "paged_adamw",
-        "paged_adamw_32bit",
-    }
-)
-"""Values of `optim` that accelerate takes for AdamW: torch's, and bitsandbytes' with 32-bit states."""
-
-LION: Final = frozenset({"lion_32bit", "paged_lion_32bit"})
+__all__ = ["Stepping", "stepping_optimizer"]
 
 _KEEP: Final = {"zero_force_ds_cpu_optimizer": False}
 
@@ -66,12 +53,12 @@ def stepping_optimizer(config: Mapping[str, Any], optim: str) -> Stepping:
         return Stepping(
             None, True, {}, "zero_force_ds_cpu_optimizer is false: Trainer's own optimizer steps on the CPU"
         )
-    if optim in LION:
+    if find_optimizer(optim).deepspeed == "lion":
         return Stepping("DeepSpeedCPULion", True, _KEEP, "accelerate replaces it by DeepSpeed's Lion for the CPU")
     if optim == "adagrad":
         why = "accelerate makes a DeepSpeedCPUAdagrad of it, with an argument that this class does not take: TypeError"
         return Stepping("DeepSpeedCPUAdagrad", False, {}, why)
-    if optim in ADAMW:
+    if find_optimizer(optim).deepspeed == "adamw":
         return Stepping("DeepSpeedCPUAdam", True, _KEEP, "accelerate replaces it by DeepSpeed's AdamW for the CPU")
     if "adafactor" in optim:
         why = f"accelerate replaces {optim} by DeepSpeedCPUAdam, which cannot read its groups' rate: TypeError"
@@ -87,9 +74,9 @@ def _of_json(config: Mapping[str, Any], kind: str, optim: str, *, offloaded: boo
     torch_adam = isinstance(parameters, Mapping) and parameters.get("torch_adam") is True
     if name in ("adam", "adamw"):
         made = "AdamW" if torch_adam else "DeepSpeedCPUAdam" if offloaded else "FusedAdam"
-        same = optim in ADAMW
+        same = find_optimizer(optim).deepspeed == "adamw"
     elif name == "lion":
-        made, same = ("DeepSpeedCPULion" if offloaded else "FusedLion"), optim in LION
+        made, same = ("DeepSpeedCPULion" if offloaded else "FusedLion"), find_optimizer(optim).deepspeed == "lion"
     elif name == "adagrad":
         made, same = ("DeepSpeedCPUAdagrad" if offloaded else "Adagrad"), optim == "adagrad"
     else:

@@ -7,7 +7,8 @@ from hf_memkit.models import ModelFacts
 from hf_memkit.terms import Place
 from hf_memkit.zero.settings import ZeroSettings
 from hf_memkit.zero.split import ROUNDING_SOURCE, Split, page_locked, split, sub_groups
-from hf_memkit.zero.stage_3_swap import is_swapped, swapped_parameter_rows, swapped_state_rows
+from hf_memkit.zero.stage_3_nvme import is_swapped, swapped_parameter_rows, swapped_state_rows
+from hf_memkit.zero.terms import Term
 
 __all__ = ["stage_3_rows"]
 
@@ -39,7 +40,7 @@ def _parameters(
     persistent = sum(size for each in of_both for size in each.sizes if size <= settings.persistent_elements)
     rows = []
     if offload.device == "none":
-        rows.append(Row("device", "weights", "weight partition", element * share, f"{_SOURCE} 972: lp_param_buffer"))
+        rows.append(Term.WEIGHT_PARTITION.row("device", element * share, f"{_SOURCE} 972: lp_param_buffer"))
     frozen_parts = None if frozen is None else split(frozen, parts.processes)
     if frozen_parts is not None:
         place: Place = "device" if offload.device == "none" else "pinned" if offload.pin_memory else "host"
@@ -47,37 +48,45 @@ def _parameters(
         shares = [share for group in frozen_parts.shares for share in group]
         kept = [each for each in shares if offload.device != "nvme" or not is_swapped(settings, element * each)]
         rows.append(
-            Row(place, "weights", "frozen weight partition", count * element * sum(kept),
-                f"{_PARTITION}: ds_tensor; only what is trained is flattened")
-        )  # fmt: skip
+            Term.FROZEN_WEIGHT_PARTITION.row(
+                place, count * element * sum(kept), f"{_PARTITION}: ds_tensor; only what is trained is flattened"
+            )
+        )
     # One process that keeps its weights on the card gathers nothing: its partition is the parameter.
     gathers = parts.processes > 1 or offload.device != "none"
     if gathers:
         # The module that computes is gathered whatever the limit is.
         live = min(elements, max(settings.live_elements, largest))
         rows += [
-            Row("device", "weights", "small parameters, never split", element * persistent,
-                f"{_COORDINATOR}: stage3_param_persistence_threshold"),
-            Row("device", "buffers", "live parameters", element * live,
-                f"{_COORDINATOR} 453: stage3_max_live_parameters, prefetched ones included"),
-        ]  # fmt: skip
+            Term.SMALL_PARAMETERS.row(
+                "device", element * persistent, f"{_COORDINATOR}: stage3_param_persistence_threshold"
+            ),
+            Term.LIVE_PARAMETERS.row(
+                "device", element * live, f"{_COORDINATOR} 453: stage3_max_live_parameters, prefetched ones included"
+            ),
+        ]
     if parts.processes > 1 and not settings.sequential:
         bucket = min(elements, max(settings.prefetch_elements, largest))
         rows.append(
-            Row("device", "buffers", "all-gather buffer", element * bucket,
-                f"{_PARTITION} 1343, 795: gathered flat, then copied out; stage3_prefetch_bucket_size")
-        )  # fmt: skip
+            Term.ALL_GATHER_BUFFER.row(
+                "device",
+                element * bucket,
+                f"{_PARTITION} 1343, 795: gathered flat, then copied out; stage3_prefetch_bucket_size",
+            )
+        )
     secondary = min(settings.secondary_partition, parts.processes)
     if settings.secondary_partition > 1:
         rows.append(
-            Row("device", "weights", "secondary partition", element * elements // secondary,
-                f"{_PARTITION}: zero_hpz_partition_size")
-        )  # fmt: skip
+            Term.SECONDARY_PARTITION.row(
+                "device", element * elements // secondary, f"{_PARTITION}: zero_hpz_partition_size"
+            )
+        )
     if offload.device == "cpu":
         rows.append(
-            Row("pinned", "weights", "weight partition", gpus * element * share,
-                f"{_SOURCE} 906: page-locked whatever pin_memory says")
-        )  # fmt: skip
+            Term.WEIGHT_PARTITION.row(
+                "pinned", gpus * element * share, f"{_SOURCE} 906: page-locked whatever pin_memory says"
+            )
+        )
     elif offload.device == "nvme":
         rows += swapped_parameter_rows(settings, trained, parts, frozen, frozen_parts, gpus=gpus)
     return rows
@@ -86,17 +95,21 @@ def _parameters(
 def _gradients(settings: ZeroSettings, trained: ModelFacts, parts: Split, *, gpus: int) -> list[Row]:
     element = settings.element_bytes
     partition = settings.accumulator_bytes * parts.share
-    term, source = "flat gradient partition", f"{_SOURCE} 791, 4 bytes with grad_accum_dtype fp32"
+    term, source = Term.FLAT_GRADIENT_PARTITION, f"{_SOURCE} 791, 4 bytes with grad_accum_dtype fp32"
     rows = [
-        Row("device", "gradients", "largest gradient", element * trained.largest_parameter,
-            f"{_SOURCE}: a gradient before it is reduced", "backward"),
-        Row("device", "buffers", "gradient bucket", settings.buckets * element * settings.bucket_elements,
-            f"{_SOURCE} 782: reduce_bucket_size, held from the start"),
-    ]  # fmt: skip
+        Term.LARGEST_GRADIENT.row(
+            "device", element * trained.largest_parameter, f"{_SOURCE}: a gradient before it is reduced", "backward"
+        ),
+        Term.GRADIENT_BUCKET.row(
+            "device",
+            settings.buckets * element * settings.bucket_elements,
+            f"{_SOURCE} 782: reduce_bucket_size, held from the start",
+        ),
+    ]
     if settings.optimizer.device == "none":
-        return [*rows, Row("device", "gradients", term, partition, source)]
+        return [*rows, term.row("device", partition, source)]
     place: Place = "pinned" if settings.optimizer.pin_memory else "host"
-    return [*rows, Row(place, "gradients", term, gpus * partition, source)]
+    return [*rows, term.row(place, gpus * partition, source)]
 
 
 def _states(settings: ZeroSettings, parts: Split, *, gpus: int) -> list[Row]:
@@ -107,20 +120,25 @@ def _states(settings: ZeroSettings, parts: Split, *, gpus: int) -> list[Row]:
     if offload.device == "none":
         return [
             # In fp32 too: DeepSpeed would take the weights themselves, but compares a torch.device with a string.
-            Row("device", "optimizer", "master weights", master * sum(groups), f"{_SOURCE} 1166"),
-            Row("device", "optimizer", "moments", moments * sum(groups), "Adam: exp_avg and exp_avg_sq"),
-            Row("device", "gradients", "gradients flattened for the step", settings.accumulator_bytes * max(groups),
-                f"{_SOURCE} 2686: of one sub-group", "optimizer"),
-            Row("device", "gradients", "gradients in the master's type",
+            Term.MASTER_WEIGHTS.row("device", master * sum(groups), f"{_SOURCE} 1166"),
+            Term.MOMENTS.row("device", moments * sum(groups), "Adam: exp_avg and exp_avg_sq"),
+            Term.FLATTENED_GRADIENTS.row(
+                "device", settings.accumulator_bytes * max(groups), f"{_SOURCE} 2686: of one sub-group", "optimizer"
+            ),
+            Term.CONVERTED_GRADIENTS.row(
+                "device",
                 master * max(groups) if settings.accumulator_bytes != master else 0,
-                f"{_SOURCE} 2687: of one sub-group", "optimizer"),
-        ]  # fmt: skip
+                f"{_SOURCE} 2687: of one sub-group",
+                "optimizer",
+            ),
+        ]
     first = int((1 - offload.ratio) * len(groups)) if not settings.swaps_optimizer else 0
     on_card, offloaded = sum(groups[:first]), groups[first:]
     rows = [
-        Row("device", "optimizer", "states that ratio keeps on the card", (master + moments + master) * on_card,
-            f"{_SOURCE} 1105: the first (1 - ratio) of the sub-groups"),
-    ]  # fmt: skip
+        Term.STATES_KEPT_BY_RATIO.row(
+            "device", (master + moments + master) * on_card, f"{_SOURCE} 1105: the first (1 - ratio) of the sub-groups"
+        ),
+    ]
     place: Place = "pinned" if offload.pin_memory else "host"
     if settings.swaps_optimizer:
         rows += swapped_state_rows(settings, parts, gpus=gpus)
@@ -128,9 +146,9 @@ def _states(settings: ZeroSettings, parts: Split, *, gpus: int) -> list[Row]:
     total = sum(offloaded)
     return [
         *rows,
-        Row("host", "optimizer", "fp32 master weights", gpus * master * total, f"{_SOURCE} 1156"),
-        Row("host", "optimizer", "fp32 moments", gpus * moments * total, "DeepSpeedCPUAdam: two"),
-        Row(place, "gradients", "fp32 gradients", gpus * master * total, f"{_SOURCE} 1338: a buffer a sub-group"),
+        Term.FP32_MASTER_WEIGHTS.row("host", gpus * master * total, f"{_SOURCE} 1156"),
+        Term.FP32_MOMENTS.row("host", gpus * moments * total, "DeepSpeedCPUAdam: two"),
+        Term.FP32_GRADIENTS.row(place, gpus * master * total, f"{_SOURCE} 1338: a buffer a sub-group"),
     ]
 
 
@@ -145,7 +163,4 @@ def _rounding(settings: ZeroSettings, parts: Split, *, gpus: int) -> list[Row]:
     if settings.parameters.device == "cpu":
         blocks += [settings.element_bytes * sum(shares) for shares in parts.shares]
     wasted = sum(page_locked(block) - block for block in blocks)
-    return [
-        Row("pinned", "buffers", "rounding of page-locked blocks", gpus * wasted,
-            ROUNDING_SOURCE)
-    ]  # fmt: skip
+    return [Term.PINNED_ROUNDING.row("pinned", gpus * wasted, ROUNDING_SOURCE)]

@@ -1,4 +1,7 @@
-"""What ZeRO stages 0, 1 and 2 hold. Lines are those of deepspeed 0.19.8: runtime/zero/stage_1_and_2.py."""
+"""What ZeRO stages 0, 1 and 2 hold, with ZenFlow too.
+
+Lines are those of deepspeed 0.19.8: runtime/zero/stage_1_and_2.py, where no file is named.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,15 @@ from hf_memkit.models import ModelFacts
 from hf_memkit.terms import Place
 from hf_memkit.zero.settings import ZeroSettings
 from hf_memkit.zero.split import ROUNDING_SOURCE, Split, page_locked, split
-from hf_memkit.zero.zenflow import zenflow_rows
+from hf_memkit.zero.terms import Term
 
-__all__ = ["stage_1_2_rows"]
+__all__ = ["SHARED_BYTES", "stage_1_2_rows"]
 
 _SOURCE = "deepspeed 0.19.8: runtime/zero/stage_1_and_2.py"
+_ZENFLOW = "deepspeed 0.19.8: runtime/zenflow/zenflow_utils.py"
+
+SHARED_BYTES = 16
+"""Bytes a parameter in /dev/shm: master weights, a stale copy, two buffers of gradients (zenflow_utils.py 157-164)."""
 
 
 def stage_1_2_rows(
@@ -26,30 +33,32 @@ def stage_1_2_rows(
     """Rows of one card and of one machine with `gpus` processes; some are of 0 bytes. `model` is what is trained."""
     parts = split(model, processes)
     flat = settings.element_bytes * sum(parts.flat_groups)
-    rows = [Row("device", "weights", "weights, flat", flat, f"{_SOURCE} 493: whole on every card")]
+    rows = [Term.FLAT_WEIGHTS.row("device", flat, f"{_SOURCE} 493: whole on every card")]
     if frozen is not None:
         size = settings.element_bytes * frozen.parameters
         source = "deepspeed 0.19.8: runtime/engine.py: the module is cast whole, and only what is trained flattened"
-        rows.append(Row("device", "weights", "frozen weights", size, source))
+        rows.append(Term.FROZEN_WEIGHTS.row("device", size, source))
     rows += _card_gradients(settings, model, parts)
     if settings.buckets:
         rows.append(
-            Row(
-                "device", "buffers", "gradient buckets",
+            Term.GRADIENT_BUCKETS.row(
+                "device",
                 settings.buckets * settings.bucket_elements * settings.element_bytes,
-                f"{_SOURCE} 3266: reduce_bucket_size, twice with overlap_comm, whatever the model's size", "backward",
+                f"{_SOURCE} 3266: reduce_bucket_size, twice with overlap_comm, whatever the model's size",
+                "backward",
             )
-        )  # fmt: skip
+        )
     if (settings.optimizer_type or "").lower().startswith("onebit"):
         errors = 4 * model.parameters + 4 * model.parameters // parts.processes
         rows.append(
-            Row("device", "buffers", "error feedback", errors,
-                "deepspeed 0.19.6: runtime/fp16/onebit/adam.py 179: worker_error, server_error")
-        )  # fmt: skip
+            Term.ERROR_FEEDBACK.row(
+                "device", errors, "deepspeed 0.19.6: runtime/fp16/onebit/adam.py 179: worker_error, server_error"
+            )
+        )
     if settings.optimizer.device == "none":
         return (*rows, *_states_on_card(settings, parts))
     if settings.zenflow_overlap:
-        return (*rows, *zenflow_rows(settings, model, sum(parts.flat_shares), gpus=gpus))
+        return (*rows, *_zenflow_rows(settings, model, sum(parts.flat_shares), gpus=gpus))
     return (*rows, *_states_on_host(settings, model, parts, gpus=gpus, accumulation=accumulation))
 
 
@@ -63,31 +72,30 @@ def _card_gradients(settings: ZeroSettings, model: ModelFacts, parts: Split) -> 
     offloaded = settings.optimizer.device != "none"
     rows = []
     if settings.stage < 2:
-        rows.append(
-            Row("device", "gradients", "gradients", element * model.parameters, f"{_SOURCE} 1245: until the step")
-        )
+        rows.append(Term.GRADIENTS.row("device", element * model.parameters, f"{_SOURCE} 1245: until the step"))
         if settings.accumulator_bytes != element and not offloaded:
             accumulators = settings.accumulator_bytes * model.parameters
-            rows.append(
-                Row("device", "gradients", "gradient accumulators", accumulators, "grad_accum_dtype, not split")
-            )
+            rows.append(Term.GRADIENT_ACCUMULATORS.row("device", accumulators, "grad_accum_dtype, not split"))
     else:
         rows.append(
-            Row(
-                "device", "gradients", "largest gradient", element * model.largest_parameter,
-                f"{_SOURCE} 1449: a gradient before it is reduced", "backward",
+            Term.LARGEST_GRADIENT.row(
+                "device",
+                element * model.largest_parameter,
+                f"{_SOURCE} 1449: a gradient before it is reduced",
+                "backward",
             )
-        )  # fmt: skip
+        )
         if not offloaded:
             share = settings.accumulator_bytes * sum(parts.flat_shares)
-            rows.append(Row("device", "gradients", "gradient partition", share, f"{_SOURCE} 1270, 2708"))
+            rows.append(Term.GRADIENT_PARTITION.row("device", share, f"{_SOURCE} 1270, 2708"))
     if offloaded:
         rows.append(
-            Row(
-                "device", "buffers", "gradient on its way to the host", element * model.largest_parameter,
+            Term.OUTGOING_GRADIENT.row(
+                "device",
+                element * model.largest_parameter,
                 f"{_SOURCE} 659: temp_grad_buffer_for_gpu_offload",
             )
-        )  # fmt: skip
+        )
     return rows
 
 
@@ -95,26 +103,30 @@ def _states_on_card(settings: ZeroSettings, parts: Split) -> list[Row]:
     shares = _shares(settings, parts)
     total, largest = sum(shares), max(shares)
     rows = [
-        Row("device", "optimizer", "moments", 2 * settings.moment_bytes * total, "Adam: exp_avg and exp_avg_sq"),
+        Term.MOMENTS.row("device", 2 * settings.moment_bytes * total, "Adam: exp_avg and exp_avg_sq"),
     ]
     if settings.stage == 0 and settings.element_bytes == 4:  # deepspeed 0.19.8: runtime/engine.py 2313
         return rows  # the optimizer steps on the weights themselves
-    rows.insert(0, Row("device", "optimizer", "master weights", settings.master_bytes * total, f"{_SOURCE} 560"))
+    rows.insert(0, Term.MASTER_WEIGHTS.row("device", settings.master_bytes * total, f"{_SOURCE} 560"))
     if settings.stage == 2 and settings.accumulator_bytes == 4 > settings.element_bytes:
         return rows  # 2904: gradients were accumulated flat, in the master's type
     rows.append(
-        Row(
-            "device", "gradients", "gradients flattened for the step", settings.accumulator_bytes * largest,
-            f"{_SOURCE} 3114: of the largest parameter group", "optimizer",
+        Term.FLATTENED_GRADIENTS.row(
+            "device",
+            settings.accumulator_bytes * largest,
+            f"{_SOURCE} 3114: of the largest parameter group",
+            "optimizer",
         )
-    )  # fmt: skip
+    )
     if settings.accumulator_bytes != settings.master_bytes:
         rows.append(
-            Row(
-                "device", "gradients", "gradients in the master's type", settings.master_bytes * largest,
-                f"{_SOURCE} 3118: of the largest parameter group", "optimizer",
+            Term.CONVERTED_GRADIENTS.row(
+                "device",
+                settings.master_bytes * largest,
+                f"{_SOURCE} 3118: of the largest parameter group",
+                "optimizer",
             )
-        )  # fmt: skip
+        )
     return rows
 
 
@@ -128,26 +140,28 @@ def _states_on_host(
     # Low-precision gradients are accumulated in place; others in a buffer each for the parameters of each process.
     accumulators = _owned(model, parts, gpus) if accumulation and master == 4 else ()
     rows = [
-        Row(place, "optimizer", "fp32 master weights", gpus * master * total, f"{_SOURCE} 560"),
-        Row(place, "gradients", "fp32 gradients", gpus * master * total, f"{_SOURCE} 937"),
-        Row("host", "optimizer", "fp32 moments", gpus * 2 * settings.moment_bytes * total, "DeepSpeedCPUAdam: two"),
-        Row(place, "buffers", "16-bit staging", gpus * element * total, f"{_SOURCE} 567"),
-        Row(
-            place, "gradients", "16-bit accumulators", element * sum(accumulators),
+        Term.FP32_MASTER_WEIGHTS.row(place, gpus * master * total, f"{_SOURCE} 560"),
+        Term.FP32_GRADIENTS.row(place, gpus * master * total, f"{_SOURCE} 937"),
+        Term.FP32_MOMENTS.row("host", gpus * 2 * settings.moment_bytes * total, "DeepSpeedCPUAdam: two"),
+        Term.STAGING.row(place, gpus * element * total, f"{_SOURCE} 567"),
+        Term.HOST_ACCUMULATORS.row(
+            place,
+            element * sum(accumulators),
             f"{_SOURCE} 1824, with accumulation: a buffer a parameter",
         ),
-        Row(place, "buffers", "gradient from the card", gpus * element * largest, f"{_SOURCE} 653"),
-    ]  # fmt: skip
+        Term.INCOMING_GRADIENT.row(place, gpus * element * largest, f"{_SOURCE} 653"),
+    ]
     if settings.optimizer.pin_memory:
         blocks = [size * width for size in shares for width in (master, master, element)] + [element * largest]
         blocks = gpus * blocks + [element * size for size in accumulators]
         wasted = sum(page_locked(block) - block for block in blocks)
         rows.append(
-            Row(
-                "pinned", "buffers", "rounding of page-locked blocks", wasted,
+            Term.PINNED_ROUNDING.row(
+                "pinned",
+                wasted,
                 ROUNDING_SOURCE,
             )
-        )  # fmt: skip
+        )
     return rows
 
 
@@ -166,3 +180,25 @@ def _owned(model: ModelFacts, parts: Split, gpus: int) -> tuple[int, ...]:
         if sum(owned) > sum(most):
             most = tuple(owned)
     return most
+
+
+def _zenflow_rows(settings: ZeroSettings, model: ModelFacts, share: int, *, gpus: int) -> list[Row]:
+    """What ZenFlow holds when its step runs in a process of its own (`overlap_step`; Lan et al. 2025, arXiv
+    2505.12242): the tensors that both processes use lie in shared memory, /dev/shm.
+
+    Rows of one card and of one machine with `gpus` processes, each with a share of `share` elements.
+    """
+    element, largest = settings.element_bytes, model.largest_parameter
+    place: Place = "pinned" if settings.optimizer.pin_memory else "host"
+    selected = int(2 * 4 * settings.zenflow_share * model.parameters)
+    return [
+        Term.SELECTED_MOMENTS.row(
+            "device", selected, "deepspeed 0.19.8: ops/adam/zenflow_torch_adam.py: 8 bytes × topk_ratio"
+        ),
+        Term.SHARED_MASTER_WEIGHTS.row("host", gpus * 4 * share, f"{_ZENFLOW} 159"),
+        Term.STALE_MASTER_WEIGHTS.row("host", gpus * 4 * share, f"{_ZENFLOW} 161"),
+        Term.SHARED_GRADIENTS.row("host", gpus * 8 * share, f"{_ZENFLOW} 163"),
+        Term.MOMENTS_TWICE.row("host", gpus * 16 * share, f"{_ZENFLOW} 125: in the step's process"),
+        Term.STAGING.row(place, gpus * element * share, f"{_SOURCE} 567"),
+        Term.INCOMING_GRADIENT.row(place, gpus * element * largest, f"{_SOURCE} 653"),
+    ]

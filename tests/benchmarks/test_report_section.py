@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import report_child, report_overhead, report_section
+from benchmarks import report_cases, report_child, report_overhead, report_section
 from benchmarks.agreement import agree, agree_out_of_memory, verdict
 from tests.conftest import ROOT
 from tests.memory.live_storages import LiveStorages
@@ -111,21 +111,21 @@ def test_the_overhead_s_bar() -> None:
 
 
 def test_cases_have_names_of_their_own_and_say_what_they_need() -> None:
-    cases = report_section.cases()
-    assert len({case.name for case in cases}) == len(cases) == 14
+    cases = report_cases.cases()
+    assert len({case.name for case in cases}) == len(cases)
     assert [case.name for case in cases if "bitsandbytes" in case.needs] == ["8-bit optimizer", "paged 8-bit"]
     for case in cases:  # they travel to the child as JSON
-        again = report_section.Case(**json.loads(json.dumps(asdict(case))))
+        again = report_cases.Case(**json.loads(json.dumps(asdict(case))))
         assert asdict(again) == {**asdict(case), "phases": list(case.phases), "needs": list(case.needs)}
         assert (case.does == "run out") == (case.cap_gib is not None) == bool(case.phases)
-    missing = report_section.Case("x", needs=("no_such_package",))
+    missing = report_cases.Case("x", needs=("no_such_package",))
     refused = report_section.measure(missing, on_cpu=True, max_steps=3)
     assert refused == {"status": "refused", "why": "no_such_package is not installed"}
 
 
 @pytest.mark.parametrize("name", ["lora", "accumulation"])
 def test_a_training_case_in_this_process(name: str, tmp_path: Path) -> None:
-    case = next(case for case in report_section.cases() if case.name == name)
+    case = next(case for case in report_cases.cases() if case.name == name)
     report_child.run(case, tmp_path, {"on_cpu": True, "max_steps": 4})
     judged = report_section.judge(case, tmp_path, 0, "", on_cpu=True)
     assert judged["status"] == "holds" and judged["compared_steps"] == 3 and judged["findings"] == []
@@ -176,7 +176,7 @@ class CountedCard(LiveStorages):
 def test_two_trainings_agree_where_every_storage_is_counted(name: str, tmp_path: Path) -> None:
     """The comparison that a GPU makes, with real trainings and real sizes: nothing is left between the two, and peaks,
     phases, categories and what is held agree."""
-    case = next(case for case in report_section.cases() if case.name == name)
+    case = next(case for case in report_cases.cases() if case.name == name)
     with CountedCard() as card:
         report_child.run(case, tmp_path, {"on_cpu": True, "max_steps": 5}, card=card, readers=[card])
     judged = report_section.judge(case, tmp_path, 0, "", on_cpu=False)
@@ -187,7 +187,7 @@ def test_two_trainings_agree_where_every_storage_is_counted(name: str, tmp_path:
 
 def test_the_overhead_case_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_overhead, "WARM_UP", 2)
-    case = next(case for case in report_section.cases() if case.does == "overhead")
+    case = next(case for case in report_cases.cases() if case.does == "overhead")
     report_child.run(case, tmp_path, {"on_cpu": True, "max_steps": 3})
     judged = report_section.judge(case, tmp_path, 0, "", on_cpu=True)
     assert judged["status"] == "holds" and judged["share_of_step"] > 0

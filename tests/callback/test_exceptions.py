@@ -18,7 +18,7 @@ import torch
 from transformers import Trainer, TrainerCallback
 
 from hf_memkit.callback import MemoryReportCallback, attach, oom_advice
-from hf_memkit.callback.advice import out_of_memory
+from hf_memkit.callback.oom_note import out_of_memory
 from hf_memkit.memory import read_records
 from hf_memkit.memory.hooks import HookSet, ModelHook
 from hf_memkit.terms import at
@@ -147,7 +147,7 @@ def test_an_exception_in_each_phase(
     (note,) = notes
     assert note.startswith(f"memkit: out of memory {at(phase, 2)}")
     assert "It wanted 2.34 GiB more. Free: 0.21 GiB of 15.77 GiB." in note and "Cause: size." in note
-    assert note.count("cost:") == len(oom["changes"]) and f"memkit explain {callback.path.parent}" in note
+    assert note.count(". Costs: ") == len(oom["changes"]) and f"memkit explain {callback.path.parent}" in note
     assert callback.advice is not None and callback.advice.text() == note
     assert note in "".join(traceback.format_exception(error))
 
@@ -209,7 +209,7 @@ def test_advice_as_a_decorator_and_without_a_callback(make_trainer: Any) -> None
         train(torch.OutOfMemoryError(OOM))
     (note,) = explained.value.__notes__
     assert "It wanted 2.34 GiB more." in note and "What helps, in general:" in note
-    assert "per_device_train_batch_size=half" in note and "MemoryReportCallback()" in note
+    assert "per_device_train_batch_size = half" in note and "MemoryReportCallback()" in note
 
 
 def test_an_exit_is_not_a_failure(make_trainer: Any) -> None:
@@ -456,8 +456,8 @@ def test_two_trainers_in_turn(make_trainer: Any, shown: list[BaseException], tmp
 def test_a_failure_in_the_advice_never_takes_the_place_of_the_error(
     make_trainer: Any, shown: list[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import hf_memkit.callback.advice
     import hf_memkit.callback.exception
+    import hf_memkit.callback.oom_note
 
     def broken(*args: Any, **kwargs: Any) -> Any:
         raise ZeroDivisionError

@@ -10,7 +10,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 from transformers import HfArgumentParser, Trainer, TrainingArguments
 
-from hf_memkit.techniques.compile_backends import BACKENDS, GONE_ARGUMENTS, GRAPH_MODES, MODES, RETIRED
+from hf_memkit.techniques.compiling import BACKENDS, GONE_ARGUMENTS, GRAPH_MODES, MODES, RETIRED
 from tests.check.configs import ADAMW, ds
 from tests.check.plain import plain_proof
 from tests.check.real import arguments, refused

@@ -18,7 +18,7 @@ from transformers import (
 )
 from transformers.trainer_pt_utils import EvalLoopContainer
 
-from hf_memkit.techniques.generation_bytes import cache_bytes
+from hf_memkit.techniques.activation_bytes import cache_bytes
 from tests.check.plain import plain_proof
 from tests.check.real import arguments, model, refused, rows
 

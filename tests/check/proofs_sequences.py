@@ -21,7 +21,7 @@ from transformers.modeling_flash_attention_utils import _is_packed_sequence
 
 from hf_memkit.components.pad_batches import PadBatches
 from hf_memkit.recipe.packing import Blocks
-from hf_memkit.techniques.packed_models import LEAKING
+from hf_memkit.techniques.sequences import LEAKING
 from tests.check.plain import plain_proof
 from tests.check.real import arguments, model, refused
 

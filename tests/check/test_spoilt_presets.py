@@ -10,7 +10,7 @@ import pytest
 
 from hf_memkit import resources
 from hf_memkit.check import Problem, Subject, check
-from hf_memkit.check.known_keys import SECTIONS
+from hf_memkit.check.deepspeed_keys import SECTIONS
 from hf_memkit.check.subject import walk
 from hf_memkit.zero.presets import load
 from tests.check.case import MACHINE, NVME, NVME_PARAM, SMALL, ZENFLOW, of

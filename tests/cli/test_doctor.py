@@ -63,7 +63,7 @@ def test_locks_of_killed_builds_are_named_and_not_removed(
         lock.parent.mkdir(parents=True)
         lock.touch()
     with held.open():
-        fixes = [line.fix for line in operators.lines() if line.name == "stale build lock"]
+        fixes = [line.fix for line in operators.checks() if line.name == "stale build lock"]
     assert sorted(fixes) == sorted(f"rm {lock}" for lock in (mine, others, home))
     assert mine.exists() and others.exists() and home.exists()
 
@@ -72,14 +72,14 @@ def test_tools_that_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    lines = {line.name: line for line in operators.lines()}
+    lines = {line.name: line for line in operators.checks()}
     assert lines["to build them"].status == "missing" and "apt-get install g++" in lines["to build them"].fix
     assert lines["cpu_adam"].status == "missing" and "cannot be built" in lines["cpu_adam"].found
     folder = ops.extensions_folder(cpu=True)
     for name in ("deepspeed_shm_comm", "cpu_adam", "pin_memory", "async_io"):
         (folder / name).mkdir(parents=True)
         (folder / name / f"{name}.so").touch()
-    built = {line.name: line for line in operators.lines()}
+    built = {line.name: line for line in operators.checks()}
     if "deepspeed_shm_comm" in built:  # without a card: with one the operators lie elsewhere
         assert built["to build them"].status == "warning" and built["cpu_adam"].status == "ok"
 
@@ -101,7 +101,7 @@ def test_what_is_needed_is_read_from_the_project_itself() -> None:
 
 
 def test_ram_is_what_the_system_says() -> None:
-    shown = {line.name: line.found for line in host.lines()}
+    shown = {line.name: line.found for line in host.checks()}
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     assert f"{total:.0f}" in shown["RAM"] or f"{total:.2f}" in shown["RAM"]
 
@@ -109,12 +109,12 @@ def test_ram_is_what_the_system_says() -> None:
 def test_an_allocator_setting_of_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512")
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True,garbage_collection_threshold:0.8")
-    lines = {line.name: line for line in gpu.lines()}
+    lines = {line.name: line for line in gpu.checks()}
     assert "no effect: torch reads PYTORCH_CUDA_ALLOC_CONF first" in lines["PYTORCH_ALLOC_CONF"].found
     assert lines["PYTORCH_CUDA_ALLOC_CONF"].fix == "unset PYTORCH_CUDA_ALLOC_CONF"
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF")
-    (line,) = (line for line in gpu.lines() if line.name == "PYTORCH_ALLOC_CONF")
+    (line,) = (line for line in gpu.checks() if line.name == "PYTORCH_ALLOC_CONF")
     assert line.status == "warning" and "garbage_collection_threshold: expandable segments are" in line.found
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    (line,) = (line for line in gpu.lines() if line.name == "PYTORCH_ALLOC_CONF")
+    (line,) = (line for line in gpu.checks() if line.name == "PYTORCH_ALLOC_CONF")
     assert line.status == "ok"

@@ -8,7 +8,8 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,18 @@ from rich.console import Console
 from hf_memkit import preset
 from hf_memkit.cli import predict_render
 from hf_memkit.cli.main import main
-from hf_memkit.cli.predict_job import Asked, Prepared
+from hf_memkit.cli.predict import _with_own
 from hf_memkit.cli.predict_next import Next, next_preset
-from hf_memkit.cli.predict_prepare import prepare
+from hf_memkit.cli.predict_prepare import of_recipe, prepare
+from hf_memkit.predict import predict
 from hf_memkit.predict.confidence import Confidence
 from hf_memkit.predict.prediction import Prediction, with_rest
 from hf_memkit.presets import PRESETS
+from hf_memkit.recipe.choose import predict_recipe
+from hf_memkit.recipe.schema import load_recipe
+from hf_memkit.request import Request
 from hf_memkit.terms import CATEGORIES, PHASES
+from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import GIB, MIB
 from tests.conftest import ROOT, Memkit
 
@@ -40,6 +46,22 @@ LLAMA_SIZES = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers":
 XL = ("--model", "gpt2-xl", "--gpu-memory", "16GB")
 
 Run = Callable[..., tuple[int, str, str]]
+
+
+def prepared(
+    model: str | None = None,
+    preset: str | None = None,
+    *,
+    techniques: Sequence[str] = (),
+    settings: Sequence[str] = (),
+    args: str | None = None,
+    batch_size: int | None = None,
+    accumulation: int | None = None,
+    **asked: Any,
+) -> TrainingSetup:
+    """As the command line prepares it."""
+    request = Request(model=model, **asked)
+    return prepare(_with_own(request, preset, [*techniques], [*settings], args, batch_size, accumulation))
 
 
 @pytest.fixture
@@ -210,12 +232,12 @@ def test_without_a_preset_it_is_trainer_s_own_with_what_was_given(tiny: str, tmp
         f"model_name_or_path: {tiny}\nblock_size: 32\noptim: adafactor\nmy_own: 3\n7: 8\n"
         "dtype: bfloat16\nuse_peft: false\ndataset_name: wikitext\nlora_r: 4\n"
     )
-    job = prepare(Asked(args=str(tmp_path / "mine.yaml"), gpu="T4", batch_size=2, accumulation=3, settings=["bf16=0"]))
-    assert job.setup.preset == "trainer-defaults" and (job.micro_batch_size, job.sequence_length) == (2, 32)
-    assert job.setup.arguments == {
+    job = prepared(args=str(tmp_path / "mine.yaml"), gpu="T4", batch_size=2, accumulation=3, settings=["bf16=0"])
+    assert job.preset == "trainer-defaults" and (job.micro_batch_size, job.sequence_length) == (2, 32)
+    assert job.arguments == {
         "optim": "adafactor", "bf16": False, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 3,
     }  # fmt: skip
-    assert job.accumulation == 3 and job.model.facts is not None and job.machine.gpu is not None
+    assert job.accumulation == 3 and job.resolved_for.model is not None and job.resolved_for.machine.gpu is not None
     assert any("your block_size" in note for note in job.notes)
     assert [line.partition(": ")[2] for line in job.warnings] == [
         "my_own, 7: no field of TrainingArguments or TRL; left out of the prediction",
@@ -223,7 +245,7 @@ def test_without_a_preset_it_is_trainer_s_own_with_what_was_given(tiny: str, tmp
     ]
     shown = drawn(predicted(job, 12), job, 100)
     assert shown[0].startswith("Warning: ") and "my_own" in "".join(shown[:2]) and "use_peft" not in "".join(shown)
-    alone = prepare(Asked(tiny))
+    alone = prepared(tiny)
     assert alone.micro_batch_size == 8 and alone.sequence_length == 64, "Trainer's default; the model's positions"
     assert any("Trainer's default" in note for note in alone.notes)
     assert any("assumed" in note for note in alone.notes)
@@ -249,13 +271,13 @@ def test_evaluations_that_generate_are_seq2seqtrainer_s(tmp_path: Path, capsys: 
 
 
 def test_with_a_preset_the_batch_is_of_one_card(tiny: str) -> None:
-    job = prepare(Asked(tiny, "8bit", gpu_memory="16GB", batch_size=3, accumulation=2, gpus=2, sequence_length=16))
-    arguments = job.setup.arguments
+    job = prepared(tiny, "8bit", gpu_memory="16GB", batch_size=3, accumulation=2, gpus=2, sequence_length=16)
+    arguments = job.arguments
     assert (arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]) == (3, 2)
-    assert (job.micro_batch_size, job.accumulation, job.sequence_length, job.gpus) == (3, 2, 16, 2)
-    assert job.setup["model.name"] == tiny and "optim" in arguments
-    solved = prepare(Asked(tiny, "largest-batch", gpu_memory="16GB", sequence_length=16))
-    assert solved.micro_batch_size == solved.setup["arguments.per_device_train_batch_size"] > 8
+    assert (job.micro_batch_size, job.accumulation, job.sequence_length, job.resolved_for.gpus) == (3, 2, 16, 2)
+    assert job["model.name"] == tiny and "optim" in arguments
+    solved = prepared(tiny, "largest-batch", gpu_memory="16GB", sequence_length=16)
+    assert solved.micro_batch_size == solved["arguments.per_device_train_batch_size"] > 8
     assert any("that fits by formula" in note for note in solved.notes)
 
 
@@ -265,29 +287,29 @@ def test_a_preset_keeps_the_class_of_a_model_of_another_kind(tmp_path: Path) -> 
         "num_hidden_layers": 2, "intermediate_size": 64, "vocab_size": 100, "max_position_embeddings": 48,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    job = prepare(Asked(str(tmp_path), "checkpointed", gpu="T4"))
-    assert job.setup["model.class"] == "BertForMaskedLM" and job.sequence_length == 48
+    job = prepared(str(tmp_path), "checkpointed", gpu="T4")
+    assert job["model.class"] == "BertForMaskedLM" and job.sequence_length == 48
 
 
 def test_techniques_go_on_top_of_trainer_s_defaults(tiny: str) -> None:
-    job = prepare(Asked(tiny, techniques=["fused-gelu", "lora"], settings=["rank=4"], gpu="T4"))
-    assert job.setup.techniques == ("lora", "fused-gelu") and job.setup["adapter.r"] == 4
-    alone = prepare(Asked(tiny, techniques=["adafactor"], gpu="T4"))
-    assert alone.setup.techniques == ("adafactor",) and alone.setup["arguments.optim"] == "adafactor"
+    job = prepared(tiny, techniques=["fused-gelu", "lora"], settings=["rank=4"], gpu="T4")
+    assert job.techniques == ("lora", "fused-gelu") and job["adapter.r"] == 4
+    alone = prepared(tiny, techniques=["adafactor"], gpu="T4")
+    assert alone.techniques == ("adafactor",) and alone["arguments.optim"] == "adafactor"
 
 
 def test_known_mistakes_of_the_user_s_are_told(tiny: str) -> None:
     """Trainer would train all the same, so that they are no errors here."""
-    job = prepare(Asked(tiny, gpu="T4", settings=["torch_compile=false", "torch_compile_mode=default"]))
+    job = prepared(tiny, gpu="T4", settings=["torch_compile=false", "torch_compile_mode=default"])
     assert any(note.startswith("known mistake: torch_compile") for note in job.notes), job.notes
 
 
 @pytest.fixture(scope="module")
-def xl() -> Prepared:
-    return prepare(Asked("gpt2-xl", gpu_memory="16GB", batch_size=8, sequence_length=1024, ram="64GB"))
+def xl() -> TrainingSetup:
+    return prepared("gpt2-xl", gpu_memory="16GB", batch_size=8, sequence_length=1024, ram="64GB")
 
 
-def predicted(job: Prepared, reserved_gib: float, cap_gib: float = 11.0, **changes: Any) -> Prediction:
+def predicted(job: TrainingSetup, reserved_gib: float, cap_gib: float = 11.0, **changes: Any) -> Prediction:
     """A prediction as a trace could give it."""
     peak = 10 * GIB
     held = {"weights": 3 * GIB, "optimizer": 4 * GIB, "activations": 2 * GIB, "buffers": 16 * MIB, "loss": 0}
@@ -306,11 +328,11 @@ def predicted(job: Prepared, reserved_gib: float, cap_gib: float = 11.0, **chang
         "host_rss_bytes": 6 * GIB,
         "notes": ("flash attention's scratch is bounded",),
     }
-    return Prediction(**{**values, **changes}).judged(job.machine)
+    return Prediction(**{**values, **changes}).judged(job.resolved_for.machine)
 
 
 def drawn(
-    prediction: Prediction, job: Prepared, width: int, instead: Next | None = None, *, short: bool = False
+    prediction: Prediction, job: TrainingSetup, width: int, instead: Next | None = None, *, short: bool = False
 ) -> list[str]:
     out = io.StringIO()
     console = Console(file=out, width=width, color_system=None, force_terminal=False, legacy_windows=False)
@@ -319,7 +341,7 @@ def drawn(
 
 
 @pytest.mark.parametrize("width", [60, 80, 160])
-def test_the_table_is_one_screen_as_wide_as_the_terminal(xl: Prepared, width: int) -> None:
+def test_the_table_is_one_screen_as_wide_as_the_terminal(xl: TrainingSetup, width: int) -> None:
     lines = drawn(predicted(xl, 12), xl, width)
     assert max(map(len, lines)) <= width and len(lines) <= 40
     assert lines[0].startswith("FITS: the allocator takes at most 12.00 GiB")
@@ -338,14 +360,14 @@ def test_the_table_is_one_screen_as_wide_as_the_terminal(xl: Prepared, width: in
     assert "Note: flash attention's scratch is bounded." in text and "Try next" not in text
 
 
-def test_a_library_s_message_neither_fills_the_screen_nor_steers_it(xl: Prepared) -> None:
+def test_a_library_s_message_neither_fills_the_screen_nor_steers_it(xl: TrainingSetup) -> None:
     prediction = predicted(xl, 12).with_notes("not traced: \x1b[2J" + "backend " * 500)
     lines = drawn(prediction, xl, 80)
     assert len(lines) <= 40 and "\x1b" not in "".join(lines) and "\\x1b[2J" in "".join(lines)
     assert "backend " * 500 in prediction.to_json()["notes"][-1]
 
 
-def test_a_job_that_does_not_fit_gets_what_fills_it_and_what_to_try(xl: Prepared) -> None:
+def test_a_job_that_does_not_fit_gets_what_fills_it_and_what_to_try(xl: TrainingSetup) -> None:
     instead = next_preset(xl)
     assert instead is not None
     # What is recommended is what `memkit preset` itself makes of it, and stands up to every rule.
@@ -364,9 +386,9 @@ def test_a_job_that_does_not_fit_gets_what_fills_it_and_what_to_try(xl: Prepared
     assert "Most of the peak" not in " ".join(drawn(predicted(xl, 12, host_rss_bytes=100 * GIB), xl, 100)), "it is RAM"
 
 
-def test_short_is_one_screen_whatever_there_is_to_say(xl: Prepared) -> None:
+def test_short_is_one_screen_whatever_there_is_to_say(xl: TrainingSetup) -> None:
     instead = Next("infinity", "card and RAM are small, a disk is fast " * 9, 9 * GIB, 9 * GIB)
-    job = Prepared(**{**xl.__dict__, "warnings": ("mine.yaml: " + "lr, \x1b[2J" * 99, "mine.yaml: " + "lr, " * 99)})
+    job = replace(xl, warnings=("mine.yaml: " + "lr, \x1b[2J" * 99, "mine.yaml: " + "lr, " * 99))
     said = {"peak_module": "model.layers" * 40, "confidence": Confidence("formula", "two steps " * 40)}
     phases = dict.fromkeys(PHASES, (GIB, GIB))
     lines = drawn(predicted(xl, 20, 19, host_rss_bytes=900 * GIB, phases=phases, **said), job, 80, instead, short=True)
@@ -378,21 +400,23 @@ def test_short_is_one_screen_whatever_there_is_to_say(xl: Prepared) -> None:
         assert what in text
 
 
-def test_nothing_is_recommended_where_nothing_fits(xl: Prepared) -> None:
-    small = prepare(Asked("gpt2-xl", gpu_memory="2GB", batch_size=8, sequence_length=1024, ram="8GB"))
+def test_nothing_is_recommended_where_nothing_fits(xl: TrainingSetup) -> None:
+    small = prepared("gpt2-xl", gpu_memory="2GB", batch_size=8, sequence_length=1024, ram="8GB")
     assert next_preset(small) is None
     text = " ".join(" ".join(drawn(predicted(small, 20, 19), small, 100)).split())
     assert "No other preset fits by formula" in text and "--preset" not in text
-    assert next_preset(prepare(Asked("gpt2", batch_size=1))) is None, "no card, nothing to fit"
+    assert next_preset(prepared("gpt2", batch_size=1)) is None, "no card, nothing to fit"
 
 
-def test_a_preset_that_contradicts_the_user_s_arguments_is_not_recommended(xl: Prepared) -> None:
-    own = {**xl.own, "deepspeed": "mine.json"}
-    assert next_preset(xl) is not None and next_preset(Prepared(**{**xl.__dict__, "own": own})) is None
+def test_a_preset_that_contradicts_the_user_s_arguments_is_not_recommended(xl: TrainingSetup) -> None:
+    assert xl.request is not None
+    own = {**xl.request.arguments, "deepspeed": "mine.json"}
+    assert next_preset(xl) is not None
+    assert next_preset(replace(xl, request=replace(xl.request, arguments=own))) is None
 
 
-def test_numbers_that_are_the_same_are_said_once_and_no_card_is_no_verdict(xl: Prepared) -> None:
-    job = Prepared(**{**xl.__dict__, "machine": xl.machine.with_gpu(None)})
+def test_numbers_that_are_the_same_are_said_once_and_no_card_is_no_verdict(xl: TrainingSetup) -> None:
+    job = replace(xl, job=replace(xl.resolved_for, machine=xl.resolved_for.machine.with_gpu(None)))
     text = " ".join(" ".join(drawn(predicted(job, 11, 11), job, 100)).split())
     assert "NO VERDICT: no card to judge by" in text and "no card;" in text
     assert "reserved 11.00 GiB; with" in text
@@ -466,37 +490,47 @@ def test_no_formula_stands_in_for_a_training_that_fails(run: Run, tmp_path: Path
 
 def test_a_batch_of_more_than_a_thousand(tiny: str) -> None:
     """Beyond the rows that a small data set would have, more rows still take more memory."""
-    one, two = (prepare(Asked(tiny, gpu="T4", batch_size=size, sequence_length=4)).predict() for size in (1024, 2048))
+    one, two = (predict(prepared(tiny, gpu="T4", batch_size=size, sequence_length=4)) for size in (1024, 2048))
     logits = 1024 * 4 * GPT2["vocab_size"] * 4
     assert two.phases["forward"][0] - one.phases["forward"][0] >= logits
 
 
-def test_a_recipe_is_predicted_like_a_model(tiny: str) -> None:
-    from hf_memkit.recipe.predicted import predict_recipe
-
-    asked = Asked(tiny, recipe="gpt2-on-16gb", variant="lora", gpu="16GB", sequence_length=64)
-    job = prepare(asked)
-    assert job.resolved is not None and job.setup.preset == "lora" and job.sequence_length == 64
-    assert job.to_json()["recipe"] == "gpt2-on-16gb"
-    by_cli = job.predict(trace=False)
+def test_a_recipe_is_predicted_like_a_model(tiny: str, run: Run) -> None:
+    options = (
+        "--model",
+        tiny,
+        "--variant",
+        "lora",
+        "--gpu",
+        "16GB",
+        "--sequence-length",
+        "64",
+        "--no-trace",
+        "--json",
+    )
+    _, out, _ = run("--recipe", "gpt2-on-16gb", *options)
+    by_cli = json.loads(out)
+    asked = by_cli["request"]
+    assert (asked["recipe"], asked["preset"], asked["sequence_length"]) == ("gpt2-on-16gb", "lora", 64)
     by_name = predict_recipe("gpt2-on-16gb", variant="lora", model=tiny, sequence_length=64, gpu="16GB", trace=False)
-    assert by_cli.peak_allocated_bytes == by_name.peak_allocated_bytes > 0
+    assert by_cli["peak_allocated_gib"] == pytest.approx(by_name.peak_allocated_bytes / GIB) and by_name.phases
     assert any(note.startswith("variant lora") for note in by_name.notes)
 
 
 def test_a_recipe_that_was_changed_is_chosen_by_prediction_too(tiny: str) -> None:
-    asked = Asked(tiny, recipe="gpt2-on-16gb", gpu="16GB", sequence_length=64, settings=["weight_decay=0.1"])
-    job = prepare(asked, before_model=lambda: None)
-    assert job.resolved is not None and job.resolved.variant == "resident" and "(predicted: " in job.resolved.why
-    assert job.prediction is not None and job.predict().phases == job.prediction.phases
-    assert job.prediction.confidence.level == "trace"
-    formula = prepare(asked)
-    assert formula.prediction is None and formula.resolved is not None and "by formula" in formula.resolved.why
+    asked = Request(model=tiny, gpu="16GB", sequence_length=64, arguments={"weight_decay": 0.1})
+    recipe = load_recipe("gpt2-on-16gb")
+    setup, prediction = of_recipe(recipe, asked, before_model=lambda: None)
+    assert setup.preset == "resident" and "(predicted: " in setup.why
+    assert prediction is not None and prediction.confidence.level == "trace"
+    formula, prediction = of_recipe(recipe, asked)
+    assert prediction is None and "by formula" in formula.why
 
 
 def test_the_cards_that_were_asked_for_win_over_the_recipe_s() -> None:
-    options = {"recipe": "llama-70b-lora-on-8x80gb", "variant": "sharded", "gpu_memory": "80GB"}
-    assert [prepare(Asked(gpus=gpus, **options)).gpus for gpus in (None, 1, 4)] == [8, 1, 4]
+    recipe = load_recipe("llama-70b-lora-on-8x80gb")
+    asked = [Request(variant="sharded", gpu_memory="80GB", gpus=gpus) for gpus in (None, 1, 4)]
+    assert [of_recipe(recipe, each)[0].resolved_for.gpus for each in asked] == [8, 1, 4]
 
 
 def test_deepspeed_with_a_model_whose_shapes_are_not_known(tmp_path: Path, run: Run) -> None:

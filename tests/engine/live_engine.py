@@ -7,7 +7,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from hf_memkit.terms import Place
-from hf_memkit.zero.held import held_bytes
+from hf_memkit.zero.engine_tensors import engine_bytes
 
 
 class LiveEngine(TrainerCallback):  # type: ignore[misc]
@@ -33,5 +33,5 @@ class LiveEngine(TrainerCallback):  # type: ignore[misc]
         self._look()
 
     def _look(self) -> None:
-        for term, size in held_bytes(self._trainer.deepspeed).items():
+        for term, size in engine_bytes(self._trainer.deepspeed).items():
             self.held[term] = max(self.held.get(term, 0), size)

@@ -30,7 +30,7 @@ from safetensors.torch import load_file
 from transformers import TrainingArguments
 from transformers.utils import logging
 
-from hf_memkit.zero.held import swapped_bytes
+from hf_memkit.zero.engine_tensors import swapped_bytes
 from hf_memkit.zero.nvme_resume import RestoreSwappedStates
 from hf_memkit.zero.presets import load
 from hf_memkit.zero.process_group import join_process_group, leave_process_group

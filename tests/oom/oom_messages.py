@@ -1,7 +1,7 @@
 # ruff: noqa: E501  # messages stand as they are printed
 """Messages as they are printed, with the numbers and the cause that must be read from them.
 
-Written out from the formats in the libraries' sources (named in `hf_memkit/oom/forms.py`), with figures of the kind that
+Written out from the formats in the libraries' sources (named in `hf_memkit/oom/patterns.py`), with figures of the kind that
 users post; those of this machine's torch and numpy come from the live libraries in `test_oom_messages.py`.
 """
 

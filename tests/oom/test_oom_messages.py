@@ -12,8 +12,8 @@ from typing import get_args
 import pytest
 
 from hf_memkit.oom import OomMessage, explain_oom, find_messages, judge, parse_message
-from hf_memkit.oom.forms import FORMS
-from hf_memkit.oom.without_figures import Cause
+from hf_memkit.oom.known_messages import Cause
+from hf_memkit.oom.patterns import FORMS
 from tests.oom.oom_messages import EXAMPLES, NOT_MESSAGES, Example
 
 NAMES = [example.name for example in EXAMPLES]

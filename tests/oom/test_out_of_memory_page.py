@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from hf_memkit.oom import explain_oom, parse_message
-from hf_memkit.oom.forms import FORMS
+from hf_memkit.oom.patterns import FORMS
 from hf_memkit.oom.suggestions import suggest
 from hf_memkit.oom.verdict import judge
 from tests.conftest import ROOT

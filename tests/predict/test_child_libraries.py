@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from hf_memkit import preset
+from hf_memkit.errors import TraceFailed
 from hf_memkit.models import ModelFacts, describe
 from hf_memkit.predict.request import Request
 from hf_memkit.predict.trace import Trace
-from hf_memkit.predict.worker import TraceFailed, Worker
+from hf_memkit.predict.worker import Worker
+from hf_memkit.techniques.activation_bytes import chunked_loss_bytes, full_loss_bytes
 from hf_memkit.techniques.adapter_sizes import adapter_parameters, dequantised_bytes, quantised_bytes
-from hf_memkit.techniques.loss_bytes import chunked_loss_bytes, full_loss_bytes
 from hf_memkit.techniques.optimizer_states import optimizer_of, states_of, step_temporary_bytes
 from hf_memkit.terms import CATEGORIES, Category, Phase
 from hf_memkit.training_setup import TrainingSetup

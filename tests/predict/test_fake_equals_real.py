@@ -42,7 +42,6 @@ def child() -> Iterator[Child]:
 
 
 def test_every_architecture_and_every_setting_is_run() -> None:
-    assert len(ARCHITECTURES) >= 15 and len(SETTINGS) == 5
     assert len(CASES) + len(REFUSED) == len(ARCHITECTURES) * len(SETTINGS)
 
 

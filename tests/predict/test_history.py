@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import allocator_history
+from benchmarks.allocator_compare import compare
+from benchmarks.allocator_history import read_history, record_history
 from hf_memkit.compat import FreeOrder
 from hf_memkit.errors import InputError, RunError
-from hf_memkit.predict import history_recorder
 from hf_memkit.predict.allocator_blocks import DeviceMemory
 from hf_memkit.predict.allocator_settings import AllocatorSettings
-from hf_memkit.predict.history import read_history
-from hf_memkit.predict.history_compare import compare
-from hf_memkit.predict.history_recorder import record_history
 from hf_memkit.predict.replay import replay
 from hf_memkit.units import MIB
+from tests.conftest import ROOT
 
 RECORDED = sorted((Path(__file__).parent / "histories").glob("*.json.gz"))
 BASE = 0x7F0000000000
@@ -230,8 +230,8 @@ def test_recording_without_a_card_is_refused(tmp_path: Path) -> None:
 def test_what_the_recorder_keeps_of_a_snapshot_is_a_history() -> None:
     whole = snapshot(*BY_HAND, entry("oom", 5 * MIB, 30 * MIB), settings="max_split_size_mb:64")
     kept = {
-        "device_traces": [history_recorder._plain(entries) for entries in whole["device_traces"]],
-        "allocator_settings": history_recorder._texts(whole["allocator_settings"]),
+        "device_traces": [allocator_history._plain(entries) for entries in whole["device_traces"]],
+        "allocator_settings": allocator_history._texts(whole["allocator_settings"]),
     }
     assert json.loads(json.dumps(kept)) == kept
     assert read_history(kept) == read_history(whole)
@@ -239,7 +239,7 @@ def test_what_the_recorder_keeps_of_a_snapshot_is_a_history() -> None:
         "action": "oom", "device_free": 5 * MIB, "size": 30 * MIB, "stream": 0,
     }  # fmt: skip
     assert kept["allocator_settings"] == {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}
-    assert history_recorder._texts(None) == {}
+    assert allocator_history._texts(None) == {}
 
 
 def test_torch_takes_what_the_recorder_passes() -> None:
@@ -257,7 +257,7 @@ def test_torch_takes_what_the_recorder_passes() -> None:
 SCRIPT = """
 import random, sys
 import torch
-from hf_memkit.predict.history_recorder import record_history
+from benchmarks.allocator_history import record_history
 
 source = random.Random(0)
 with record_history(sys.argv[1]):
@@ -283,7 +283,7 @@ def test_a_real_card_is_followed_block_by_block(settings: str, tmp_path: Path) -
         pytest.skip("no CUDA GPU")
     path = tmp_path / "history.json.gz"
     environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": settings}
-    subprocess.run([sys.executable, "-c", SCRIPT, str(path)], check=True, env=environment, timeout=300)
+    subprocess.run([sys.executable, "-c", SCRIPT, str(path)], check=True, cwd=ROOT, env=environment, timeout=300)
     history = read_history(path)
     recorded = json.loads(gzip.decompress(path.read_bytes()))["recorded"]
     comparison = compare(history)

@@ -7,10 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
 from hf_memkit.errors import InputError
 from hf_memkit.hardware import Machine, gpu_of_size
+from hf_memkit.job import Job
 from hf_memkit.predict import Prediction, predict
+from hf_memkit.predict.defaults import default_setup, look_at_config
 from hf_memkit.predict.worker import Worker, shared_worker
 from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import GIB
@@ -27,7 +30,8 @@ def _worker() -> Iterator[Worker]:
 
 def predicted(setup: TrainingSetup | None = None, **options: Any) -> Prediction:
     given = {"model": facts(GPT2), "machine": MACHINE, "micro_batch_size": 2, "sequence_length": LENGTH, **options}
-    return predict(setup or small_setup(), **given)
+    trace = given.pop("trace", True)
+    return predict(replace(setup or small_setup(), job=Job(**given)), trace=trace)
 
 
 def test_a_trace_is_the_first_choice() -> None:
@@ -77,3 +81,16 @@ def test_the_verdict_follows_the_card() -> None:
     found = predicted(small_setup(large), model=facts(large), machine=small)
     assert found.verdict == "does not fit" and "completes in no less than" in found.why
     assert predicted(machine=replace(MACHINE, gpu=None)).verdict is None
+
+
+def test_one_setting_that_a_script_was_seen_to_have_can_be_changed_and_predicted() -> None:
+    """An observed setup holds what the arguments show, each with "yours" as its reason, and nothing else."""
+    model = look_at_config(AutoConfig.for_model(**GPT2), "mine", "architecture")
+    seen = default_setup(model, {"per_device_train_batch_size": 4, "bf16": True})
+    assert {s.reason for s in seen.settings if s.key.startswith("arguments.")} == {"yours"}
+    seen = replace(seen, job=Job(model.facts, MACHINE, sequence_length=LENGTH))
+    changed = seen.put("arguments.activation_checkpointing", True, "tried")
+    smaller = seen.put("arguments.per_device_train_batch_size", 1, "tried")
+    assert "arguments.activation_checkpointing" not in seen and seen.micro_batch_size == 4
+    whole, less, least = (predict(each).categories["activations"] for each in (seen, changed, smaller))
+    assert least < whole and less < whole

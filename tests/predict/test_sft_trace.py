@@ -10,7 +10,7 @@ import pytest
 
 from hf_memkit.predict.request import Request
 from hf_memkit.predict.worker import Worker
-from hf_memkit.techniques.loss_bytes import full_loss_bytes, sft_loss_bytes
+from hf_memkit.techniques.activation_bytes import full_loss_bytes, sft_loss_bytes
 from tests.fewer import pairs
 from tests.predict.architectures import CHATTING, request
 from tests.predict.fake_and_real_child import BAR, Child, difference

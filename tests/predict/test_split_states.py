@@ -11,6 +11,7 @@ import pytest
 
 from hf_memkit.architectures import ARCHITECTURES
 from hf_memkit.hardware import Machine, gpu_of_size
+from hf_memkit.job import Job
 from hf_memkit.ledger import Ledger, Row
 from hf_memkit.models import ModelFacts, describe
 from hf_memkit.predict import Prediction, predict
@@ -51,16 +52,7 @@ def setup_of(preset: str, config: dict[str, Any], model: ModelFacts, gpus: int, 
 
 
 def predicted(setup: TrainingSetup, model: ModelFacts, gpus: int, nodes: int, *, trace: bool) -> Prediction:
-    return predict(
-        setup,
-        model=model,
-        machine=MACHINE,
-        micro_batch_size=1,
-        sequence_length=64,
-        gpus=gpus,
-        nodes=nodes,
-        trace=trace,
-    )
+    return predict(replace(setup, job=Job(model, MACHINE, 1, 64, gpus=gpus, nodes=nodes)), trace=trace)
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,10 @@ def test_a_cpu_is_spared_what_it_cannot_do(tmp_path: Path) -> None:
     assert made.arguments == {"activation_checkpointing_kwargs": {"use_reentrant": False}, "use_cpu": True}
     assert not made.section("environment") and len(replaced) == 3
     assert all(each.why and each.why in str(each) for each in replaced)
+    for paged, plain in (("paged_adamw_32bit", "adamw_torch"), ("paged_lion_8bit", "lion_8bit")):
+        unpaged, (one,) = settle(setup_of(arguments__optim=paged), {"use_cpu": True})
+        assert unpaged.arguments["optim"] == plain and one.setting.value == paged
+        assert arguments(tmp_path, optim=plain).optim == plain
     kept, _ = settle(setup_of(arguments__tf32=True), {"use_cpu": True, "tf32": True})
     assert kept.arguments["tf32"] is True  # the user's own wish stays, and transformers answers it
 

@@ -18,21 +18,22 @@ from trl import SFTConfig, SFTTrainer
 from hf_memkit import train
 from hf_memkit.errors import DataError, SettingError
 from hf_memkit.hardware import Machine
+from hf_memkit.own_arguments import of_pairs
 from hf_memkit.recipe.data import Documents
 from hf_memkit.recipe.export import export_script
 from hf_memkit.recipe.export.scripts.job import Job
 from hf_memkit.recipe.export.scripts.train_chat import as_messages
 from hf_memkit.recipe.rehearse import rehearse
-from hf_memkit.recipe.resolve import Overrides, resolve
+from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.run import Run
 from hf_memkit.recipe.schema import read_recipe
-from hf_memkit.recipe.settings import parse_settings
 from hf_memkit.recipe.tasks import find_task
 from hf_memkit.recipe.tasks.chat_made_up import made_up_conversations
 from hf_memkit.recipe.tasks.chat_markup import CHATML
 from hf_memkit.recipe.tasks.chat_template import CHATML_FRAMING, training_template
 from hf_memkit.recipe.tasks.chat_tokens import checksum, tokenise
 from hf_memkit.recipe.tokenizer import Framing, train_tokenizer
+from hf_memkit.request import Request
 from hf_memkit.training_setup import TrainingSetup
 from tests.conftest import Quick, read_json_lines
 from tests.loaded import Loaded
@@ -192,15 +193,13 @@ def test_what_sfttrainer_has_beyond_trainingarguments_can_be_set(
     recipe_file: Path, machine: Machine, tmp_path: Path
 ) -> None:
     recipe = read_recipe(recipe_file)
-    chosen = parse_settings(
-        ["packing=false", "assistant_only_loss=no"], further=find_task(recipe.task).further_arguments
-    )
+    chosen = of_pairs(["packing=false", "assistant_only_loss=no"], further=find_task(recipe.task).further_arguments)
     assert chosen == {"packing": False, "assistant_only_loss": False}
-    overrides = Overrides("lora", output=str(tmp_path / "run"), settings=chosen)
-    arguments = rehearse(resolve(recipe, machine, overrides, use_hub=False)).setup.arguments
+    request = Request(variant="lora", output=str(tmp_path / "run"), arguments=chosen)
+    arguments = rehearse(recipe, resolve(recipe, machine, request, use_hub=False)).setup.arguments
     assert arguments["packing"] is False and arguments["assistant_only_loss"] is False
     with pytest.raises(SettingError, match="packing_strategy: no field of TrainingArguments"):
-        parse_settings(["packing_strategy=wrapped"], further=find_task("chat").further_arguments)
+        of_pairs(["packing_strategy=wrapped"], further=find_task("chat").further_arguments)
     unmarked = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     assert training_template(_word_tokenizer(unmarked), "own/model", marked=False) == unmarked
 
@@ -217,8 +216,8 @@ def test_a_template_s_refusal_names_the_row(conversations: Any, tokenizer: Any) 
 def test_no_default_of_sftconfig_decides_memory(
     recipe_file: Path, machine: Machine, tmp_path: Path, variant: str
 ) -> None:
-    overrides = Overrides(variant, output=str(tmp_path / "run"))
-    setup = resolve(read_recipe(recipe_file), machine, overrides, use_hub=False).setup
+    request = Request(variant=variant, output=str(tmp_path / "run"))
+    setup = resolve(read_recipe(recipe_file), machine, request, use_hub=False)
     plain = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
     differ = {
         field.name for field in dataclasses.fields(SFTConfig)
@@ -313,10 +312,10 @@ def test_the_exported_script_reads_every_form(
     lines = content.splitlines()
     path = tmp_path / name
     path.write_text("\n".join([*lines, *lines[-1:]]) if name != "a.json" else content)
-    overrides = Overrides("lora", data=str(path), output=str(tmp_path / "run"))
-    resolved = resolve(read_recipe(recipe_file), machine, overrides, use_hub=False)
-    setup = rehearse(resolved).setup
-    export_script(Run("chats", "lora", setup, target=resolved.setup), tmp_path / "script")
+    request = Request(variant="lora", data=str(path), output=str(tmp_path / "run"))
+    resolved = resolve(read_recipe(recipe_file), machine, request, use_hub=False)
+    setup = rehearse(read_recipe(recipe_file), resolved).setup
+    export_script(Run("chats", "lora", setup, target=resolved), tmp_path / "script")
     job = Job(tmp_path / "script")
     rows = as_messages(job.load_rows(), job.data["columns"]["messages"])
     assert rows["messages"] == [expected, expected]

@@ -17,11 +17,11 @@ from hf_memkit.errors import DoesNotFitError
 from hf_memkit.hardware import Gpu, Machine, gpu_of_size
 from hf_memkit.predict import Prediction
 from hf_memkit.predict.prediction import with_rest
-from hf_memkit.recipe.choose import FAR_OFF, choose
-from hf_memkit.recipe.longest import MULTIPLE, longest_by_formula
-from hf_memkit.recipe.predicted import nearest_that_fits, predicted
-from hf_memkit.recipe.resolve import Overrides, Resolved, resolve
+from hf_memkit.recipe.choose import FAR_OFF, choose, nearest_that_fits, predicted
+from hf_memkit.recipe.resolve import MULTIPLE, longest_by_formula, resolve
 from hf_memkit.recipe.schema import Recipe, read_recipe
+from hf_memkit.request import Request
+from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import GIB
 from tests.predict.test_prediction import made
 
@@ -44,10 +44,9 @@ class Counting:
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, int]] = []
 
-    def __call__(self, resolved: Resolved) -> Prediction:
-        overrides = resolved.overrides
-        length = int(resolved.setup["data.sequence_length"])
-        self.asked.append((resolved.variant, overrides.checkpointing or "", length))
+    def __call__(self, resolved: TrainingSetup) -> Prediction:
+        kind = next((name for name in resolved.techniques if name.endswith("-checkpointing")), "none")
+        self.asked.append((resolved.preset, kind, resolved.sequence_length))
         return predicted(resolved)
 
 
@@ -74,9 +73,9 @@ def with_card(machine: Machine, usable_bytes: int) -> Machine:
     return replace(machine, gpu=gpu.with_capacity(usable_bytes + gpu.context_bytes))
 
 
-def card_of(resolved: Resolved) -> Gpu:
-    assert resolved.machine.gpu is not None
-    return resolved.machine.gpu
+def card_of(resolved: TrainingSetup) -> Gpu:
+    assert resolved.resolved_for.machine.gpu is not None
+    return resolved.resolved_for.machine.gpu
 
 
 def needs(found: Prediction) -> int:
@@ -87,7 +86,7 @@ def needs(found: Prediction) -> int:
 def peaks(recipe: Recipe, machine: Machine) -> dict[str, int]:
     found = {}
     for kind in recipe.variants["resident"].checkpointing:
-        resolved = resolve(recipe, machine, Overrides("resident", checkpointing=kind), use_hub=False)
+        resolved = resolve(recipe, machine, Request(variant="resident"), use_hub=False, checkpointing=kind)
         found[kind] = needs(predicted(resolved))
     return found
 
@@ -98,41 +97,39 @@ def test_the_cheapest_checkpointing_that_is_predicted_to_fit(chooses: Recipe, ma
     need = peaks(chooses, large)
     assert need["none"] > need["selective-checkpointing"] > need["activation-checkpointing"]
     counting = Counting()
-    roomy = choose(chooses, with_card(machine, need["none"]), Overrides(), use_hub=False, predict=counting)
+    roomy, found = choose(chooses, with_card(machine, need["none"]), Request(), use_hub=False, judge=counting)
     assert [kind for _, kind, _ in counting.asked] == ["none"], "the first that fits ends the search"
-    assert roomy.prediction is not None and roomy.prediction.verdict == "fits"
-    assert "arguments.activation_checkpointing" not in roomy.resolved.setup or not roomy.resolved.setup.get(
-        "arguments.activation_checkpointing"
-    )
+    assert found is not None and found.verdict == "fits"
+    assert "arguments.activation_checkpointing" not in roomy or not roomy.get("arguments.activation_checkpointing")
     counting = Counting()
     tighter = with_card(machine, need["selective-checkpointing"])
-    chosen = choose(chooses, tighter, Overrides(), use_hub=False, predict=counting)
-    assert chosen.resolved.variant == "resident" and "selective-checkpointing" in chosen.resolved.setup.techniques
-    assert chosen.prediction is not None and needs(chosen.prediction) <= card_of(chosen.resolved).usable_bytes
-    (note,) = [note for note in chosen.resolved.setup.notes if note.startswith("Activation checkpointing")]
+    chosen, found = choose(chooses, tighter, Request(), use_hub=False, judge=counting)
+    assert chosen.preset == "resident" and "selective-checkpointing" in chosen.techniques
+    assert found is not None and needs(found) <= card_of(chosen).usable_bytes
+    (note,) = [note for note in chosen.notes if note.startswith("Activation checkpointing")]
     assert "selective-checkpointing, the first that is predicted to fit; not none" in note
-    assert not chosen.resolved.setup.problems
-    assert chosen.resolved.overrides == Overrides(), "what was asked for, not what was tried"
+    assert not chosen.problems
+    assert chosen.request == Request(), "what was asked for, not what was tried"
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.longer
 def test_a_variant_that_does_not_fit_gives_way_and_says_its_peaks(chooses: Recipe, machine: Machine) -> None:
-    least = resolve(chooses, machine, Overrides("lora"), use_hub=False)
+    least = resolve(chooses, machine, Request(variant="lora"), use_hub=False)
     small = with_card(machine, needs(predicted(least)))
     counting = Counting()
-    chosen = choose(chooses, small, Overrides(), use_hub=False, predict=counting)
-    assert chosen.resolved.variant == "lora" and chosen.prediction is not None
-    assert chosen.resolved.why.startswith("the first variant that fits (predicted: fits: peak ")
-    ((name, why),) = chosen.resolved.rejected
+    chosen, found = choose(chooses, small, Request(), use_hub=False, judge=counting)
+    assert chosen.preset == "lora" and found is not None
+    assert chosen.why.startswith("the first variant that fits (predicted: fits: peak ")
+    ((name, why),) = chosen.rejected
     assert name == "resident" and ("by formula" in why or "does not fit: peak" in why)
-    named = choose(chooses, small, Overrides("resident"), use_hub=False)
-    assert named.prediction is not None and named.prediction.verdict == "does not fit"
-    assert named.resolved.setup.problems and nearest_that_fits(named.resolved, use_hub=False) == "lora"
+    named, found = choose(chooses, small, Request(variant="resident"), use_hub=False)
+    assert found is not None and found.verdict == "does not fit"
+    assert named.problems and nearest_that_fits(chooses, named, use_hub=False) == "lora"
     with pytest.raises(
         DoesNotFitError, match=r"no variant of small is predicted to fit this machine: resident .*; lora "
     ):
-        choose(chooses, with_card(machine, least.setup.ledger.total_bytes("device") // 4), Overrides(), use_hub=False)
+        choose(chooses, with_card(machine, least.ledger.total_bytes("device") // 4), Request(), use_hub=False)
 
 
 def test_what_the_formula_puts_far_off_is_not_traced_and_says_so(chooses: Recipe, machine: Machine) -> None:
@@ -140,18 +137,18 @@ def test_what_the_formula_puts_far_off_is_not_traced_and_says_so(chooses: Recipe
     tiny = with_card(machine, GIB // 4)
     counting = Counting()
     with pytest.raises(DoesNotFitError, match=r"resident needs .* by formula, \d+% above what .* leaves: not traced"):
-        choose(chooses, tiny, Overrides(), use_hub=False, predict=counting)
+        choose(chooses, tiny, Request(), use_hub=False, judge=counting)
     assert "resident" not in {variant for variant, _, _ in counting.asked} and FAR_OFF < 1
     counting = Counting()
-    named = choose(chooses, tiny, Overrides("resident"), use_hub=False, predict=counting)
+    named, found = choose(chooses, tiny, Request(variant="resident"), use_hub=False, judge=counting)
     assert [kind for _, kind, _ in counting.asked] == ["activation-checkpointing"]
-    assert named.prediction is not None and named.resolved.setup.problems
+    assert found is not None and named.problems
 
 
 def test_what_the_machine_lacks_beside_the_card_needs_no_trace(chooses: Recipe, machine: Machine) -> None:
     counting = Counting()
     with pytest.raises(DoesNotFitError, match="of RAM by formula"):
-        choose(chooses, machine.with_ram(2 * GIB), Overrides(), use_hub=False, predict=counting)
+        choose(chooses, machine.with_ram(2 * GIB), Request(), use_hub=False, judge=counting)
     assert not counting.asked
 
 
@@ -161,17 +158,17 @@ def test_the_longest_sequence_is_confirmed_by_prediction(recipe: Recipe, machine
     own = small_recipe(recipe, tmp_path, variants=variants, sequences_per_step=1)
     card = replace(machine, gpu=gpu_of_size("2GB"))
     counting = Counting()
-    chosen = choose(own, card, Overrides(), use_hub=False, predict=counting)
-    length = int(chosen.resolved.setup["data.sequence_length"])
+    chosen, found = choose(own, card, Request(), use_hub=False, judge=counting)
+    length = int(chosen["data.sequence_length"])
     lengths = [tried for _, _, tried in counting.asked]
-    assert chosen.prediction is not None and chosen.prediction.verdict == "fits"
+    assert found is not None and found.verdict == "fits"
     assert length % MULTIPLE == 0 and length in lengths and len(lengths) == len(set(lengths)) <= 4
-    reason = next(s.reason for s in chosen.resolved.setup.settings if s.key == "data.sequence_length")
+    reason = next(s.reason for s in chosen.settings if s.key == "data.sequence_length")
     assert f"{length} fits" in reason and "by formula" in reason
-    longer = resolve(own, card, Overrides(sequence_length=length * 5 // 4), use_hub=False)
+    longer = resolve(own, card, Request(sequence_length=length * 5 // 4), use_hub=False)
     assert predicted(longer).verdict != "fits", "it is the longest, as far as that can be told"
-    asked = choose(own, card, Overrides(sequence_length=4096), use_hub=False)
-    assert asked.resolved.setup["data.sequence_length"] == 4096
+    asked, _ = choose(own, card, Request(sequence_length=4096), use_hub=False)
+    assert asked["data.sequence_length"] == 4096
 
 
 def made_up(peak_bytes: int, verdict: str) -> Prediction:
@@ -188,21 +185,21 @@ def test_of_the_lengths_that_fit_the_longest_is_taken(recipe: Recipe, machine: M
     own = small_recipe(recipe, tmp_path, variants=variants, sequences_per_step=1)
     asked: list[int] = []
 
-    def predict(resolved: Resolved) -> Prediction:
-        asked.append(int(resolved.setup["data.sequence_length"]))
+    def predict(resolved: TrainingSetup) -> Prediction:
+        asked.append(int(resolved["data.sequence_length"]))
         usable = card_of(resolved).usable_bytes
         share = {1: 0.5, 2: 4.0}.get(len(asked), 0.8)
         return made_up(int(share * usable), "fits" if share < 1 else "does not fit")
 
     card = replace(machine, gpu=gpu_of_size("2GB"))
-    chosen = choose(own, card, Overrides(), use_hub=False, predict=predict).resolved.setup
+    chosen, _ = choose(own, card, Request(), use_hub=False, judge=predict)
     assert asked[1] > asked[0] > asked[-1] and chosen["data.sequence_length"] == asked[0]
 
 
 def test_of_variants_that_are_tight_the_first_is_taken(chooses: Recipe, machine: Machine) -> None:
     card = with_card(machine, 64 * GIB)
-    chosen = choose(chooses, card, Overrides(), use_hub=False, predict=lambda _: made_up(60 * GIB, "tight")).resolved
-    assert chosen.variant == "resident" and [name for name, _ in chosen.rejected] == ["lora"]
+    chosen, _ = choose(chooses, card, Request(), use_hub=False, judge=lambda _: made_up(60 * GIB, "tight"))
+    assert chosen.preset == "resident" and [name for name, _ in chosen.rejected] == ["lora"]
 
 
 def test_the_longest_by_formula() -> None:

@@ -15,11 +15,12 @@ from hf_memkit.components.classification_metrics import accuracy_and_f1, likelie
 from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.models import describe
 from hf_memkit.recipe.rehearse import rehearse
-from hf_memkit.recipe.resolve import Overrides, resolve
+from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.recipe.tasks import find_task
 from hf_memkit.recipe.tasks.made_up_texts import kinds_of_text, summaries
 from hf_memkit.recipe.tasks.task import Examples
+from hf_memkit.request import Request
 from hf_memkit.training_setup import TrainingSetup
 
 TASK = find_task("text-classification")
@@ -37,7 +38,7 @@ def card(machine: Machine) -> Machine:
 
 @pytest.fixture(scope="module")
 def small(bert: Recipe, card: Machine) -> TrainingSetup:
-    return rehearse(resolve(bert, card, Overrides("8bit"), use_hub=False)).setup
+    return rehearse(bert, resolve(bert, card, Request(variant="8bit"), use_hub=False)).setup
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +128,7 @@ def test_batches_are_as_long_as_their_longest_text(small: TrainingSetup, example
 
 @pytest.mark.parametrize("variant", ["8bit", "resident", "lora"])
 def test_settings_of_the_recipe(bert: Recipe, card: Machine, variant: str) -> None:
-    setup = resolve(bert, card, Overrides(variant), use_hub=False).setup
+    setup = resolve(bert, card, Request(variant=variant), use_hub=False)
     assert setup.arguments["train_sampling_strategy"] == "group_by_length"
     assert setup["trainer_parts.pad_batches"]["multiple"] >= 8 and "model_parts.mean_loss" in setup
     assert setup.arguments["prediction_loss_only"] is False and "model_parts.chunked_loss" not in setup

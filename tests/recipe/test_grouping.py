@@ -10,9 +10,10 @@ from hf_memkit.cli import main
 from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.recipe.grouping import without_needless_grouping
 from hf_memkit.recipe.rehearse import rehearse
-from hf_memkit.recipe.resolve import Overrides, resolve
+from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.schema import load_recipe
 from hf_memkit.recipe.tasks import task_of
+from hf_memkit.request import Request
 from hf_memkit.training_setup import TrainingSetup
 
 
@@ -24,8 +25,10 @@ def long_texts(path: Path, *further: str) -> Path:
 
 def small(machine: Machine, data: Path) -> TrainingSetup:
     card = machine.with_gpu(gpu_of_size("8GB"))
-    overrides = Overrides("resident", data=str(data), max_steps=1)
-    return rehearse(resolve(load_recipe("bert-large-on-8gb"), card, overrides, use_hub=False)).setup
+    request = Request(variant="resident", data=str(data), max_steps=1)
+    return rehearse(
+        load_recipe("bert-large-on-8gb"), resolve(load_recipe("bert-large-on-8gb"), card, request, use_hub=False)
+    ).setup
 
 
 def test_texts_of_one_length_are_not_grouped(machine: Machine, tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ from hf_memkit import train
 from hf_memkit.hardware import Machine, named_gpu
 from hf_memkit.recipe.export import export_script
 from hf_memkit.recipe.export.scripts.job import Job
-from hf_memkit.recipe.resolve import Overrides, resolve
+from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.run import Run
 from hf_memkit.recipe.schema import load_recipe
+from hf_memkit.request import Request
 from hf_memkit.training_setup import TrainingSetup
 
 pytestmark = pytest.mark.bf16
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.bf16
 def on_t4(machine: Machine) -> TrainingSetup:
     """The classifier's `lora`, small, as it is on a T4: fp16 weights, fp16 autocast."""
     recipe = load_recipe("bert-large-on-8gb")
-    setup = resolve(recipe, machine.with_gpu(named_gpu("T4")), Overrides("lora"), use_hub=False).setup
+    setup = resolve(recipe, machine.with_gpu(named_gpu("T4")), Request(variant="lora"), use_hub=False)
     small = {**setup["model.architecture"], **recipe.rehearsal.model}
     return setup.put("model.architecture", small, "small")
 

@@ -18,9 +18,10 @@ from hf_memkit.recipe.export.scripts import train_images
 from hf_memkit.recipe.export.scripts.job import Job
 from hf_memkit.recipe.ranks import ranks_from_environment
 from hf_memkit.recipe.rehearse import rehearse
-from hf_memkit.recipe.resolve import Overrides, resolve
+from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.run import Run, run
 from hf_memkit.recipe.schema import Recipe, load_recipe
+from hf_memkit.request import Request
 from hf_memkit.units import GIB
 
 
@@ -45,22 +46,20 @@ def photos(tmp_path: Path) -> Path:
 
 
 def rehearsal(images: Recipe, machine: Machine, photos: Path, output: Path) -> Run:
-    overrides = Overrides("8bit", data=str(photos), max_steps=3, output=str(output))
-    resolved = resolve(images, machine, overrides, use_hub=False)
-    rehearsed = rehearse(resolved)
-    return Run(
-        "vit-large-on-8gb", "8bit", rehearsed.setup, target=resolved.setup, not_rehearsed=rehearsed.not_rehearsed
-    )
+    request = Request(variant="8bit", data=str(photos), max_steps=3, output=str(output))
+    resolved = resolve(images, machine, request, use_hub=False)
+    rehearsed = rehearse(images, resolved)
+    return Run("vit-large-on-8gb", "8bit", rehearsed.setup, target=resolved, not_rehearsed=rehearsed.not_rehearsed)
 
 
 def test_the_config_decides_the_length(images: Recipe, small_card: Machine) -> None:
-    resolved = resolve(images, small_card, Overrides("8bit"), use_hub=False)
-    assert resolved.setup["data.sequence_length"] == 197
-    assert resolved.model.parameters == pytest.approx(303.3e6, rel=1e-3)
-    assert resolved.model.model_class == "ViTForImageClassification"
-    assert "model_parts.chunked_loss" not in resolved.setup
+    resolved = resolve(images, small_card, Request(variant="8bit"), use_hub=False)
+    assert resolved["data.sequence_length"] == 197
+    assert resolved.resolved_for.model.parameters == pytest.approx(303.3e6, rel=1e-3)
+    assert resolved.resolved_for.model.model_class == "ViTForImageClassification"
+    assert "model_parts.chunked_loss" not in resolved
     with pytest.raises(InputError) as caught:
-        resolve(images, small_card, Overrides("8bit", sequence_length=512), use_hub=False)
+        resolve(images, small_card, Request(variant="8bit", sequence_length=512), use_hub=False)
     assert str(caught.value).startswith("--sequence-length 512: images have no length to choose")
     assert "197 tokens" in str(caught.value) and "\n" not in str(caught.value)
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 import typer
 
 from hf_memkit.cli.main import app
-from hf_memkit.cli.recipe_options import Options
+from hf_memkit.cli.recipe_options import RunOptions
 from hf_memkit.errors import InputError, RunError
 from hf_memkit.presets.sharing import threads_per_process
 from hf_memkit.recipe.launch import Place, torchrun_options
 from hf_memkit.recipe.ranks import Ranks, ranks_from_environment
+from hf_memkit.request import Request
 
+R = Request(recipe="r")
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
 
 
@@ -54,7 +55,7 @@ def test_a_launcher_that_says_too_little_is_refused() -> None:
     ],
 )
 def test_the_options_say_where_processes_run(asked: dict[str, Any], expected: Place) -> None:
-    assert Options("r", **asked).place(Ranks()) == expected
+    assert RunOptions(R, **asked).place(Ranks()) == expected
 
 
 @pytest.mark.parametrize(
@@ -70,34 +71,36 @@ def test_the_options_say_where_processes_run(asked: dict[str, Any], expected: Pl
 )
 def test_options_that_lack_or_contradict_something_are_refused(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Options("r", **asked).place(Ranks())
+        RunOptions(R, **asked).place(Ranks())
 
 
 def test_a_launcher_comes_before_the_options() -> None:
     ranks = ranks_from_environment(TORCHRUN)
-    assert Options("r").place(ranks) == Place(2, 2) == Options("r", gpus=2, nodes=2).place(ranks)
+    assert RunOptions(R).place(ranks) == Place(2, 2) == RunOptions(R, gpus=2, nodes=2).place(ranks)
     with pytest.raises(InputError, match=r"--gpus 4 contradicts the launcher, .* 2 processes .* \(WORLD_SIZE=4\)"):
-        Options("r", gpus=4).place(ranks)
+        RunOptions(R, gpus=4).place(ranks)
     with pytest.raises(InputError, match="--nodes 1 contradicts the launcher"):
-        Options("r", nodes=1).place(ranks)
+        RunOptions(R, nodes=1).place(ranks)
     with pytest.raises(InputError, match="--master-addr: the launcher"):
-        Options("r", master_addr="a").place(ranks)
+        RunOptions(R, master_addr="a").place(ranks)
     with pytest.raises(InputError, match="the same number on each"):
-        Options("r").place(Ranks(0, 3, 0, 2, launched=True))
+        RunOptions(R).place(Ranks(0, 3, 0, 2, launched=True))
 
 
 def test_the_ranks_get_the_same_command_line_without_the_place() -> None:
-    options = Options(
-        "mine.yaml", variant="lora", data="-odd name.txt", max_steps=3, setting=("a=1", "b=--x"), gpus=4, nodes=2,
-        node_rank=1, master_addr="a", output="my run", overwrite=True, as_json=True,
-    )  # fmt: skip
+    request = Request(
+        recipe="mine.yaml", variant="lora", data="-odd name.txt", max_steps=3, output="my run", arguments={"a": 1}
+    )
+    options = RunOptions(
+        request, setting=("a=1", "b=--x"), gpus=4, nodes=2, node_rank=1, master_addr="a", overwrite=True, as_json=True
+    )
     verb, *arguments = options.for_ranks()
     assert verb == "recipe"
     command: Any = typer.main.get_command(app)
     parsed = command.commands["recipe"].make_context("recipe", arguments).params
     place = dict.fromkeys(("gpus", "nodes", "node_rank", "master_addr", "master_port"))
-    expected = {**dataclasses.asdict(options), **place, "copy": None}
-    assert {**parsed, "setting": tuple(parsed["setting"] or ())} == expected
+    asked = {**vars(request), **vars(options), **place, "copy": None, "name": "mine.yaml"}
+    assert {**parsed, "setting": tuple(parsed["setting"] or ())} == {name: asked[name] for name in parsed}
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,11 @@ from hf_memkit.errors import DataError, InputError
 from hf_memkit.hardware import Machine
 from hf_memkit.models import describe
 from hf_memkit.recipe.rehearse import rehearse
-from hf_memkit.recipe.resolve import Overrides, resolve
+from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.recipe.tasks import find_task
 from hf_memkit.recipe.tasks.task import Examples
+from hf_memkit.request import Request
 from hf_memkit.training_setup import TrainingSetup
 
 TASK = find_task("text-pairs")
@@ -39,7 +40,7 @@ def small(flan_t5: Recipe, machine: Machine) -> TrainingSetup:
     from hf_memkit.hardware import gpu_of_size
 
     card = machine.with_gpu(gpu_of_size("24GB"))
-    return rehearse(resolve(flan_t5, card, Overrides("resident"), use_hub=False)).setup
+    return rehearse(flan_t5, resolve(flan_t5, card, Request(variant="resident"), use_hub=False)).setup
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +196,7 @@ def test_the_loss_is_the_mean_whatever_the_accumulation(
 def test_settings_of_the_recipe(flan_t5: Recipe, machine: Machine) -> None:
     from hf_memkit.hardware import gpu_of_size
 
-    setup = resolve(flan_t5, machine.with_gpu(gpu_of_size("24GB")), Overrides("resident"), use_hub=False).setup
+    setup = resolve(flan_t5, machine.with_gpu(gpu_of_size("24GB")), Request(variant="resident"), use_hub=False)
     assert setup["trainer.arguments_class"] == "transformers:Seq2SeqTrainingArguments"
     assert setup.arguments["predict_with_generate"] is True and setup.arguments["prediction_loss_only"] is False
     assert setup.arguments["generation_max_length"] == 129 and setup["data.target_length"] == 128
@@ -207,7 +208,7 @@ def test_settings_of_the_recipe(flan_t5: Recipe, machine: Machine) -> None:
 def test_a_card_without_bf16_is_refused(flan_t5: Recipe, machine: Machine) -> None:
     from hf_memkit.hardware import named_gpu
 
-    setup = resolve(flan_t5, machine.with_gpu(named_gpu("T4")), Overrides("resident"), use_hub=False).setup
+    setup = resolve(flan_t5, machine.with_gpu(named_gpu("T4")), Request(variant="resident"), use_hub=False)
     assert any("computes in bf16" in problem for problem in setup.problems)
 
 

@@ -7,17 +7,19 @@ from dataclasses import replace
 import pytest
 
 from hf_memkit.cli.recipe_flow import _with_prediction
-from hf_memkit.cli.recipe_options import Options
+from hf_memkit.cli.recipe_options import RunOptions
 from hf_memkit.hardware import Machine, gpu_of_size
-from hf_memkit.recipe.predicted import nearest_that_fits, predicted
-from hf_memkit.recipe.resolve import Overrides, Resolved, resolve
+from hf_memkit.recipe.choose import nearest_that_fits, predicted
+from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.run import Run
 from hf_memkit.recipe.schema import Recipe
+from hf_memkit.request import Request
+from hf_memkit.training_setup import TrainingSetup
 
 
-def resolved_for(recipe: Recipe, machine: Machine, size: str, variant: str = "resident") -> Resolved:
+def resolved_for(recipe: Recipe, machine: Machine, size: str, variant: str = "resident") -> TrainingSetup:
     machine = replace(machine, gpu=gpu_of_size(size))
-    return resolve(recipe, machine, Overrides(variant=variant), use_hub=False)
+    return resolve(recipe, machine, Request(variant=variant), use_hub=False)
 
 
 def test_the_recipe_s_own_card_holds_it(recipe: Recipe, machine: Machine) -> None:
@@ -31,9 +33,9 @@ def test_a_smaller_card_is_told_what_to_take_instead(
 ) -> None:
     small = resolved_for(recipe, machine, "12GB")
     assert predicted(small, trace=False).verdict == "does not fit"
-    assert nearest_that_fits(small, use_hub=False, trace=False) == "infinity"
-    job = Run(recipe.name, small.variant, small.setup)
-    told = _with_prediction(job, small, Options(recipe.name, no_trace=True))
+    assert nearest_that_fits(recipe, small, use_hub=False, trace=False) == "infinity"
+    job = Run(recipe.name, small.preset, small)
+    told = _with_prediction(job, recipe, RunOptions(Request(recipe=recipe.name), no_trace=True))
     assert told.prediction is not None and told.prediction["verdict"] == "does not fit"
     said = capsys.readouterr().err
     assert "predicted not to fit" in said and "--variant infinity" in said
@@ -42,5 +44,5 @@ def test_a_smaller_card_is_told_what_to_take_instead(
 
 def test_a_rehearsal_has_none(recipe: Recipe, machine: Machine) -> None:
     here = resolved_for(recipe, machine, "12GB")
-    job = Run(recipe.name, here.variant, here.setup, target=here.setup)
-    assert _with_prediction(job, here, Options(recipe.name)).prediction is None
+    job = Run(recipe.name, here.preset, here, target=here)
+    assert _with_prediction(job, recipe, RunOptions(Request(recipe=recipe.name))).prediction is None

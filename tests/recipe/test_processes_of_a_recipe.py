@@ -6,12 +6,13 @@ import json
 
 import pytest
 
-from hf_memkit.cli.recipe_options import Options
-from hf_memkit.cli.recipe_resolve import resolve_options, usual_gpus
+from hf_memkit.cli.recipe_options import RunOptions
+from hf_memkit.cli.recipe_resolve import machine_here, rehearses, request_of, resolved_run, usual_gpus
 from hf_memkit.hardware import this_machine
 from hf_memkit.models import describe
 from hf_memkit.recipe.ranks import Ranks
 from hf_memkit.recipe.schema import load_recipe
+from hf_memkit.request import Request
 from tests.conftest import Memkit
 
 NAME = "llama-70b-lora-on-8x80gb"
@@ -19,23 +20,31 @@ NAME = "llama-70b-lora-on-8x80gb"
 without_a_card = pytest.mark.skipif(this_machine(".").gpu is not None, reason="this machine has a card")
 
 
+def usual(options: RunOptions) -> int:
+    return usual_gpus(
+        load_recipe(options.request.recipe or ""), rehearses=rehearses(options, machine_here(options.request))
+    )
+
+
 @without_a_card
 def test_as_many_as_the_recipe_says_and_two_to_rehearse() -> None:
     assert load_recipe(NAME).gpus == 8
-    assert usual_gpus(Options(NAME)) == 2, "a rehearsal"
-    assert usual_gpus(Options(NAME, gpu="80GB")) == 2, "what is only described does not run"
-    assert usual_gpus(Options(NAME, gpu="80GB", dry_run=True)) == 8
-    assert usual_gpus(Options("gpt2-on-16gb")) == 1
+    plain, described = Request(recipe=NAME), Request(recipe=NAME, gpu="80GB")
+    assert usual(RunOptions(plain)) == 2, "a rehearsal"
+    assert usual(RunOptions(described)) == 2, "what is only described does not run"
+    assert usual(RunOptions(described, dry_run=True)) == 8
+    assert usual(RunOptions(Request(recipe="gpt2-on-16gb"))) == 1
 
 
 @without_a_card
 @pytest.mark.parametrize(("asked", "processes"), [(None, 2), (1, 1)])
 def test_a_rehearsal_is_of_all_the_cards(asked: int | None, processes: int) -> None:
-    options = Options(NAME, gpus=asked, no_trace=True, output="run")
-    place = options.place(Ranks(), usual_gpus(options))
-    resolved, job, _ = resolve_options(options, place)
-    assert resolved.gpus == 8 and job.gpus == processes
-    assert job.target is not None and job.target["arguments.per_device_train_batch_size"] == 4
+    options = RunOptions(Request(recipe=NAME, output="run"), gpus=asked, no_trace=True)
+    recipe = load_recipe(NAME)
+    request = request_of(options, recipe)
+    job, _ = resolved_run(options, recipe, request, machine_here(request), options.place(Ranks(), usual(options)))
+    assert job.target is not None and job.target.resolved_for.gpus == 8 and job.gpus == processes
+    assert job.target["arguments.per_device_train_batch_size"] == 4
     (left_out,) = [each for each in job.not_rehearsed if each.key == "environment.WORLD_SIZE"]
     assert left_out.value == 8 and str(processes) in left_out.reason
     batch = job.setup["arguments.per_device_train_batch_size"] * job.setup["arguments.gradient_accumulation_steps"]

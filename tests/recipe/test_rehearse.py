@@ -10,8 +10,9 @@ import pytest
 from hf_memkit.hardware import Machine, named_gpu
 from hf_memkit.models import describe
 from hf_memkit.recipe.rehearse import rehearse
-from hf_memkit.recipe.resolve import Overrides, resolve
+from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.schema import Recipe
+from hf_memkit.request import Request
 
 
 @pytest.mark.parametrize("variant", ["resident", "offload", "infinity", "lora"])
@@ -20,9 +21,9 @@ def test_techniques_stay_and_everything_that_goes_is_named(
     recipe: Recipe, machine: Machine, variant: str, card: str
 ) -> None:
     target = machine if card == "16GB" else machine.with_gpu(named_gpu(card))
-    resolved = resolve(recipe, target, Overrides(variant), use_hub=False)
-    rehearsed = rehearse(resolved)
-    before, after = resolved.setup, rehearsed.setup
+    resolved = resolve(recipe, target, Request(variant=variant), use_hub=False)
+    rehearsed = rehearse(recipe, resolved)
+    before, after = resolved, rehearsed.setup
     assert after.arguments["use_cpu"] is True
     for key in ("arguments.activation_checkpointing", "arguments.optim", "optimizer.class", "deepspeed.preset",
                 "model.pad_vocabulary_to_multiple_of", "adapter.r"):  # fmt: skip
@@ -41,14 +42,14 @@ def test_techniques_stay_and_everything_that_goes_is_named(
 
 def test_what_the_user_asked_for_stays(recipe: Recipe, machine: Machine) -> None:
     chosen = {"learning_rate": 0.5, "save_steps": 2}
-    resolved = resolve(recipe, machine, Overrides("lora", max_steps=6, settings=chosen), use_hub=False)
-    arguments = rehearse(resolved).setup.arguments
+    resolved = resolve(recipe, machine, Request(variant="lora", max_steps=6, arguments=chosen), use_hub=False)
+    arguments = rehearse(recipe, resolved).setup.arguments
     assert (arguments["learning_rate"], arguments["save_steps"], arguments["max_steps"]) == (0.5, 2, 6)
 
 
 def test_a_batch_that_is_not_rehearsed_is_named(recipe: Recipe, machine: Machine) -> None:
     chosen = {"per_device_train_batch_size": 2}
-    rehearsed = rehearse(resolve(recipe, machine, Overrides("lora", settings=chosen), use_hub=False))
+    rehearsed = rehearse(recipe, resolve(recipe, machine, Request(variant="lora", arguments=chosen), use_hub=False))
     assert "arguments.per_device_train_batch_size" in {setting.key for setting in rehearsed.not_rehearsed}
 
 
@@ -59,8 +60,8 @@ def test_another_architecture_shrinks_too(recipe: Recipe, machine: Machine, tmp_
     LlamaConfig(hidden_size=2048, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8).save_pretrained(
         tmp_path
     )
-    resolved = resolve(recipe, machine, Overrides("lora", model=str(tmp_path)), use_hub=False)
-    architecture = rehearse(resolved).setup["model.architecture"]
+    resolved = resolve(recipe, machine, Request(variant="lora", model=str(tmp_path)), use_hub=False)
+    architecture = rehearse(recipe, resolved).setup["model.architecture"]
     assert architecture["model_type"] == "llama" and architecture["hidden_size"] == 384
     assert describe("none/such", architecture, use_hub=False).parameters < 20_000_000
 
@@ -69,9 +70,9 @@ def test_a_small_local_model_is_rehearsed_as_it_is(recipe: Recipe, machine: Mach
     from transformers import GPT2Config
 
     GPT2Config(n_layer=1, n_embd=64, n_head=2, n_positions=64, vocab_size=300).save_pretrained(tmp_path)
-    overrides = Overrides("lora", model=str(tmp_path), sequence_length=32)
-    resolved = resolve(recipe, replace(machine), overrides, use_hub=False)
-    setup = rehearse(resolved).setup
+    request = Request(variant="lora", model=str(tmp_path), sequence_length=32)
+    resolved = resolve(recipe, replace(machine), request, use_hub=False)
+    setup = rehearse(recipe, resolved).setup
     assert setup["model.origin"] == "local" and setup["model.architecture"]["n_layer"] == 1
     assert setup["data.sequence_length"] == 64
 
@@ -80,7 +81,7 @@ def test_a_small_local_model_is_rehearsed_as_it_is(recipe: Recipe, machine: Mach
 def test_accumulation_is_rehearsed_where_the_target_has_some(
     recipe: Recipe, machine: Machine, variant: str, accumulation: int
 ) -> None:
-    rehearsed = rehearse(resolve(recipe, machine, Overrides(variant), use_hub=False)).setup
+    rehearsed = rehearse(recipe, resolve(recipe, machine, Request(variant=variant), use_hub=False)).setup
     assert rehearsed["arguments.gradient_accumulation_steps"] == accumulation
     assert rehearsed["arguments.per_device_train_batch_size"] * accumulation == recipe.rehearsal.sequences_per_step
     tokens = rehearsed["arguments.per_device_train_batch_size"] * rehearsed["data.sequence_length"]
@@ -89,8 +90,8 @@ def test_accumulation_is_rehearsed_where_the_target_has_some(
 
 def test_settings_that_need_a_card_have_stand_ins(recipe: Recipe, machine: Machine) -> None:
     """What a setup for a card may hold, and what a CPU makes of it; each is named as not rehearsed."""
-    resolved = resolve(recipe, machine, Overrides("resident"), use_hub=False)
-    setup = resolved.setup
+    resolved = resolve(recipe, machine, Request(variant="resident"), use_hub=False)
+    setup = resolved
     for key, value in {
         "arguments.activation_checkpointing_kwargs": {"use_reentrant": False, "offload": True},
         "arguments.optim": "paged_adamw_8bit",
@@ -102,7 +103,7 @@ def test_settings_that_need_a_card_have_stand_ins(recipe: Recipe, machine: Machi
         "trainer_parts.recompilation_guard": {},
     }.items():
         setup = setup.put(key, value, "for a card")
-    rehearsed = rehearse(replace(resolved, setup=setup))
+    rehearsed = rehearse(recipe, setup)
     after, named = rehearsed.setup, {setting.key for setting in rehearsed.not_rehearsed}
     assert after["arguments.optim"] == "adamw_bnb_8bit"
     assert after["model_parts.checkpoint_offload"] == {"pin_memory": False}

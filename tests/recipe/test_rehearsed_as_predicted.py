@@ -3,19 +3,24 @@ would take."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from hf_memkit.cli.predict_job import Asked
-from hf_memkit.cli.predict_recipe import prepare_recipe
-from hf_memkit.cli.recipe_options import Options
-from hf_memkit.cli.recipe_resolve import resolve_options
+from hf_memkit.cli.predict_prepare import of_recipe
+from hf_memkit.cli.recipe_options import RunOptions
+from hf_memkit.cli.recipe_resolve import machine_here, request_of, resolved_run
 from hf_memkit.recipe.launch import Place
 from hf_memkit.recipe.run import Run
+from hf_memkit.recipe.schema import load_recipe
+from hf_memkit.request import Request
 from hf_memkit.technique import TECHNIQUES
 
 
-def rehearsed(name: str, **options: object) -> Run:
-    _, job, _ = resolve_options(Options(name, **options), Place(1, 1))  # type: ignore[arg-type]
+def rehearsed(name: str, **asked: Any) -> Run:
+    options, recipe = RunOptions(Request(recipe=name, **asked)), load_recipe(name)
+    request = request_of(options, recipe)
+    job, _ = resolved_run(options, recipe, request, machine_here(request), Place(1, 1))
     assert job.is_rehearsal and job.target is not None
     return job
 
@@ -41,9 +46,9 @@ def test_a_card_without_bf16_is_rehearsed_with_what_was_predicted_for_it() -> No
 
 
 def test_predicting_a_recipe_takes_the_same_choice() -> None:
-    prepared = prepare_recipe(Asked(recipe="whisper-small-on-8gb", gpu_memory="8GB", ram="32GB"))
-    assert "activation-checkpointing" in prepared.setup.techniques
-    assert any("predicted to fit" in note for note in (*prepared.setup.notes, *prepared.notes))
+    recipe = load_recipe("whisper-small-on-8gb")
+    setup, _ = of_recipe(recipe, Request(recipe=recipe.name, gpu_memory="8GB", ram="32GB"))
+    assert "activation-checkpointing" in setup.techniques and "predicted: " in setup.why
 
 
 def test_another_length_is_chosen_by_formula_which_says_so() -> None:

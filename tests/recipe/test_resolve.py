@@ -1,4 +1,4 @@
-"""One function from recipe, machine and overrides to a setup: the choice of the variant, and what is refused."""
+"""One function from recipe, machine and request to a setup: the choice of the variant, and what is refused."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from hf_memkit.adapter_layers import adapter_tensors
 from hf_memkit.cards import CARDS
 from hf_memkit.errors import DoesNotFitError, InputError, SettingError
 from hf_memkit.hardware import Machine, gpu_of_size, named_gpu
-from hf_memkit.recipe.resolve import Overrides, Resolved, resolve
+from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.schema import Recipe, load_recipe
+from hf_memkit.request import Request
 from hf_memkit.technique import TECHNIQUES
+from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import GIB
 
 
-def make(recipe: Recipe, machine: Machine, variant: str = "auto", **overrides: object) -> Resolved:
-    return resolve(recipe, machine, Overrides(variant, **overrides), use_hub=False)  # type: ignore[arg-type]
+def make(recipe: Recipe, machine: Machine, variant: str = "auto", **request: object) -> TrainingSetup:
+    return resolve(recipe, machine, Request(variant=variant, **request), use_hub=False)  # type: ignore[arg-type]
 
 
 def of(machine: Machine, card: str, ram_gib: float, disk_gib: float = 200) -> Machine:
@@ -44,7 +46,7 @@ def test_auto_takes_the_first_variant_that_fits_and_says_why(
     recipe: Recipe, machine: Machine, card: str, ram_gib: float, disk_gib: float, expected: str
 ) -> None:
     resolved = make(recipe, of(machine, card, ram_gib, disk_gib))
-    assert resolved.variant == expected
+    assert resolved.preset == expected
     assert "by formula" in resolved.why
     before = list(recipe.variants)[: list(recipe.variants).index(expected)]
     assert [name for name, _ in resolved.rejected] == before
@@ -60,7 +62,7 @@ def test_nothing_fits_a_tiny_card(recipe: Recipe, machine: Machine) -> None:
 def test_every_variant_resolves_completely_with_a_reason_for_each_choice(
     recipe: Recipe, machine: Machine, variant: str
 ) -> None:
-    setup = make(recipe, machine, variant).setup
+    setup = make(recipe, machine, variant)
     assert setup.preset == variant and setup.ledger.total_bytes("device") > GIB
     assert all(setting.reason for setting in setup.settings)
     arguments = setup.arguments
@@ -73,7 +75,7 @@ def test_every_variant_resolves_completely_with_a_reason_for_each_choice(
 def test_resident_adds_up_to_what_its_parts_are(recipe: Recipe, machine: Machine) -> None:
     """Weights 2.9, gradients 2.9, states 3.0 GiB; about 0.26 GiB a sample of activations, and no more loss than that
     of one chunk and the gradient of the output embedding, whatever the micro-batch."""
-    ledger = make(recipe, machine, "resident").setup.ledger
+    ledger = make(recipe, machine, "resident").ledger
     held: dict[str, float] = {}
     for row in ledger.rows:
         if row.place == "device":
@@ -87,7 +89,7 @@ def test_resident_adds_up_to_what_its_parts_are(recipe: Recipe, machine: Machine
 
 
 def test_sixteen_and_thirty_two_sequences_at_once_fit_a_16_gb_card(recipe: Recipe, machine: Machine) -> None:
-    resident, offload = (make(recipe, machine, name).setup for name in ("resident", "offload"))
+    resident, offload = (make(recipe, machine, name) for name in ("resident", "offload"))
     for setup, micro_batch, accumulation in ((resident, 16, 2), (offload, 32, 1)):
         assert not setup.problems and "chunked-loss" in setup.techniques
         assert setup.arguments["per_device_train_batch_size"] == micro_batch
@@ -98,7 +100,7 @@ def test_sixteen_and_thirty_two_sequences_at_once_fit_a_16_gb_card(recipe: Recip
 def test_the_cheapest_checkpointing_that_fits_is_taken(
     recipe: Recipe, machine: Machine, card: str, chosen: str
 ) -> None:
-    setup = make(recipe, of(machine, card, 64), "resident").setup
+    setup = make(recipe, of(machine, card, 64), "resident")
     used = [name for name in setup.techniques if TECHNIQUES[name].family == "checkpointing"]
     assert used == ([] if chosen == "none" else [f"{chosen}-checkpointing"]) and not setup.problems
     (note,) = [note for note in setup.notes if note.startswith("Activation checkpointing:")]
@@ -109,7 +111,7 @@ def test_the_cheapest_checkpointing_that_fits_is_taken(
 def test_a_card_on_which_nothing_fits_gets_the_last_checkpointing_and_is_told(
     recipe: Recipe, machine: Machine
 ) -> None:
-    setup = make(recipe, of(machine, "12GB", 64), "resident").setup
+    setup = make(recipe, of(machine, "12GB", 64), "resident")
     assert "activation-checkpointing" in setup.techniques and setup.problems
     assert any("with none of those listed it fits" in note for note in setup.notes)
 
@@ -117,9 +119,7 @@ def test_a_card_on_which_nothing_fits_gets_the_last_checkpointing_and_is_told(
 def test_without_accumulation_offload_holds_no_accumulators(recipe: Recipe, machine: Machine) -> None:
     def ram(accumulation: int) -> tuple[float, bool]:
         chosen = {"gradient_accumulation_steps": accumulation}
-        setup = make(
-            recipe, of(machine, "16GB", 33), "offload", settings=chosen
-        ).setup  # so little that nothing is pinned
+        setup = make(recipe, of(machine, "16GB", 33), "offload", arguments=chosen)  # so little that nothing is pinned
         accumulators = any(row.term == "16-bit accumulators" for row in setup.ledger.rows)
         return setup.ledger.total_bytes("host", "pinned") / GIB, accumulators
 
@@ -129,7 +129,7 @@ def test_without_accumulation_offload_holds_no_accumulators(recipe: Recipe, mach
 
 
 def test_a_card_without_bf16_gets_fp16_and_a_reason(recipe: Recipe, machine: Machine) -> None:
-    setup = make(recipe, of(machine, "T4", 64), "offload").setup
+    setup = make(recipe, of(machine, "T4", 64), "offload")
     assert setup.arguments["fp16"] is True and setup.arguments["bf16"] is False
     assert setup["model.dtype"] == "float16"
     reason = next(s.reason for s in setup.settings if s.key == "arguments.fp16")
@@ -137,27 +137,25 @@ def test_a_card_without_bf16_gets_fp16_and_a_reason(recipe: Recipe, machine: Mac
 
 
 def test_an_explicit_variant_that_does_not_fit_is_shown_with_its_problem(recipe: Recipe, machine: Machine) -> None:
-    setup = make(recipe, of(machine, "16GB", 24), "offload").setup
+    setup = make(recipe, of(machine, "16GB", 24), "offload")
     assert len(setup.problems) == 1 and "of RAM by formula; this machine has 24.00 GiB" in setup.problems[0]
-    assert (
-        make(recipe, of(machine, "T4", 64), "resident").setup.problems[0].startswith("needs a card that computes in")
-    )
+    assert make(recipe, of(machine, "T4", 64), "resident").problems[0].startswith("needs a card that computes in")
 
 
 def test_offload_pins_only_where_the_rounded_blocks_fit(recipe: Recipe, machine: Machine) -> None:
     def pinned(ram_gib: float) -> bool:
-        config = make(recipe, of(machine, "16GB", ram_gib), "offload").setup["deepspeed.config"]
+        config = make(recipe, of(machine, "16GB", ram_gib), "offload")["deepspeed.config"]
         return bool(config["zero_optimization"]["offload_optimizer"]["pin_memory"])
 
     assert pinned(64) and not pinned(33)
-    setup = make(recipe, of(machine, "16GB", 33), "offload").setup
+    setup = make(recipe, of(machine, "16GB", 33), "offload")
     assert "keeps gradients and optimizer states in RAM: 26.26 GiB" in setup.notes[0]
     sizes = {size["key"]: size["reason"] for size in setup["deepspeed.sizes"]}
     assert "round up to powers of two" in sizes["zero_optimization.offload_optimizer.pin_memory"]
 
 
 def test_infinity_says_what_it_writes_and_where(recipe: Recipe, machine: Machine) -> None:
-    setup = make(recipe, machine, "infinity", output="out", nvme_path="/fast").setup
+    setup = make(recipe, machine, "infinity", output="out", nvme_path="/fast")
     zero = setup["deepspeed.config"]["zero_optimization"]
     assert zero["offload_param"]["nvme_path"] == zero["offload_optimizer"]["nvme_path"] == "/fast/out"
     assert zero["offload_param"]["buffer_size"] >= 80_411_200
@@ -166,21 +164,21 @@ def test_infinity_says_what_it_writes_and_where(recipe: Recipe, machine: Machine
 
 
 def test_checkpoints_are_kept_as_far_as_the_disk_allows(recipe: Recipe, machine: Machine) -> None:
-    plenty = make(recipe, of(machine, "16GB", 64, 200), "infinity").setup.arguments
+    plenty = make(recipe, of(machine, "16GB", 64, 200), "infinity").arguments
     assert plenty["save_strategy"] == "steps" and plenty["save_total_limit"] == 2
-    assert make(recipe, of(machine, "16GB", 64, 80), "infinity").setup.arguments["save_total_limit"] == 1
-    none = make(recipe, of(machine, "16GB", 64, 40), "infinity").setup
+    assert make(recipe, of(machine, "16GB", 64, 80), "infinity").arguments["save_total_limit"] == 1
+    none = make(recipe, of(machine, "16GB", 64, 40), "infinity")
     assert none.arguments["save_strategy"] == "no" and "save_steps" not in none.arguments
 
 
 def test_what_the_user_sets_wins_and_the_other_half_of_the_batch_follows(recipe: Recipe, machine: Machine) -> None:
     chosen = {"per_device_train_batch_size": 2, "learning_rate": 1e-3}
-    resolved = make(recipe, machine, "resident", settings=chosen, max_steps=7, sequence_length=512)
-    arguments = resolved.setup.arguments
+    resolved = make(recipe, machine, "resident", arguments=chosen, max_steps=7, sequence_length=512)
+    arguments = resolved.arguments
     assert arguments["gradient_accumulation_steps"] == 16
     assert (arguments["learning_rate"], arguments["max_steps"], arguments["eval_steps"]) == (1e-3, 7, 7)
-    assert resolved.setup["data.sequence_length"] == 512
-    fewer = make(recipe, machine, "resident", settings={"gradient_accumulation_steps": 16}).setup.arguments
+    assert resolved["data.sequence_length"] == 512
+    fewer = make(recipe, machine, "resident", arguments={"gradient_accumulation_steps": 16}).arguments
     assert fewer["per_device_train_batch_size"] == 2
 
 
@@ -202,12 +200,12 @@ def test_settings_that_cannot_hold_are_refused(
     recipe: Recipe, machine: Machine, chosen: dict[str, object], variant: str, message: str
 ) -> None:
     with pytest.raises(SettingError, match=message):
-        make(recipe, machine, variant, settings=chosen)
+        make(recipe, machine, variant, arguments=chosen)
 
 
 def test_options_that_contradict_or_do_nothing_are_refused(recipe: Recipe, machine: Machine) -> None:
     with pytest.raises(SettingError, match="contradict"):
-        make(recipe, machine, "lora", max_steps=10, settings={"max_steps": 20})
+        make(recipe, machine, "lora", max_steps=10, arguments={"max_steps": 20})
     with pytest.raises(SettingError, match="puts nothing on disk"):
         make(recipe, machine, "lora", nvme_path="/fast")
 
@@ -228,24 +226,24 @@ def test_wrong_input_is_refused(recipe: Recipe, machine: Machine, tmp_path: Path
 
 def test_a_machine_without_a_card_resolves_for_the_recipe_s(recipe: Recipe, machine: Machine) -> None:
     resolved = make(recipe, machine.with_gpu(None))
-    assert resolved.machine.gpu is not None and resolved.machine.gpu.name == "a card of 16GB"
+    assert resolved.resolved_for.machine.gpu is not None and resolved.resolved_for.machine.gpu.name == "a card of 16GB"
 
 
 def test_what_would_do_nothing_is_left_out_and_said(recipe: Recipe, machine: Machine) -> None:
     """The preset's loss in chunks, where a micro-batch is one chunk; a variant that names it keeps it."""
     chosen = {"per_device_train_batch_size": 4}
-    setup = make(recipe, machine, "resident", sequence_length=64, settings=chosen).setup
+    setup = make(recipe, machine, "resident", sequence_length=64, arguments=chosen)
     assert "chunked-loss" not in setup.techniques and not setup.section("model_parts")
     assert [note for note in setup.notes if note.startswith("chunked-loss is left out: a micro-batch of 4 × 64")]
     named = recipe.variants["resident"].model_copy(update={"techniques": ["chunked-loss"]})
     own = recipe.model_copy(update={"variants": {"resident": named}})
-    setup = make(own, machine, "resident", sequence_length=64, settings=chosen).setup
+    setup = make(own, machine, "resident", sequence_length=64, arguments=chosen)
     assert "chunked-loss" in setup.techniques
 
 
 def test_the_ledger_counts_the_optimizer_that_was_set(recipe: Recipe, machine: Machine) -> None:
     def states(**chosen: str) -> int:
-        setup = resolve(recipe, machine, Overrides("lora", settings=chosen), use_hub=False).setup
+        setup = resolve(recipe, machine, Request(variant="lora", arguments=chosen), use_hub=False)
         return sum(row.size_bytes for row in setup.ledger.rows if row.category == "optimizer")
 
     assert 0 < states(optim="adafactor") < states() / 10
@@ -255,34 +253,34 @@ def test_the_longest_sequence_by_formula_is_solved_for_and_can_be_overridden(mac
     own = load_recipe("long-context-8b-on-80gb")
     large = of(machine, "80GB", 256)
     solved = make(own, large)
-    length = solved.setup["data.sequence_length"]
-    assert own.sequence_length < length < 131072 and length % 1024 == 0 and not solved.setup.problems
-    needed = make(own, large, "longest-sequence", sequence_length=length + 1024).setup.ledger.total_bytes("device")
+    length = solved["data.sequence_length"]
+    assert own.sequence_length < length < 131072 and length % 1024 == 0 and not solved.problems
+    needed = make(own, large, "longest-sequence", sequence_length=length + 1024).ledger.total_bytes("device")
     assert large.gpu is not None and needed > large.gpu.usable_bytes, "a thousand more do not fit"
-    reason = next(s.reason for s in solved.setup.settings if s.key == "data.sequence_length")
+    reason = next(s.reason for s in solved.settings if s.key == "data.sequence_length")
     assert reason == "the longest that fits by formula: a multiple of 1024"
-    assert make(own, large, sequence_length=20000).setup["data.sequence_length"] == 20000
+    assert make(own, large, sequence_length=20000)["data.sequence_length"] == 20000
     smaller = make(own, of(machine, "48GB", 256), "longest-sequence")
-    assert smaller.setup["data.sequence_length"] == own.sequence_length and smaller.setup.problems
+    assert smaller["data.sequence_length"] == own.sequence_length and smaller.problems
 
 
 def test_adapters_beside_zero_3_split_the_frozen_weights_and_train_little(machine: Machine) -> None:
     own = load_recipe("llama-70b-lora-on-8x80gb")
     resolved = make(own, of(machine, "80GB", 512), gpus=own.gpus)
-    rows = {(row.place, row.term): row.size_bytes for row in resolved.setup.ledger.rows}
-    adapters = sum(adapter_tensors(resolved.model, resolved.setup.section("adapter")))
-    share = 2 * resolved.model.parameters / own.gpus
+    rows = {(row.place, row.term): row.size_bytes for row in resolved.ledger.rows}
+    adapters = sum(adapter_tensors(resolved.resolved_for.model, resolved.section("adapter")))
+    share = 2 * resolved.resolved_for.model.parameters / own.gpus
     assert rows["device", "frozen weight partition"] == pytest.approx(share, rel=1e-6)
     assert rows["device", "weight partition"] == pytest.approx(2 * adapters / own.gpus, rel=1e-6)
     assert rows["device", "moments"] == pytest.approx(8 * adapters / own.gpus, rel=1e-6)
-    assert any("ZeRO-3" in note for note in resolved.setup.notes)
-    assert any("splits nothing" in note for note in make(own, of(machine, "80GB", 512), "sharded").setup.notes)
+    assert any("ZeRO-3" in note for note in resolved.notes)
+    assert any("splits nothing" in note for note in make(own, of(machine, "80GB", 512), "sharded").notes)
 
 
 def test_weights_in_ram_say_how_long_a_step_takes_at_least(machine: Machine) -> None:
     """Twice the 16-bit weights a micro-batch, less what may stay gathered, at 32 GB/s."""
     own = load_recipe("llama-8b-on-24gb")
-    setup = make(own, of(machine, "24GB", 256), "offload").setup
+    setup = make(own, of(machine, "24GB", 256), "offload")
     (note,) = [note for note in setup.notes if note.startswith("A step takes at least")]
     live = setup["deepspeed.config"]["zero_optimization"]["stage3_max_live_parameters"]
     seconds = 4 * (8_030_261_248 - live) * setup["arguments.gradient_accumulation_steps"] / 32e9
@@ -294,4 +292,4 @@ def test_t5_is_refused_where_it_would_compute_in_fp16(machine: Machine) -> None:
     t5 = load_recipe("flan-t5-xl-on-24gb")
     with pytest.raises(DoesNotFitError, match="lora would compute in fp16, where T5's activations overflow"):
         make(t5, of(machine, "T4", 64))
-    assert not make(t5, of(machine, "16GB", 64), "lora").setup.problems
+    assert not make(t5, of(machine, "16GB", 64), "lora").problems

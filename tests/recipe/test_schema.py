@@ -12,8 +12,9 @@ from hf_memkit import resources
 from hf_memkit.errors import InputError, RecipeError
 from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.models import describe
-from hf_memkit.recipe.resolve import Overrides, resolve
+from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.schema import Recipe, load_recipe, read_recipe
+from hf_memkit.request import Request
 from hf_memkit.units import GIB
 
 FILES = sorted(resources.folder("recipes").rglob("*.y*ml"))
@@ -41,7 +42,7 @@ def test_the_figures_in_the_header_are_those_of_the_ledgers(recipe: Recipe, mach
     small = machine.with_ram(33 * GIB)
 
     def needed(variant: str, *places: str, on: Machine = machine) -> float:
-        setup = resolve(recipe, on, Overrides(variant), use_hub=False).setup
+        setup = resolve(recipe, on, Request(variant=variant), use_hub=False)
         return setup.ledger.total_bytes(*places) / GIB  # type: ignore[arg-type]
 
     assert stated == [
@@ -51,7 +52,7 @@ def test_the_figures_in_the_header_are_those_of_the_ledgers(recipe: Recipe, mach
         pytest.approx(needed("infinity", "host", "pinned"), abs=0.6),
         pytest.approx(needed("infinity", "disk"), abs=1),
     ]
-    assert not resolve(recipe, small, Overrides("offload"), use_hub=False).setup.problems
+    assert not resolve(recipe, small, Request(variant="offload"), use_hub=False).problems
 
 
 def test_the_parameters_are_those_of_gpt2_xl(recipe: Recipe) -> None:
@@ -176,7 +177,7 @@ def test_what_the_header_says_of_ram_is_what_the_formulas_give(name: str, machin
     assert {variant for _, variant, _ in stated} == set(recipe.variants), "the header leaves one out"
     large = replace(machine, gpu=gpu_of_size(recipe.card), ram_bytes=256 * GIB, disk_free_bytes=500 * GIB)
     for number, variant, disk in stated:
-        ledger = resolve(recipe, large, Overrides(variant, gpus=recipe.gpus), use_hub=False).setup.ledger
+        ledger = resolve(recipe, large, Request(variant=variant, gpus=recipe.gpus), use_hub=False).ledger
         assert float(number) == pytest.approx(ledger.total_bytes("host", "pinned") / GIB, abs=0.6)
         assert float(disk or 0) == pytest.approx(ledger.total_bytes("disk") / GIB, abs=1)
 

@@ -12,15 +12,17 @@ from hf_memkit.recipe.export import export_script, start_command
 from hf_memkit.recipe.export.scripts.job import Job
 from hf_memkit.recipe.mistakes import mistakes_of_target
 from hf_memkit.recipe.rehearse import rehearse
-from hf_memkit.recipe.resolve import Overrides, Resolved, resolve
+from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.run import Run
 from hf_memkit.recipe.schema import Recipe
+from hf_memkit.request import Request
+from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import GIB
 
 
-def make(recipe: Recipe, machine: Machine, variant: str, gpus: int, nodes: int = 1) -> Resolved:
-    overrides = Overrides(variant, gpus=gpus, nodes=nodes, output="out")
-    return resolve(recipe, machine, overrides, use_hub=False)
+def make(recipe: Recipe, machine: Machine, variant: str, gpus: int, nodes: int = 1) -> TrainingSetup:
+    request = Request(variant=variant, gpus=gpus, nodes=nodes, output="out")
+    return resolve(recipe, machine, request, use_hub=False)
 
 
 @pytest.mark.parametrize(
@@ -35,8 +37,7 @@ def make(recipe: Recipe, machine: Machine, variant: str, gpus: int, nodes: int =
 def test_the_setup_says_what_each_card_and_machine_holds(
     recipe: Recipe, machine: Machine, variant: str, held: str
 ) -> None:
-    resolved = make(recipe, machine, variant, gpus=4, nodes=2)
-    setup = resolved.setup
+    setup = resolved = make(recipe, machine, variant, gpus=4, nodes=2)
     notes = "\n".join(setup.notes)
     assert held in notes
     assert "counted for one machine with its 4 processes" in notes and "that all 2 machines see" in notes
@@ -45,15 +46,14 @@ def test_the_setup_says_what_each_card_and_machine_holds(
     reason = next(s.reason for s in setup.settings if s.key == "arguments.gradient_accumulation_steps")
     assert "× 8 processes = 32 sequences a step" in reason
     assert setup["environment.OMP_NUM_THREADS"] == "2"
-    shown = resolved.to_json()
-    assert (shown["gpus"], shown["nodes"]) == (4, 2)
+    assert (resolved.resolved_for.gpus, resolved.resolved_for.nodes) == (4, 2)
 
 
 @pytest.mark.parametrize(("variant", "trained_bytes"), [("resident", 2), ("lora", 4)])
 def test_cards_that_hold_everything_also_hold_buckets(
     recipe: Recipe, machine: Machine, variant: str, trained_bytes: int
 ) -> None:
-    one, two = (make(recipe, machine, variant, gpus).setup for gpus in (1, 2))
+    one, two = (make(recipe, machine, variant, gpus) for gpus in (1, 2))
     assert "arguments.ddp_find_unused_parameters" not in one
     assert two["arguments.ddp_find_unused_parameters"] is False
     rows = {row.term: row.size_bytes for row in two.ledger.rows}
@@ -66,9 +66,9 @@ def test_cards_that_hold_everything_also_hold_buckets(
 
 
 def test_zero_splits_what_it_splits(recipe: Recipe, machine: Machine) -> None:
-    ram = [make(recipe, machine, "offload", 1, nodes).setup.ledger.total_bytes("host", "pinned") for nodes in (1, 4)]
+    ram = [make(recipe, machine, "offload", 1, nodes).ledger.total_bytes("host", "pinned") for nodes in (1, 4)]
     assert ram[1] < 0.6 * ram[0]
-    disk = [make(recipe, machine, "infinity", 1, nodes).setup.ledger.total_bytes("disk") for nodes in (1, 4)]
+    disk = [make(recipe, machine, "infinity", 1, nodes).ledger.total_bytes("disk") for nodes in (1, 4)]
     assert disk[1] == pytest.approx(disk[0] / 4, rel=0.01)
 
 
@@ -79,9 +79,9 @@ def test_the_rehearsal_accumulates_as_the_target_does_whatever_the_number_of_pro
     """A recipe of 48 sequences a step can be shared by all of these."""
     whole = recipe.model_copy(update={"sequences_per_step": 48})
     resolved = make(whole, machine, "resident", processes)
-    setup = rehearse(resolved).setup
+    setup = rehearse(whole, resolved).setup
     arguments = setup.arguments
-    accumulates = resolved.setup["arguments.gradient_accumulation_steps"] > 1
+    accumulates = resolved["arguments.gradient_accumulation_steps"] > 1
     assert accumulates == (processes < 3), "16 sequences a card and step are one micro-batch"
     assert arguments["gradient_accumulation_steps"] == (2 if accumulates else 1)
     assert arguments["per_device_train_batch_size"] == max(1, (4 if accumulates else 8) // processes)
@@ -93,13 +93,13 @@ def test_an_exported_script_says_how_to_launch_it(
     recipe: Recipe, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:
     resolved = make(recipe, machine, variant, gpus=2)
-    job = Run(recipe.name, variant, resolved.setup, gpus=2)
+    job = Run(recipe.name, variant, resolved, gpus=2)
     export_script(job, tmp_path / "job")
     args = (tmp_path / "job" / "args.yaml").read_text()
     assert "\n# Run:    torchrun --standalone --nproc-per-node 2 train_text.py\n" in args
     assert "CUDA_VISIBLE_DEVICES" not in args and "MASTER_ADDR" not in args
     assert (tmp_path / "job" / "process_group.py").exists()
-    script, batch = Job(tmp_path / "job"), resolved.setup["arguments.per_device_eval_batch_size"]
+    script, batch = Job(tmp_path / "job"), resolved["arguments.per_device_eval_batch_size"]
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert script.evaluated(4 * batch + 1) == 4 * batch and script.evaluated(2 * batch - 1) == 2 * batch - 1
 
@@ -108,7 +108,7 @@ def test_an_exported_script_says_how_to_launch_it(
 
 
 def test_a_run_file_keeps_the_processes(recipe: Recipe, machine: Machine) -> None:
-    job = Run("r", "lora", make(recipe, machine, "lora", gpus=2).setup, gpus=2, nodes=2)
+    job = Run("r", "lora", make(recipe, machine, "lora", gpus=2), gpus=2, nodes=2)
     assert Run.from_json(job.to_json()).processes == 4
     before = {key: value for key, value in job.to_json().items() if key not in ("gpus", "nodes")}
     assert Run.from_json(before).processes == 1  # a run file of an earlier memkit
@@ -117,5 +117,5 @@ def test_a_run_file_keeps_the_processes(recipe: Recipe, machine: Machine) -> Non
 def test_a_shortage_is_told_once(recipe: Recipe, machine: Machine) -> None:
     """By the setup, which counts activations and processes too, and not again by the checks."""
     resolved = make(recipe, machine.with_ram(16 * GIB), "offload", gpus=1)
-    assert any("of RAM by formula" in problem for problem in resolved.setup.problems)
+    assert any("of RAM by formula" in problem for problem in resolved.problems)
     assert not mistakes_of_target(resolved)

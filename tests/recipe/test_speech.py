@@ -16,10 +16,11 @@ from hf_memkit.recipe.export.scripts import train_speech
 from hf_memkit.recipe.export.scripts.job import Job
 from hf_memkit.recipe.ranks import ranks_from_environment
 from hf_memkit.recipe.rehearse import rehearse
-from hf_memkit.recipe.resolve import Overrides, resolve
+from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.run import Run, run
 from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.recipe.tasks.made_up_speech import made_up_speech
+from hf_memkit.request import Request
 from hf_memkit.units import GIB
 
 
@@ -46,20 +47,18 @@ def clips(tmp_path: Path) -> Path:
 
 
 def rehearsal(speech: Recipe, machine: Machine, clips: Path, output: Path) -> Run:
-    overrides = Overrides("8bit", data=str(clips), max_steps=2, output=str(output))
-    resolved = resolve(speech, machine, overrides, use_hub=False)
-    rehearsed = rehearse(resolved)
-    return Run(
-        "whisper-small-on-8gb", "8bit", rehearsed.setup, target=resolved.setup, not_rehearsed=rehearsed.not_rehearsed
-    )
+    request = Request(variant="8bit", data=str(clips), max_steps=2, output=str(output))
+    resolved = resolve(speech, machine, request, use_hub=False)
+    rehearsed = rehearse(speech, resolved)
+    return Run("whisper-small-on-8gb", "8bit", rehearsed.setup, target=resolved, not_rehearsed=rehearsed.not_rehearsed)
 
 
 def test_the_decoder_limits_the_length(speech: Recipe, small_card: Machine) -> None:
-    resolved = resolve(speech, small_card, Overrides("8bit", sequence_length=448), use_hub=False)
-    assert resolved.setup["arguments.generation_max_length"] == 448
-    assert resolved.model.parameters == pytest.approx(241.7e6, rel=1e-3)
+    resolved = resolve(speech, small_card, Request(variant="8bit", sequence_length=448), use_hub=False)
+    assert resolved["arguments.generation_max_length"] == 448
+    assert resolved.resolved_for.model.parameters == pytest.approx(241.7e6, rel=1e-3)
     with pytest.raises(InputError, match=r"--sequence-length 449: .* at most 448 tokens; give 448 or less"):
-        resolve(speech, small_card, Overrides("8bit", sequence_length=449), use_hub=False)
+        resolve(speech, small_card, Request(variant="8bit", sequence_length=449), use_hub=False)
 
 
 def test_it_trains_on_files_and_counts_wrong_words(

@@ -7,9 +7,10 @@ import json
 import pytest
 
 from hf_memkit.hardware import Machine
-from hf_memkit.recipe.resolve import Overrides, resolve
+from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.schema import Recipe
 from hf_memkit.recipe.summing import BF16_SUM_ERROR
+from hf_memkit.request import Request
 from tests.conftest import ROOT
 
 
@@ -21,7 +22,7 @@ def test_the_note_stands_where_bf16_gradients_are_summed(
     recipe: Recipe, machine: Machine, variant: str, accumulation: int, said: bool
 ) -> None:
     chosen = {"gradient_accumulation_steps": accumulation}
-    setup = resolve(recipe, machine, Overrides(variant, settings=chosen), use_hub=False).setup
+    setup = resolve(recipe, machine, Request(variant=variant, arguments=chosen), use_hub=False)
     notes = [note for note in setup.notes if f"gradients of the {accumulation} micro-batches" in note]
     assert bool(notes) == said
 

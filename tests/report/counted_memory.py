@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hf_memkit.units import GIB
-from tests.report.simulated_allocator import Block, CardFull, SimulatedAllocator
+from tests.report.simulated_allocator import Block, OutOfDeviceMemory, SimulatedAllocator
 
 __all__ = ["CountedMemory"]
 
@@ -97,7 +97,7 @@ class CountedMemory:
             return
         try:
             block = self._allocator.allocate(storage.nbytes() * self._scale, "")
-        except CardFull:  # the real memory is not full: a run that comes here is one for a larger card
+        except OutOfDeviceMemory:  # the real memory is not full: a run that comes here is one for a larger card
             self.full = True
             return
         self._known[key] = weakref.ref(storage, self._released(key, block))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hf_memkit.units import GIB
-from tests.report.simulated_allocator import Block, CardFull, SimulatedAllocator
+from tests.report.simulated_allocator import Block, OutOfDeviceMemory, SimulatedAllocator
 from tests.report.simulated_job import GROUPS, Hidden, Job, Plan, Shape
 
 __all__ = ["simulate"]
@@ -110,7 +110,7 @@ class _Process:
         self.categories: dict[str, int] = {}
         self.peak = 0
         if job.empty_cache_steps and (self.clock_steps() % job.empty_cache_steps == 0):
-            allocator.empty_cache()
+            allocator.release_cached()
         allocator.reset_peak()
         inputs = [take(samples * length * 24, "other") for samples, length in shapes]
         self._end_phase("data", phases)
@@ -230,7 +230,7 @@ def simulate(job: Job, plan: Plan, rng: random.Random) -> tuple[list[dict[str, A
             for step in range(start + 1, last + 1):
                 records.append(process.step(step))
                 process.after(step)
-        except CardFull:
+        except OutOfDeviceMemory:
             hidden.out_of_memory = True
             break
         clock_s = process.clock_s + rng.uniform(30, 3000)

@@ -15,7 +15,7 @@ import pytest
 from hf_memkit.report.diagnosis import diagnose
 from tests.report.diagnosis_scores import KINDS, Scores, score
 from tests.report.generated_runs import RUNS, GeneratedRun, State, generate, half_of, runs
-from tests.report.simulated_allocator import CardFull, SimulatedAllocator
+from tests.report.simulated_allocator import OutOfDeviceMemory, SimulatedAllocator
 
 MIB = 2**20
 
@@ -120,29 +120,17 @@ def test_generated_records_hold_what_the_contract_names_and_their_numbers_agree(
 # --- the allocator under the generator ---
 
 
-def test_the_allocator_splits_joins_and_retries_as_torchs_does() -> None:
-    allocator = SimulatedAllocator(lambda: 44 * MIB)
-    small = allocator.allocate(100, "")
-    assert (allocator.allocated, allocator.reserved) == (512, 2 * MIB)  # one segment for small sizes
-    medium = allocator.allocate(5 * MIB, "")
-    assert allocator.reserved == 22 * MIB  # 20 MiB for sizes up to 10 MiB
-    large = allocator.allocate(15 * MIB, "")
-    assert allocator.reserved == 22 * MIB  # the rest of that segment
-    allocator.release(large)
-    allocator.release(medium)
-    whole = allocator.allocate(20 * MIB, "")  # joined again
-    assert (allocator.reserved, allocator.retries) == (22 * MIB, 0)
-    allocator.release(whole)
-    allocator.allocate(41 * MIB, "")  # 42 with its rounding: only if the cached 20 go back
-    assert (allocator.reserved, allocator.retries) == (44 * MIB, 1)
-    allocator.release(small)
-    with pytest.raises(CardFull):
-        allocator.allocate(30 * MIB, "")
-
-
-def test_a_piece_in_use_pins_its_segment() -> None:
-    allocator = SimulatedAllocator(lambda: 40 * MIB)
-    first, _pinning = allocator.allocate(14 * MIB, ""), allocator.allocate(4 * MIB, "")
-    allocator.release(first)
-    with pytest.raises(CardFull):
-        allocator.allocate(27 * MIB, "")
+def test_the_allocator_keeps_to_the_cards_limit_and_knows_what_its_blocks_hold() -> None:
+    left = [44 * MIB]
+    allocator = SimulatedAllocator(lambda: left[0])
+    allocator.watching = True
+    allocator.allocate(5 * MIB, "weights")
+    cached = allocator.allocate(20 * MIB, "loss")
+    assert allocator.at_peak == {"weights": 5 * MIB, "loss": 20 * MIB}
+    allocator.release(cached)
+    allocator.allocate(22 * MIB, "loss")  # only if the cached 20 go back
+    assert (allocator.reserved, allocator.retries) == (42 * MIB, 1)
+    left[0] = 40 * MIB  # another process has come
+    with pytest.raises(OutOfDeviceMemory):
+        allocator.allocate(MIB, "other")
+    assert allocator.by_tag == {"weights": 5 * MIB, "loss": 22 * MIB}

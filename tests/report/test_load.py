@@ -15,7 +15,13 @@ from hf_memkit.report import load_run, report_json, text_report
 from hf_memkit.report.attempts import RankReader
 from hf_memkit.report.load import RunReader
 from tests.conftest import ROOT
+from tests.record_shape import misfits
 from tests.report import synthetic_records as made
+
+
+def test_what_tests_make_up_has_the_shape_of_records() -> None:
+    records = [*made.healthy(60), *made.out_of_memory(), *made.on_a_cpu()]
+    assert not [misfit for record in records for misfit in misfits(record)]
 
 
 def numbers_of_steps(folder: Path) -> list[int]:

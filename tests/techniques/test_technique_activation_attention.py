@@ -13,13 +13,13 @@ from transformers.activations import ACT2FN
 from hf_memkit.components.fused_gelu import install
 from hf_memkit.hardware import named_gpu
 from hf_memkit.technique import find_technique
-from hf_memkit.techniques.activation_functions import COMPOSED, activation_of
-from hf_memkit.techniques.attention_bytes import (
+from hf_memkit.techniques.activation_bytes import (
     attention_heads,
     eager_bytes_of_score,
     kept_scores_bytes,
     score_bytes,
 )
+from hf_memkit.techniques.activation_functions import COMPOSED, activation_of
 from hf_memkit.training_setup import TrainingSetup
 from tests.techniques.cpu_allocations import saved_bytes
 from tests.techniques.jobs import MACHINE, gpt2_job
@@ -165,9 +165,9 @@ def test_the_setups_scores() -> None:
     assert job.model is not None and attention_heads(job.model) == 25
     eager = find_technique("eager-attention")(TrainingSetup("x").put("model.dtype", "bfloat16", "for the test"), job)
     # 25 heads × 1024² scores × 48 layers × 4 sequences, 2 bytes each, and 2 + 1 for GPT-2's dropout
-    assert kept_scores_bytes(eager, job) == 5 * 25 * 1024**2 * 48 * 4
+    assert kept_scores_bytes(eager, job, job.model) == 5 * 25 * 1024**2 * 48 * 4
     sdpa = find_technique("sdpa-attention")(eager, job)
-    assert sdpa["model.attn_implementation"] == "sdpa" and kept_scores_bytes(sdpa, job) == 0
+    assert sdpa["model.attn_implementation"] == "sdpa" and kept_scores_bytes(sdpa, job, job.model) == 0
     assert "9.38 GiB" in sdpa.settings[-1].reason or "9.4 GiB" in sdpa.settings[-1].reason
     assert not sdpa.notes, "a preset that merely has it says nothing of masks"
     named = find_technique("sdpa-attention")(TrainingSetup("lean+sdpa-attention"), job)

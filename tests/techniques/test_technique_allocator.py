@@ -48,7 +48,7 @@ def test_options_that_do_not_go_with_expandable_segments_are_refused() -> None:
         ("garbage-collection-threshold", "does nothing with it"),
     ):
         for names in (("expandable-segments", other), (other, "expandable-segments")):
-            problems = check(Subject.of_setup(applied(*names), None, None, here=False))
+            problems = check(Subject.of_setup(applied(*names)))
             assert [problem.rule for problem in problems] == ["allocator-options"], names
             assert why in problems[0].why
 

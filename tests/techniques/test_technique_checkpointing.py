@@ -13,7 +13,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from hf_memkit import compat
 from hf_memkit.components import checkpoint_offload, checkpoint_segments, checkpoint_selective, verify_checkpointing
 from hf_memkit.technique import find_technique
-from hf_memkit.techniques.activation_rows import checkpoint_mode
+from hf_memkit.techniques.activation_bytes import checkpoint_mode
 from hf_memkit.train.arguments import build_arguments
 from hf_memkit.train.components import install_model_parts
 from hf_memkit.train.trainer import trainer_options

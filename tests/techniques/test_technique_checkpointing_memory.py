@@ -11,8 +11,15 @@ import torch
 from hf_memkit.ledger import Ledger
 from hf_memkit.models import ModelFacts, describe
 from hf_memkit.technique import find_technique
-from hf_memkit.techniques.activation_bytes import Mode, Numbers, best_segment, held, layer_of, root_segment
-from hf_memkit.techniques.activation_rows import activation_rows
+from hf_memkit.techniques.activation_bytes import (
+    Mode,
+    Numbers,
+    activation_rows,
+    backward_bytes,
+    best_segment,
+    layer_of,
+    root_segment,
+)
 from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import MIB
 from tests.techniques.checkpointed_models import LAYERS, LENGTH, ROWS, WAYS, WIDTH, config_of, model_of, one_pass
@@ -79,7 +86,7 @@ def test_the_highest_point_of_backward_is_as_predicted_and_in_that_order(kind: s
     hidden unit."""
     layer = layer_of(facts_of(kind), TOKENS)
     found = {way: measured(kind, way, "16-bit")[1] for way in MODES}
-    predicted = {way: held(mode, layer, LAYERS, every).device for way, (mode, every) in MODES.items()}
+    predicted = {way: backward_bytes(mode, layer, LAYERS, every).device for way, (mode, every) in MODES.items()}
     for way, peak in found.items():
         assert 0.95 * predicted[way] <= peak <= 1.05 * predicted[way] + 19 * UNIT, way
     assert sorted(found, key=found.__getitem__) == sorted(predicted, key=predicted.__getitem__)
@@ -94,7 +101,7 @@ def test_segments_hold_what_their_length_predicts(length: int) -> None:
     checkpoint_segments.install(model, segment_layers=length)
     result = one_pass(model, measure=True)
     layer = layer_of(facts_of("gpt2"), TOKENS)
-    predicted = held("segments", layer, LAYERS, length).device
+    predicted = backward_bytes("segments", layer, LAYERS, length).device
     assert 0.95 * predicted <= result.peak <= 1.05 * predicted + 5 * UNIT
     inputs = -(-LAYERS // length) * layer.input
     assert inputs <= result.held <= inputs + 5 * UNIT
@@ -117,7 +124,7 @@ def test_gpt2_xl_is_held_least_by_single_layers_and_by_pairs_with_a_fused_gelu()
     assert job.model is not None
     layer = layer_of(job.model, job.tokens)
     root = root_segment(48)
-    single, roots = (held("segments", layer, 48, k).device / MIB for k in (1, root))
+    single, roots = (backward_bytes("segments", layer, 48, k).device / MIB for k in (1, root))
     # 48 inputs of 2 bytes × 1024 × 1600, 58 bytes × 1024 × 1600 a layer, 16 of them more for gradients, 100 bytes a
     # token for 25 heads.
     each = 1024 * 1600 / MIB
@@ -143,7 +150,7 @@ def test_the_ledger_says_what_is_held(way: str) -> None:
         setup = find_technique(way)(setup, replace(job, values=values))
     rows = activation_rows(setup, job, job.model)
     mode, every = MODES.get(way, ("offloaded", 1))
-    expected = held(mode, layer_of(job.model, job.tokens), job.model.layers, every)
+    expected = backward_bytes(mode, layer_of(job.model, job.tokens), job.model.layers, every)
     ledger = Ledger(rows)
     assert ledger.total_bytes("device") == expected.device
     assert ledger.total_bytes("pinned") == expected.pinned
@@ -153,6 +160,6 @@ def test_the_ledger_says_what_is_held(way: str) -> None:
 def test_pinned_blocks_are_rounded_up_to_powers_of_two() -> None:
     job = gpt2_job("gpt2-xl", micro_batch_size=1, sequence_length=1024)
     assert job.model is not None
-    offloaded = held("offloaded", layer_of(job.model, job.tokens), 48)
+    offloaded = backward_bytes("offloaded", layer_of(job.model, job.tokens), 48)
     assert offloaded.pinned == 48 * 4 * MIB  # 3.125 MiB each
-    assert offloaded.device < held("every-layer", layer_of(job.model, job.tokens), 48).device
+    assert offloaded.device < backward_bytes("every-layer", layer_of(job.model, job.tokens), 48).device

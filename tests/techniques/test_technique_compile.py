@@ -17,7 +17,7 @@ from hf_memkit.components import recompilation_guard
 from hf_memkit.errors import SettingError
 from hf_memkit.hardware import named_gpu
 from hf_memkit.technique import TECHNIQUES
-from hf_memkit.techniques.compile_backends import BACKENDS, MODES, RETIRED
+from hf_memkit.techniques.compiling import BACKENDS, MODES, RETIRED
 from hf_memkit.training_setup import TrainingSetup
 from tests.techniques.cpu_allocations import saved_bytes
 from tests.techniques.jobs import MACHINE, gpt2_job

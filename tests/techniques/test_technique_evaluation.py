@@ -17,7 +17,7 @@ from hf_memkit.components import streamed_metrics
 from hf_memkit.components.pad_batches import PadBatches
 from hf_memkit.errors import SettingError
 from hf_memkit.technique import TECHNIQUES
-from hf_memkit.techniques.generation_bytes import cache_bytes, cache_bytes_of
+from hf_memkit.techniques.activation_bytes import cache_bytes, cache_bytes_of
 from hf_memkit.training_setup import TrainingSetup
 from tests.techniques.jobs import gpt2_job
 from tests.techniques.proving import proves

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 
 from hf_memkit.components import chunked_loss as part
 from hf_memkit.components.chunked_loss import install
-from hf_memkit.techniques.loss_bytes import (
+from hf_memkit.techniques.activation_bytes import (
     PEAK_BYTES,
     chunk_tokens_for,
     chunked_loss_bytes,
@@ -95,11 +94,10 @@ def test_the_setup_says_how_the_loss_is_computed() -> None:
     setup, job = TrainingSetup("x").put("model.dtype", "bfloat16", "for the test"), gpt2_job()
     assert job.model is not None
     words, width = job.model.vocabulary, job.model.width
-    assert loss_bytes(setup, job)[0] == full_loss_bytes(job.tokens, words)
+    assert loss_bytes(setup, job, job.model)[0] == full_loss_bytes(job.tokens, words)
     chunked = setup.put("model_parts.chunked_loss", {"chunk_tokens": 128}, "for the test")
-    assert loss_bytes(chunked, job)[0] == chunked_loss_bytes(
+    assert loss_bytes(chunked, job, job.model)[0] == chunked_loss_bytes(
         job.tokens, words, width, weight_bytes=2, chunk_tokens=128
     )
     fused = setup.put("arguments.use_liger_kernel", True, "for the test")
-    assert loss_bytes(fused, job)[0] == liger_loss_bytes(job.tokens, words, width, weight_bytes=2)
-    assert loss_bytes(setup, replace(job, model=None))[0] == 0
+    assert loss_bytes(fused, job, job.model)[0] == liger_loss_bytes(job.tokens, words, width, weight_bytes=2)

@@ -9,7 +9,7 @@ from torchao.optim import AdamW4bit as TorchaoAdamW4bit
 from torchao.optim import AdamW8bit as TorchaoAdamW8bit
 
 from hf_memkit.components.low_bit_adamw import AdamW4bit, AdamW8bit
-from hf_memkit.techniques.optimizer_states import Shapes, state_bytes
+from hf_memkit.optimizers import Options, Shapes, find_optimizer
 
 pytestmark = pytest.mark.bf16
 
@@ -129,5 +129,5 @@ def test_the_ledger_s_formula_is_what_the_optimizer_holds(cls: type) -> None:
             else:
                 quantised += moment.codes.nbytes + moment.scale.nbytes + moment.qmap.nbytes
     shapes = Shapes((), vectors=tuple(p.numel() for p in parameters.values()))
-    states = state_bytes(f"{cls.__module__}:{cls.__name__}", shapes, weight_bytes=2)
+    states = find_optimizer(f"{cls.__module__}:{cls.__name__}").states.bytes_of(shapes, Options(weight_bytes=2))
     assert (states.quantised, states.plain) == (quantised, plain)

@@ -19,8 +19,9 @@ from hf_memkit.components.cpu_offload_optimizer import trainer_options as part_o
 from hf_memkit.errors import RunError
 from hf_memkit.hardware import Machine
 from hf_memkit.recipe.rehearse import rehearse
-from hf_memkit.recipe.resolve import Overrides, resolve
+from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.schema import Recipe
+from hf_memkit.request import Request
 from hf_memkit.techniques.adapter_sizes import offloaded_parameters
 from hf_memkit.train import build_arguments, trainer_options
 from tests.techniques.proving import proves
@@ -172,9 +173,9 @@ def test_a_rehearsal_without_a_card_steps_with_adamw_itself(recipe: Recipe, mach
     techniques = ("cpu-offload-optimizer", "bf16-autocast")
     variant = recipe.variants["resident"].model_copy(update={"techniques": techniques})
     changed = recipe.model_copy(update={"variants": {**recipe.variants, "resident": variant}})
-    resolved = resolve(changed, machine, Overrides("resident"), use_hub=False)
+    resolved = resolve(changed, machine, Request(variant="resident"), use_hub=False)
     part = "trainer_parts.cpu_offload_optimizer"
-    assert part in resolved.setup and resolved.setup["arguments.max_grad_norm"] == 0.0
-    rehearsed = rehearse(resolved)
+    assert part in resolved and resolved["arguments.max_grad_norm"] == 0.0
+    rehearsed = rehearse(changed, resolved)
     assert part not in rehearsed.setup and rehearsed.setup["arguments.max_grad_norm"] == 1.0
     assert part in [setting.key for setting in rehearsed.not_rehearsed]

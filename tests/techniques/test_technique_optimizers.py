@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 
 from benchmarks.optimizer_bytes import Measured, make_setup, make_trainer, measure
 from hf_memkit.check import Subject, check
+from hf_memkit.optimizers import OPTIMIZERS, Options, Shapes, States, find_optimizer
 from hf_memkit.technique import TECHNIQUES
-from hf_memkit.techniques.optimizer_states import Shapes, optimizer_of, state_bytes, state_source, states_of
+from hf_memkit.techniques.optimizer_states import optimizer_of, state_source, states_of
 from hf_memkit.training_setup import TrainingSetup
 from tests.techniques.cpu_allocations import peak_bytes
 from tests.techniques.proving import proves
@@ -22,8 +24,12 @@ from tests.techniques.proving import proves
 GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 64, "vocab_size": 1013}
 LLAMA = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
          "num_attention_heads": 2, "vocab_size": 1013}  # fmt: skip
-OPTIMIZERS = [name for name, one in TECHNIQUES.items() if one.family == "optimizers"]
-LOW_RANK = [name for name in OPTIMIZERS if name.startswith(("galore", "apollo"))]
+CHOSEN = [name for name, one in TECHNIQUES.items() if one.family == "optimizers"]
+LOW_RANK = [name for name in CHOSEN if name.startswith(("galore", "apollo"))]
+
+
+def state_bytes(optimizer: str, shapes: Shapes, **options: Any) -> States:
+    return find_optimizer(optimizer).states.bytes_of(shapes, Options(**options))
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +61,20 @@ def losses(name: str, *, put: dict[str, Any] | None = None, seed: int | None = N
     found = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert len(found) == 8 and sum(found[4:]) < sum(found[:4]) - 0.1
     return found
+
+
+@pytest.mark.compat
+def test_the_table_has_all_of_trainers_names() -> None:
+    from transformers.training_args import OptimizerNames
+
+    assert {name.value for name in OptimizerNames} <= set(OPTIMIZERS)
+    assert all(row.unpaged in OPTIMIZERS for row in OPTIMIZERS.values() if row.unpaged)
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_a_technique_chooses_the_row_that_names_it(name: str) -> None:
+    row = find_optimizer(optimizer_of(make_setup(name, architecture(name), "float32")))
+    assert (row.technique, row.packages) == (name, TECHNIQUES[name].packages)
 
 
 @pytest.mark.compat
@@ -93,7 +113,7 @@ def test_a_layer_at_a_time_is_the_same_step() -> None:
 )  # fmt: skip
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [(name, "bfloat16") for name in OPTIMIZERS]
+    [(name, "bfloat16") for name in CHOSEN]
     + [(name, "float32") for name in ("adamw-fused", "adamw-8bit", "adamw-8bit-stochastic", "galore", "lomo")],
 )
 def test_the_formula_is_what_the_optimizer_holds(name: str, dtype: str) -> None:
@@ -166,14 +186,14 @@ def test_foreach_holds_a_copy_of_the_parameters_and_the_others_do_not() -> None:
     assert temporaries(fused=True) < whole // 8 // 8
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", CHOSEN)
 def test_no_technique_breaks_a_rule_about_optimizers(name: str) -> None:
     dtype = "bfloat16" if name.endswith("stochastic") else "float32"
     setup = make_setup(name, architecture(name), dtype)
     from hf_memkit.models import describe
 
     facts = describe(architecture(name)["model_type"], architecture=architecture(name), use_hub=False)
-    found = check(Subject.of_setup(setup, facts, None, here=False))
+    found = check(replace(Subject.of_setup(setup), model=facts))
     # A word embedding larger than all the rest is the tiny model's, not the technique's.
     assert [one for one in found if one.rule != "embeddings-stay-in-32-bits"] == []
 

@@ -19,7 +19,7 @@ from hf_memkit.components import check_length_grouping, packed_batches, pad_batc
 from hf_memkit.errors import SettingError
 from hf_memkit.hardware import named_gpu
 from hf_memkit.technique import TECHNIQUES
-from hf_memkit.techniques.sequence_sizes import multiple_for, odd_sizes, packed_mask_bytes
+from hf_memkit.techniques.sequences import multiple_for, odd_sizes, packed_mask_bytes
 from hf_memkit.training_setup import TrainingSetup
 from tests.techniques.cpu_allocations import saved_bytes
 from tests.techniques.jobs import MACHINE, gpt2_job

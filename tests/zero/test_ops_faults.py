@@ -9,7 +9,7 @@ import pytest
 
 from hf_memkit.errors import MissingPackageError, RunError
 from hf_memkit.zero import ops
-from hf_memkit.zero.build_locks import extension_roots, stale_locks
+from hf_memkit.zero.ops import extension_roots, stale_locks
 
 
 @pytest.fixture

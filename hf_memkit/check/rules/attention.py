@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from hf_memkit.check.rule import Found, rule
 from hf_memkit.check.subject import Subject
+from hf_memkit.techniques.activation_bytes import attention_heads, eager_bytes_of_score, score_bytes
 from hf_memkit.techniques.activation_functions import COMPOSED, activation_of
-from hf_memkit.techniques.attention_bytes import attention_heads, eager_bytes_of_score, score_bytes
 from hf_memkit.units import format_size
 
 _KEY = "model.attn_implementation"

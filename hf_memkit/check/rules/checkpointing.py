@@ -8,7 +8,7 @@ from typing import Any, Final
 from hf_memkit.check.rule import Found, rule
 from hf_memkit.check.rules.scripts import is_for_text, is_for_trl
 from hf_memkit.check.subject import Subject
-from hf_memkit.techniques.activation_bytes import held, layer_of, numbers_in
+from hf_memkit.techniques.activation_bytes import backward_bytes, layer_of, numbers_in
 from hf_memkit.units import format_mib
 
 __all__ = ["UNSUPPORTED"]
@@ -190,7 +190,7 @@ def segments_hold_more(subject: Subject) -> Iterator[Found]:
     mixed = subject.argument("bf16") is True or subject.argument("fp16") is True
     numbers = numbers_in(str(subject.setting("model.dtype", "float32")), mixed=mixed)
     layer = layer_of(subject.model, 1, numbers, fused_gelu=subject.has_setting("model_parts.fused_gelu"))
-    together, single = (held("segments", layer, layers, k).device for k in (length, 1))
+    together, single = (backward_bytes("segments", layer, layers, k).device for k in (length, 1))
     if together > single:
         yield Found(
             "model_parts.checkpoint_segments", options,

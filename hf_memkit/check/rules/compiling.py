@@ -7,7 +7,7 @@ from typing import Final
 
 from hf_memkit.check.rule import Found, rule
 from hf_memkit.check.subject import ABSENT, Subject
-from hf_memkit.techniques.compile_backends import BACKENDS, GONE_ARGUMENTS, GRAPH_MODES, MODES, RETIRED
+from hf_memkit.techniques.compiling import BACKENDS, GONE_ARGUMENTS, GRAPH_MODES, MODES, RETIRED
 
 _OTHER_DEVICES: Final = ("hpu_backend", "neuron", "openxla")
 

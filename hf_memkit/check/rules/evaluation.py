@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from hf_memkit.check.rule import Found, rule
 from hf_memkit.check.subject import Subject
-from hf_memkit.techniques.generation_bytes import cache_bytes_of
+from hf_memkit.techniques.activation_bytes import cache_bytes_of
 from hf_memkit.units import format_size
 
 _FOR_METRICS: Final = ("inputs", "loss")

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from hf_memkit.check.lookup import key_at, places_of, section_at, section_name
-from hf_memkit.check.names import REMOVED, RENAMED
-from hf_memkit.check.problem import Severity
-from hf_memkit.check.rule import Found, rule
+from hf_memkit.check.deepspeed_by_hand import REMOVED, RENAMED
+from hf_memkit.check.deepspeed_keys import key_at, places_of, section_at, section_name
+from hf_memkit.check.rule import Found, Severity, rule
 from hf_memkit.check.subject import Subject, walk
 from hf_memkit.errors import did_you_mean
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from hf_memkit.check.liger_support import LIGER_OPTIONS, LIGER_WITH_LOGITS
 from hf_memkit.check.rule import Found, rule
 from hf_memkit.check.subject import Subject
 from hf_memkit.errors import did_you_mean
+from hf_memkit.liger_support import LIGER_OPTIONS, LIGER_WITH_LOGITS
 
 _CHUNKED = "model_parts.chunked_loss"
 _PATCHING = "liger-kernel 0.8.5: transformers/monkey_patch.py"

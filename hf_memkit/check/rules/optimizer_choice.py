@@ -6,23 +6,25 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from hf_memkit.check.problem import Severity
-from hf_memkit.check.rule import Found, rule
-from hf_memkit.check.rules.optimizer_options import named_optimizer
+from hf_memkit.check.rule import Found, Severity, rule
+from hf_memkit.check.rules.optimizer_options import named_optimizer, optimizer_row
 from hf_memkit.check.subject import Subject
+from hf_memkit.optimizers import techniques_of
 
 _FILE = "transformers 5.23.0: trainer_optimizer.py"
-_LAYERWISE: Final = ("galore-layerwise", "apollo-layerwise")
-_LOMO: Final = ("lomo", "adalomo")
+_LOW_RANK: Final = techniques_of(lambda row: row.low_rank)
+_LAYERWISE: Final = techniques_of(lambda row: row.gradients_at_once == 1)
+_LOMO: Final = techniques_of(lambda row: "lomo_optim" in row.packages)
 _CONV1D: Final = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 
 
-def _low_rank(optim: str) -> bool:
-    return optim.startswith(("galore_", "apollo_"))
+def _is_lomo(subject: Subject) -> bool:
+    return "lomo_optim" in optimizer_row(subject).packages
 
 
-def _in_backward(optim: str) -> bool:
-    return optim in _LOMO or optim.endswith("_layerwise")
+def _is_layerwise(subject: Subject) -> bool:
+    """Trainer's own form, which steps in hooks."""
+    return optimizer_row(subject).gradients_at_once == 1
 
 
 def _accumulates(subject: Subject) -> bool:
@@ -41,10 +43,10 @@ def _several(subject: Subject) -> bool:
     fix="set optim_target_modules: '.*\\.\\d+\\..*' (the linear layers inside the blocks), or all-linear",
     source=f"{_FILE} 120-121",
     needs_config=False,
-    techniques=("galore", "galore-layerwise", "apollo", "apollo-layerwise"),
+    techniques=_LOW_RANK,
 )
 def low_rank_without_targets(subject: Subject) -> Iterator[Found]:
-    if _low_rank(named_optimizer(subject)) and subject.argument("optim_target_modules") is None:
+    if optimizer_row(subject).low_rank and subject.argument("optim_target_modules") is None:
         yield Found("optim", named_optimizer(subject), argument=True)
 
 
@@ -55,11 +57,11 @@ def low_rank_without_targets(subject: Subject) -> Iterator[Found]:
     fix="take an 8-bit optimizer",
     source=f"{_FILE} 136-156",
     needs_config=False,
-    techniques=("galore", "galore-layerwise", "apollo", "apollo-layerwise"),
+    techniques=_LOW_RANK,
 )
 def low_rank_on_conv1d(subject: Subject) -> Iterator[Found]:
-    optim, targets = named_optimizer(subject), subject.argument("optim_target_modules")
-    if not _low_rank(optim) or subject.model is None or subject.model.model_type not in _CONV1D:
+    targets = subject.argument("optim_target_modules")
+    if not optimizer_row(subject).low_rank or subject.model is None or subject.model.model_type not in _CONV1D:
         return
     everything = isinstance(targets, str) and targets.replace("_", "-") == "all-linear"
     severity: Severity = "error"
@@ -113,7 +115,7 @@ def galore_adafactor_layerwise(subject: Subject) -> Iterator[Found]:
     techniques=_LAYERWISE,
 )
 def layerwise_accumulation(subject: Subject) -> Iterator[Found]:
-    if named_optimizer(subject).endswith("_layerwise") and _accumulates(subject):
+    if _is_layerwise(subject) and _accumulates(subject):
         yield Found("gradient_accumulation_steps", subject.argument("gradient_accumulation_steps"), argument=True)
 
 
@@ -127,7 +129,7 @@ def layerwise_accumulation(subject: Subject) -> Iterator[Found]:
     techniques=_LAYERWISE,
 )
 def layerwise_several_cards(subject: Subject) -> Iterator[Found]:
-    if named_optimizer(subject).endswith("_layerwise") and _several(subject):
+    if _is_layerwise(subject) and _several(subject):
         yield Found("optim", named_optimizer(subject), argument=True)
 
 
@@ -142,7 +144,8 @@ def layerwise_several_cards(subject: Subject) -> Iterator[Found]:
 )
 def clipping_without_gradients(subject: Subject) -> Iterator[Found]:
     value = subject.argument("max_grad_norm", 1.0)
-    if _in_backward(named_optimizer(subject)) and isinstance(value, int | float) and value > 0:
+    in_backward = optimizer_row(subject).gradients_at_once is not None
+    if in_backward and isinstance(value, int | float) and value > 0:
         yield Found("max_grad_norm", value, argument=True)
 
 
@@ -156,7 +159,7 @@ def clipping_without_gradients(subject: Subject) -> Iterator[Found]:
     techniques=_LOMO,
 )
 def lomo_accumulation(subject: Subject) -> Iterator[Found]:
-    if named_optimizer(subject) in _LOMO and _accumulates(subject):
+    if _is_lomo(subject) and _accumulates(subject):
         yield Found("gradient_accumulation_steps", subject.argument("gradient_accumulation_steps"), argument=True)
 
 
@@ -170,7 +173,7 @@ def lomo_accumulation(subject: Subject) -> Iterator[Found]:
     techniques=_LOMO,
 )
 def lomo_several_cards(subject: Subject) -> Iterator[Found]:
-    if named_optimizer(subject) in _LOMO and _several(subject) and subject.config is None:
+    if _is_lomo(subject) and _several(subject) and subject.config is None:
         yield Found("optim", named_optimizer(subject), argument=True)
 
 
@@ -183,7 +186,7 @@ def lomo_several_cards(subject: Subject) -> Iterator[Found]:
     techniques=_LOMO,
 )
 def lomo_with_deepspeed(subject: Subject) -> Iterator[Found]:
-    if named_optimizer(subject) in _LOMO:
+    if _is_lomo(subject):
         yield Found("optim", named_optimizer(subject), argument=True)
 
 
@@ -197,7 +200,7 @@ def lomo_with_deepspeed(subject: Subject) -> Iterator[Found]:
     techniques=_LOMO,
 )
 def lomo_with_fp16(subject: Subject) -> Iterator[Found]:
-    if named_optimizer(subject) in _LOMO and subject.argument("fp16") is True and subject.config is None:
+    if _is_lomo(subject) and subject.argument("fp16") is True and subject.config is None:
         yield Found("fp16", True, argument=True)
 
 
@@ -208,11 +211,11 @@ def lomo_with_fp16(subject: Subject) -> Iterator[Found]:
     fix="set optim: lomo, or adafactor",
     source="lomo-optim 0.1.1: adalomo.py 92-101",
     needs_config=False,
-    techniques=("adalomo",),
+    techniques=techniques_of(lambda row: not row.on_cpu),
 )
 def adalomo_without_cuda(subject: Subject) -> Iterator[Found]:
-    if named_optimizer(subject) == "adalomo" and subject.without_gpu:
-        yield Found("optim", "adalomo", argument=True)
+    if not optimizer_row(subject).on_cpu and subject.without_gpu:
+        yield Found("optim", named_optimizer(subject), argument=True)
 
 
 def _saves_states(subject: Subject) -> bool:
@@ -232,8 +235,7 @@ def _saves_states(subject: Subject) -> bool:
     techniques=("galore", "apollo"),
 )
 def checkpoint_cannot_be_loaded(subject: Subject) -> Iterator[Found]:
-    optim = named_optimizer(subject)
-    if _low_rank(optim) and not optim.endswith("_layerwise") and _saves_states(subject):
+    if optimizer_row(subject).low_rank and not _is_layerwise(subject) and _saves_states(subject):
         yield Found("save_only_model", subject.argument("save_only_model", False), argument=True)
 
 
@@ -247,6 +249,5 @@ def checkpoint_cannot_be_loaded(subject: Subject) -> Iterator[Found]:
     techniques=("adalomo", *_LAYERWISE),
 )
 def states_not_saved(subject: Subject) -> Iterator[Found]:
-    optim = named_optimizer(subject)
-    if (optim == "adalomo" or optim.endswith("_layerwise")) and _saves_states(subject):
+    if (named_optimizer(subject) == "adalomo" or _is_layerwise(subject)) and _saves_states(subject):
         yield Found("save_only_model", subject.argument("save_only_model", False), argument=True)

@@ -7,40 +7,15 @@ from typing import Final
 
 from hf_memkit.check.rule import Found, rule
 from hf_memkit.check.subject import Subject
+from hf_memkit.optimizers import Optimizer, find_optimizer, techniques_of
 
-__all__ = ["READS", "named_optimizer", "options"]
+__all__ = ["named_optimizer", "optimizer_row", "options"]
 
 _FILE = "transformers 5.23.0: trainer_optimizer.py"
 
-_GALORE = ("rank", "update_proj_gap", "scale", "proj_type")
-_APOLLO = (*_GALORE, "proj", "scale_type")
-_ADEMAMIX = ("beta1", "beta2", "beta3", "alpha", "eps", "t_alpha", "t_beta3")
-_SCHEDULE_FREE = ("weight_lr_power", "r")
-_ANY: Final = ("rmsprop_bnb", "rmsprop_bnb_8bit", "rmsprop_bnb_32bit")
-READS: Final[dict[str, tuple[str, ...]]] = {
-    "adamw_anyprecision": ("use_kahan_summation", "momentum_dtype", "variance_dtype", "compensation_buffer_dtype"),
-    "sgd": ("momentum", "dampening", "nesterov", "weight_decay"),
-    "adagrad": ("lr_decay", "eps", "weight_decay"),
-    "rmsprop": ("momentum", "alpha", "eps", "centered", "weight_decay"),
-    **dict.fromkeys(("galore_adamw", "galore_adamw_8bit", "galore_adafactor", "galore_adamw_layerwise",
-                     "galore_adamw_8bit_layerwise", "galore_adafactor_layerwise"), _GALORE),
-    **dict.fromkeys(("apollo_adamw", "apollo_adamw_layerwise"), _APOLLO),
-    "grokadamw": ("alpha_init", "lamb", "gamma", "grokking_signal_decay_rate", "gradient_clipping"),
-    **dict.fromkeys(("adamw_torch_4bit", "adamw_torch_8bit"), ("block_size", "bf16_stochastic_round")),
-    **dict.fromkeys(("schedule_free_radam", "schedule_free_adamw", "schedule_free_sgd"), _SCHEDULE_FREE),
-    "stable_adamw": ("max_lr", "kahan_sum", "decouple_lr"),
-    **dict.fromkeys(("ademamix", "ademamix_8bit", "paged_ademamix_32bit", "paged_ademamix_8bit"), _ADEMAMIX),
-}  # fmt: skip
-"""What Trainer reads of `optim_args`, by value of `optim` (transformers 5.23.0: trainer_optimizer.py 195-560); nothing
-for those that are not here."""
-
 _TRUE_IF_ANY: Final = ("kahan_sum", "decouple_lr")
-_OVERRIDDEN: Final = ("sgd", "adagrad", "rmsprop")
-_WITHOUT_BETAS: Final = ("sgd", "adagrad", "adafactor", "rmsprop", "lomo", "adalomo")
 _TAKEN_AS: Final = {"adam_beta1": "betas", "adam_beta2": "betas", "adam_epsilon": "eps"}
-"""What a technique's own optimizer is given of them, where it takes it (`hf_memkit.train.optimizer`)."""
-_LOW_RANK: Final = ("galore_", "apollo_")
-_EIGHT_BIT_TORCHAO: Final = ("adamw_torch_4bit", "adamw_torch_8bit")
+"""What an optimizer is given of them, where it takes it (`hf_memkit.train.optimizer`)."""
 _RATE_OF_SGD: Final = 0.01
 """From here on a learning rate is one that was chosen for SGD: AdamW's are far below."""
 
@@ -49,6 +24,11 @@ def named_optimizer(subject: Subject) -> str:
     """The value of `optim`; empty if it is not set."""
     value = subject.argument("optim")
     return "" if value is None else str(getattr(value, "value", value))
+
+
+def optimizer_row(subject: Subject) -> Optimizer:
+    """What is known of `optim`."""
+    return find_optimizer(named_optimizer(subject))
 
 
 def options(subject: Subject) -> dict[str, str]:
@@ -65,13 +45,12 @@ def options(subject: Subject) -> dict[str, str]:
     fix="delete it; what no argument can say, give Trainer with optimizer_cls_and_kwargs",
     source=f"{_FILE} 195-208, 246-293, 317-348, 413-428, 1393-1402 of trainer.py",
     needs_config=False,
-    techniques=("adamw-fused", "adamw-foreach", "adamw-loop", "adafactor", "adamw-8bit", "lion-8bit", "sgd-momentum"),
+    techniques=techniques_of(lambda row: row.reads is not None),
 )
 def optimizer_options_ignored(subject: Subject) -> Iterator[Found]:
-    optim = named_optimizer(subject)
-    if not optim or optim in _ANY:
+    optim, read = named_optimizer(subject), optimizer_row(subject).reads
+    if not optim or read is None:
         return
-    read = READS.get(optim, ())
     for key in options(subject):
         if key not in read:
             knows = f"it reads {', '.join(read)}" if read else "it reads nothing of optim_args"
@@ -115,10 +94,10 @@ def optimizer_option_always_true(subject: Subject) -> Iterator[Found]:
     fix="set the argument weight_decay",
     source=f"{_FILE} 317-348; trainer.py 1275-1288",
     needs_config=False,
-    techniques=("sgd-momentum",),
+    techniques=techniques_of(lambda row: "weight_decay" in (row.reads or ())),
 )
 def optimizer_decay_overridden(subject: Subject) -> Iterator[Found]:
-    if named_optimizer(subject) in _OVERRIDDEN and "weight_decay" in options(subject):
+    if "weight_decay" in (optimizer_row(subject).reads or ()) and "weight_decay" in options(subject):
         yield Found("optim_args", subject.argument("optim_args"), argument=True)
 
 
@@ -129,10 +108,10 @@ def optimizer_decay_overridden(subject: Subject) -> Iterator[Found]:
     fix="leave block_size out; technique adamw-8bit-stochastic or adamw-4bit-stochastic sets it",
     source=f"{_FILE} 470; torchao 0.18.0: optim/adam.py 78",
     needs_config=False,
-    techniques=("adamw-8bit-stochastic", "adamw-4bit-stochastic"),
+    techniques=techniques_of(lambda row: "torchao" in row.packages),
 )
 def torchao_block_size(subject: Subject) -> Iterator[Found]:
-    if named_optimizer(subject) in _EIGHT_BIT_TORCHAO and "block_size" in options(subject):
+    if "torchao" in optimizer_row(subject).packages and "block_size" in options(subject):
         yield Found("optim_args", subject.argument("optim_args"), argument=True)
 
 
@@ -143,29 +122,20 @@ def torchao_block_size(subject: Subject) -> Iterator[Found]:
     fix="delete it; what the optimizer has instead goes into optim_args",
     source=f"{_FILE} 195-198, 317-348, 374-381, 402-410, 413-428; 261-262 for Lion",
     needs_config=False,
-    techniques=(
-        "sgd-momentum",
-        "adafactor",
-        "adafactor-stochastic",
-        "lomo",
-        "adalomo",
-        "galore",
-        "galore-layerwise",
-        "lars",
-    ),
+    techniques=techniques_of(lambda row: set(row.takes) != {"betas", "eps"}),
 )
 def adam_settings_ignored(subject: Subject) -> Iterator[Found]:
-    optim, takes = named_optimizer(subject), subject.setting("optimizer.takes")
+    optim, row, takes = named_optimizer(subject), optimizer_row(subject), subject.setting("optimizer.takes")
     for key, default in (("adam_beta1", 0.9), ("adam_beta2", 0.999), ("adam_epsilon", 1e-8)):
         value = subject.argument(key, default)
         if value == default:
             continue
-        if optim in _WITHOUT_BETAS or optim.startswith("galore_"):
+        if not row.takes:
             why = f"{optim} never sees it: Trainer hands it the learning rate and optim_args only"
-        elif optim.startswith("apollo_"):
+        elif row.low_rank:
             why = f"{optim} applies it to the projected matrices only; all other parameters keep the library's default"
-        elif "lion" in optim and key == "adam_epsilon":
-            why = "Lion has no epsilon"
+        elif _TAKEN_AS[key] not in row.takes:
+            why = f"{row.algorithm} has no {'epsilon' if key == 'adam_epsilon' else _TAKEN_AS[key]}"
         elif takes is not None and _TAKEN_AS[key] not in takes:
             why = f"{str(subject.setting('optimizer.class')).rpartition(':')[2]} takes no {_TAKEN_AS[key]}"
         else:
@@ -180,11 +150,11 @@ def adam_settings_ignored(subject: Subject) -> Iterator[Found]:
     fix="set weight_decay: 0.0, or take another optimizer",
     source=f"{_FILE} 148-183 and 413-428 (params and model take the groups' place); trainer.py 1309-1318",
     needs_config=False,
-    techniques=("lomo", "adalomo", "galore", "galore-layerwise", "apollo", "apollo-layerwise"),
+    techniques=techniques_of(lambda row: not row.takes_groups),
 )
 def weight_decay_ignored(subject: Subject) -> Iterator[Found]:
-    optim, value = named_optimizer(subject), subject.argument("weight_decay", 0.0)
-    if value and (optim in ("lomo", "adalomo") or optim.startswith(_LOW_RANK)):
+    value = subject.argument("weight_decay", 0.0)
+    if value and not optimizer_row(subject).takes_groups:
         yield Found("weight_decay", value, argument=True)
 
 
@@ -212,10 +182,10 @@ def sgd_without_momentum(subject: Subject) -> Iterator[Found]:
     fix="set adam_beta2: 0.99",
     source=f"{_FILE} 261-262; bitsandbytes 0.50.2: optim/lion.py, betas=(0.9, 0.99)",
     needs_config=False,
-    techniques=("lion-8bit",),
+    techniques=techniques_of(lambda row: row.algorithm == "Lion"),
 )
 def lion_betas(subject: Subject) -> Iterator[Found]:
-    if "lion" in named_optimizer(subject) and subject.argument("adam_beta2", 0.999) == 0.999:
+    if optimizer_row(subject).algorithm == "Lion" and subject.argument("adam_beta2", 0.999) == 0.999:
         yield Found("optim", named_optimizer(subject), argument=True)
 
 
@@ -226,7 +196,7 @@ def lion_betas(subject: Subject) -> Iterator[Found]:
     fix="delete optim, or take the technique out that brings the class",
     source="transformers 5.23.0: trainer.py 1300-1303",
     needs_config=False,
-    techniques=("adamw-loop", "adamw-8bit-stochastic", "adamw-4bit-stochastic", "lars", "lamb"),
+    techniques=techniques_of(lambda row: ":" in row.name),
 )
 def optimizer_ignored(subject: Subject) -> Iterator[Found]:
     for key in ("optim", "optim_args"):
@@ -241,11 +211,10 @@ def optimizer_ignored(subject: Subject) -> Iterator[Found]:
     fix="delete it, or set optim: galore_adamw or apollo_adamw",
     source=f"{_FILE} 101-192, called by 351-410 only",
     needs_config=False,
-    techniques=("galore", "apollo"),
+    techniques=techniques_of(lambda row: row.low_rank),
 )
 def targets_ignored(subject: Subject) -> Iterator[Found]:
     targets = subject.argument("optim_target_modules")
-    optim = named_optimizer(subject)
-    known = subject.arguments is not None
-    if known and targets is not None and (not optim.startswith(_LOW_RANK) or subject.has_setting("optimizer.class")):
+    reads = optimizer_row(subject).low_rank and not subject.has_setting("optimizer.class")
+    if subject.arguments is not None and targets is not None and not reads:
         yield Found("optim_target_modules", targets, argument=True)

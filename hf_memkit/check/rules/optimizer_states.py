@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
 from hf_memkit.check.rule import Found, rule
-from hf_memkit.check.rules.optimizer_options import named_optimizer
+from hf_memkit.check.rules.optimizer_options import named_optimizer, optimizer_row
 from hf_memkit.check.rules.rounding import (
-    TORCHAO,
     UNSEEN,
     keeps_small_updates,
     rounds_stochastically,
     trains_loaded_weights,
 )
 from hf_memkit.check.subject import Subject
+from hf_memkit.optimizers import SMALLEST_QUANTISED, Optimizer, techniques_of
 
 _TRAINER = "transformers 5.23.0: trainer_optimizer.py"
-_BITSANDBYTES: Final = ("adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit", "lion_8bit", "paged_lion_8bit",
-                        "ademamix_8bit", "paged_ademamix_8bit")  # fmt: skip
-_SMALLEST: Final = 4096
-"""Elements below which no state is quantised (bitsandbytes 0.50.2: optim/optimizer.py 508; torchao 0.18.0:
-optim/adam.py 78)."""
+
+
+def _bitsandbytes_8bit(row: Optimizer) -> bool:
+    """Trainer keeps the states of embeddings wide with these (transformers 5.23.0: trainer.py 1329-1344)."""
+    return row.packages == ("bitsandbytes",) and row.bits == 8
+
+
+def _torchao_chosen(subject: Subject) -> bool:
+    """By `optim`, and no class stands in its way."""
+    return "torchao" in optimizer_row(subject).packages and not _class(subject)
 
 
 def _class(subject: Subject) -> str:
@@ -42,9 +46,8 @@ def _trains_16_bit_weights(subject: Subject) -> bool:
     source="torch 2.13: optim/adamw.py (the update is added in the weight's dtype); bitsandbytes 0.50.2: "
     "backends/cpu/ops.py 448; transformers 5.23.0: optimization.py, Adafactor copies its fp32 result back",
     needs_config=False,
-    techniques=("adamw-fused", "adamw-foreach", "adamw-loop", "adamw-8bit", "paged-adamw-8bit", "adafactor",
-                "pure-bf16", "lion-8bit", "sgd-momentum"),
-)  # fmt: skip
+    techniques=("pure-bf16", *techniques_of(lambda row: row.rounding == "nearest")),
+)
 def stochastic_rounding_missing(subject: Subject) -> Iterator[Found]:
     if _trains_16_bit_weights(subject) and not keeps_small_updates(subject):
         key = "optimizer.class" if _class(subject) else "optim"
@@ -59,7 +62,7 @@ def stochastic_rounding_missing(subject: Subject) -> Iterator[Found]:
     fix="load the weights in bf16 (technique pure-bf16), or delete the option",
     source="torchao 0.18.0: optim/adam.py 167; hf_memkit/components/stochastic_adafactor.py",
     needs_config=False,
-    techniques=("adamw-8bit-stochastic", "adamw-4bit-stochastic", "adafactor-stochastic"),
+    techniques=techniques_of(lambda row: row.rounding == "stochastic"),
 )
 def stochastic_rounding_ignored(subject: Subject) -> Iterator[Found]:
     autocast = subject.argument("bf16") is True or subject.argument("fp16") is True
@@ -80,11 +83,10 @@ def stochastic_rounding_ignored(subject: Subject) -> Iterator[Found]:
     fix="take technique adamw-8bit-stochastic or adamw-4bit-stochastic, which keep those moments in fp32",
     source="torchao 0.18.0: optim/adam.py 74-83 (zeros_like the parameter)",
     needs_config=False,
-    techniques=("adamw-8bit-stochastic", "adamw-4bit-stochastic", "pure-bf16"),
+    techniques=("pure-bf16", *techniques_of(lambda row: "torchao" in row.packages)),
 )
 def second_moment_in_bf16(subject: Subject) -> Iterator[Found]:
-    torchao = named_optimizer(subject) in TORCHAO and not _class(subject)
-    if _trains_16_bit_weights(subject) and (torchao or _class(subject).startswith("torchao.")):
+    if _trains_16_bit_weights(subject) and (_torchao_chosen(subject) or _class(subject).startswith("torchao.")):
         value = _class(subject) or named_optimizer(subject)
         yield Found("optimizer.class" if _class(subject) else "optim", value, argument=not _class(subject))
 
@@ -96,11 +98,11 @@ def second_moment_in_bf16(subject: Subject) -> Iterator[Found]:
     fix="pad the vocabulary to a multiple of 64 (techniques adamw-8bit-stochastic and adamw-4bit-stochastic do)",
     source="torchao 0.18.0: optim/adam.py 78",
     needs_config=False,
-    techniques=("adamw-8bit-stochastic", "adamw-4bit-stochastic"),
+    techniques=techniques_of(lambda row: "torchao" in row.packages),
 )
 def embedding_not_quantised(subject: Subject) -> Iterator[Found]:
     model, optim = subject.model, named_optimizer(subject)
-    low = (optim in TORCHAO and not _class(subject)) or _class(subject).endswith((":AdamW8bit", ":AdamW4bit"))
+    low = _torchao_chosen(subject) or _class(subject).endswith((":AdamW8bit", ":AdamW4bit"))
     if model is None or not low or subject.has_setting("adapter"):
         return
     block = int(subject.setting("optimizer.block_size", 256))
@@ -115,19 +117,22 @@ def embedding_not_quantised(subject: Subject) -> Iterator[Found]:
 @rule(
     "adapters-too-small-for-8-bit",
     severity="warning",
-    why=f"states of fewer than {_SMALLEST} elements stay in 32 bits: no adapter of this rank reaches that",
+    why=f"states of fewer than {SMALLEST_QUANTISED} elements stay in 32 bits: no adapter of this rank reaches that",
     fix="take adamw_torch_fused: the states are as large, and it is faster",
     source="bitsandbytes 0.50.2: optim/optimizer.py 508; torchao 0.18.0: optim/adam.py 78",
     needs_config=False,
-    techniques=("adamw-8bit", "paged-adamw-8bit", "lion-8bit"),
+    techniques=techniques_of(_bitsandbytes_8bit),
 )
 def adapters_too_small_for_8_bit(subject: Subject) -> Iterator[Found]:
     rank, optim = subject.setting("adapter.r"), named_optimizer(subject)
-    if subject.model is None or not isinstance(rank, int) or optim not in (*_BITSANDBYTES, *TORCHAO):
+    row = optimizer_row(subject)
+    quantises = _bitsandbytes_8bit(row) or "torchao" in row.packages
+    if subject.model is None or not isinstance(rank, int) or not quantises:
         return
     sides = [side for layer in subject.model.linears if not layer.head for side in (layer.inputs, layer.outputs)]
-    if sides and rank * max(sides) < _SMALLEST:
-        why = f"the largest adapter has {rank} × {max(sides)} elements; states below {_SMALLEST} stay in 32 bits"
+    if sides and rank * max(sides) < SMALLEST_QUANTISED:
+        largest = f"the largest adapter has {rank} × {max(sides)} elements"
+        why = f"{largest}; states below {SMALLEST_QUANTISED} stay in 32 bits"
         yield Found("optim", optim, why=why, argument=True)
 
 
@@ -139,11 +144,11 @@ def adapters_too_small_for_8_bit(subject: Subject) -> Iterator[Found]:
     fix="take technique adamw-8bit-stochastic, which quantises them too",
     source="transformers 5.23.0: trainer.py 1329-1344",
     needs_config=False,
-    techniques=("adamw-8bit", "paged-adamw-8bit", "lion-8bit"),
+    techniques=techniques_of(_bitsandbytes_8bit),
 )
 def embeddings_stay_in_32_bits(subject: Subject) -> Iterator[Found]:
     model, optim = subject.model, named_optimizer(subject)
-    if model is None or optim not in _BITSANDBYTES or subject.has_setting("adapter"):
+    if model is None or not _bitsandbytes_8bit(optimizer_row(subject)) or subject.has_setting("adapter"):
         return
     words = model.vocabulary * model.width
     if 2 * words > model.parameters:
@@ -158,10 +163,10 @@ def embeddings_stay_in_32_bits(subject: Subject) -> Iterator[Found]:
     fix="take the optimizer that is not paged",
     source="bitsandbytes 0.50.2: optim/optimizer.py 371-382",
     needs_config=False,
-    techniques=("paged-adamw-8bit",),
+    techniques=techniques_of(lambda row: bool(row.unpaged)),
 )
 def paged_without_cuda(subject: Subject) -> Iterator[Found]:
-    if named_optimizer(subject).startswith("paged_") and subject.without_gpu:
+    if optimizer_row(subject).unpaged and subject.without_gpu:
         yield Found("optim", named_optimizer(subject), argument=True)
 
 

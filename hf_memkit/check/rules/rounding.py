@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from hf_memkit.check.rules.optimizer_options import named_optimizer, options
+from hf_memkit.check.rules.optimizer_options import optimizer_row, options
 from hf_memkit.check.rules.scripts import mixed_precision, trains_adapters
 from hf_memkit.check.subject import Subject
 
-__all__ = ["TORCHAO", "UNSEEN", "keeps_small_updates", "rounds_stochastically", "trains_loaded_weights"]
-
-TORCHAO: Final = ("adamw_torch_4bit", "adamw_torch_8bit")
-"""They round stochastically only with `optim_args="bf16_stochastic_round=True"` (transformers 5.23.0:
-trainer_optimizer.py 472)."""
-
-_TRIED_IN_16_BITS: Final = ("lomo", "adalomo", "galore_", "apollo_")
-"""They round to nearest, but their papers train 16-bit weights with them, and say how well: Lv et al. 2023, arXiv
-2306.09782 and 2310.10195; Zhao et al. 2024, arXiv 2403.03507; Zhu et al. 2024, arXiv 2412.05270."""
+__all__ = ["UNSEEN", "keeps_small_updates", "rounds_stochastically", "trains_loaded_weights"]
 
 _TRUE: Final = ("y", "yes", "t", "true", "on", "1")  # transformers 5.23.0: utils/generic.py, strtobool
 
@@ -41,23 +33,17 @@ def trains_loaded_weights(subject: Subject) -> bool:
 def rounds_stochastically(subject: Subject) -> bool:
     if subject.setting("optimizer.class"):
         return subject.setting("optimizer.bf16_stochastic_round") is True
-    return named_optimizer(subject) in TORCHAO and _switched_on(subject, "bf16_stochastic_round")
+    row = optimizer_row(subject)
+    return row.rounding == "stochastic" and _switched_on(subject, row.rounding_option)
 
 
 def keeps_small_updates(subject: Subject) -> bool:
-    """The optimizer rounds stochastically, or compensates, or was tried in 16 bits by its authors.
-
-    Kahan summation keeps what was cut off in a second tensor: torch-optimi does so for 16-bit weights by itself
-    (optimi/stableadamw.py 121-123; Trainer passes None on), torchdistx where it is told to (transformers 5.23.0:
-    trainer_optimizer.py 304).
-    """
+    """The optimizer rounds stochastically, or compensates, or was tried in 16 bits by its authors
+    (`Optimizer.rounding`)."""
     if subject.setting("optimizer.class"):
         return rounds_stochastically(subject)
-    optim = named_optimizer(subject)
-    compensates = optim == "stable_adamw" or (
-        optim == "adamw_anyprecision" and _switched_on(subject, "use_kahan_summation")
-    )
-    return compensates or optim.startswith(_TRIED_IN_16_BITS) or rounds_stochastically(subject)
+    row = optimizer_row(subject)
+    return row.rounding != "nearest" and (not row.rounding_option or _switched_on(subject, row.rounding_option))
 
 
 def _switched_on(subject: Subject, option: str) -> bool:

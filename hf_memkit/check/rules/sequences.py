@@ -7,7 +7,7 @@ from typing import Final
 
 from hf_memkit.check.rule import Found, rule
 from hf_memkit.check.subject import ABSENT, Subject
-from hf_memkit.techniques.packed_models import LEAKING
+from hf_memkit.techniques.sequences import LEAKING
 
 _PACKED: Final = "trainer_parts.packed_batches"
 _BY_LENGTH: Final = ("group_by_length", "batch_rebalance")

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from hf_memkit.check.lookup import key_at
-from hf_memkit.check.names import CASE_MATTERS, OPTIMIZERS, SCHEDULERS, TORCH_SCHEDULERS
+from hf_memkit.check.deepspeed_by_hand import CASE_MATTERS, TORCH_SCHEDULERS
+from hf_memkit.check.deepspeed_keys import OPTIMIZERS, SCHEDULERS, key_at
 from hf_memkit.check.rule import Found, rule
 from hf_memkit.check.subject import Subject, walk
 from hf_memkit.errors import did_you_mean

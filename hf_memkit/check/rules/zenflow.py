@@ -11,7 +11,7 @@ from typing import Final
 from hf_memkit.check.rule import Found, rule
 from hf_memkit.check.subject import ABSENT, Subject
 from hf_memkit.units import GIB, format_size
-from hf_memkit.zero.zenflow import SHARED_BYTES
+from hf_memkit.zero.stages_1_2 import SHARED_BYTES
 
 _ZENFLOW = "zero_optimization.zenflow"
 

@@ -13,7 +13,7 @@ import torch
 from hf_memkit.memory.cgroup import available_bytes
 from hf_memkit.memory.readers.base import Every
 from hf_memkit.units import GIB
-from hf_memkit.zero.held import swapped_bytes
+from hf_memkit.zero.engine_tensors import swapped_bytes
 
 __all__ = ["HostReader", "PinnedReader", "SwapReader"]
 

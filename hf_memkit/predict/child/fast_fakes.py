@@ -26,7 +26,7 @@ import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, extract_tensor_metadata
 
-__all__ = ["FastFakes"]
+__all__ = ["FastFakes", "quick_dispatch"]
 
 Arguments = Sequence[Any]
 Make = Callable[[Arguments], Any]
@@ -268,3 +268,42 @@ def _description(tensor: Any) -> tuple[Any, ...]:
         tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), storage.nbytes(), _device_of(tensor),
         tensor.requires_grad, torch._C._dispatch_keys(tensor).raw_repr(), vars(tensor).keys(),
     )  # fmt: skip
+
+
+def quick_dispatch(mode: type) -> None:
+    """Makes torch's way to the tracer shorter: each operation goes it, and twice as often the question on which device
+    a fake tensor lies. Nothing that is traced hangs on it, and where torch has no such function everything stays as it
+    is.
+
+    Replaces two of torch's functions. To be called before the first operation under a dispatch mode: torch keeps what
+    it finds then.
+
+    * Before it calls a mode, torch looks for a rule that somebody registered for this operation and this class of mode
+      (torch 2.13: _library/simple_registry.py, `find_torch_dispatch_rule`). For `mode` there is none.
+    * Optimizers ask each tensor of their lists for its device and type, to put together what belongs together (torch
+      2.13: utils/_foreach_utils.py). Where all are alike, the lists stay as they are.
+    """
+    import torch._library.simple_registry
+
+    registry: Any = torch._library.simple_registry
+    find = getattr(registry, "find_torch_dispatch_rule", None)
+    if find is not None:
+        registry.find_torch_dispatch_rule = lambda operation, kind: None if kind is mode else find(operation, kind)
+
+    core: Any = torch._C
+    group = getattr(core, "_group_tensors_by_device_and_dtype", None)
+    if group is None:
+        return
+
+    def grouped(lists: Sequence[Sequence[Any]], with_indices: bool = False) -> Any:
+        kinds = {_place_and_type(tensor) for tensor in lists[0]}
+        if len(kinds) != 1 or None in kinds:
+            return group(lists, with_indices)
+        indices = list(range(len(lists[0]))) if with_indices else []
+        return {kinds.pop(): ([list(each) for each in lists], indices)}
+
+    core._group_tensors_by_device_and_dtype = grouped
+
+
+def _place_and_type(tensor: Any) -> tuple[torch.device, torch.dtype] | None:
+    return (tensor.fake_device, tensor.dtype) if tensor.__class__ is FakeTensor else None

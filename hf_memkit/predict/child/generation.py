@@ -16,7 +16,7 @@ import torch
 from transformers import Trainer
 
 from hf_memkit.compat import GENERATION_FIELDS
-from hf_memkit.techniques.generation_bytes import cache_bytes
+from hf_memkit.techniques.activation_bytes import cache_bytes
 from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["arguments_class", "generates", "generating", "generation_config"]

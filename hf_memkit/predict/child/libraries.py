@@ -6,33 +6,30 @@ Each is installed before the case, in the child process only, and where the setu
 |---|---|
 | Triton (Liger's kernels) | a kernel is not launched; what the Python around it allocates is the library's own |
 | bitsandbytes | paged states are host memory; a norm that is asked for by value is made and not read |
-| bitsandbytes, 4 bits | `libraries_quantised.py` |
-| torchao's low-bit AdamW | its compiled step is bounded (`libraries_compiled.py`) |
+| bitsandbytes, 4 bits | `linear_4bit.py` |
+| torchao's low-bit AdamW | its compiled step is bounded (`compiler.py`) |
 | APOLLO | its random projection without a generator of the card's own |
-| CUDA streams | one stream (`libraries_streams.py`) |
+| CUDA streams | one stream (`fake_gpu.py`) |
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
-import re
 from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from hf_memkit.predict.child.libraries_compiled import replace_compiler
-from hf_memkit.predict.child.libraries_streams import one_stream
-from hf_memkit.predict.unmodelled import Unmodelled
+from hf_memkit.errors import Unmodelled
+from hf_memkit.optimizers import find_optimizer
+from hf_memkit.predict.child.compiler import replace_compiler
+from hf_memkit.predict.child.fake_gpu import one_stream
 from hf_memkit.techniques.optimizer_states import optimizer_of
 from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["install_library_rules", "shapes_from_values_are_unmodelled", "traceable"]
-
-_BITSANDBYTES: Final = re.compile(r"bnb|paged|(?<!torch_)8bit|32bit|lion|lars|lamb|ademamix")
-"""Values of `optim` that are bitsandbytes' (transformers 5.23.0: training_args.py, `OptimizerNames`)."""
 
 _LOOKS_AT_DATA: Final = ("trainer_parts.check_length_grouping",)
 """Parts that refuse the user's data, of which there is none here."""
@@ -75,10 +72,11 @@ def install_library_rules(setup: TrainingSetup, *, on_card: bool) -> None:
     if on_card:
         one_stream()
         _tf32_is_available()
-    optimizer = optimizer_of(setup).lower()
-    if _BITSANDBYTES.search(optimizer) and not optimizer.startswith("hf_memkit.components.low_bit_adamw"):
+    optimizer = optimizer_of(setup)
+    packages = find_optimizer(optimizer).packages
+    if "bitsandbytes" in packages or optimizer.startswith("bitsandbytes."):
         _bitsandbytes_optimizers()
-    if optimizer.startswith("apollo"):
+    if "apollo_torch" in packages:
         _apollo()
     if optimizer.startswith("hf_memkit.components.low_bit_adamw"):
         _wide_states()

@@ -38,7 +38,7 @@ def build_fake_model(setup: TrainingSetup, *, trust_remote_code: bool = False) -
         if _has_own_output_layer(setup):
             _untie(model)
         if "model.quantization" in setup:
-            from hf_memkit.predict.child.libraries_quantised import quantise_linears
+            from hf_memkit.predict.child.linear_4bit import quantise_linears
 
             quantise_linears(model, setup["model.quantization"])
         if setup.section("adapter"):

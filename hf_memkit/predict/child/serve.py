@@ -44,13 +44,13 @@ def _load() -> str | None:
     """Imports what every case needs; returns why fake CUDA tensors cannot be used, or None if they can."""
     import torch
 
-    from hf_memkit.predict.child import guard
-    from hf_memkit.predict.child.libraries_compiled import replace_compiler
+    from hf_memkit.predict.child import cuda_device_guard
+    from hf_memkit.predict.child.compiler import replace_compiler
     from hf_memkit.predict.child.quick_imports import import_late, is_loaded, quick_imports
 
     torch.set_num_threads(1)
     try:
-        guard.install()
+        cuda_device_guard.install()
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     replace_compiler()  # what is to be compiled already when it is imported would load the compiler
@@ -60,14 +60,14 @@ def _load() -> str | None:
         import transformers.trainer
 
         import hf_memkit.predict.child.training  # noqa: F401 - each case would import it again
-        from hf_memkit.predict.child.quick_dispatch import quick_dispatch
+        from hf_memkit.predict.child.fast_fakes import quick_dispatch
         from hf_memkit.predict.child.tracer import StorageTracer
     quick_dispatch(StorageTracer)
     # Asked before they look whether a data set, or a model, is one of these libraries': it is not, as long as nobody
     # has imported them.
     transformers.trainer.is_datasets_available = lambda: is_loaded("datasets")
     accelerate.utils.other.is_deepspeed_available = lambda: is_loaded("deepspeed")
-    return _Fork(guard.self_test).end(60)  # now: a backward pass loads much of what is loaded here anyway
+    return _Fork(cuda_device_guard.self_test).end(60)  # now: a backward pass loads much of what is loaded here anyway
 
 
 def _supervised(job: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+from hf_memkit.errors import Unmodelled
 from hf_memkit.predict.child.inputs import Rows
-from hf_memkit.predict.unmodelled import Unmodelled
 from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["as_dataset", "install_fused_head", "is_sft", "sft_rows", "tokenizer"]

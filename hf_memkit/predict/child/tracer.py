@@ -19,9 +19,9 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from hf_memkit.predict.child.constant_propagation import WITHOUT_FAKE, KnownValues
 from hf_memkit.predict.child.fast_fakes import FastFakes
 from hf_memkit.predict.child.kernel_rules import KERNEL_RULES
-from hf_memkit.predict.child.known_values import WITHOUT_FAKE, KnownValues
 from hf_memkit.predict.trace import Trace
 from hf_memkit.terms import CATEGORIES, Category, Phase
 

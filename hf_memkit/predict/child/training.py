@@ -1,24 +1,27 @@
 """One case: a real Trainer, two optimizer steps and an evaluation, on fake tensors; what it made and freed.
 
-In: a request (`predict/request.py`). Out: a `Trace`. Runs in a process of its own, which it changes (`stand_in.py`).
+In: a request (`predict/request.py`). Out: a `Trace`. Runs in a process of its own, which it changes (`fake_gpu.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import torch
+
+from hf_memkit.predict.child.fake_gpu import made_up_values, movable_modules, one_card
 from hf_memkit.predict.child.generation import arguments_class, generates, generating, generation_config
 from hf_memkit.predict.child.inputs import Rows, example, pads, shortened
 from hf_memkit.predict.child.kernel_rules import learn_counts
 from hf_memkit.predict.child.libraries import install_library_rules, shapes_from_values_are_unmodelled, traceable
 from hf_memkit.predict.child.models import build_fake_model
-from hf_memkit.predict.child.own import OwnObjects
-from hf_memkit.predict.child.saving import nothing_is_written
 from hf_memkit.predict.child.sft import as_dataset, install_fused_head, is_sft, sft_rows, tokenizer
-from hf_memkit.predict.child.stand_in import made_up_values, movable_modules, one_card
+from hf_memkit.predict.child.user_training import UserObjects
 from hf_memkit.predict.request import Request
 from hf_memkit.predict.trace import Trace
 from hf_memkit.train import after_making, build_arguments, prepared_rows, trainer_class, trainer_options
@@ -41,21 +44,21 @@ def trace_training(request: Request) -> Trace:
         Exception: whatever the libraries raise at this setup.
     """
     setup = request.setup
-    own = OwnObjects(request.own)
+    own = UserObjects(request.own)
     if request.device == "cuda":
         pretend_card(request)
     if request.device != "real cpu":
         movable_modules()
         made_up_values()
         learn_counts()
-        nothing_is_written()
+        _write_nothing()
         install_library_rules(setup, on_card=request.device == "cuda")
         if is_sft(setup) and request.device == "cuda":
             install_fused_head()
         setup = traceable(setup)
     from hf_memkit.predict.child.gpu_events import GpuEvents
+    from hf_memkit.predict.child.phase_hooks import TrainingWatch
     from hf_memkit.predict.child.tracer import StorageTracer
-    from hf_memkit.predict.child.watch import TrainingWatch
 
     device_type = "cuda" if request.device == "cuda" else "cpu"
     events = GpuEvents(request.capability) if device_type == "cuda" else None
@@ -105,8 +108,6 @@ def rows_for(request: Request, setup: TrainingSetup, model: Any) -> Callable[[in
 
 def pretend_card(request: Request) -> None:
     """Replaces what asks for a card; nothing where torch has one."""
-    import torch
-
     if torch.cuda.is_available():
         return
     from hf_memkit.predict.child.attention import install_cuda_attention
@@ -154,7 +155,7 @@ def own_arguments(setup: TrainingSetup, folder: str, *, on_cpu: bool, save: bool
 
 
 def _trainer(
-    request: Request, setup: TrainingSetup, model: Any, arguments: Any, rows: Rows, watch: Any, own: OwnObjects
+    request: Request, setup: TrainingSetup, model: Any, arguments: Any, rows: Rows, watch: Any, own: UserObjects
 ) -> Any:
     from transformers import default_data_collator
     from transformers.trainer_callback import PrinterCallback
@@ -224,3 +225,36 @@ def _fakes(device: str) -> Iterator[None]:
 
     with FakeTensorMode(allow_non_fake_inputs=True):
         yield
+
+
+def _write_nothing() -> None:
+    """Replaces what writes tensors to files, and what looks at their addresses, in this process: everything is made
+    that a real save makes, and no bytes are written.
+
+    What a save makes on the device is little: state dictionaries refer to the weights and states, and what is written
+    is copied to the host tensor by tensor. It is more where weights are kept in another form than they are saved in:
+    transformers splits the merged experts of a mixture into one copy each (`revert_weight_conversion`), and makes
+    contiguous what is not.
+    """
+    import huggingface_hub.serialization._torch as hub
+    import safetensors.torch
+    from transformers import Trainer
+
+    def save_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
+        Path(filename).touch()
+
+    def save(content: Any, file: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(file, str | Path):
+            Path(file).touch()
+
+    def storage_of(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
+        return tensor.device, tensor.untyped_storage()._cdata, tensor.nbytes
+
+    safetensors.torch.save_file = save_file
+    torch.save = save  # type: ignore[assignment]
+    Trainer._save_rng_state = lambda self, folder: None  # asks the card's generator
+    hub.get_torch_storage_id = storage_of
+    replacements = {"safe_save_file": save_file, "id_tensor_storage": storage_of}
+    for module in ("transformers.modeling_utils", "transformers.pytorch_utils", "peft.peft_model"):
+        names = vars(sys.modules[module]) if module in sys.modules else {}
+        names.update({name: value for name, value in replacements.items() if name in names})

@@ -1,0 +1,198 @@
+"""A run's records, seen as a job that could be changed. In: a `run` record, and the record of a moment. Out: numbers.
+
+Nothing is assumed: what the records do not say is None, and a change that would need it is not proposed, or proposed
+without a figure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from hf_memkit.cards import CARDS
+from hf_memkit.record_types import ModulesRecord, RunRecord
+from hf_memkit.terms import CATEGORIES, PHASES
+from hf_memkit.units import GIB
+
+__all__ = ["RunView"]
+
+_AMPERE: Final = 8.0
+"""Compute capability from which a card computes in bf16 itself."""
+
+_OLD_SERIES: Final = re.compile(
+    r"\b(?:T4|P4|P40|P100|V100|K80|M40|M60|GTX|TITAN (?:X|Xp|V|RTX)|RTX 20\d\d|Quadro RTX)", re.I
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """What the rules of `hf_memkit.oom.suggestions` ask. All sizes in GiB.
+
+    `moment` is an `OomRecord` or a `StepRecord`."""
+
+    run: RunRecord
+    moment: Mapping[str, Any]
+    modules: ModulesRecord | None = None
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        return _mapping(self.run.get("arguments"))
+
+    @property
+    def hardware(self) -> Mapping[str, Any]:
+        return _mapping(self.run.get("hardware"))
+
+    @property
+    def phase(self) -> str | None:
+        """Where it failed; of a step record, the phase of the highest peak."""
+        if isinstance(self.moment.get("phase"), str):
+            return str(self.moment["phase"])
+        peaks = {
+            phase: _number(_mapping(values).get("peak_allocated_gib"))
+            for phase, values in _mapping(self.moment.get("phases")).items()
+            if phase in PHASES
+        }
+        known = {phase: peak for phase, peak in peaks.items() if peak is not None}
+        return max(known, key=lambda phase: known[phase]) if known else None
+
+    def gib(self, category: str) -> float | None:
+        """What a category held at that moment on the device; None where it was not told apart."""
+        assert category in CATEGORIES
+        return _number(_mapping(self.moment.get("categories")).get(f"{category}_gib"))
+
+    @property
+    def measured(self) -> bool:
+        """Whether that moment's memory was told apart by category."""
+        return bool(_mapping(self.moment.get("categories")))
+
+    @property
+    def activations_unknown(self) -> bool:
+        """Whether activations and loss may lie in `other`: not told apart, or of a compiled model."""
+        categories = _mapping(self.moment.get("categories"))
+        sizes = {name: _number(categories.get(f"{name}_gib")) or 0.0 for name in CATEGORIES}
+        return not self.measured or sizes["other"] > sum(sizes.values()) / 2
+
+    def argument(self, name: str) -> Any:
+        return self.arguments.get(name)
+
+    def count(self, name: str) -> int | None:
+        """A whole number among the arguments."""
+        value = self.arguments.get(name)
+        return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    @property
+    def trainable(self) -> int | None:
+        return _whole(self.run.get("trainable_parameters"))
+
+    @property
+    def parameters(self) -> int | None:
+        return _whole(self.run.get("parameters"))
+
+    @property
+    def trains_adapters(self) -> bool:
+        """Adapters beside frozen weights: fewer than a tenth of the parameters are trained."""
+        return bool(self.trainable and self.parameters and self.trainable * 10 < self.parameters)
+
+    @property
+    def embedding_parameters(self) -> int | None:
+        """Trained parameters of embeddings, where the table of modules was recorded and names some."""
+        rows = _mapping(self.modules).get("rows")
+        if not isinstance(rows, list | tuple):
+            return None
+        total = 0
+        for row in map(_mapping, rows):
+            if "Embedding" in str(row.get("class")):
+                total += (_whole(row.get("trainable_parameters")) or 0) * (_whole(row.get("repeats")) or 1)
+        return total or None
+
+    @property
+    def deepspeed(self) -> bool:
+        engine = str(self.run.get("engine") or "").lower()
+        return "deepspeed" in engine or self.stage is not None or any("DeepSpeed" in name for name in self.optimizers)
+
+    @property
+    def fsdp(self) -> bool:
+        engine = str(self.run.get("engine") or "").lower()
+        return "fsdp" in engine or "fullyshard" in engine or bool(self.argument("fsdp"))
+
+    @property
+    def stage(self) -> int | None:
+        """DeepSpeed's ZeRO stage."""
+        return self.count("deepspeed_stage")
+
+    @property
+    def optimizers(self) -> tuple[str, ...]:
+        """Class names, from the wrapper to the optimizer itself."""
+        names = self.run.get("optimizer_classes")
+        return tuple(str(name) for name in names) if isinstance(names, list | tuple) else ()
+
+    @property
+    def optim(self) -> str:
+        return str(self.argument("optim") or "")
+
+    @property
+    def world_size(self) -> int:
+        return _whole(self.run.get("world_size")) or 1
+
+    @property
+    def checkpointing(self) -> bool:
+        return any(self.argument(f"{name}_checkpointing") for name in ("activation", "gradient"))
+
+    @property
+    def keeps_no_predictions(self) -> bool:
+        """Whether an evaluation gives the loss alone, as it does where the Trainer has no `compute_metrics`."""
+        return self.moment.get("prediction_loss_only") is True or bool(self.argument("prediction_loss_only"))
+
+    @property
+    def on_cuda(self) -> bool:
+        return self.hardware.get("device_type") == "cuda"
+
+    @property
+    def has_bf16(self) -> bool | None:
+        """Whether the card computes in bf16; None: no card, or not known."""
+        name = self.hardware.get("device_name")
+        if not self.on_cuda or not isinstance(name, str):
+            return None
+        old = {card.split()[0] for card, facts in CARDS.items() if facts.capability < _AMPERE and " " not in card}
+        return not (_OLD_SERIES.search(name) or any(re.search(rf"\b{re.escape(card)}\b", name) for card in old))
+
+    @property
+    def weights_type(self) -> str | None:
+        """The type that most weights have, such as `"float32"`."""
+        types = {str(kind): _whole(size) or 0 for kind, size in _mapping(self.run.get("weights_dtypes")).items()}
+        return max(types, key=lambda kind: types[kind]) if types else None
+
+    @property
+    def longest_sequence(self) -> int | None:
+        return _whole(self.moment.get("longest_sequence"))
+
+    @property
+    def cause(self) -> str | None:
+        cause = self.moment.get("cause")
+        if isinstance(cause, Mapping):
+            cause = cause.get("cause")
+        return cause if isinstance(cause, str) else None
+
+    @property
+    def transformers(self) -> tuple[int, ...]:
+        """`(5, 23)`; empty where the run does not say."""
+        text = str(_mapping(self.run.get("versions")).get("transformers", ""))
+        return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
+
+    def states_gib_per(self, bytes_a_parameter: float) -> float | None:
+        """`bytes_a_parameter` for each trained parameter."""
+        return self.trainable * bytes_a_parameter / GIB if self.trainable is not None else None
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

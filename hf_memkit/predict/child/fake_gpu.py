@@ -1,0 +1,198 @@
+"""A machine with one card, as far as torch, accelerate and transformers ask, FakeTensors that can be moved there, and
+one CUDA stream, on which all is done at once.
+
+Each replacement stands here with the question that it answers; none has an effect outside the child process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["Event", "Stream", "made_up_values", "movable_modules", "one_card", "one_stream"]
+
+
+def one_card(capability: tuple[int, int], capacity_bytes: int) -> None:
+    """Makes `torch.cuda` describe one card of this compute capability, on which nothing can be run."""
+    from torch._subclasses import fake_tensor
+    from torch.cuda.amp import common
+
+    nothing: Callable[..., None] = lambda *args, **kwargs: None  # noqa: E731
+    properties = SimpleNamespace(
+        name="fake card", major=capability[0], minor=capability[1], total_memory=capacity_bytes,
+        multi_processor_count=100, is_integrated=0, gcnArchName="", warp_size=32,
+    )  # fmt: skip
+    answers: dict[str, Any] = {
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_name": lambda *args, **kwargs: properties.name,
+        "get_device_capability": lambda *args, **kwargs: capability,
+        "get_device_properties": lambda *args, **kwargs: properties,
+        "mem_get_info": lambda *args, **kwargs: (capacity_bytes, capacity_bytes),
+        "is_current_stream_capturing": lambda: False,  # asked at each step of an optimizer
+        "is_bf16_supported": lambda *args, **kwargs: capability >= (8, 0),
+        # The state of a generator that is not there: as large as a real one's, and on the host.
+        "get_rng_state": lambda *args, **kwargs: torch.zeros(16, dtype=torch.uint8),
+        "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8)],
+    }
+    for name in (
+        "_lazy_init", "set_device", "manual_seed", "manual_seed_all", "set_rng_state", "set_rng_state_all",
+        "empty_cache", "synchronize", "reset_peak_memory_stats", "ipc_collect",
+    ):  # fmt: skip
+        answers[name] = nothing
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, answer)
+    common.amp_definitely_not_available = lambda: False  # autocast would switch itself off
+    # FakeTensorMode would start CUDA to find its current device.
+    fake_tensor.FakeTensorMode.avoid_device_init = property(lambda self: True)  # type: ignore[assignment, method-assign]
+    fake_tensor.init_gpu_context = nothing  # type: ignore[assignment]
+
+
+def made_up_values() -> None:
+    """What a fake tensor cannot answer gets an answer: as an array it holds ones, and no fp16 gradient overflows.
+    Where torch has a form of an operation only for plain tensors, a fake one is one."""
+    import numpy
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch.optim import optimizer
+    from torch.utils import _foreach_utils
+    from transformers.utils import import_utils
+
+    # Without the wall against torch.compile around every call: nothing is compiled here.
+    plain = getattr(FakeTensorMode.__torch_dispatch__, "__wrapped__", None)
+    if plain is not None:
+        FakeTensorMode.__torch_dispatch__ = plain  # type: ignore[method-assign]
+
+    # On a card an optimizer's own choice is the foreach form, with temporaries as large as all parameters, and norms
+    # of gradients are computed in one operation: for tensors of these classes alone.
+    for plain_classes in (optimizer._foreach_supported_types, _foreach_utils._foreach_supported_types):
+        plain_classes.append(FakeTensor)
+
+    # transformers takes fake tensors for a compilation, and then makes masks that a real run does without.
+    import_utils.is_fake_tensor = lambda tensor: False
+
+    def as_array(self: torch.Tensor, **options: Any) -> Any:
+        kind = numpy.float32 if self.dtype.is_floating_point else numpy.int64
+        return numpy.broadcast_to(numpy.ones((), kind), tuple(self.shape))
+
+    FakeTensor.numpy = as_array  # type: ignore[method-assign, assignment]
+    # A step that was left out for an overflow would make no optimizer states.
+    torch.amp.GradScaler._maybe_opt_step = (  # type: ignore[method-assign]
+        lambda self, optimizer, state, *args, **kwargs: optimizer.step(*args, **kwargs)
+    )
+
+
+def movable_modules() -> None:
+    """`Module.to` on fake parameters makes new parameters: they can neither be swapped nor given other data.
+
+    What is used twice (tied weights) stays one parameter.
+    """
+    moved: dict[int, tuple[weakref.ref[nn.Parameter], nn.Parameter]] = {}
+
+    def apply(self: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+        if recurse:
+            for child in self.children():
+                child._apply(function)  # type: ignore[no-untyped-call]
+        for name, parameter in self._parameters.items():
+            if parameter is None:
+                continue
+            known = moved.get(id(parameter))
+            if known is not None and known[0]() is parameter:
+                self._parameters[name] = known[1]
+                continue
+            with torch.no_grad():
+                new = function(parameter)
+            if new is parameter or _same(new, parameter):
+                continue
+            replacement = nn.Parameter(new, parameter.requires_grad)
+            for key in vars(parameter).keys() - vars(replacement).keys():  # such as what an optimizer looks for
+                setattr(replacement, key, getattr(parameter, key))
+            moved[id(parameter)] = weakref.ref(parameter), replacement
+            self._parameters[name] = replacement
+        for name, buffer in self._buffers.items():
+            if buffer is not None:
+                self._buffers[name] = function(buffer)
+        return self
+
+    nn.Module._apply = apply  # type: ignore[method-assign]
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (one.device, one.dtype, one.shape) == (other.device, other.dtype, other.shape) and (
+        one.untyped_storage()._cdata == other.untyped_storage()._cdata
+    )
+
+
+class Event:
+    """Something that has happened already."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def record(self, stream: Any = None) -> None:
+        pass
+
+    def wait(self, stream: Any = None) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+
+class Stream(contextlib.nullcontext[None]):
+    """The one stream of the card."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+        self.device = torch.device("cuda:0")
+
+    def wait_stream(self, stream: Any) -> None:
+        pass
+
+    def wait_event(self, event: Any) -> None:
+        pass
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or Event()
+
+    def synchronize(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+
+class _Device(contextlib.nullcontext[None]):
+    """`torch.cuda.device(…)` as a context."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+
+def one_stream() -> None:
+    """Replaces what torch would ask CUDA's driver for; nothing where torch sees a card of its own.
+
+    A block that another stream still reads is not reused at once by the real allocator (`Tensor.record_stream`); here
+    it is. Memory that is page-locked is the host's.
+    """
+    if getattr(torch.version, "cuda", None) and torch._C._cuda_getDeviceCount() > 0:
+        return
+    answers: dict[str, Any] = {
+        "Stream": Stream, "ExternalStream": Stream, "Event": Event, "StreamContext": _Device,
+        "stream": lambda *args, **kwargs: contextlib.nullcontext(),
+        "current_stream": Stream, "default_stream": Stream, "set_stream": lambda *args, **kwargs: None,
+        "device": _Device, "device_of": _Device,
+    }  # fmt: skip
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, answer)
+    torch.Tensor.record_stream = lambda self, stream: None  # type: ignore[method-assign, assignment]

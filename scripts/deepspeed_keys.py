@@ -1,0 +1,168 @@
+#!/usr/bin/env python3
+"""Writes what the installed DeepSpeed knows of its config into hf_memkit/check; with --check only compares.
+
+.venv/bin/python scripts/deepspeed_keys.py [--check]
+
+`memkit check` reads that file instead of DeepSpeed, whose import takes seconds. What DeepSpeed's classes do not say is
+in hf_memkit/check/deepspeed_by_hand.py.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import sys
+import typing
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+import annotated_types
+import deepspeed
+import pydantic
+from deepspeed.comm.config import CommsLoggerConfig
+from deepspeed.compile.config import CompileConfig
+from deepspeed.monitor.config import CSVConfig, TensorBoardConfig, WandbConfig
+from deepspeed.runtime import config, lr_schedules
+from deepspeed.runtime.activation_checkpointing.config import ACT_CHKPT_DEFAULT
+from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
+from deepspeed.runtime.swap_tensor.aio_config import AIO_DEFAULT_DICT
+from deepspeed.runtime.zenflow.zenflow_config import ZenFlowConfig
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+from deepspeed.runtime.zero.leaf_module_config import DeepSpeedZeroLeafModuleConfig
+from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig, DeepSpeedZeroOffloadParamConfig
+from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
+
+TARGET = Path(__file__).resolve().parents[1] / "hf_memkit" / "check" / "deepspeed_0_19.json"
+
+MODELS: dict[str, type[pydantic.BaseModel]] = {
+    "zero_optimization": DeepSpeedZeroConfig,
+    "zero_optimization.offload_optimizer": DeepSpeedZeroOffloadOptimizerConfig,
+    "zero_optimization.offload_param": DeepSpeedZeroOffloadParamConfig,
+    "zero_optimization.zenflow": ZenFlowConfig,
+    "zero_optimization.leaf_module": DeepSpeedZeroLeafModuleConfig,
+    "bf16": DeepSpeedBF16Config,
+    "fp16": DeepSpeedFP16Config,
+    "comms_logger": CommsLoggerConfig,
+    "tensorboard": TensorBoardConfig,
+    "csv_monitor": CSVConfig,
+    "wandb": WandbConfig,
+    "timers.throughput": DeepSpeedThroughputTimerConfig,
+    "compile": CompileConfig,
+}
+DEFAULTS: dict[str, Mapping[str, Any]] = {"aio": AIO_DEFAULT_DICT, "activation_checkpointing": ACT_CHKPT_DEFAULT}
+"""Sections that have no class: their keys with their defaults."""
+
+KINDS: dict[type, str] = {bool: "switch", int: "whole", float: "number", str: "text", Path: "text", list: "list"}
+BOUNDS = {
+    annotated_types.Ge: ("least", "ge"),
+    annotated_types.Le: ("most", "le"),
+    annotated_types.Gt: ("above", "gt"),
+    annotated_types.Lt: ("below", "lt"),
+}
+
+
+def described(annotation: Any) -> dict[str, Any]:
+    """The fields of `hf_memkit.check.keys.Key` that a type says."""
+    arms = typing.get_args(annotation)
+    if len(arms) == 2 and arms[1] is type(None):
+        return {**described(arms[0]), "optional": True}
+    kind = typing.get_origin(annotation) or annotation
+    if not isinstance(kind, type):
+        return {"kind": "any"}
+    if issubclass(kind, pydantic.BaseModel):
+        return {"kind": "section"}
+    if issubclass(kind, Enum):
+        values = [each.value for each in kind]
+        if issubclass(kind, int):
+            return {"kind": "whole", "least": min(values), "most": max(values)}
+        return {"kind": "text", "choices": values}
+    return {"kind": KINDS.get(kind, "any")}
+
+
+def keys_of(model: type[pydantic.BaseModel]) -> dict[str, dict[str, Any]]:
+    """Key → what it may hold."""
+    found = {}
+    for name, field in model.model_fields.items():
+        key = described(field.annotation)
+        for bound in field.metadata:
+            if type(bound) in BOUNDS:
+                ours, theirs = BOUNDS[type(bound)]
+                key[ours] = getattr(bound, theirs)
+        found[field.alias or name] = key
+    return found
+
+
+def top_level() -> list[str]:
+    """The keys that DeepSpeed asks for when it reads a config of one key."""
+    read = set()
+
+    class Recorder(dict[str, Any]):
+        def get(self, key: str, default: Any = None) -> Any:
+            read.add(key)
+            return dict.get(self, key, default)
+
+        def __contains__(self, key: object) -> bool:
+            read.add(str(key))
+            return dict.__contains__(self, key)
+
+        def keys(self) -> Any:
+            return self
+
+    config.DeepSpeedConfig(Recorder({"train_batch_size": 1}))
+    return sorted(read)
+
+
+def content() -> dict[str, Any]:
+    """What the file holds."""
+    package = Path(deepspeed.__file__).parent
+    sections: dict[str, Any] = {}
+    for name, model in MODELS.items():
+        path = Path(inspect.getfile(model)).relative_to(package)
+        sections[name] = {
+            "source": f"{path} {inspect.getsourcelines(model)[1]}",
+            "strict": model.model_config.get("extra") == "forbid",
+            "keys": keys_of(model),
+        }
+    for name, defaults in DEFAULTS.items():
+        keys = {key: {"kind": KINDS.get(type(value), "any")} for key, value in defaults.items()}
+        sections[name] = {"strict": False, "keys": keys}
+    return {
+        "deepspeed": deepspeed.__version__.split("+")[0],
+        "sections": sections,
+        "top_level": top_level(),
+        "removed": [
+            *config._REMOVED_TOP_LEVEL_CONFIG_KEYS,
+            *(f"zero_optimization.{key}" for key in config._REMOVED_ZERO_CONFIG_KEYS),
+        ],
+        "optimizers": config.DEEPSPEED_OPTIMIZERS,
+        "schedulers": {
+            name: list(inspect.signature(getattr(lr_schedules, name)).parameters)[1:]
+            for name in lr_schedules.VALID_LR_SCHEDULES
+        },
+    }
+
+
+def written(found: Mapping[str, Any]) -> str:
+    """As JSON, a key a line."""
+    lists = re.sub(r"\[[^]]*\]", lambda each: " ".join(each[0].split()), json.dumps(found, indent=1))
+    return re.sub(r"\{[^{}]*\}", lambda each: " ".join(each[0].split()), lists) + "\n"
+
+
+def main(arguments: list[str]) -> int:
+    text = written(content())
+    if "--check" not in arguments:
+        TARGET.write_text(text)
+    elif text != TARGET.read_text():
+        print(f"{TARGET.name} is not what DeepSpeed {deepspeed.__version__} says: run scripts/deepspeed_keys.py")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,270 @@
+"""`predict_trainer`: what a user gives to Trainer, their own model and data included; what cannot be passed on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertForSequenceClassification, GPT2Config, Trainer, TrainingArguments
+
+from hf_memkit.errors import InputError, SettingError
+from hf_memkit.own_arguments import of_trainer
+from hf_memkit.predict import Prediction, predict_trainer
+from hf_memkit.predict.user_batch import batches_of_rows
+from hf_memkit.predict.worker import shared_worker
+from tests.conftest import ROOT
+from tests.predict import user_models
+from tests.predict.user_models import CLASSES, LARGE, WIDTH, Classifier, LossyTrainer, Recurrent, build
+
+EXAMPLE: dict[str, Any] = {"x": ((3, 16, 16), "float32"), "labels": 0}
+SGD = {"optim": "sgd", "per_device_train_batch_size": 16}
+TRAINED = 8 * 256 * WIDTH + WIDTH + WIDTH * WIDTH + WIDTH * CLASSES + CLASSES + 2 * 8
+FROZEN = 8 * 3 * 9 + 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _worker() -> Iterator[None]:
+    yield
+    shared_worker().close()
+
+
+def predicted(model: Any, args: Any = None, **options: Any) -> Prediction:
+    return predict_trainer(model, SGD if args is None else args, **{"gpu": "16GB", "example": EXAMPLE, **options})
+
+
+def test_an_own_model_is_traced_however_it_is_given() -> None:
+    found = [predicted(each) for each in (Classifier(), build, Classifier, "tests.predict.user_models:build")]
+    assert {each.confidence.level for each in found} == {"trace"} and {each.verdict for each in found} == {"fits"}
+    weights, gradients = found[0].categories["weights"], found[0].categories["gradients"]
+    assert 0 <= weights - 4 * (TRAINED + FROZEN) < 30 * 512, "the shared weight counts once"
+    assert 0 <= gradients - 4 * TRAINED < 20 * 512, "what is frozen has none"
+    assert all(each.categories == found[0].categories for each in found)
+    assert len({each.peak_allocated_bytes for each in found}) == 1
+
+
+def test_a_model_in_memory_is_not_touched_and_not_copied() -> None:
+    model = Classifier().bfloat16()
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    found = predicted(model, example={**EXAMPLE, "x": ((3, 16, 16), "bfloat16")})
+    whole = predicted(Classifier())
+    assert found.categories["weights"] < 0.51 * whole.categories["weights"]
+    assert all(torch.equal(before[name], each) for name, each in model.named_parameters())
+    assert model.one.weight is model.two.weight
+    with torch.device("meta"):
+        empty = Classifier()
+    assert predicted(empty).peak_allocated_bytes == whole.peak_allocated_bytes
+
+
+def test_lists_of_weights_and_values_of_small_tables_are_kept() -> None:
+    rows = {"input_ids": ((12,), "int64"), "labels": ((12,), "int64")}
+    found, made = (predicted(each, example=rows) for each in (Recurrent(), Recurrent))
+    assert found.confidence.level == "trace", found.notes
+    assert found.peak_allocated_bytes == made.peak_allocated_bytes
+
+
+def test_a_trainer_of_one_s_own_computes_its_loss() -> None:
+    plain, own = (predicted(Classifier, trainer_class=kind) for kind in (None, LossyTrainer))
+    more = own.phases["forward"][0] - plain.phases["forward"][0]
+    assert 2 * 4 * LARGE <= more < 4 * 4 * LARGE, "its large tensor, and what is made of it"
+
+
+def test_a_trainer_that_was_not_started(tmp_path: Path) -> None:
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", **SGD)
+    rows = [{"x": torch.zeros(3, 16, 16), "labels": 1, "name": "a picture"}] * 20
+    trainer = LossyTrainer(Classifier(), args, train_dataset=rows)
+    found = predict_trainer(trainer, gpu="T4")
+    assert found.confidence.level == "trace" and any("20 rows" in note for note in found.notes)
+    assert found.phases == predicted(Classifier, trainer_class=LossyTrainer, gpu="T4").phases
+    with pytest.raises(InputError, match="leave args out"):
+        predict_trainer(trainer, args)
+    trainer.create_optimizer()
+    with pytest.raises(InputError, match="optimizer_cls_and_kwargs"):
+        predict_trainer(trainer)
+
+
+def test_an_optimizer_of_one_s_own() -> None:
+    adam = predicted(Classifier, optimizer_cls_and_kwargs=(torch.optim.Adam, {"lr": 1e-3, "foreach": False}))
+    more = adam.phases["optimizer"][0] - predicted(Classifier).phases["optimizer"][0]
+    largest = 4 * 8 * 256 * WIDTH
+    assert 2 * 4 * TRAINED <= more <= 2 * 4 * TRAINED + 3 * largest, "two moments, and a few temporaries of a weight"
+
+
+def test_the_longest_rows_make_the_batch() -> None:
+    lengths = [3, 40, 7, 60, 5, 50]
+    rows = [{"input_ids": [1] * length, "labels": [1] * length, "text": "x"} for length in lengths]
+
+    def pad(some: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        longest = max(len(row["labels"]) for row in some)
+        assert all(set(row) == {"input_ids", "labels"} for row in some)
+        return {name: torch.tensor([row[name] + [0] * (longest - len(row[name])) for row in some]) for name in some[0]}
+
+    found = batches_of_rows(rows, pad, None, train_size=2, evaluate_size=3)
+    assert found.train["input_ids"].shape == (2, 60) and found.evaluate["labels"].shape == (3, 60)
+    assert found.train["input_ids"][1].sum() == 50 and found.length == 60
+    assert "6 rows" in found.note and "3 to 60 tokens" in found.note
+    again = batches_of_rows(iter(rows[:1]), pad, None, train_size=2, evaluate_size=1)
+    assert again.train["labels"].shape == (2, 3), "a short data set is repeated"
+    config = GPT2Config(n_embd=32, n_head=2, n_layer=1, vocab_size=100, n_positions=64)
+    args = {"per_device_train_batch_size": 2}
+    short, long = (
+        predict_trainer(config, args, train_dataset=some, data_collator=pad, gpu="T4") for some in (rows[:1], rows)
+    )
+    assert long.categories["loss"] > 5 * short.categories["loss"] > 0
+    with pytest.raises(InputError, match="longer than GPT2Config allows"):
+        too_long = [{"input_ids": [1] * 65, "labels": [1] * 65}]
+        predict_trainer(config, args, train_dataset=too_long, data_collator=pad)
+
+
+def test_a_transformers_model_knows_its_own_example() -> None:
+    sizes: dict[str, Any] = {
+        "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 64, "vocab_size": 99,
+    }  # fmt: skip
+    config = BertConfig(architectures=["BertForSequenceClassification"], **sizes)
+    with torch.device("meta"):
+        model = BertForSequenceClassification(config)
+    built = predict_trainer(model, SGD, sequence_length=24, gpu="T4")
+    named = predict_trainer(config, SGD, sequence_length=24, gpu="T4")
+    assert built.confidence.level == named.confidence.level == "trace"
+    assert built.phases["backward"] == named.phases["backward"]
+
+
+def test_arguments_are_those_that_were_set(tmp_path: Path) -> None:
+    args = TrainingArguments(
+        str(tmp_path), use_cpu=True, gradient_checkpointing=True, optim="adafactor", hub_token="secret", seed=3,
+        lr_scheduler_type="cosine", per_device_train_batch_size=4,
+    )  # fmt: skip
+    found, notes = of_trainer(args)
+    assert found == {
+        "activation_checkpointing": True, "optim": "adafactor", "lr_scheduler_type": "cosine",
+        "per_device_train_batch_size": 4,
+    } and not notes  # fmt: skip
+    assert of_trainer({"bf16": True, "gradient_checkpointing": True})[0]["activation_checkpointing"] is True
+    with pytest.raises(SettingError) as refused:
+        of_trainer({"bf17": True, "max_steps": "many", "per_device_train_batch_size": 0})
+    assert len(str(refused.value).splitlines()) == 3 and "did you mean 'bf16'" in str(refused.value)
+
+
+class _Inner:
+    class Model(Classifier):
+        pass
+
+
+class _Unpicklable(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = lambda x: x
+
+
+def _local() -> type[nn.Module]:
+    class Local(Classifier):
+        pass
+
+    return Local
+
+
+class _Quantised(nn.Parameter):
+    pass
+
+
+def _with_quantised() -> nn.Module:
+    model = Classifier()
+    model.out.weight = _Quantised(model.out.weight.data)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"model": lambda: Classifier()}, "at the top of its module"),
+        ({"model": _local()}, "at the top of its module"),
+        ({"model": _local()()}, "at the top of its module"),
+        ({"model": _Unpicklable()}, "cannot be passed to the process"),
+        ({"model": _with_quantised()}, "_Quantised"),
+        ({"model": "tests.predict.user_models:nothing"}, "has no nothing"),
+        ({"model": "tests.predict.user_models:build_nothing"}, "must make an nn.Module, and made a str"),
+        ({"model": "no_such_module:build"}, "no module no_such_module"),
+        ({"model": "tests.predict.user_models:"}, "write a module and a name"),
+        ({"model": "__main__:build"}, "script that runs"),
+        ({"model": 3}, "is a int"),
+        ({"example": None}, "needs train_dataset, or one row as example"),
+        ({"example": {}}, "is empty"),
+        ({"example": [1]}, "is list"),
+        ({"example": {"x": "red"}}, "must be a tensor, numbers"),
+        ({"example": {"x": ((3, -1), "float32")}}, "is no shape"),
+        ({"example": {"x": ((3, 4), "float33")}}, "no dtype 'float33'"),
+        ({"example": {"x": ((3, 8, 8), "float32"), "labels": 0}}, "this training cannot be traced"),
+        ({"train_dataset": [EXAMPLE]}, "give one"),
+        ({"train_dataset": [], "example": None}, "has no row"),
+        ({"train_dataset": [{"x": object()}], "example": None}, "does not take these rows"),
+        ({"sequence_length": 12}, "have their own"),
+        ({"sequence_length": 0}, "above 0"),
+        ({"gpus": True}, "above 0"),
+        ({"gpu": "T44"}, "unknown GPU"),
+        ({"args": 5}, "must be a TrainingArguments"),
+        ({"args": {"fsdp": "full_shard"}}, "FSDP is not modelled"),
+        ({"args": {"deepspeed": {}}}, "this model is your own"),
+        ({"trainer_class": Classifier}, "no subclass of transformers.Trainer"),
+        ({"trainer_class": "tests.predict.user_models:LARGE"}, "no subclass of transformers.Trainer"),
+        ({"optimizer_cls_and_kwargs": (torch.optim.SGD, {"lr": object()})}, "no plain value"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(options: dict[str, Any], said: str) -> None:
+    given = {"model": Classifier, "args": SGD, "example": EXAMPLE, **options}
+    with pytest.raises(InputError) as refused:
+        predict_trainer(given.pop("model"), given.pop("args"), **given)
+    assert said in str(refused.value) and "\n" not in str(refused.value), refused.value
+
+
+def test_a_nested_class_has_a_name() -> None:
+    assert predicted(_Inner.Model).confidence.level == "trace"
+
+
+def test_a_model_of_the_script_that_runs(tmp_path: Path) -> None:
+    """The commonest mistake, as its user makes it."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from hf_memkit.predict import predict_trainer\n"
+        "from tests.predict.user_models import Classifier\n"
+        "class Mine(Classifier):\n    pass\n"
+        "try:\n    predict_trainer(Mine(), example={'x': 1})\n"
+        "except Exception as error:\n    print(type(error).__name__, error)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, env=_environment()
+    )
+    assert ran.stdout.startswith("InputError model: Mine stands in the script that runs"), ran.stderr
+
+
+def _environment() -> dict[str, str]:
+    import os
+
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def test_the_trainer_s_own_class_is_found_by_its_name() -> None:
+    assert issubclass(user_models.LossyTrainer, Trainer)
+    named = predicted(Classifier, trainer_class="tests.predict.user_models:LossyTrainer")
+    assert named.phases == predicted(Classifier, trainer_class=LossyTrainer).phases
+
+
+def test_metrics_of_a_trainer_keep_what_the_model_gives(tmp_path: Path) -> None:
+    rows = [{"x": torch.zeros(3, 16, 16), "labels": 1}] * 20
+    args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none", eval_strategy="epoch", **SGD)
+
+    def of(**options: Any) -> Prediction:
+        return predict_trainer(Trainer(Classifier(), args, train_dataset=rows, eval_dataset=rows, **options))
+
+    bare, measured = of(), of(compute_metrics=lambda prediction: {})
+    assert measured.phases["evaluate"][0] > bare.phases["evaluate"][0]
+    assert [any("compute_metrics" in note for note in each.notes) for each in (bare, measured)] == [False, True]
+
+
+def test_bf16_on_a_card_without_it_is_refused_in_one_line() -> None:
+    with pytest.raises(InputError, match=r"^bf16: T4 has no bf16.*fp16[^\n]*$"):
+        predict_trainer("gpt2", {"bf16": True}, sequence_length=64, gpu="T4")

@@ -1,0 +1,50 @@
+"""Whether records are as `hf_memkit.record_types` has them. In: a record. Out: what is not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+from hf_memkit.memory.records import read_records
+from hf_memkit.record_types import RECORDS, ProposedChange
+
+__all__ = ["misfits", "misfits_in"]
+
+
+def misfits_in(folder: Path) -> list[str]:
+    """Of all records below `folder`."""
+    records = [record for path in sorted(folder.rglob("memory-rank*.jsonl")) for record in read_records(path)]
+    return [misfit for record in records for misfit in misfits(record)]
+
+
+def misfits(record: Mapping[str, Any]) -> list[str]:
+    """Fields that no class names, and values of another type."""
+    kind = record["kind"]
+    return _of(RECORDS[kind], record, kind) if kind in RECORDS else [f"{kind}: no such record"]
+
+
+def _of(hint: Any, value: Any, place: str) -> list[str]:
+    origin, inner = get_origin(hint), get_args(hint)
+    if is_typeddict(hint):
+        if not isinstance(value, Mapping):
+            return [f"{place}: {value!r} is no mapping"]
+        hints, found = get_type_hints(hint), []
+        for name, each in value.items():
+            if name not in hints:
+                found += [] if place == "run.prediction" else [f"{place}.{name}: in no class"]
+            elif not (each is None and hint is ProposedChange):
+                found += _of(hints[name], each, f"{place}.{name}")
+        return found
+    if origin is dict:
+        return [wrong for name, each in value.items() for wrong in _of(inner[1], each, f"{place}.{name}")]
+    if origin is list:
+        return [wrong for each in value for wrong in _of(inner[0], each, f"{place}[]")]
+    if origin is Literal:
+        return [] if value in inner else [f"{place}: {value!r} is none of {inner}"]
+    if origin in (Union, UnionType):
+        return [] if any(not _of(each, value, place) for each in inner) else [f"{place}: {value!r} is no {hint}"]
+    types = (int, float) if hint is float else object if hint is Any else hint
+    fits = isinstance(value, types) and (hint is not int or not isinstance(value, bool))
+    return [] if fits else [f"{place}: {value!r} is no {hint}"]
