@@ -57,8 +57,8 @@ def refuse_data(options: RunOptions, recipe: Recipe) -> None:
         DataError: it cannot be used.
     """
     from hf_memkit.models import hub_switched_off
-    from hf_memkit.recipe.data import is_local
     from hf_memkit.recipe.settings import check_data
+    from hf_memkit.recipe.sources import is_local
 
     data = options.request.data
     if data is not None and (not options.shown_only or hub_switched_off() or is_local(data)):

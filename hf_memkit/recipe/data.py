@@ -11,30 +11,28 @@ line in its errors.
 
 from __future__ import annotations
 
-import logging
-import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hf_memkit.errors import DataError, did_you_mean
+from hf_memkit.errors import DataError
 from hf_memkit.models import why_no_hub
-from hf_memkit.recipe.text_files import DATA_SUFFIXES, TextFiles, find_text_files
+from hf_memkit.recipe.sources import (
+    HUB_ID,
+    is_local,
+    kept,
+    not_found_here,
+    offline,
+    path_exists,
+    quiet_datasets,
+    stamps,
+)
+from hf_memkit.recipe.text_files import TextFiles, find_text_files
 from hf_memkit.recipe.text_readers import DOCUMENT_CHARACTERS, check_schema, in_one_line, read_texts
 from hf_memkit.user_files import user_path
 
-__all__ = [
-    "FALLBACK",
-    "Documents",
-    "is_local",
-    "load_documents",
-    "not_found_here",
-    "offline",
-    "path_exists",
-    "quiet_datasets",
-]
+__all__ = ["FALLBACK", "Documents", "load_documents"]
 
 FALLBACK = "pydoc_data.topics (the text of Python's own help, used because the hub is not reachable)"
 
@@ -42,7 +40,6 @@ FALLBACK = "pydoc_data.topics (the text of Python's own help, used because the h
 _READERS_VERSION = 1
 _ROWS = 100
 _COUNTED_BYTES = 2**31
-_HUB_ID = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?)(:(?P<config>[\w.+-]+))?")
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,7 @@ def load_documents(
     path = user_path(source)
     if path_exists(path):
         return _from_files(find_text_files(path), text_column)
-    match = _HUB_ID.fullmatch(source)
+    match = HUB_ID.fullmatch(source)
     if match is None or is_local(source):
         raise DataError(f"{source}: no such file or folder{not_found_here(path)}")
     try:
@@ -106,16 +103,6 @@ def load_documents(
     except _NotFound as error:
         # A relative path looks like a hub ID; whoever meant one must learn that it was not found.
         raise DataError(f"{error} (nor is {source!r} a file or folder here{not_found_here(path)})") from error
-
-
-def is_local(source: str) -> bool:
-    """Whether a `--data` value can only mean a path: there is one, or no ID of the hub looks like that.
-
-    Raises:
-        DataError: whether there is one cannot be told.
-    """
-    path = user_path(source)
-    return path_exists(path) or not _HUB_ID.fullmatch(source) or path.suffix.lower() in DATA_SUFFIXES
 
 
 class _NotFound(DataError):
@@ -132,32 +119,15 @@ def _fallback() -> Documents:
 def _from_files(files: TextFiles, text_column: str) -> Documents:
     import datasets
 
-    # Size and time stand for the contents: the cache must not answer for a file that has changed since.
-    stamps = tuple((stat.st_size, stat.st_mtime_ns) for stat in (path.stat() for path in files.paths))
     arguments = {
         "paths": tuple(str(path.resolve()) for path in files.paths),
-        "stamps": stamps,
+        "stamps": stamps(files.paths),
         "names": tuple(str(path) for path in files.paths),
         "kind": files.kind,
         "text_column": text_column,
         "version": (_READERS_VERSION, DOCUMENT_CHARACTERS),
     }
-    features = datasets.Features({"text": datasets.Value("large_string")})
-    try:
-        with quiet_datasets():
-            rows = datasets.Dataset.from_generator(_rows, features=features, gen_kwargs=arguments)
-    except (datasets.exceptions.DatasetGenerationError, OSError) as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, (DataError, OSError)):
-            cause = cause.__cause__ or cause.__context__
-        if isinstance(cause, DataError):
-            raise cause from None
-        if cause is None:
-            raise
-        raise DataError(
-            f"{files.source}: the cache in {datasets.config.HF_DATASETS_CACHE} cannot be written: "
-            f"{cause.strerror or in_one_line(cause)}; HF_DATASETS_CACHE names another folder for it"
-        ) from error
+    rows = kept(_rows, datasets.Features({"text": datasets.Value("large_string")}), arguments, files.source)
     return Documents(rows["text"], files.source, False, _characters(rows, "text"))
 
 
@@ -211,60 +181,3 @@ def _characters(rows: Any, column: str) -> int | None:
     if rows.data.nbytes > _COUNTED_BYTES:
         return None
     return sum(compute.sum(compute.utf8_length(chunk)).as_py() or 0 for chunk in rows.data.column(column).chunks)
-
-
-def path_exists(path: Path) -> bool:
-    """Whether there is anything at `path`.
-
-    Raises:
-        DataError: that cannot be told.
-    """
-    try:
-        path.stat()
-    except FileNotFoundError:
-        return False
-    except (OSError, ValueError) as error:  # ValueError: a NUL character
-        raise DataError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    return True
-
-
-def not_found_here(path: Path) -> str:
-    """A hint for a name with a typing error."""
-    try:
-        names = [entry.name for entry in path.parent.iterdir()]
-    except OSError:
-        return ""
-    return did_you_mean(path.name, names)
-
-
-@contextmanager
-def quiet_datasets() -> Iterator[None]:
-    """No progress bars and no log lines of `datasets` and the hub's client; both as before afterwards."""
-    import datasets
-
-    loggers = {name: logging.getLogger(name) for name in ("datasets", "huggingface_hub")}
-    levels = {name: logger.level for name, logger in loggers.items()}
-    had_bars = not datasets.utils.are_progress_bars_disabled()
-    for logger in loggers.values():
-        logger.setLevel(logging.CRITICAL)
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        for name, logger in loggers.items():
-            logger.setLevel(levels[name])
-        if had_bars:
-            datasets.enable_progress_bars()
-
-
-@contextmanager
-def offline(wanted: bool) -> Iterator[None]:
-    """While `wanted`, `datasets` looks only into its cache, without waiting for a hub that does not answer."""
-    import datasets
-
-    before = datasets.config.HF_HUB_OFFLINE
-    datasets.config.HF_HUB_OFFLINE = before or wanted
-    try:
-        yield
-    finally:
-        datasets.config.HF_HUB_OFFLINE = before

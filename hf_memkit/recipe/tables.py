@@ -14,10 +14,19 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from hf_memkit.errors import DataError
-from hf_memkit.models import hub_reachable, why_no_hub
-from hf_memkit.recipe.data import is_local, not_found_here, offline, path_exists, quiet_datasets
+from hf_memkit.models import hub_reachable
+from hf_memkit.recipe.sources import (
+    HubData,
+    in_cache,
+    is_local,
+    kept,
+    load_hub,
+    not_found_here,
+    path_exists,
+    quiet_datasets,
+    stamps,
+)
 from hf_memkit.recipe.table_rows import find_tables, read_rows
-from hf_memkit.recipe.text_readers import in_one_line
 from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.user_files import user_path
 
@@ -79,9 +88,8 @@ def load_table(task: RowTask, setup: TrainingSetup) -> Table:
     data = setup.section("data")
     source, columns = data["source"], data["columns"]
     if source is None:
-        if not hub_reachable() and not _in_cache(data):
-            return _made_up(task)
-        return _from_hub(task, data["hub_id"], data["hub_config"], data["hub_split"], columns)
+        default = HubData(data["hub_id"], data["hub_config"], data["hub_split"])
+        return _from_hub(task, default, columns) if hub_reachable() or in_cache(default) else _made_up(task)
     path = user_path(str(source))
     if path_exists(path):
         return _from_files(task, path, columns)
@@ -89,7 +97,7 @@ def load_table(task: RowTask, setup: TrainingSetup) -> Table:
         raise DataError(f"{source}: no such file or folder{not_found_here(path)}")
     name, _, config = str(source).partition(":")
     try:
-        return _from_hub(task, name, config or None, "train", columns)
+        return _from_hub(task, HubData(name, config or None, "train"), columns)
     except DataError as error:
         raise DataError(f"{error} (nor is {source!r} a file or folder here{not_found_here(path)})") from error
 
@@ -134,47 +142,18 @@ def _made_up(task: RowTask) -> Table:
     return Table(rows, "made-up examples, used because the hub is not reachable (--data trains on your own)", True)
 
 
-def _in_cache(data: Mapping[str, Any]) -> bool:
-    """Whether this machine's cache has the default data set."""
-    import datasets
-
-    try:
-        with quiet_datasets(), offline(True):
-            datasets.load_dataset_builder(data["hub_id"], data["hub_config"])
-    except Exception:  # no common base class, and all mean that it is not there
-        return False
-    return True
-
-
 def _from_files(task: RowTask, path: Path, columns: Mapping[str, str]) -> Table:
-    import datasets
-
     files = find_tables(path, f"{task.local_form}, such as {task.example}")
     arguments = {
         "paths": tuple(str(each.resolve()) for each in files.paths),
-        "stamps": tuple((stat.st_size, stat.st_mtime_ns) for stat in (each.stat() for each in files.paths)),
+        "stamps": stamps(files.paths),
         "names": tuple(str(each) for each in files.paths),
         "kind": files.kind,
         "task": task.name,
         "columns": dict(columns),
         "version": _ROWS_VERSION,
     }
-    try:
-        with quiet_datasets():
-            rows = datasets.Dataset.from_generator(_rows, features=task.features(), gen_kwargs=arguments)
-    except (datasets.exceptions.DatasetGenerationError, OSError) as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, (DataError, OSError)):
-            cause = cause.__cause__ or cause.__context__
-        if isinstance(cause, DataError):
-            raise cause from None
-        if cause is None:
-            raise
-        raise DataError(
-            f"{files.source}: the cache in {datasets.config.HF_DATASETS_CACHE} cannot be written: "
-            f"{in_one_line(cause)}; HF_DATASETS_CACHE names another folder for it"
-        ) from error
-    return Table(rows, files.source)
+    return Table(kept(_rows, task.features(), arguments, files.source), files.source)
 
 
 def _rows(
@@ -193,18 +172,10 @@ def _rows(
         raise DataError(f"{names[0]}: no row in it; expected {of_task.local_form}, such as {of_task.example}")
 
 
-def _from_hub(task: RowTask, hub_id: str, config: str | None, split: str, columns: Mapping[str, str]) -> Table:
+def _from_hub(task: RowTask, wanted: HubData, columns: Mapping[str, str]) -> Table:
     import datasets
 
-    name, reachable = f"{hub_id}:{config}" if config else hub_id, hub_reachable()
-    try:
-        with quiet_datasets(), offline(not reachable):
-            found = datasets.load_dataset(hub_id, config, split=split)
-    except Exception as error:  # whatever goes wrong in there is about this ID, and has no common base class
-        why = f"cannot be loaded from the hub: {in_one_line(error)}"
-        if not reachable:
-            why = f"{why_no_hub()}, and this machine's cache has no such data set"
-        raise DataError(f"{name}: {why}; --data trains on {task.local_form}") from error
+    found, name = load_hub(wanted, task.local_form), wanted.name
     classes = {key: one.names for key, one in found.features.items() if isinstance(one, datasets.ClassLabel)}
 
     reader = task.reader()
@@ -221,4 +192,4 @@ def _from_hub(task: RowTask, hub_id: str, config: str | None, split: str, column
             remove_columns=found.column_names,
             features=task.features(),
         )
-    return Table(rows, name if reachable else f"{name}, from this machine's cache")
+    return Table(rows, name if hub_reachable() else f"{name}, from this machine's cache")

@@ -179,8 +179,8 @@ def test_classes_of_a_hub_s_data_set_come_by_name(tmp_path: Path, monkeypatch: p
     features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
     made = datasets.Dataset.from_dict({"text": list("abcd"), "label": [0, 1, 0, 1]}, features=features)
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: made)
-    from hf_memkit.recipe import tables
+    from hf_memkit.recipe import sources, tables
 
-    table = tables._from_hub(TASK, "owner/name", None, "train", dict(TASK.columns))
+    table = tables._from_hub(TASK, sources.HubData("owner/name", None, "train"), dict(TASK.columns))
     assert table.rows["label"][:] == ["no", "yes", "no", "yes"]
     assert table.rows["place"][2] == "owner/name: row 3"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hf_memkit.errors import DataError
-from hf_memkit.recipe.data import quiet_datasets
+from hf_memkit.recipe.sources import quiet_datasets
 
 __all__ = ["Tokenised", "checksum", "tokenise"]
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final
 
 from hf_memkit.errors import DataError, InputError, MissingPackageError
 from hf_memkit.models import ModelFacts, hub_reachable, quiet_transformers
+from hf_memkit.recipe.sources import HubData, kept, load_hub, source_of, stamps
 from hf_memkit.recipe.tasks.image_files import (
     EXAMPLE,
     LOCAL_FORM,
@@ -18,16 +19,7 @@ from hf_memkit.recipe.tasks.image_files import (
     image_rows,
     list_images,
 )
-from hf_memkit.recipe.tasks.media import (
-    HubData,
-    column_of,
-    kept,
-    load_hub,
-    loader_arguments,
-    source_of,
-    stamps,
-    whole_config,
-)
+from hf_memkit.recipe.tasks.media import column_of, loader_arguments, whole_config
 from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
 from hf_memkit.recipe.text_readers import in_one_line
 from hf_memkit.training_setup import TrainingSetup

@@ -10,19 +10,10 @@ from typing import Any, ClassVar, Final
 
 from hf_memkit.errors import DataError, InputError
 from hf_memkit.models import ModelFacts, hub_reachable, quiet_transformers
+from hf_memkit.recipe.sources import HubData, kept, load_hub, source_of, stamps
 from hf_memkit.recipe.tables import hold_out
 from hf_memkit.recipe.tasks.audio_files import EXAMPLE, LOCAL_FORM, audio_columns, audio_rows, list_audio, text_columns
-from hf_memkit.recipe.tasks.media import (
-    HubData,
-    column_of,
-    kept,
-    load_hub,
-    loader_arguments,
-    source_of,
-    stamps,
-    told_at_once,
-    whole_config,
-)
+from hf_memkit.recipe.tasks.media import column_of, loader_arguments, told_at_once, whole_config
 from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
 from hf_memkit.recipe.text_readers import in_one_line
 from hf_memkit.training_setup import TrainingSetup

@@ -25,7 +25,8 @@ class _LanguageModeling(Task):
     example: ClassVar[str] = '{"text": "Once upon a time …"}'
 
     def read(self, setup: TrainingSetup) -> Documents:
-        from hf_memkit.recipe.data import is_local, load_documents
+        from hf_memkit.recipe.data import load_documents
+        from hf_memkit.recipe.sources import is_local
 
         data = setup.section("data")
         own = data["source"] is not None and is_local(str(data["source"]))

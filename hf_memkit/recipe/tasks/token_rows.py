@@ -65,7 +65,7 @@ def tokenizer_for(setup: TrainingSetup, table: Table, columns: Sequence[str], fr
 
 def as_tokens(rows: Any, encode: Callable[[Mapping[str, list[Any]]], Mapping[str, list[Any]]]) -> Any:
     """The `datasets.Dataset` that `encode` makes of batches of rows; nothing of the old columns stays."""
-    from hf_memkit.recipe.data import quiet_datasets
+    from hf_memkit.recipe.sources import quiet_datasets
 
     with quiet_datasets():
         encode(rows[:1])  # a tokenizer's hash, by which `datasets` knows the result, changes at its first call
