@@ -5,46 +5,8 @@ it saves, what it costs and when not to use it. What the finished setup needs is
 `hf_memkit.techniques.ledger`, from its settings.
 """
 
-from hf_memkit.techniques import (
-    activation_functions,
-    adapters,
-    allocator,
-    attention,
-    batch,
-    checkpointing,
-    compiling,
-    evaluation,
-    loading,
-    loss,
-    offload,
-    optimizers,
-    optimizers_in_backward,
-    optimizers_large_batch,
-    optimizers_low_bit,
-    optimizers_low_rank,
-    precision,
-    replicas,
-    sequences,
-)
+from importlib import import_module
+from pkgutil import iter_modules
 
-__all__ = [
-    "activation_functions",
-    "adapters",
-    "allocator",
-    "attention",
-    "batch",
-    "checkpointing",
-    "compiling",
-    "evaluation",
-    "loading",
-    "loss",
-    "offload",
-    "optimizers",
-    "optimizers_in_backward",
-    "optimizers_large_batch",
-    "optimizers_low_bit",
-    "optimizers_low_rank",
-    "precision",
-    "replicas",
-    "sequences",
-]
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")

@@ -22,7 +22,7 @@ from typing import IO, Final, Literal
 from hf_memkit.errors import InputError
 from hf_memkit.units import format_gib
 
-__all__ = ["Leftover", "clear_leftover", "find_leftover", "hold", "made_folder", "swap_bytes", "swap_folder"]
+__all__ = ["Leftover", "find_leftover", "hold", "made_folder", "swap_bytes", "swap_folder"]
 
 _LOCK_FILE: Final = "memkit-swap.lock"
 
@@ -95,20 +95,6 @@ def find_leftover(nvme_path: str | Path) -> Leftover | None:
             written.append(file.stat().st_mtime)
     shown = folder if folder.is_dir() else lock_path
     return Leftover(shown, swap_bytes(nvme_path), max(0.0, time.time() - max(written)), owner, who or "unknown")
-
-
-def clear_leftover(nvme_path: str | Path) -> int:
-    """Removes the swap files of a run of memkit that was killed; returns the bytes that this freed.
-
-    Raises:
-        InputError: a run holds the folder, or the files are another program's.
-    """
-    path = Path(nvme_path)
-    if find_leftover(path) is None:
-        return 0
-    before = swap_bytes(path)
-    with _held(path):
-        return before
 
 
 @contextlib.contextmanager
