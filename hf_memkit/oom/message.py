@@ -109,7 +109,8 @@ def paragraph(text: str, width: int, indent: str = "  ") -> list[str]:
 
 
 def show(size_bytes: float) -> str:
-    """`"3.87 GiB"`, `"435.5 MiB"`, `"40 bytes"`: the unit in which the number is easy to read."""
+    """`"3.87 GiB"`, `"435.5 MiB"`, `"40 bytes"`: in the unit that torch takes, so that a figure reads as in the
+    message (`units.format_size` takes the next larger one from a tenth of it on)."""
     if size_bytes >= GIB:
         return f"{size_bytes / GIB:.2f} GiB"
     if size_bytes >= MIB:

@@ -2,7 +2,7 @@
 
 What is simulated is what decides memory: a transformer's weights, gradients and optimizer states, activations that
 follow the shape of each batch, logits, the caching allocator under them, and a card on which the CUDA context and
-other processes lie too. Records hold the fields of docs/design.md and nothing else; what only the simulator knows
+other processes lie too. Records hold the fields of `StepRecord` and nothing else; what only the simulator knows
 (bytes leaked, bytes of others) goes into `Hidden`.
 """
 

@@ -22,6 +22,7 @@ from tests.report import synthetic_records as made
 def test_what_tests_make_up_has_the_shape_of_records() -> None:
     records = [*made.healthy(60), *made.out_of_memory(), *made.on_a_cpu()]
     assert not [misfit for record in records for misfit in misfits(record)]
+    assert len(misfits({"kind": "step", "step": "1", "nobody_knows_gib": 0.5})) == 2
 
 
 def numbers_of_steps(folder: Path) -> list[int]:
