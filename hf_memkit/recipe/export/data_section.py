@@ -20,6 +20,7 @@ from hf_memkit.models import hub_reachable
 from hf_memkit.recipe.export.args_file import local_or_hub, with_reasons
 from hf_memkit.recipe.table_rows import TABLE_SUFFIXES, find_tables, read_rows
 from hf_memkit.recipe.tasks import DEFAULT_TASK, Task, task_of
+from hf_memkit.recipe.tasks import __name__ as TASKS_PACKAGE
 from hf_memkit.recipe.tasks.task import Settings
 from hf_memkit.recipe.text_files import find_text_files
 from hf_memkit.training_setup import TrainingSetup
@@ -29,18 +30,6 @@ __all__ = ["ScriptData", "data_section"]
 
 _EXAMPLES: Final = "examples.jsonl"
 """Beside a script: the rows that stand in for the data of a rehearsal without a hub."""
-
-_MADE_UP: Final = {"image-classification": "made_up_images", "speech-recognition": "made_up_speech"}
-"""Task → the module of `hf_memkit/recipe/tasks` that makes up what is no text."""
-
-_READ: Final[dict[str, tuple[str, ...]]] = {
-    "language-modeling": ("sequence_length",),
-    "text-classification": ("sequence_length",),
-    "text-pairs": ("prefix", "sequence_length"),
-    "image-classification": ("smallest_crop",),
-    "speech-recognition": ("language",),
-}
-"""Task → what its script reads as the setup has it, beside what all of them do."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +49,7 @@ def data_section(setup: TrainingSetup) -> ScriptData:
     """
     task, known = task_of(setup), with_reasons(setup, "data")
     where, tokens = _rows(setup, task), _tokens(setup, task)
-    names = (*_READ.get(task.name, ()), "held_out", "evaluated_blocks")
+    names = (*task.script_reads, "held_out", "evaluated_blocks")
     found = {**where.settings, **{name: known[name] for name in names}}
     if task.name == "text-pairs":
         longest, why = known.get("target_length", known["sequence_length"])
@@ -92,10 +81,10 @@ def _rows(setup: TrainingSetup, task: Task) -> ScriptData:
         if texts.kind == "text":
             return _section(setup, _files(texts.paths, "text", sample_by="document"), "text")
         return _section(setup, _files(texts.paths, texts.kind.lower()), data["text_column"])
-    if task.name in _MADE_UP and path.is_dir():
+    if path.is_dir() and task.made_up_by:  # files of their own, with or without a table of them
         tables = [file for file in sorted(path.iterdir()) if file.suffix.lower() in TABLE_SUFFIXES]
         if not tables:
-            return _section(setup, _folders(task, path))
+            return _section(setup, task.folders(path))
         path = tables[0]
     found = find_tables(path, task.local_form)
     there = next((list(row) for _, row in read_rows(found.paths[0], found.kind)), [])
@@ -124,20 +113,10 @@ def _files(paths: Sequence[Path], kind: str, **options: Any) -> dict[str, Any]:
     return {**found, "format_options": options} if options else found
 
 
-def _folders(task: Task, path: Path) -> dict[str, Any]:
-    if task.name == "speech-recognition":
-        return {"folder": str(path.resolve())}
-    from hf_memkit.recipe.tasks.image_files import split_folders
-
-    split = split_folders(path)
-    folders = {"train": path} if split is None else dict(zip(("train", "held_out"), split, strict=True))
-    return {"folders": {name: str(folder.resolve()) for name, folder in folders.items()}}
-
-
 def _made_up(setup: TrainingSetup, task: Task) -> ScriptData:
-    if task.name in _MADE_UP:
+    if task.made_up_by:
         section = _section(setup, {"made_up": True})
-        return ScriptData(section.settings, (f"hf_memkit.recipe.tasks.{_MADE_UP[task.name]}",))
+        return ScriptData(section.settings, (f"{TASKS_PACKAGE}.{task.made_up_by}",))
     section = _section(setup, {"files": [_EXAMPLES], "format": "json"}, columns=task.columns)
     lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in task.examples())
     return ScriptData(section.settings, files={_EXAMPLES: "".join(lines)})
@@ -149,30 +128,16 @@ def _tokens(setup: TrainingSetup, task: Task) -> ScriptData:
     name, why = known["tokenizer"]
     own = name is not None and (_has_hub(setup) or Path(name).is_dir())
     found: dict[str, tuple[Any, str]] = {"tokenizer": (local_or_hub(name), why) if own else (None, why)}
-    modules: tuple[str, ...] = ()
-    if task.name == "image-classification":
-        from hf_memkit.recipe.tasks.image_classification import image_processor
-
-        if not own:
-            processor, reason = image_processor(setup)
-            found["image_size"] = (dict(processor.size), reason)
-        return ScriptData(found)
-    if task.name == "speech-recognition":
-        from hf_memkit.recipe.tasks.speech_recognition import feature_extractor
-
-        extractor, reason = feature_extractor(setup)
-        found["chunk_length"] = (extractor.chunk_length, f"seconds of sound that the model hears at once: {reason}")
-        if not own:
-            found["feature_size"] = (extractor.feature_size, f"bands of its spectrograms: {reason}")
-            modules = ("hf_memkit.recipe.tasks.whisper_tokenizer",)
-    if not own:
+    further, modules = task.processor_settings(setup, own)
+    found |= further
+    framing = None if own else task.framing(setup)
+    if framing is not None or (modules and not own):  # a tokenizer is trained
         found["vocabulary_size"] = known["vocabulary_size"]
-        framing = task.framing(setup)
-        if framing is not None:
-            why = "of a tokenizer that is trained here, in the order of their IDs"
-            found["special_tokens"] = (dict(framing.tokens), why)
-            if framing.single:
-                found["one_text"] = (framing.single, "what it makes of a text")
-            if framing.pair:
-                found["two_texts"] = (framing.pair, "and of two")
+    if framing is not None:
+        why = "of a tokenizer that is trained here, in the order of their IDs"
+        found["special_tokens"] = (dict(framing.tokens), why)
+        if framing.single:
+            found["one_text"] = (framing.single, "what it makes of a text")
+        if framing.pair:
+            found["two_texts"] = (framing.pair, "and of two")
     return ScriptData(found, modules)

@@ -28,19 +28,6 @@ from hf_memkit.user_files import write_text
 
 __all__ = ["export_script", "start_command"]
 
-_SCRIPTS: Final = {
-    "language-modeling": "train_text",
-    "chat": "train_chat",
-    "image-classification": "train_images",
-    "speech-recognition": "train_speech",
-    "text-classification": "train_text_classification",
-    "text-pairs": "train_text_pairs",
-}
-"""Task → its script."""
-
-_NEEDS: Final = {"chat": ["trl"], "image-classification": ["pillow"], "speech-recognition": ["soundfile"]}
-"""Task → packages that its script needs beyond what every script does."""
-
 _WIRING, _PROCESS_GROUP = "hf_memkit.zero.wiring", "hf_memkit.zero.process_group"
 _NAMES: Final = {_WIRING: "deepspeed_wiring"}
 """Module → its name beside a script, where that is not its own."""
@@ -55,16 +42,16 @@ def export_script(job: Run, folder: Path) -> list[Path]:
         InputError: the folder holds files of that name already, or cannot be written to.
     """
     setup = job.setup
-    task = task_of(setup).name
+    task = task_of(setup)
     data = data_section(setup)
-    script = f"{_SCRIPTS[task]}.py"
-    files = _copies([f"{SCRIPTS}.{_SCRIPTS[task]}", f"{SCRIPTS}.job", *_parts(setup), *data.modules, *_engine(job)])
+    script = f"{task.script}.py"
+    files = _copies([f"{SCRIPTS}.{task.script}", f"{SCRIPTS}.job", *_parts(setup), *data.modules, *_engine(job)])
     what = "the rehearsal (no GPU) of " if job.is_rehearsal else ""
     heading = [
         f"Trains {what}recipe {job.recipe}, variant {job.variant}; written by memkit {__version__}, read by {script}.",
         "",
         f"Run:    {start_command(job, script, 'RANK_OF_THIS_MACHINE')}",
-        *textwrap.wrap(f"Needs:  {_requirements(setup, task)}", 110, subsequent_indent=" " * 8),
+        *textwrap.wrap(f"Needs:  {_requirements(setup, task.script_needs)}", 110, subsequent_indent=" " * 8),
     ]
     files["args.yaml"] = args_text(job, heading, data.settings)
     if "deepspeed.config" in setup:
@@ -134,11 +121,11 @@ def _engine(job: Run) -> list[str]:
     return modules
 
 
-def _requirements(setup: TrainingSetup, task: str) -> str:
+def _requirements(setup: TrainingSetup, needs: Iterable[str]) -> str:
     names = ["torch", "transformers", "accelerate", "datasets", "hf-memkit"]
     names += ["deepspeed"] if "deepspeed.config" in setup else []
     names += ["peft"] if setup.section("adapter") else []
     names += [package.replace("_", "-") for package in needed_packages(setup)]
-    names += _NEEDS.get(task, [])
+    names += needs
     made = f"made with torch {version('torch')}, transformers {version('transformers')}"
     return f"{', '.join(dict.fromkeys(names))} ({made})"

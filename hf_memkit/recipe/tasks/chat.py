@@ -62,6 +62,9 @@ class _Chat(Task):
     columns: ClassVar[Mapping[str, str]] = {"messages": "messages"}
     local_form: ClassVar[str] = "a file of conversations in JSON lines or parquet, or a folder of one kind of them"
     example: ClassVar[str] = EXAMPLE
+    script: ClassVar[str] = "train_chat"
+    script_needs: ClassVar[tuple[str, ...]] = ("trl",)
+    script_reads: ClassVar[tuple[str, ...]] = ()
 
     def arguments(self, data: Data) -> Settings:
         return {

@@ -18,13 +18,14 @@ from hf_memkit.recipe.tasks.image_files import (
     check_bytes,
     image_rows,
     list_images,
+    split_folders,
 )
 from hf_memkit.recipe.tasks.media import column_of, loader_arguments, whole_config
 from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
 from hf_memkit.recipe.text_readers import in_one_line
 from hf_memkit.training_setup import TrainingSetup
 
-__all__ = ["TASK", "image_processor"]
+__all__ = ["TASK"]
 
 _HEAD_ROWS: Final = 100
 """Images of the hub that are opened before training."""
@@ -39,6 +40,10 @@ class _ImageClassification(Task):
     columns: ClassVar[Mapping[str, str]] = {"image": "image", "label": "label"}
     local_form: ClassVar[str] = LOCAL_FORM
     example: ClassVar[str] = EXAMPLE
+    script: ClassVar[str] = "train_images"
+    script_needs: ClassVar[tuple[str, ...]] = ("pillow",)
+    script_reads: ClassVar[tuple[str, ...]] = ("smallest_crop",)
+    made_up_by: ClassVar[str] = "made_up_images"
 
     def sequence_length(self, asked: int | None, usual: int, model: ModelFacts) -> int:
         """Patches and the class token: the config decides.
@@ -86,7 +91,7 @@ class _ImageClassification(Task):
         rows, labels, told, own = self.read(setup)
         say(f"Data: {told}")
         train, held_out = _split(rows, own, float(setup["data.held_out"]))
-        processor, why = image_processor(setup)
+        processor, why = _image_processor(setup)
         say(f"Image processor: {why}")
         facts = {"labels": list(labels), "images": len(rows)}
         return Examples(train, held_out, processor, _checksum(train, labels), facts)
@@ -128,6 +133,16 @@ class _ImageClassification(Task):
     def columns_among(self, columns: Mapping[str, str], there: Collection[str]) -> dict[str, str]:
         """As ImageFolder has them, its column of paths is `file_name`."""
         return {**columns, "image": columns["image"] if columns["image"] in there else "file_name"}
+
+    def folders(self, path: Path) -> Mapping[str, Any]:
+        parts = zip(("train", "held_out"), split_folders(path) or (path,), strict=False)
+        return {"folders": {name: str(folder.resolve()) for name, folder in parts}}
+
+    def processor_settings(self, setup: TrainingSetup, own: bool) -> tuple[Settings, tuple[str, ...]]:
+        if own:
+            return {}, ()
+        processor, why = _image_processor(setup)
+        return {"image_size": (dict(processor.size), why)}, ()
 
 
 def _patches(config: Mapping[str, Any]) -> int | None:
@@ -232,7 +247,7 @@ def _checksum(train: Any, labels: Any) -> str:
     return digest.hexdigest()
 
 
-def image_processor(setup: TrainingSetup) -> tuple[Any, str]:
+def _image_processor(setup: TrainingSetup) -> tuple[Any, str]:
     """(the image processor, why this one)."""
     name, why = setup["data.tokenizer"], "a small model has its own image size"
     with quiet_transformers():

@@ -18,7 +18,7 @@ from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
 from hf_memkit.recipe.text_readers import in_one_line
 from hf_memkit.training_setup import TrainingSetup
 
-__all__ = ["TASK", "feature_extractor"]
+__all__ = ["TASK"]
 
 _HEARD_S: Final = 30.0
 """Seconds of sound that Whisper's encoder takes at once, whatever its size (arXiv 2212.04356, section 2.2)."""
@@ -38,6 +38,10 @@ class _SpeechRecognition(Task):
     columns: ClassVar[Mapping[str, str]] = {"audio": "audio", "text": "text"}
     local_form: ClassVar[str] = LOCAL_FORM
     example: ClassVar[str] = EXAMPLE
+    script: ClassVar[str] = "train_speech"
+    script_needs: ClassVar[tuple[str, ...]] = ("soundfile",)
+    script_reads: ClassVar[tuple[str, ...]] = ("language",)
+    made_up_by: ClassVar[str] = "made_up_speech"
 
     def sequence_length(self, asked: int | None, usual: int, model: ModelFacts) -> int:
         """The most tokens of a transcript; what the encoder hears has always the same length.
@@ -80,7 +84,7 @@ class _SpeechRecognition(Task):
         return _from_files(source, setup["data.columns"], longest_s)
 
     def prepare(self, setup: TrainingSetup, say: Say) -> Examples:
-        extractor, heard = feature_extractor(setup)
+        extractor, heard = _feature_extractor(setup)
         rows, told = self.read(setup, float(extractor.chunk_length))
         say(f"Data: {told}")
         say(f"Feature extractor: {heard}")
@@ -125,6 +129,17 @@ class _SpeechRecognition(Task):
         """As AudioFolder and others have them."""
         known = {"audio": audio_columns(columns), "text": text_columns(columns)}
         return {role: next(name for name in names if name in there) for role, names in known.items()}
+
+    def folders(self, path: Path) -> Mapping[str, Any]:
+        return {"folder": str(path.resolve())}
+
+    def processor_settings(self, setup: TrainingSetup, own: bool) -> tuple[Settings, tuple[str, ...]]:
+        extractor, why = _feature_extractor(setup)
+        found = {"chunk_length": (extractor.chunk_length, f"seconds of sound that the model hears at once: {why}")}
+        if own:
+            return found, ()
+        found["feature_size"] = (extractor.feature_size, f"bands of its spectrograms: {why}")
+        return found, ("hf_memkit.recipe.tasks.whisper_tokenizer",)
 
 
 def _features() -> Any:
@@ -188,7 +203,7 @@ def _made_up() -> tuple[Any, str]:
     )
 
 
-def feature_extractor(setup: TrainingSetup) -> tuple[Any, str]:
+def _feature_extractor(setup: TrainingSetup) -> tuple[Any, str]:
     """(the feature extractor, why this one)."""
     name = setup["data.tokenizer"]
     with quiet_transformers():

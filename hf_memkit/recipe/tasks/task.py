@@ -14,6 +14,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hf_memkit.training_setup import TrainingSetup
@@ -63,6 +64,10 @@ class Task(ABC):
         columns: role → the column's usual name in JSON lines, CSV, parquet and on the hub; a recipe may name others.
         local_form: one line: what a `--data` value may be.
         example: one line of such data.
+        script: the module of `hf_memkit/recipe/export/scripts` that an export copies.
+        script_needs: packages that it needs beyond what all scripts do, as pip names them.
+        script_reads: what it reads of the section `data` as the setup has it, beside what all of them do.
+        made_up_by: the module beside this one that makes up what is no text, where no hub can be reached.
     """
 
     name: ClassVar[str]
@@ -75,6 +80,10 @@ class Task(ABC):
     columns: ClassVar[Mapping[str, str]] = {}
     local_form: ClassVar[str]
     example: ClassVar[str]
+    script: ClassVar[str]
+    script_needs: ClassVar[tuple[str, ...]] = ()
+    script_reads: ClassVar[tuple[str, ...]] = ("sequence_length",)
+    made_up_by: ClassVar[str] = ""
 
     def data_settings(self, data: Data) -> Settings:
         """Further settings of the section `data`."""
@@ -151,6 +160,17 @@ class Task(ABC):
     def columns_among(self, columns: Mapping[str, str], there: Collection[str]) -> dict[str, str]:
         """Role → the name that its column has among those of a local table: as the recipe names it, or as usual."""
         return {role: name if name in there else self.columns.get(role, name) for role, name in columns.items()}
+
+    def folders(self, path: Path) -> Mapping[str, Any]:
+        """What an exported script reads in place of a table: `{key of the section `data`: the folder, or folders}`."""
+        return {}
+
+    def processor_settings(self, setup: TrainingSetup, own: bool) -> tuple[Settings, tuple[str, ...]]:
+        """(values of the section `data`, modules beside the script) of what makes tensors of images or sound.
+
+        `own`: whether the script loads what the model came with.
+        """
+        return {}, ()
 
     def examples(self) -> Iterable[Mapping[str, Any]]:
         """Rows with the usual columns that stand in for the data of an exported script where no hub can be reached."""

@@ -23,6 +23,7 @@ class _LanguageModeling(Task):
     auto_class: ClassVar[str] = "AutoModelForCausalLM"
     local_form: ClassVar[str] = "a file of text, JSON lines or parquet, or a folder of one kind of them"
     example: ClassVar[str] = '{"text": "Once upon a time …"}'
+    script: ClassVar[str] = "train_text"
 
     def read(self, setup: TrainingSetup) -> Documents:
         from hf_memkit.recipe.data import load_documents

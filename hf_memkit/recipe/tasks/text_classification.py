@@ -56,6 +56,7 @@ class _TextClassification(Task):
         "a table of texts with a label each: JSON lines, CSV, TSV or parquet, or a folder of one kind"
     )
     example: ClassVar[str] = '{"text": "I would buy it again.", "label": "positive"}'
+    script: ClassVar[str] = "train_text_classification"
 
     def arguments(self, data: Any) -> Settings:
         return {

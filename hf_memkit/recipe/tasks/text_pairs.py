@@ -43,6 +43,8 @@ class _TextPairs(Task):
     columns: ClassVar[Mapping[str, str]] = {"source": "source", "target": "target"}
     local_form: ClassVar[str] = "a table of text pairs: JSON lines, CSV, TSV or parquet, or a folder of one kind"
     example: ClassVar[str] = '{"source": "The house is small.", "target": "Das Haus ist klein."}'
+    script: ClassVar[str] = "train_text_pairs"
+    script_reads: ClassVar[tuple[str, ...]] = ("prefix", "sequence_length")
 
     def data_settings(self, data: Any) -> Settings:
         found: dict[str, tuple[Any, str]] = {"prefix": (data.prefix, "tells the model what to do; before each source")}
