@@ -13,10 +13,10 @@ from typing import Final
 
 from benchmarks.allocator_history import GIVEN, GIVEN_BACK, Entry, History
 from hf_memkit.compat import FreeOrder
-from hf_memkit.predict.allocator import CachingAllocator
-from hf_memkit.predict.allocator_blocks import Block, DeviceMemory, address_range
-from hf_memkit.predict.allocator_settings import AllocatorSettings
-from hf_memkit.predict.replay import replay
+from hf_memkit.prediction.allocator import CachingAllocator
+from hf_memkit.prediction.allocator_blocks import Block, DeviceMemory, address_range
+from hf_memkit.prediction.allocator_settings import AllocatorSettings
+from hf_memkit.prediction.replay import replay
 
 __all__ = ["Comparison", "Divergence", "compare"]
 

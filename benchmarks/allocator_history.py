@@ -22,8 +22,8 @@ from typing import Any, Final
 
 from hf_memkit.compat import FreeOrder, free_order
 from hf_memkit.errors import InputError, RunError
-from hf_memkit.predict.allocator_settings import AllocatorSettings, parse_settings
-from hf_memkit.predict.trace import Trace
+from hf_memkit.prediction.allocator_settings import AllocatorSettings, parse_settings
+from hf_memkit.prediction.trace import Trace
 from hf_memkit.terms import CATEGORIES
 
 __all__ = ["GIVEN", "GIVEN_BACK", "Entry", "History", "read_history", "record_history"]

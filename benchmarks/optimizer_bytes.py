@@ -26,10 +26,10 @@ from transformers import set_seed as set_all_seeds
 from hf_memkit.hardware import Machine
 from hf_memkit.job import Job
 from hf_memkit.models import describe
+from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES
 from hf_memkit.techniques.optimizer_states import gradient_bytes, states_of
 from hf_memkit.train import optimizer_class_and_options
-from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["Measured", "main", "make_setup", "make_trainer", "measure", "state_tensors"]
 
@@ -61,17 +61,17 @@ class Measured:
     parameters: int
 
 
-def make_setup(name: str, architecture: dict[str, Any], dtype: str, **values: Any) -> TrainingSetup:
+def make_setup(name: str, architecture: dict[str, Any], dtype: str, **values: Any) -> Setup:
     """The technique's own settings for a model of this architecture; what only compiles faster code is left out."""
     facts = describe(architecture["model_type"], architecture=architecture, use_hub=False)
     machine = Machine(None, ram_bytes=1 << 36, disk_free_bytes=1 << 36, disk_path="/", cpu_count=2)
-    setup = TrainingSetup(preset=name).put("model.dtype", dtype, "as measured")
+    setup = Setup(preset=name).put("model.dtype", dtype, "as measured")
     setup = TECHNIQUES[name](setup, Job(facts, machine, 1, 8, "/tmp", values))
     low_bit = "low_bit" in str(setup.get("optimizer.class"))
     return setup.put("optimizer.compiled", False, "no compiler here") if low_bit else setup
 
 
-def make_trainer(setup: TrainingSetup, architecture: dict[str, Any], *, steps: int = 1, **arguments: Any) -> Trainer:
+def make_trainer(setup: Setup, architecture: dict[str, Any], *, steps: int = 1, **arguments: Any) -> Trainer:
     """A Trainer with the setup's arguments and optimizer, over a model with the same random weights each time."""
     for name, value in arguments.items():  # an optimizer class is given its learning rate from the setup
         setup = setup.put(f"arguments.{name}", value, "as measured")
@@ -126,7 +126,7 @@ def _inside(value: Any) -> Iterator[Tensor]:
         yield value
 
 
-def measure(setup: TrainingSetup, architecture: dict[str, Any], **arguments: Any) -> Measured:
+def measure(setup: Setup, architecture: dict[str, Any], **arguments: Any) -> Measured:
     """Trains one step, and counts."""
     _forget_overrides()
     trainer = make_trainer(setup, architecture, **arguments)

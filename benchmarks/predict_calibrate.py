@@ -1,6 +1,6 @@
 """What a card's libraries take beside the tensors that torch's dispatcher sees, measured directly.
 
-Beside each figure stands what `hf_memkit/predict/gpu_memory.py` says of it.
+Beside each figure stands what `hf_memkit/prediction/gpu_memory.py` says of it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from hf_memkit.predict import gpu_memory
+from hf_memkit.prediction import gpu_memory
 from hf_memkit.units import MIB
 
 __all__ = ["run"]

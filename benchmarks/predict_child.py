@@ -28,15 +28,15 @@ def run(folder: Path, job: dict[str, Any]) -> int:
     from hf_memkit import train
     from hf_memkit.callback import attach
     from hf_memkit.errors import MemkitError
-    from hf_memkit.predict.child.training import rows_for
-    from hf_memkit.predict.trace_request import TraceRequest
-    from hf_memkit.training_setup import TrainingSetup
+    from hf_memkit.prediction.child.training import rows_for
+    from hf_memkit.prediction.trace_request import TraceRequest
+    from hf_memkit.setup import Setup
 
     on_cpu: bool = job["on_cpu"]
     if job["cap_bytes"] is not None and not on_cpu:
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, job["cap_bytes"] / total))
-    setup = TrainingSetup.from_json(job["setup"])
+    setup = Setup.from_json(job["setup"])
     records = job["history"] and not on_cpu
     recording = record_history(folder / "history.json.gz") if records else contextlib.nullcontext()
     with recording:

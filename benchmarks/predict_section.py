@@ -30,13 +30,13 @@ from hf_memkit.hardware import Machine, gpu_of_size, this_machine
 from hf_memkit.job import Job
 from hf_memkit.memory.records import read_records, steps
 from hf_memkit.models import ModelFacts, describe
+from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES
 from hf_memkit.techniques import ledger
-from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import GIB
 
 if TYPE_CHECKING:
-    from hf_memkit.predict import Prediction
+    from hf_memkit.prediction import Prediction
 
 STEPS: Final = 5
 """Of each training: the peaks are there from the second on."""
@@ -97,13 +97,13 @@ def _missing(case: Case) -> list[str]:
     return [package for package in needed if find_spec(package) is None]
 
 
-def make_setup(case: Case, machine: Machine, *, on_cpu: bool) -> tuple[TrainingSetup, ModelFacts | None]:
+def make_setup(case: Case, machine: Machine, *, on_cpu: bool) -> tuple[Setup, ModelFacts | None]:
     """The case's techniques and arguments, for this machine; and the model's shapes if it is a causal one."""
     model = MODELS[case.model]
     values = model.values(on_cpu=on_cpu)
     micro_batch, length = case.shape(on_cpu=on_cpu)
     why = "the case"
-    setup = TrainingSetup(preset=case.name).put("model.name", case.model, why)
+    setup = Setup(preset=case.name).put("model.name", case.model, why)
     setup = setup.put("model.origin", "architecture", "random weights").put("model.architecture", values, why)
     setup = setup.put("arguments.per_device_train_batch_size", micro_batch, why)
     setup = setup.put("arguments.per_device_eval_batch_size", micro_batch, why)
@@ -199,11 +199,9 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> Summary:
 # ---- predicting ----
 
 
-def _predicted(
-    case: Case, setup: TrainingSetup, facts: ModelFacts | None, machine: Machine, *, on_cpu: bool
-) -> Prediction:
+def _predicted(case: Case, setup: Setup, facts: ModelFacts | None, machine: Machine, *, on_cpu: bool) -> Prediction:
     """What a user of this machine would be told."""
-    from hf_memkit.predict import predict
+    from hf_memkit.prediction import predict
 
     micro_batch, length = case.shape(on_cpu=on_cpu)
     sizes = {"per_device_train_batch_size": micro_batch, "gradient_accumulation_steps": case.accumulation}
@@ -217,7 +215,7 @@ def _predicted(
 
 def _trained(case: Case, train: Mapping[str, Any], cap_bytes: int | None = None) -> dict[str, Any]:
     """What one training came to, in a child process with no more than `cap_bytes` for the allocator."""
-    setup: TrainingSetup = train["setup"]
+    setup: Setup = train["setup"]
     on_cpu: bool = train["on_cpu"]
     folder = Path(tempfile.mkdtemp(prefix="memkit-benchmark-"))
     try:

@@ -53,8 +53,8 @@ PEER_S: Final = 90
 KEPT = """
 import json, sys, time
 from hf_memkit.hardware import gpu_of_size, this_machine
-from hf_memkit.predict import predict
-from hf_memkit.predict.defaults import default_setup, look_at
+from hf_memkit.prediction import predict
+from hf_memkit.prediction.defaults import default_setup, look_at
 found = look_at(sys.argv[1])
 setup = default_setup(found, {"bf16": True, "activation_checkpointing": True})
 machine = this_machine().with_gpu(gpu_of_size("80GB"))

@@ -19,14 +19,14 @@ from hf_memkit import resources
 from hf_memkit.errors import MemkitError
 from hf_memkit.hardware import this_machine
 from hf_memkit.memory.records import read_records
-from hf_memkit.predict import Prediction
+from hf_memkit.prediction import Prediction
 from hf_memkit.recipe.choose import choose
 from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.run import Run
 from hf_memkit.recipe.schema import load_recipe
 from hf_memkit.request import Request
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 from hf_memkit.units import GIB
 
 STEPS: Final = 5
@@ -102,7 +102,7 @@ def measure(case: Case, *, on_cpu: bool, max_steps: int) -> dict[str, Any]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def checkpointing_of(setup: TrainingSetup, recipe: str) -> str:
+def checkpointing_of(setup: Setup, recipe: str) -> str:
     """The kind that was chosen of those that the variant lists; empty where it lists none."""
     listed = load_recipe(recipe).variants[setup.preset].checkpointing
     return next((name for name in listed if name in setup.techniques), listed[0] if listed else "")

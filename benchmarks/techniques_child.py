@@ -73,13 +73,13 @@ def run(case: Case, size: Size, folder: Path, job: dict[str, Any]) -> int:
     from hf_memkit import train
     from hf_memkit.callback import attach
     from hf_memkit.errors import MemkitError
-    from hf_memkit.training_setup import TrainingSetup
+    from hf_memkit.setup import Setup
 
     on_cpu: bool = job["on_cpu"]
     if case.cap_gib is not None and not on_cpu:
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, case.cap_gib * GIB / total))
-    setup = TrainingSetup.from_json(job["setup"])
+    setup = Setup.from_json(job["setup"])
     try:
         train.require_packages(setup)
         arguments = train.build_arguments(setup, own_arguments(case, size, folder, job, setup))

@@ -29,9 +29,9 @@ from hf_memkit.hardware import this_machine
 from hf_memkit.job import Job
 from hf_memkit.memory.records import read_records, steps
 from hf_memkit.models import describe
+from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES
 from hf_memkit.techniques import ledger
-from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import GIB
 
 NOT_ON_CPU: Final[Mapping[str, str]] = {
@@ -112,14 +112,14 @@ def measure(case: Case, *, on_cpu: bool, max_steps: int) -> dict[str, Any]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def make_setup(case: Case, model: str, *, on_cpu: bool) -> TrainingSetup:
+def make_setup(case: Case, model: str, *, on_cpu: bool) -> Setup:
     """The case's techniques applied to the model in the folder `model`, on this machine."""
     size = MODELS[case.model]
     job = Job(
         describe(model, use_hub=False), this_machine(model), size.micro_batch(on_cpu=on_cpu),
         size.length(on_cpu=on_cpu), model, dict(case.values), accumulation=size.accumulation,
     )  # fmt: skip
-    setup = TrainingSetup(preset=case.name).put("model.name", model, "the case's first weights")
+    setup = Setup(preset=case.name).put("model.name", model, "the case's first weights")
     setup = setup.put("model.origin", "local", "written once, the same for every case of the model")
     for name in case.techniques:
         setup = TECHNIQUES[name](setup, job)

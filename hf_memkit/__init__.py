@@ -12,21 +12,26 @@ from hf_memkit.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from hf_memkit.callback import MemoryReportCallback, attach, oom_advice
+    from hf_memkit.checks import check
     from hf_memkit.oom import explain_oom
-    from hf_memkit.predict import predict_trainer
+    from hf_memkit.prediction import predict, predict_trainer
     from hf_memkit.presets import PresetSetup, preset
+    from hf_memkit.recipe.choose import predict_recipe
     from hf_memkit.recipe.schema import load_recipe
-    from hf_memkit.training_setup import TrainingSetup
+    from hf_memkit.setup import Setup
 
 __all__ = [
     "MemoryReportCallback",
     "PresetSetup",
-    "TrainingSetup",
+    "Setup",
     "__version__",
     "attach",
+    "check",
     "explain_oom",
     "load_recipe",
     "oom_advice",
+    "predict",
+    "predict_recipe",
     "predict_trainer",
     "preset",
 ]
@@ -36,12 +41,15 @@ __getattr__, __dir__ = lazy_names(
     {
         "MemoryReportCallback": "callback",
         "PresetSetup": "presets",
-        "TrainingSetup": "training_setup",
+        "Setup": "setup",
         "attach": "callback",
+        "check": "checks",
         "explain_oom": "oom",
         "load_recipe": "recipe.schema",
         "oom_advice": "callback",
-        "predict_trainer": "predict",
+        "predict": "prediction",
+        "predict_recipe": "recipe.choose",
+        "predict_trainer": "prediction",
         "preset": "presets",
     },
 )

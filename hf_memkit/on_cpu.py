@@ -6,7 +6,7 @@ from collections.abc import Container
 from typing import Any, Final, TypeVar
 
 from hf_memkit.optimizers import find_optimizer
-from hf_memkit.training_setup import Setting, TrainingSetup
+from hf_memkit.setup import Setting, Setup
 
 __all__ = ["PAGE_LOCKED", "unpin_optimizer", "without_gpu"]
 
@@ -36,7 +36,7 @@ _SLOW: Final = (
 )
 """Those of them that a CPU can run, but not within a rehearsal."""
 
-S = TypeVar("S", bound=TrainingSetup)
+S = TypeVar("S", bound=Setup)
 
 
 def without_gpu(setup: S, *, rehearsal: bool = False, keep: Container[str] = ()) -> tuple[S, tuple[Setting, ...]]:

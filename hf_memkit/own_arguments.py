@@ -41,7 +41,7 @@ business."""
 
 
 class ReadFile(Protocol):
-    """What was read of a file (`hf_memkit.check.reading`)."""
+    """What was read of a file (`hf_memkit.checks.reading`)."""
 
     @property
     def path(self) -> Path: ...

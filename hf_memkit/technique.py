@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, get_args
 
 from hf_memkit.errors import InputError, did_you_mean
 from hf_memkit.job import Job
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 __all__ = [
     "FAMILIES",
@@ -28,7 +28,7 @@ __all__ = [
     "wrong_value",
 ]
 
-Apply = Callable[[TrainingSetup, Job], TrainingSetup]
+Apply = Callable[[Setup, Job], Setup]
 
 Bounds = Mapping[str, tuple[float | None, float | None]]
 """(least, what it must be below) of a value, by its name; None: no such bound."""
@@ -73,7 +73,7 @@ class Technique:
         values: names and types of what a recipe's variant or `preset(values=…)` may give it.
         bounds: what numbers among `values` may be; those that it lacks may be any.
         gpu_only: why a CPU cannot show the memory that it saves; empty if a test measures it on a CPU.
-        always_applies: why no rule of `hf_memkit.check` is about it; empty if there is one.
+        always_applies: why no rule of `hf_memkit.checks` is about it; empty if there is one.
         apply: puts its settings.
     """
 
@@ -91,7 +91,7 @@ class Technique:
     always_applies: str
     apply: Apply = field(repr=False)
 
-    def __call__(self, setup: TrainingSetup, job: Job) -> TrainingSetup:
+    def __call__(self, setup: Setup, job: Job) -> Setup:
         return self.apply(setup, job)
 
     def to_json(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from hf_memkit.check import RULES, Rule  # noqa: E402
+from hf_memkit.checks import RULES, Rule  # noqa: E402
 
 PAGE = ROOT / "docs" / "checks.md"
 
@@ -89,7 +89,7 @@ _GROUPS = {
     "adapters": "Adapters and quantised weights",
     "cpu_offload": "The optimizer in RAM without DeepSpeed",
 }
-"""Module of `hf_memkit.check.rules` → heading."""
+"""Module of `hf_memkit.checks.rules` → heading."""
 
 
 def page() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import importlib
 import json
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ from hf_memkit.errors import InputError
 from hf_memkit.hardware import gpu_of_size, named_gpu, this_machine
 from hf_memkit.ledger import Ledger, Row
 from hf_memkit.models import why_no_hub
-from hf_memkit.training_setup import Setting, TrainingSetup
+from hf_memkit.setup import Setting, Setup
 from hf_memkit.units import GIB, MIB, format_gib, format_size, parse_size
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -104,7 +105,8 @@ def test_the_wheel_carries_recipes_and_presets(tmp_path: Path) -> None:
     run = subprocess.run([sys.executable, "-c", code], cwd=site, capture_output=True, text=True)
     assert "gpt2-on-16gb" in run.stdout and "zero2-offload" in run.stdout, run.stderr
     assert str(site) in run.stdout
-    assert (site / "hf_memkit" / "py.typed").exists()
+    files = ("py.typed", "checks/deepspeed_0_19.json", "recipe/export/scripts/train_text.py")
+    assert all((site / "hf_memkit" / file).exists() for file in files)
     assets = {path.name for path in (site / "hf_memkit" / "report" / "assets").iterdir()}
     assert assets == {"page.css", "page.js", "template.html"}
 
@@ -127,6 +129,12 @@ def test_help_is_quick() -> None:
     assert min(seconds() for _ in range(5)) < 0.5
 
 
+def test_what_was_exported_before_components_had_their_name_still_imports() -> None:
+    with pytest.warns(FutureWarning, match=r"hf_memkit\.components"):
+        old = importlib.import_module("hf_memkit.parts.mean_loss")
+    assert old.__file__ == importlib.import_module("hf_memkit.components.mean_loss").__file__
+
+
 def test_every_public_name_exists() -> None:
     import hf_memkit
 
@@ -137,7 +145,7 @@ def test_every_public_name_exists() -> None:
 
 
 def test_a_setup_is_immutable_and_every_setting_has_a_reason() -> None:
-    setup = TrainingSetup("resident").put("arguments.optim", "sgd", "for a test")
+    setup = Setup("resident").put("arguments.optim", "sgd", "for a test")
     other = setup.put("arguments.optim", "adamw_torch", "another").put("model.dtype", "bfloat16", "small")
     assert setup.arguments == {"optim": "sgd"} and other.arguments == {"optim": "adamw_torch"}
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -152,7 +160,7 @@ def test_a_setup_is_immutable_and_every_setting_has_a_reason() -> None:
 
 def test_nested_values_cannot_be_changed_from_outside() -> None:
     config = {"zero_optimization": {"stage": 2}}
-    setup = TrainingSetup("offload").put("deepspeed.config", config, "for a test")
+    setup = Setup("offload").put("deepspeed.config", config, "for a test")
     config["zero_optimization"]["stage"] = 3
     setup["deepspeed.config"]["zero_optimization"]["stage"] = 3
     setup.section("deepspeed")["config"]["zero_optimization"]["stage"] = 3
@@ -160,8 +168,8 @@ def test_nested_values_cannot_be_changed_from_outside() -> None:
 
 
 def test_a_setup_survives_json() -> None:
-    setup = TrainingSetup("lora", notes=("a note",)).put("adapter.r", 16, "the recipe's rank")
-    assert TrainingSetup.from_json(json.loads(json.dumps(setup.to_json()))) == setup
+    setup = Setup("lora", notes=("a note",)).put("adapter.r", 16, "the recipe's rank")
+    assert Setup.from_json(json.loads(json.dumps(setup.to_json()))) == setup
     assert setup.drop("adapter").settings == ()
     assert Setting("adapter.r", 16, "the recipe's rank") in setup.settings
 

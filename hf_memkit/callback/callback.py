@@ -67,7 +67,7 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
             memory runs out. Costs time at every allocation.
         run_facts: plain data for the `run` record, under `facts`.
         readers: where counters come from; default: this machine's.
-        prediction: what `memkit predict --json` printed for this training, or what `hf_memkit.predict.predict`
+        prediction: what `memkit predict --json` printed for this training, or what `hf_memkit.prediction.predict`
             returned: it stands in the `run` record, and the report lays it beside what was measured.
 
     Raises:

@@ -12,8 +12,8 @@ from hf_memkit.cli.options import Gpu, GpuMemory, Json, Ram
 from hf_memkit.user_files import user_path
 
 if TYPE_CHECKING:
-    from hf_memkit.check import Problem, Severity
-    from hf_memkit.check.reading import File
+    from hf_memkit.checks import Problem, Severity
+    from hf_memkit.checks.reading import File
     from hf_memkit.hardware import Machine
     from hf_memkit.models import ModelFacts
 
@@ -91,8 +91,8 @@ def run_check(
         InputError: a file cannot be read (names file, line and column), there is no folder `nvme_path`, or no such
             severity or format.
     """
-    from hf_memkit.check.reading import read
-    from hf_memkit.check.rule import SEVERITIES
+    from hf_memkit.checks.reading import read
+    from hf_memkit.checks.rule import SEVERITIES
     from hf_memkit.cli.libraries import quiet_libraries
     from hf_memkit.errors import InputError
     from hf_memkit.models import refuse_absent
@@ -119,7 +119,7 @@ def run_check(
     if as_json or output_format == "json":
         print(json.dumps([problem.to_json() for problem in problems], indent=2, default=str))
     elif output_format == "sarif":
-        from hf_memkit.check.sarif import sarif
+        from hf_memkit.checks.sarif import sarif
 
         print(json.dumps(sarif(problems), indent=2))
     else:
@@ -144,8 +144,8 @@ def _problems(
     *,
     here: bool,
 ) -> list[Problem]:
-    from hf_memkit.check import check as apply_rules
-    from hf_memkit.check import read_subject
+    from hf_memkit.checks import check as apply_rules
+    from hf_memkit.checks import read_subject
 
     if file.kind == "recipe":
         from hf_memkit.cli.check_recipe import recipe_problems
@@ -177,7 +177,7 @@ def _print(problems: list[Problem], files: list[str]) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    from hf_memkit.check.rule import SEVERITIES
+    from hf_memkit.checks.rule import SEVERITIES
 
     console = Console(soft_wrap=True, highlight=False)
     names = escape(", ".join(str(Path(name)) for name in files))

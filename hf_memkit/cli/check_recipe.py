@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from hf_memkit.check import Problem, Subject, check
-from hf_memkit.check.reading import File
+from hf_memkit.checks import Problem, Subject, check
+from hf_memkit.checks.reading import File
 from hf_memkit.errors import InputError, RecipeError
 from hf_memkit.hardware import Machine, this_machine
 from hf_memkit.models import hub_reachable

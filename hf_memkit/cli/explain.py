@@ -68,8 +68,8 @@ def explain(
 def _arguments(path: str) -> Mapping[str, Any]:
     """What the user's file of arguments holds, each field of its own type."""
     from hf_memkit.argument_values import checked
-    from hf_memkit.check.apply import deepspeed_of
-    from hf_memkit.check.reading import read
+    from hf_memkit.checks.apply import deepspeed_of
+    from hf_memkit.checks.reading import read
     from hf_memkit.compat import argument_types, current_name
 
     file = read(path)

@@ -16,7 +16,7 @@ from hf_memkit.request import Request
 
 if TYPE_CHECKING:
     from hf_memkit.recipe.schema import Recipe
-    from hf_memkit.training_setup import TrainingSetup
+    from hf_memkit.setup import Setup
 
 __all__ = ["EXAMPLES", "predict"]
 
@@ -98,7 +98,7 @@ def predict(
         request = _with_own(request, preset, technique, settings, args, batch_size, accumulation)
         setup = prepare(request, before_model)
     if prediction is None:
-        from hf_memkit.predict import predict as predict_setup
+        from hf_memkit.prediction import predict as predict_setup
 
         prediction = predict_setup(setup, trace=not no_trace, trust_remote_code=trust_remote_code)
     prediction = prediction.with_notes(*setup.warnings, *setup.notes)
@@ -177,7 +177,7 @@ def _of_recipe(request: Request, settings: list[str] | None, **options: Any) -> 
     return recipe, replace(request, arguments=own)
 
 
-def _request_json(setup: TrainingSetup) -> dict[str, Any]:
+def _request_json(setup: Setup) -> dict[str, Any]:
     job = setup.resolved_for
     return {
         "preset": setup.preset,
@@ -195,6 +195,6 @@ def _request_json(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def _start_tracing() -> None:
-    from hf_memkit.predict.worker import shared_worker
+    from hf_memkit.prediction.worker import shared_worker
 
     shared_worker().start()

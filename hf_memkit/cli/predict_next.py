@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hf_memkit.recipe.schema import Recipe
-    from hf_memkit.training_setup import TrainingSetup
+    from hf_memkit.setup import Setup
 
 __all__ = ["Next", "NextVariant", "next_preset", "next_variant"]
 
@@ -62,7 +62,7 @@ class NextVariant:
         return {"variant": self.variant, "basis": "prediction" if self.traced else "formula"}
 
 
-def next_variant(recipe: Recipe, setup: TrainingSetup, *, trace: bool) -> NextVariant | None:
+def next_variant(recipe: Recipe, setup: Setup, *, trace: bool) -> NextVariant | None:
     """The next variant of the recipe that is predicted to fit; None where there is none."""
     from hf_memkit.models import hub_reachable
     from hf_memkit.recipe.choose import nearest_that_fits
@@ -71,7 +71,7 @@ def next_variant(recipe: Recipe, setup: TrainingSetup, *, trace: bool) -> NextVa
     return NextVariant(name, trace) if name is not None else None
 
 
-def next_preset(setup: TrainingSetup) -> Next | None:
+def next_preset(setup: Setup) -> Next | None:
     """The first preset, in the order of their list, that fits by formula with the same batch, length and arguments.
 
     None where there is none, and where no shapes are known to compute from.
@@ -92,9 +92,9 @@ def next_preset(setup: TrainingSetup) -> Next | None:
     return None
 
 
-def _in_its_place(name: str, setup: TrainingSetup) -> TrainingSetup | None:
+def _in_its_place(name: str, setup: Setup) -> Setup | None:
     """The preset for this setup's job, without what does not apply to the model; None where a rule refuses it."""
-    from hf_memkit.check import RULES, Subject, check
+    from hf_memkit.checks import RULES, check
     from hf_memkit.errors import SettingError
     from hf_memkit.job import DEFAULT_NVME
     from hf_memkit.own_arguments import is_field
@@ -113,7 +113,7 @@ def _in_its_place(name: str, setup: TrainingSetup) -> TrainingSetup | None:
     given = setup.request.arguments if setup.request is not None else {}
     own = {key: value for key, value in given.items() if is_field(key)}
 
-    def build(left_out: Mapping[str, str]) -> TrainingSetup:
+    def build(left_out: Mapping[str, str]) -> Setup:
         made = apply_preset(name, job, left_out=left_out, change=lambda made: settle(made, own)[0])
         return share_among_processes(made, job)
 
@@ -121,5 +121,5 @@ def _in_its_place(name: str, setup: TrainingSetup) -> TrainingSetup | None:
         found = leave_out_impossible(name, (), build)
     except SettingError:  # it contradicts the user's own arguments
         return None
-    mistakes = (problem for problem in check(Subject.of_setup(found)) if RULES[problem.rule].module != "capacity")
+    mistakes = (problem for problem in check(found) if RULES[problem.rule].module != "capacity")
     return None if any(problem.refuses for problem in mistakes) else found

@@ -10,11 +10,11 @@ from hf_memkit.errors import InputError
 
 if TYPE_CHECKING:
     from hf_memkit.hardware import Machine
-    from hf_memkit.predict import Prediction
-    from hf_memkit.predict.defaults import LookedAt
+    from hf_memkit.prediction import Prediction
+    from hf_memkit.prediction.defaults import LookedAt
     from hf_memkit.recipe.schema import Recipe
     from hf_memkit.request import Request
-    from hf_memkit.training_setup import TrainingSetup
+    from hf_memkit.setup import Setup
 
 __all__ = ["of_recipe", "prepare", "preset_and_techniques"]
 
@@ -30,7 +30,7 @@ _NOT_TRAINER_S: Final = frozenset(
 sft_config.py)."""
 
 
-def prepare(request: Request, before_model: Callable[[], None] | None = None) -> TrainingSetup:
+def prepare(request: Request, before_model: Callable[[], None] | None = None) -> Setup:
     """The setup of a preset or of Trainer's defaults. What can be known early is told early: names first, then the
     model.
 
@@ -61,7 +61,7 @@ def prepare(request: Request, before_model: Callable[[], None] | None = None) ->
     longest = refuse_absent(str(model_name))
     length = request.sequence_length or length_of(own, notes)
     refuse_too_long(str(model_name), length, longest)
-    from hf_memkit.predict.defaults import look_at, refuse_precision, with_class
+    from hf_memkit.prediction.defaults import look_at, refuse_precision, with_class
 
     if not request.preset:
         refuse_precision(own, described)
@@ -71,7 +71,7 @@ def prepare(request: Request, before_model: Callable[[], None] | None = None) ->
         before_model()
     model = look_at(str(model_name), trust_remote_code=request.trust_remote_code, shapes=not request.preset)
     refuse_too_long(model.name, length, model.maximum_length)
-    setup: TrainingSetup
+    setup: Setup
     if request.preset:
         if model.own_code:
             raise InputError(
@@ -104,7 +104,7 @@ def prepare(request: Request, before_model: Callable[[], None] | None = None) ->
 
 def of_recipe(
     recipe: Recipe, request: Request, before_model: Callable[[], None] | None = None
-) -> tuple[TrainingSetup, Prediction | None]:
+) -> tuple[Setup, Prediction | None]:
     """(the recipe's setup, as `memkit recipe` would run it on the card in question; the prediction that it was chosen
     by, if it was made now).
 
@@ -184,23 +184,21 @@ def preset_and_techniques(preset: str | None, techniques: Sequence[str]) -> tupl
     return "+".join(alone), tuple(each for each in techniques if each in PRESETS)
 
 
-def _defaults(
-    request: Request, model: LookedAt, fields: dict[str, Any], machine: Machine, notes: list[str]
-) -> TrainingSetup:
+def _defaults(request: Request, model: LookedAt, fields: dict[str, Any], machine: Machine, notes: list[str]) -> Setup:
     """Trainer's defaults with the user's own; the mistakes that the rules know in them are noted, for Trainer would
     train all the same."""
-    from hf_memkit.check import RULES, Subject, check
+    from hf_memkit.checks import RULES, check
     from hf_memkit.job import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH, Job
-    from hf_memkit.predict.defaults import default_setup
+    from hf_memkit.prediction.defaults import default_setup
 
     job = Job(model.facts, machine, DEFAULT_MICRO_BATCH, DEFAULT_LENGTH, gpus=request.gpus or 1, nodes=request.nodes)
     setup = replace(default_setup(model, fields), job=job)
-    found = [each for each in check(Subject.of_setup(setup)) if RULES[each.rule].module != "capacity"]
+    found = [each for each in check(setup) if RULES[each.rule].module != "capacity"]
     notes += [f"{'known mistake' if each.refuses else 'hint'}: {each}" for each in found]
     return setup
 
 
-def _generating(setup: TrainingSetup, own: Mapping[str, Any]) -> TrainingSetup:
+def _generating(setup: Setup, own: Mapping[str, Any]) -> Setup:
     """The setup with those of `own` that are Seq2SeqTrainer's, where they say that evaluations generate."""
     from hf_memkit.compat import GENERATION_FIELDS
 
@@ -211,7 +209,7 @@ def _generating(setup: TrainingSetup, own: Mapping[str, Any]) -> TrainingSetup:
     return setup.put("trainer.class", "transformers:Seq2SeqTrainer", "predict_with_generate is its argument")
 
 
-def _with_sizes(setup: TrainingSetup, length: int | None, longest: int | None) -> TrainingSetup:
+def _with_sizes(setup: Setup, length: int | None, longest: int | None) -> Setup:
     """The setup with a batch and a length: its own, what was given, or else what is assumed."""
     from hf_memkit.job import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from hf_memkit.cli.predict_next import Next, NextVariant
-    from hf_memkit.predict.prediction import Prediction
-    from hf_memkit.training_setup import TrainingSetup
+    from hf_memkit.prediction.prediction import Prediction
+    from hf_memkit.setup import Setup
 
 __all__ = ["advice", "answer", "basis", "brief", "show", "tables", "view", "warnings"]
 
@@ -38,7 +38,7 @@ _SHORT_LINE: Final = 140
 
 
 def show(
-    prediction: Prediction, setup: TrainingSetup, instead: Next | NextVariant | None = None, *, short: bool = False
+    prediction: Prediction, setup: Setup, instead: Next | NextVariant | None = None, *, short: bool = False
 ) -> None:
     console = Console(highlight=False)
     console.print(view(prediction, setup, console.width, instead, short=short), crop=False)
@@ -46,7 +46,7 @@ def show(
 
 def view(
     prediction: Prediction,
-    setup: TrainingSetup,
+    setup: Setup,
     width: int,
     instead: Next | NextVariant | None = None,
     *,
@@ -111,7 +111,7 @@ def brief(prediction: Prediction) -> list[Text]:
     return [Text(f"{text(line, _SHORT_LINE)}.") for line in lines]
 
 
-def _title(setup: TrainingSetup) -> str:
+def _title(setup: Setup) -> str:
     job = setup.resolved_for
     facts, gpu = job.model, job.machine.gpu
     parameters = f", {facts.parameters:,} parameters" if facts is not None else ""

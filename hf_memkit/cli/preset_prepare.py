@@ -48,7 +48,7 @@ def read_own(
         kinds = {key: kind for one in techniques for key, kind in one.values.items()}
     from_file, notes = dict[str, Any](), list[str]()
     if args is not None:
-        from hf_memkit.check.reading import read
+        from hf_memkit.checks.reading import read
 
         from_file, notes = of_file(read(args))
     values, set_here = with_technique_values(settings, kinds)

@@ -26,11 +26,11 @@ from hf_memkit.recipe.ranks import (
 
 if TYPE_CHECKING:
     from hf_memkit.cli.recipe_options import RunOptions
-    from hf_memkit.predict import Prediction
+    from hf_memkit.prediction import Prediction
     from hf_memkit.recipe.launch import Place
     from hf_memkit.recipe.run import Run
     from hf_memkit.recipe.schema import Recipe
-    from hf_memkit.training_setup import TrainingSetup
+    from hf_memkit.setup import Setup
 
 __all__ = ["run_recipe"]
 
@@ -128,7 +128,7 @@ def _show(options: RunOptions, recipe: Recipe, job: Run, prediction: Prediction 
     return 0
 
 
-def _resolved_json(recipe: Recipe, setup: TrainingSetup) -> dict[str, Any]:
+def _resolved_json(recipe: Recipe, setup: Setup) -> dict[str, Any]:
     job = setup.resolved_for
     assert job.model is not None  # a recipe names one
     return {

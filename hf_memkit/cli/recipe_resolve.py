@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from hf_memkit.cli.recipe_options import RunOptions
     from hf_memkit.hardware import Gpu, Machine
-    from hf_memkit.predict import Prediction
+    from hf_memkit.prediction import Prediction
     from hf_memkit.recipe.launch import Place
     from hf_memkit.recipe.run import Run
     from hf_memkit.recipe.schema import Recipe
     from hf_memkit.request import Request
-    from hf_memkit.training_setup import TrainingSetup
+    from hf_memkit.setup import Setup
 
 __all__ = ["machine_here", "refuse_data", "rehearses", "request_of", "resolved_run", "usual_gpus"]
 
@@ -122,7 +122,7 @@ def resolved_run(
     return job, prediction
 
 
-def _by_formula(recipe: Recipe, machine: Machine, request: Request, *, rehearses: bool) -> TrainingSetup:
+def _by_formula(recipe: Recipe, machine: Machine, request: Request, *, rehearses: bool) -> Setup:
     """Chosen by formula, or for a rehearsal by the recipe's stored predictions where they are of this very setup. A
     rehearsal needs next to nothing: where this machine's RAM or disk hold no variant, the recipe's first choice is
     rehearsed, and what stands in its way is told."""

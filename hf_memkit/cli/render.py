@@ -19,12 +19,12 @@ from hf_memkit.units import GIB, format_size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hf_memkit.check import Problem
+    from hf_memkit.checks import Problem
     from hf_memkit.cli.predict_next import NextVariant
-    from hf_memkit.predict import Prediction
+    from hf_memkit.prediction import Prediction
     from hf_memkit.recipe.run import Run
     from hf_memkit.recipe.schema import Recipe
-    from hf_memkit.training_setup import TrainingSetup
+    from hf_memkit.setup import Setup
 
 __all__ = ["closing", "exported", "opening", "say", "say_to_stderr", "setup", "silent"]
 
@@ -45,7 +45,7 @@ def silent(line: str) -> None:
 
 def setup(
     recipe: Recipe,
-    target: TrainingSetup,
+    target: Setup,
     job: Run,
     mistakes: Sequence[Problem],
     prediction: Prediction,
@@ -90,7 +90,7 @@ def _beside_the_verdict(problems: Sequence[str], why: str) -> list[str]:
     return [problem for problem in problems if not any(each in problem for each in said)]
 
 
-def opening(recipe: Recipe, target: TrainingSetup, job: Run, *, problems: bool = True) -> None:
+def opening(recipe: Recipe, target: Setup, job: Run, *, problems: bool = True) -> None:
     """What will run, and why it is this; with what the machine lacks for it, if `problems`."""
     model, gpu = target.resolved_for.model, target.resolved_for.machine.gpu
     assert model is not None and gpu is not None

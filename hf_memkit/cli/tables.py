@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hf_memkit.ledger import PLACES, Ledger
-from hf_memkit.training_setup import Setting
+from hf_memkit.setup import Setting
 from hf_memkit.units import format_size
 
 __all__ = ["ledger_table", "plain_table", "settings_list", "short_value"]

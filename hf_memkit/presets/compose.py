@@ -6,17 +6,17 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from hf_memkit.check import RULES, Subject, check
+from hf_memkit.checks import RULES, check
 from hf_memkit.errors import InputError, SettingError, did_you_mean
 from hf_memkit.job import Job, shortages
 from hf_memkit.presets.named import PRESETS
+from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES, Family, Technique, find_technique, in_order
 from hf_memkit.techniques import ledger
-from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["apply_preset", "compose", "leave_out_impossible", "with_techniques"]
 
-S = TypeVar("S", bound=TrainingSetup)
+S = TypeVar("S", bound=Setup)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def leave_out_impossible(name: str, extra: Iterable[str], build: Callable[[Mappi
         setup = build(left_out)
         impossible = {
             each: problem.why
-            for problem in check(Subject.of_setup(setup))
+            for problem in check(setup)
             for each in RULES[problem.rule].techniques
             if each in optional and each in setup.techniques and each not in left_out
         }
@@ -134,9 +134,9 @@ def apply_preset(
     *,
     without: Collection[Family] = (),
     left_out: Mapping[str, str] | None = None,
-    empty: TrainingSetup | None = None,
-    change: Callable[[TrainingSetup], TrainingSetup] | None = None,
-) -> TrainingSetup:
+    empty: Setup | None = None,
+    change: Callable[[Setup], Setup] | None = None,
+) -> Setup:
     """The preset resolved for `job`. What the machine lacks for it is in the setup's `problems`.
 
     Args:
@@ -152,7 +152,7 @@ def apply_preset(
         InputError: an unknown name.
         SettingError: two techniques decide the same thing; names both.
     """
-    setup = replace(TrainingSetup(preset=name) if empty is None else empty, job=job)
+    setup = replace(Setup(preset=name) if empty is None else empty, job=job)
     left_out = left_out or {}
     techniques = [one for one in compose(name, extra) if one.name not in left_out and one.family not in without]
     owner: dict[str, Technique] = {}

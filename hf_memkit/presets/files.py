@@ -17,7 +17,7 @@ from hf_memkit import compat
 from hf_memkit._version import __version__
 from hf_memkit.presets.outside import Outside, outside_lines, script_arguments
 from hf_memkit.presets.own import Replaced
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 __all__ = ["ArgumentFile", "Entry", "argument_file"]
 
@@ -86,7 +86,7 @@ class ArgumentFile:
 
 
 def argument_file(
-    setup: TrainingSetup,
+    setup: Setup,
     *,
     own: Mapping[str, Any] | None = None,
     replaced: Iterable[Replaced] = (),

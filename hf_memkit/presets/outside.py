@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hf_memkit.own_arguments import LENGTH_NAMES
+from hf_memkit.setup import Setting, Setup
 from hf_memkit.train.model import LOADING_ONLY, model_options
 from hf_memkit.train.optimizer import optimizer_options
-from hf_memkit.training_setup import Setting, TrainingSetup
 
 __all__ = ["SCRIPTS", "Outside", "outside_lines", "script_arguments"]
 
@@ -80,7 +80,7 @@ class Outside:
         return {"what": self.what, "reason": self.reason, "line": self.line}
 
 
-def script_arguments(setup: TrainingSetup, script: str) -> dict[str, Setting]:
+def script_arguments(setup: Setup, script: str) -> dict[str, Setting]:
     """`{name in the file: setting}` of what a kind of script has arguments of its own for.
 
     The settings' keys are those of the setup, so that `outside_lines` leaves them out. Nothing for `"trainer"`.
@@ -127,7 +127,7 @@ def _trl_quantization(by_key: Mapping[str, Setting]) -> dict[str, Setting]:
     return {_TRL_4BIT[name]: Setting(setting.key, value, setting.reason) for name, value in fields.items()}
 
 
-def outside_lines(setup: TrainingSetup, script: str = "trainer", own: Collection[str] = ()) -> tuple[Outside, ...]:
+def outside_lines(setup: Setup, script: str = "trainer", own: Collection[str] = ()) -> tuple[Outside, ...]:
     """What neither TrainingArguments nor the script's own arguments say, in the order in which it is done.
 
     `own`: names that the user's file has already.
@@ -142,7 +142,7 @@ def outside_lines(setup: TrainingSetup, script: str = "trainer", own: Collection
     return tuple(found if set(LENGTH_NAMES) & set(own) else found + _length(setup, said))
 
 
-def _environment(setup: TrainingSetup) -> list[Outside]:
+def _environment(setup: Setup) -> list[Outside]:
     return [
         Outside(f"{_name(s)}={s.value}", s.reason, f"export {_name(s)}={s.value}")
         for s in setup.settings
@@ -150,7 +150,7 @@ def _environment(setup: TrainingSetup) -> list[Outside]:
     ]
 
 
-def _loading(setup: TrainingSetup, said: set[str]) -> list[Outside]:
+def _loading(setup: Setup, said: set[str]) -> list[Outside]:
     """Everything that `from_pretrained` is told, as one line."""
     left = [s for s in setup.settings if s.key in _LOADING and s.key not in said]
     if not left:
@@ -167,7 +167,7 @@ def _loading(setup: TrainingSetup, said: set[str]) -> list[Outside]:
     return [Outside(_what(left), _reasons(left), call)]
 
 
-def _loaded(setup: TrainingSetup) -> list[Outside]:
+def _loaded(setup: Setup) -> list[Outside]:
     """What is done to the loaded model: its vocabulary padded, values of its config changed."""
     found = []
     for s in setup.settings:
@@ -180,7 +180,7 @@ def _loaded(setup: TrainingSetup) -> list[Outside]:
     return found
 
 
-def _adapter(setup: TrainingSetup, script: str) -> list[Outside]:
+def _adapter(setup: Setup, script: str) -> list[Outside]:
     fields = [s for s in setup.settings if s.key.startswith("adapter.")]
     left = [s for s in fields if script != "trl" or _name(s) not in _TRL_LORA]
     if not left:
@@ -192,7 +192,7 @@ def _adapter(setup: TrainingSetup, script: str) -> list[Outside]:
     return [Outside(_what(left), _reasons(left), call)]
 
 
-def _parts(setup: TrainingSetup) -> list[Outside]:
+def _parts(setup: Setup) -> list[Outside]:
     found = []
     for s in setup.settings:
         section, _, name = s.key.partition(".")
@@ -217,7 +217,7 @@ def _for_trl(part: Outside) -> Outside:
     return Outside(part.what, why, part.line)
 
 
-def _optimizer(setup: TrainingSetup) -> list[Outside]:
+def _optimizer(setup: Setup) -> list[Outside]:
     options = optimizer_options(setup)
     if options is None:
         return []
@@ -228,7 +228,7 @@ def _optimizer(setup: TrainingSetup) -> list[Outside]:
     return [Outside(f"optimizer.class = {name}", left[0].reason, line)]
 
 
-def _length(setup: TrainingSetup, said: set[str]) -> list[Outside]:
+def _length(setup: Setup, said: set[str]) -> list[Outside]:
     """The tokens of a sequence, where they were asked for or solved for: every script has its own name for them."""
     return [
         Outside(_what([s]), s.reason, f"cut the samples to {s.value} tokens (run_clm.py: block_size, TRL: max_length)")

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from hf_memkit.errors import SettingError
 from hf_memkit.on_cpu import PAGE_LOCKED, unpin_optimizer, without_gpu
-from hf_memkit.training_setup import Setting, TrainingSetup
+from hf_memkit.setup import Setting, Setup
 
 __all__ = ["Replaced", "settle", "without_replaced"]
 
@@ -31,7 +31,7 @@ _CHECKS: Final = {"activation_checkpointing": ("trainer_parts.verify_checkpointi
 _EXCLUDES: Final = {"bf16": ("arguments.fp16",), "fp16": ("arguments.bf16",)}
 """What cannot be true together with a field that is true (transformers 5.23.0: "At most one of fp16 and bf16")."""
 
-S = TypeVar("S", bound=TrainingSetup)
+S = TypeVar("S", bound=Setup)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def without_replaced(setup: S, own: Mapping[str, Any]) -> tuple[S, tuple[Replace
     return setup, tuple(replaced)
 
 
-def _same(setup: TrainingSetup, key: str, value: Any) -> bool:
+def _same(setup: Setup, key: str, value: Any) -> bool:
     return key in setup and setup[key] == value and type(setup[key]) is type(value)
 
 

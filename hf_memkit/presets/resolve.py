@@ -18,8 +18,8 @@ from hf_memkit.presets.setup import PresetSetup
 from hf_memkit.presets.sharing import share_among_processes
 from hf_memkit.presets.sizes import Sizes, solve
 from hf_memkit.request import Request, refuse_below_one, refuse_too_long
+from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES, wrong_value
-from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["preset", "resolve_preset"]
 
@@ -66,7 +66,7 @@ def preset(
         InputError: an unknown preset, technique, card or model, or a number that is none.
         SettingError: presets that contradict each other (both are named), an unknown value or argument, or a batch
             that does not come out exactly; what would have no effect, or harm, with the reason
-            (`hf_memkit.check`). All are listed at once.
+            (`hf_memkit.checks`). All are listed at once.
     """
     techniques = (techniques,) if isinstance(techniques, str) else tuple(techniques)
     _check_texts(model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram)
@@ -103,7 +103,7 @@ def resolve_preset(request: Request, *, use_hub: bool | None = None) -> PresetSe
     length = length or min(DEFAULT_LENGTH, longest or DEFAULT_LENGTH)
     job = Job(facts, machine, DEFAULT_MICRO_BATCH, length, nvme_path, request.values, request.gpus or 1, request.nodes)
 
-    def with_own(setup: TrainingSetup) -> TrainingSetup:
+    def with_own(setup: Setup) -> Setup:
         settled, replaced = settle(setup, own)
         assert isinstance(settled, PresetSetup)
         return dataclasses.replace(settled, replaced=replaced)

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from hf_memkit import train
-from hf_memkit.check import RULES, Problem, Subject, check
+from hf_memkit.checks import RULES, Problem, Subject, check
 from hf_memkit.compat import argument_types, current_name, to_installed_arguments
 from hf_memkit.errors import InputError, SettingError
 from hf_memkit.presets.own import Replaced, without_replaced
+from hf_memkit.setup import Setting, Setup
 from hf_memkit.techniques.allocator import VARIABLE
 from hf_memkit.train.allocator import set_allocator
 from hf_memkit.train.model import model_options
-from hf_memkit.training_setup import Setting, TrainingSetup
 from hf_memkit.zero import ops
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _SIZES: Final = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 
 @dataclass(frozen=True)
-class PresetSetup(TrainingSetup):
+class PresetSetup(Setup):
     """A preset resolved for one model and one card, by `hf_memkit.preset`.
 
     Three ways to use it, from all to little:
@@ -83,7 +83,7 @@ class PresetSetup(TrainingSetup):
 
         Raises:
             SettingError: they would change the global batch that was asked for, or do nothing or harm
-                (`hf_memkit.check`).
+                (`hf_memkit.checks`).
             MissingPackageError: something that DeepSpeed's operators are built with is missing.
             RunError: transformers refuses them, or an operator cannot be built.
         """

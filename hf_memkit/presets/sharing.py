@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from hf_memkit.job import Job
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 __all__ = ["share_among_processes", "threads_per_process"]
 
@@ -17,7 +17,7 @@ def threads_per_process(cpu_count: int, gpus: int) -> int:
     return max(1, cpu_count // gpus)
 
 
-def share_among_processes(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def share_among_processes(setup: Setup, job: Job) -> Setup:
     """The setup for `job.gpus` processes on each of `job.nodes` machines; as it is where that is one."""
     if job.processes == 1:
         return setup
@@ -38,7 +38,7 @@ def share_among_processes(setup: TrainingSetup, job: Job) -> TrainingSetup:
     return setup.with_notes(*notes)
 
 
-def _what_a_card_holds(setup: TrainingSetup, processes: int) -> str:
+def _what_a_card_holds(setup: Setup, processes: int) -> str:
     zero = setup.get("deepspeed.config", {}).get("zero_optimization", {})
     stage = zero.get("stage", 0)
     part = f"1/{processes}"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
 from hf_memkit.job import Job
+from hf_memkit.setup import Setup
 from hf_memkit.techniques.batch import micro_batches, split_batch
-from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["Sizes", "largest", "solve"]
 
@@ -21,7 +21,7 @@ LONGEST_SEQUENCE: Final = 1 << 20
 
 _NOTHING_FITS: Final = "the smallest there is, and it does not fit by formula"
 
-S = TypeVar("S", bound=TrainingSetup)
+S = TypeVar("S", bound=Setup)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ from hf_memkit.hardware import Gpu, Machine, described_machine
 from hf_memkit.job import card_shortage
 from hf_memkit.models import hub_reachable
 from hf_memkit.own_arguments import of_trainer
-from hf_memkit.predict import Prediction, predict
+from hf_memkit.prediction import Prediction, predict
 from hf_memkit.recipe.resolve import MULTIPLE, resolve
 from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.request import Request
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 from hf_memkit.units import format_size
 
 __all__ = ["FAR_OFF", "Judge", "choose", "nearest_that_fits", "predict_recipe", "predicted"]
@@ -41,11 +41,11 @@ _SURER: Final = 0.985
 """A length that is lowered is lowered a little further, so that the next prediction does not miss by a hair."""
 
 
-Judge = Callable[[TrainingSetup], Prediction]
+Judge = Callable[[Setup], Prediction]
 """Predicts a candidate: by a trace, or from the recipe's stored predictions."""
 
 
-def predicted(setup: TrainingSetup, *, trace: bool = True) -> Prediction:
+def predicted(setup: Setup, *, trace: bool = True) -> Prediction:
     """The prediction of the setup for the card in question, which need not be here; by formula where no trace works.
 
     Raises:
@@ -64,7 +64,7 @@ class _Candidate:
     """One variant with one kind of checkpointing and one length. `prediction` is None where the formula, or the
     machine, rules it out, or nothing could be predicted; `why` says why not, or in short what was predicted."""
 
-    setup: TrainingSetup
+    setup: Setup
     prediction: Prediction | None
     checkpointing: str
     why: str
@@ -86,7 +86,7 @@ class _Search:
 
 def choose(
     recipe: Recipe, machine: Machine, request: Request, *, use_hub: bool, judge: Judge = predicted
-) -> tuple[TrainingSetup, Prediction | None]:
+) -> tuple[Setup, Prediction | None]:
     """The recipe's setup for `machine`, chosen by prediction: the first variant, with its first kind of checkpointing,
     that is predicted to fit; if none is, the first that is tight. A variant that was asked for by name is always
     resolved, with the last of its kinds of checkpointing if none fits.
@@ -161,13 +161,13 @@ def _candidates(search: _Search, request: Request, *, named: bool) -> Iterator[_
             yield _judged(search, setup, choice, must=named and number == len(choices) - 1)
 
 
-def _resolve(search: _Search, request: Request, choice: str | None, *, named: bool) -> TrainingSetup:
+def _resolve(search: _Search, request: Request, choice: str | None, *, named: bool) -> Setup:
     return resolve(
         search.recipe, search.machine, request, use_hub=search.use_hub, checkpointing=choice, tried=not named
     )
 
 
-def _judged(search: _Search, setup: TrainingSetup, choice: str | None, *, must: bool) -> _Candidate:
+def _judged(search: _Search, setup: Setup, choice: str | None, *, must: bool) -> _Candidate:
     """One candidate, predicted unless the formula puts it far off. `must`: it was asked for and there is none after
     it, so that it is traced all the same."""
     machine, label = setup.resolved_for.machine, choice or ""
@@ -204,9 +204,7 @@ def _in_short(prediction: Prediction, gpu: Gpu) -> str:
     )
 
 
-def _longest(
-    search: _Search, setup: TrainingSetup, request: Request, choice: str | None, *, named: bool
-) -> _Candidate:
+def _longest(search: _Search, setup: Setup, request: Request, choice: str | None, *, named: bool) -> _Candidate:
     """The longest sequence that is predicted to fit: the formula's, lowered or raised by what traces say."""
     job, shortest = setup.resolved_for, search.recipe.sequence_length
     assert job.machine.gpu is not None and job.model is not None
@@ -305,7 +303,7 @@ def predict_recipe(
     return prediction.with_notes(f"variant {setup.preset}: {setup.why}")
 
 
-def nearest_that_fits(recipe: Recipe, setup: TrainingSetup, *, use_hub: bool, trace: bool = True) -> str | None:
+def nearest_that_fits(recipe: Recipe, setup: Setup, *, use_hub: bool, trace: bool = True) -> str | None:
     """The next variant of the recipe that is predicted to fit; None if there is none.
 
     Args:

@@ -8,16 +8,16 @@ from collections.abc import Callable
 from hf_memkit.errors import MissingPackageError, RunError
 from hf_memkit.hardware import has_kernels
 from hf_memkit.recipe.ranks import Ranks
+from hf_memkit.setup import Setup
 from hf_memkit.techniques.allocator import VARIABLE
 from hf_memkit.train.allocator import set_allocator
-from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.zero import ops
 from hf_memkit.zero.launch import single_process_environment
 
 __all__ = ["has_kernels", "set_environment"]
 
 
-def set_environment(setup: TrainingSetup, say: Callable[[str], None], ranks: Ranks) -> None:
+def set_environment(setup: Setup, say: Callable[[str], None], ranks: Ranks) -> None:
     """Sets the setup's variables where the user has not, and makes sure that the card can be used.
 
     Raises:
@@ -56,7 +56,7 @@ def _leave_accelerate_aside(say: Callable[[str], None]) -> None:
         say(f"The precision is the setup's; accelerate's mixed_precision={precision} is left aside.")
 
 
-def _check_card(setup: TrainingSetup, ranks: Ranks) -> None:
+def _check_card(setup: Setup, ranks: Ranks) -> None:
     """Raises what `set_environment` says of the card: otherwise Trainer goes to the CPU, or to several cards."""
     import torch
 

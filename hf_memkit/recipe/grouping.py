@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from hf_memkit.recipe.tasks import Examples
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 __all__ = ["without_needless_grouping"]
 
@@ -18,7 +18,7 @@ _SETTINGS: Final = ("arguments.train_sampling_strategy", "trainer_parts.check_le
 _BATCH: Final = 1000
 
 
-def without_needless_grouping(setup: TrainingSetup, examples: Examples, say: Callable[[str], None]) -> TrainingSetup:
+def without_needless_grouping(setup: Setup, examples: Examples, say: Callable[[str], None]) -> Setup:
     """The setup; without grouping by length, which is then told, where all examples have one length."""
     if setup.get(_SETTINGS[0]) != "group_by_length":
         return setup

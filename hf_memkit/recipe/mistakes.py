@@ -1,13 +1,13 @@
-"""The rules of `hf_memkit.check`, applied to a run before any model is loaded.
+"""The rules of `hf_memkit.checks`, applied to a run before any model is loaded.
 
 Folders are not looked at here: `hf_memkit.recipe.swap` tries them.
 """
 
 from __future__ import annotations
 
-from hf_memkit.check import Problem, Subject, check
+from hf_memkit.checks import Problem, Subject, check
 from hf_memkit.recipe.run import Run
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 __all__ = ["mistakes_of_run", "mistakes_of_target"]
 
@@ -22,6 +22,6 @@ def mistakes_of_run(job: Run) -> list[Problem]:
     return check(Subject(job.setup.get("deepspeed.config"), job.setup.arguments, gpus=job.gpus, nodes=job.nodes))
 
 
-def mistakes_of_target(setup: TrainingSetup) -> list[Problem]:
+def mistakes_of_target(setup: Setup) -> list[Problem]:
     """Known mistakes in the setup for the card in question, which need not be here."""
-    return [problem for problem in check(Subject.of_setup(setup)) if problem.rule not in _IN_THE_SETUP]
+    return [problem for problem in check(setup) if problem.rule not in _IN_THE_SETUP]

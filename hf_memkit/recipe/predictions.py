@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from hf_memkit import resources
 from hf_memkit.errors import InputError, MemkitError
 from hf_memkit.hardware import Gpu, Machine, gpu_of_size, named_gpu
-from hf_memkit.predict import Prediction
+from hf_memkit.prediction import Prediction
 from hf_memkit.recipe.schema import NO_CHECKPOINTING, Recipe, Variant
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 if TYPE_CHECKING:
     from hf_memkit.request import Request
@@ -137,7 +137,7 @@ def options(recipe: Recipe, machine: Machine) -> list[Option]:
     return list(found.values())
 
 
-def predicted_beforehand(recipe: Recipe, setup: TrainingSetup) -> Prediction:
+def predicted_beforehand(recipe: Recipe, setup: Setup) -> Prediction:
     """The stored prediction of this setup of the recipe, judged on its machine.
 
     Raises:
@@ -163,7 +163,7 @@ def predicted_beforehand(recipe: Recipe, setup: TrainingSetup) -> Prediction:
     raise InputError("not predicted beforehand")
 
 
-def chosen_beforehand(recipe: Recipe, machine: Machine, request: Request, *, use_hub: bool) -> TrainingSetup | None:
+def chosen_beforehand(recipe: Recipe, machine: Machine, request: Request, *, use_hub: bool) -> Setup | None:
     """The setup that the stored predictions choose for `machine`, or for the recipe's card where it has none; None
     where they are of another setup than was asked for.
 
@@ -249,7 +249,7 @@ def _predicted(recipe: Recipe, name: str, variant: Variant, choice: str, card: G
     )
 
 
-def _computes_in_bf16(setup: TrainingSetup) -> bool:
+def _computes_in_bf16(setup: Setup) -> bool:
     config = setup.get("deepspeed.config", {})
     enabled = config.get("bf16", {}).get("enabled")
     return setup.get("model.dtype") == "bfloat16" or setup.get("arguments.bf16") is True or enabled is True

@@ -17,14 +17,14 @@ from typing import Any
 from hf_memkit.errors import RunError
 from hf_memkit.recipe.ranks import FOLDER_VARIABLE, Ranks
 from hf_memkit.recipe.tasks import Examples, task_of
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 __all__ = ["first", "prepare_data"]
 
 Say = Callable[[str], None]
 
 
-def prepare_data(setup: TrainingSetup, say: Say, ranks: Ranks) -> Examples:
+def prepare_data(setup: Setup, say: Say, ranks: Ranks) -> Examples:
     """What the setup's task makes of its data, the same on every rank.
 
     Raises:

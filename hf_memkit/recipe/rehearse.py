@@ -18,8 +18,8 @@ from hf_memkit.on_cpu import unpin_optimizer, without_gpu
 from hf_memkit.recipe.schema import Recipe
 from hf_memkit.recipe.schema import Rehearsal as RehearsalSpec
 from hf_memkit.recipe.tasks import find_task
+from hf_memkit.setup import Setting, Setup
 from hf_memkit.techniques.batch import accumulation_for
-from hf_memkit.training_setup import Setting, TrainingSetup
 from hf_memkit.zero.ledger import zero_ledger
 
 __all__ = ["Rehearsed", "made_smaller", "rehearse"]
@@ -34,11 +34,11 @@ _CPU: Final = "this machine has no GPU"
 class Rehearsed:
     """`setup` is what runs here; `not_rehearsed` are the target's settings that do not, each with the reason."""
 
-    setup: TrainingSetup
+    setup: Setup
     not_rehearsed: tuple[Setting, ...]
 
 
-def rehearse(recipe: Recipe, target: TrainingSetup, *, gpus: int | None = None) -> Rehearsed:
+def rehearse(recipe: Recipe, target: Setup, *, gpus: int | None = None) -> Rehearsed:
     """The rehearsal of a recipe's setup, in `gpus` processes on each machine; None: as many as it is for."""
     spec, job = recipe.rehearsal, target.resolved_for
     rehearsed = Rehearsed(replace(target, ledger=Ledger(), problems=(), notes=()), ())
@@ -59,7 +59,7 @@ def rehearse(recipe: Recipe, target: TrainingSetup, *, gpus: int | None = None) 
     return _with_ledger(_cpu_deepspeed(rehearsed), model, gpus=gpus, nodes=job.nodes)
 
 
-def made_smaller(target: TrainingSetup, setup: TrainingSetup) -> list[tuple[str, int, int]]:
+def made_smaller(target: Setup, setup: Setup) -> list[tuple[str, int, int]]:
     """What the rehearsal `setup` has less of than its target: (name, the target's, the rehearsal's)."""
     large, small = (each.get("model.architecture") or {} for each in (target, setup))
     found = [(name, large[name], small.get(name)) for name in large]
@@ -69,7 +69,7 @@ def made_smaller(target: TrainingSetup, setup: TrainingSetup) -> list[tuple[str,
     return [(name, a, b) for name, a, b in found if type(a) is int and type(b) is int and b < a]
 
 
-def _sequences_per_step(setup: TrainingSetup) -> int:
+def _sequences_per_step(setup: Setup) -> int:
     """Of one process."""
     names = ("per_device_train_batch_size", "gradient_accumulation_steps")
     return math.prod(int(setup.get(f"arguments.{name}", 1)) for name in names)
@@ -85,7 +85,7 @@ def _leave_out(rehearsed: Rehearsed, key: str, reason: str) -> Rehearsed:
     return replace(rehearsed, not_rehearsed=(*rehearsed.not_rehearsed, left_out))
 
 
-def _rehearsed_model(recipe: Recipe, target: TrainingSetup) -> ModelFacts:
+def _rehearsed_model(recipe: Recipe, target: Setup) -> ModelFacts:
     """The recipe's small model, or the user's own where that is small enough."""
     model = target.resolved_for.model
     assert model is not None  # a recipe names one

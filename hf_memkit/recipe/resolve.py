@@ -26,9 +26,9 @@ from hf_memkit.recipe.settings import CHECKPOINTS, model_and_data, refuse_ignore
 from hf_memkit.recipe.summing import summing_note
 from hf_memkit.recipe.tasks import DEFAULT_TASK, find_task
 from hf_memkit.request import Request, refuse_too_long
+from hf_memkit.setup import Setup
 from hf_memkit.technique import Family
 from hf_memkit.techniques.batch import split_batch
-from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import format_size
 
 __all__ = ["MULTIPLE", "longest_by_formula", "refuse_wrong", "resolve"]
@@ -72,7 +72,7 @@ def resolve(
     use_hub: bool,
     checkpointing: str | None = None,
     tried: bool = False,
-) -> TrainingSetup:
+) -> Setup:
     """The recipe's setup for `machine`, or for the recipe's own card if the machine has none.
 
     An explicit variant is always resolved: what the machine lacks for it is in the setup's `problems`. With `auto` the
@@ -100,7 +100,7 @@ def resolve(
     length = task.sequence_length(request.sequence_length, recipe.sequence_length, model)
     refuse_too_long(name, length, model.maximum_length, "--sequence-length ")
 
-    def build(variant: str) -> TrainingSetup:
+    def build(variant: str) -> Setup:
         of_length = partial(_build, recipe, machine, request, model, variant, checkpointing=checkpointing, tried=tried)
         tokens, why = _length(recipe, machine, request, model, variant, length, of_length)
         return leave_out_impossible(
@@ -119,7 +119,7 @@ def resolve(
     raise DoesNotFitError(f"no variant of {recipe.name} fits this machine: {reasons}")
 
 
-def _why(setup: TrainingSetup, machine: Machine, others_rejected: bool) -> str:
+def _why(setup: Setup, machine: Machine, others_rejected: bool) -> str:
     gpu = machine.gpu
     assert gpu is not None
     parts = [
@@ -143,7 +143,7 @@ def _length(
     model: ModelFacts,
     name: str,
     shortest: int,
-    build: Callable[[int, str, Mapping[str, str]], TrainingSetup],
+    build: Callable[[int, str, Mapping[str, str]], Setup],
 ) -> tuple[int, str]:
     """(tokens in a sequence, why): given, or the longest that fits by formula where the variant asks for that."""
     if request.sequence_length:
@@ -183,7 +183,7 @@ def longest_by_formula(
 def _build(
     recipe: Recipe, machine: Machine, request: Request, model: ModelFacts, name: str, sequence_length: int,
     why_length: str, left_out: Mapping[str, str], *, checkpointing: str | None, tried: bool,
-) -> TrainingSetup:  # fmt: skip
+) -> Setup:  # fmt: skip
     """The setup of one variant: preset, then model and data, then arguments, then what the user set."""
     variant = recipe.variants[name]
     chosen = request.arguments
@@ -201,7 +201,7 @@ def _build(
 
     task = find_task(recipe.task)
 
-    def with_own_optimizer(made: TrainingSetup) -> TrainingSetup:
+    def with_own_optimizer(made: Setup) -> Setup:
         """The ledger counts the states of the optimizer that the user set, and the loss of the task's Trainer."""
         if recipe.task != DEFAULT_TASK:
             made = made.put("trainer.class", task.trainer_class, f"the Trainer for {task.name}")
@@ -266,10 +266,10 @@ def _apply_variant(
     variant: Variant,
     job: Job,
     left_out: Mapping[str, str],
-    change: Callable[[TrainingSetup], TrainingSetup] | None = None,
+    change: Callable[[Setup], Setup] | None = None,
     *,
     checkpointing: str | None = None,
-) -> TrainingSetup:
+) -> Setup:
     """The variant's techniques, with the first of its kinds of checkpointing with which it fits the card, or the last.
 
     Args:
@@ -309,8 +309,8 @@ def _with_checkpointing(
     job: Job,
     choice: str,
     left_out: Mapping[str, str],
-    change: Callable[[TrainingSetup], TrainingSetup] | None,
-) -> TrainingSetup:
+    change: Callable[[Setup], Setup] | None,
+) -> Setup:
     if choice == NO_CHECKPOINTING:
         return apply_preset(name, job, variant.techniques, without=_CHECKPOINTING, left_out=left_out, change=change)
     return apply_preset(name, job, [*variant.techniques, choice], left_out=left_out, change=change)

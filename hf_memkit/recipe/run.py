@@ -24,7 +24,7 @@ from hf_memkit.recipe.prepare import first, prepare_data
 from hf_memkit.recipe.ranks import FOLDER_VARIABLE, Ranks
 from hf_memkit.recipe.swap import Swap, nvme_path
 from hf_memkit.recipe.tasks import Examples, task_of
-from hf_memkit.training_setup import Setting, TrainingSetup
+from hf_memkit.setup import Setting, Setup
 from hf_memkit.units import GB
 from hf_memkit.zero import ops
 from hf_memkit.zero.process_group import leave_process_group
@@ -56,8 +56,8 @@ class Run:
 
     recipe: str
     variant: str
-    setup: TrainingSetup
-    target: TrainingSetup | None = None
+    setup: Setup
+    target: Setup | None = None
     not_rehearsed: tuple[Setting, ...] = ()
     gpus: int = 1
     nodes: int = 1
@@ -93,8 +93,8 @@ class Run:
         return cls(
             recipe=content["recipe"],
             variant=content["variant"],
-            setup=TrainingSetup.from_json(content["setup"]),
-            target=TrainingSetup.from_json(content["target"]) if content["target"] else None,
+            setup=Setup.from_json(content["setup"]),
+            target=Setup.from_json(content["target"]) if content["target"] else None,
             not_rehearsed=tuple(Setting(**setting) for setting in content["not_rehearsed"]),
             gpus=content.get("gpus", 1),
             nodes=content.get("nodes", 1),

@@ -14,7 +14,7 @@ from hf_memkit.presets import PRESETS
 from hf_memkit.recipe.schema import Recipe
 from hf_memkit.recipe.tasks import DEFAULT_TASK, find_task
 from hf_memkit.request import Request
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 from hf_memkit.units import GIB, format_size
 
 __all__ = [
@@ -43,12 +43,12 @@ def check_data(recipe: Recipe, source: str) -> None:
         "source": source, "hub_id": data.hub_id, "hub_config": data.hub_config, "text_column": data.text_column,
         "columns": {**task.columns, **data.columns},
     }  # fmt: skip
-    task.read(TrainingSetup("data").put_all("data", {key: (value, "to be read") for key, value in values.items()}))
+    task.read(Setup("data").put_all("data", {key: (value, "to be read") for key, value in values.items()}))
 
 
 def model_and_data(
-    setup: TrainingSetup, recipe: Recipe, request: Request, model: ModelFacts, sequence_length: int, why: str
-) -> TrainingSetup:
+    setup: Setup, recipe: Recipe, request: Request, model: ModelFacts, sequence_length: int, why: str
+) -> Setup:
     origin = {
         "local": "a local folder",
         "hub": "the hub, or its cache",
@@ -96,7 +96,7 @@ def model_and_data(
     )
 
 
-def saving(setup: TrainingSetup, machine: Machine, model: ModelFacts, steps: int) -> tuple[int, int, str]:
+def saving(setup: Setup, machine: Machine, model: ModelFacts, steps: int) -> tuple[int, int, str]:
     """(steps between checkpoints, or 0 for none; how many are kept; reason)."""
     one = int(PRESETS[setup.preset].checkpoint_bytes_per_parameter * model.parameters)
     free = machine.output_free_bytes
@@ -143,7 +143,7 @@ def refuse_out_of_place(chosen: Mapping[str, Any]) -> None:
         raise SettingError("\n".join(problems))
 
 
-def refuse_ignored(setup: TrainingSetup, chosen: Mapping[str, Any]) -> None:
+def refuse_ignored(setup: Setup, chosen: Mapping[str, Any]) -> None:
     """Refuses settings that the setup's variant would silently ignore, or change behind the user's back.
 
     Raises:

@@ -18,7 +18,7 @@ from hf_memkit.errors import DataError, did_you_mean
 from hf_memkit.models import hub_reachable, why_no_hub
 from hf_memkit.recipe.text_files import DATA_SUFFIXES
 from hf_memkit.recipe.text_readers import in_one_line
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 from hf_memkit.user_files import user_path
 
 __all__ = [
@@ -64,7 +64,7 @@ def is_local(source: str) -> bool:
     return path_exists(path) or not HUB_ID.fullmatch(source) or path.suffix.lower() in DATA_SUFFIXES
 
 
-def source_of(setup: TrainingSetup) -> Path | HubData | None:
+def source_of(setup: Setup) -> Path | HubData | None:
     """What `data.source` names: an existing path, a data set of the hub, or None where made-up data must do.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 __all__ = ["BF16_SUM_ERROR", "summing_note"]
 
@@ -20,7 +20,7 @@ BF16_SUM_ERROR: Final[Mapping[int, tuple[float, float]]] = {
 Measured: benchmarks/results/bf16_accumulation.json, with which a test compares these."""
 
 
-def summing_note(setup: TrainingSetup) -> str | None:
+def summing_note(setup: Setup) -> str | None:
     """The note for a setup that sums micro-gradients in bf16; None for any other. DeepSpeed accumulates apart, and
     adapters keep fp32 gradients."""
     count = int(setup.get("arguments.gradient_accumulation_steps", 1))

@@ -9,14 +9,14 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from hf_memkit.recipe.ranks import Ranks
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 from hf_memkit.zero import nvme, nvme_files
 from hf_memkit.zero.stage_3_nvme import SWAP_BUFFERS
 
 __all__ = ["Swap", "nvme_path"]
 
 
-def nvme_path(setup: TrainingSetup) -> str | None:
+def nvme_path(setup: Setup) -> str | None:
     """Where DeepSpeed swaps to, or None."""
     zero = setup.get("deepspeed.config", {}).get("zero_optimization", {})
     paths = [zero.get(part, {}).get("nvme_path") for part in ("offload_param", "offload_optimizer")]
@@ -26,7 +26,7 @@ def nvme_path(setup: TrainingSetup) -> str | None:
 class Swap:
     """The setup's swap folder on this machine; does nothing where the setup swaps nothing."""
 
-    def __init__(self, setup: TrainingSetup, ranks: Ranks) -> None:
+    def __init__(self, setup: Setup, ranks: Ranks) -> None:
         self._path = nvme_path(setup)
         self._needed_bytes = setup.ledger.total_bytes("disk")
         locked = sum(row.size_bytes for row in setup.ledger.rows if row.term in SWAP_BUFFERS)

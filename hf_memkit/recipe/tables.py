@@ -27,7 +27,7 @@ from hf_memkit.recipe.sources import (
     stamps,
 )
 from hf_memkit.recipe.table_rows import find_tables, read_rows
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 from hf_memkit.user_files import user_path
 
 __all__ = ["RowTask", "Table", "cell", "hold_out", "load_table"]
@@ -78,7 +78,7 @@ class Table:
     is_made_up: bool = False
 
 
-def load_table(task: RowTask, setup: TrainingSetup) -> Table:
+def load_table(task: RowTask, setup: Setup) -> Table:
     """The rows that the setup's `data.source` names, or its default data set, or made-up ones where the hub cannot be
     reached.
 

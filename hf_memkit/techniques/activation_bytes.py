@@ -30,7 +30,7 @@ from typing import Any, Final, Literal
 from hf_memkit.job import Job
 from hf_memkit.ledger import Row
 from hf_memkit.models import ModelFacts
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 __all__ = [
     "PEAK_BYTES",
@@ -213,7 +213,7 @@ def root_segment(layers: int) -> int:
     return max(1, round(math.sqrt(layers)))
 
 
-def checkpoint_mode(setup: TrainingSetup) -> tuple[Mode, int]:
+def checkpoint_mode(setup: Setup) -> tuple[Mode, int]:
     """How the setup checkpoints, and every how many layers: as `backward_bytes` takes them."""
     parts = setup.section("model_parts")
     if "checkpoint_segments" in parts:
@@ -232,11 +232,11 @@ def checkpoint_mode(setup: TrainingSetup) -> tuple[Mode, int]:
     return ("every-nth-layer", every) if every > 1 else ("every-layer", 1)
 
 
-def _mixed(setup: TrainingSetup) -> bool:
+def _mixed(setup: Setup) -> bool:
     return setup.get("arguments.bf16") is True or setup.get("arguments.fp16") is True
 
 
-def numbers_of(setup: TrainingSetup) -> Numbers:
+def numbers_of(setup: Setup) -> Numbers:
     """Which numbers the activations are kept in."""
     return numbers_in(str(setup.get("model.dtype", "float32")), mixed=_mixed(setup))
 
@@ -245,7 +245,7 @@ _FORMULA = "formulas of hf_memkit/techniques/activation_bytes.py (Korthikanti et
 _CHEN = "Chen et al. 2016, arXiv 1604.06174"
 
 
-def rows(setup: TrainingSetup, job: Job, model: ModelFacts) -> tuple[Row, ...]:
+def rows(setup: Setup, job: Job, model: ModelFacts) -> tuple[Row, ...]:
     """Activations as they are checkpointed, attention scores if they are kept, and the loss."""
     found = list(activation_rows(setup, job, model))
     if scores := kept_scores_bytes(setup, job, model):
@@ -257,7 +257,7 @@ def rows(setup: TrainingSetup, job: Job, model: ModelFacts) -> tuple[Row, ...]:
     return (*found, Row("device", "loss", term, size, source, "backward"))
 
 
-def activation_rows(setup: TrainingSetup, job: Job, model: ModelFacts) -> tuple[Row, ...]:
+def activation_rows(setup: Setup, job: Job, model: ModelFacts) -> tuple[Row, ...]:
     """What the layers hold at the highest point of the backward pass."""
     mode, every = checkpoint_mode(setup)
     layer = layer_of(model, job.tokens, numbers_of(setup), fused_gelu="model_parts.fused_gelu" in setup)
@@ -317,7 +317,7 @@ def attention_dropout(model: ModelFacts) -> float:
     return float(_first(model.config, *names, default=usual))
 
 
-def kept_scores_bytes(setup: TrainingSetup, job: Job, model: ModelFacts) -> int:
+def kept_scores_bytes(setup: Setup, job: Job, model: ModelFacts) -> int:
     """What the setup's attention keeps of scores in all layers: nothing unless it is eager.
 
     With every layer checkpointed only one layer's scores are there at a time: divide by the number of layers.
@@ -397,7 +397,7 @@ def sft_loss_bytes(
     return tile + (compute_bytes + 4) * tokens * width + head
 
 
-def loss_bytes(setup: TrainingSetup, job: Job, model: ModelFacts) -> tuple[int, str, str]:
+def loss_bytes(setup: Setup, job: Job, model: ModelFacts) -> tuple[int, str, str]:
     """(bytes, what they are, formula) of the loss that `setup` computes, at its peak."""
     tokens, vocabulary, width = job.tokens, model.vocabulary, model.width
     weight = 2 if setup.get("model.dtype", "float32") in ("bfloat16", "float16") else 4

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hf_memkit.job import Job
+from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
-from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["COMPOSED", "activation_of", "fused_gelu"]
 
@@ -29,7 +29,7 @@ def activation_of(config: dict[str, object]) -> str | None:
     costs="nothing: fewer kernels, and the same function up to rounding",
     not_when="the model's activation function is one operation already (Llama's silu), or torch.compile fuses it",
 )
-def fused_gelu(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def fused_gelu(setup: Setup, job: Job) -> Setup:
     """nn.GELU in place of transformers' composed forms (`hf_memkit/components/fused_gelu.py`)."""
     name = activation_of(dict(job.model.config)) if job.model is not None else None
     return setup.put(

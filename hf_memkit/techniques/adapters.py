@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from hf_memkit.job import Job
 from hf_memkit.models import ModelFacts
+from hf_memkit.setup import Setup
 from hf_memkit.technique import Bounds, technique
-from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["lora", "qlora"]
 
@@ -30,7 +30,7 @@ _NOT_FULL = (
     values=_VALUES,
     bounds=_BOUNDS,
 )
-def lora(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def lora(setup: Setup, job: Job) -> Setup:
     """Low-rank adapters through PEFT (Hu et al. 2021, arXiv 2106.09685); the model's own weights are frozen.
 
     Saves gradients and optimizer states of the whole model: 12 bytes a parameter of fp32 AdamW training. Costs
@@ -53,7 +53,7 @@ def lora(setup: TrainingSetup, job: Job) -> TrainingSetup:
     values=_VALUES,
     bounds=_BOUNDS,
 )
-def qlora(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def qlora(setup: Setup, job: Job) -> Setup:
     """LoRA beside weights in 4-bit NormalFloat, doubly quantised (Dettmers et al. 2023, arXiv 2305.14314).
 
     Saves what LoRA saves, and of every linear layer's weights 16 bits less 4 + 8/64 + 32/(64 × 256). Embeddings, the
@@ -97,7 +97,7 @@ _SPEECH: Final = ("Whisper", "Speech2Text", "Moonshine")
 """Encoders of sound: PEFT's class for encoder and decoder knows text only, and its plain one takes any input."""
 
 
-def _adapters(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def _adapters(setup: Setup, job: Job) -> Setup:
     rank = int(job.values.get("rank", 16))
     alpha, dropout = int(job.values.get("alpha", 2 * rank)), float(job.values.get("dropout", 0.0))
     return setup.put_all(

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from hf_memkit.job import Job
+from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
-from hf_memkit.training_setup import TrainingSetup
 
 __all__ = [
     "OLD_VARIABLES",
@@ -74,7 +74,7 @@ DEFAULT_THRESHOLD: Final = 0.8
     proof="gpu",
     gpu_only="a setting of the CUDA allocator",
 )
-def expandable_segments(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def expandable_segments(setup: Setup, job: Job) -> Setup:
     """`expandable_segments:True`, set before torch starts CUDA."""
     return with_option(
         setup, "expandable_segments", "True",
@@ -94,7 +94,7 @@ def expandable_segments(setup: TrainingSetup, job: Job) -> TrainingSetup:
     values={"max_split_size_mb": int},
     bounds={"max_split_size_mb": (SMALLEST_SPLIT_MIB, None)},
 )
-def max_split_size(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def max_split_size(setup: Setup, job: Job) -> Setup:
     """`max_split_size_mb:N`. Value: `max_split_size_mb` (MiB, at least 20; default 512)."""
     size = int(job.values.get("max_split_size_mb", DEFAULT_SPLIT_MIB))
     if size < SMALLEST_SPLIT_MIB:
@@ -114,7 +114,7 @@ def max_split_size(setup: TrainingSetup, job: Job) -> TrainingSetup:
     values={"garbage_collection_threshold": float},
     bounds={"garbage_collection_threshold": (1e-6, 1)},  # torch wants more than 0; less than this means nothing
 )
-def garbage_collection_threshold(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def garbage_collection_threshold(setup: Setup, job: Job) -> Setup:
     """`garbage_collection_threshold:X`, and the limit without which torch collects nothing.
 
     Value: `garbage_collection_threshold` (share of the card; default 0.8).
@@ -129,7 +129,7 @@ def garbage_collection_threshold(setup: TrainingSetup, job: Job) -> TrainingSetu
     return with_option(setup, _LIMIT, f"{LIMITED_SHARE:g}", "torch collects only where the process has a limit")
 
 
-def with_option(setup: TrainingSetup, name: str, value: str, reason: str) -> TrainingSetup:
+def with_option(setup: Setup, name: str, value: str, reason: str) -> Setup:
     """Another setup whose variable has this option beside those that it had."""
     key = f"environment.{VARIABLE}"
     before = next((setting for setting in setup.settings if setting.key == key), None)

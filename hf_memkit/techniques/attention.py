@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from hf_memkit.job import Job
+from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
 from hf_memkit.techniques.activation_bytes import attention_heads, eager_bytes_of_score, score_bytes
-from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import format_size
 
 __all__ = ["eager_attention", "flash_attention", "sdpa_attention"]
@@ -20,7 +20,7 @@ _KEY = "model.attn_implementation"
     costs="nothing: it is what transformers takes by default where the model has it",
     not_when="attention weights are wanted (output_attentions)",
 )
-def sdpa_attention(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def sdpa_attention(setup: Setup, job: Job) -> Setup:
     """torch's scaled_dot_product_attention: its flash or memory-efficient kernel keeps no scores."""
     setup = setup.put(_KEY, "sdpa", f"no attention scores are kept{_avoided(job)}")
     named = "sdpa-attention" in (word.strip() for word in setup.preset.split("+"))
@@ -39,7 +39,7 @@ def sdpa_attention(setup: TrainingSetup, job: Job) -> TrainingSetup:
     packages=("flash_attn",),
     gpu_only="its kernels run on cards only",
 )
-def flash_attention(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def flash_attention(setup: Setup, job: Job) -> Setup:
     """The flash-attn package (Dao 2023, arXiv 2307.08691)."""
     problems = []
     gpu = job.machine.gpu
@@ -57,7 +57,7 @@ def flash_attention(setup: TrainingSetup, job: Job) -> TrainingSetup:
     costs="heads × length² numbers a sequence and layer",
     not_when="memory matters",
 )
-def eager_attention(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def eager_attention(setup: Setup, job: Job) -> Setup:
     """Attention written out in torch operations: weights can be returned (output_attentions)."""
     return setup.put(_KEY, "eager", "attention weights can be looked at")
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from hf_memkit.errors import InputError, SettingError
 from hf_memkit.job import Job
+from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
-from hf_memkit.training_setup import TrainingSetup
 
 __all__ = [
     "accumulation_for",
@@ -29,7 +29,7 @@ __all__ = [
     "between them",
     not_when="the model has BatchNorm layers, or its loss is averaged over each micro-batch by itself",
 )
-def global_batch(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def global_batch(setup: Setup, job: Job) -> Setup:
     """The job's batch as one that is exact, whatever part of it goes through the model at once.
 
     Trainer divides the loss of every micro-batch by the number of labels in the whole window, so that the sum of the

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from hf_memkit.job import Job
+from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
 from hf_memkit.techniques.activation_bytes import (
     Layer,
@@ -19,7 +20,6 @@ from hf_memkit.techniques.activation_bytes import (
     numbers_of,
     root_segment,
 )
-from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import format_mib
 
 __all__ = ["every_layer", "every_nth_layer", "offloaded", "segments", "selective"]
@@ -34,7 +34,7 @@ _REENTRANT = "the reentrant form gives a layer no gradients where none of its in
     costs="about one more forward pass: a third more arithmetic",
     not_when="activations are not what fills the card (short sequences, small batches)",
 )
-def every_layer(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def every_layer(setup: Setup, job: Job) -> Setup:
     """Checkpoint every layer, through Trainer's own switch."""
     return _by_trainer(setup, {}, "keeps one input a layer and recomputes the rest: a third more arithmetic")
 
@@ -48,7 +48,7 @@ def every_layer(setup: TrainingSetup, job: Job) -> TrainingSetup:
     values={"checkpoint_every": int},
     bounds={"checkpoint_every": (1, None)},
 )
-def every_nth_layer(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def every_nth_layer(setup: Setup, job: Job) -> Setup:
     """Checkpoint layers 0, n, 2n …, and let the others keep what they need.
 
     Values: `checkpoint_every` (n, default 2).
@@ -67,7 +67,7 @@ def every_nth_layer(setup: TrainingSetup, job: Job) -> TrainingSetup:
     values={"segment_layers": int},
     bounds={"segment_layers": (1, None)},
 )
-def segments(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def segments(setup: Setup, job: Job) -> Setup:
     """Checkpoint k consecutive layers as one (Chen et al. 2016, arXiv 1604.06174), k being what holds the fewest
     bytes.
 
@@ -84,7 +84,7 @@ def segments(setup: TrainingSetup, job: Job) -> TrainingSetup:
     costs="next to no arithmetic, as no large matrix product runs twice",
     not_when="every layer is needed to fit, which holds a fraction of this",
 )
-def selective(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def selective(setup: Setup, job: Job) -> Setup:
     """Keep the outputs of matrix products and attention, and recompute what stands between them."""
     reason = "products and attention are kept, what costs little is recomputed (Korthikanti et al. 2022, section 5)"
     return _by_part(setup, "checkpoint_selective", {}, reason)
@@ -98,7 +98,7 @@ def selective(setup: TrainingSetup, job: Job) -> TrainingSetup:
     not_when="inputs are small (short sequences), or RAM or PCIe is what is short",
     gpu_only="on a CPU the inputs are in host memory already; which tensors are moved is tested",
 )
-def offloaded(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def offloaded(setup: Setup, job: Job) -> Setup:
     """Checkpoint every layer and keep the inputs in pinned host memory, through Trainer's own switch."""
     host = ""
     if job.model is not None:
@@ -107,7 +107,7 @@ def offloaded(setup: TrainingSetup, job: Job) -> TrainingSetup:
     return _by_trainer(setup, {"offload": True}, f"inputs of the layers wait in host memory{host}")
 
 
-def _by_trainer(setup: TrainingSetup, options: dict[str, Any], reason: str) -> TrainingSetup:
+def _by_trainer(setup: Setup, options: dict[str, Any], reason: str) -> Setup:
     setup = setup.put_all(
         "arguments",
         {
@@ -118,13 +118,13 @@ def _by_trainer(setup: TrainingSetup, options: dict[str, Any], reason: str) -> T
     return _verified(setup, int(options.get("every_n_layers", 1)))
 
 
-def _by_part(setup: TrainingSetup, part: str, options: dict[str, Any], reason: str) -> TrainingSetup:
+def _by_part(setup: Setup, part: str, options: dict[str, Any], reason: str) -> Setup:
     off = "a part does it: Trainer's switch would checkpoint every layer instead"
     setup = setup.put("arguments.activation_checkpointing", False, off).put(f"model_parts.{part}", options, reason)
     return _verified(setup, 1)
 
 
-def _verified(setup: TrainingSetup, every: int) -> TrainingSetup:
+def _verified(setup: Setup, every: int) -> Setup:
     return setup.put(
         "trainer_parts.verify_checkpointing",
         {"every": every},
@@ -132,7 +132,7 @@ def _verified(setup: TrainingSetup, every: int) -> TrainingSetup:
     )
 
 
-def _segment_length(setup: TrainingSetup, job: Job) -> tuple[int, str]:
+def _segment_length(setup: Setup, job: Job) -> tuple[int, str]:
     """(layers in a segment, reason with the predicted bytes of this length, of single layers and of √n)."""
     asked = job.values.get("segment_layers")
     if job.model is None:

@@ -6,8 +6,8 @@ from typing import Final
 
 from hf_memkit.errors import SettingError, did_you_mean
 from hf_memkit.job import Job
+from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
-from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["BACKENDS", "GONE_ARGUMENTS", "GRAPH_MODES", "MODES", "RETIRED", "compiled"]
 
@@ -73,7 +73,7 @@ _LEAST_CAPABILITY = 7.0
     not_when="runs of a few hundred steps, or batches of ever new shapes with CUDA graphs",
     values={"compile_backend": str, "compile_mode": str},
 )
-def compiled(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def compiled(setup: Setup, job: Job) -> Setup:
     """`torch_compile` with a backend and a mode, and a guard that says when nothing is compiled.
 
     Raises:

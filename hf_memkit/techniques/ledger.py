@@ -12,6 +12,7 @@ from typing import Final
 from hf_memkit.job import Job, process_row
 from hf_memkit.ledger import Row
 from hf_memkit.models import ModelFacts
+from hf_memkit.setup import Setup
 from hf_memkit.techniques import activation_bytes
 from hf_memkit.techniques.activation_bytes import checkpoint_mode
 from hf_memkit.techniques.adapter_sizes import (
@@ -28,14 +29,13 @@ from hf_memkit.techniques.optimizer_states import (
     step_temporary_bytes,
     trained_shapes,
 )
-from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["rows"]
 
 _BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def rows(setup: TrainingSetup, job: Job) -> tuple[Row, ...]:
+def rows(setup: Setup, job: Job) -> tuple[Row, ...]:
     """The terms of `setup`'s ledger that its techniques did not bring themselves; none where no model is known."""
     model = job.model
     if model is None:
@@ -51,11 +51,11 @@ def rows(setup: TrainingSetup, job: Job) -> tuple[Row, ...]:
     return (*states, *_replicas(states, job), *loading, *_activations(setup, job, model), process_row(job.gpus))
 
 
-def _weight_bytes(setup: TrainingSetup) -> int:
+def _weight_bytes(setup: Setup) -> int:
     return _BYTES[setup.get("model.dtype", "float32")]
 
 
-def _full(setup: TrainingSetup, model: ModelFacts) -> tuple[Row, ...]:
+def _full(setup: Setup, model: ModelFacts) -> tuple[Row, ...]:
     size = _weight_bytes(setup)
     found = [Row("device", "weights", f"{8 * size}-bit weights", size * model.parameters, f"{size} bytes a parameter")]
     if size == 4 and (setup.get("arguments.bf16") is True or setup.get("arguments.fp16") is True):
@@ -72,7 +72,7 @@ def _full(setup: TrainingSetup, model: ModelFacts) -> tuple[Row, ...]:
     return tuple(found)
 
 
-def _adapters(setup: TrainingSetup, model: ModelFacts) -> tuple[Row, ...]:
+def _adapters(setup: Setup, model: ModelFacts) -> tuple[Row, ...]:
     """The frozen weights and the adapters beside them."""
     size, adapter, quantization = _weight_bytes(setup), setup.section("adapter"), setup.get("model.quantization")
     bits = f"{8 * size}-bit"
@@ -103,7 +103,7 @@ def _adapters(setup: TrainingSetup, model: ModelFacts) -> tuple[Row, ...]:
     return (*frozen, *found)
 
 
-def _trained(setup: TrainingSetup, job: Job, model: ModelFacts) -> tuple[Row, ...]:
+def _trained(setup: Setup, job: Job, model: ModelFacts) -> tuple[Row, ...]:
     """Gradients and optimizer states of what is trained."""
     of = " of the adapters" if setup.section("adapter") else ""
     size, source = gradient_bytes(setup, model)
@@ -129,7 +129,7 @@ def _trained(setup: TrainingSetup, job: Job, model: ModelFacts) -> tuple[Row, ..
     return tuple(found)
 
 
-def _offloaded(setup: TrainingSetup, job: Job, model: ModelFacts, gradients: Row) -> tuple[Row, ...]:
+def _offloaded(setup: Setup, job: Job, model: ModelFacts, gradients: Row) -> tuple[Row, ...]:
     """torchao's CPUOffloadOptimizer: weights' and gradients' copies page-locked, states in RAM."""
     size = 4 if setup.section("adapter") else _weight_bytes(setup)
     moved, stays = offloaded_parameters(trained_shapes(setup, model).sizes)
@@ -163,7 +163,7 @@ def _replicas(states: tuple[Row, ...], job: Job) -> tuple[Row, ...]:
     )  # fmt: skip
 
 
-def _activations(setup: TrainingSetup, job: Job, model: ModelFacts) -> tuple[Row, ...]:
+def _activations(setup: Setup, job: Job, model: ModelFacts) -> tuple[Row, ...]:
     """What grows with the batch. For other models than causal language models there is no formula; a setup says so
     (`hf_memkit/recipe/resolve.py`), and a trace tells."""
     return () if model.model_class is not None else activation_bytes.rows(setup, job, model)

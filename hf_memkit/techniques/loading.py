@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from hf_memkit.job import Job
+from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
-from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import MIB
 
 __all__ = [
@@ -34,7 +34,7 @@ _TOKEN_BYTES: Final = 8
     costs="nothing",
     not_when="the weights are loaded quantised: their dtype is the quantisation's",
 )
-def training_dtype(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def training_dtype(setup: Setup, job: Job) -> Setup:
     """`dtype` said at load: what the precision decided, or else fp32.
 
     transformers 5 takes the checkpoint's own dtype where none is given (modeling_utils.py, `dtype = "auto"`): a
@@ -58,7 +58,7 @@ def training_dtype(setup: TrainingSetup, job: Job) -> TrainingSetup:
     gpu_only="on a CPU the weights have to be in RAM in any case",
     proof="gpu",
 )
-def low_host_ram(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def low_host_ram(setup: Setup, job: Job) -> Setup:
     """Weights mapped from safetensors files and put on this process's card tensor by tensor.
 
     Without it every process first makes a whole model in RAM, unless the file has the training dtype, and Trainer
@@ -84,7 +84,7 @@ def low_host_ram(setup: TrainingSetup, job: Job) -> TrainingSetup:
     bounds={"data_workers": (0, None)},
     gpu_only="it takes RAM rather than saving it; the page-locked copy needs a card",
 )
-def pinned_workers(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def pinned_workers(setup: Setup, job: Job) -> Setup:
     """Data loader workers that stay, with page-locked batches. Value: `data_workers` (2, at most the cores)."""
     asked = int(job.values.get("data_workers", DEFAULT_WORKERS))
     if asked < 1:

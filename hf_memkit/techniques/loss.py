@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from hf_memkit.job import Job
+from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
 from hf_memkit.techniques.activation_bytes import chunk_tokens_for
-from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["chunked_loss", "liger"]
 
@@ -21,7 +21,7 @@ __all__ = ["chunked_loss", "liger"]
     values={"chunk_tokens": int, "label_smoothing": float},
     bounds={"chunk_tokens": (1, None), "label_smoothing": (0, 1)},
 )
-def chunked_loss(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def chunked_loss(setup: Setup, job: Job) -> Setup:
     """Fused or chunked linear cross-entropy for any causal language model (`hf_memkit/components/chunked_loss.py`).
 
     Values: `chunk_tokens` (default: `chunk_tokens_for` the vocabulary), `label_smoothing` (default 0), which takes the
@@ -51,7 +51,7 @@ def chunked_loss(setup: TrainingSetup, job: Job) -> TrainingSetup:
     packages=("liger_kernel",),
     gpu_only="its kernels are written in Triton, which runs on cards only",
 )
-def liger(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def liger(setup: Setup, job: Job) -> Setup:
     """Liger's kernels for the whole model, through Trainer's own switch (Hsu et al. 2024, arXiv 2410.10989)."""
     return setup.put(
         "arguments.use_liger_kernel",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hf_memkit.job import Job
+from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
-from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["cpu_offload_optimizer"]
 
@@ -20,7 +20,7 @@ __all__ = ["cpu_offload_optimizer"]
     packages=("torchao",),
     gpu_only="torchao's optimizer copies between a card and pinned host memory: without one there are no two places",
 )
-def cpu_offload_optimizer(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def cpu_offload_optimizer(setup: Setup, job: Job) -> Setup:
     """torchao's CPUOffloadOptimizer around torch's fused AdamW, on one card.
 
     Saves the optimizer states on the card (8 bytes a parameter), and the gradients (4 more in fp32) where they are not

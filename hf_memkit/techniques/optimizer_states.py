@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from hf_memkit.models import ModelFacts
 from hf_memkit.optimizers import Options, Shapes, States, find_optimizer
+from hf_memkit.setup import Setup
 from hf_memkit.techniques.adapter_sizes import adapted
-from hf_memkit.training_setup import TrainingSetup
 
 __all__ = [
     "gradient_bytes",
@@ -30,13 +30,13 @@ def padded_vocabulary(vocabulary: int, multiple: int = 64) -> int:
     return -(-vocabulary // multiple) * multiple
 
 
-def optimizer_of(setup: TrainingSetup) -> str:
+def optimizer_of(setup: Setup) -> str:
     """The optimizer that steps: an import path (`module:name`), or a value of `optim`."""
     value = setup.get("optimizer.class") or setup.get("arguments.optim") or "adamw_torch_fused"
     return str(value)
 
 
-def trained_shapes(setup: TrainingSetup, model: ModelFacts) -> Shapes:
+def trained_shapes(setup: Setup, model: ModelFacts) -> Shapes:
     """The shapes of what the setup trains: adapters if it has some, otherwise everything."""
     adapter = setup.section("adapter")
     if adapter:
@@ -80,18 +80,18 @@ def _is_table(size: int, model: ModelFacts) -> bool:
     return left == 0 and (rows == model.vocabulary or rows >= (model.maximum_length or model.vocabulary))
 
 
-def _trained_bytes(setup: TrainingSetup) -> int:
+def _trained_bytes(setup: Setup) -> int:
     # PEFT casts adapters of 16-bit models to fp32 (peft: tuners/tuners_utils.py, autocast_adapter_dtype).
     return 4 if setup.section("adapter") else _BYTES[setup.get("model.dtype", "float32")]
 
 
-def _option(setup: TrainingSetup, name: str) -> str | None:
+def _option(setup: Setup, name: str) -> str | None:
     text = str(setup.get("arguments.optim_args") or "").replace(" ", "")
     pairs: Mapping[str, Any] = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
     return pairs.get(name)
 
 
-def states_of(setup: TrainingSetup, model: ModelFacts, *, weight_bytes: int | None = None) -> States:
+def states_of(setup: Setup, model: ModelFacts, *, weight_bytes: int | None = None) -> States:
     """Bytes of the states that the setup's optimizer will hold; AdamW's where no formula is known for it."""
     shapes = trained_shapes(setup, model)
     size = _trained_bytes(setup) if weight_bytes is None else weight_bytes
@@ -100,12 +100,12 @@ def states_of(setup: TrainingSetup, model: ModelFacts, *, weight_bytes: int | No
     return find_optimizer(optimizer_of(setup)).states.bytes_of(shapes, Options(size, rank, momentum))
 
 
-def state_source(setup: TrainingSetup) -> str:
+def state_source(setup: Setup) -> str:
     """The formula behind `states_of`, in words."""
     return find_optimizer(optimizer_of(setup)).states.source.format(weight_bytes=_trained_bytes(setup))
 
 
-def gradient_bytes(setup: TrainingSetup, model: ModelFacts, *, weight_bytes: int | None = None) -> tuple[int, str]:
+def gradient_bytes(setup: Setup, model: ModelFacts, *, weight_bytes: int | None = None) -> tuple[int, str]:
     """(bytes of gradients held at once, by which formula).
 
     What is updated within the backward pass holds a few, at most the largest (`Optimizer.gradients_at_once`).
@@ -120,7 +120,7 @@ def gradient_bytes(setup: TrainingSetup, model: ModelFacts, *, weight_bytes: int
     return size * held, f"{size} bytes × the {largest}"
 
 
-def step_temporary_bytes(setup: TrainingSetup, model: ModelFacts, *, weight_bytes: int | None = None) -> int:
+def step_temporary_bytes(setup: Setup, model: ModelFacts, *, weight_bytes: int | None = None) -> int:
     """Bytes of the foreach form's temporaries at the peak of a step: one more copy of what is trained, on CUDA."""
     size = _trained_bytes(setup) if weight_bytes is None else weight_bytes
     foreach = find_optimizer(optimizer_of(setup)).foreach

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hf_memkit.job import Job
+from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
-from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["adafactor", "adafactor_stochastic", "adamw_foreach", "adamw_fused", "adamw_loop", "sgd_momentum"]
 
@@ -16,7 +16,7 @@ __all__ = ["adafactor", "adafactor_stochastic", "adamw_foreach", "adamw_fused", 
     costs="nothing: it is Trainer's default, and the fastest form",
     not_when="two moments a parameter are too much: take one of the 8-bit optimizers",
 )
-def adamw_fused(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def adamw_fused(setup: Setup, job: Job) -> Setup:
     """Trainer's default AdamW in one fused kernel.
 
     The fused form has no parameter-sized temporaries; the foreach form makes a whole copy at the peak.
@@ -35,7 +35,7 @@ def adamw_fused(setup: TrainingSetup, job: Job) -> TrainingSetup:
     costs="that copy, while the optimizer steps",
     not_when="the fused form runs, which is faster and holds no such copy",
 )
-def adamw_foreach(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def adamw_foreach(setup: Setup, job: Job) -> Setup:
     """AdamW over lists of tensors, a handful of kernels for all parameters: for what the fused kernel does not take.
 
     torch takes this form by itself for parameters on CUDA where it is asked for neither the fused form nor the loop,
@@ -51,7 +51,7 @@ def adamw_foreach(setup: TrainingSetup, job: Job) -> TrainingSetup:
     costs="a kernel launch for each operation and parameter, which takes longer than the arithmetic",
     not_when="the fused form runs, which is faster and has no temporaries at all",
 )
-def adamw_loop(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def adamw_loop(setup: Setup, job: Job) -> Setup:
     """AdamW parameter by parameter.
 
     No argument of Trainer can say this: it drops `optim_args` for AdamW (transformers 5.23.0: trainer_optimizer.py
@@ -76,7 +76,7 @@ def adamw_loop(setup: TrainingSetup, job: Job) -> TrainingSetup:
     values={"momentum": float},
     bounds={"momentum": (0, 1)},
 )
-def sgd_momentum(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def sgd_momentum(setup: Setup, job: Job) -> Setup:
     """SGD with momentum: one state a parameter, in the weights' dtype.
 
     Trainer's `optim: sgd` alone has no momentum: it must be said in `optim_args`.
@@ -99,7 +99,7 @@ def sgd_momentum(setup: TrainingSetup, job: Job) -> TrainingSetup:
     not_when="the weights are 16-bit: it rounds them to nearest, and small updates are lost",
     proof="curve",
 )
-def adafactor(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def adafactor(setup: Setup, job: Job) -> Setup:
     """Adafactor with the learning rate of the arguments (Shazeer & Stern 2018, arXiv 1804.04235).
 
     Trainer switches its own relative step and parameter scaling off, so that `learning_rate` means what it says, and
@@ -115,7 +115,7 @@ def adafactor(setup: TrainingSetup, job: Job) -> TrainingSetup:
     costs="four temporaries of the largest parameter in fp32, one parameter at a time, and no momentum",
     not_when="the weights are fp32: adafactor is the same there",
 )
-def adafactor_stochastic(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def adafactor_stochastic(setup: Setup, job: Job) -> Setup:
     """Adafactor over bf16 weights that are rounded stochastically (`hf_memkit.components.stochastic_adafactor`).
 
     On fp32 weights its numbers are those of transformers' Adafactor, as Trainer sets it up.

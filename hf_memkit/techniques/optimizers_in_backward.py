@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hf_memkit.job import Job
+from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
-from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["adalomo", "lomo"]
 
@@ -22,7 +22,7 @@ _NOT_WHEN = "the batch needs accumulation, or several cards: each micro-batch an
     proof="curve",
     packages=("lomo_optim",),
 )
-def lomo(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def lomo(setup: Setup, job: Job) -> Setup:
     """SGD inside the backward pass (Lv et al. 2023, arXiv 2306.09782): each gradient is used and dropped.
 
     Weight decay and clipping do not reach it through Trainer. Weights in 16 bits are rounded to nearest.
@@ -46,7 +46,7 @@ def lomo(setup: TrainingSetup, job: Job) -> TrainingSetup:
     proof="curve",
     packages=("lomo_optim",),
 )
-def adalomo(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def adalomo(setup: Setup, job: Job) -> Setup:
     """LOMO with Adafactor's factored second moment (Lv et al. 2023, arXiv 2310.10195). CUDA only.
 
     The library keeps the states in dictionaries of its own, which no checkpoint has (lomo-optim 0.1.1: adalomo.py

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import sqrt
 
 from hf_memkit.job import Job
+from hf_memkit.setup import Setup
 from hf_memkit.technique import Bounds, technique
-from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["lamb", "lars"]
 
@@ -26,13 +26,13 @@ _LAMB_WARM_UP, _LAMB_LONGEST = 1 / 320, 1 / 5
 batch, in proportion to the batch, to 1/5 at 64 times that."""
 
 
-def _sequences(setup: TrainingSetup, job: Job) -> int:
+def _sequences(setup: Setup, job: Job) -> int:
     micro = int(setup.get("arguments.per_device_train_batch_size", job.micro_batch_size))
     accumulation = int(setup.get("arguments.gradient_accumulation_steps", job.accumulation))
     return micro * accumulation * job.processes
 
 
-def _rate(setup: TrainingSetup, job: Job, factor: float, law: str, warm_up: float, why: str) -> TrainingSetup:
+def _rate(setup: Setup, job: Job, factor: float, law: str, warm_up: float, why: str) -> Setup:
     rate = job.values.get("reference_learning_rate")
     if rate is not None and "reference_batch_size" in job.values:
         setup = setup.put("arguments.learning_rate", float(rate) * factor, law)
@@ -50,7 +50,7 @@ def _rate(setup: TrainingSetup, job: Job, factor: float, law: str, warm_up: floa
     values={**_VALUES, "momentum": float},
     bounds={**_BOUNDS, "momentum": (0, 1)},
 )
-def lars(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def lars(setup: Setup, job: Job) -> Setup:
     """SGD with momentum whose step is limited by each matrix's own norm (You et al. 2017, arXiv 1708.03888).
 
     With `reference_learning_rate` and `reference_batch_size` the learning rate grows in proportion to the batch and is
@@ -85,7 +85,7 @@ def lars(setup: TrainingSetup, job: Job) -> TrainingSetup:
     values=_VALUES,
     bounds=_BOUNDS,
 )
-def lamb(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def lamb(setup: Setup, job: Job) -> Setup:
     """Adam whose step is limited by each matrix's own norm (You et al. 2019, arXiv 1904.00962).
 
     With `reference_learning_rate` and `reference_batch_size` the learning rate grows with the square root of the

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hf_memkit.job import Job
 from hf_memkit.optimizers import TORCHAO_BLOCKS
+from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
 from hf_memkit.techniques.optimizer_states import padded_vocabulary, states_of
-from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import format_size
 
 __all__ = [
@@ -34,7 +34,7 @@ _PART = "hf_memkit.components.low_bit_adamw"
     proof="curve",
     packages=("bitsandbytes",),
 )
-def adamw_8bit(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def adamw_8bit(setup: Setup, job: Job) -> Setup:
     """bitsandbytes' AdamW with 8-bit block-wise states.
 
     Two kinds of parameters keep fp32 states: embeddings (Trainer overrides them: transformers 5.23.0: trainer.py
@@ -54,7 +54,7 @@ def adamw_8bit(setup: TrainingSetup, job: Job) -> TrainingSetup:
     packages=("bitsandbytes",),
     gpu_only="paging is CUDA's unified memory; on a CPU bitsandbytes warns and does not page",
 )
-def paged_adamw_8bit(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def paged_adamw_8bit(setup: Setup, job: Job) -> Setup:
     """bitsandbytes' 8-bit AdamW with its states in CUDA's managed memory (Dettmers et al. 2023, arXiv 2305.14314).
 
     The arithmetic is that of adamw-8bit. States of fewer than 100 000 elements are not paged (bitsandbytes 0.50.2:
@@ -66,7 +66,7 @@ def paged_adamw_8bit(setup: TrainingSetup, job: Job) -> TrainingSetup:
     return _embeddings_noted(setup, job)
 
 
-def _embeddings_noted(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def _embeddings_noted(setup: Setup, job: Job) -> Setup:
     if job.model is None or setup.section("adapter"):
         return setup
     states = states_of(setup, job.model)
@@ -85,7 +85,7 @@ def _embeddings_noted(setup: TrainingSetup, job: Job) -> TrainingSetup:
     proof="curve",
     packages=("torchao",),
 )
-def adamw_8bit_stochastic(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def adamw_8bit_stochastic(setup: Setup, job: Job) -> Setup:
     """AdamW with 8-bit block-wise states and stochastic rounding of bf16 weights (torchao).
 
     Two traps of torchao are closed here. It quantises a state only if the parameter's size divides by the block, which
@@ -105,7 +105,7 @@ def adamw_8bit_stochastic(setup: TrainingSetup, job: Job) -> TrainingSetup:
     proof="curve",
     packages=("torchao",),
 )
-def adamw_4bit_stochastic(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def adamw_4bit_stochastic(setup: Setup, job: Job) -> Setup:
     """AdamW with 4-bit block-wise states and stochastic rounding of bf16 weights (torchao).
 
     As adamw-8bit-stochastic, with blocks of 128. Trainer's own `optim: adamw_torch_4bit` takes blocks of 256 and
@@ -114,7 +114,7 @@ def adamw_4bit_stochastic(setup: TrainingSetup, job: Job) -> TrainingSetup:
     return _torchao(setup, job, "AdamW4bit", TORCHAO_BLOCKS[4], "1 byte of state a parameter instead of 8")
 
 
-def _torchao(setup: TrainingSetup, job: Job, name: str, block: int, saves: str) -> TrainingSetup:
+def _torchao(setup: Setup, job: Job, name: str, block: int, saves: str) -> Setup:
     model = job.model
     padded = padded_vocabulary(model.vocabulary) if model is not None else 0
     if model is not None and padded != model.vocabulary and not setup.section("adapter"):
@@ -143,7 +143,7 @@ def _torchao(setup: TrainingSetup, job: Job, name: str, block: int, saves: str) 
     proof="curve",
     packages=("bitsandbytes",),
 )
-def lion_8bit(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def lion_8bit(setup: Setup, job: Job) -> Setup:
     """Lion: the sign of one moment is the step (Chen et al. 2023, arXiv 2302.06675), which is kept in 8 bits.
 
     Trainer gives it AdamW's betas, 0.9 and 0.999; the paper's are 0.9 and 0.99, and they are set here. The paper

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hf_memkit.job import Job
+from hf_memkit.setup import Setup
 from hf_memkit.technique import Bounds, technique
-from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["IN_BLOCKS", "apollo", "apollo_layerwise", "galore", "galore_layerwise"]
 
@@ -34,7 +34,7 @@ def _options(job: Job, scale: float) -> tuple[str, str]:
     return f"rank={rank},update_proj_gap={interval},scale={scale}", f"rank {rank}: {why}"
 
 
-def _put(setup: TrainingSetup, optim: str, saves: str, options: tuple[str, str]) -> TrainingSetup:
+def _put(setup: Setup, optim: str, saves: str, options: tuple[str, str]) -> Setup:
     layerwise = optim.endswith("layerwise")
     setup = setup.put_all(
         "arguments",
@@ -61,7 +61,7 @@ def _put(setup: TrainingSetup, optim: str, saves: str, options: tuple[str, str])
     values=_VALUES,
     bounds=_BOUNDS,
 )
-def galore(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def galore(setup: Setup, job: Job) -> Setup:
     """AdamW in the space of the gradient's first singular vectors (Zhao et al. 2024, arXiv 2403.03507).
 
     Rank: a quarter of the width, as in most of the paper's table 2; scale 0.25 and a new projection each 200 steps,
@@ -80,7 +80,7 @@ def galore(setup: TrainingSetup, job: Job) -> TrainingSetup:
     values=_VALUES,
     bounds=_BOUNDS,
 )
-def galore_layerwise(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def galore_layerwise(setup: Setup, job: Job) -> Setup:
     """GaLore that updates each parameter as soon as its gradient is there, and drops the gradient."""
     return _put(setup, "galore_adamw_layerwise", "as galore, one gradient at a time", _options(job, 0.25))
 
@@ -96,7 +96,7 @@ def galore_layerwise(setup: TrainingSetup, job: Job) -> TrainingSetup:
     values=_VALUES,
     bounds=_BOUNDS,
 )
-def apollo(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def apollo(setup: Setup, job: Job) -> Setup:
     """The gradient, scaled by channels as AdamW of a random projection says (Zhu et al. 2024, arXiv 2412.05270).
 
     Rank: a quarter of the width, scale 1, as in the paper's section 5.
@@ -114,6 +114,6 @@ def apollo(setup: TrainingSetup, job: Job) -> TrainingSetup:
     values=_VALUES,
     bounds=_BOUNDS,
 )
-def apollo_layerwise(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def apollo_layerwise(setup: Setup, job: Job) -> Setup:
     """APOLLO that updates each parameter as soon as its gradient is there, and drops the gradient."""
     return _put(setup, "apollo_adamw_layerwise", "as apollo, one gradient at a time", _options(job, 1.0))

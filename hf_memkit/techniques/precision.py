@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from hf_memkit.job import Job
+from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
-from hf_memkit.training_setup import TrainingSetup
 
 __all__ = [
     "PARAMETER_BYTES",
@@ -70,7 +70,7 @@ _NO_BF16: Final = "does not (compute capability < 8.0)"
     costs="the most memory and time of all",
     not_when="the card has 16-bit arithmetic and the result need not be compared digit by digit",
 )
-def fp32(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def fp32(setup: Setup, job: Job) -> Setup:
     """Everything in fp32, matrix products too: what the others are compared with."""
     return setup.put("model.dtype", "float32", "whatever the checkpoint was saved in").put_all(
         "arguments",
@@ -92,7 +92,7 @@ def fp32(setup: TrainingSetup, job: Job) -> TrainingSetup:
     proof="gpu",
     gpu_only="a mode of the tensor cores that changes no size",
 )
-def tf32(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def tf32(setup: Setup, job: Job) -> Setup:
     """fp32 weights, with matrix products on tensor cores in TF32."""
     setup = _needs_ampere(setup, job, "multiplies in TF32")
     return setup.put("model.dtype", "float32", "TF32 is a way to multiply fp32 numbers").put_all(
@@ -112,7 +112,7 @@ def tf32(setup: TrainingSetup, job: Job) -> TrainingSetup:
     costs="16-bit copies of the weights (2 bytes a parameter) from the forward to the backward pass",
     not_when="the card has no bf16 of its own (compute capability < 8.0): torch emulates it, slower than fp32",
 )
-def bf16_autocast(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def bf16_autocast(setup: Setup, job: Job) -> Setup:
     """fp32 weights, gradients and states; matrix products and most activations in bf16."""
     setup = _needs_ampere(setup, job, "computes in bf16")
     return setup.put("model.dtype", "float32", "autocast casts on the fly; updates are made in fp32").put_all(
@@ -131,7 +131,7 @@ def bf16_autocast(setup: TrainingSetup, job: Job) -> TrainingSetup:
     costs="16-bit copies of the weights, and steps that are skipped while the loss scale settles",
     not_when="the card has bf16: the same memory without loss scaling",
 )
-def fp16_autocast(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def fp16_autocast(setup: Setup, job: Job) -> Setup:
     """fp32 weights, gradients and states; matrix products and most activations in fp16, the loss scaled."""
     if job.bf16 and job.machine.gpu is not None:
         setup = setup.with_notes(
@@ -155,7 +155,7 @@ def fp16_autocast(setup: TrainingSetup, job: Job) -> TrainingSetup:
     costs="accuracy of the update: without stochastic rounding a step below 1/256 of a weight is mostly lost",
     not_when="the optimizer neither rounds stochastically nor was tried in 16 bits, or the card has no bf16",
 )
-def pure_bf16(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def pure_bf16(setup: Setup, job: Job) -> Setup:
     """Weights and gradients in bf16, and no fp32 copy of either."""
     setup = _needs_ampere(setup, job, "computes in bf16")
     return setup.put("model.dtype", "bfloat16", "2 bytes a weight and 2 a gradient").put_all(
@@ -177,7 +177,7 @@ def pure_bf16(setup: TrainingSetup, job: Job) -> TrainingSetup:
     costs="nothing against DeepSpeed in fp32; fp16 may skip steps while the loss scale settles",
     not_when="the engine is not DeepSpeed: 16-bit weights need a master copy, or stochastic rounding",
 )
-def half_weights_in_deepspeed(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def half_weights_in_deepspeed(setup: Setup, job: Job) -> Setup:
     """16-bit weights on the card; DeepSpeed keeps the fp32 master copy where its preset says.
 
     bf16 where the card computes in it, otherwise fp16 with dynamic loss scaling.
@@ -192,16 +192,16 @@ def half_weights_in_deepspeed(setup: TrainingSetup, job: Job) -> TrainingSetup:
     costs="next to nothing: the weights that train stay in fp32",
     not_when="all weights are trained: fp16 weights cannot be, without a master copy",
 )
-def autocast_over_half_weights(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def autocast_over_half_weights(setup: Setup, job: Job) -> Setup:
     """Frozen weights in 16 bits, with autocast for the few that train in fp32: adapters, which PEFT keeps in fp32."""
     return _sixteen_bit(setup, job, "the frozen weights are only read: 16 bits do; PEFT keeps the adapters in fp32")
 
 
-def _needs_ampere(setup: TrainingSetup, job: Job, what: str) -> TrainingSetup:
+def _needs_ampere(setup: Setup, job: Job, what: str) -> Setup:
     return setup if job.bf16 else setup.with_problems([f"needs a card that {what}; {job.card} {_NO_BF16}"])
 
 
-def _sixteen_bit(setup: TrainingSetup, job: Job, why: str) -> TrainingSetup:
+def _sixteen_bit(setup: Setup, job: Job, why: str) -> Setup:
     card = job.card
     if job.bf16:
         reason = f"{card} computes in bf16, which needs no loss scaling"

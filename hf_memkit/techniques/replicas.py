@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hf_memkit.job import Job
+from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
-from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["data_parallel"]
 
@@ -17,7 +17,7 @@ __all__ = ["data_parallel"]
     not_when="one card does not hold the job: split it with ZeRO instead",
     gpu_only="it saves no memory, and what it adds is the communication library's as much as torch's",
 )
-def data_parallel(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def data_parallel(setup: Setup, job: Job) -> Setup:
     """Trainer's own DistributedDataParallel, with one process a card; nothing where there is one process, or where
     DeepSpeed is the engine."""
     if job.processes == 1 or "deepspeed.config" in setup:

@@ -8,8 +8,8 @@ from hf_memkit.errors import SettingError
 from hf_memkit.hardware import Gpu
 from hf_memkit.job import Job
 from hf_memkit.models import ModelFacts
+from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
-from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import format_size
 
 __all__ = [
@@ -87,7 +87,7 @@ _COMPILED_MULTIPLE = 128
     values={"pad_multiple": int},
     bounds={"pad_multiple": (1, None)},
 )
-def pad_to_multiple(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def pad_to_multiple(setup: Setup, job: Job) -> Setup:
     """A collator that pads each batch to its own longest sample, rounded up to what the card multiplies fast.
 
     Value: `pad_multiple` (default 8, 64 on A100, H100 and later of their kind, 128 with torch.compile).
@@ -119,7 +119,7 @@ def pad_to_multiple(setup: TrainingSetup, job: Job) -> TrainingSetup:
     costs="batches are less random, and the first one is the longest; lengths are counted before training begins",
     not_when="samples are packed, padding-free or of one length, nothing pads them, or the predictions' order matters",
 )
-def length_grouped(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def length_grouped(setup: Setup, job: Job) -> Setup:
     """`train_sampling_strategy="group_by_length"`, and a look whether that groups anything."""
     # Only Trainer's caller knows of a collator of one's own; pad-to-multiple may be named before or after this one.
     if "trainer_parts.pad_batches" not in setup and "pad-to-multiple" not in setup.preset:
@@ -149,7 +149,7 @@ def length_grouped(setup: TrainingSetup, job: Job) -> TrainingSetup:
     values={"pack_length": int},
     bounds={"pack_length": (2, None)},
 )
-def packing(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def packing(setup: Setup, job: Job) -> Setup:
     """A collator that packs the samples of a micro-batch into rows of `pack_length` tokens.
 
     Value: `pack_length` (default: the sequence length). Give a larger `per_device_train_batch_size`: it counts
@@ -178,7 +178,7 @@ def packing(setup: TrainingSetup, job: Job) -> TrainingSetup:
     not_when="there is no flash attention and micro-batches are large, or the model does not build its mask from "
     "position ids (tried before training)",
 )
-def padding_free(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def padding_free(setup: Setup, job: Job) -> Setup:
     """A collator that makes one row of a micro-batch, with position ids that begin again at each sample."""
     attention = str(setup.get("model.attn_implementation", ""))
     if "flash" not in attention:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_memkit import compat
 from hf_memkit.errors import RunError
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 from hf_memkit.zero.process_group import join_process_group
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ __all__ = ["build_arguments", "prepared_rows"]
 
 
 def build_arguments(
-    setup: TrainingSetup,
+    setup: Setup,
     own: Mapping[str, Any] | None = None,
     arguments_class: type[TrainingArguments] | None = None,
 ) -> TrainingArguments:
@@ -50,7 +50,7 @@ def build_arguments(
     return arguments
 
 
-def prepared_rows(setup: TrainingSetup) -> dict[str, Any]:
+def prepared_rows(setup: Setup) -> dict[str, Any]:
     """Arguments with which TRL's SFTTrainer trains on rows of `input_ids` and `labels` as they are; none for others.
 
     It would look for conversations otherwise, to mask and to cut them (trl 1.16.0: sft_trainer.py,

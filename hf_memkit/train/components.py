@@ -9,7 +9,7 @@ from typing import Any
 
 from hf_memkit import components
 from hf_memkit.errors import RunError
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 __all__ = ["install_model_parts", "part_files", "trainer_part_options"]
 
@@ -21,7 +21,7 @@ def part_files(name: str) -> list[Path]:
     return [folder / f"{name}.py", *sorted(folder.glob(f"{name}_*.py"))]
 
 
-def install_model_parts(model: Any, setup: TrainingSetup) -> Callable[[], None]:
+def install_model_parts(model: Any, setup: Setup) -> Callable[[], None]:
     """Installs the setup's model parts on `model`; returns what takes all of them back, the last one first.
 
     Raises:
@@ -44,7 +44,7 @@ def install_model_parts(model: Any, setup: TrainingSetup) -> Callable[[], None]:
 
 
 def trainer_part_options(
-    setup: TrainingSetup, *, model: Any, processing_class: Any, arguments: Any
+    setup: Setup, *, model: Any, processing_class: Any, arguments: Any
 ) -> dict[str, dict[str, Any]]:
     """`{part: keyword arguments for Trainer}` of the setup's trainer parts.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hf_memkit.errors import RunError
 from hf_memkit.models import hub_reachable, quiet_transformers
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -19,7 +19,7 @@ LOADING_ONLY = ("device_map", "ignore_mismatched_sizes", "use_safetensors")
 """What `from_pretrained` takes and `from_config` does not: how weights are read."""
 
 
-def model_options(setup: TrainingSetup) -> dict[str, Any]:
+def model_options(setup: Setup) -> dict[str, Any]:
     """Keyword arguments for `AutoModel….from_pretrained`, as plain data.
 
     `dtype` is a name; `quantization_config`, where there is one, holds fields of `transformers.BitsAndBytesConfig`.
@@ -32,7 +32,7 @@ def model_options(setup: TrainingSetup) -> dict[str, Any]:
 
 
 def build_model(
-    setup: TrainingSetup,
+    setup: Setup,
     say: Callable[[str], None],
     *,
     values: Mapping[str, Any] | None = None,
@@ -67,7 +67,7 @@ def build_model(
     return model
 
 
-def _live_options(setup: TrainingSetup) -> dict[str, Any]:
+def _live_options(setup: Setup) -> dict[str, Any]:
     """`model_options` with a torch dtype and a BitsAndBytesConfig in place of their plain data."""
     import torch
 
@@ -81,14 +81,14 @@ def _live_options(setup: TrainingSetup) -> dict[str, Any]:
     return options
 
 
-def model_class(setup: TrainingSetup) -> Any:
+def model_class(setup: Setup) -> Any:
     """The class that makes and loads the setup's model."""
     import transformers
 
     return getattr(transformers, setup.get("model.auto_class", "AutoModelForCausalLM"))
 
 
-def _loaded(setup: TrainingSetup, options: dict[str, Any], say: Callable[[str], None]) -> Any:
+def _loaded(setup: Setup, options: dict[str, Any], say: Callable[[str], None]) -> Any:
     import torch
 
     if options.get("device_map") == "cuda" and not torch.cuda.is_available():
@@ -101,9 +101,7 @@ def _loaded(setup: TrainingSetup, options: dict[str, Any], say: Callable[[str], 
         raise RunError(f"the weights of {name!r} cannot be loaded: {str(error).splitlines()[0]}") from error
 
 
-def _built(
-    setup: TrainingSetup, options: dict[str, Any], values: Mapping[str, Any], say: Callable[[str], None]
-) -> Any:
+def _built(setup: Setup, options: dict[str, Any], values: Mapping[str, Any], say: Callable[[str], None]) -> Any:
     from transformers import AutoConfig
 
     architecture = setup["model.architecture"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, Final
 
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -15,7 +15,7 @@ __all__ = ["optimizer_class_and_options", "optimizer_options"]
 _TAKES: Final = ("lr", "betas", "eps")
 
 
-def optimizer_options(setup: TrainingSetup, live: TrainingArguments | None = None) -> dict[str, Any] | None:
+def optimizer_options(setup: Setup, live: TrainingArguments | None = None) -> dict[str, Any] | None:
     """Keyword arguments of the setup's own optimizer, or None where Trainer's `optim` does.
 
     Learning rate, betas and epsilon come from the TrainingArguments fields, as with any of Trainer's own optimizers,
@@ -40,7 +40,7 @@ def optimizer_options(setup: TrainingSetup, live: TrainingArguments | None = Non
 
 
 def optimizer_class_and_options(
-    setup: TrainingSetup, live: TrainingArguments | None = None
+    setup: Setup, live: TrainingArguments | None = None
 ) -> tuple[type, dict[str, Any]] | None:
     """(class, keyword arguments) for `Trainer(optimizer_cls_and_kwargs=…)`, or None where `optim` does."""
     options = optimizer_options(setup, live)

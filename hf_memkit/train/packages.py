@@ -8,8 +8,8 @@ from typing import Final
 
 from hf_memkit.errors import MissingPackageError
 from hf_memkit.optimizers import EXTRAS, find_optimizer
+from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES
-from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["missing_package", "needed_packages", "require_packages"]
 
@@ -26,7 +26,7 @@ _USED_BY: Final = {
 """Import name → the settings, as `key=value`, that have it imported, besides an optimizer."""
 
 
-def needed_packages(setup: TrainingSetup) -> dict[str, str]:
+def needed_packages(setup: Setup) -> dict[str, str]:
     """`{import name: technique}` of what the setup's techniques import for the settings that it still has: what the
     user replaced is among them no more."""
     settings = [f"{setting.key}={setting.value}" for setting in setup.settings]
@@ -51,7 +51,7 @@ def _of_trainer(trainer: str) -> dict[str, str]:
     return {} if package == "transformers" else {package: trainer.partition(":")[2]}
 
 
-def require_packages(setup: TrainingSetup) -> None:
+def require_packages(setup: Setup) -> None:
     """Makes sure that what the setup's techniques import is installed.
 
     Raises:
@@ -62,7 +62,7 @@ def require_packages(setup: TrainingSetup) -> None:
         raise MissingPackageError(f"{setup.preset!r} needs {missing}")
 
 
-def missing_package(setup: TrainingSetup) -> str | None:
+def missing_package(setup: Setup) -> str | None:
     """What the setup's techniques import and is not installed, with the command that installs it; or None."""
     trainer = str(setup.get("trainer.class", "transformers:Trainer"))
     for package, name in {**needed_packages(setup), **_of_trainer(trainer)}.items():

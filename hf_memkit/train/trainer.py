@@ -7,20 +7,20 @@ from importlib import import_module
 from typing import Any
 
 from hf_memkit.errors import RunError, SettingError
+from hf_memkit.setup import Setup
 from hf_memkit.train.components import trainer_part_options
 from hf_memkit.train.optimizer import optimizer_class_and_options
-from hf_memkit.training_setup import TrainingSetup
 
 __all__ = ["after_making", "trainer_class", "trainer_options"]
 
 
-def trainer_class(setup: TrainingSetup) -> Any:
+def trainer_class(setup: Setup) -> Any:
     """The setup's Trainer: transformers' own, or the subclass that `trainer.class` names as `module:class`."""
     module, _, name = str(setup.get("trainer.class", "transformers:Trainer")).partition(":")
     return getattr(import_module(module), name)
 
 
-def after_making(setup: TrainingSetup, trainer: Any) -> None:
+def after_making(setup: Setup, trainer: Any) -> None:
     """With fp16, makes the trained weights beside frozen ones fp32: a gradient scaler refuses 16-bit ones, and such
     cards compute no bf16.
 
@@ -37,7 +37,7 @@ def after_making(setup: TrainingSetup, trainer: Any) -> None:
 
 
 def trainer_options(
-    setup: TrainingSetup,
+    setup: Setup,
     *,
     model: Any,
     arguments: Any,

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from hf_memkit.adapter_layers import adapter_tensors
 from hf_memkit.job import PROCESS_BYTES, Job, process_row
+from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
-from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import GB, format_size
 from hf_memkit.zero.presets import load
 from hf_memkit.zero.sizing import size_preset
@@ -40,7 +40,7 @@ _WHY_TRAINERS: Final = (
     costs="about 20 bytes a parameter of RAM (18 without accumulation), an AdamW step on the CPU, and the transfers",
     not_when="the machine has little RAM",
 )
-def zero2_offload(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def zero2_offload(setup: Setup, job: Job) -> Setup:
     """ZeRO-2 with the optimizer on the CPU (ZeRO-Offload, Ren et al. 2021, arXiv 2101.06840).
 
     Saves the gradients and all optimizer states on the card: 16-bit weights and two buckets stay. Costs about 20 bytes
@@ -65,7 +65,7 @@ def zero2_offload(setup: TrainingSetup, job: Job) -> TrainingSetup:
     costs="weights are gathered in every forward and backward pass, about half as much communication again as ZeRO-2",
     not_when="there is one card, of which it splits nothing; or the 16-bit weights fit on each",
 )
-def zero3(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def zero3(setup: Setup, job: Job) -> Setup:
     """ZeRO-3: everything split between the cards (Rajbhandari et al. 2020, arXiv 1910.02054).
 
     Saves weights, gradients and optimizer states: each card holds its part of them, and the layers in use. Costs
@@ -85,7 +85,7 @@ def zero3(setup: TrainingSetup, job: Job) -> TrainingSetup:
     costs="about 20 bytes a parameter of RAM, the AdamW step on the CPU, and all weights cross the bus in every pass",
     not_when="the 16-bit weights fit on the card (zero2-offload moves them less), or RAM is short",
 )
-def zero3_offload(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def zero3_offload(setup: Setup, job: Job) -> Setup:
     """ZeRO-3 with weights, gradients and optimizer states in RAM (Rajbhandari et al. 2021, arXiv 2104.07857).
 
     Saves nearly everything on the card: buckets and the layers in use stay. Costs about 20 bytes a parameter of RAM,
@@ -106,7 +106,7 @@ def zero3_offload(setup: TrainingSetup, job: Job) -> TrainingSetup:
     costs="about 18 bytes a parameter of disk, 12 of them written at every step (an SSD wears), and much time",
     not_when="card or RAM hold the states",
 )
-def zero3_infinity(setup: TrainingSetup, job: Job) -> TrainingSetup:
+def zero3_infinity(setup: Setup, job: Job) -> Setup:
     """ZeRO-3 with optimizer states and parameters on NVMe (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv 2104.07857).
 
     Saves nearly everything on the card and in RAM: buckets, live parameters and staging buffers stay. Costs about 18
@@ -125,7 +125,7 @@ def zero3_infinity(setup: TrainingSetup, job: Job) -> TrainingSetup:
     )
 
 
-def _least_step_time(setup: TrainingSetup, job: Job) -> str:
+def _least_step_time(setup: Setup, job: Job) -> str:
     """What has to cross the bus in a step, and how long that takes at least. No step was measured.
 
     A micro-batch reads the weights in its forward and in its backward pass, except what may stay gathered meanwhile
@@ -147,7 +147,7 @@ def _why_adamw(config: Mapping[str, Any]) -> str:
     return _WHY_CPU_ADAM if offloaded else _WHY_TRAINERS
 
 
-def _with_preset(setup: TrainingSetup, job: Job, name: str, why: str) -> TrainingSetup:
+def _with_preset(setup: Setup, job: Job, name: str, why: str) -> Setup:
     if job.model is None:
         setup = setup.put("deepspeed.preset", name, why)
         setup = setup.put("deepspeed.config", load(name), f"ds_configs/{name}.json, its constants: no model was named")

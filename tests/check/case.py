@@ -6,7 +6,7 @@ import shutil
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hf_memkit.check import Subject
+from hf_memkit.checks import Subject
 from hf_memkit.hardware import Machine, gpu_of_size, named_gpu
 from hf_memkit.models import ModelFacts
 from hf_memkit.units import GIB

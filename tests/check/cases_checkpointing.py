@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hf_memkit.check import Subject
+from hf_memkit.checks import Subject
 from tests.check.case import MACHINE, ON_CPU, SMALL, Case
 
 _SWITCH, _OPTIONS = "activation_checkpointing", "activation_checkpointing_kwargs"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hf_memkit.check import Subject
+from hf_memkit.checks import Subject
 from tests.check.case import CPU, NVME, OPTIMIZER, ZERO, Case, of
 from tests.check.configs import ADAMW, GONE
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hf_memkit.check import Subject
+from hf_memkit.checks import Subject
 from hf_memkit.hardware import named_gpu
 from hf_memkit.models import ModelFacts
 from tests.check.case import LARGE, MACHINE, ON_CPU, SMALL, Case

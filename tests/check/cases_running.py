@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hf_memkit.check import Subject
+from hf_memkit.checks import Subject
 from tests.check.case import LARGE, MACHINE, SMALL, Case, of
 
 PACKED, PADDED = "trainer_parts.packed_batches", "trainer_parts.pad_batches"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hf_memkit.check import Subject
+from hf_memkit.checks import Subject
 from hf_memkit.units import GIB
 from tests.check.case import (
     BEYOND_SHARED,

@@ -29,8 +29,8 @@ from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 from trl import GRPOConfig, ModelConfig, ScriptArguments, SFTConfig
 
 from hf_memkit import compat
-from hf_memkit.check.rules.checkpointing import UNSUPPORTED
-from hf_memkit.check.rules.scripts import TEXT_NAMES, TRL_NAMES
+from hf_memkit.checks.rules.checkpointing import UNSUPPORTED
+from hf_memkit.checks.rules.scripts import TEXT_NAMES, TRL_NAMES
 from hf_memkit.components import checkpoint_segments, checkpoint_selective
 from tests.check import real
 from tests.check.plain import plain_proof

@@ -26,7 +26,7 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from hf_memkit.check.rules.batch import LOSS_NOT_SCALED, MEAN_OF_MEANS
+from hf_memkit.checks.rules.batch import LOSS_NOT_SCALED, MEAN_OF_MEANS
 from tests.check.configs import ds
 from tests.check.real import arguments, model, refused, rows
 from tests.check.registry import proof

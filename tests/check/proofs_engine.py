@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from hf_memkit.check.rules.stages import _STAGE_1_2_ONLY, _STAGE_3_ONLY
+from hf_memkit.checks.rules.stages import _STAGE_1_2_ONLY, _STAGE_3_ONLY
 from hf_memkit.zero.stages_1_2 import SHARED_BYTES
 from tests.check.configs import ADAMW, ds
 from tests.check.real import optimizers, parse, reads, refused, train

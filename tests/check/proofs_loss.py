@@ -33,7 +33,7 @@ from transformers.activations import ACT2FN
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from trl import SFTConfig, SFTTrainer
 
-from hf_memkit.check.rules.attention import WITHOUT_FLEX
+from hf_memkit.checks.rules.attention import WITHOUT_FLEX
 from hf_memkit.components import chunked_loss, fused_gelu
 from hf_memkit.liger_support import LIGER_OPTIONS, LIGER_WITH_LOGITS
 from tests.check.real import arguments, refused, rows

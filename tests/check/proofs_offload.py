@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from hf_memkit.check.rules.nvme import ADAM_BUFFERS, PIPELINED_BUFFERS
+from hf_memkit.checks.rules.nvme import ADAM_BUFFERS, PIPELINED_BUFFERS
 from tests.check.configs import ds
 from tests.check.real import files, optimizers, parse, reads, refused, train, trainer
 from tests.check.registry import proof

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from transformers import Trainer, TrainingArguments
 
-from hf_memkit.check.rules.trainer import DEFAULTS
+from hf_memkit.checks.rules.trainer import DEFAULTS
 from tests.check.configs import ADAMW, GONE, ds
 from tests.check.real import arguments, optimizers, refused, train, trainer
 from tests.check.registry import proof

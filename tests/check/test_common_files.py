@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hf_memkit.check import check_file
+from hf_memkit.checks import check_file
 
 RIGHT = {
     "lora by a script of one's own": """

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-import hf_memkit.check
-from hf_memkit.check.deepspeed_by_hand import BOUNDS, REMOVED, TORCH_OPTIMIZERS, TORCH_SCHEDULERS, UNTYPED
+import hf_memkit.checks
+from hf_memkit.checks.deepspeed_by_hand import BOUNDS, REMOVED, TORCH_OPTIMIZERS, TORCH_SCHEDULERS, UNTYPED
 from tests.conftest import ROOT
 
-GENERATED: dict[str, Any] = json.loads(Path(hf_memkit.check.__file__).with_name("deepspeed_0_19.json").read_text())
+GENERATED: dict[str, Any] = json.loads(Path(hf_memkit.checks.__file__).with_name("deepspeed_0_19.json").read_text())
 
 
 def test_the_generated_file_is_what_the_installed_deepspeed_says() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hf_memkit.check import Subject, check, check_file
-from hf_memkit.check.reading import key_lines, read
+from hf_memkit.checks import Subject, check, check_file
+from hf_memkit.checks.reading import key_lines, read
 from hf_memkit.cli import main
 from hf_memkit.errors import InputError
 from hf_memkit.zero.presets import load

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hf_memkit.check import RULES, check
+from hf_memkit.checks import RULES, check
 from tests.check.cases import CASES, Case
 from tests.conftest import ROOT
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from hf_memkit import resources
-from hf_memkit.check import Problem, Subject, check
-from hf_memkit.check.deepspeed_keys import SECTIONS
-from hf_memkit.check.subject import walk
+from hf_memkit.checks import Problem, Subject, check
+from hf_memkit.checks.deepspeed_keys import SECTIONS
+from hf_memkit.checks.subject import walk
 from hf_memkit.zero.presets import load
 from tests.check.case import MACHINE, NVME, NVME_PARAM, SMALL, ZENFLOW, of
 

@@ -22,15 +22,15 @@ from hf_memkit.cli.main import main
 from hf_memkit.cli.predict import _with_own
 from hf_memkit.cli.predict_next import Next, next_preset
 from hf_memkit.cli.predict_prepare import of_recipe, prepare
-from hf_memkit.predict import predict
-from hf_memkit.predict.confidence import Confidence
-from hf_memkit.predict.prediction import Prediction, with_rest
+from hf_memkit.prediction import predict
+from hf_memkit.prediction.confidence import Confidence
+from hf_memkit.prediction.prediction import Prediction, with_rest
 from hf_memkit.presets import PRESETS
 from hf_memkit.recipe.choose import predict_recipe
 from hf_memkit.recipe.schema import load_recipe
 from hf_memkit.request import Request
+from hf_memkit.setup import Setup
 from hf_memkit.terms import CATEGORIES, PHASES
-from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import GIB, MIB
 from tests.conftest import ROOT, Memkit
 
@@ -58,7 +58,7 @@ def prepared(
     batch_size: int | None = None,
     accumulation: int | None = None,
     **asked: Any,
-) -> TrainingSetup:
+) -> Setup:
     """As the command line prepares it."""
     request = Request(model=model, **asked)
     return prepare(_with_own(request, preset, [*techniques], [*settings], args, batch_size, accumulation))
@@ -305,11 +305,11 @@ def test_known_mistakes_of_the_user_s_are_told(tiny: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def xl() -> TrainingSetup:
+def xl() -> Setup:
     return prepared("gpt2-xl", gpu_memory="16GB", batch_size=8, sequence_length=1024, ram="64GB")
 
 
-def predicted(job: TrainingSetup, reserved_gib: float, cap_gib: float = 11.0, **changes: Any) -> Prediction:
+def predicted(job: Setup, reserved_gib: float, cap_gib: float = 11.0, **changes: Any) -> Prediction:
     """A prediction as a trace could give it."""
     peak = 10 * GIB
     held = {"weights": 3 * GIB, "optimizer": 4 * GIB, "activations": 2 * GIB, "buffers": 16 * MIB, "loss": 0}
@@ -332,7 +332,7 @@ def predicted(job: TrainingSetup, reserved_gib: float, cap_gib: float = 11.0, **
 
 
 def drawn(
-    prediction: Prediction, job: TrainingSetup, width: int, instead: Next | None = None, *, short: bool = False
+    prediction: Prediction, job: Setup, width: int, instead: Next | None = None, *, short: bool = False
 ) -> list[str]:
     out = io.StringIO()
     console = Console(file=out, width=width, color_system=None, force_terminal=False, legacy_windows=False)
@@ -341,7 +341,7 @@ def drawn(
 
 
 @pytest.mark.parametrize("width", [60, 80, 160])
-def test_the_table_is_one_screen_as_wide_as_the_terminal(xl: TrainingSetup, width: int) -> None:
+def test_the_table_is_one_screen_as_wide_as_the_terminal(xl: Setup, width: int) -> None:
     lines = drawn(predicted(xl, 12), xl, width)
     assert max(map(len, lines)) <= width and len(lines) <= 40
     assert lines[0].startswith("FITS: the allocator takes at most 12.00 GiB")
@@ -360,14 +360,14 @@ def test_the_table_is_one_screen_as_wide_as_the_terminal(xl: TrainingSetup, widt
     assert "Note: flash attention's scratch is bounded." in text and "Try next" not in text
 
 
-def test_a_library_s_message_neither_fills_the_screen_nor_steers_it(xl: TrainingSetup) -> None:
+def test_a_library_s_message_neither_fills_the_screen_nor_steers_it(xl: Setup) -> None:
     prediction = predicted(xl, 12).with_notes("not traced: \x1b[2J" + "backend " * 500)
     lines = drawn(prediction, xl, 80)
     assert len(lines) <= 40 and "\x1b" not in "".join(lines) and "\\x1b[2J" in "".join(lines)
     assert "backend " * 500 in prediction.to_json()["notes"][-1]
 
 
-def test_a_job_that_does_not_fit_gets_what_fills_it_and_what_to_try(xl: TrainingSetup) -> None:
+def test_a_job_that_does_not_fit_gets_what_fills_it_and_what_to_try(xl: Setup) -> None:
     instead = next_preset(xl)
     assert instead is not None
     # What is recommended is what `memkit preset` itself makes of it, and stands up to every rule.
@@ -386,7 +386,7 @@ def test_a_job_that_does_not_fit_gets_what_fills_it_and_what_to_try(xl: Training
     assert "Most of the peak" not in " ".join(drawn(predicted(xl, 12, host_rss_bytes=100 * GIB), xl, 100)), "it is RAM"
 
 
-def test_short_is_one_screen_whatever_there_is_to_say(xl: TrainingSetup) -> None:
+def test_short_is_one_screen_whatever_there_is_to_say(xl: Setup) -> None:
     instead = Next("infinity", "card and RAM are small, a disk is fast " * 9, 9 * GIB, 9 * GIB)
     job = replace(xl, warnings=("mine.yaml: " + "lr, \x1b[2J" * 99, "mine.yaml: " + "lr, " * 99))
     said = {"peak_module": "model.layers" * 40, "confidence": Confidence("formula", "two steps " * 40)}
@@ -400,7 +400,7 @@ def test_short_is_one_screen_whatever_there_is_to_say(xl: TrainingSetup) -> None
         assert what in text
 
 
-def test_nothing_is_recommended_where_nothing_fits(xl: TrainingSetup) -> None:
+def test_nothing_is_recommended_where_nothing_fits(xl: Setup) -> None:
     small = prepared("gpt2-xl", gpu_memory="2GB", batch_size=8, sequence_length=1024, ram="8GB")
     assert next_preset(small) is None
     text = " ".join(" ".join(drawn(predicted(small, 20, 19), small, 100)).split())
@@ -408,14 +408,14 @@ def test_nothing_is_recommended_where_nothing_fits(xl: TrainingSetup) -> None:
     assert next_preset(prepared("gpt2", batch_size=1)) is None, "no card, nothing to fit"
 
 
-def test_a_preset_that_contradicts_the_user_s_arguments_is_not_recommended(xl: TrainingSetup) -> None:
+def test_a_preset_that_contradicts_the_user_s_arguments_is_not_recommended(xl: Setup) -> None:
     assert xl.request is not None
     own = {**xl.request.arguments, "deepspeed": "mine.json"}
     assert next_preset(xl) is not None
     assert next_preset(replace(xl, request=replace(xl.request, arguments=own))) is None
 
 
-def test_numbers_that_are_the_same_are_said_once_and_no_card_is_no_verdict(xl: TrainingSetup) -> None:
+def test_numbers_that_are_the_same_are_said_once_and_no_card_is_no_verdict(xl: Setup) -> None:
     job = replace(xl, job=replace(xl.resolved_for, machine=xl.resolved_for.machine.with_gpu(None)))
     text = " ".join(" ".join(drawn(predicted(job, 11, 11), job, 100)).split())
     assert "NO VERDICT: no card to judge by" in text and "no card;" in text

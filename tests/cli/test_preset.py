@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hf_memkit.check.apply import check_file
+from hf_memkit.checks.apply import check_file
 from hf_memkit.cli.main import main
 from hf_memkit.compat import argument_types, current_name
 from hf_memkit.presets import PRESETS

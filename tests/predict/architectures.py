@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from hf_memkit.predict.trace_request import Device, TraceRequest
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.prediction.trace_request import Device, TraceRequest
+from hf_memkit.setup import Setup
 
 __all__ = ["ARCHITECTURES", "CHATTING", "MIXTURES", "MORE", "SETTINGS", "UNSEEN", "Architecture", "request"]
 
@@ -207,7 +207,7 @@ def request(architecture: Architecture, setting: str, device: Device) -> TraceRe
     size = architecture.batch_size
     wanted = {"padded": False, "save": False, **(SETTINGS | MORE)[setting]}
     fields = {name: wanted.pop(name) for name in list(wanted) if "." not in name}
-    setup = TrainingSetup("compared")
+    setup = Setup("compared")
     for key, value in {
         "model.name": architecture.name,
         "model.origin": "architecture",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from hf_memkit.models import ModelFacts, describe
-from hf_memkit.predict.trace_request import TraceRequest
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.prediction.trace_request import TraceRequest
+from hf_memkit.setup import Setup
 
 GPT2: dict[str, Any] = {
     "model_type": "gpt2", "n_embd": 64, "n_layer": 3, "n_head": 4, "vocab_size": 1000, "n_positions": 128,
@@ -24,9 +24,9 @@ def facts(config: dict[str, Any]) -> ModelFacts:
     return describe(f"no-such-{config['model_type']}", config, use_hub=False)
 
 
-def small_setup(config: dict[str, Any] | None = None, **arguments: Any) -> TrainingSetup:
+def small_setup(config: dict[str, Any] | None = None, **arguments: Any) -> Setup:
     """Trainer's defaults for a small model; `arguments` are fields of TrainingArguments."""
-    setup = TrainingSetup("trainer-defaults").put("model.name", "small", "a test's")
+    setup = Setup("trainer-defaults").put("model.name", "small", "a test's")
     setup = setup.put("model.origin", "architecture", "a test's").put("model.architecture", config or GPT2, "a test's")
     for name, value in {"per_device_train_batch_size": 2, **arguments}.items():
         setup = setup.put(f"arguments.{name}", value, "a test's")

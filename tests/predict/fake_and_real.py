@@ -25,9 +25,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from hf_memkit.predict.child import serve
-from hf_memkit.predict.trace import Trace
-from hf_memkit.predict.trace_request import TraceRequest
+from hf_memkit.prediction.child import serve
+from hf_memkit.prediction.trace import Trace
+from hf_memkit.prediction.trace_request import TraceRequest
 from tests.predict.architectures import ARCHITECTURES, CHATTING, MIXTURES, UNSEEN, request
 from tests.predict.fake_and_real_tracker import both_trackers
 
@@ -62,7 +62,7 @@ def peaks(changes: Iterable[int | str]) -> Peaks:
 
 def traced(asked: TraceRequest) -> dict[str, Any]:
     """Peaks of the training on fake tensors, as its trace has them, but for the rounding that a CPU does not do."""
-    from hf_memkit.predict.child.training import trace_training
+    from hf_memkit.prediction.child.training import trace_training
 
     trace = trace_training(asked)
     peak = trace.peak()
@@ -193,8 +193,8 @@ def _train(asked: TraceRequest) -> None:
     from transformers import default_data_collator
     from transformers.trainer_callback import PrinterCallback
 
-    from hf_memkit.predict.child.sft import as_dataset, is_sft, tokenizer
-    from hf_memkit.predict.child.training import own_arguments, rows_for
+    from hf_memkit.prediction.child.sft import as_dataset, is_sft, tokenizer
+    from hf_memkit.prediction.child.training import own_arguments, rows_for
     from hf_memkit.train import build_arguments, trainer_class
 
     _mark_stopped_recomputations()

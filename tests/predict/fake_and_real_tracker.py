@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hf_memkit.predict.trace_request import TraceRequest
+from hf_memkit.prediction.trace_request import TraceRequest
 
 __all__ = ["both_trackers"]
 
@@ -22,7 +22,7 @@ def both_trackers(asked: TraceRequest) -> dict[str, Any]:
 def _traced(asked: TraceRequest) -> int:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from hf_memkit.predict.child.tracer import StorageTracer
+    from hf_memkit.prediction.child.tracer import StorageTracer
 
     tracer = StorageTracer("cpu")
     with FakeTensorMode(), tracer:

@@ -15,9 +15,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from hf_memkit.predict.child import fast_fakes, serve
-from hf_memkit.predict.child.training import trace_training
-from hf_memkit.predict.trace_request import TraceRequest
+from hf_memkit.prediction.child import fast_fakes, serve
+from hf_memkit.prediction.child.training import trace_training
+from hf_memkit.prediction.trace_request import TraceRequest
 
 
 def traced(content: dict[str, Any], place: Path, *, fast: bool) -> None:

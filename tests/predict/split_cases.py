@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 from tests.predict.cases import small_setup
 
 LENGTH: Final = 64
@@ -31,9 +31,7 @@ def config(stage: int, *, bf16: bool, **zero: Any) -> dict[str, Any]:
     }
 
 
-def case(
-    stage: int, *, bf16: bool, accumulation: int = 1, batch: int = 32, checkpointing: bool = False
-) -> TrainingSetup:
+def case(stage: int, *, bf16: bool, accumulation: int = 1, batch: int = 32, checkpointing: bool = False) -> Setup:
     """With a batch of 32 activations decide the peak, with one of 2 what the engine holds."""
     setup = small_setup(
         MODEL, bf16=bf16, gradient_accumulation_steps=accumulation, per_device_train_batch_size=batch,

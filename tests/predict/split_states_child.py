@@ -28,9 +28,9 @@ from accelerate.state import AcceleratorState, GradientState
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 from transformers.utils import logging
 
-from hf_memkit.predict.child.tracer import StorageTracer
+from hf_memkit.prediction.child.tracer import StorageTracer
+from hf_memkit.setup import Setup
 from hf_memkit.terms import Phase
-from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.zero.process_group import join_process_group, leave_process_group
 from tests.predict import fake_and_real
 
@@ -77,17 +77,17 @@ class Marks(TrainerCallback):  # type: ignore[misc]
 
 def measured(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The most live bytes of each phase."""
-    setup, length = TrainingSetup.from_json(asked["setup"]), asked["sequence_length"]
+    setup, length = Setup.from_json(asked["setup"]), asked["sequence_length"]
     with StorageTracer("cpu") as tracer:
         train(setup, length, folder, Marks(tracer))
         return fake_and_real._named(fake_and_real.peaks(fake_and_real._changes(tracer.finish("data"))))
 
 
-def train(setup: TrainingSetup, sequence_length: int, folder: Path, marks: Marks) -> None:
+def train(setup: Setup, sequence_length: int, folder: Path, marks: Marks) -> None:
     from deepspeed.runtime.zero.partition_parameters import Init
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from hf_memkit.predict.child.inputs import Rows
+    from hf_memkit.prediction.child.inputs import Rows
 
     given = {key: value for key, value in setup.section("arguments").items() if key != "optim"}
     arguments = TrainingArguments(

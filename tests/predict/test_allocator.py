@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from hf_memkit.compat import FreeOrder, free_order
-from hf_memkit.predict.allocator import CachingAllocator, OutOfDeviceMemory
-from hf_memkit.predict.allocator_blocks import DeviceMemory
-from hf_memkit.predict.allocator_settings import AllocatorSettings
-from hf_memkit.predict.replay import replay
+from hf_memkit.prediction.allocator import CachingAllocator, OutOfDeviceMemory
+from hf_memkit.prediction.allocator_blocks import DeviceMemory
+from hf_memkit.prediction.allocator_settings import AllocatorSettings
+from hf_memkit.prediction.replay import replay
 from hf_memkit.units import MIB
 from tests.predict.traces import trace_of
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hf_memkit.predict.allocator_copy import Started
-from hf_memkit.predict.allocator_settings import parse_settings
-from hf_memkit.predict.replay import replay
+from hf_memkit.prediction.allocator_copy import Started
+from hf_memkit.prediction.allocator_settings import parse_settings
+from hf_memkit.prediction.replay import replay
 from hf_memkit.units import MIB
 from tests.predict.traces import random_trace
 

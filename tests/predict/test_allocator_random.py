@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import pytest
 
-from hf_memkit.predict.allocator import CachingAllocator, OutOfDeviceMemory
-from hf_memkit.predict.allocator_blocks import Block, DeviceMemory, Pool
-from hf_memkit.predict.allocator_settings import AllocatorSettings, parse_settings
-from hf_memkit.predict.replay import replay
+from hf_memkit.prediction.allocator import CachingAllocator, OutOfDeviceMemory
+from hf_memkit.prediction.allocator_blocks import Block, DeviceMemory, Pool
+from hf_memkit.prediction.allocator_settings import AllocatorSettings, parse_settings
+from hf_memkit.prediction.replay import replay
 from hf_memkit.units import MIB
 from tests.predict.traces import random_trace
 

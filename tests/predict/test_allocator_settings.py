@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hf_memkit.errors import InputError
-from hf_memkit.predict.allocator_settings import INTERVALS, AllocatorSettings, parse_settings
+from hf_memkit.prediction.allocator_settings import INTERVALS, AllocatorSettings, parse_settings
 from hf_memkit.units import MIB
 
 DIVISIONS = (

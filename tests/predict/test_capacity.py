@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from hf_memkit.predict import capacity
-from hf_memkit.predict.allocator_settings import AllocatorSettings, parse_settings
-from hf_memkit.predict.capacity import CAP_STEP, perturbed, reserved_interval, smallest_cap
-from hf_memkit.predict.replay import replay
-from hf_memkit.predict.trace import Trace
+from hf_memkit.prediction import capacity
+from hf_memkit.prediction.allocator_settings import AllocatorSettings, parse_settings
+from hf_memkit.prediction.capacity import CAP_STEP, perturbed, reserved_interval, smallest_cap
+from hf_memkit.prediction.replay import replay
+from hf_memkit.prediction.trace import Trace
 from hf_memkit.terms import CATEGORIES
 from hf_memkit.units import MIB
 from tests.predict.traces import random_trace, trace_of

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from hf_memkit.predict.child.attention import _KERNELS, Call, kernel_on_card
-from hf_memkit.predict.child.tracer import StorageTracer
-from hf_memkit.predict.gpu_memory import (
+from hf_memkit.prediction.child.attention import _KERNELS, Call, kernel_on_card
+from hf_memkit.prediction.child.tracer import StorageTracer
+from hf_memkit.prediction.gpu_memory import (
     cublas_workspace_bytes,
     efficient_backward_bytes,
     flash_backward_bytes,

@@ -16,14 +16,14 @@ import pytest
 from hf_memkit import preset
 from hf_memkit.errors import TraceFailed
 from hf_memkit.models import ModelFacts, describe
-from hf_memkit.predict.trace import Trace
-from hf_memkit.predict.trace_request import TraceRequest
-from hf_memkit.predict.worker import Worker
+from hf_memkit.prediction.trace import Trace
+from hf_memkit.prediction.trace_request import TraceRequest
+from hf_memkit.prediction.worker import Worker
+from hf_memkit.setup import Setup
 from hf_memkit.techniques.activation_bytes import chunked_loss_bytes, full_loss_bytes
 from hf_memkit.techniques.adapter_sizes import adapter_parameters, dequantised_bytes, quantised_bytes
 from hf_memkit.techniques.optimizer_states import optimizer_of, states_of, step_temporary_bytes
 from hf_memkit.terms import CATEGORIES, Category, Phase
-from hf_memkit.training_setup import TrainingSetup
 
 pytestmark = pytest.mark.tracing
 
@@ -65,14 +65,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
-def setup_of(folder: Path, names: str, *, batch: int = BATCH, **options: Any) -> TrainingSetup:
+def setup_of(folder: Path, names: str, *, batch: int = BATCH, **options: Any) -> Setup:
     return preset(
         names, model=str(folder), gpu_memory="16GB", ram="64GB", use_hub=False, sequence_length=LENGTH,
         global_batch_size=batch, arguments={"per_device_train_batch_size": batch}, **options,
     )  # fmt: skip
 
 
-def traced(worker: Worker, setup: TrainingSetup, **options: Any) -> Trace:
+def traced(worker: Worker, setup: Setup, **options: Any) -> Trace:
     return worker.trace(TraceRequest(setup, LENGTH, evaluate=False, **options))
 
 

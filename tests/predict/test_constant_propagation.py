@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hf_memkit.errors import Unmodelled
-from hf_memkit.predict.child.tracer import StorageTracer
+from hf_memkit.prediction.child.tracer import StorageTracer
 
 
 @pytest.fixture

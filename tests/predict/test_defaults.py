@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hf_memkit.errors import InputError, SettingError
-from hf_memkit.predict.defaults import TRAINER_DEFAULTS, default_setup, look_at
+from hf_memkit.prediction.defaults import TRAINER_DEFAULTS, default_setup, look_at
 
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_head": 2, "n_layer": 2, "vocab_size": 100, "n_positions": 64}
 BERT = {

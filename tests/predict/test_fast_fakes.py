@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from hf_memkit.predict.trace_request import TraceRequest
+from hf_memkit.prediction.trace_request import TraceRequest
 from tests.predict.architectures import ARCHITECTURES
 from tests.predict.architectures import request as of_architecture
 from tests.predict.cases import GPT2, LLAMA, request

@@ -19,10 +19,10 @@ from transformers import (
     default_data_collator,
 )
 
-from hf_memkit.predict import Prediction, predict_trainer
-from hf_memkit.predict.child.generation import generation_bytes
-from hf_memkit.predict.trace_request import TraceRequest
-from hf_memkit.predict.worker import Worker
+from hf_memkit.prediction import Prediction, predict_trainer
+from hf_memkit.prediction.child.generation import generation_bytes
+from hf_memkit.prediction.trace_request import TraceRequest
+from hf_memkit.prediction.worker import Worker
 from tests.predict.architectures import ARCHITECTURES, request
 
 _BY_NAME: Final = {each.name: each for each in ARCHITECTURES}

@@ -20,9 +20,9 @@ from benchmarks.allocator_compare import compare
 from benchmarks.allocator_history import read_history, record_history
 from hf_memkit.compat import FreeOrder
 from hf_memkit.errors import InputError, RunError
-from hf_memkit.predict.allocator_blocks import DeviceMemory
-from hf_memkit.predict.allocator_settings import AllocatorSettings
-from hf_memkit.predict.replay import replay
+from hf_memkit.prediction.allocator_blocks import DeviceMemory
+from hf_memkit.prediction.allocator_settings import AllocatorSettings
+from hf_memkit.prediction.replay import replay
 from hf_memkit.units import MIB
 from tests.conftest import ROOT
 

@@ -9,8 +9,8 @@ import torch
 import transformers
 
 from hf_memkit.errors import InputError
-from hf_memkit.predict.child.inputs import Rows, example, pads, shortened
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.prediction.child.inputs import Rows, example, pads, shortened
+from hf_memkit.setup import Setup
 
 TEXT: dict[str, Any] = {
     "vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
@@ -108,10 +108,10 @@ def test_what_there_is_no_example_of(name: str, config: dict[str, Any], said: st
     assert name in str(refused.value) and "\n" not in str(refused.value)
 
 
-PACKED = TrainingSetup("a test's").put("trainer_parts.packed_batches", {}, "a test's")
-PADDED = TrainingSetup("a test's").put("trainer_parts.pad_batches", {"multiple": 8}, "a test's")
-GROUPED = TrainingSetup("a test's").put("arguments.train_sampling_strategy", "group_by_length", "a test's")
-PLAIN = TrainingSetup("a test's")
+PACKED = Setup("a test's").put("trainer_parts.packed_batches", {}, "a test's")
+PADDED = Setup("a test's").put("trainer_parts.pad_batches", {"multiple": 8}, "a test's")
+GROUPED = Setup("a test's").put("arguments.train_sampling_strategy", "group_by_length", "a test's")
+PLAIN = Setup("a test's")
 
 GPT2: dict[str, Any] = {"vocab_size": 50, "n_embd": 16, "n_layer": 1, "n_head": 2}
 
@@ -128,7 +128,7 @@ GPT2: dict[str, Any] = {"vocab_size": 50, "n_embd": 16, "n_layer": 1, "n_head": 
         (PLAIN, "BartForConditionalGeneration", BART, True),
     ],
 )
-def test_whether_a_batch_is_padded(setup: TrainingSetup, name: str, config: dict[str, Any], padded: bool) -> None:
+def test_whether_a_batch_is_padded(setup: Setup, name: str, config: dict[str, Any], padded: bool) -> None:
     assert pads(setup, build(name, config)) is padded
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from hf_memkit.predict.child.kernel_rules import KERNEL_RULES, learn_counts
-from hf_memkit.predict.child.tracer import StorageTracer
+from hf_memkit.prediction.child.kernel_rules import KERNEL_RULES, learn_counts
+from hf_memkit.prediction.child.tracer import StorageTracer
 
 aten = torch.ops.aten
 BF16 = torch.bfloat16

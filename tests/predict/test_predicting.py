@@ -12,10 +12,10 @@ from transformers import AutoConfig
 from hf_memkit.errors import InputError
 from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.job import Job
-from hf_memkit.predict import Prediction, predict
-from hf_memkit.predict.defaults import default_setup, look_at_config
-from hf_memkit.predict.worker import Worker, shared_worker
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.prediction import Prediction, predict
+from hf_memkit.prediction.defaults import default_setup, look_at_config
+from hf_memkit.prediction.worker import Worker, shared_worker
+from hf_memkit.setup import Setup
 from hf_memkit.units import GIB
 from tests.predict.cases import GPT2, LENGTH, facts, small_setup
 
@@ -28,7 +28,7 @@ def _worker() -> Iterator[Worker]:
     shared_worker().close()
 
 
-def predicted(setup: TrainingSetup | None = None, **options: Any) -> Prediction:
+def predicted(setup: Setup | None = None, **options: Any) -> Prediction:
     given = {"model": facts(GPT2), "machine": MACHINE, "micro_batch_size": 2, "sequence_length": LENGTH, **options}
     trace = given.pop("trace", True)
     return predict(replace(setup or small_setup(), job=Job(**given)), trace=trace)

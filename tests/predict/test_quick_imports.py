@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hf_memkit.predict.child.quick_imports import import_late, is_loaded, quick_imports
+from hf_memkit.prediction.child.quick_imports import import_late, is_loaded, quick_imports
 
 
 @pytest.fixture
@@ -86,8 +86,8 @@ def test_caches_have_no_limit_within_and_everything_is_put_back() -> None:
 
 def test_the_child_loads_no_compiler_and_no_data_sets() -> None:
     code = (
-        "import sys; from hf_memkit.predict.child import serve; assert serve._load() is None\n"
-        "from hf_memkit.predict.child.quick_imports import is_loaded\n"
+        "import sys; from hf_memkit.prediction.child import serve; assert serve._load() is None\n"
+        "from hf_memkit.prediction.child.quick_imports import is_loaded\n"
         "import transformers.trainer as trainer\n"
         "print([name for name in ('torch._inductor.compile_fx', 'datasets', 'deepspeed') if is_loaded(name)])\n"
         "assert not trainer.is_datasets_available()\n"
@@ -102,7 +102,7 @@ def test_the_child_loads_no_compiler_and_no_data_sets() -> None:
 def test_what_a_case_imported_is_there_for_the_next() -> None:
     code = (
         "import sys\n"
-        "from hf_memkit.predict.child.quick_imports import load_again\n"
+        "from hf_memkit.prediction.child.quick_imports import load_again\n"
         "load_again(['transformers.models.gpt2.modeling_gpt2', 'torch.no_such_module', 'antigravity'])\n"
         "assert 'transformers.models.gpt2.modeling_gpt2' in sys.modules\n"
         "assert 'antigravity' not in sys.modules\n"

@@ -8,8 +8,8 @@ from itertools import product
 
 import pytest
 
-from hf_memkit.predict.trace_request import TraceRequest
-from hf_memkit.predict.worker import Worker
+from hf_memkit.prediction.trace_request import TraceRequest
+from hf_memkit.prediction.worker import Worker
 from hf_memkit.techniques.activation_bytes import full_loss_bytes, sft_loss_bytes
 from tests.fewer import pairs
 from tests.predict.architectures import CHATTING, request

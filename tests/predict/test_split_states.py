@@ -14,12 +14,12 @@ from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.job import Job
 from hf_memkit.ledger import Ledger, Row
 from hf_memkit.models import ModelFacts, describe
-from hf_memkit.predict import Prediction, predict
-from hf_memkit.predict.split_states import one_rank, split_notes
-from hf_memkit.predict.trace import Trace
-from hf_memkit.predict.worker import shared_worker
+from hf_memkit.prediction import Prediction, predict
+from hf_memkit.prediction.split_states import one_rank, split_notes
+from hf_memkit.prediction.trace import Trace
+from hf_memkit.prediction.worker import shared_worker
+from hf_memkit.setup import Setup
 from hf_memkit.terms import CATEGORIES
-from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import GIB
 from hf_memkit.zero.index import preset_index
 from hf_memkit.zero.ledger import zero_ledger
@@ -44,14 +44,14 @@ def _worker() -> Iterator[None]:
     shared_worker().close()
 
 
-def setup_of(preset: str, config: dict[str, Any], model: ModelFacts, gpus: int, nodes: int) -> TrainingSetup:
+def setup_of(preset: str, config: dict[str, Any], model: ModelFacts, gpus: int, nodes: int) -> Setup:
     sized = size_preset(preset, model, MACHINE, nvme_path="/d", gpus=gpus, nodes=nodes, accumulation=False)
-    setup = TrainingSetup(preset).put("model.name", "m", "a test's").put("model.origin", "architecture", "a test's")
+    setup = Setup(preset).put("model.name", "m", "a test's").put("model.origin", "architecture", "a test's")
     setup = setup.put("model.architecture", config, "a test's").put("arguments.bf16", True, "a test's")
     return setup.put("deepspeed.config", sized.config, "a test's")
 
 
-def predicted(setup: TrainingSetup, model: ModelFacts, gpus: int, nodes: int, *, trace: bool) -> Prediction:
+def predicted(setup: Setup, model: ModelFacts, gpus: int, nodes: int, *, trace: bool) -> Prediction:
     return predict(replace(setup, job=Job(model, MACHINE, 1, 64, gpus=gpus, nodes=nodes)), trace=trace)
 
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from hf_memkit.predict.split_states import one_rank, without_engine
-from hf_memkit.predict.trace_request import TraceRequest
-from hf_memkit.predict.worker import shared_worker
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.prediction.split_states import one_rank, without_engine
+from hf_memkit.prediction.trace_request import TraceRequest
+from hf_memkit.prediction.worker import shared_worker
+from hf_memkit.setup import Setup
 from hf_memkit.zero import ops
 from hf_memkit.zero.ledger import zero_ledger
 from tests.conftest import ROOT
@@ -54,7 +54,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Live]:
     }
 
 
-def _run(folder: Path, processes: int, cases: dict[str, TrainingSetup]) -> Live:
+def _run(folder: Path, processes: int, cases: dict[str, Setup]) -> Live:
     asked = {name: {"setup": setup.to_json(), "sequence_length": LENGTH} for name, setup in cases.items()}
     (folder / "cases.json").write_text(json.dumps(asked))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

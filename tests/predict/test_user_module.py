@@ -15,9 +15,9 @@ from transformers import BertConfig, BertForSequenceClassification, GPT2Config, 
 
 from hf_memkit.errors import InputError, SettingError
 from hf_memkit.own_arguments import of_trainer
-from hf_memkit.predict import Prediction, predict_trainer
-from hf_memkit.predict.user_batch import batches_of_rows
-from hf_memkit.predict.worker import shared_worker
+from hf_memkit.prediction import Prediction, predict_trainer
+from hf_memkit.prediction.user_batch import batches_of_rows
+from hf_memkit.prediction.worker import shared_worker
 from tests.conftest import ROOT
 from tests.predict import user_models
 from tests.predict.user_models import CLASSES, LARGE, WIDTH, Classifier, LossyTrainer, Recurrent, build
@@ -229,7 +229,7 @@ def test_a_model_of_the_script_that_runs(tmp_path: Path) -> None:
     """The commonest mistake, as its user makes it."""
     script = tmp_path / "train.py"
     script.write_text(
-        "from hf_memkit.predict import predict_trainer\n"
+        "from hf_memkit.prediction import predict_trainer\n"
         "from tests.predict.user_models import Classifier\n"
         "class Mine(Classifier):\n    pass\n"
         "try:\n    predict_trainer(Mine(), example={'x': 1})\n"

@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from hf_memkit.errors import TraceFailed
-from hf_memkit.predict.trace import Trace, rounded
-from hf_memkit.predict.worker import Worker
+from hf_memkit.prediction.trace import Trace, rounded
+from hf_memkit.prediction.worker import Worker
 from hf_memkit.terms import CATEGORIES
 from tests.predict.cases import GPT2, LENGTH, facts, request
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from hf_memkit.predict.trace import Trace
+from hf_memkit.prediction.trace import Trace
 from hf_memkit.terms import CATEGORIES, Phase
 from hf_memkit.units import MIB
 

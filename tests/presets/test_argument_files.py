@@ -13,7 +13,7 @@ import yaml
 from hf_memkit.compat import current_name
 from hf_memkit.presets.files import ArgumentFile, argument_file
 from hf_memkit.presets.outside import SCRIPTS, outside_lines
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 pytestmark = pytest.mark.compat
 
@@ -52,8 +52,8 @@ SETTINGS: dict[str, Any] = {
 
 
 @pytest.fixture
-def setup() -> TrainingSetup:
-    made = TrainingSetup(preset="made-up").with_notes("a note")
+def setup() -> Setup:
+    made = Setup(preset="made-up").with_notes("a note")
     for key, value in SETTINGS.items():
         made = made.put(key, value, f"why {key}")
     return made
@@ -70,7 +70,7 @@ def parsed(file: ArgumentFile, folder: Path, ending: str) -> Any:
 
 
 @pytest.mark.parametrize("ending", ["yaml", "json"])
-def test_the_real_parser_reads_every_value(setup: TrainingSetup, tmp_path: Path, ending: str) -> None:
+def test_the_real_parser_reads_every_value(setup: Setup, tmp_path: Path, ending: str) -> None:
     real = parsed(argument_file(setup, own={"output_dir": str(tmp_path / "out")}), tmp_path, ending)
     for name, value in setup.arguments.items():
         names = [n for n in (name, name.replace("activation_", "gradient_")) if hasattr(real, n)]
@@ -79,7 +79,7 @@ def test_the_real_parser_reads_every_value(setup: TrainingSetup, tmp_path: Path,
     assert real.output_dir == str(tmp_path / "out")
 
 
-def test_yaml_has_each_reason_as_a_comment_and_json_the_same_values(setup: TrainingSetup) -> None:
+def test_yaml_has_each_reason_as_a_comment_and_json_the_same_values(setup: Setup) -> None:
     file = argument_file(setup, own={"train_file": "x.txt", "optim": "sgd"})
     text = file.text(as_yaml=True)
     assert yaml.safe_load(text) == json.loads(file.text(as_yaml=False)) == file.content
@@ -92,7 +92,7 @@ def test_yaml_has_each_reason_as_a_comment_and_json_the_same_values(setup: Train
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_nothing_gets_lost(setup: TrainingSetup, script: str) -> None:
+def test_nothing_gets_lost(setup: Setup, script: str) -> None:
     """Each setting stands in the file, or in a line of what the file cannot say."""
     file = argument_file(setup, script=script)
     written = json.dumps(file.content) + " ".join(f"{each.what} {each.line}" for each in file.outside)
@@ -107,7 +107,7 @@ def test_nothing_gets_lost(setup: TrainingSetup, script: str) -> None:
         assert all(v.strip('"') in written or repr(json.loads(v)) in written for v in values if v), (key, script)
 
 
-def test_each_kind_of_script_leaves_less_over(setup: TrainingSetup) -> None:
+def test_each_kind_of_script_leaves_less_over(setup: Setup) -> None:
     by_script = {script: [each.what for each in outside_lines(setup, script)] for script in SCRIPTS}
     assert len(by_script["trl"]) < len(by_script["run_clm"]) == len(by_script["trainer"]) - 1  # block_size
     trl = argument_file(setup, script="trl").content
@@ -119,7 +119,7 @@ def test_each_kind_of_script_leaves_less_over(setup: TrainingSetup) -> None:
     assert any("llm_int8_skip_modules" in each.what for each in outside_lines(odd, "trl"))
 
 
-def test_names_of_trl_are_those_of_the_installed_trl(setup: TrainingSetup) -> None:
+def test_names_of_trl_are_those_of_the_installed_trl(setup: Setup) -> None:
     from transformers import TrainingArguments
     from trl import ModelConfig, SFTConfig
 
@@ -129,7 +129,7 @@ def test_names_of_trl_are_those_of_the_installed_trl(setup: TrainingSetup) -> No
     assert ours <= known and len(ours - installed) > 8
 
 
-def test_lines_are_python(setup: TrainingSetup) -> None:
+def test_lines_are_python(setup: Setup) -> None:
     import ast
 
     lines = [each.line for each in outside_lines(setup) if not each.line.startswith(("export ", "cut "))]
@@ -143,13 +143,13 @@ def test_lines_are_python(setup: TrainingSetup) -> None:
     assert kind.__name__ == "SGD" and options == {"momentum": 0.9, "lr": 1e-5}
 
 
-def test_a_model_that_was_named_for_its_sizes_is_not_loaded_over_one_from_scratch(setup: TrainingSetup) -> None:
+def test_a_model_that_was_named_for_its_sizes_is_not_loaded_over_one_from_scratch(setup: Setup) -> None:
     assert argument_file(setup, script="run_clm").content["model_name_or_path"] == "gpt2"
     own = {"model_type": "gpt2", "tokenizer_name": "t"}
     assert "model_name_or_path" not in argument_file(setup, own=own, script="run_clm").content
 
 
-def test_today_s_names_become_the_installed_ones(setup: TrainingSetup) -> None:
+def test_today_s_names_become_the_installed_ones(setup: Setup) -> None:
     from transformers import TrainingArguments
 
     known = {field.name for field in dataclasses.fields(TrainingArguments)}

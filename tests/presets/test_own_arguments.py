@@ -12,13 +12,13 @@ from hf_memkit.argument_values import checked, misspelt, unknown
 from hf_memkit.compat import fields, to_installed_arguments
 from hf_memkit.errors import SettingError
 from hf_memkit.presets.own import settle
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 pytestmark = pytest.mark.compat
 
 
-def setup_of(**settings: Any) -> TrainingSetup:
-    made = TrainingSetup(preset="made-up")
+def setup_of(**settings: Any) -> Setup:
+    made = Setup(preset="made-up")
     for key, value in settings.items():
         made = made.put(key.replace("__", "."), value, f"the reason for {key}")
     return made

@@ -34,7 +34,7 @@ from hf_memkit.recipe.tasks.chat_template import CHATML_FRAMING, training_templa
 from hf_memkit.recipe.tasks.chat_tokens import checksum, tokenise
 from hf_memkit.recipe.tokenizer import Framing, train_tokenizer
 from hf_memkit.request import Request
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 from tests.conftest import Quick, read_json_lines
 from tests.loaded import Loaded
 from tests.techniques.tiny_models import causal_model
@@ -251,7 +251,7 @@ def test_adapters_are_fp32_where_fp16_scales_the_loss(tmp_path: Path, tokenizer:
     rows = datasets.Dataset.from_list([{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}])
     trainer = sft(adapted, tokenizer, rows, tmp_path, dataset_kwargs={"skip_prepare_dataset": True})
     assert {each.dtype for each in adapted.parameters() if each.requires_grad} == {torch.bfloat16}
-    setup = TrainingSetup("tried").put("trainer.class", "trl:SFTTrainer", "tried").put("arguments.fp16", fp16, "tried")
+    setup = Setup("tried").put("trainer.class", "trl:SFTTrainer", "tried").put("arguments.fp16", fp16, "tried")
     train.after_making(setup, trainer)
     expected = torch.float32 if fp16 else torch.bfloat16
     assert {each.dtype for each in adapted.parameters() if each.requires_grad} == {expected}

@@ -18,7 +18,7 @@ from hf_memkit.recipe.tables import load_table
 from hf_memkit.recipe.tasks import find_task
 from hf_memkit.recipe.tasks.chat_made_up import made_up_conversations
 from hf_memkit.recipe.tasks.chat_rows import EXAMPLE, conversation
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 USER = {"role": "user", "content": "Hello"}
 ANSWER = {"role": "assistant", "content": "Good day."}
@@ -32,12 +32,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     return folder
 
 
-def setup_for(source: Path | None, columns: dict[str, str] | None = None) -> TrainingSetup:
+def setup_for(source: Path | None, columns: dict[str, str] | None = None) -> Setup:
     data = {
         "source": str(source) if source else None, "columns": columns or {"messages": "messages"},
         "hub_id": "none/such", "hub_config": None, "hub_split": "train",
     }  # fmt: skip
-    return TrainingSetup("tried").put_all("data", {key: (value, "tried") for key, value in data.items()})
+    return Setup("tried").put_all("data", {key: (value, "tried") for key, value in data.items()})
 
 
 def loaded(source: Path, columns: dict[str, str] | None = None) -> list[list[dict[str, Any]]]:

@@ -15,13 +15,13 @@ import yaml
 
 from hf_memkit.errors import DoesNotFitError
 from hf_memkit.hardware import Gpu, Machine, gpu_of_size
-from hf_memkit.predict import Prediction
-from hf_memkit.predict.prediction import with_rest
+from hf_memkit.prediction import Prediction
+from hf_memkit.prediction.prediction import with_rest
 from hf_memkit.recipe.choose import FAR_OFF, choose, nearest_that_fits, predicted
 from hf_memkit.recipe.resolve import MULTIPLE, longest_by_formula, resolve
 from hf_memkit.recipe.schema import Recipe, read_recipe
 from hf_memkit.request import Request
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 from hf_memkit.units import GIB
 from tests.predict.test_prediction import made
 
@@ -44,7 +44,7 @@ class Counting:
     def __init__(self) -> None:
         self.asked: list[tuple[str, str, int]] = []
 
-    def __call__(self, resolved: TrainingSetup) -> Prediction:
+    def __call__(self, resolved: Setup) -> Prediction:
         kind = next((name for name in resolved.techniques if name.endswith("-checkpointing")), "none")
         self.asked.append((resolved.preset, kind, resolved.sequence_length))
         return predicted(resolved)
@@ -73,7 +73,7 @@ def with_card(machine: Machine, usable_bytes: int) -> Machine:
     return replace(machine, gpu=gpu.with_capacity(usable_bytes + gpu.context_bytes))
 
 
-def card_of(resolved: TrainingSetup) -> Gpu:
+def card_of(resolved: Setup) -> Gpu:
     assert resolved.resolved_for.machine.gpu is not None
     return resolved.resolved_for.machine.gpu
 
@@ -185,7 +185,7 @@ def test_of_the_lengths_that_fit_the_longest_is_taken(recipe: Recipe, machine: M
     own = small_recipe(recipe, tmp_path, variants=variants, sequences_per_step=1)
     asked: list[int] = []
 
-    def predict(resolved: TrainingSetup) -> Prediction:
+    def predict(resolved: Setup) -> Prediction:
         asked.append(int(resolved["data.sequence_length"]))
         usable = card_of(resolved).usable_bytes
         share = {1: 0.5, 2: 4.0}.get(len(asked), 0.8)

@@ -21,7 +21,7 @@ from hf_memkit.recipe.tasks import find_task
 from hf_memkit.recipe.tasks.made_up_texts import kinds_of_text, summaries
 from hf_memkit.recipe.tasks.task import Examples
 from hf_memkit.request import Request
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 TASK = find_task("text-classification")
 
@@ -37,12 +37,12 @@ def card(machine: Machine) -> Machine:
 
 
 @pytest.fixture(scope="module")
-def small(bert: Recipe, card: Machine) -> TrainingSetup:
+def small(bert: Recipe, card: Machine) -> Setup:
     return rehearse(bert, resolve(bert, card, Request(variant="8bit"), use_hub=False)).setup
 
 
 @pytest.fixture(scope="module")
-def examples(small: TrainingSetup) -> Examples:
+def examples(small: Setup) -> Examples:
     return TASK.prepare(small, lambda line: None)
 
 
@@ -89,7 +89,7 @@ def tiny(examples: Examples) -> BertForSequenceClassification:
     )  # fmt: skip
 
 
-def test_an_evaluation_keeps_a_number_an_example(small: TrainingSetup, examples: Examples, tmp_path: Path) -> None:
+def test_an_evaluation_keeps_a_number_an_example(small: Setup, examples: Examples, tmp_path: Path) -> None:
     options = TASK.trainer_options(small, examples)
     assert {"compute_metrics", "preprocess_logits_for_metrics"} <= options.keys()
     kept: list[Any] = []
@@ -114,7 +114,7 @@ def test_an_evaluation_keeps_a_number_an_example(small: TrainingSetup, examples:
     }  # fmt: skip
 
 
-def test_batches_are_as_long_as_their_longest_text(small: TrainingSetup, examples: Examples) -> None:
+def test_batches_are_as_long_as_their_longest_text(small: Setup, examples: Examples) -> None:
     """pad-to-multiple's collator, and transformers' own where a variant has none."""
     plain = small.drop("trainer_parts.pad_batches")
     collator = TASK.trainer_options(plain, examples)["data_collator"]
@@ -145,7 +145,7 @@ def test_made_up_texts_are_the_same_every_time() -> None:
 
 
 def test_what_a_run_says_beside_its_losses(examples: Examples) -> None:
-    told = TASK.told(TrainingSetup(preset="x"), examples, 10, 4)
+    told = TASK.told(Setup(preset="x"), examples, 10, 4)
     assert "of 3 classes (bytecode, code, documentation); 10 steps of 4" in told
     found = TASK.result(examples, examples.held_out)
     assert found["labels"] == ["bytecode", "code", "documentation"]

@@ -13,7 +13,7 @@ import pytest
 from hf_memkit.errors import DataError
 from hf_memkit.recipe.tasks import find_task
 from hf_memkit.recipe.tasks.task import Examples
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 TASK = find_task("text-classification")
 EXAMPLE = TASK.example
@@ -38,7 +38,7 @@ def prepared(data: Path, *, held_out: float = 0.2, kinds: int = 2, **columns: st
         "vocabulary_size": 300,
         "sequence_length": 16,
     }
-    setup = TrainingSetup(preset="x").put_all("data", {key: (value, "for this test") for key, value in values.items()})
+    setup = Setup(preset="x").put_all("data", {key: (value, "for this test") for key, value in values.items()})
     setup = setup.put("model.architecture", {"model_type": "bert", "type_vocab_size": kinds}, "for this test")
     return TASK.prepare(setup, lambda line: None)
 
@@ -74,7 +74,7 @@ class TestWhatIsRead:
     def test_labels_are_names_or_numbers(self, tmp_path: Path, labels: tuple[Any, ...], classes: list[str]) -> None:
         examples = prepared(write(tmp_path / "a.jsonl", lines(*labelled(*labels))))
         assert examples.facts["labels"] == classes
-        values = TASK.model_values(TrainingSetup(preset="x"), examples)
+        values = TASK.model_values(Setup(preset="x"), examples)
         assert values["id2label"] == dict(enumerate(classes)) and values["num_labels"] == len(classes)
 
     def test_csv_with_other_columns(self, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.schema import load_recipe
 from hf_memkit.recipe.tasks import task_of
 from hf_memkit.request import Request
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 
 def long_texts(path: Path, *further: str) -> Path:
@@ -23,7 +23,7 @@ def long_texts(path: Path, *further: str) -> Path:
     return path
 
 
-def small(machine: Machine, data: Path) -> TrainingSetup:
+def small(machine: Machine, data: Path) -> Setup:
     card = machine.with_gpu(gpu_of_size("8GB"))
     request = Request(variant="resident", data=str(data), max_steps=1)
     return rehearse(

@@ -16,13 +16,13 @@ from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.run import Run
 from hf_memkit.recipe.schema import load_recipe
 from hf_memkit.request import Request
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 pytestmark = pytest.mark.bf16
 
 
 @pytest.fixture(scope="module")
-def on_t4(machine: Machine) -> TrainingSetup:
+def on_t4(machine: Machine) -> Setup:
     """The classifier's `lora`, small, as it is on a T4: fp16 weights, fp16 autocast."""
     recipe = load_recipe("bert-large-on-8gb")
     setup = resolve(recipe, machine.with_gpu(named_gpu("T4")), Request(variant="lora"), use_hub=False)
@@ -30,7 +30,7 @@ def on_t4(machine: Machine) -> TrainingSetup:
     return setup.put("model.architecture", small, "small")
 
 
-def test_what_is_trained_is_fp32(on_t4: TrainingSetup, tmp_path: Path) -> None:
+def test_what_is_trained_is_fp32(on_t4: Setup, tmp_path: Path) -> None:
     setup = on_t4.put("arguments.use_cpu", True, "here")
     assert setup["model.dtype"] == "float16" and setup["arguments.fp16"]
     model = train.build_model(setup, lambda line: None, values={"num_labels": 3})
@@ -45,7 +45,7 @@ def test_what_is_trained_is_fp32(on_t4: TrainingSetup, tmp_path: Path) -> None:
     assert {each.dtype for each in model.parameters() if not each.requires_grad} == {torch.float16}
 
 
-def test_the_script_does_the_same(on_t4: TrainingSetup, tmp_path: Path) -> None:
+def test_the_script_does_the_same(on_t4: Setup, tmp_path: Path) -> None:
     export_script(Run("bert-large-on-8gb", "lora", on_t4.put("arguments.use_cpu", True, "here")), tmp_path / "job")
     job = Job(tmp_path / "job")
     del job.model_parts["mean_loss"]  # a file beside the script

@@ -25,7 +25,7 @@ from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.recipe.tasks import find_task
 from hf_memkit.recipe.tasks.task import Examples
 from hf_memkit.request import Request
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 TASK = find_task("text-pairs")
 
@@ -36,7 +36,7 @@ def flan_t5() -> Recipe:
 
 
 @pytest.fixture(scope="module")
-def small(flan_t5: Recipe, machine: Machine) -> TrainingSetup:
+def small(flan_t5: Recipe, machine: Machine) -> Setup:
     from hf_memkit.hardware import gpu_of_size
 
     card = machine.with_gpu(gpu_of_size("24GB"))
@@ -44,7 +44,7 @@ def small(flan_t5: Recipe, machine: Machine) -> TrainingSetup:
 
 
 @pytest.fixture(scope="module")
-def pairs(small: TrainingSetup, tmp_path_factory: pytest.TempPathFactory) -> Examples:
+def pairs(small: Setup, tmp_path_factory: pytest.TempPathFactory) -> Examples:
     said: list[str] = []
     path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
     words = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
@@ -64,7 +64,7 @@ def test_the_published_number_of_parameters(flan_t5: Recipe) -> None:
     assert facts.parameters + 32128 * 2048 == 2_849_757_184 and facts.model_class == "T5ForConditionalGeneration"
 
 
-def test_sources_have_the_prefix_and_each_side_its_length(small: TrainingSetup, pairs: Examples) -> None:
+def test_sources_have_the_prefix_and_each_side_its_length(small: Setup, pairs: Examples) -> None:
     tokenizer = pairs.processing_class
     row = pairs.train[0]
     assert row.keys() == {"input_ids", "labels"}
@@ -77,7 +77,7 @@ def test_sources_have_the_prefix_and_each_side_its_length(small: TrainingSetup, 
 
 
 def test_the_same_data_has_the_same_checksum_and_other_data_another(
-    small: TrainingSetup, pairs: Examples, tmp_path: Path
+    small: Setup, pairs: Examples, tmp_path: Path
 ) -> None:
     from hf_memkit.recipe.tasks.token_rows import checksum
 
@@ -140,7 +140,7 @@ def test_a_model_whose_decoder_does_not_know_how_to_begin(tmp_path: Path) -> Non
 
 
 def test_a_trainer_that_generates_takes_an_optimizer_and_keeps_no_logits(
-    small: TrainingSetup, pairs: Examples, tmp_path: Path
+    small: Setup, pairs: Examples, tmp_path: Path
 ) -> None:
     seen: list[Any] = []
     options = TASK.trainer_options(small, pairs)
@@ -170,7 +170,7 @@ def test_a_trainer_that_generates_takes_an_optimizer_and_keeps_no_logits(
 
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_the_loss_is_the_mean_whatever_the_accumulation(
-    small: TrainingSetup, pairs: Examples, tmp_path: Path, accumulation: int
+    small: Setup, pairs: Examples, tmp_path: Path, accumulation: int
 ) -> None:
     """T5 takes the mean of its micro-batch, and Trainer would take it for a share of a sum (`mean_loss`)."""
     from hf_memkit.components import mean_loss
@@ -212,7 +212,7 @@ def test_a_card_without_bf16_is_refused(flan_t5: Recipe, machine: Machine) -> No
     assert any("computes in bf16" in problem for problem in setup.problems)
 
 
-def test_one_pair_cannot_be_trained_on_and_held_out(small: TrainingSetup, tmp_path: Path) -> None:
+def test_one_pair_cannot_be_trained_on_and_held_out(small: Setup, tmp_path: Path) -> None:
     path = tmp_path / "one.jsonl"
     path.write_text('{"source": "one", "target": "eins"}\n')
     with pytest.raises(DataError, match=r"one\.jsonl: one pair; expected 2 at least"):

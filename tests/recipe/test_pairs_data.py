@@ -15,7 +15,7 @@ import pytest
 from hf_memkit.errors import DataError
 from hf_memkit.recipe.tables import load_table
 from hf_memkit.recipe.tasks import find_task
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 TASK = find_task("text-pairs")
 EXAMPLE = TASK.example
@@ -29,7 +29,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     return folder
 
 
-def setup_of(data: Path | str, **columns: str) -> TrainingSetup:
+def setup_of(data: Path | str, **columns: str) -> Setup:
     values: dict[str, Any] = {
         "source": str(data),
         "columns": {**TASK.columns, **columns},
@@ -37,7 +37,7 @@ def setup_of(data: Path | str, **columns: str) -> TrainingSetup:
         "hub_config": None,
         "hub_split": "train",
     }
-    return TrainingSetup(preset="x").put_all("data", {key: (value, "for this test") for key, value in values.items()})
+    return Setup(preset="x").put_all("data", {key: (value, "for this test") for key, value in values.items()})
 
 
 def rows(data: Path, **columns: str) -> list[dict[str, str]]:

@@ -14,10 +14,10 @@ from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.run import Run
 from hf_memkit.recipe.schema import Recipe
 from hf_memkit.request import Request
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 
-def resolved_for(recipe: Recipe, machine: Machine, size: str, variant: str = "resident") -> TrainingSetup:
+def resolved_for(recipe: Recipe, machine: Machine, size: str, variant: str = "resident") -> Setup:
     machine = replace(machine, gpu=gpu_of_size(size))
     return resolve(recipe, machine, Request(variant=variant), use_hub=False)
 

@@ -14,12 +14,12 @@ from hf_memkit.hardware import Machine, gpu_of_size, named_gpu
 from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.request import Request
+from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES
-from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import GIB
 
 
-def make(recipe: Recipe, machine: Machine, variant: str = "auto", **request: object) -> TrainingSetup:
+def make(recipe: Recipe, machine: Machine, variant: str = "auto", **request: object) -> Setup:
     return resolve(recipe, machine, Request(variant=variant, **request), use_hub=False)  # type: ignore[arg-type]
 
 

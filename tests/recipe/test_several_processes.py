@@ -16,11 +16,11 @@ from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.run import Run
 from hf_memkit.recipe.schema import Recipe
 from hf_memkit.request import Request
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 from hf_memkit.units import GIB
 
 
-def make(recipe: Recipe, machine: Machine, variant: str, gpus: int, nodes: int = 1) -> TrainingSetup:
+def make(recipe: Recipe, machine: Machine, variant: str, gpus: int, nodes: int = 1) -> Setup:
     request = Request(variant=variant, gpus=gpus, nodes=nodes, output="out")
     return resolve(recipe, machine, request, use_hub=False)
 

@@ -1,17 +1,17 @@
 """A process's caching allocator on a made-up card, with what its blocks hold. In: sizes to allocate, blocks to free.
 Out: torch's counters, and bytes by tag at the peak.
 
-The allocator is that of predictions (`hf_memkit/predict/allocator.py`), which is compared with recordings of torch's
-own. Here the card's limit may change while it runs, because other processes come and go.
+The allocator is that of predictions (`hf_memkit/prediction/allocator.py`), which is compared with recordings of
+torch's own. Here the card's limit may change while it runs, because other processes come and go.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from hf_memkit.predict.allocator import CachingAllocator, OutOfDeviceMemory
-from hf_memkit.predict.allocator_blocks import Block, DeviceMemory
-from hf_memkit.predict.allocator_settings import AllocatorSettings
+from hf_memkit.prediction.allocator import CachingAllocator, OutOfDeviceMemory
+from hf_memkit.prediction.allocator_blocks import Block, DeviceMemory
+from hf_memkit.prediction.allocator_settings import AllocatorSettings
 
 __all__ = ["Block", "OutOfDeviceMemory", "SimulatedAllocator"]
 

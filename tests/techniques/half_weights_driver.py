@@ -23,8 +23,8 @@ def main() -> None:
     from transformers import Trainer
 
     from hf_memkit import techniques
+    from hf_memkit.setup import Setup
     from hf_memkit.technique import TECHNIQUES
-    from hf_memkit.training_setup import TrainingSetup
     from tests.check.configs import ds
     from tests.check.real import arguments, model, rows
     from tests.techniques.jobs import gpt2_job
@@ -32,7 +32,7 @@ def main() -> None:
     assert techniques  # imported for the registry that it fills
     found: dict[str, Any] = {}
     for name in ("fp32", "half-weights-deepspeed"):
-        setup = TECHNIQUES[name](TrainingSetup(preset="test"), gpt2_job(None))
+        setup = TECHNIQUES[name](Setup(preset="test"), gpt2_job(None))
         torch.manual_seed(0)
         trained = model().to(getattr(torch, setup["model.dtype"]))
         values = {"max_steps": 8, "logging_strategy": "steps", "logging_steps": 1, "learning_rate": 1e-3}

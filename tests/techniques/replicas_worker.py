@@ -9,16 +9,16 @@ import torch
 from torch import distributed
 from transformers import Trainer
 
+from hf_memkit.setup import Setup
 from hf_memkit.techniques.replicas import data_parallel
 from hf_memkit.train import build_arguments
-from hf_memkit.training_setup import TrainingSetup
 from tests.techniques.jobs import gpt2_job
 from tests.tiny_trainer import samples, tiny_gpt2
 
 
 def train(folder: str, processes: int, accumulation: int) -> dict[str, Any]:
     """Losses, norms of the weights, and what was set and wrapped."""
-    setup = data_parallel(TrainingSetup(preset="data-parallel"), gpt2_job(None, gpus=processes))
+    setup = data_parallel(Setup(preset="data-parallel"), gpt2_job(None, gpus=processes))
     own = {
         "output_dir": folder, "use_cpu": True, "report_to": "none", "disable_tqdm": True, "max_steps": 3,
         "per_device_train_batch_size": 2, "gradient_accumulation_steps": accumulation, "logging_steps": 1,

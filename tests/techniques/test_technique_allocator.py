@@ -13,20 +13,20 @@ import pytest
 import torch
 
 from hf_memkit import preset
-from hf_memkit.check import Subject, check
+from hf_memkit.checks import Subject, check
 from hf_memkit.job import Job
+from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES
 from hf_memkit.techniques.allocator import _KNOWN, OLD_VARIABLES, VARIABLE, options, problems_of, user_settings
 from hf_memkit.train.allocator import set_allocator, too_late
-from hf_memkit.training_setup import TrainingSetup
 from tests.techniques.jobs import gpt2_job
 
 KEY = f"environment.{VARIABLE}"
 
 
-def applied(*names: str, **values: object) -> TrainingSetup:
+def applied(*names: str, **values: object) -> Setup:
     job: Job = gpt2_job(None, values=values)
-    setup = TrainingSetup(preset="allocator")
+    setup = Setup(preset="allocator")
     for name in names:
         setup = TECHNIQUES[name](setup, job)
     return setup

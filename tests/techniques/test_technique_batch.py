@@ -13,9 +13,9 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 
 from hf_memkit.errors import InputError
+from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES
 from hf_memkit.techniques.batch import scaled_learning_rate
-from hf_memkit.training_setup import TrainingSetup
 from tests.techniques.jobs import gpt2_job
 from tests.techniques.proving import proves
 from tests.techniques.tiny_models import VOCABULARY, causal_model
@@ -53,7 +53,7 @@ class InOrder(Trainer):  # type: ignore[misc]
 def train(folder: Path, micro: int, accumulation: int, model: Any = None, **more: Any) -> tuple[list[float], Any]:
     """(logged losses, trained model) of two epochs: four steps of eight sequences, two of them not full."""
     job = gpt2_job(None, micro_batch_size=micro, accumulation=accumulation)
-    setup = TECHNIQUES["global-batch"](TrainingSetup(preset="test"), job)
+    setup = TECHNIQUES["global-batch"](Setup(preset="test"), job)
     values = {
         "output_dir": str(folder / f"{micro}x{accumulation}"), "use_cpu": True, "report_to": "none",
         "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1, "num_train_epochs": 2, "optim": "sgd",
@@ -112,7 +112,7 @@ def saved_bytes(micro: int) -> int:
 
 def test_the_techniques_settings_say_the_batch() -> None:
     job = gpt2_job(None, micro_batch_size=4, accumulation=2, gpus=3)
-    setup = TECHNIQUES["global-batch"](TrainingSetup(preset="test"), job)
+    setup = TECHNIQUES["global-batch"](Setup(preset="test"), job)
     assert setup.arguments["per_device_train_batch_size"] == 4 and setup.arguments["gradient_accumulation_steps"] == 2
     assert any("4 × 2 × 3 processes = 24 sequences a step" in setting.reason for setting in setup.settings)
     assert "24 sequences" in setup.notes[0]

@@ -12,12 +12,12 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from hf_memkit import compat
 from hf_memkit.components import checkpoint_offload, checkpoint_segments, checkpoint_selective, verify_checkpointing
+from hf_memkit.setup import Setup
 from hf_memkit.technique import find_technique
 from hf_memkit.techniques.activation_bytes import checkpoint_mode
 from hf_memkit.train.arguments import build_arguments
 from hf_memkit.train.components import install_model_parts
 from hf_memkit.train.trainer import trainer_options
-from hf_memkit.training_setup import TrainingSetup
 from tests.techniques.checkpointed_models import LAYERS, WAYS, config_of, model_of, one_pass, with_lora
 from tests.techniques.jobs import gpt2_job
 from tests.techniques.proving import proves
@@ -50,8 +50,8 @@ def test_one_pass_gives_the_same_numbers(way: str, kind: str) -> None:
         assert all(torch.equal(found.gradients[name], value) for name, value in before.gradients.items())
 
 
-def setup_of(technique: str, **values: Any) -> TrainingSetup:
-    setup = find_technique(technique)(TrainingSetup(preset=technique), gpt2_job(None, values=values))
+def setup_of(technique: str, **values: Any) -> Setup:
+    setup = find_technique(technique)(Setup(preset=technique), gpt2_job(None, values=values))
     if technique != "offloaded-checkpointing":
         return setup
     # What a rehearsal puts in its place on a CPU, where no memory can be pinned.
@@ -60,7 +60,7 @@ def setup_of(technique: str, **values: Any) -> TrainingSetup:
     return setup.put("model_parts.checkpoint_offload", {"pin_memory": False}, "CPU")
 
 
-def train(setup: TrainingSetup, folder: Path, model: Any = None, **more: Any) -> tuple[list[float], Trainer]:
+def train(setup: Setup, folder: Path, model: Any = None, **more: Any) -> tuple[list[float], Trainer]:
     """Losses of a real Trainer, and the Trainer."""
     model = model_of("gpt2", dropout=0.1) if model is None else model
     own = {
@@ -79,7 +79,7 @@ def train(setup: TrainingSetup, folder: Path, model: Any = None, **more: Any) ->
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[float], dict[str, Any]]:
-    losses, trainer = train(TrainingSetup(preset="none"), tmp_path_factory.mktemp("plain"))
+    losses, trainer = train(Setup(preset="none"), tmp_path_factory.mktemp("plain"))
     return losses, {name: value.clone() for name, value in trainer.model.state_dict().items()}
 
 

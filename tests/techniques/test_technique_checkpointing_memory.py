@@ -10,6 +10,7 @@ import torch
 
 from hf_memkit.ledger import Ledger
 from hf_memkit.models import ModelFacts, describe
+from hf_memkit.setup import Setup
 from hf_memkit.technique import find_technique
 from hf_memkit.techniques.activation_bytes import (
     Mode,
@@ -20,7 +21,6 @@ from hf_memkit.techniques.activation_bytes import (
     layer_of,
     root_segment,
 )
-from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import MIB
 from tests.techniques.checkpointed_models import LAYERS, LENGTH, ROWS, WAYS, WIDTH, config_of, model_of, one_pass
 from tests.techniques.jobs import gpt2_job
@@ -134,7 +134,7 @@ def test_gpt2_xl_is_held_least_by_single_layers_and_by_pairs_with_a_fused_gelu()
     assert root == 7 and round(roots / single, 1) == 2.6
     assert best_segment(layer, 48) == 1
     assert best_segment(layer_of(job.model, job.tokens, fused_gelu=True), 48) == 2
-    setup = find_technique("segment-checkpointing")(TrainingSetup(preset="x").put("model.dtype", "bfloat16", "x"), job)
+    setup = find_technique("segment-checkpointing")(Setup(preset="x").put("model.dtype", "bfloat16", "x"), job)
     assert setup["model_parts.checkpoint_segments"] == {"segment_layers": 1}
     (reason,) = [s.reason for s in setup.settings if s.key == "model_parts.checkpoint_segments"]
     assert f"√48 ≈ 7: {roots:.1f} MiB" in reason and f"single layers: {single:.1f} MiB" in reason
@@ -144,7 +144,7 @@ def test_gpt2_xl_is_held_least_by_single_layers_and_by_pairs_with_a_fused_gelu()
 def test_the_ledger_says_what_is_held(way: str) -> None:
     job = gpt2_job()
     assert job.model is not None
-    setup = TrainingSetup(preset="x").put("model.dtype", "bfloat16", "x")
+    setup = Setup(preset="x").put("model.dtype", "bfloat16", "x")
     if way != "none":
         values = {"segment_layers": 4, "checkpoint_every": 2}
         setup = find_technique(way)(setup, replace(job, values=values))

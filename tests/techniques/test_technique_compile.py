@@ -16,9 +16,9 @@ from transformers.utils import logging as transformers_logging
 from hf_memkit.components import recompilation_guard
 from hf_memkit.errors import SettingError
 from hf_memkit.hardware import named_gpu
+from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES
 from hf_memkit.techniques.compiling import BACKENDS, MODES, RETIRED
-from hf_memkit.training_setup import TrainingSetup
 from tests.techniques.cpu_allocations import saved_bytes
 from tests.techniques.jobs import MACHINE, gpt2_job
 from tests.techniques.proving import proves
@@ -154,9 +154,9 @@ def test_graphs_that_come_late_are_warned_of(train: Train, monkeypatch: pytest.M
         recompilation_guard.trainer_options(model=Mean(), processing_class=None, arguments=None, most=-1)
 
 
-def applied(card: str | None = None, **values: Any) -> TrainingSetup:
+def applied(card: str | None = None, **values: Any) -> Setup:
     machine = MACHINE.with_gpu(named_gpu(card)) if card else MACHINE
-    return TECHNIQUES["compile"](TrainingSetup("x"), gpt2_job(None, machine=machine, values=values))
+    return TECHNIQUES["compile"](Setup("x"), gpt2_job(None, machine=machine, values=values))
 
 
 def test_settings() -> None:

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from functools import cache
 
 from benchmarks.techniques_cases import COVERED, cases
-from hf_memkit.check import RULES
+from hf_memkit.checks import RULES
 from hf_memkit.presets import PRESETS
+from hf_memkit.setup import Setup
 from hf_memkit.technique import FAMILIES, TECHNIQUES, Technique
 from hf_memkit.train import needed_packages
-from hf_memkit.training_setup import TrainingSetup
 from tests.conftest import ROOT
 from tests.techniques.jobs import gpt2_job
 
@@ -86,11 +86,11 @@ def test_packages_are_seen_in_what_each_puts() -> None:
     """`needed_packages` asks the settings, so that what the user replaced needs nothing."""
 
     def seen(one: Technique) -> bool:
-        made = one(TrainingSetup("x"), gpt2_job()).made_by([one.name])
+        made = one(Setup("x"), gpt2_job()).made_by([one.name])
         return needed_packages(made) == dict.fromkeys(one.packages, one.name)
 
     assert lacking(seen) == []
-    assert lacking(lambda one: needed_packages(TrainingSetup("x").made_by([one.name])) == {}) == []
+    assert lacking(lambda one: needed_packages(Setup("x").made_by([one.name])) == {}) == []
 
 
 def test_rules_name_techniques_that_exist() -> None:

@@ -11,18 +11,18 @@ import torch
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 from hf_memkit.errors import RunError
+from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES
 from hf_memkit.techniques.loading import PREFETCH, prefetched_bytes
 from hf_memkit.train.model import build_model, model_options
-from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.units import MIB
 from tests.techniques.jobs import MACHINE, gpt2_job
 from tests.techniques.proving import proves
 from tests.techniques.tiny_models import VOCABULARY, causal_model
 
 
-def applied(*names: str, **changes: Any) -> TrainingSetup:
-    setup, job = TrainingSetup(preset="test"), gpt2_job(None, **changes)
+def applied(*names: str, **changes: Any) -> Setup:
+    setup, job = Setup(preset="test"), gpt2_job(None, **changes)
     for name in names:
         setup = TECHNIQUES[name](setup, job)
     return setup
@@ -36,7 +36,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def named(folder: Path, setup: TrainingSetup) -> TrainingSetup:
+def named(folder: Path, setup: Setup) -> Setup:
     return setup.put("model.name", str(folder), "test").put("model.origin", "local", "test")
 
 

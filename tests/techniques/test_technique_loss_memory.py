@@ -9,6 +9,7 @@ import torch
 
 from hf_memkit.components import chunked_loss as part
 from hf_memkit.components.chunked_loss import install
+from hf_memkit.setup import Setup
 from hf_memkit.techniques.activation_bytes import (
     PEAK_BYTES,
     chunk_tokens_for,
@@ -17,7 +18,6 @@ from hf_memkit.techniques.activation_bytes import (
     liger_loss_bytes,
     loss_bytes,
 )
-from hf_memkit.training_setup import TrainingSetup
 from tests.techniques.cpu_allocations import peak_bytes
 from tests.techniques.jobs import gpt2_job
 from tests.techniques.proving import proves
@@ -91,7 +91,7 @@ def test_formulas() -> None:
 
 
 def test_the_setup_says_how_the_loss_is_computed() -> None:
-    setup, job = TrainingSetup("x").put("model.dtype", "bfloat16", "for the test"), gpt2_job()
+    setup, job = Setup("x").put("model.dtype", "bfloat16", "for the test"), gpt2_job()
     assert job.model is not None
     words, width = job.model.vocabulary, job.model.width
     assert loss_bytes(setup, job, job.model)[0] == full_loss_bytes(job.tokens, words)

@@ -13,7 +13,7 @@ from torch import nn
 from torchao.optim import CPUOffloadOptimizer
 from transformers import Trainer, TrainingArguments
 
-from hf_memkit import TrainingSetup, preset
+from hf_memkit import Setup, preset
 from hf_memkit.components.cpu_offload_optimizer import CPUOffloadAdamW
 from hf_memkit.components.cpu_offload_optimizer import trainer_options as part_options
 from hf_memkit.errors import RunError
@@ -151,7 +151,7 @@ def test_the_part_refuses_what_would_go_wrong_in_silence(
         part_options(model=None, processing_class=None, arguments=SimpleNamespace(**{**given, **arguments}), **options)
 
 
-def setup_of(**values: Any) -> TrainingSetup:
+def setup_of(**values: Any) -> Setup:
     return preset("cpu-offload-optimizer", **values)
 
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.optimizer_bytes import Measured, make_setup, make_trainer, measure
-from hf_memkit.check import Subject, check
+from hf_memkit.checks import Subject, check
 from hf_memkit.optimizers import OPTIMIZERS, Options, Shapes, States, find_optimizer
+from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES
 from hf_memkit.techniques.optimizer_states import optimizer_of, state_source, states_of
-from hf_memkit.training_setup import TrainingSetup
 from tests.techniques.cpu_allocations import peak_bytes
 from tests.techniques.proving import proves
 
@@ -130,7 +130,7 @@ def test_the_formula_is_what_the_optimizer_holds(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("bits", [8, 4])
 def test_the_block_that_the_ledger_names_is_torchaos(bits: int) -> None:
     """Trainer gives its 4-bit AdamW blocks of 256, where torchao and the technique have 128."""
-    trainers = TrainingSetup(preset="x").put("arguments.optim", f"adamw_torch_{bits}bit", "for this test")
+    trainers = Setup(preset="x").put("arguments.optim", f"adamw_torch_{bits}bit", "for this test")
     for setup in (make_setup(f"adamw-{bits}bit-stochastic", GPT2, "float32"), trainers):
         block = make_trainer(setup, GPT2).create_optimizer().block_size
         number = {8: "1", 4: "1/2"}[bits]
@@ -167,7 +167,7 @@ def test_adapters_are_what_is_counted() -> None:
     from hf_memkit.models import describe
 
     facts = describe("llama", architecture=LLAMA, use_hub=False)
-    setup = TrainingSetup(preset="x").put("adapter.r", 4, "why").put("adapter.target_modules", "all-linear", "why")
+    setup = Setup(preset="x").put("adapter.r", 4, "why").put("adapter.target_modules", "all-linear", "why")
     trained = sum(4 * (layer.inputs + layer.outputs) for layer in facts.linears if not layer.head)
     assert states_of(setup, facts).total == 8 * trained
 
@@ -208,10 +208,10 @@ def test_large_batches_scale_the_learning_rate_as_their_papers_say(name: str, la
 
     machine = Machine(None, ram_bytes=1, disk_free_bytes=1, disk_path="/", cpu_count=1)
     job = Job(None, machine, 16, 8, "/tmp", values, gpus=4, accumulation=4)
-    setup = TECHNIQUES[name](TrainingSetup(preset=name), job)
+    setup = TECHNIQUES[name](Setup(preset=name), job)
     assert setup["arguments.learning_rate"] == pytest.approx(0.01 * law)
     assert setup["arguments.warmup_steps"] == pytest.approx(0.05 if name == "lars" else 8 / 320)
-    plain = TECHNIQUES[name](TrainingSetup(preset=name), replace(job, values={}))
+    plain = TECHNIQUES[name](Setup(preset=name), replace(job, values={}))
     assert "arguments.learning_rate" not in plain and plain["arguments.warmup_steps"] == 0.1
 
 

@@ -14,9 +14,9 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from hf_memkit.hardware import named_gpu
+from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES
 from hf_memkit.techniques.precision import PARAMETER_BYTES
-from hf_memkit.training_setup import TrainingSetup
 from tests.conftest import ROOT
 from tests.techniques.jobs import MACHINE, gpt2_job
 from tests.techniques.proving import proves
@@ -33,9 +33,9 @@ AVX512 = "AVX512" in torch.backends.cpu.get_cpu_capability()
 STOCHASTIC = {"optim": "adamw_torch_8bit", "optim_args": "bf16_stochastic_round=True"}
 
 
-def applied(name: str, *, card: str | None = None) -> TrainingSetup:
+def applied(name: str, *, card: str | None = None) -> Setup:
     machine = MACHINE if card is None else MACHINE.with_gpu(named_gpu(card))
-    return TECHNIQUES[name](TrainingSetup(preset="test"), gpt2_job(None, machine=machine))
+    return TECHNIQUES[name](Setup(preset="test"), gpt2_job(None, machine=machine))
 
 
 class Sizes(TrainerCallback):  # type: ignore[misc]
@@ -56,7 +56,7 @@ class Sizes(TrainerCallback):  # type: ignore[misc]
 
 def train(
     folder: Path,
-    setup: TrainingSetup,
+    setup: Setup,
     *,
     steps: int = 12,
     model: Any = None,
@@ -93,7 +93,7 @@ class Fp16Arithmetic(Trainer):  # type: ignore[misc]
 @pytest.fixture(scope="module")
 def baseline(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """Losses of fp32 with Trainer's own arguments and nothing of memkit."""
-    empty = TrainingSetup(preset="none")
+    empty = Setup(preset="none")
     losses: list[float] = train(tmp_path_factory.mktemp("plain"), empty, model=causal_model()).losses
     assert losses[-1] < losses[0] - 0.25  # it learns
     return losses

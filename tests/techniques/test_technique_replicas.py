@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from hf_memkit.setup import Setup
 from hf_memkit.techniques.replicas import data_parallel
-from hf_memkit.training_setup import TrainingSetup
 from tests.techniques import replicas_worker
 from tests.techniques.jobs import gpt2_job
 from tests.techniques.proving import proves
@@ -42,5 +42,5 @@ def test_two_replicas_train_as_one_process_with_their_batches(tmp_path: Path) ->
 
 
 def test_deepspeed_needs_no_replicas() -> None:
-    setup = TrainingSetup(preset="x").put("deepspeed.config", {}, "an engine of its own")
+    setup = Setup(preset="x").put("deepspeed.config", {}, "an engine of its own")
     assert data_parallel(setup, gpt2_job(None, gpus=2)) == setup

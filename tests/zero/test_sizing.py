@@ -124,7 +124,7 @@ def test_every_preset_sized_for_any_model_passes_its_check_and_deepspeed_s_parse
     monkeypatch.setenv("DS_ACCELERATOR", "cpu")
     from deepspeed.runtime.zero.config import get_zero_config
 
-    from hf_memkit.check import Subject, check
+    from hf_memkit.checks import Subject, check
 
     big = Machine(named_gpu(card), 8000 * GIB, 10_000 * GIB, "/data", 8)
     for number, model in enumerate(ARCHITECTURES):

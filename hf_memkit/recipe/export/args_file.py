@@ -17,7 +17,7 @@ import yaml
 from hf_memkit import compat
 from hf_memkit.recipe.run import Run
 from hf_memkit.recipe.tasks.task import Settings
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 __all__ = ["CONFIG_FILE", "args_text", "beside", "local_or_hub", "with_reasons"]
 
@@ -78,7 +78,7 @@ def _section(name: str, values: Settings) -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_reasons(setup: TrainingSetup, section: str, names: Iterable[str] | None = None) -> dict[str, tuple[Any, str]]:
+def with_reasons(setup: Setup, section: str, names: Iterable[str] | None = None) -> dict[str, tuple[Any, str]]:
     """The section's values with their reasons; of `names`, in their order, if given."""
     found = {
         setting.key.partition(".")[2]: (setting.value, setting.reason)
@@ -102,7 +102,7 @@ def _environment(job: Run) -> Settings:
     return found
 
 
-def _model(setup: TrainingSetup) -> Settings:
+def _model(setup: Setup) -> Settings:
     if setup["model.origin"] == "architecture" and setup.get("arguments.use_cpu"):
         found = with_reasons(setup, "model", _BUILT)
         values = {name: each for name, each in found["architecture"][0].items() if name != "transformers_version"}
@@ -115,7 +115,7 @@ def _model(setup: TrainingSetup) -> Settings:
     return {**found, "name": (local_or_hub(name), reason)}
 
 
-def _arguments(setup: TrainingSetup) -> Settings:
+def _arguments(setup: Setup) -> Settings:
     """The fields under the names that the installed transformers has."""
     found: dict[str, tuple[Any, str]] = {}
     for name, (value, reason) in with_reasons(setup, "arguments").items():
@@ -128,7 +128,7 @@ def _arguments(setup: TrainingSetup) -> Settings:
     return found
 
 
-def _optimizer(setup: TrainingSetup) -> Settings:
+def _optimizer(setup: Setup) -> Settings:
     found = with_reasons(setup, "optimizer")
     if found:
         path, reason = found["class"]

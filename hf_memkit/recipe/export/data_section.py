@@ -23,7 +23,7 @@ from hf_memkit.recipe.tasks import DEFAULT_TASK, Task, task_of
 from hf_memkit.recipe.tasks import __name__ as TASKS_PACKAGE
 from hf_memkit.recipe.tasks.task import Settings
 from hf_memkit.recipe.text_files import find_text_files
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 from hf_memkit.user_files import user_path
 
 __all__ = ["ScriptData", "data_section"]
@@ -41,7 +41,7 @@ class ScriptData:
     files: Mapping[str, str] = field(default_factory=dict)
 
 
-def data_section(setup: TrainingSetup) -> ScriptData:
+def data_section(setup: Setup) -> ScriptData:
     """What an exported script reads of its data.
 
     Raises:
@@ -57,13 +57,13 @@ def data_section(setup: TrainingSetup) -> ScriptData:
     return ScriptData({**found, **tokens.settings}, (*where.modules, *tokens.modules), where.files)
 
 
-def _has_hub(setup: TrainingSetup) -> bool:
+def _has_hub(setup: Setup) -> bool:
     """Whether the script may load from the hub. One for a card will run elsewhere, and is about the real model: there
     a hub that cannot be reached is an error that its owner sees. A rehearsal runs here, with what can be had here."""
     return hub_reachable() or not setup.get("arguments.use_cpu")
 
 
-def _rows(setup: TrainingSetup, task: Task) -> ScriptData:
+def _rows(setup: Setup, task: Task) -> ScriptData:
     """Where the rows are, and the columns that they have there."""
     data = setup.section("data")
     source, path = data["source"], None if data["source"] is None else user_path(str(data["source"]))
@@ -96,7 +96,7 @@ def _rows(setup: TrainingSetup, task: Task) -> ScriptData:
 
 
 def _section(
-    setup: TrainingSetup, where: Mapping[str, Any], text_column: str = "text", columns: Mapping[str, str] | None = None
+    setup: Setup, where: Mapping[str, Any], text_column: str = "text", columns: Mapping[str, str] | None = None
 ) -> ScriptData:
     """`where`, for the reason of the setup's source; the columns, where there are any, for that of its own."""
     known = with_reasons(setup, "data")
@@ -113,7 +113,7 @@ def _files(paths: Sequence[Path], kind: str, **options: Any) -> dict[str, Any]:
     return {**found, "format_options": options} if options else found
 
 
-def _made_up(setup: TrainingSetup, task: Task) -> ScriptData:
+def _made_up(setup: Setup, task: Task) -> ScriptData:
     if task.made_up_by:
         section = _section(setup, {"made_up": True})
         return ScriptData(section.settings, (f"{TASKS_PACKAGE}.{task.made_up_by}",))
@@ -122,7 +122,7 @@ def _made_up(setup: TrainingSetup, task: Task) -> ScriptData:
     return ScriptData(section.settings, files={_EXAMPLES: "".join(lines)})
 
 
-def _tokens(setup: TrainingSetup, task: Task) -> ScriptData:
+def _tokens(setup: Setup, task: Task) -> ScriptData:
     """Who makes tokens of texts, or tensors of images and sound: what the model came with, or what is made here."""
     known = with_reasons(setup, "data")
     name, why = known["tokenizer"]

@@ -22,8 +22,8 @@ from hf_memkit.recipe.export.data_section import data_section
 from hf_memkit.recipe.export.scripts import __name__ as SCRIPTS
 from hf_memkit.recipe.run import Run
 from hf_memkit.recipe.tasks import task_of
+from hf_memkit.setup import Setup
 from hf_memkit.train import needed_packages
-from hf_memkit.training_setup import TrainingSetup
 from hf_memkit.user_files import write_text
 
 __all__ = ["export_script", "start_command"]
@@ -102,7 +102,7 @@ def _name(module: str) -> str:
     return _NAMES.get(module, module.rpartition(".")[2])
 
 
-def _parts(setup: TrainingSetup) -> list[str]:
+def _parts(setup: Setup) -> list[str]:
     """The modules of memkit that args.yaml names."""
     names = [*setup.section("model_parts"), *setup.section("trainer_parts")]
     optimizer = str(setup.get("optimizer.class", ""))
@@ -121,7 +121,7 @@ def _engine(job: Run) -> list[str]:
     return modules
 
 
-def _requirements(setup: TrainingSetup, needs: Iterable[str]) -> str:
+def _requirements(setup: Setup, needs: Iterable[str]) -> str:
     names = ["torch", "transformers", "accelerate", "datasets", "hf-memkit"]
     names += ["deepspeed"] if "deepspeed.config" in setup else []
     names += ["peft"] if setup.section("adapter") else []

@@ -7,7 +7,7 @@ from importlib import import_module
 from hf_memkit.errors import InputError, did_you_mean
 from hf_memkit.recipe.task_names import DEFAULT_TASK, TASKS
 from hf_memkit.recipe.tasks.task import Examples, Task
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 __all__ = ["DEFAULT_TASK", "TASKS", "Examples", "Task", "find_task", "task_of"]
 
@@ -24,6 +24,6 @@ def find_task(name: str) -> Task:
     return found
 
 
-def task_of(setup: TrainingSetup) -> Task:
+def task_of(setup: Setup) -> Task:
     """The task of a recipe's setup."""
     return find_task(str(setup.get("data.task", DEFAULT_TASK)))

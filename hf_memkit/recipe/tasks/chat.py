@@ -15,7 +15,7 @@ from hf_memkit.recipe.tasks.chat_rows import EXAMPLE, as_json, conversation, for
 from hf_memkit.recipe.tasks.chat_template import CHATML_FRAMING, training_template
 from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
 from hf_memkit.recipe.tokenizer import Framing
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 if TYPE_CHECKING:
     from hf_memkit.recipe.schema import Data
@@ -76,7 +76,7 @@ class _Chat(Task):
             "packing": (data.packing, _PACKED if data.packing else _NOT_PACKED),
         }
 
-    def settled(self, setup: TrainingSetup) -> TrainingSetup:
+    def settled(self, setup: Setup) -> Setup:
         # SFTConfig's own defaults switch both on where nothing is said (trl 1.16.0: base_config.py).
         for key in ("activation_checkpointing", "bf16"):
             if f"arguments.{key}" not in setup:
@@ -92,7 +92,7 @@ class _Chat(Task):
             setup = setup.put("arguments.packing", True, mask)
         return setup.put("arguments.max_length", length, "data.sequence_length: longer conversations are cut")
 
-    def run_arguments(self, setup: TrainingSetup) -> dict[str, Any]:
+    def run_arguments(self, setup: Setup) -> dict[str, Any]:
         return train.prepared_rows(setup)
 
     def reader(self) -> _Reader:
@@ -115,10 +115,10 @@ class _Chat(Task):
             for number, messages in enumerate(made_up_conversations(), 1)
         ]
 
-    def read(self, setup: TrainingSetup) -> Table:
+    def read(self, setup: Setup) -> Table:
         return load_table(self, setup)
 
-    def prepare(self, setup: TrainingSetup, say: Say) -> Examples:
+    def prepare(self, setup: Setup, say: Say) -> Examples:
         from hf_memkit.recipe.tasks.chat_tokens import checksum, tokenise
 
         data, packing = setup.section("data"), bool(setup["arguments.packing"])
@@ -151,7 +151,7 @@ class _Chat(Task):
         }
         return Examples(made.rows, evaluated.rows, tokenizer, checksum(made.rows), facts)
 
-    def told(self, setup: TrainingSetup, examples: Examples, steps: int, each_step: int) -> str:
+    def told(self, setup: Setup, examples: Examples, steps: int, each_step: int) -> str:
         facts = examples.facts
         share = facts["trained_tokens"] / facts["tokens"]
         rows = f" in {len(examples.train)} packed sequences" if facts["packed"] else ""
@@ -161,7 +161,7 @@ class _Chat(Task):
             f"{steps * each_step / len(examples.train):.1f} times"
         )
 
-    def framing(self, setup: TrainingSetup) -> Framing:
+    def framing(self, setup: Setup) -> Framing:
         return CHATML_FRAMING
 
     def examples(self) -> Iterator[dict[str, Any]]:

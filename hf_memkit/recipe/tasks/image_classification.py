@@ -23,7 +23,7 @@ from hf_memkit.recipe.tasks.image_files import (
 from hf_memkit.recipe.tasks.media import column_of, loader_arguments, whole_config
 from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
 from hf_memkit.recipe.text_readers import in_one_line
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 __all__ = ["TASK"]
 
@@ -76,7 +76,7 @@ class _ImageClassification(Task):
             "batch_eval_metrics": (True, "batch by batch: no logits are kept"),
         }
 
-    def read(self, setup: TrainingSetup) -> tuple[Any, tuple[str, ...], str, bool]:
+    def read(self, setup: Setup) -> tuple[Any, tuple[str, ...], str, bool]:
         """(rows, labels, what a person reads, whether they bring a held-out part)."""
         if importlib.util.find_spec("PIL") is None:
             raise MissingPackageError("images need pillow, which is missing; run: pip install 'hf-memkit[vision]'")
@@ -87,7 +87,7 @@ class _ImageClassification(Task):
             return *_from_hub(source, setup["data.columns"]), False
         return _from_files(source, setup["data.columns"])
 
-    def prepare(self, setup: TrainingSetup, say: Say) -> Examples:
+    def prepare(self, setup: Setup, say: Say) -> Examples:
         rows, labels, told, own = self.read(setup)
         say(f"Data: {told}")
         train, held_out = _split(rows, own, float(setup["data.held_out"]))
@@ -96,7 +96,7 @@ class _ImageClassification(Task):
         facts = {"labels": list(labels), "images": len(rows)}
         return Examples(train, held_out, processor, _checksum(train, labels), facts)
 
-    def model_values(self, setup: TrainingSetup, examples: Examples) -> dict[str, Any]:
+    def model_values(self, setup: Setup, examples: Examples) -> dict[str, Any]:
         labels = examples.facts["labels"]
         return {
             "num_labels": len(labels),
@@ -106,7 +106,7 @@ class _ImageClassification(Task):
             "ignore_mismatched_sizes": True,
         }
 
-    def trainer_options(self, setup: TrainingSetup, examples: Examples) -> dict[str, Any]:
+    def trainer_options(self, setup: Setup, examples: Examples) -> dict[str, Any]:
         import torch
 
         from hf_memkit.components.image_batches import Accuracy, ImageBatches, most_likely
@@ -123,7 +123,7 @@ class _ImageClassification(Task):
             "preprocess_logits_for_metrics": most_likely,
         }
 
-    def told(self, setup: TrainingSetup, examples: Examples, steps: int, each_step: int) -> str:
+    def told(self, setup: Setup, examples: Examples, steps: int, each_step: int) -> str:
         return (
             f"Images: {len(examples.train)} to train on, {len(examples.held_out)} held out, "
             f"{len(examples.facts['labels'])} labels; {steps} steps of {each_step} read them "
@@ -138,7 +138,7 @@ class _ImageClassification(Task):
         parts = zip(("train", "held_out"), split_folders(path) or (path,), strict=False)
         return {"folders": {name: str(folder.resolve()) for name, folder in parts}}
 
-    def processor_settings(self, setup: TrainingSetup, own: bool) -> tuple[Settings, tuple[str, ...]]:
+    def processor_settings(self, setup: Setup, own: bool) -> tuple[Settings, tuple[str, ...]]:
         if own:
             return {}, ()
         processor, why = _image_processor(setup)
@@ -247,7 +247,7 @@ def _checksum(train: Any, labels: Any) -> str:
     return digest.hexdigest()
 
 
-def _image_processor(setup: TrainingSetup) -> tuple[Any, str]:
+def _image_processor(setup: Setup) -> tuple[Any, str]:
     """(the image processor, why this one)."""
     name, why = setup["data.tokenizer"], "a small model has its own image size"
     with quiet_transformers():

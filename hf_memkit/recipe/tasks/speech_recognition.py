@@ -16,7 +16,7 @@ from hf_memkit.recipe.tasks.audio_files import EXAMPLE, LOCAL_FORM, audio_column
 from hf_memkit.recipe.tasks.media import column_of, loader_arguments, told_at_once, whole_config
 from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
 from hf_memkit.recipe.text_readers import in_one_line
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 __all__ = ["TASK"]
 
@@ -70,11 +70,11 @@ class _SpeechRecognition(Task):
             "batch_eval_metrics": (True, "counted batch by batch"),
         }
 
-    def settled(self, setup: TrainingSetup) -> TrainingSetup:
+    def settled(self, setup: Setup) -> Setup:
         length = setup["data.sequence_length"]
         return setup.put("arguments.generation_max_length", length, "as long as the longest transcript may be")
 
-    def read(self, setup: TrainingSetup, longest_s: float = _HEARD_S) -> tuple[Any, str]:
+    def read(self, setup: Setup, longest_s: float = _HEARD_S) -> tuple[Any, str]:
         """(rows, what a person reads)."""
         source = source_of(setup)
         if source is None:
@@ -83,7 +83,7 @@ class _SpeechRecognition(Task):
             return _from_hub(source, setup["data.columns"], longest_s)
         return _from_files(source, setup["data.columns"], longest_s)
 
-    def prepare(self, setup: TrainingSetup, say: Say) -> Examples:
+    def prepare(self, setup: Setup, say: Say) -> Examples:
         extractor, heard = _feature_extractor(setup)
         rows, told = self.read(setup, float(extractor.chunk_length))
         say(f"Data: {told}")
@@ -101,14 +101,14 @@ class _SpeechRecognition(Task):
             processor = WhisperProcessor(extractor, tokenizer)
         return Examples(train, held_out, processor, _checksum(train), facts)
 
-    def model_values(self, setup: TrainingSetup, examples: Examples) -> dict[str, Any]:
+    def model_values(self, setup: Setup, examples: Examples) -> dict[str, Any]:
         from hf_memkit.recipe.tasks.whisper_tokenizer import token_values
 
         if examples.facts["own_tokenizer"]:
             return {}
         return token_values(examples.processing_class.tokenizer)
 
-    def trainer_options(self, setup: TrainingSetup, examples: Examples) -> dict[str, Any]:
+    def trainer_options(self, setup: Setup, examples: Examples) -> dict[str, Any]:
         import torch
 
         from hf_memkit.components.speech_batches import SpeechBatches, WordErrors
@@ -119,7 +119,7 @@ class _SpeechRecognition(Task):
             "compute_metrics": WordErrors(processor.tokenizer),
         }
 
-    def told(self, setup: TrainingSetup, examples: Examples, steps: int, each_step: int) -> str:
+    def told(self, setup: Setup, examples: Examples, steps: int, each_step: int) -> str:
         return (
             f"Speech: {len(examples.train)} files to train on, {len(examples.held_out)} held out; {steps} steps of "
             f"{each_step} read them {steps * each_step / len(examples.train):.1f} times"
@@ -133,7 +133,7 @@ class _SpeechRecognition(Task):
     def folders(self, path: Path) -> Mapping[str, Any]:
         return {"folder": str(path.resolve())}
 
-    def processor_settings(self, setup: TrainingSetup, own: bool) -> tuple[Settings, tuple[str, ...]]:
+    def processor_settings(self, setup: Setup, own: bool) -> tuple[Settings, tuple[str, ...]]:
         extractor, why = _feature_extractor(setup)
         found = {"chunk_length": (extractor.chunk_length, f"seconds of sound that the model hears at once: {why}")}
         if own:
@@ -203,7 +203,7 @@ def _made_up() -> tuple[Any, str]:
     )
 
 
-def _feature_extractor(setup: TrainingSetup) -> tuple[Any, str]:
+def _feature_extractor(setup: Setup) -> tuple[Any, str]:
     """(the feature extractor, why this one)."""
     name = setup["data.tokenizer"]
     with quiet_transformers():
@@ -224,7 +224,7 @@ def _feature_extractor(setup: TrainingSetup) -> tuple[Any, str]:
     return made, f"Whisper's, for {bands} bands and {seconds} s"
 
 
-def _tokenizer(setup: TrainingSetup, rows: Any) -> tuple[Any, str, bool]:
+def _tokenizer(setup: Setup, rows: Any) -> tuple[Any, str, bool]:
     """(tokenizer, why this one, whether it is the model's own)."""
     from hf_memkit.recipe.tasks.whisper_tokenizer import train_whisper_tokenizer
 

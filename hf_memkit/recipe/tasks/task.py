@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 if TYPE_CHECKING:
     from hf_memkit.models import ModelFacts
@@ -29,7 +29,7 @@ __all__ = ["Examples", "Say", "Settings", "Task"]
 Say = Callable[[str], None]
 
 Settings = Mapping[str, tuple[Any, str]]
-"""Key → (value, reason), as `TrainingSetup.put_all` takes it."""
+"""Key → (value, reason), as `Setup.put_all` takes it."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Task(ABC):
         """Fields of the arguments that this task wants otherwise than a recipe's usual ones."""
         return {}
 
-    def settled(self, setup: TrainingSetup) -> TrainingSetup:
+    def settled(self, setup: Setup) -> Setup:
         """The setup, of a run or of its rehearsal, with what follows from its other settings. The user's own come
         after."""
         return setup
@@ -117,7 +117,7 @@ class Task(ABC):
         return self
 
     @abstractmethod
-    def read(self, setup: TrainingSetup) -> Any:
+    def read(self, setup: Setup) -> Any:
         """What `data.source` names, read and checked: all of `prepare` that needs no model, from the section `data`.
 
         Raises:
@@ -125,35 +125,35 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def prepare(self, setup: TrainingSetup, say: Say) -> Examples:
+    def prepare(self, setup: Setup, say: Say) -> Examples:
         """Reads, checks and cuts the data.
 
         Raises:
             DataError: it cannot be used; says where, why, and what was expected.
         """
 
-    def model_values(self, setup: TrainingSetup, examples: Examples) -> dict[str, Any]:
+    def model_values(self, setup: Setup, examples: Examples) -> dict[str, Any]:
         """Config values that the data decides, such as the number of labels."""
         return {}
 
-    def run_arguments(self, setup: TrainingSetup) -> dict[str, Any]:
+    def run_arguments(self, setup: Setup) -> dict[str, Any]:
         """Fields of the arguments that are different in memkit's own run, because `prepare` has done their work; an
         exported script has them as the setup says."""
         return {}
 
-    def trainer_options(self, setup: TrainingSetup, examples: Examples) -> dict[str, Any]:
+    def trainer_options(self, setup: Setup, examples: Examples) -> dict[str, Any]:
         """Keyword arguments of the trainer beside model, arguments, data sets and processing class."""
         return {}
 
     @abstractmethod
-    def told(self, setup: TrainingSetup, examples: Examples, steps: int, each_step: int) -> str:
+    def told(self, setup: Setup, examples: Examples, steps: int, each_step: int) -> str:
         """One line: what is trained on and how often. `each_step`: examples in an optimizer step."""
 
     def result(self, examples: Examples, evaluated: Any) -> dict[str, Any]:
         """What the run file says of the data beside the losses."""
         return {}
 
-    def framing(self, setup: TrainingSetup) -> Framing | None:
+    def framing(self, setup: Setup) -> Framing | None:
         """The special tokens of a tokenizer that is trained on the task's texts."""
         return None
 
@@ -165,7 +165,7 @@ class Task(ABC):
         """What an exported script reads in place of a table: `{key of the section `data`: the folder, or folders}`."""
         return {}
 
-    def processor_settings(self, setup: TrainingSetup, own: bool) -> tuple[Settings, tuple[str, ...]]:
+    def processor_settings(self, setup: Setup, own: bool) -> tuple[Settings, tuple[str, ...]]:
         """(values of the section `data`, modules beside the script) of what makes tensors of images or sound.
 
         `own`: whether the script loads what the model came with.

@@ -10,7 +10,7 @@ from hf_memkit.models import hub_reachable
 from hf_memkit.recipe.tasks.made_up_texts import help_texts
 from hf_memkit.recipe.tasks.task import Examples, Say, Task
 from hf_memkit.recipe.tokenizer import CONTINUED, Framing
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 if TYPE_CHECKING:
     from hf_memkit.recipe.data import Documents
@@ -25,7 +25,7 @@ class _LanguageModeling(Task):
     example: ClassVar[str] = '{"text": "Once upon a time …"}'
     script: ClassVar[str] = "train_text"
 
-    def read(self, setup: TrainingSetup) -> Documents:
+    def read(self, setup: Setup) -> Documents:
         from hf_memkit.recipe.data import load_documents
         from hf_memkit.recipe.sources import is_local
 
@@ -39,7 +39,7 @@ class _LanguageModeling(Task):
             hub_reachable=not own and hub_reachable(),
         )
 
-    def prepare(self, setup: TrainingSetup, say: Say) -> Examples:
+    def prepare(self, setup: Setup, say: Say) -> Examples:
         from hf_memkit.recipe.packing import pack
         from hf_memkit.recipe.tokenizer import check_vocabulary, get_tokenizer
 
@@ -58,7 +58,7 @@ class _LanguageModeling(Task):
         checksum = hashlib.sha256(packed.train.array.tobytes()).hexdigest()
         return Examples(packed.train, packed.held_out, chosen.tokenizer, checksum, facts)
 
-    def told(self, setup: TrainingSetup, examples: Examples, steps: int, each_step: int) -> str:
+    def told(self, setup: Setup, examples: Examples, steps: int, each_step: int) -> str:
         from hf_memkit.recipe.packing import epochs
 
         return (
@@ -72,7 +72,7 @@ class _LanguageModeling(Task):
 
         return {"unigram_loss": unigram_loss(evaluated)}
 
-    def framing(self, setup: TrainingSetup) -> Framing:
+    def framing(self, setup: Setup) -> Framing:
         return CONTINUED
 
     def examples(self) -> Iterator[dict[str, str]]:

@@ -24,7 +24,7 @@ from hf_memkit.recipe.tasks.token_rows import (
     tokenizer_for,
 )
 from hf_memkit.recipe.tokenizer import Framing
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 __all__ = ["TASK"]
 
@@ -91,12 +91,12 @@ class _TextClassification(Task):
     def made_up(self) -> list[dict[str, Any]]:
         return [{**row, "text_pair": None, "place": f"made-up row {n}"} for n, row in enumerate(kinds_of_text(), 1)]
 
-    def read(self, setup: TrainingSetup) -> tuple[Table, bool, list[str]]:
+    def read(self, setup: Setup) -> tuple[Table, bool, list[str]]:
         """(the rows, whether they have second texts, their classes)."""
         table = load_table(self, setup)
         return table, _paired(table.rows), _classes(table.rows["label"][:], table.rows["place"], table.source)
 
-    def prepare(self, setup: TrainingSetup, say: Say) -> Examples:
+    def prepare(self, setup: Setup, say: Say) -> Examples:
         data = setup.section("data")
         table, paired, labels = self.read(setup)
         given: list[str] = table.rows["label"][:]
@@ -114,7 +114,7 @@ class _TextClassification(Task):
         facts = {"labels": labels, "examples": len(rows), "full_texts": full, "counts": dict(Counter(given))}
         return Examples(train, rows.select(held), tokenizer, checksum(train), facts)
 
-    def model_values(self, setup: TrainingSetup, examples: Examples) -> dict[str, Any]:
+    def model_values(self, setup: Setup, examples: Examples) -> dict[str, Any]:
         labels = examples.facts["labels"]
         return {
             "num_labels": len(labels),
@@ -122,7 +122,7 @@ class _TextClassification(Task):
             "label2id": {label: number for number, label in enumerate(labels)},
         }
 
-    def trainer_options(self, setup: TrainingSetup, examples: Examples) -> dict[str, Any]:
+    def trainer_options(self, setup: Setup, examples: Examples) -> dict[str, Any]:
         from transformers import DataCollatorWithPadding
 
         from hf_memkit.components.classification_metrics import accuracy_and_f1, likeliest_class
@@ -135,7 +135,7 @@ class _TextClassification(Task):
             options["data_collator"] = DataCollatorWithPadding(examples.processing_class, pad_to_multiple_of=_MULTIPLE)
         return options
 
-    def told(self, setup: TrainingSetup, examples: Examples, steps: int, each_step: int) -> str:
+    def told(self, setup: Setup, examples: Examples, steps: int, each_step: int) -> str:
         count, labels = len(examples.train), examples.facts["labels"]
         return (
             f"Texts: {count} to train on, {len(examples.held_out)} held out, of {len(labels)} classes "
@@ -148,7 +148,7 @@ class _TextClassification(Task):
         there = evaluated["labels"][:]
         return {"labels": examples.facts["labels"], "majority_accuracy": there.count(usual) / len(there)}
 
-    def framing(self, setup: TrainingSetup) -> Framing:
+    def framing(self, setup: Setup) -> Framing:
         """BERT's special tokens; the second text of a pair is told from the first where the model can tell."""
         kinds = int(setup["model.architecture"].get("type_vocab_size", 2))
         second = ":1" if kinds > 1 else ""

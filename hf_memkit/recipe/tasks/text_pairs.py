@@ -22,7 +22,7 @@ from hf_memkit.recipe.tasks.token_rows import (
     tokenizer_for,
 )
 from hf_memkit.recipe.tokenizer import Framing
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 __all__ = ["TASK"]
 
@@ -59,7 +59,7 @@ class _TextPairs(Task):
             "generation_num_beams": (1, "each further beam holds its own keys and values"),
         }
 
-    def settled(self, setup: TrainingSetup) -> TrainingSetup:
+    def settled(self, setup: Setup) -> Setup:
         _, target_length = _lengths(setup)
         return setup.put(
             "arguments.generation_max_length", target_length + 1, "a target, and the token that it begins with"
@@ -76,13 +76,13 @@ class _TextPairs(Task):
     def made_up(self) -> list[dict[str, Any]]:
         return summaries()
 
-    def read(self, setup: TrainingSetup) -> Table:
+    def read(self, setup: Setup) -> Table:
         table = load_table(self, setup)
         if len(table.rows) < 2:
             raise DataError(f"{table.source}: one pair; expected 2 at least, one to train on and one to hold out")
         return table
 
-    def prepare(self, setup: TrainingSetup, say: Say) -> Examples:
+    def prepare(self, setup: Setup, say: Say) -> Examples:
         data = setup.section("data")
         table = self.read(setup)
         say(f"Data: {table.source}")
@@ -100,7 +100,7 @@ class _TextPairs(Task):
         facts = {"pairs": len(rows), "full_sources": sources[0], "full_targets": targets[0]}
         return Examples(train, held_out, tokenizer, checksum(train), facts)
 
-    def trainer_options(self, setup: TrainingSetup, examples: Examples) -> dict[str, Any]:
+    def trainer_options(self, setup: Setup, examples: Examples) -> dict[str, Any]:
         from transformers import DataCollatorForSeq2Seq
 
         from hf_memkit.components.generation_metrics import generation_metrics
@@ -111,7 +111,7 @@ class _TextPairs(Task):
             options["data_collator"] = DataCollatorForSeq2Seq(tokenizer, pad_to_multiple_of=_MULTIPLE)
         return options
 
-    def told(self, setup: TrainingSetup, examples: Examples, steps: int, each_step: int) -> str:
+    def told(self, setup: Setup, examples: Examples, steps: int, each_step: int) -> str:
         length, target_length = _lengths(setup)
         count = len(examples.train)
         return (
@@ -120,14 +120,14 @@ class _TextPairs(Task):
             f"{steps * each_step / count:.1f} times"
         )
 
-    def framing(self, setup: TrainingSetup) -> Framing:
+    def framing(self, setup: Setup) -> Framing:
         return _FRAMING
 
     def examples(self) -> list[dict[str, Any]]:
         return self.made_up()
 
 
-def _lengths(setup: TrainingSetup) -> tuple[int, int]:
+def _lengths(setup: Setup) -> tuple[int, int]:
     """Tokens of a source and of a target, at most."""
     length = int(setup["data.sequence_length"])
     return length, min(length, int(setup.get("data.target_length", length)))

@@ -11,7 +11,7 @@ from hf_memkit.models import hub_reachable
 from hf_memkit.recipe.tables import RowTask, Table, cell
 from hf_memkit.recipe.text_readers import name_of
 from hf_memkit.recipe.tokenizer import Framing
-from hf_memkit.training_setup import TrainingSetup
+from hf_memkit.setup import Setup
 
 __all__ = ["as_tokens", "checked_text", "checksum", "tokenizer_for"]
 
@@ -41,7 +41,7 @@ def checked_text(task: RowTask, columns: Mapping[str, str], role: str, where: st
     return value
 
 
-def tokenizer_for(setup: TrainingSetup, table: Table, columns: Sequence[str], framing: Framing, say: Any) -> Any:
+def tokenizer_for(setup: Setup, table: Table, columns: Sequence[str], framing: Framing, say: Any) -> Any:
     """The model's own tokenizer, or one that is trained on the table's texts. It has a token for padding.
 
     Raises:

@@ -1,7 +1,0 @@
-"""The rules, a module a subject. Importing this fills the registry, `hf_memkit.check.RULES`."""
-
-from importlib import import_module
-from pkgutil import iter_modules
-
-for _module in iter_modules(__path__):
-    import_module(f"{__name__}.{_module.name}")

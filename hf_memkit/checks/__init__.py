@@ -1,0 +1,14 @@
+"""Known mistakes, found before any model is loaded: in a DeepSpeed JSON, Trainer's arguments, a setup.
+
+```python
+problems = check(setup)
+problems = check(Subject(config=json.load(open("ds.json")), arguments={"bf16": True}))
+problems = check_file("ds.json", args_file="args.yaml")
+```
+"""
+
+from hf_memkit.checks.apply import check, check_file, read_subject
+from hf_memkit.checks.rule import RULES, SEVERITIES, Problem, Rule, Severity
+from hf_memkit.checks.subject import Subject
+
+__all__ = ["RULES", "SEVERITIES", "Problem", "Rule", "Severity", "Subject", "check", "check_file", "read_subject"]

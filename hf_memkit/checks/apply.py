@@ -1,0 +1,148 @@
+"""Applies every rule: to a subject, or to files: a DeepSpeed JSON, or arguments as HfArgumentParser reads them, with
+the JSON that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final
+
+from hf_memkit.checks import rules
+from hf_memkit.checks.reading import File, parse_json, read
+from hf_memkit.checks.rule import RULES, Problem
+from hf_memkit.checks.subject import Subject, walk
+from hf_memkit.errors import InputError
+from hf_memkit.hardware import Machine
+from hf_memkit.models import ModelFacts
+from hf_memkit.setup import Setup
+
+__all__ = ["check", "check_file", "deepspeed_of", "read_subject"]
+
+assert rules.__path__  # imported for the registry that it fills
+
+_STAGE: Final = "zero_optimization.stage"
+
+
+def check(job: Setup | Subject) -> list[Problem]:
+    """All problems of a setup, or of whatever else is known of a job, at once, in the order of the file's keys; empty
+    if there are none."""
+    subject = Subject.of_setup(job) if isinstance(job, Setup) else job
+    found = _apply(subject)
+    if _stage_is_wrong(subject, found):
+        found = _whatever_the_stage(subject, found)
+    order = {path: number for number, (path, _) in enumerate(walk(subject.config or {}))}
+
+    def place(problem: Problem) -> int:
+        path = problem.key
+        while path and path not in order:
+            path = path.rpartition(".")[0]
+        return order.get(path, len(order))
+
+    return sorted(found, key=place)
+
+
+def _apply(subject: Subject) -> list[Problem]:
+    return [problem for rule in RULES.values() for problem in rule.problems(subject)]
+
+
+def _stage_is_wrong(subject: Subject, found: list[Problem]) -> bool:
+    """Something else than a ZeRO stage stands there; or none does, and a key is spelt nearly so or misplaced."""
+    if subject.has(_STAGE):
+        return subject.at(_STAGE) not in (0, 1, 2, 3) or isinstance(subject.at(_STAGE), bool)
+    strange = ("rejected-key", "unknown-key", "misplaced-key")
+    keys = [each.key.rpartition(".") for each in found if each.rule in strange]
+    names = [name.lower() for section, _, name in keys if section in ("", "zero_optimization")]
+    return any(name == "zero_stage" or (4 <= len(name) <= 6 and get_close_matches(name, ["stage"])) for name in names)
+
+
+def _whatever_the_stage(subject: Subject, found: list[Problem]) -> list[Problem]:
+    """What is wrong with the stage, and what would be wrong at any: the rest follows from the stage."""
+    at_stages = [_apply(subject.at_stage(stage)) for stage in (0, 1, 2, 3)]
+    everywhere = set.intersection(*({(each.rule, each.key) for each in problems} for problems in at_stages))
+    own = [each for each in found if each.key == _STAGE and RULES[each.rule].module in ("keys", "values")]
+    return own + [each for each in at_stages[-1] if (each.rule, each.key) in everywhere and each.key != _STAGE]
+
+
+def check_file(
+    path: str | Path,
+    args_file: str | Path | None = None,
+    *,
+    model: ModelFacts | None = None,
+    machine: Machine | None = None,
+    gpus: int | None = None,
+    nodes: int = 1,
+    here: bool = False,
+) -> list[Problem]:
+    """All problems of a DeepSpeed JSON or an argument file, at once.
+
+    Args:
+        path: the file; what it is is seen from its keys. An argument file's `deepspeed:` is followed.
+        args_file: the arguments that a DeepSpeed JSON goes with.
+        model, machine, gpus, nodes, here: as in `Subject`.
+
+    Raises:
+        InputError: a file cannot be read, or is neither of the two.
+    """
+    file = read(path)
+    arguments = None if args_file is None else read(args_file)
+    return check(read_subject(file, arguments, model=model, machine=machine, gpus=gpus, nodes=nodes, here=here))
+
+
+def read_subject(
+    file: File,
+    arguments: File | None = None,
+    *,
+    model: ModelFacts | None = None,
+    machine: Machine | None = None,
+    gpus: int | None = None,
+    nodes: int = 1,
+    here: bool = False,
+) -> Subject:
+    """The subject that a file describes, with the arguments of a second one.
+
+    Raises:
+        InputError: the second file holds no arguments, or the first is a recipe.
+    """
+    if arguments is not None and arguments.kind != "arguments":
+        raise InputError(
+            f"{arguments.path}: --args takes a file of Trainer's arguments, and this is a {arguments.kind}"
+        )
+    if file.kind == "recipe":
+        raise InputError(f"{file.path}: this is a recipe; it is checked with hf_memkit.recipe, or `memkit check`")
+    config: File | None = file
+    source = arguments
+    if file.kind == "arguments":
+        if arguments is not None:
+            raise InputError(f"{file.path}: holds arguments itself; give a DeepSpeed JSON with --args")
+        config, source = deepspeed_of(file), file
+    return Subject(
+        config=None if config is None else config.content,
+        arguments=None if source is None else source.content,
+        model=model,
+        machine=machine,
+        gpus=gpus,
+        nodes=nodes,
+        config_file="" if config is None else str(config.path),
+        arguments_file="" if source is None else str(source.path),
+        duplicates=() if config is None else config.duplicates,
+        here=here,
+        duplicate_arguments=() if source is None else source.duplicates,
+    )
+
+
+def deepspeed_of(file: File) -> File | None:
+    """The DeepSpeed config that an argument file names or holds; None if there is none, or it is not there."""
+    value: Any = file.content.get("deepspeed")
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        value, duplicates = parse_json(f"{file.path}: deepspeed", value)
+        return File(file.path, "deepspeed", value, duplicates)
+    if isinstance(value, Mapping):
+        return File(file.path, "deepspeed", value)
+    if not isinstance(value, str) or not value:
+        return None
+    for path in (Path(value), file.path.parent / value):
+        if path.exists():
+            found = read(path)
+            return File(path, "deepspeed", found.content, found.duplicates)
+    return None

@@ -1,0 +1,130 @@
+"""NVMe: where the swap files go, and what moves them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from hf_memkit.checks.rule import Found, rule
+from hf_memkit.checks.subject import Subject
+
+_OPTIMIZER = "zero_optimization.offload_optimizer"
+_PARAM = "zero_optimization.offload_param"
+
+ADAM_BUFFERS: Final = 4
+"""Weights, gradients and two moments of a sub-group are in RAM together."""
+
+PIPELINED_BUFFERS: Final = {(True, False): 8, (False, True): 8, (True, True): 12}
+"""Fewest buffers by (pipeline_read, pipeline_write): as many again for the sub-group that is read ahead, and for that
+which is being written. Measured over three steps of Adam with several sub-groups."""
+
+
+def _swapping(subject: Subject) -> list[str]:
+    parts = (_OPTIMIZER, subject.zero.swaps_optimizer), (_PARAM, subject.zero.swaps_parameters)
+    return [path for path, swaps in parts if swaps]
+
+
+@rule(
+    "nvme-path-missing",
+    severity="error",
+    why="the device is nvme, and no folder is named: the engine stops when it joins the path",
+    fix='add "nvme_path" with a folder on a local NVMe disk',
+    source="deepspeed 0.19.8: runtime/zero/stage3.py 840, runtime/zero/partition_parameters.py 1229",
+)
+def nvme_path_missing(subject: Subject) -> Iterator[Found]:
+    for part in _swapping(subject):
+        if subject.at(f"{part}.nvme_path") in ("", None, "none") or not subject.has(f"{part}.nvme_path"):
+            yield Found(f"{part}.nvme_path", subject.shown(f"{part}.nvme_path"))
+
+
+@rule(
+    "nvme-path-unusable",
+    severity="error",
+    why="swap files cannot be written there",
+    fix="write another folder; `memkit doctor` tests one",
+    source="deepspeed 0.19.8: runtime/zero/stage3.py 840-841 (os.makedirs)",
+)
+def nvme_path_unusable(subject: Subject) -> Iterator[Found]:
+    for part in _swapping(subject) if subject.here else ():
+        path = subject.at(f"{part}.nvme_path")
+        if not isinstance(path, str) or path in ("", "none"):
+            continue
+        folder = Path(path)
+        if folder.exists() and not folder.is_dir():
+            yield Found(f"{part}.nvme_path", path, why="it is a file, not a folder")
+        elif not folder.exists():
+            why = "there is no such folder: DeepSpeed would make it, on whatever disk lies under it"
+            fix = "make the folder on the disk that is meant"
+            yield Found(f"{part}.nvme_path", path, why=why, fix=fix, severity="warning")
+        elif not os.access(folder, os.W_OK | os.X_OK):
+            yield Found(f"{part}.nvme_path", path, why="this user may not write there")
+
+
+@rule(
+    "aio-without-nvme",
+    severity="warning",
+    why="only NVMe offloading reads this section, and nothing goes to NVMe here",
+    fix='delete it, or set a device to "nvme" at stage 3',
+    source="deepspeed 0.19.8: runtime/swap_tensor/partitioned_param_swapper.py 91, runtime/engine.py 2787",
+)
+def aio_without_nvme(subject: Subject) -> Iterator[Found]:
+    section = subject.at("aio")
+    if isinstance(section, Mapping) and section and not _swapping(subject):
+        yield Found("aio", section)
+
+
+@rule(
+    "gds-without-gpu",
+    severity="error",
+    why="GPUDirect Storage is for CUDA cards; DeepSpeed stops with an assertion",
+    fix='write "use_gds": false',
+    source="deepspeed 0.19.8: runtime/swap_tensor/aio_config.py 38",
+)
+def gds_without_gpu(subject: Subject) -> Iterator[Found]:
+    if subject.at("aio.use_gds") is True and subject.without_gpu:
+        yield Found("aio.use_gds", True)
+
+
+@rule(
+    "buffers-too-few",
+    severity="error",
+    why=f"Adam's step holds weights, gradients and two moments at once: {ADAM_BUFFERS} buffers",
+    fix=f'write "buffer_count": {ADAM_BUFFERS} or more',
+    source="deepspeed 0.19.8: runtime/swap_tensor/partitioned_optimizer_swapper.py 165",
+)
+def buffers_too_few(subject: Subject) -> Iterator[Found]:
+    count = subject.zero.optimizer.buffer_count
+    if subject.zero.swaps_optimizer and not subject.zero.optimizer.pipelined and count < ADAM_BUFFERS:
+        yield Found(f"{_OPTIMIZER}.buffer_count", count)
+
+
+@rule(
+    "pipelined-buffers-too-few",
+    severity="error",
+    why="with pipelining the next sub-group is read, or the last one written, while this one steps; DeepSpeed stops: "
+    '"ran out of swap buffers"',
+    fix="more buffers, or switch the pipelines off",
+    source="deepspeed 0.19.8: runtime/swap_tensor/pipelined_optimizer_swapper.py 219, 253",
+)
+def pipelined_buffers_too_few(subject: Subject) -> Iterator[Found]:
+    read, write = (subject.at(f"{_OPTIMIZER}.pipeline_{way}") is True for way in ("read", "write"))
+    enough = PIPELINED_BUFFERS.get((read, write), 0)
+    if subject.zero.swaps_optimizer and subject.zero.optimizer.buffer_count < enough:
+        path = f"{_OPTIMIZER}.buffer_count"
+        fix = f'write "buffer_count": {enough} or more, or switch the pipelines off'
+        yield Found(path, subject.shown(path), fix=fix)
+
+
+@rule(
+    "fast-init-no-effect",
+    severity="warning",
+    why="it speeds up the start only where parameters are on NVMe too",
+    fix="delete the key",
+    source="deepspeed 0.19.8: runtime/zero/stage3.py 1126-1133",
+)
+def fast_init_no_effect(subject: Subject) -> Iterator[Found]:
+    path = f"{_OPTIMIZER}.fast_init"
+    if subject.zero.swaps_optimizer and subject.at(path) is True and not subject.zero.swaps_parameters:
+        yield Found(path, True)

@@ -1,0 +1,220 @@
+"""Arguments that the chosen optimizer never gets to see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from hf_memkit.checks.rule import Found, rule
+from hf_memkit.checks.subject import Subject
+from hf_memkit.optimizers import Optimizer, find_optimizer, techniques_of
+
+__all__ = ["named_optimizer", "optimizer_row", "options"]
+
+_FILE = "transformers 5.23.0: trainer_optimizer.py"
+
+_TRUE_IF_ANY: Final = ("kahan_sum", "decouple_lr")
+_TAKEN_AS: Final = {"adam_beta1": "betas", "adam_beta2": "betas", "adam_epsilon": "eps"}
+"""What an optimizer is given of them, where it takes it (`hf_memkit.train.optimizer`)."""
+_RATE_OF_SGD: Final = 0.01
+"""From here on a learning rate is one that was chosen for SGD: AdamW's are far below."""
+
+
+def named_optimizer(subject: Subject) -> str:
+    """The value of `optim`; empty if it is not set."""
+    value = subject.argument("optim")
+    return "" if value is None else str(getattr(value, "value", value))
+
+
+def optimizer_row(subject: Subject) -> Optimizer:
+    """What is known of `optim`."""
+    return find_optimizer(named_optimizer(subject))
+
+
+def options(subject: Subject) -> dict[str, str]:
+    """`optim_args` as Trainer reads it, without what it cannot read."""
+    text = subject.argument("optim_args")
+    parts = text.replace(" ", "").split(",") if isinstance(text, str) else []
+    return {key: value for key, _, value in (part.partition("=") for part in parts if part.count("=") == 1)}
+
+
+@rule(
+    "optimizer-options-ignored",
+    severity="warning",
+    why="Trainer drops what this optimizer does not read of optim_args, silently",
+    fix="delete it; what no argument can say, give Trainer with optimizer_cls_and_kwargs",
+    source=f"{_FILE} 195-208, 246-293, 317-348, 413-428, 1393-1402 of trainer.py",
+    needs_config=False,
+    techniques=techniques_of(lambda row: row.reads is not None),
+)
+def optimizer_options_ignored(subject: Subject) -> Iterator[Found]:
+    optim, read = named_optimizer(subject), optimizer_row(subject).reads
+    if not optim or read is None:
+        return
+    for key in options(subject):
+        if key not in read:
+            knows = f"it reads {', '.join(read)}" if read else "it reads nothing of optim_args"
+            yield Found("optim_args", subject.argument("optim_args"), argument=True,
+                        why=f"{key} does not reach {optim}: {knows}, and Trainer drops the rest silently")  # fmt: skip
+
+
+@rule(
+    "optimizer-options-unreadable",
+    severity="error",
+    why="Trainer splits optim_args at commas and each part at one equals sign; it fails after the model is loaded",
+    fix='write "key=value,key=value"',
+    source=f"{_FILE} 65-73",
+    needs_config=False,
+)
+def optimizer_options_unreadable(subject: Subject) -> Iterator[Found]:
+    text = subject.argument("optim_args")
+    if isinstance(text, str) and text and any(part.count("=") != 1 for part in text.replace(" ", "").split(",")):
+        yield Found("optim_args", text, argument=True)
+
+
+@rule(
+    "optimizer-option-always-true",
+    severity="error",
+    why='Trainer takes bool() of the text: "False" switches it on',
+    fix="leave the option out: it is off by default",
+    source=f"{_FILE} 537-545",
+    needs_config=False,
+)
+def optimizer_option_always_true(subject: Subject) -> Iterator[Found]:
+    for key, value in options(subject).items():
+        off = value.lower() in ("false", "0", "no", "none")
+        if named_optimizer(subject) == "stable_adamw" and key in _TRUE_IF_ANY and off:
+            yield Found("optim_args", subject.argument("optim_args"), argument=True)
+
+
+@rule(
+    "optimizer-decay-overridden",
+    severity="warning",
+    why="Trainer's parameter groups carry the argument weight_decay, which wins: this one has no effect",
+    fix="set the argument weight_decay",
+    source=f"{_FILE} 317-348; trainer.py 1275-1288",
+    needs_config=False,
+    techniques=techniques_of(lambda row: "weight_decay" in (row.reads or ())),
+)
+def optimizer_decay_overridden(subject: Subject) -> Iterator[Found]:
+    if "weight_decay" in (optimizer_row(subject).reads or ()) and "weight_decay" in options(subject):
+        yield Found("optim_args", subject.argument("optim_args"), argument=True)
+
+
+@rule(
+    "torchao-block-size",
+    severity="error",
+    why="Trainer passes the text on as it is, and torchao fails at the first step: an int modulo a str",
+    fix="leave block_size out; technique adamw-8bit-stochastic or adamw-4bit-stochastic sets it",
+    source=f"{_FILE} 470; torchao 0.18.0: optim/adam.py 78",
+    needs_config=False,
+    techniques=techniques_of(lambda row: "torchao" in row.packages),
+)
+def torchao_block_size(subject: Subject) -> Iterator[Found]:
+    if "torchao" in optimizer_row(subject).packages and "block_size" in options(subject):
+        yield Found("optim_args", subject.argument("optim_args"), argument=True)
+
+
+@rule(
+    "adam-settings-ignored",
+    severity="warning",
+    why="this optimizer never sees it",
+    fix="delete it; what the optimizer has instead goes into optim_args",
+    source=f"{_FILE} 195-198, 317-348, 374-381, 402-410, 413-428; 261-262 for Lion",
+    needs_config=False,
+    techniques=techniques_of(lambda row: set(row.takes) != {"betas", "eps"}),
+)
+def adam_settings_ignored(subject: Subject) -> Iterator[Found]:
+    optim, row, takes = named_optimizer(subject), optimizer_row(subject), subject.setting("optimizer.takes")
+    for key, default in (("adam_beta1", 0.9), ("adam_beta2", 0.999), ("adam_epsilon", 1e-8)):
+        value = subject.argument(key, default)
+        if value == default:
+            continue
+        if not row.takes:
+            why = f"{optim} never sees it: Trainer hands it the learning rate and optim_args only"
+        elif row.low_rank:
+            why = f"{optim} applies it to the projected matrices only; all other parameters keep the library's default"
+        elif _TAKEN_AS[key] not in row.takes:
+            why = f"{row.algorithm} has no {'epsilon' if key == 'adam_epsilon' else _TAKEN_AS[key]}"
+        elif takes is not None and _TAKEN_AS[key] not in takes:
+            why = f"{str(subject.setting('optimizer.class')).rpartition(':')[2]} takes no {_TAKEN_AS[key]}"
+        else:
+            continue
+        yield Found(key, value, why=why, argument=True)
+
+
+@rule(
+    "weight-decay-ignored",
+    severity="warning",
+    why="this optimizer is built without Trainer's parameter groups, which carry the weight decay: nothing decays",
+    fix="set weight_decay: 0.0, or take another optimizer",
+    source=f"{_FILE} 148-183 and 413-428 (params and model take the groups' place); trainer.py 1309-1318",
+    needs_config=False,
+    techniques=techniques_of(lambda row: not row.takes_groups),
+)
+def weight_decay_ignored(subject: Subject) -> Iterator[Found]:
+    value = subject.argument("weight_decay", 0.0)
+    if value and not optimizer_row(subject).takes_groups:
+        yield Found("weight_decay", value, argument=True)
+
+
+@rule(
+    "sgd-without-momentum",
+    severity="hint",
+    why="Trainer's SGD has no momentum unless optim_args says so",
+    fix='set optim_args: "momentum=0.9", or "momentum=0" to say that none is meant; a learning_rate of 0.01 or more '
+    "is taken to say so too",
+    source=f"{_FILE} 317-326; torch 2.13: optim/sgd.py, momentum=0",
+    needs_config=False,
+    techniques=("sgd-momentum",),
+)
+def sgd_without_momentum(subject: Subject) -> Iterator[Found]:
+    rate = subject.argument("learning_rate")
+    meant = isinstance(rate, int | float) and rate >= _RATE_OF_SGD
+    if named_optimizer(subject) == "sgd" and "momentum" not in options(subject) and not meant:
+        yield Found("optim", "sgd", argument=True)
+
+
+@rule(
+    "lion-betas",
+    severity="hint",
+    why="Trainer gives Lion AdamW's betas, 0.9 and 0.999; the paper's, and the library's default, are 0.9 and 0.99",
+    fix="set adam_beta2: 0.99",
+    source=f"{_FILE} 261-262; bitsandbytes 0.50.2: optim/lion.py, betas=(0.9, 0.99)",
+    needs_config=False,
+    techniques=techniques_of(lambda row: row.algorithm == "Lion"),
+)
+def lion_betas(subject: Subject) -> Iterator[Found]:
+    if optimizer_row(subject).algorithm == "Lion" and subject.argument("adam_beta2", 0.999) == 0.999:
+        yield Found("optim", named_optimizer(subject), argument=True)
+
+
+@rule(
+    "optimizer-ignored",
+    severity="warning",
+    why="Trainer is given an optimizer class, which wins: optim and optim_args have no effect",
+    fix="delete optim, or take the technique out that brings the class",
+    source="transformers 5.23.0: trainer.py 1300-1303",
+    needs_config=False,
+    techniques=techniques_of(lambda row: ":" in row.name),
+)
+def optimizer_ignored(subject: Subject) -> Iterator[Found]:
+    for key in ("optim", "optim_args"):
+        if subject.has_setting("optimizer.class") and subject.argument(key) is not None:
+            yield Found(key, subject.argument(key), argument=True)
+
+
+@rule(
+    "targets-ignored",
+    severity="warning",
+    why="only GaLore and APOLLO read it: this optimizer trains everything in full rank",
+    fix="delete it, or set optim: galore_adamw or apollo_adamw",
+    source=f"{_FILE} 101-192, called by 351-410 only",
+    needs_config=False,
+    techniques=techniques_of(lambda row: row.low_rank),
+)
+def targets_ignored(subject: Subject) -> Iterator[Found]:
+    targets = subject.argument("optim_target_modules")
+    reads = optimizer_row(subject).low_rank and not subject.has_setting("optimizer.class")
+    if subject.arguments is not None and targets is not None and not reads:
+        yield Found("optim_target_modules", targets, argument=True)

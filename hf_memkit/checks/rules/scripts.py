@@ -1,0 +1,62 @@
+"""What an argument file shows of the script that reads it, beside the fields of TrainingArguments."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hf_memkit.checks.subject import Subject
+
+__all__ = ["TEXT_NAMES", "TRL_NAMES", "is_for_text", "is_for_trl", "mixed_precision", "trains_adapters"]
+
+TRL_NAMES: Final = (
+    # trl/trainer/model_config.py
+    "use_peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_parameters",
+    "lora_modules_to_save", "lora_task_type", "use_rslora", "use_dora", "load_in_4bit", "load_in_8bit",
+    "bnb_4bit_quant_type", "bnb_4bit_quant_storage", "use_bnb_nested_quant",
+    # trl/trainer/sft_config.py
+    "model_init_kwargs", "chat_template_path", "dataset_text_field", "dataset_kwargs", "dataset_num_proc",
+    "max_length", "truncation_mode", "packing", "packing_strategy", "eval_packing", "padding_free",
+    "completion_only_loss", "assistant_only_loss", "activation_offloading",
+    # trl/trainer/grpo_config.py
+    "num_generations", "max_completion_length",
+    # trl/scripts/utils.py
+    "dataset_train_split", "dataset_test_split", "dataset_streaming",
+)  # fmt: skip
+"""Names that TRL's configs have and TrainingArguments has not (trl 1.16.0)."""
+
+TEXT_NAMES: Final = (
+    *TRL_NAMES, "block_size", "max_seq_length", "pad_to_max_length", "mlm_probability", "line_by_line",
+    "max_source_length", "max_target_length", "text_column", "text_column_name", "predict_with_generate",
+    "generation_max_length", "generation_num_beams",
+)  # fmt: skip
+"""The same, of TRL and of transformers' examples for text (transformers 5.23.0: examples/pytorch/language-modeling,
+text-classification, summarization), whose models take `input_ids`."""
+
+_ADAPTER_WORDS: Final = ("lora", "peft", "adapter")
+
+
+def _has(subject: Subject, names: tuple[str, ...]) -> bool:
+    return any(name in (subject.arguments or {}) for name in names)
+
+
+def is_for_trl(subject: Subject) -> bool:
+    """A name of TRL's is among the arguments, so that TRL's defaults may hold in place of Trainer's."""
+    return _has(subject, TRL_NAMES)
+
+
+def is_for_text(subject: Subject) -> bool:
+    """The model is known, and memkit knows language models only; or a name among the arguments says so."""
+    return subject.model is not None or _has(subject, TEXT_NAMES)
+
+
+def trains_adapters(subject: Subject) -> bool:
+    """The setup has adapters, or a true argument of the script is named after them (`use_lora: true`)."""
+    names = (name.lower() for name, value in (subject.arguments or {}).items() if value is True)
+    return subject.has_setting("adapter") or any(word in name for name in names for word in _ADAPTER_WORDS)
+
+
+def mixed_precision(subject: Subject) -> bool:
+    """bf16 or fp16 is on; TRL switches bf16 on where neither is said (trl 1.16.0: trainer/base_config.py)."""
+    if subject.argument("bf16") is True or subject.argument("fp16") is True:
+        return True
+    return is_for_trl(subject) and subject.argument("bf16") is None

@@ -1,0 +1,203 @@
+"""Keys that have no effect, or are refused, at this ZeRO stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hf_memkit.checks.rule import Found, rule
+from hf_memkit.checks.subject import Subject
+
+_ZERO = "zero_optimization"
+
+_STAGE_3_ONLY = (
+    "sub_group_size",
+    "stage3_prefetch_bucket_size",
+    "stage3_param_persistence_threshold",
+    "stage3_model_persistence_threshold",
+    "stage3_max_live_parameters",
+    "stage3_max_reuse_distance",
+    "stage3_gather_16bit_weights_on_model_save",
+    "stage3_module_granularity_threshold",
+    "stage3_use_all_reduce_for_fetch_params",
+    "stage3_allgather_sequential",
+    "zero_hpz_partition_size",
+    "zero_quantized_weights",
+    "zero_quantized_nontrainable_weights",
+    "zero_quantized_gradients",
+    "leaf_module",
+)
+_STAGE_1_2_ONLY = (
+    "allgather_bucket_size",
+    "allgather_partitions",
+    "use_multi_rank_bucket_allreduce",
+    "round_robin_gradients",
+    "parameter_alignment",
+    "ignore_unused_parameters",
+)
+_NOTHING_ASKED = {"zero_hpz_partition_size": 1, "allgather_partitions": True, "use_multi_rank_bucket_allreduce": True,
+                  "ignore_unused_parameters": True}  # fmt: skip
+
+
+def _asks(name: str, value: object) -> bool:
+    """Whether a value asks for something: a switch that is off does not, nor does a default."""
+    return value not in (False, None, "auto") and value != _NOTHING_ASKED.get(name, ...)
+
+
+@rule(
+    "wrong-stage",
+    severity="warning",
+    why="it has no effect at this ZeRO stage",
+    fix="delete the key, or change the stage",
+    source="deepspeed 0.19.8: runtime/engine.py 2653-2795, what each stage's optimizer is given",
+)
+def wrong_stage(subject: Subject) -> Iterator[Found]:
+    stage = subject.zero.stage
+    names = {1: _STAGE_3_ONLY, 2: _STAGE_3_ONLY, 3: _STAGE_1_2_ONLY}.get(stage, (*_STAGE_3_ONLY, *_STAGE_1_2_ONLY))
+    for name in names:
+        path = f"{_ZERO}.{name}"
+        if subject.has(path) and _asks(name, subject.at(path)):
+            where = "stage 3" if name in _STAGE_3_ONLY else "stages 1 and 2"
+            yield Found(path, subject.at(path), why=f"it has an effect at {where} only, and this is stage {stage}")
+
+
+@rule(
+    "gradient-norm-off",
+    severity="error",
+    why="compute_grad_norm=false is for stages 1 and 2 without clipping, offload and ZenFlow; else it is refused",
+    fix="delete the key",
+    source="deepspeed 0.19.8: runtime/zero/config.py 390, runtime/zero/stage_1_and_2.py 212-218",
+)
+def gradient_norm_off(subject: Subject) -> Iterator[Found]:
+    path = f"{_ZERO}.compute_grad_norm"
+    if subject.at(path) is not False:
+        return
+    clipping = subject.at("gradient_clipping")
+    if clipping == "auto":
+        clipping = subject.argument("max_grad_norm", 1.0)
+    if subject.zero.stage not in (1, 2):
+        yield Found(path, False, why="DeepSpeed refuses compute_grad_norm=false except at stages 1 and 2")
+    elif isinstance(clipping, int | float) and clipping > 0:
+        yield Found(path, False, why=f"clipping to {clipping} needs the norm; DeepSpeed refuses the two together")
+    elif subject.zero.optimizer.device != "none":
+        yield Found(path, False, why="DeepSpeed refuses compute_grad_norm=false with offload_optimizer")
+    elif subject.has(f"{_ZERO}.zenflow"):
+        yield Found(path, False, why="DeepSpeed refuses compute_grad_norm=false with ZenFlow")
+
+
+@rule(
+    "contiguous-forced",
+    severity="warning",
+    why="with offload_optimizer DeepSpeed sets it to true, silently: the bucket buffer is there all the same",
+    fix="delete the key",
+    source="deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 299-300",
+)
+def contiguous_forced(subject: Subject) -> Iterator[Found]:
+    path = f"{_ZERO}.contiguous_gradients"
+    if subject.at(path) is False and subject.zero.stage in (1, 2) and subject.zero.optimizer.device != "none":
+        yield Found(path, False)
+
+
+@rule(
+    "legacy-stage-1",
+    severity="error",
+    why="DeepSpeed refuses it since 0.5.9, when the engine starts",
+    fix="delete the key",
+    source="deepspeed 0.19.8: runtime/engine.py 2650",
+)
+def legacy_stage_1(subject: Subject) -> Iterator[Found]:
+    if subject.at(f"{_ZERO}.legacy_stage1") is True:
+        yield Found(f"{_ZERO}.legacy_stage1", True)
+
+
+@rule(
+    "elastic-checkpoint",
+    severity="warning",
+    why="stage 3 no longer has it: DeepSpeed warns and goes on without",
+    fix='delete the key; "checkpoint": {"load_universal": true} is what replaced it',
+    source="deepspeed 0.19.8: runtime/zero/config.py 403-409",
+)
+def elastic_checkpoint(subject: Subject) -> Iterator[Found]:
+    if subject.at(f"{_ZERO}.elastic_checkpoint") is True and subject.zero.stage == 3:
+        yield Found(f"{_ZERO}.elastic_checkpoint", True)
+
+
+@rule(
+    "gather-bucket-odd",
+    severity="error",
+    why="stages 1 and 2 stop with an assertion unless it is a multiple of 2",
+    fix="write an even number",
+    source="deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 389",
+)
+def gather_bucket_odd(subject: Subject) -> Iterator[Found]:
+    path = f"{_ZERO}.allgather_bucket_size"
+    value = subject.at(path)
+    if isinstance(value, int) and not isinstance(value, bool) and value % 2 and subject.zero.stage in (1, 2):
+        yield Found(path, value)
+
+
+@rule(
+    "sum-at-stage-3",
+    severity="error",
+    why="DeepSpeed refuses gradient_allreduce_op=sum at stage 3 and with ZenFlow",
+    fix='delete the key: "mean" is the default',
+    source="deepspeed 0.19.8: runtime/config.py 694-699",
+)
+def sum_at_stage_3(subject: Subject) -> Iterator[Found]:
+    path = "gradient_allreduce_op"
+    if str(subject.at(path)).lower() == "sum" and (subject.zero.stage == 3 or subject.has(f"{_ZERO}.zenflow")):
+        yield Found(path, subject.at(path))
+
+
+@rule(
+    "quantized-without-gpu",
+    severity="error",
+    why="ZeRO++ quantizes with CUDA kernels; without a GPU the engine does not start",
+    fix="delete the key here",
+    source="deepspeed 0.19.8: runtime/zero/partition_parameters.py 883, accelerator/cpu_accelerator.py",
+)
+def quantized_without_gpu(subject: Subject) -> Iterator[Found]:
+    for name in ("zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients"):
+        if subject.at(f"{_ZERO}.{name}") is True and subject.without_gpu and subject.zero.stage == 3:
+            yield Found(f"{_ZERO}.{name}", True)
+
+
+@rule(
+    "quantized-gradients-bf16",
+    severity="error",
+    why="between machines DeepSpeed's kernel takes the gradients' memory for fp16, whatever type they have: wrong "
+    "gradients, without a word",
+    fix="delete the key, or train in fp16",
+    source="deepspeed 0.19.8: runtime/zero/stage3.py 1913-1929, runtime/comm/coalesced_collectives.py 57, "
+    "ops/csrc/quantization/pt_binding.cpp 153",
+)
+def quantized_gradients_bf16(subject: Subject) -> Iterator[Found]:
+    path = f"{_ZERO}.zero_quantized_gradients"
+    sent = _communicated(subject)
+    if subject.at(path) is True and subject.zero.stage == 3 and sent not in (None, "fp16"):
+        why = f"gradients are sent in {sent}, and between machines DeepSpeed's kernel takes their memory for fp16"
+        yield Found(path, True, why=f"{why}: wrong gradients, without a word")
+
+
+def _communicated(subject: Subject) -> str | None:
+    """The type in which gradients are communicated (deepspeed 0.19.8: runtime/engine.py 1719); None if not known."""
+    asked = subject.at("communication_data_type")
+    if isinstance(asked, str) and asked != "auto":
+        return asked.lower()
+    fp16, bf16 = subject.enabled("fp16"), subject.enabled("bf16")
+    if fp16 is None or bf16 is None:
+        return None
+    return "fp16" if fp16 else "bf16" if bf16 else "fp32"
+
+
+@rule(
+    "secondary-partition-size",
+    severity="error",
+    why="the processes must divide into groups of this size; DeepSpeed stops otherwise",
+    fix="write the number of cards in one machine",
+    source="deepspeed 0.19.8: utils/groups.py 941-945",
+)
+def secondary_partition_size(subject: Subject) -> Iterator[Found]:
+    size, processes = subject.zero.secondary_partition, subject.processes or 0
+    if 1 < size < processes and processes % size and subject.zero.stage == 3:
+        why = f"{processes} processes do not divide into groups of {size}; DeepSpeed stops"
+        yield Found(f"{_ZERO}.zero_hpz_partition_size", size, why=why)

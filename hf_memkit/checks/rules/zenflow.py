@@ -1,0 +1,117 @@
+"""ZenFlow: what it needs, and what it changes."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from hf_memkit.checks.rule import Found, rule
+from hf_memkit.checks.subject import ABSENT, Subject
+from hf_memkit.units import GIB, format_size
+from hf_memkit.zero.stages_1_2 import SHARED_BYTES
+
+_ZENFLOW = "zero_optimization.zenflow"
+
+_SHARED_MEMORY: Final = Path("/dev/shm")
+"""Where Linux keeps shared memory; a container has 64 MiB of it unless it is told otherwise."""
+
+
+def _on(subject: Subject) -> bool:
+    return subject.at(_ZENFLOW) not in (ABSENT, None)
+
+
+@rule(
+    "zenflow-without-offload",
+    severity="error",
+    why="ZenFlow works on an optimizer that is offloaded to the CPU; DeepSpeed refuses it otherwise",
+    fix='add "offload_optimizer": {"device": "cpu"}',
+    source="deepspeed 0.19.8: runtime/zenflow/zenflow_stage_1_and_2.py 115",
+)
+def zenflow_without_offload(subject: Subject) -> Iterator[Found]:
+    if _on(subject) and subject.zero.optimizer.device != "cpu":
+        yield Found(_ZENFLOW, subject.at(_ZENFLOW))
+
+
+@rule(
+    "zenflow-without-optimizer",
+    severity="error",
+    why="ZenFlow makes its optimizer from the parameters of the config's own section; with Trainer's there are none",
+    fix='add "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", '
+    '"weight_decay": "auto"}}',
+    source="deepspeed 0.19.8: runtime/zenflow/zenflow_stage_1_and_2.py 81-84",
+)
+def zenflow_without_optimizer(subject: Subject) -> Iterator[Found]:
+    if _on(subject) and not subject.has("optimizer.params"):
+        yield Found("optimizer")
+
+
+@rule(
+    "zenflow-accumulation",
+    severity="warning",
+    why="ZenFlow writes its update_interval over gradient_accumulation_steps",
+    fix='set gradient_accumulation_steps to 1 and let "update_interval" accumulate',
+    source="deepspeed 0.19.8: runtime/zenflow/engine.py 69",
+)
+def zenflow_accumulation(subject: Subject) -> Iterator[Found]:
+    value = subject.at("gradient_accumulation_steps")
+    asked = subject.argument("gradient_accumulation_steps", 1) if value == "auto" else value
+    if _on(subject) and isinstance(asked, int) and asked > 1:
+        yield Found("gradient_accumulation_steps", asked, argument=value == "auto")
+
+
+@rule(
+    "zenflow-interval",
+    severity="error",
+    why="these intervals contradict each other; DeepSpeed stops",
+    fix='set "select_strategy" to "step" with numbers, select_interval no smaller than update_interval',
+    source="deepspeed 0.19.8: runtime/zenflow/engine.py 35-63",
+)
+def zenflow_interval(subject: Subject) -> Iterator[Found]:
+    if not _on(subject):
+        return
+    strategy = subject.at(f"{_ZENFLOW}.select_strategy")
+    select, update = subject.at(f"{_ZENFLOW}.select_interval"), subject.at(f"{_ZENFLOW}.update_interval")
+    path = f"{_ZENFLOW}.select_interval"
+    if strategy in (ABSENT, "auto") and isinstance(select, int):
+        yield Found(path, select, why="with the strategy auto DeepSpeed refuses a number here")
+    elif strategy in ("step", "epoch") and not isinstance(select, int):
+        yield Found(path, subject.shown(path), why=f"with the strategy {strategy} a number belongs here")
+    elif strategy == "step" and isinstance(update, int) and isinstance(select, int) and select < update:
+        yield Found(path, select, why=f"it must be at least update_interval ({update}); DeepSpeed stops")
+
+
+@rule(
+    "zenflow-offload-without-overlap",
+    severity="error",
+    why="offloading ZenFlow's own states needs overlap_comm; DeepSpeed stops with an assertion",
+    fix='set "overlap_comm": true',
+    source="deepspeed 0.19.8: runtime/zenflow/zenflow_stage_1_and_2.py 75",
+)
+def zenflow_offload_without_overlap(subject: Subject) -> Iterator[Found]:
+    overlap = subject.at("zero_optimization.overlap_comm")
+    if _on(subject) and subject.at(f"{_ZENFLOW}.offload") is True and overlap is not True and subject.zero.stage < 3:
+        yield Found("zero_optimization.overlap_comm", subject.shown("zero_optimization.overlap_comm"))
+
+
+@rule(
+    "zenflow-shared-memory",
+    severity="error",
+    why=f"with overlap_step {SHARED_BYTES} bytes a parameter are in {_SHARED_MEMORY}, which has less free here: the "
+    'first step stops, "unable to allocate shared memory"',
+    fix='start the container with more, docker run --shm-size, or write "overlap_step": false',
+    source="deepspeed 0.19.8: runtime/zenflow/zenflow_utils.py 157-164",
+)
+def zenflow_shared_memory(subject: Subject) -> Iterator[Found]:
+    path = f"{_ZENFLOW}.overlap_step"
+    if subject.at(path) is not True or subject.model is None or not subject.here or not _SHARED_MEMORY.is_dir():
+        return
+    needed = -(-SHARED_BYTES * subject.model.parameters // subject.nodes)  # ZeRO splits it between all processes
+    free = shutil.disk_usage(_SHARED_MEMORY).free
+    if needed > free:
+        there = f"{format_size(needed)} in {_SHARED_MEMORY}, which has {format_size(free)} free"
+        why = f"the step's process shares {there}"
+        fix = f'docker run --shm-size={math.ceil(needed / GIB)}g or more, or write "overlap_step": false'
+        yield Found(path, True, why=f'{why}: the first step stops, "unable to allocate shared memory"', fix=fix)

@@ -1,0 +1,80 @@
+"""Problems as SARIF 2.1.0 (OASIS 2020), which code scanning of GitHub and of others reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from hf_memkit._version import __version__
+from hf_memkit.checks.reading import key_lines
+from hf_memkit.checks.rule import RULES, Problem, Severity
+
+__all__ = ["sarif"]
+
+_SOURCE: Final = "https://github.com/hf-memkit/hf-memkit"
+_LEVELS: Final[Mapping[Severity, str]] = {"error": "error", "warning": "warning", "hint": "note"}
+
+
+def sarif(problems: Sequence[Problem]) -> dict[str, Any]:
+    """The log of one run: its problems, the rules that found them, and the line of each where a file has it."""
+    ids = list(dict.fromkeys(problem.rule for problem in problems))
+    lines = {file: key_lines(file) for file in {problem.file for problem in problems} if file}
+    driver = {
+        "name": "memkit",
+        "version": __version__,
+        "informationUri": _SOURCE,
+        "rules": [_rule(rule) for rule in ids],
+    }
+    results = [_result(problem, ids.index(problem.rule), lines.get(problem.file, {})) for problem in problems]
+    return {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [{"tool": {"driver": driver}, "results": results}],
+    }
+
+
+def _rule(id: str) -> dict[str, Any]:
+    rule = RULES.get(id)
+    if rule is None:  # a recipe's own schema, of which each problem says all
+        return {"id": id, "shortDescription": {"text": "the recipe's file says what a recipe may not"}}
+    return {
+        "id": id,
+        "shortDescription": {"text": rule.why},
+        "help": {"text": f"Fix: {rule.fix}. Shown by {rule.source}."},
+        "helpUri": f"{_SOURCE}/blob/main/docs/checks.md",
+        "defaultConfiguration": {"level": _LEVELS[rule.severity]},
+    }
+
+
+def _result(problem: Problem, index: int, lines: Mapping[str, int]) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "ruleId": problem.rule,
+        "ruleIndex": index,
+        "level": _LEVELS[problem.severity],
+        "message": {"text": str(replace(problem, file=""))},
+    }
+    if problem.file:
+        place: dict[str, Any] = {"artifactLocation": {"uri": _uri(problem.file)}}
+        if lines:
+            place["region"] = {"startLine": _line(problem.key, lines)}
+        result["locations"] = [{"physicalLocation": place}]
+    return result
+
+
+def _line(key: str, lines: Mapping[str, int]) -> int:
+    """The key's line; of what is absent, that of the section it belongs to: the top level starts at line 1."""
+    path = key.partition(": ")[0]  # a recipe's variants have the setup's key behind their own
+    while path and path not in lines:
+        path = path.rpartition(".")[0]
+    return lines.get(path, 1)
+
+
+def _uri(file: str) -> str:
+    """Relative to the folder that memkit runs in, as code scanning wants it, where the file lies below that."""
+    path = Path(file).absolute()
+    if path.is_relative_to(Path.cwd()):
+        return quote(path.relative_to(Path.cwd()).as_posix())
+    return path.as_uri()

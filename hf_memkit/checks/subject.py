@@ -1,0 +1,184 @@
+"""What is checked: a DeepSpeed config, Trainer's arguments, and what is known of the model and the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
+
+from hf_memkit.compat import current_name
+from hf_memkit.hardware import Machine
+from hf_memkit.models import ModelFacts
+from hf_memkit.setup import Setup
+from hf_memkit.zero.settings import ZeroSettings
+
+__all__ = ["ABSENT", "Subject", "installed_deepspeed", "walk"]
+
+
+class _Absent:
+    """No value at all, which is something else than `null`."""
+
+    def __repr__(self) -> str:
+        return "absent"
+
+
+ABSENT: Final = _Absent()
+
+
+def installed_deepspeed() -> str:
+    """Version of the installed DeepSpeed; the one that memkit was written against if there is none."""
+    try:
+        return version("deepspeed")
+    except PackageNotFoundError:
+        return "0.19.8"
+
+
+def walk(section: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every key of a nested mapping, as (dotted path, value), sections included."""
+    for key, value in section.items():
+        here = f"{path}.{key}" if path else str(key)
+        yield here, value
+        if isinstance(value, Mapping):
+            yield from walk(value, here)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One job as far as it is known. Rules that need what is None say nothing.
+
+    Attributes:
+        config: the DeepSpeed JSON; None if the job does not use DeepSpeed.
+        arguments: fields of TrainingArguments that were set; None if they are not known. Old names are made current.
+        model: the model's shapes.
+        machine: where it will run.
+        gpus: processes on each machine; None if not known.
+        nodes: machines.
+        config_file, arguments_file: where they come from, for messages.
+        duplicates: keys that the config's file has twice (a mapping cannot).
+        duplicate_arguments: keys that the argument file has twice.
+        here: whether it will run on this machine, so that folders and shared memory can be looked at.
+        deepspeed: version of DeepSpeed that will read the config.
+        superseded_arguments: arguments under an old name whose new name is set as well; found, not given.
+        settings: a setup's settings beside `arguments.*` and `deepspeed.config`, by key; empty for files.
+    """
+
+    config: Mapping[str, Any] | None = None
+    arguments: Mapping[str, Any] | None = None
+    model: ModelFacts | None = None
+    machine: Machine | None = None
+    gpus: int | None = None
+    nodes: int = 1
+    config_file: str = ""
+    arguments_file: str = ""
+    duplicates: tuple[str, ...] = ()
+    here: bool = False
+    deepspeed: str = field(default_factory=installed_deepspeed)
+    duplicate_arguments: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    superseded_arguments: Mapping[str, Any] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        if self.arguments is not None:
+            given = self.arguments
+            # Where both names are set, Trainer takes the new one (transformers 5.23.0: training_args.py 1533-1543).
+            old = {name: value for name, value in given.items() if current_name(name) != name}
+            current = {current_name(name): value for name, value in old.items()} | {
+                name: value for name, value in given.items() if name not in old
+            }
+            object.__setattr__(self, "arguments", {current_name(name): current[current_name(name)] for name in given})
+            superseded = {name: value for name, value in old.items() if current_name(name) in given}
+            object.__setattr__(self, "superseded_arguments", superseded)
+
+    @classmethod
+    def of_setup(cls, setup: Setup) -> Subject:
+        """The subject of a setup. Where its machine has no GPU, none was named, and nothing is said of the machine."""
+        job = setup.job
+        machine = job.machine if job is not None and job.machine.gpu is not None else None
+        model, gpus, nodes = (job.model, job.gpus, job.nodes) if job is not None else (None, 1, 1)
+        config = setup.get("deepspeed.config")
+        settings = {
+            setting.key: setting.value
+            for setting in setup.settings
+            if not setting.key.startswith("arguments.") and setting.key != "deepspeed.config"
+        }
+        return cls(config, setup.arguments, model, machine, gpus, nodes, settings=settings)
+
+    def at(self, path: str) -> Any:
+        """The config's value at a dotted path, or ABSENT."""
+        node: Any = self.config
+        for part in path.split("."):
+            if not isinstance(node, Mapping) or part not in node:
+                return ABSENT
+            node = node[part]
+        return node
+
+    def has(self, path: str) -> bool:
+        return self.at(path) is not ABSENT
+
+    def shown(self, path: str) -> Any:
+        """As `at`, with None for what is absent: what a problem shows."""
+        value = self.at(path)
+        return None if value is ABSENT else value
+
+    def at_stage(self, stage: int) -> Subject:
+        """The same job at another ZeRO stage."""
+        section = self.at("zero_optimization")
+        settled = {**section, "stage": stage} if isinstance(section, Mapping) else {"stage": stage}
+        other = replace(self, config={**(self.config or {}), "zero_optimization": settled})
+        object.__setattr__(other, "superseded_arguments", self.superseded_arguments)
+        return other
+
+    def argument(self, name: str, default: Any = None) -> Any:
+        """The argument `name` as it was set, or `default`."""
+        return default if self.arguments is None else self.arguments.get(name, default)
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        """The setup's setting `key` (`model_parts.chunked_loss`), or `default`; files have none."""
+        return self.settings.get(key, default)
+
+    def has_setting(self, key: str) -> bool:
+        """Whether the setup sets `key`, or, if `key` is a section, anything in it."""
+        return key in self.settings or any(name.startswith(f"{key}.") for name in self.settings)
+
+    @cached_property
+    def filled(self) -> Mapping[str, Any]:
+        """The config with "auto" for bf16 and fp16 filled in as Trainer does it, where its arguments are known.
+
+        transformers 5.23.0: integrations/deepspeed.py 175-181.
+        """
+        config = dict(self.config or {})
+        for name in ("bf16", "fp16") if self.arguments is not None else ():
+            section = config.get(name)
+            if isinstance(section, Mapping) and section.get("enabled") == "auto":
+                on = self.argument(name) is True or self.argument(f"{name}_full_eval") is True
+                config[name] = {**section, "enabled": on}
+        return config
+
+    def enabled(self, name: str) -> bool | None:
+        """Whether "fp16" or "bf16" is on; None if Trainer decides and its arguments are not known."""
+        section = self.filled.get(name)
+        value = section.get("enabled") if isinstance(section, Mapping) else None
+        return None if value == "auto" else value is True
+
+    @cached_property
+    def zero(self) -> ZeroSettings:
+        """The config as DeepSpeed reads it, defaults filled in."""
+        return ZeroSettings.from_config(self.filled)
+
+    @property
+    def processes(self) -> int | None:
+        """Processes in all; None if not known."""
+        return None if self.gpus is None else self.gpus * self.nodes
+
+    @property
+    def without_gpu(self) -> bool:
+        """It is known that the job runs on a CPU."""
+        return self.argument("use_cpu") is True or (self.machine is not None and self.machine.gpu is None)
+
+    @property
+    def deepspeed_release(self) -> tuple[int, ...]:
+        """Version of DeepSpeed as numbers: (0, 19, 8)."""
+        numbers = (part for part in self.deepspeed.split("+")[0].split(".") if part.isdigit())
+        return tuple(int(part) for part in numbers)

@@ -1,0 +1,20 @@
+"""Prediction: what a training will need, by phase and category, before a GPU second is spent.
+
+```python
+from hf_memkit import predict, preset
+
+setup = preset("resident", model="gpt2-xl", gpu_memory="16GB", sequence_length=1024)
+found = predict(setup)
+print(found.verdict, found.peak_allocated_bytes, found.peak_module)
+```
+
+A real Trainer takes two optimizer steps on fake tensors in a child process (`child/`); what it allocates and frees
+(`trace.py`) is replayed through a model of PyTorch's caching allocator (`replay.py`), and judged (`verdict.py`).
+"""
+
+from hf_memkit.prediction.confidence import Confidence
+from hf_memkit.prediction.from_trainer import predict_trainer
+from hf_memkit.prediction.predicting import predict
+from hf_memkit.prediction.prediction import Prediction
+
+__all__ = ["Confidence", "Prediction", "predict", "predict_trainer"]

@@ -1,0 +1,97 @@
+"""Memory that only a card's own libraries take, put into the trace where they would take it.
+
+The figures are in `hf_memkit/prediction/gpu_memory.py`, with their sources; none is calibrated on a card yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+
+from hf_memkit.prediction.child.tracer import StorageTracer
+from hf_memkit.prediction.gpu_memory import (
+    cublas_workspace_bytes,
+    efficient_backward_bytes,
+    flash_backward_bytes,
+    foreach_norm_bytes,
+    four_bit_product_bytes,
+)
+
+__all__ = ["GpuEvents"]
+
+Arguments = tuple[Any, ...]
+
+_PRODUCTS: Final = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "bitsandbytes::gemm_4bit"})
+"""Operations that call cuBLAS."""
+
+
+def _on_card(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cuda"
+
+
+def _flash(args: Arguments, kwargs: Mapping[str, Any]) -> int:
+    query, key = args[1], args[2]
+    if not _on_card(query):
+        return 0
+    return flash_backward_bytes(tuple(query.shape), tuple(key.shape), query.element_size())
+
+
+def _efficient(args: Arguments, kwargs: Mapping[str, Any]) -> int:
+    if not _on_card(args[1]):
+        return 0
+    query, key, value = (tuple(each.shape) for each in args[1:4])
+    return efficient_backward_bytes(query, key, value, args[1].element_size())
+
+
+def _four_bits(args: Arguments, kwargs: Mapping[str, Any]) -> int:
+    inputs, shape = args[0], args[2]
+    if not _on_card(inputs):
+        return 0
+    rows = inputs.numel() // inputs.shape[-1]
+    nested = kwargs.get("absmax_8bit") is not None
+    return four_bit_product_bytes(rows, tuple(shape), inputs.element_size(), nested=nested)
+
+
+def _norms(args: Arguments, kwargs: Mapping[str, Any]) -> int:
+    return foreach_norm_bytes([each.numel() for each in args[0]]) if _on_card(args[0][0]) else 0
+
+
+_SCRATCH: Final[Mapping[str, Callable[[Arguments, Mapping[str, Any]], int]]] = {
+    "aten::_scaled_dot_product_flash_attention_backward": _flash,
+    "aten::_scaled_dot_product_cudnn_attention_backward": _flash,
+    "aten::_scaled_dot_product_efficient_attention_backward": _efficient,
+    "aten::_foreach_norm": _norms,
+    "bitsandbytes::gemm_4bit": _four_bits,
+}
+
+
+class GpuEvents:
+    """Workspaces and scratch memory of one training on one card."""
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        self.tracer: StorageTracer | None = None
+        self._capability = capability
+        self._with_workspace: set[bool] = set()
+        # By id: an operation stays, its own hash is computed in Python.
+        self._known: dict[int, tuple[bool, Callable[[Arguments, Mapping[str, Any]], int] | None]] = {}
+
+    def scratch(self, func: Any, args: Arguments, kwargs: Mapping[str, Any], result: Any) -> int:
+        """Bytes that the kernel of `func` takes while it runs; workspaces that stay are put into the trace here."""
+        known = self._known.get(id(func))
+        if known is None:
+            name = func._schema.name
+            known = self._known[id(func)] = name in _PRODUCTS, _SCRATCH.get(name)
+        product, taken = known
+        if product and _on_card(result):
+            self._workspace()
+        return taken(args, kwargs) if taken is not None else 0
+
+    def _workspace(self) -> None:
+        """cuBLAS keeps a workspace for each thread that calls it: autograd's backward has a thread of its own."""
+        backward = torch._C._current_graph_task_id() != -1
+        if backward in self._with_workspace or self.tracer is None:
+            return
+        self._with_workspace.add(backward)
+        self.tracer.keep(cublas_workspace_bytes(self._capability), "buffers", "cuBLAS workspace")

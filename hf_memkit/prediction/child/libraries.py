@@ -1,0 +1,213 @@
+"""Rules for what libraries do beside torch's dispatcher, or cannot do with tensors that hold nothing.
+
+Each is installed before the case, in the child process only, and where the setup uses the library:
+
+| library | rule |
+|---|---|
+| Triton (Liger's kernels) | a kernel is not launched; what the Python around it allocates is the library's own |
+| bitsandbytes | paged states are host memory; a norm that is asked for by value is made and not read |
+| bitsandbytes, 4 bits | `linear_4bit.py` |
+| torchao's low-bit AdamW | its compiled step is bounded (`compiler.py`) |
+| APOLLO | its random projection without a generator of the card's own |
+| CUDA streams | one stream (`fake_gpu.py`) |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from hf_memkit.errors import Unmodelled
+from hf_memkit.optimizers import find_optimizer
+from hf_memkit.prediction.child.compiler import replace_compiler
+from hf_memkit.prediction.child.fake_gpu import one_stream
+from hf_memkit.setup import Setup
+from hf_memkit.techniques.optimizer_states import optimizer_of
+
+__all__ = ["install_library_rules", "shapes_from_values_are_unmodelled", "traceable"]
+
+_LOOKS_AT_DATA: Final = ("trainer_parts.check_length_grouping",)
+"""Parts that refuse the user's data, of which there is none here."""
+
+
+def traceable(setup: Setup) -> Setup:
+    """The setup as it is traced: without what looks at the data, and with torch's own flash attention in the place of
+    the flash-attn package, whose kernels keep the same tensors (queries, keys, values, output, a row of fp32 a head)
+    also for sequences in one row.
+
+    Raises:
+        Unmodelled: it compiles the model.
+    """
+    if setup.get("arguments.torch_compile") or setup.get("arguments.torch_compile_backend"):
+        raise Unmodelled(
+            "torch_compile: a compiled model keeps and recomputes what its compiler decides, which a trace of the "
+            "eager model does not show; predict without it, and measure"
+        )
+    if setup.get("model.attn_implementation") == "flex_attention":
+        raise Unmodelled("attn_implementation = flex_attention: its kernels are compiled; predict with sdpa")
+    for key in _LOOKS_AT_DATA:
+        setup = setup.drop(key)
+    if _with_flash_package(setup):
+        setup = setup.put("model.attn_implementation", "sdpa", "traced as torch's own flash attention")
+    return setup
+
+
+def install_library_rules(setup: Setup, *, on_card: bool) -> None:
+    """Installs the rules of the libraries that the setup uses.
+
+    Args:
+        setup: as the user has it, before `traceable`.
+        on_card: whether the tensors are on a (fake) card.
+
+    Raises:
+        Unmodelled: a library of the setup is not installed, so that it cannot be traced.
+    """
+    replace_compiler()
+    _constants_can_be_copied()
+    if on_card:
+        one_stream()
+        _tf32_is_available()
+    optimizer = optimizer_of(setup)
+    packages = find_optimizer(optimizer).packages
+    if "bitsandbytes" in packages or optimizer.startswith("bitsandbytes."):
+        _bitsandbytes_optimizers()
+    if "apollo_torch" in packages:
+        _apollo()
+    if optimizer.startswith("hf_memkit.components.low_bit_adamw"):
+        _wide_states()
+    if setup.get("arguments.use_liger_kernel") and not _installed("triton", "liger_kernel"):
+        raise Unmodelled(
+            "use_liger_kernel: its rules need liger-kernel and triton installed: pip install liger-kernel"
+        )
+    if on_card and _installed("triton", "liger_kernel"):
+        _kernels_are_not_launched()
+    if "trainer_parts.packed_batches" in setup or setup.get("arguments.packing"):
+        _rows_are_packed(with_masks=not _with_flash_package(setup))
+
+
+@contextlib.contextmanager
+def shapes_from_values_are_unmodelled() -> Iterator[None]:
+    """Turns torch's errors about shapes that depend on values into `Unmodelled`."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+    try:
+        yield
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        operation = getattr(error, "func", error)
+        raise Unmodelled(
+            f"{operation}: the size of its result depends on values, and a prediction has none (routing to experts "
+            f"one by one, boolean indexing)"
+        ) from error
+
+
+def _constants_can_be_copied() -> None:
+    """A fake tensor made from a number remembers it in a real tensor, which cannot be copied among fake ones: the copy
+    that accelerate makes of an optimizer's groups holds torchao's learning rate."""
+    original: Any = FakeTensor.__deepcopy__
+
+    def copied(self: Any, memo: dict[int, Any]) -> Any:
+        if isinstance(self, torch.nn.Parameter) or self.requires_grad:
+            return original(self, memo)
+        return memo.setdefault(id(self), self.detach().clone())
+
+    FakeTensor.__deepcopy__ = copied  # type: ignore[method-assign]
+
+
+def _with_flash_package(setup: Setup) -> bool:
+    return "flash_attention" in str(setup.get("model.attn_implementation") or "")
+
+
+def _installed(*names: str) -> bool:
+    return all(importlib.util.find_spec(name) is not None for name in names)
+
+
+def _tf32_is_available() -> None:
+    """The fake card was made for it; transformers asks torch for its CUDA version besides."""
+    from transformers import training_args
+
+    training_args.is_torch_tf32_available = lambda: torch.cuda.get_device_capability() >= (8, 0)
+
+
+def _kernels_are_not_launched() -> None:
+    """A launch of a Triton kernel does nothing: its outputs are allocated around it, and hold nothing anyway
+    (triton 3.7.1: runtime/jit.py, `KernelInterface.__getitem__` calls `run`).
+
+    Liger's backward of the loss compares its gradient with 1 first (liger_kernel 0.8.5:
+    ops/fused_linear_cross_entropy.py), a number that autograd's own thread cannot make on a fake card at once.
+    """
+    from triton.runtime import autotuner, jit
+
+    make = torch.tensor
+
+    def tensor(data: Any, *, device: Any = None, **options: Any) -> torch.Tensor:
+        return make(data, **options) if device is None else make(data, **options).to(device)
+
+    torch.tensor = tensor  # type: ignore[assignment]
+
+    for kind in (jit.JITFunction, autotuner.Autotuner, autotuner.Heuristics):
+        kind.run = lambda self, *args, **kwargs: None
+
+
+def _bitsandbytes_optimizers() -> None:
+    """States in managed memory are not the allocator's (bitsandbytes 0.50.2: functional.py, `get_paged`): they are
+    taken for the host's. LARS and LAMB hand the parameter's norm on as a number (`optimizer_update_32bit`)."""
+    import bitsandbytes.functional as functional
+
+    def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> torch.Tensor:
+        state: Any = torch.empty(shape, dtype=dtype, device="cpu")
+        state.is_paged = True
+        state.page_deviceid = 0
+        return state  # type: ignore[no-any-return]
+
+    original = functional.optimizer_update_32bit
+
+    def update(name: str, gradient: Any, parameter: Any, *rest: Any, max_unorm: float = 0.0, **options: Any) -> None:
+        if max_unorm > 0:
+            torch.norm(parameter.data.float())
+        original(name, gradient, parameter, *rest, max_unorm=0.0, **options)
+
+    functional.get_paged = get_paged
+    functional.fill = lambda *args, **kwargs: None
+    functional.prefetch_tensor = lambda *args, **kwargs: None
+    functional.optimizer_update_32bit = update
+
+
+def _apollo() -> None:
+    """A generator on a card that is not there waits for ever (apollo_torch 1.0.3: random_projector.py)."""
+    from apollo_torch import random_projector
+
+    def stable_randn(shape: Any, seed: int, device: Any = None, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return torch.randn(shape, device=device, dtype=dtype)
+
+    random_projector.stable_randn = stable_randn
+
+
+def _wide_states() -> None:
+    """The part makes 16-bit states fp32, and knows them by their exact type, which a fake tensor is not."""
+    from hf_memkit.components.low_bit_adamw import _WideRest
+
+    original = _WideRest._new_buffer
+
+    def new_buffer(self: Any, p: torch.Tensor, signed: bool) -> torch.Tensor:
+        buffer = original(self, p, signed)
+        narrow = isinstance(buffer, FakeTensor) and buffer.dtype in (torch.bfloat16, torch.float16)
+        return buffer.float() if narrow else buffer
+
+    _WideRest._new_buffer = new_buffer  # type: ignore[method-assign]
+
+
+def _rows_are_packed(*, with_masks: bool) -> None:
+    """transformers looks at position ids to see whether sequences share a row; made-up values would say no
+    (transformers 5.23.0: masking_utils.py, `find_packed_sequence_indices`)."""
+    from transformers import masking_utils
+
+    def find(position_ids: torch.Tensor) -> torch.Tensor | None:
+        before = position_ids[:, :1] - 1
+        return (torch.diff(position_ids, prepend=before, dim=-1) != 1).cumsum(-1) if with_masks else None
+
+    masking_utils.find_packed_sequence_indices = find

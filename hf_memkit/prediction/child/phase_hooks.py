@@ -1,0 +1,184 @@
+"""Tells the tracer where the training is: phase, module, what comes between the decoder and the loss, whose tensors
+are whose. In: Trainer's events, hooks on the model. Out: calls of the tracer.
+
+Phases are those of the memory report, from the same `PhaseTracker`, so that predicted and measured phases are the same
+stretches of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from transformers import TrainerCallback
+
+from hf_memkit.memory.error_barrier import ErrorBarrier
+from hf_memkit.memory.hooks import HookSet
+from hf_memkit.memory.optimizer_state import innermost, states_of, tensors_in
+from hf_memkit.memory.phases import PhaseTracker
+from hf_memkit.prediction.child.tracer import StorageTracer
+from hf_memkit.terms import Category, Phase
+
+__all__ = ["TrainingWatch"]
+
+_DEFAULT: Mapping[Phase, Category] = {
+    "forward": "activations",
+    "backward": "activations",
+    "optimizer": "optimizer",
+    "evaluate": "activations",
+}
+"""What is made in a phase, where nothing else names it: the optimizer's temporaries count with its states."""
+
+
+class TrainingWatch(TrainerCallback):  # type: ignore[misc]
+    """One training, from `on_train_begin` to its end; `model` is the root module that Trainer calls."""
+
+    def __init__(self, tracer: StorageTracer) -> None:
+        self._tracer = tracer
+        self._phases = PhaseTracker(self._on_boundary)
+        self._guard = ErrorBarrier()
+        self._names: dict[int, str] = {}
+        self._stack: list[str] = []
+        self._root: nn.Module | None = None
+        self._outside_step: list[Category] = []
+        self.optimizer_steps = 0
+
+    # ---- Trainer's events ----
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        self._root = model
+        self._label_weights(model)
+        self._names = {id(module): name for name, module in model.named_modules()}
+        hooks = HookSet(model, self._guard)
+        self._phases.attach(model, hooks)
+        model.register_forward_pre_hook(self._root_begins)
+        # For all modules at once: some functions take another way where a module has hooks of its own (chunked_loss).
+        register_module_forward_pre_hook(self._enter)
+        register_module_forward_hook(self._leave, always_call=True)
+        register_optimizer_step_pre_hook(self._step_begins)
+        register_optimizer_step_post_hook(self._step_ends)
+        decoder = decoder_of(model)
+        if decoder is not None and decoder is not model:
+            decoder.register_forward_hook(self._decoder_ends)
+        elif (head := head_of(model)) is not None:
+            head.register_forward_pre_hook(self._head_begins)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._gradient_arrived)
+        self._phases.train_begin()
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        self._phases.step_begin()
+
+    def on_substep_end(self, *args: Any, **kwargs: Any) -> None:
+        self._phases.substep_end()
+
+    def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        self._phases.pre_optimizer_step()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        self.optimizer_steps += 1
+        for each in optimizer_states(innermost(optimizer)):
+            self._tracer.label(tensors_in(each), "optimizer")
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self._phases.step_end()
+
+    def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
+        self._phases.prediction_step()
+        self._tracer.default = _DEFAULT["evaluate"]  # the loss of this batch is through
+
+    def on_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        self._phases.evaluate_end()
+
+    def on_save(self, *args: Any, **kwargs: Any) -> None:
+        self._phases.save_end()
+
+    @property
+    def phase(self) -> Phase:
+        return self._phases.phase
+
+    # ---- hooks ----
+
+    def _on_boundary(self, ended: Phase) -> None:
+        self._tracer.ended(ended)
+        phase = self._phases.phase
+        if not (ended == "forward" and phase == "backward"):  # the loss goes on until its gradient is through
+            self._tracer.default = _DEFAULT.get(phase, "other")
+        if phase not in ("forward", "backward", "evaluate"):
+            self._tracer.module = ""
+
+    def _root_begins(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._tracer.default = "activations"
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._stack.append(self._names.get(id(module), self._tracer.module))
+        self._tracer.module = self._stack[-1]
+
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        name = self._stack.pop() if self._stack else ""
+        self._tracer.module = self._stack[-1] if self._stack else ""
+        if torch.is_grad_enabled():
+            for tensor in tensors_in(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(lambda _, name=name: self._backward_enters(name))  # type: ignore[no-untyped-call]
+
+    def _backward_enters(self, name: str) -> None:
+        if not self._stack:  # inside a recomputation the forward's own names are right
+            self._tracer.module = name
+
+    def _decoder_ends(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        hidden = next(tensors_in(getattr(output, "last_hidden_state", output)), None)
+        self._loss_begins(hidden)
+
+    def _head_begins(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._loss_begins(next(tensors_in(args), None))
+
+    def _loss_begins(self, hidden: torch.Tensor | None) -> None:
+        self._tracer.default = "loss"
+        if hidden is not None and hidden.requires_grad:
+            hidden.register_hook(self._loss_is_through)  # type: ignore[no-untyped-call]
+
+    def _loss_is_through(self, gradient: torch.Tensor) -> None:
+        self._tracer.default = "activations"
+
+    def _gradient_arrived(self, parameter: torch.Tensor) -> None:
+        self._tracer.label([parameter.grad], "gradients")
+
+    def _step_begins(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """An optimizer may step in the middle of backward, parameter by parameter."""
+        self._outside_step.append(self._tracer.default)
+        self._tracer.default = "optimizer"
+
+    def _step_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._tracer.default = self._outside_step.pop()
+
+    def _label_weights(self, model: nn.Module) -> None:
+        self._tracer.label(model.parameters(), "weights")
+        self._tracer.label(model.buffers(), "weights")
+
+
+def optimizer_states(optimizer: Any) -> list[Any]:
+    """The states of an optimizer, of those that it stands for (Trainer's layer-wise dummy), and what AdaLomo keeps in
+    dictionaries of its own."""
+    parts = getattr(optimizer, "optimizer_dict", None) or {}
+    own = [value for name, value in vars(optimizer).items() if name.startswith("exp_avg") and isinstance(value, dict)]
+    return [*states_of(optimizer), *(state for part in parts.values() for state in states_of(part)), *own]
+
+
+def decoder_of(model: Any) -> nn.Module | None:
+    """The model without its head, under PEFT's wrapper too; None where transformers keeps it in several parts."""
+    unwrapped = model.get_base_model() if hasattr(model, "get_base_model") else model
+    found = getattr(unwrapped, getattr(unwrapped, "base_model_prefix", "") or "-", None)
+    return found if isinstance(found, nn.Module) else None
+
+
+def head_of(model: Any) -> nn.Module | None:
+    """The layer that makes the logits, where transformers knows it."""
+    getter = getattr(model, "get_output_embeddings", None)
+    found = getter() if getter is not None else None
+    return found if isinstance(found, nn.Module) else None

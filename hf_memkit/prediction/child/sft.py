@@ -1,0 +1,89 @@
+"""TRL's SFTTrainer in a traced training: rows of tokens with labels, a tokenizer, and its fused head on a card.
+
+It asks for a `datasets.Dataset` and a tokenizer, and pads or flattens rows itself. On a card its head runs Triton
+kernels, which keep and make nothing that the Python around them does not allocate; where Triton is not installed, TRL
+would take another path, whose tiles are larger. Every token has a label here: how many of a user's have none, which
+the head leaves out, is not known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from hf_memkit.errors import Unmodelled
+from hf_memkit.prediction.child.inputs import Rows
+from hf_memkit.setup import Setup
+
+__all__ = ["as_dataset", "install_fused_head", "is_sft", "sft_rows", "tokenizer"]
+
+
+def is_sft(setup: Setup) -> bool:
+    """Whether the setup trains with TRL's SFTTrainer."""
+    return bool(setup.get("trainer.class") == "trl:SFTTrainer")
+
+
+def sft_rows(setup: Setup, row: dict[str, Any], batch_size: int, count: int) -> Rows:
+    """`count` rows like `row`: of packed ones each holds two sequences, else the first of a batch is the longest."""
+    tokens = row["input_ids"]
+    row = {"input_ids": tokens, "labels": list(tokens)}
+    if setup.get("arguments.packing"):
+        half = max(1, len(tokens) // 2)
+        return Rows({**row, "seq_lengths": [half, len(tokens) - half]}, count)
+    return Rows(row, count, {name: values[:-1] for name, values in row.items()}, batch_size)
+
+
+def as_dataset(rows: Rows) -> Any:
+    """`rows` as SFTTrainer takes them."""
+    from datasets import Dataset
+
+    def each() -> Iterator[dict[str, Any]]:
+        for number in range(len(rows)):
+            yield rows[number]
+
+    return Dataset.from_list(list(each()))
+
+
+def tokenizer() -> Any:
+    """A tokenizer that knows its padding; nothing is read with it."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(WordLevel({"<pad>": 0, "<end>": 1}, unk_token="<pad>"))
+    return PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<end>")
+
+
+def install_fused_head() -> None:
+    """The head takes the path of a card with Triton, and launches no kernel (trl 1.16.0: kernels/chunked_logprob.py).
+
+    Raises:
+        Unmodelled: this TRL has another head.
+    """
+    import trl
+
+    kernels: Any = None
+    head: Any = None
+    with contextlib.suppress(ImportError):
+        kernels = importlib.import_module("trl.kernels.chunked_logprob")
+        head = importlib.import_module("trl.trainer.utils")
+    if not hasattr(kernels, "_forward_kernel") or not hasattr(head, "_use_triton"):
+        raise Unmodelled(
+            f"trl {trl.__version__}: its SFTTrainer computes the loss otherwise than that of trl 1.16, which memkit "
+            "can trace; install trl>=1.16"
+        )
+
+    def on_card(device: Any) -> bool:
+        return bool(device.type == "cuda")
+
+    class Kernel:
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda *arguments, **options: None
+
+    for module in (kernels, head):
+        module._use_triton = on_card
+    kernels._forward_kernel = kernels._backward_kernel = Kernel()
+    kernels.triton = SimpleNamespace(cdiv=lambda size, block: -(-size // block))

@@ -1,0 +1,263 @@
+"""Records every storage that torch operations make on one kind of device, and when it goes away.
+
+A dispatch mode sees each operation below autograd and autocast, also those of the backward pass and of the optimizer.
+A storage is freed when torch frees it: a weak reference to it tells. What frees one is Python's reference counting, so
+that the order of events is that of the real run, but for cycles that the garbage collector would find later.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Self
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from hf_memkit.prediction.child.constant_propagation import WITHOUT_FAKE, KnownValues
+from hf_memkit.prediction.child.fast_fakes import FastFakes
+from hf_memkit.prediction.child.kernel_rules import KERNEL_RULES
+from hf_memkit.prediction.trace import Trace
+from hf_memkit.terms import CATEGORIES, Category, Phase
+
+__all__ = ["StorageTracer"]
+
+_OTHER: Final = CATEGORIES.index("other")
+
+_DEVICE: Final = torch.ops.prim.device.default
+_ITEM: Final = torch.ops.aten._local_scalar_dense.default
+_SAME: Final = frozenset({torch.ops.aten.allclose.default, torch.ops.aten.equal.default})
+_RARELY: Final = tuple(f"aten.{name}." for name in ("isnan", "isinf", "any", "ne", "lt", "le", "gt", "ge"))
+"""What computes a bool that is taken for False: nothing overflows, and no layer is left out by chance."""
+_CAST: Final = torch.ops.aten._to_copy.default
+
+_ADD: Final = torch.ops.aten.add.Tensor
+_OF_SHAPES: Final = frozenset(KERNEL_RULES) - {_ADD}
+"""Rules that follow from what their arguments are; a sum in backward follows from who holds them, too."""
+
+_RULES: Final = {id(operation): rule for operation, rule in WITHOUT_FAKE.items()}
+"""By id, here and below: an operation stays, its own hash is computed in Python."""
+
+Extra = Callable[[Any, tuple[Any, ...], Mapping[str, Any], Any], int]
+"""(operation, arguments, keyword arguments, result) → bytes that the device's kernel takes meanwhile and torch's
+dispatcher does not see."""
+
+
+class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Fills `trace` while it is active.
+
+    Args:
+        device_type: which storages count, such as `"cuda"`.
+        extra: scratch memory of the device's own kernels, if any.
+
+    Attributes:
+        trace: what has been recorded; complete after `finish`.
+        default: the category of what is made from now on, and nothing else names.
+        module: the dotted name of the module that is running, set from outside.
+        items: how often the value of a tensor was asked for, by module, and was made up.
+    """
+
+    def __init__(self, device_type: str, extra: Extra | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.trace = Trace(operations=[""], modules=[""])
+        self.default: Category = "other"
+        self.items: Counter[str] = Counter()
+        self._device_type = device_type
+        self._extra = extra
+        self._live: dict[int, int] = {}  # address of the storage → its number
+        self._watched: dict[int, weakref.ref[Any]] = {}
+        self._operation_ids: dict[int | str, int] = {}
+        self._module_ids: dict[str, int] = {"": 0}
+        self._module = 0
+        self._values: KnownValues | None = None
+        self._run: Callable[..., Any]
+
+    def __enter__(self) -> Self:
+        mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+        if mode is not None:
+            self._values = KnownValues()
+            self._run = FastFakes(mode).run
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    # ---- told from outside ----
+
+    @property
+    def module(self) -> str:
+        return self.trace.modules[self._module]
+
+    @module.setter
+    def module(self, name: str) -> None:
+        number = self._module_ids.get(name)
+        if number is None:
+            number = self._module_ids[name] = len(self.trace.modules)
+            self.trace.modules.append(name)
+        self._module = number
+
+    def ended(self, phase: Phase) -> None:
+        """What has happened since the last call fell into `phase`."""
+        self.trace.marks.append((len(self.trace.events), phase))
+
+    def label(self, tensors: Iterable[Any], category: Category) -> None:
+        """Names what `tensors` hold, whenever it was made."""
+        number = CATEGORIES.index(category)
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor) and _device_type(tensor) == self._device_type:
+                for plain in plain_tensors(tensor):
+                    storage = self._live.get(plain.untyped_storage()._cdata)
+                    if storage is not None:
+                        self.trace.category_of[storage - 1] = number
+
+    def keep(self, size_bytes: int, category: Category, operation: str) -> None:
+        """Something of the device's libraries that is made now and stays."""
+        self._made(size_bytes, category, self._operation(operation))
+
+    def finish(self, phase: Phase) -> Trace:
+        """The trace, with what came after the last boundary named `phase`."""
+        self.ended(phase)
+        self._order_frees()
+        return self.trace
+
+    def _order_frees(self) -> None:
+        """What is freed between two allocations comes in the order in which it was made: autocast frees its copies in
+        the order of their addresses, which is another one in each process."""
+        start = 0
+        for end, _ in self.trace.marks:
+            events = self.trace.events[start:end]
+            for made, group in itertools.groupby(enumerate(events), lambda pair: pair[1] > 0):
+                if not made:
+                    places, freed = zip(*group, strict=True)
+                    events[places[0] : places[-1] + 1] = sorted(freed, reverse=True)
+            self.trace.events[start:end] = events
+            start = end
+
+    # ---- what torch tells ----
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here: keeping torch.compile out of every call would take a fifth of the time."""
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is _DEVICE and (device := getattr(args[0], "fake_device", None)) is not None:
+            return device  # autograd and the optimizers ask for it twice as often as they compute
+        kwargs = kwargs or {}
+        values = self._values
+        if values is None:
+            result = func(*args, **kwargs)
+        elif func is _ITEM and _is_fake(args[0]):
+            return self._item(args[0], values)
+        else:
+            try:
+                rule = _RULES.get(id(func))
+                if rule is None or func in _OF_SHAPES:
+                    result = self._run(func, args, kwargs, rule)
+                elif func is _ADD and torch._C._current_graph_task_id() == -1:
+                    result = self._run(func, args, kwargs)
+                else:
+                    result = rule(*args, **kwargs)
+            except (DataDependentOutputException, DynamicOutputShapeException):
+                if func in _SAME:
+                    return True  # parts compare what they compute with what the model computes
+                result = values.shaped(func, args, kwargs)
+            values.follow(func, args, kwargs, result)
+        if isinstance(result, torch.Tensor):
+            self._watch(result, func, args)
+        elif isinstance(result, tuple | list):
+            for each in result:
+                if isinstance(each, torch.Tensor):
+                    self._watch(each, func, args)
+                elif isinstance(each, tuple | list):
+                    for leaf in tree_leaves(each):
+                        if isinstance(leaf, torch.Tensor):
+                            self._watch(leaf, func, args)
+        if self._extra is not None and (scratch := self._extra(func, args, kwargs, result)):
+            self._freed(self._made(scratch, self.default, self._operation(f"{func} (scratch)")))
+        return result
+
+    def _item(self, tensor: torch.Tensor, values: KnownValues) -> bool | float:
+        value = values.of(tensor)
+        if value is not None:
+            with no_dispatch():
+                return value.item()
+        self.items[self.module] += 1
+        if tensor.dtype is not torch.bool:
+            return 1.0 if tensor.dtype.is_floating_point else 1
+        number = self._live.get(tensor.untyped_storage()._cdata)
+        operation = "" if number is None else self.trace.operations[self.trace.operation_of[number - 1]]
+        return not operation.startswith(_RARELY)
+
+    def _watch(self, tensor: torch.Tensor, func: Any, args: tuple[Any, ...]) -> None:
+        storage = tensor.untyped_storage()
+        address = storage._cdata
+        if address in self._live or _device_type(tensor) != self._device_type:
+            return
+        size = storage.nbytes()
+        if size == 0:
+            return
+        category = self.default
+        if func is _CAST and self._category_of(args[0]) == "weights":
+            category = "weights"  # autocast's 16-bit copy, kept until autocast ends
+        number = self._made(size, category, self._operation(func))
+        self._live[address] = number
+        self._watched[number] = weakref.ref(storage, lambda _: self._gone(address, number))
+
+    def _gone(self, address: int, number: int) -> None:
+        if self._live.get(address) == number:
+            del self._live[address]
+        self._watched.pop(number, None)
+        self._freed(number)
+
+    def _made(self, size_bytes: int, category: Category, operation: int) -> int:
+        trace = self.trace
+        trace.sizes_bytes.append(size_bytes)
+        trace.category_of.append(CATEGORIES.index(category))
+        trace.operation_of.append(operation)
+        trace.module_of.append(self._module)
+        number = len(trace.sizes_bytes)
+        trace.events.append(number)
+        return number
+
+    def _freed(self, number: int) -> None:
+        self.trace.events.append(-number)
+
+    def _category_of(self, tensor: Any) -> Category | None:
+        if not isinstance(tensor, torch.Tensor) or _device_type(tensor) != self._device_type:
+            return None
+        number = self._live.get(tensor.untyped_storage()._cdata)
+        return None if number is None else CATEGORIES[self.trace.category_of[number - 1]]
+
+    def _operation(self, func: Any) -> int:
+        key = func if isinstance(func, str) else id(func)
+        number = self._operation_ids.get(key)
+        if number is None:
+            number = self._operation_ids[key] = len(self.trace.operations)
+            self.trace.operations.append(str(func))
+        return number
+
+
+def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that hold the memory: those inside a tensor subclass such as torchao's 8-bit states, or itself."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None or _is_fake(tensor):
+        return [tensor]
+    return [inner for name in flatten()[0] for inner in plain_tensors(getattr(tensor, name))]
+
+
+def _device_type(tensor: torch.Tensor) -> str:
+    """`tensor.device.type`; a fake tensor answers that by an operation of its own, and has it as an attribute too."""
+    device: torch.device = getattr(tensor, "fake_device", None) or tensor.device
+    return device.type
+
+
+def _is_fake(tensor: Any) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)

@@ -1,0 +1,261 @@
+"""One case: a real Trainer, two optimizer steps and an evaluation, on fake tensors; what it made and freed.
+
+In: a request (`predict/trace_request.py`). Out: a `Trace`. Runs in a process of its own, which it changes
+(`fake_gpu.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hf_memkit.prediction.child.fake_gpu import made_up_values, movable_modules, one_card
+from hf_memkit.prediction.child.generation import arguments_class, generates, generating, generation_config
+from hf_memkit.prediction.child.inputs import Rows, example, pads, shortened
+from hf_memkit.prediction.child.kernel_rules import learn_counts
+from hf_memkit.prediction.child.libraries import install_library_rules, shapes_from_values_are_unmodelled, traceable
+from hf_memkit.prediction.child.models import build_fake_model
+from hf_memkit.prediction.child.sft import as_dataset, install_fused_head, is_sft, sft_rows, tokenizer
+from hf_memkit.prediction.child.user_training import UserObjects
+from hf_memkit.prediction.trace import Trace
+from hf_memkit.prediction.trace_request import TraceRequest
+from hf_memkit.setup import Setup
+from hf_memkit.train import after_making, build_arguments, prepared_rows, trainer_class, trainer_options
+
+__all__ = ["trace_training"]
+
+STEPS = 2
+"""Optimizer states exist from the end of the first step on: the second step has them all along."""
+
+MICRO_BATCHES = 2
+"""From the second micro-batch on gradients are there during forward; a third one is like the second."""
+
+
+def trace_training(request: TraceRequest) -> Trace:
+    """Trains on fake tensors and records every allocation.
+
+    Raises:
+        Unmodelled: the setup has something whose memory a trace cannot show.
+        Exception: whatever the libraries raise at this setup.
+    """
+    setup = request.setup
+    own = UserObjects(request.own)
+    if request.device == "cuda":
+        pretend_card(request)
+    if request.device != "real cpu":
+        movable_modules()
+        made_up_values()
+        learn_counts()
+        _write_nothing()
+        install_library_rules(setup, on_card=request.device == "cuda")
+        if is_sft(setup) and request.device == "cuda":
+            install_fused_head()
+        setup = traceable(setup)
+    from hf_memkit.prediction.child.gpu_events import GpuEvents
+    from hf_memkit.prediction.child.phase_hooks import TrainingWatch
+    from hf_memkit.prediction.child.tracer import StorageTracer
+
+    device_type = "cuda" if request.device == "cuda" else "cpu"
+    events = GpuEvents(request.capability) if device_type == "cuda" else None
+    tracer = StorageTracer(device_type, events.scratch if events else None)
+    if events is not None:
+        events.tracer = tracer
+    watch = TrainingWatch(tracer)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        shapes_from_values_are_unmodelled(),
+        _fakes(request.device),
+        tracer,
+    ):
+        options = own_arguments(setup, folder, on_cpu=device_type == "cpu", save=request.save)
+        arguments = build_arguments(setup, options, arguments_class(setup, own.trainer_class))
+        model = own.model() or build_fake_model(setup, trust_remote_code=request.trust_remote_code)
+        rows = (lambda size, count: Rows({}, count)) if own.has_batches else rows_for(request, setup, model)
+        size = arguments.train_batch_size
+        enough = rows(size, max(1024, size * STEPS * MICRO_BATCHES))
+        trainer = _trainer(request, setup, model, arguments, enough, watch, own)
+        trainer.train()
+        if request.evaluate:
+            if own.has_batches:
+                trainer.data_collator = own.collator("evaluate")
+            size = arguments.eval_batch_size
+            evaluated = rows(size, size * request.evaluation_batches)
+            trainer.evaluate(as_dataset(evaluated) if is_sft(setup) else evaluated)
+        trace = tracer.finish(watch.phase)
+        if watch.optimizer_steps != STEPS:
+            raise RuntimeError(f"{watch.optimizer_steps} optimizer steps were made instead of {STEPS}")
+        # A copy: what is freed from now on belongs to the end of this process.
+        return Trace.from_json({name: list(value) for name, value in trace.to_json().items()})
+
+
+def rows_for(request: TraceRequest, setup: Setup, model: Any) -> Callable[[int, int], Rows]:
+    """Makes the data set of a batch size and a number of rows: of a padded batch the first row is the longest."""
+    padded = request.padded if request.padded is not None else pads(setup, model)
+    row = example(model, request.sequence_length, with_mask=padded)
+    if "data.target_length" in setup:  # of text pairs
+        row["labels"] = row["labels"][: int(setup["data.target_length"])]
+    if is_sft(setup):
+        enough = STEPS * MICRO_BATCHES + 1
+        return lambda batch_size, count: sft_rows(setup, row, batch_size, min(count, enough * batch_size))
+    shorter = shortened(model, row) if padded else None
+    return lambda batch_size, count: Rows(row, count, shorter, batch_size)
+
+
+def pretend_card(request: TraceRequest) -> None:
+    """Replaces what asks for a card; nothing where torch has one."""
+    if torch.cuda.is_available():
+        return
+    from hf_memkit.prediction.child.attention import install_cuda_attention
+
+    one_card(request.capability, request.capacity_bytes)
+    install_cuda_attention(request.capability)
+
+
+def own_arguments(setup: Setup, folder: str, *, on_cpu: bool, save: bool = True) -> dict[str, Any]:
+    """What of TrainingArguments is different in a traced training: it is short, and leaves nothing behind.
+
+    A setup that saves does it after the last step. (Trainer's default is to save.) A quantised model is left out: its
+    state dictionary packs values that fake tensors do not have (bitsandbytes: `QuantState.as_dict`).
+    """
+    saves = save and setup.get("arguments.save_strategy", "steps") != "no" and "model.quantization" not in setup
+    accumulation = int(setup.get("arguments.gradient_accumulation_steps", 1))
+    own: dict[str, Any] = {
+        "output_dir": folder,
+        "max_steps": STEPS,
+        "gradient_accumulation_steps": min(accumulation, MICRO_BATCHES),
+        "report_to": "none",
+        "save_strategy": "steps" if saves else "no",
+        "save_steps": STEPS,
+        "eval_strategy": "no",
+        "eval_on_start": False,
+        "logging_strategy": "no",
+        "load_best_model_at_end": False,
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+        "dataloader_num_workers": 0,
+        "dataloader_persistent_workers": False,
+        "dataloader_prefetch_factor": None,
+        "train_sampling_strategy": "sequential",
+        "auto_find_batch_size": False,
+        "push_to_hub": False,
+        "hub_model_id": None,
+        "resume_from_checkpoint": None,
+        "use_cpu": on_cpu,
+        **generation_config(setup),
+        **prepared_rows(setup),
+    }
+    if on_cpu:
+        own |= {"tf32": None, "fp16": False} if setup.get("arguments.fp16") else {"tf32": None}
+    return own
+
+
+def _trainer(
+    request: TraceRequest, setup: Setup, model: Any, arguments: Any, rows: Rows, watch: Any, own: UserObjects
+) -> Any:
+    from transformers import default_data_collator
+    from transformers.trainer_callback import PrinterCallback
+
+    options = trainer_options(setup, model=model, arguments=arguments, own={"callbacks": [watch]})
+    # What the traced training reads is made up, and nothing of it is worth measuring or saying.
+    own_collator = options.get("data_collator")
+    options["data_collator"] = (
+        _as_the_weights(default_data_collator, model) if own_collator is None else _with_values(own_collator)
+    )
+    if own.has_batches:
+        options["data_collator"] = own.collator("train")
+    if request.metrics or options.get("compute_metrics"):  # nothing is computed of them, but they are kept
+        options["compute_metrics"] = lambda prediction, compute_result=True: {}
+    if is_sft(setup):
+        del options["data_collator"]
+        options["processing_class"] = tokenizer()
+        sft = trainer_class(setup)
+        trainer = sft(model=model, args=arguments, train_dataset=as_dataset(rows), **options)
+        after_making(setup, trainer)
+        if request.device == "cuda":  # on a CPU, the host is the device
+            trainer.data_collator = _with_values(trainer.data_collator)
+    else:
+        kind = own.trainer_class
+        if generates(arguments, trainer_class(setup), kind):
+            kind = trainer_class(setup) if request.device == "real cpu" else generating(kind)
+        trainer = kind(model=model, args=arguments, train_dataset=rows, **options)
+        if "data.task" in setup:  # as a recipe's run does it
+            after_making(setup, trainer)
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def _as_the_weights(collator: Any, model: Any) -> Any:
+    """Images and sound in the type of 16-bit weights, as recipes give them: without autocast a convolution wants that.
+    (`hf_memkit/components/image_batches.py`, `speech_batches.py`.)"""
+    name, dtype = getattr(model, "main_input_name", None), getattr(model, "dtype", None)
+
+    def collate(samples: Any) -> Any:
+        batch = collator(samples)
+        if name in batch and dtype is not None and dtype.itemsize == 2 and batch[name].is_floating_point():
+            batch[name] = batch[name].to(dtype)
+        return batch
+
+    return collate
+
+
+def _with_values(collator: Any) -> Any:
+    """A part's collator, which looks at values: it gets real tensors, on the host."""
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    def collate(samples: Any) -> Any:
+        with _disable_current_modes(), unset_fake_temporarily():
+            return collator(samples)
+
+    return collate
+
+
+@contextlib.contextmanager
+def _fakes(device: str) -> Iterator[None]:
+    """Fake tensors, unless the real ones of a CPU are wanted to compare with."""
+    if device == "real cpu":
+        yield
+        return
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        yield
+
+
+def _write_nothing() -> None:
+    """Replaces what writes tensors to files, and what looks at their addresses, in this process: everything is made
+    that a real save makes, and no bytes are written.
+
+    What a save makes on the device is little: state dictionaries refer to the weights and states, and what is written
+    is copied to the host tensor by tensor. It is more where weights are kept in another form than they are saved in:
+    transformers splits the merged experts of a mixture into one copy each (`revert_weight_conversion`), and makes
+    contiguous what is not.
+    """
+    import huggingface_hub.serialization._torch as hub
+    import safetensors.torch
+    from transformers import Trainer
+
+    def save_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
+        Path(filename).touch()
+
+    def save(content: Any, file: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(file, str | Path):
+            Path(file).touch()
+
+    def storage_of(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
+        return tensor.device, tensor.untyped_storage()._cdata, tensor.nbytes
+
+    safetensors.torch.save_file = save_file
+    torch.save = save  # type: ignore[assignment]
+    Trainer._save_rng_state = lambda self, folder: None  # asks the card's generator
+    hub.get_torch_storage_id = storage_of
+    replacements = {"safe_save_file": save_file, "id_tensor_storage": storage_of}
+    for module in ("transformers.modeling_utils", "transformers.pytorch_utils", "peft.peft_model"):
+        names = vars(sys.modules[module]) if module in sys.modules else {}
+        names.update({name: value for name, value in replacements.items() if name in names})

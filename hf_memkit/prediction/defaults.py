@@ -1,0 +1,220 @@
+"""A model with Trainer's defaults: the setup that is predicted where no preset is named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from hf_memkit.architectures import built_in
+from hf_memkit.errors import InputError, SettingError
+from hf_memkit.hardware import Gpu
+from hf_memkit.models import ModelFacts, Origin, describe, hub_reachable, quiet_transformers, refuse_absent
+from hf_memkit.setup import Setup
+from hf_memkit.user_files import parsed, user_path
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+__all__ = [
+    "TRAINER_DEFAULTS",
+    "LookedAt",
+    "default_setup",
+    "look_at",
+    "look_at_config",
+    "refuse_precision",
+    "with_class",
+    "with_model",
+]
+
+TRAINER_DEFAULTS: Final = "trainer-defaults"
+"""Name of the setup that has only what the user gave."""
+
+_CAUSAL: Final = ("ForCausalLM", "LMHeadModel")
+"""Ends of class names of causal language models in transformers (`config.architectures`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LookedAt:
+    """A model as its config describes it.
+
+    Attributes:
+        name: hub ID or folder, as it was given.
+        origin: where its weights would come from.
+        config: its config values, without those that are None.
+        maximum_length: longest sequence that its positions allow; None: not said.
+        facts: its shapes, where they were wanted and it is a causal language model of transformers.
+        own_code: whether its classes come with it rather than with transformers.
+        model_class: the class of transformers that its config names, where it is no causal language model.
+    """
+
+    name: str
+    origin: Origin
+    config: Mapping[str, Any]
+    maximum_length: int | None
+    facts: ModelFacts | None
+    own_code: bool = False
+    model_class: str | None = None
+
+
+def look_at(
+    name: str, *, trust_remote_code: bool = False, use_hub: bool | None = None, shapes: bool = True
+) -> LookedAt:
+    """The model called `name`, of any kind that transformers knows; no weights are loaded.
+
+    Args:
+        name: hub ID, local folder, or the name of a built-in architecture.
+        trust_remote_code: whether code that comes with the model may be run.
+        use_hub: whether the hub may be asked; None: if it answers.
+        shapes: whether its shapes are wanted too, which takes a second.
+
+    Raises:
+        InputError: there is no such model, its config contradicts itself, the hub wants a login for it, or it needs
+            code of its own that may not be run.
+    """
+    refuse_absent(name)
+    from transformers import AutoConfig
+
+    use_hub = hub_reachable() if use_hub is None else use_hub
+    folder = user_path(name)
+    origin: Origin = "local" if folder.is_dir() else "hub"
+    try:
+        with quiet_transformers():
+            # Said in so many words: transformers would ask on the terminal whether to run the code.
+            config = AutoConfig.from_pretrained(
+                str(folder) if origin == "local" else name,
+                local_files_only=origin == "local" or not use_hub,
+                trust_remote_code=trust_remote_code,
+            )
+    except Exception as error:  # config classes raise whatever they like at a wrong value
+        _refuse_custom_code_or_login(name, str(error))
+        known = built_in(name) if origin == "hub" else None
+        if known is None:
+            facts = describe(name, use_hub=use_hub)  # tells what is wrong
+            return LookedAt(name, facts.origin, facts.config, facts.maximum_length, facts)
+        config, origin = AutoConfig.for_model(**known[1].config), "architecture"
+    return look_at_config(config, name, origin, shapes=shapes, use_hub=use_hub)
+
+
+def look_at_config(
+    config: PretrainedConfig, name: str, origin: Origin, *, shapes: bool = True, use_hub: bool = False
+) -> LookedAt:
+    """The model that a config describes.
+
+    Args:
+        config: of a class of transformers, or of the model's own code.
+        name: what the model is called: hub ID, folder, or any other name with `origin` "architecture".
+        origin: where its weights would come from.
+        shapes, use_hub: as for `look_at`.
+
+    Raises:
+        InputError: the config names no class, and is none of a causal language model; or it contradicts itself.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    values = {key: value for key, value in config.to_diff_dict().items() if value is not None}
+    classes = [str(each) for each in values.get("architectures") or ()]
+    own_code = not type(config).__module__.startswith("transformers.")
+    causal = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and not own_code
+    causal = causal and (not classes or any(each.endswith(_CAUSAL) for each in classes))
+    if not (causal or own_code or classes):
+        raise InputError(
+            f"model {name!r} ({config.model_type}) is no causal language model, and its config names no class; "
+            f'write it into config.json: "architectures": ["…"]'
+        )
+    facts = None
+    if causal and shapes:
+        given = values if origin == "architecture" else None  # what was given, not what the hub has under its name
+        facts = describe(name, given, use_hub=use_hub and given is None)
+    return LookedAt(
+        name=name,
+        origin=origin,
+        config=values,
+        maximum_length=getattr(config.get_text_config(), "max_position_embeddings", None),
+        facts=facts,
+        own_code=own_code,
+        model_class=None if causal or own_code else classes[0],
+    )
+
+
+def _refuse_custom_code_or_login(name: str, error: str) -> None:
+    """
+    Raises:
+        InputError: that is what the error says.
+    """
+    if "trust_remote_code" in error:
+        raise InputError(
+            f"model {name!r} runs code of its own, which came with it; read that code, then allow it with "
+            f"--trust-remote-code"
+        ) from None
+    if "gated repo" in error.lower():
+        raise InputError(
+            f"model {name!r} is gated: accept its terms on https://huggingface.co/{name}, then log in with "
+            f"`hf auth login`; or give a folder with its config.json"
+        ) from None
+
+
+def refuse_precision(arguments: Mapping[str, Any], gpu: Gpu | None) -> None:
+    """Refuses dtypes that contradict each other, or the card.
+
+    Args:
+        arguments: fields of TrainingArguments.
+        gpu: the card; None: none is known.
+
+    Raises:
+        SettingError: bf16 and fp16 at once.
+        InputError: bf16 on a card without it.
+    """
+    if arguments.get("bf16") is not True:
+        return
+    if arguments.get("fp16") is True:
+        raise SettingError("bf16 and fp16: TrainingArguments takes at most one of them; leave one out")
+    if gpu is not None and not gpu.bf16:
+        raise InputError(
+            f"bf16: {gpu.name} has no bf16, which begins with compute capability 8.0 (Ampere); set fp16 in its place, "
+            f"or name another GPU"
+        )
+
+
+def default_setup(model: LookedAt, arguments: Mapping[str, Any]) -> Setup:
+    """Trainer's defaults with the user's own fields of TrainingArguments, under today's names, and nothing else.
+
+    A DeepSpeed config among them (a path or its content) becomes the setup's own.
+
+    Raises:
+        InputError: the DeepSpeed config cannot be read.
+        SettingError: an argument contradicts another one.
+    """
+    own = dict(arguments)
+    refuse_precision(own, None)
+    setup = Setup(preset=TRAINER_DEFAULTS)
+    deepspeed = own.pop("deepspeed", None)
+    for name, value in own.items():
+        setup = setup.put(f"arguments.{name}", value, "yours")
+    if deepspeed is not None:
+        setup = setup.put("deepspeed.config", _deepspeed(deepspeed), "yours")
+    return with_model(setup, model)
+
+
+def with_model(setup: Setup, model: LookedAt) -> Setup:
+    """Another setup that names this model."""
+    return with_class(setup.put_model(model.name, model.origin, model.config), model)
+
+
+def with_class(setup: Setup, model: LookedAt) -> Setup:
+    """Another setup that names the class of a model that is no causal language model."""
+    if model.model_class is None:
+        return setup
+    return setup.put("model.class", model.model_class, "the class that its config names")
+
+
+def _deepspeed(given: Any) -> Any:
+    if isinstance(given, Mapping):
+        return dict(given)
+    try:
+        return parsed(str(given), json.loads, user_path(str(given)).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"deepspeed={given!r}: cannot be read ({error.strerror}); give a DeepSpeed JSON") from None
+    except ValueError as error:
+        raise InputError(f"deepspeed={given!r}: is no JSON ({error})") from None

@@ -1,0 +1,291 @@
+"""`predict`: a setup → its prediction. The best way that works here is taken, and which one it was is said.
+
+```
+trace on a fake card ── fails ──> trace on fake CPU tensors ── fails ──> formulas of the ledger
+        │                                  │
+        └──────── allocator replay ────────┘
+```
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Final
+
+from hf_memkit.adapter_layers import adapter_tensors
+from hf_memkit.compat import free_order
+from hf_memkit.errors import InputError, TraceFailed
+from hf_memkit.job import DEFAULT_NVME, Job, process_row
+from hf_memkit.ledger import Ledger
+from hf_memkit.models import without_collections
+from hf_memkit.prediction.allocator_settings import AllocatorSettings, parse_settings
+from hf_memkit.prediction.capacity import reserved_interval, smallest_cap
+from hf_memkit.prediction.confidence import Confidence, Level
+from hf_memkit.prediction.defaults import refuse_precision
+from hf_memkit.prediction.prediction import Prediction, with_rest
+from hf_memkit.prediction.replay import replay
+from hf_memkit.prediction.split_states import is_split, one_rank, split_notes, without_engine
+from hf_memkit.prediction.trace import Trace
+from hf_memkit.prediction.trace_edit import ExtraAllocation, edited
+from hf_memkit.prediction.trace_request import Device, TraceRequest
+from hf_memkit.prediction.user_training import UserTraining
+from hf_memkit.prediction.worker import shared_worker
+from hf_memkit.request import refuse_below_one
+from hf_memkit.setup import Setup
+from hf_memkit.techniques import ledger as formulas
+from hf_memkit.techniques.allocator import VARIABLE
+from hf_memkit.terms import CATEGORIES, Phase
+from hf_memkit.train import missing_package
+from hf_memkit.zero.ledger import zero_ledger
+
+__all__ = ["predict"]
+
+
+def predict(
+    setup: Setup, *, trace: bool = True, trust_remote_code: bool = False, own: UserTraining | None = None
+) -> Prediction:
+    """Bytes that a training needs, by phase and category, and whether the machine has them.
+
+    Args:
+        setup: what is trained: `model.architecture`, `arguments.*` and whatever its techniques put there. Of its job
+            come the model's shapes (None: only a trace can tell) and the machine (without a card: no verdict).
+        trace: whether a real Trainer is traced; False: formulas only, at once.
+        trust_remote_code: whether code that comes with the model may be run, in the child process.
+        own: what the user's own script brings beside the setup (`predict_trainer`).
+
+    Raises:
+        InputError: nothing can be said of this job, with the reason.
+        ValueError: the setup has no job.
+    """
+    job = replace(
+        setup.resolved_for,
+        micro_batch_size=setup.micro_batch_size,
+        sequence_length=setup.sequence_length,
+        accumulation=setup.accumulation,
+        nvme_path=DEFAULT_NVME,
+        values={},
+    )
+    model = job.model
+    _refuse_impossible(setup, job)
+    refuse_precision({"bf16": bool(setup.get("arguments.bf16"))}, job.machine.gpu)
+    setup = setup.put("arguments.per_device_train_batch_size", job.micro_batch_size, "asked for")
+    setup = setup.put("arguments.gradient_accumulation_steps", job.accumulation, "asked for")
+    ledger = _ledger(setup, job)
+    notes: list[str] = []
+    failures: list[TraceFailed] = []
+    if trace and is_split(setup) and ledger is None:
+        raise InputError(
+            "what DeepSpeed splits is computed from the shapes of a causal language model of transformers, and this "
+            "is none; predict it without deepspeed"
+        )
+    if trace:
+        for device in _devices(notes):
+            request = _request(setup, job, device, trust_remote_code=trust_remote_code, own=own)
+            try:
+                found = shared_worker().trace(request)
+            except TraceFailed as failure:
+                if failure.refused and (model is None or _is_the_users(failure)):
+                    raise InputError(str(failure)) from failure
+                failures.append(failure)
+                if failure.kind == "ModuleNotFoundError" and (missing := missing_package(setup)):
+                    notes.append(f"not traced: a trace needs {missing}")
+                    break
+                notes.append(f"not traced on {_ON[device]}: {failure}")
+                continue
+            return _from_trace(found, device, setup, job, ledger, notes)
+    if len(failures) > 1 and _is_the_users(failures[-1]):
+        # The real Trainer fails at it on both devices: no formula makes that a training.
+        raise InputError(f"this training cannot be traced: {failures[-1]}") from failures[-1]
+    if ledger is None or (model is not None and model.model_class is not None):  # no formula has its activations
+        raise InputError(
+            "; ".join(notes)
+            or "without a trace only causal language models of transformers can be predicted; leave out --no-trace"
+        )
+    return _from_formulas(ledger, job, notes)
+
+
+_MOST_TOKENS: Final = 2**24
+"""Of one card in one forward pass: far more than cards hold, and still a batch that a child process can make."""
+
+_MOST_PROCESSES: Final = 2**17
+
+_NOT_THE_USERS: Final = frozenset(
+    {
+        "Unmodelled", "MissingPackageError", "ImportError", "ModuleNotFoundError", "PackageNotFoundError", "worker",
+        "TimeoutError", "MemoryError", "NotImplementedError", "UnsupportedOperatorException", "AttributeError",
+    }
+)  # fmt: skip
+"""Kinds of failures that say what cannot be modelled or is not installed here, and nothing of the job."""
+
+
+def _is_the_users(failure: TraceFailed) -> bool:
+    """Whether an exception of the training itself ended it, not a signal, a time limit or what is missing here."""
+    return failure.kind.isidentifier() and not failure.kind.startswith("SIG") and failure.kind not in _NOT_THE_USERS
+
+
+def _refuse_impossible(setup: Setup, job: Job) -> None:
+    """
+    Raises:
+        InputError: numbers that no training has, or an engine that is not modelled.
+    """
+    micro_batch_size, sequence_length, gpus, nodes = job.micro_batch_size, job.sequence_length, job.gpus, job.nodes
+    refuse_below_one(micro_batch_size=micro_batch_size, sequence_length=sequence_length, gpus=gpus, nodes=nodes)
+    if job.tokens > _MOST_TOKENS:
+        raise InputError(
+            f"a batch of {micro_batch_size} × {sequence_length} tokens: at most {_MOST_TOKENS} tokens in one forward "
+            f"pass of a card can be predicted; give a smaller batch or length"
+        )
+    if job.processes > _MOST_PROCESSES:
+        raise InputError(f"{gpus} × {nodes} cards: at most {_MOST_PROCESSES} can be predicted; give fewer")
+    if setup.get("arguments.fsdp"):
+        raise InputError(
+            f"fsdp={setup['arguments.fsdp']!r}: FSDP is not modelled; predict without it, or with a DeepSpeed preset "
+            f"(memkit ds list)"
+        )
+
+
+_ON: Final[dict[Device, str]] = {"cuda": "a fake card", "cpu": "fake CPU tensors", "real cpu": "the CPU"}
+
+_LEVEL: Final[dict[Device, Level]] = {"cuda": "trace", "cpu": "cpu trace", "real cpu": "cpu trace"}
+
+
+def _devices(notes: list[str]) -> tuple[Device, ...]:
+    worker = shared_worker()
+    try:
+        worker.wait()
+    except TraceFailed as failure:
+        notes.append(str(failure))
+        return ()
+    if worker.without_shim is None:
+        return ("cuda", "cpu")
+    notes.append(f"fake CUDA tensors do not work with this torch: {worker.without_shim}")
+    return ("cpu",)
+
+
+def _request(
+    setup: Setup, job: Job, device: Device, *, trust_remote_code: bool, own: UserTraining | None
+) -> TraceRequest:
+    gpu = job.machine.gpu
+    capability = gpu.capability if gpu is not None else None
+    if capability is None:
+        capability = 8.0 if job.bf16 else 7.5
+    return TraceRequest(
+        without_engine(setup) if is_split(setup) else setup,
+        sequence_length=job.sequence_length,
+        device=device,
+        capability=(int(capability), round(capability * 10) % 10),
+        capacity_bytes=gpu.capacity_bytes if gpu is not None else 80 * 2**30,
+        evaluate=setup.get("arguments.eval_strategy", "no") != "no",
+        metrics=own is not None and own.metrics,
+        save=not is_split(setup),  # the engine has a way of its own
+        trust_remote_code=trust_remote_code,
+        own=own,
+    )
+
+
+def _ledger(setup: Setup, job: Job) -> Ledger | None:
+    """The setup's own ledger, or one computed for it; None where neither it nor the model's shapes are known."""
+    if setup.ledger.rows or job.model is None:
+        return setup.ledger if setup.ledger.rows else None
+    rows = formulas.rows(setup, job)
+    if is_split(setup):
+        config = setup["deepspeed.config"]
+        held = zero_ledger(
+            config, job.model, gpus=job.gpus, nodes=job.nodes, accumulation=job.accumulation > 1,
+            adapters=adapter_tensors(job.model, setup.section("adapter")),
+        )  # fmt: skip
+        rows = (*held.rows, *rows, process_row(job.gpus))
+    return Ledger(rows)
+
+
+@without_collections()
+def _from_trace(
+    trace: Trace, device: Device, setup: Setup, job: Job, ledger: Ledger | None, notes: list[str]
+) -> Prediction:
+    split = is_split(setup)
+    if split:
+        assert ledger is not None
+        trace = one_rank(trace, ledger)
+        notes.extend(split_notes(ledger))
+    elif job.processes > 1:
+        gradients = sum(
+            size
+            for size, category in zip(trace.sizes_bytes, trace.category_of, strict=True)
+            if CATEGORIES[category] == "gradients"
+        )
+        # Two steps and up to two micro-batches were traced; each parameter has one gradient at a time.
+        steps = max(1, _times_made(trace))
+        term = "gradient buckets of DistributedDataParallel"
+        trace = edited(trace, [ExtraAllocation(gradients // steps, "buffers", term)])
+    if job.processes > 1:
+        notes.append("the buffers of the communication library (NCCL) lie outside the allocator and are not in this")
+    settings = AllocatorSettings()
+    if text := setup.get(f"environment.{VARIABLE}"):
+        settings, said = parse_settings(str(text))
+        notes.extend(said)
+    gpu = job.machine.gpu
+    card = gpu.capacity_bytes if gpu is not None else None
+    plain = replay(trace, settings, card_bytes=card)
+    order = free_order(version("torch"))
+    alone = plain if order == "segment" else replay(trace, settings, card_bytes=card, order=order)
+    if setup.get("arguments.predict_with_generate") and "evaluate" in alone.allocated_by_phase:
+        notes.append("evaluations generate: counted as if every answer were as long as it may be")
+    cap = smallest_cap(trace, settings, card_bytes=card, without_cap=plain)
+    low, high = reserved_interval(trace, settings, card_bytes=card, smallest_cap_bytes=cap, without_cap=plain)
+    peak = trace.peak()
+    trainer = "TRL's SFTTrainer" if setup.get("trainer.class") == "trl:SFTTrainer" else "transformers.Trainer"
+    rests_on = f"two optimizer steps of {trainer} on {_ON[device]}"
+    if split:
+        rests_on += ", joined with the formulas of what DeepSpeed holds"
+    host = ledger.rows if ledger is not None else (process_row(job.gpus),)
+    places = Ledger(tuple(host))
+    return Prediction(
+        peak_allocated_bytes=alone.peak_allocated_bytes,
+        peak_reserved_bytes=(low, max(high, alone.peak_reserved_bytes)),  # the phases' own is among them
+        outside_allocator_bytes=gpu.context_bytes if gpu is not None else 0,
+        smallest_cap_bytes=cap,
+        phases={
+            phase: (allocated, alone.reserved_by_phase[phase]) for phase, allocated in alone.allocated_by_phase.items()
+        },
+        categories=with_rest(peak.categories, alone.peak_allocated_bytes),
+        peak_phase=peak.phase,
+        peak_operation=peak.operation,
+        peak_module=peak.module,
+        confidence=Confidence(_LEVEL[device], rests_on),
+        source=f"torch {version('torch')}, transformers {version('transformers')}",
+        host_rss_bytes=places.total_bytes("host") if ledger is not None else None,
+        pinned_bytes=places.total_bytes("pinned") if ledger is not None else None,
+        disk_bytes=places.total_bytes("disk") if ledger is not None else None,
+        notes=tuple(notes),
+    ).judged(job.machine)
+
+
+def _times_made(trace: Trace) -> int:
+    """How often the same gradients were made: once an optimizer step."""
+    return sum(1 for _, _, phase in trace.spans() if phase == "optimizer")
+
+
+def _from_formulas(ledger: Ledger, job: Job, notes: list[str]) -> Prediction:
+    peak = ledger.total_bytes("device")
+    phase: Phase = ledger.peak_phase("device") or "backward"
+    held = [row for row in ledger.rows if row.place == "device" and row.phase in (None, phase)]
+    categories = {name: sum(row.size_bytes for row in held if row.category == name) for name in CATEGORIES}
+    gpu = job.machine.gpu
+    return Prediction(
+        peak_allocated_bytes=peak,
+        peak_reserved_bytes=(peak, peak),
+        outside_allocator_bytes=gpu.context_bytes if gpu is not None else 0,
+        smallest_cap_bytes=peak,
+        phases={phase: (peak, None)},
+        categories=categories,
+        peak_phase=phase,
+        peak_operation="",
+        peak_module="",
+        confidence=Confidence("formula", "the formulas of the ledger; no step was traced, no allocator replayed"),
+        source="hf_memkit.ledger",
+        host_rss_bytes=ledger.total_bytes("host"),
+        pinned_bytes=ledger.total_bytes("pinned"),
+        disk_bytes=ledger.total_bytes("disk"),
+        notes=tuple(notes),
+    ).judged(job.machine)

@@ -1,0 +1,195 @@
+"""What a setup will need before it is run. In: what a trace and a replay, or formulas, gave. Out: plain data.
+
+`Prediction(…).judged(machine)` adds the verdict. The JSON has the names of docs/design.md, "A prediction".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from hf_memkit.hardware import Machine
+from hf_memkit.prediction.confidence import Confidence
+from hf_memkit.prediction.verdict import VERDICTS, Verdict, judge
+from hf_memkit.terms import CATEGORIES, PHASES, Category, Phase
+from hf_memkit.units import GIB
+
+__all__ = ["PhasePeak", "Prediction", "with_rest"]
+
+PhasePeak = tuple[int, int | None]
+"""Peak allocated and peak reserved of a phase, bytes; None: not modelled."""
+
+
+def with_rest(categories: Mapping[Category, int], total_bytes: int) -> dict[Category, int]:
+    """Every category, and in `other` what `total_bytes` has beyond them: the allocator's blocks are larger than what
+    was asked for.
+
+    Raises:
+        ValueError: the categories hold more than that.
+    """
+    rest = total_bytes - sum(categories.values())
+    if rest < 0:
+        raise ValueError(f"categories add up to {total_bytes - rest} bytes, more than {total_bytes}")
+    found = {name: categories.get(name, 0) for name in CATEGORIES}
+    return {**found, "other": found["other"] + rest}
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Bytes that one training needs on each card, and on each machine, with how far they can be trusted.
+
+    Attributes:
+        peak_allocated_bytes: highest that tensors take on a card, in blocks of the allocator.
+        peak_reserved_bytes: lowest and highest of what the allocator takes from the driver: the order of frees, which
+            decides it, differs from run to run.
+        outside_allocator_bytes: what the process holds on the card beside the allocator: CUDA context, NCCL.
+        smallest_cap_bytes: the least that the allocator may be given; it frees its cache before it fails. By formula:
+            the peak allocated, which no cap can be below.
+        phases: peaks of each phase that was modelled.
+        categories: what the peak is made of; all categories, adding up to `peak_allocated_bytes`.
+        peak_phase, peak_operation, peak_module: where the peak is; operation and module are empty where no trace says.
+        confidence: what the numbers rest on.
+        source: what computed them, such as the versions of the libraries that were traced.
+        capacity_bytes: the card's, as PyTorch reports it; None: no card is known.
+        host_rss_bytes, pinned_bytes, disk_bytes: RAM, page-locked RAM and disk of one machine with all its processes;
+            None: not modelled.
+        verdict: None where no card is known.
+        why: the verdict's reason.
+        notes: what was bounded or assumed, a sentence each.
+    """
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: tuple[int, int]
+    outside_allocator_bytes: int
+    smallest_cap_bytes: int
+    phases: Mapping[Phase, PhasePeak]
+    categories: Mapping[Category, int]
+    peak_phase: Phase
+    peak_operation: str
+    peak_module: str
+    confidence: Confidence
+    source: str
+    capacity_bytes: int | None = None
+    host_rss_bytes: int | None = None
+    pinned_bytes: int | None = None
+    disk_bytes: int | None = None
+    verdict: Verdict | None = None
+    why: str = ""
+    notes: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        low, high = self.peak_reserved_bytes
+        if low > high:
+            raise ValueError(f"peak_reserved_bytes {self.peak_reserved_bytes}: the low end is above the high one")
+        if unknown := set(self.phases) - set(PHASES):
+            raise ValueError(f"phases {sorted(unknown)}: must be among {PHASES}")
+        if set(self.categories) != set(CATEGORIES):
+            raise ValueError(f"categories {sorted(self.categories)}: must be all of {CATEGORIES}")
+        if sum(self.categories.values()) != self.peak_allocated_bytes:
+            raise ValueError(
+                f"categories add up to {sum(self.categories.values())} bytes, and the peak is "
+                f"{self.peak_allocated_bytes}"
+            )
+        if self.verdict is not None and self.verdict not in VERDICTS:
+            raise ValueError(f"verdict {self.verdict!r}: must be one of {VERDICTS}")
+        object.__setattr__(self, "peak_reserved_bytes", (low, high))
+        object.__setattr__(self, "phases", {name: self.phases[name] for name in PHASES if name in self.phases})
+        object.__setattr__(self, "categories", {name: self.categories[name] for name in CATEGORIES})
+        object.__setattr__(self, "notes", tuple(self.notes))
+
+    @property
+    def total_bytes(self) -> tuple[int, int]:
+        """Lowest and highest that the process takes of the card: reserved, and what is outside the allocator."""
+        low, high = self.peak_reserved_bytes
+        return low + self.outside_allocator_bytes, high + self.outside_allocator_bytes
+
+    @property
+    def largest_category(self) -> Category:
+        """What most of the peak is."""
+        return max(self.categories, key=lambda name: self.categories[name])
+
+    def judged(self, machine: Machine) -> Prediction:
+        """Another prediction, with the verdict for this machine and its card's capacity."""
+        host = [size for size in (self.host_rss_bytes, self.pinned_bytes) if size is not None]
+        found = judge(
+            machine,
+            peak_reserved_bytes=self.peak_reserved_bytes,
+            smallest_cap_bytes=self.smallest_cap_bytes,
+            outside_allocator_bytes=self.outside_allocator_bytes,
+            confidence=self.confidence,
+            host_bytes=sum(host) if host else None,
+            disk_bytes=self.disk_bytes,
+        )
+        capacity = machine.gpu.capacity_bytes if machine.gpu is not None else None
+        return replace(self, capacity_bytes=capacity, verdict=found.verdict, why=found.why)
+
+    def with_notes(self, *notes: str) -> Prediction:
+        """Another prediction with these notes added, each once."""
+        return replace(self, notes=tuple(dict.fromkeys((*self.notes, *notes))))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "peak_allocated_gib": self.peak_allocated_bytes / GIB,
+            "peak_reserved_gib": [size / GIB for size in self.peak_reserved_bytes],
+            "outside_allocator_gib": self.outside_allocator_bytes / GIB,
+            "capacity_gib": _gib(self.capacity_bytes),
+            "smallest_cap_gib": self.smallest_cap_bytes / GIB,
+            "phases": {
+                name: {"peak_allocated_gib": allocated / GIB, "peak_reserved_gib": _gib(reserved)}
+                for name, (allocated, reserved) in self.phases.items()
+            },
+            "categories": {f"{name}_gib": size / GIB for name, size in self.categories.items()},
+            "peak_phase": self.peak_phase,
+            "peak_operation": self.peak_operation,
+            "peak_module": self.peak_module,
+            "host_rss_gib": _gib(self.host_rss_bytes),
+            "pinned_gib": _gib(self.pinned_bytes),
+            "disk_gib": _gib(self.disk_bytes),
+            "verdict": self.verdict,
+            "why": self.why,
+            "confidence": self.confidence.to_json(),
+            "notes": list(self.notes),
+            "source": self.source,
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
+        """The prediction that `to_json` gave; other keys are left alone."""
+        low, high = content["peak_reserved_gib"]
+        return cls(
+            peak_allocated_bytes=_bytes(content["peak_allocated_gib"]),
+            peak_reserved_bytes=(_bytes(low), _bytes(high)),
+            outside_allocator_bytes=_bytes(content["outside_allocator_gib"]),
+            smallest_cap_bytes=_bytes(content["smallest_cap_gib"]),
+            phases={
+                name: (_bytes(peaks["peak_allocated_gib"]), _optional_bytes(peaks["peak_reserved_gib"]))
+                for name, peaks in content["phases"].items()
+            },
+            categories={name: _bytes(content["categories"][f"{name}_gib"]) for name in CATEGORIES},
+            peak_phase=content["peak_phase"],
+            peak_operation=content["peak_operation"],
+            peak_module=content["peak_module"],
+            confidence=Confidence.from_json(content["confidence"]),
+            source=content["source"],
+            capacity_bytes=_optional_bytes(content["capacity_gib"]),
+            host_rss_bytes=_optional_bytes(content["host_rss_gib"]),
+            pinned_bytes=_optional_bytes(content["pinned_gib"]),
+            disk_bytes=_optional_bytes(content["disk_gib"]),
+            verdict=content["verdict"],
+            why=content["why"],
+            notes=tuple(content["notes"]),
+        )
+
+
+def _gib(size_bytes: int | None) -> float | None:
+    return None if size_bytes is None else size_bytes / GIB
+
+
+def _bytes(gib: float) -> int:
+    """Whole bytes: dividing by a power of two lost nothing."""
+    return round(gib * GIB)
+
+
+def _optional_bytes(gib: float | None) -> int | None:
+    return None if gib is None else _bytes(gib)

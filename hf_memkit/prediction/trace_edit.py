@@ -1,0 +1,86 @@
+"""Another trace, with storages added or left out: what the traced process cannot know of, or knows otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from hf_memkit.prediction.trace import Trace
+from hf_memkit.terms import CATEGORIES, Category, Phase
+
+__all__ = ["ExtraAllocation", "edited"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraAllocation:
+    """Memory that is held from the end of loading on, or in each stretch of some phases.
+
+    Attributes:
+        size_bytes: its size.
+        category: what it holds.
+        term: its name, which stands where a traced storage has its operation.
+        phases: those in which it is held; none: always.
+    """
+
+    size_bytes: int
+    category: Category
+    term: str
+    phases: tuple[Phase, ...] = ()
+
+
+def edited(trace: Trace, added: Iterable[ExtraAllocation], keep: Callable[[Category], bool] = lambda _: True) -> Trace:
+    """`trace` with the storages of some categories only, and with `added`.
+
+    What is always held is there when loading ends, or from the start where nothing is loaded.
+
+    Args:
+        trace: which stays as it is.
+        added: what is held besides.
+        keep: whether storages of a category are kept.
+    """
+    held = [each for each in added if each.size_bytes]
+    result = Trace(operations=list(trace.operations), modules=list(trace.modules) or [""])
+    kept = [keep(CATEGORIES[number]) for number in trace.category_of]
+    numbers: dict[int, int] = {}
+    term_ids: dict[str, int] = {}
+
+    def make(each: ExtraAllocation) -> int:
+        if each.term not in term_ids:
+            term_ids[each.term] = len(result.operations)
+            result.operations.append(each.term)
+        return _append(result, each.size_bytes, CATEGORIES.index(each.category), term_ids[each.term], 0)
+
+    always = [each for each in held if not each.phases]
+    for start, end, phase in trace.spans():
+        if phase != "load":
+            for each in always:
+                make(each)
+            always = []
+        here = [make(each) for each in held if phase in each.phases]
+        for event in trace.events[start:end]:
+            if not kept[abs(event) - 1]:
+                continue
+            if event > 0:
+                which = event - 1
+                numbers[event] = _append(
+                    result, trace.sizes_bytes[which], trace.category_of[which], trace.operation_of[which],
+                    trace.module_of[which],
+                )  # fmt: skip
+            elif -event in numbers:
+                result.events.append(-numbers[-event])
+        result.events.extend(-number for number in here)
+        if phase == "load":
+            for each in always:
+                make(each)
+            always = []
+        result.marks.append((len(result.events), phase))
+    return result
+
+
+def _append(trace: Trace, size_bytes: int, category: int, operation: int, module: int) -> int:
+    trace.sizes_bytes.append(size_bytes)
+    trace.category_of.append(category)
+    trace.operation_of.append(operation)
+    trace.module_of.append(module)
+    trace.events.append(len(trace.sizes_bytes))
+    return len(trace.sizes_bytes)

@@ -1,0 +1,61 @@
+"""What is asked of the child process: a setup, its shape, and the card that it is for. Plain data, passed as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from hf_memkit.prediction.user_training import UserTraining
+from hf_memkit.setup import Setup
+
+__all__ = ["Device", "TraceRequest"]
+
+Device = Literal["cuda", "cpu", "real cpu"]
+"""Fake tensors on a (fake) card; fake tensors on the CPU; real tensors on the CPU, which the tests compare with."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One training to trace.
+
+    Attributes:
+        setup: what to train, with `model.architecture`; `model.class` where it is no causal language model.
+        sequence_length: tokens of each example.
+        device: where its tensors lie.
+        capability: the card's CUDA compute capability: it decides which kernels run.
+        capacity_bytes: what the card would say of its memory.
+        evaluate: whether an evaluation follows the two steps.
+        metrics: whether that evaluation computes metrics of the predictions, which are kept for them.
+        evaluation_batches: how many batches it has.
+        save: whether a checkpoint is saved after them, if the setup saves any.
+        padded: whether the texts of a batch are unequally long; None: as `child/inputs.py`, `pads`, has it.
+        trust_remote_code: whether the model's own code may be run.
+        own: what the user's own script brings; None: the setup says all.
+    """
+
+    setup: Setup
+    sequence_length: int
+    device: Device = "cuda"
+    capability: tuple[int, int] = (8, 0)
+    capacity_bytes: int = 80 * 2**30
+    evaluate: bool = True
+    metrics: bool = False
+    evaluation_batches: int = 2
+    save: bool = True
+    padded: bool | None = None
+    trust_remote_code: bool = False
+    own: UserTraining | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in self.__slots__}
+        own = self.own.to_json() if self.own is not None else None
+        return {**values, "setup": self.setup.to_json(), "capability": list(self.capability), "own": own}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
+        values = {name: content[name] for name in cls.__slots__}
+        values["setup"] = Setup.from_json(content["setup"])
+        values["capability"] = tuple(content["capability"])
+        values["own"] = UserTraining.from_json(content["own"]) if content["own"] is not None else None
+        return cls(**values)

@@ -1,0 +1,162 @@
+"""The parent's side of the child process: it starts it, hands it cases, and replaces it when it is gone.
+
+One worker serves a whole Python process (`shared_worker`): loading torch and transformers takes seconds, tracing a
+small model takes one. Each case runs in a process of its own, so that nothing of one is left for the next.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from threading import RLock
+from typing import IO, Any, Final
+
+from hf_memkit.errors import TraceFailed
+from hf_memkit.prediction.trace import Trace
+from hf_memkit.prediction.trace_request import TraceRequest
+
+__all__ = ["LIMIT_S", "Worker", "shared_worker"]
+
+LIMIT_S: Final = 300.0
+"""After how many seconds a case is stopped."""
+
+_START: Final = ("-m", "hf_memkit.prediction.child.serve")
+
+
+class Worker:
+    """A child process that traces trainings, one at a time.
+
+    Attributes:
+        without_shim: why fake CUDA tensors cannot be used there; None if they can. Known once a case was asked for, or
+            after `wait`.
+    """
+
+    def __init__(self, limit_s: float = LIMIT_S) -> None:
+        self.without_shim: str | None = None
+        self._limit_s = limit_s
+        self._lock = RLock()  # one line out, one line in: two threads would read each other's
+        self._process: subprocess.Popen[str] | None = None
+        self._errors: IO[bytes] | None = None
+        self._waited = False
+
+    def start(self) -> None:
+        """Starts the process, if it does not run, and comes back at once: it loads its libraries meanwhile."""
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self._start()
+
+    def _start(self) -> None:
+        self.close()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        # The predicted card is another one than this machine's; and once torch has looked for a card, no process that
+        # is forked can use it.
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_USE_DEEPSPEED"):
+            environment.pop(name, None)  # the traced training is one process, whatever the one that asks is
+        package = str(Path(__file__).resolve().parents[2])
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package, environment.get("PYTHONPATH"))))
+        self._process = subprocess.Popen(
+            [sys.executable, *_START],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=environment,
+        )  # fmt: skip
+        self._waited = False
+
+    def wait(self) -> None:
+        """Waits until the child has loaded its libraries.
+
+        Raises:
+            TraceFailed: it died of that.
+        """
+        with self._lock:
+            self.start()
+            if not self._waited:
+                self.without_shim = self._answer()["shim"]
+                self._waited = True
+
+    def trace(self, request: TraceRequest) -> Trace:
+        """The traced training.
+
+        Raises:
+            TraceFailed: the training raised, its process died, or it took too long.
+        """
+        with self._lock, tempfile.TemporaryDirectory() as folder:
+            self.wait()
+            result = Path(folder) / "result.json"
+            job = {"request": request.to_json(), "result": str(result), "limit_s": self._limit_s}
+            assert self._process is not None and self._process.stdin is not None
+            try:
+                self._process.stdin.write(json.dumps(job) + "\n")
+                self._process.stdin.flush()
+            except BrokenPipeError:
+                raise self._gone() from None
+            ended = self._answer()
+            if ended["status"] != "done" or not result.exists():
+                raise TraceFailed(f"tracing this training ended its process: {ended['why']}", kind=str(ended["why"]))
+            content: Mapping[str, Any] = json.loads(result.read_text())
+        if "error" in content:
+            error = content["error"]
+            first = (error["message"].strip().splitlines() or [""])[0]
+            said = first if error["ours"] else f"{error['type']}: {first}"
+            raise TraceFailed(said, kind=error["type"], refused=error["ours"], details=error["traceback"])
+        return Trace.from_json(content["trace"])
+
+    def close(self) -> None:
+        """Ends the child process."""
+        process, self._process = self._process, None
+        if process is not None:
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    with contextlib.suppress(OSError):
+                        stream.close()
+            process.kill()
+            process.wait()
+        if self._errors is not None:
+            self._errors.close()
+            self._errors = None
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process is not None and self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise self._gone()
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _gone(self) -> TraceFailed:
+        """What is said of a child that went away; the next case starts another one."""
+        code = self._process.wait() if self._process is not None else None
+        lines: list[str] = []
+        if self._errors is not None:
+            self._errors.seek(0)
+            lines = [line for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
+        self.close()
+        if code is not None and code < 0:  # what it said last, a progress bar say, has nothing to do with that
+            why = f"was ended by {signal.Signals(-code).name}"
+        else:
+            why = f"ended with code {code}: {lines[-1] if lines else 'it said nothing'}"
+        return TraceFailed(
+            f"the process that traces trainings {why}",
+            kind="worker",
+            details="\n".join(lines),
+        )
+
+
+_shared: Worker | None = None
+
+
+def shared_worker() -> Worker:
+    """The worker of this Python process; it ends with it."""
+    global _shared
+    if _shared is None:
+        _shared = Worker()
+        atexit.register(_shared.close)
+    return _shared
