@@ -16,7 +16,7 @@ from hf_memkit.hardware import Gpu, gpu_of_size, named_gpu, this_machine
 from hf_memkit.memory.records import read_records
 from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.resolve import resolve
-from hf_memkit.recipe.run import Run
+from hf_memkit.recipe.run import RecipeRun
 from hf_memkit.recipe.schema import load_recipe
 from hf_memkit.request import Request
 from hf_memkit.units import GIB
@@ -47,7 +47,7 @@ def cases() -> list[Case]:
     return [Case(recipe.name, variant, card, cap) for card, cap in cards.items() for variant in recipe.variants]
 
 
-def prepare(case: Case, folder: str, *, on_cpu: bool, max_steps: int) -> Run | str:
+def prepare(case: Case, folder: str, *, on_cpu: bool, max_steps: int) -> RecipeRun | str:
     """The run of a case, or the reason why memkit refuses it."""
     quiet = {"save_strategy": "no", "eval_strategy": "no", "eval_on_start": False, "logging_steps": 1}
     request = Request(variant=case.variant, max_steps=max_steps, output=folder, arguments=quiet)
@@ -56,9 +56,9 @@ def prepare(case: Case, folder: str, *, on_cpu: bool, max_steps: int) -> Run | s
     if resolved.problems:
         return "; ".join(resolved.problems)
     if not on_cpu:
-        return Run(case.recipe, case.variant, resolved)
+        return RecipeRun(case.recipe, case.variant, resolved)
     rehearsed = rehearse(load_recipe(case.recipe), resolved)
-    return Run(case.recipe, case.variant, rehearsed.setup, resolved, rehearsed.not_rehearsed)
+    return RecipeRun(case.recipe, case.variant, rehearsed.setup, resolved, rehearsed.not_rehearsed)
 
 
 def measure(case: Case, *, on_cpu: bool, max_steps: int) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def measure(case: Case, *, on_cpu: bool, max_steps: int) -> dict[str, Any]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_job(folder: Path, case: dict[str, Any], job: Run) -> None:
+def write_job(folder: Path, case: dict[str, Any], job: RecipeRun) -> None:
     """What `child` reads."""
     (folder / "job.json").write_text(json.dumps({"case": case, "run": job.to_json()}))
 
@@ -97,7 +97,7 @@ def child(folder: str) -> int:
     from hf_memkit.recipe.run import run
 
     content = json.loads((Path(folder) / "job.json").read_text())
-    case, job = Case(**content["case"]), Run.from_json(content["run"])
+    case, job = Case(**content["case"]), RecipeRun.from_json(content["run"])
     if not job.is_rehearsal:
         total = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, case.cap_gib * GIB / total))

@@ -23,7 +23,7 @@ from hf_memkit.prediction import Prediction
 from hf_memkit.recipe.choose import choose
 from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.resolve import resolve
-from hf_memkit.recipe.run import Run
+from hf_memkit.recipe.run import RecipeRun
 from hf_memkit.recipe.schema import load_recipe
 from hf_memkit.request import Request
 from hf_memkit.setup import Setup
@@ -56,7 +56,7 @@ def cases() -> list[Case]:
     return found
 
 
-def prepare(case: Case, folder: str, *, on_cpu: bool) -> tuple[Run, Prediction | None] | str:
+def prepare(case: Case, folder: str, *, on_cpu: bool) -> tuple[RecipeRun, Prediction | None] | str:
     """The resolved recipe, its run and its prediction, or the reason why it does not run here."""
     recipe = load_recipe(case.recipe)
     if recipe.gpus > 1 and not on_cpu:
@@ -66,10 +66,10 @@ def prepare(case: Case, folder: str, *, on_cpu: bool) -> tuple[Run, Prediction |
     machine = this_machine(folder).with_gpu(case.gpu)
     if not on_cpu:  # what is predicted not to fit runs all the same: the prediction is what is tried
         setup, prediction = choose(recipe, machine, request, use_hub=False)
-        return Run(case.recipe, case.variant, setup), prediction
+        return RecipeRun(case.recipe, case.variant, setup), prediction
     setup = resolve(recipe, machine, request, use_hub=False)
     rehearsed = rehearse(recipe, setup)
-    job = Run(case.recipe, case.variant, rehearsed.setup, setup, rehearsed.not_rehearsed)
+    job = RecipeRun(case.recipe, case.variant, rehearsed.setup, setup, rehearsed.not_rehearsed)
     return job, None
 
 

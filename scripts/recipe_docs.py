@@ -14,7 +14,7 @@ from typing import Any
 from evidence_tables import ROOT, update
 
 from hf_memkit import resources
-from hf_memkit.recipe.predictions import Predicted, stored
+from hf_memkit.recipe.predictions import StoredPrediction, stored
 from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.recipe.tasks import TASKS, find_task
 from hf_memkit.units import GIB
@@ -36,7 +36,7 @@ def recipes_table() -> str:
             lines.append(f"| [{name}]({name}.yaml) | {_card(recipe)} {'| – ' * 11}|")
             continue
         for content in entry["predicted"]:
-            each = Predicted.from_json(content)
+            each = StoredPrediction.from_json(content)
             lines.append(_line(recipe, each, measured.get((name, each.variant, each.bf16, each.checkpointing))))
         for variant, why in dict.fromkeys(map(tuple, entry["not_predicted"])):
             lines.append(
@@ -46,7 +46,7 @@ def recipes_table() -> str:
     return "\n".join(lines)
 
 
-def _line(recipe: Recipe, each: Predicted, evidence: dict[str, Any] | None) -> str:
+def _line(recipe: Recipe, each: StoredPrediction, evidence: dict[str, Any] | None) -> str:
     one = each.prediction
     ram = ((one.host_rss_bytes or 0) + (one.pinned_bytes or 0)) / GIB
     found = evidence or {}

@@ -16,7 +16,7 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the recipes' own config values, whatever the hub has today
 
 from hf_memkit import resources
-from hf_memkit.recipe.predictions import FILE, Predicted, checksum, make, stored
+from hf_memkit.recipe.predictions import FILE, StoredPrediction, checksum, make, stored
 from hf_memkit.recipe.schema import load_recipe
 
 PATH = resources.folder("recipes") / FILE
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
             "not_predicted": [],
         }
         for made in make(recipe):
-            if isinstance(made, Predicted):
+            if isinstance(made, StoredPrediction):
                 one = made.prediction
                 size = one.total_bytes[1] / 2**30
                 print(f"{name} {made.variant} {made.checkpointing} bf16={made.bf16}: {size:.2f} GiB, {one.verdict}")

@@ -31,7 +31,7 @@ __all__ = ["MemoryReportCallback", "attach"]
 P = ParamSpec("P")
 
 
-class Predicted(Protocol):
+class PredictionLike(Protocol):
     """A prediction, which this module does not import."""
 
     def to_json(self) -> dict[str, Any]: ...
@@ -85,7 +85,7 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
         oom_snapshot: bool = False,
         run_facts: Mapping[str, Any] | None = None,
         readers: Sequence[MemoryReader] | None = None,
-        prediction: Mapping[str, Any] | Predicted | None = None,
+        prediction: Mapping[str, Any] | PredictionLike | None = None,
     ) -> None:
         if log not in LOG:
             known = ", ".join(repr(name) for name in LOG)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hf_memkit.cli.recipe_options import RunOptions
     from hf_memkit.prediction import Prediction
     from hf_memkit.recipe.launch import Place
-    from hf_memkit.recipe.run import Run
+    from hf_memkit.recipe.run import RecipeRun
     from hf_memkit.recipe.schema import Recipe
     from hf_memkit.setup import Setup
 
@@ -108,7 +108,7 @@ def _here(options: RunOptions, ranks: Ranks) -> int:
     return _train(_with_prediction(job, recipe, options, prediction), None, ranks, options)
 
 
-def _show(options: RunOptions, recipe: Recipe, job: Run, prediction: Prediction | None) -> int:
+def _show(options: RunOptions, recipe: Recipe, job: RecipeRun, prediction: Prediction | None) -> int:
     """Shows the setup; `prediction`: what it was chosen by, if it was."""
     from hf_memkit.cli import render
     from hf_memkit.cli.predict_next import next_variant
@@ -149,7 +149,9 @@ def _resolved_json(recipe: Recipe, setup: Setup) -> dict[str, Any]:
     }
 
 
-def _with_prediction(job: Run, recipe: Recipe, options: RunOptions, prediction: Prediction | None = None) -> Run:
+def _with_prediction(
+    job: RecipeRun, recipe: Recipe, options: RunOptions, prediction: Prediction | None = None
+) -> RecipeRun:
     """The run with its prediction, which is told before the model is loaded if it says that the card is too small.
 
     A rehearsal has none: it runs on a CPU. What cannot be predicted is not in the way of a run. `prediction`: what the
@@ -178,14 +180,14 @@ def _with_prediction(job: Run, recipe: Recipe, options: RunOptions, prediction: 
 def _as_rank(options: RunOptions, ranks: Ranks) -> int:
     """One of the processes that a launcher has started: rank 0 decides what runs, and speaks for all."""
     from hf_memkit.cli import render
-    from hf_memkit.recipe.run import Run
+    from hf_memkit.recipe.run import RecipeRun
     from hf_memkit.recipe.schema import load_recipe
 
     place = options.place(ranks)
     earlier: dict[str, Any] | None = None
     if not ranks.is_first:
         content, earlier = ranks.share("job")
-        job = Run.from_json(content)
+        job = RecipeRun.from_json(content)
     else:
         if options.resume:
             _refuse_with_resume(options)
@@ -232,18 +234,18 @@ def _refuse_with_resume(options: RunOptions) -> None:
         raise InputError(f"--resume goes on with the run's own settings; leave out {', '.join(others)}")
 
 
-def _earlier_run(options: RunOptions) -> tuple[Run, dict[str, Any]]:
+def _earlier_run(options: RunOptions) -> tuple[RecipeRun, dict[str, Any]]:
     """The run that `--resume` means, with the settings it was started with."""
     from hf_memkit.recipe.output import unfinished_run
-    from hf_memkit.recipe.run import Run
+    from hf_memkit.recipe.run import RecipeRun
     from hf_memkit.recipe.schema import load_recipe
 
     request = options.request
     _folder, earlier = unfinished_run(load_recipe(request.recipe or "").name, request.variant, request.output)
-    return Run.from_json(earlier), earlier
+    return RecipeRun.from_json(earlier), earlier
 
 
-def _same_processes(job: Run, place: Place) -> None:
+def _same_processes(job: RecipeRun, place: Place) -> None:
     """The batch, the order of the data and the parts of a ZeRO checkpoint are those of so many processes."""
     if (place.gpus, place.nodes) != (job.gpus, job.nodes):
         machines = f" on each of {job.nodes} machines" if job.nodes > 1 else ""
@@ -254,7 +256,7 @@ def _same_processes(job: Run, place: Place) -> None:
         )
 
 
-def _refuse_used(job: Run, *, overwrite: bool) -> None:
+def _refuse_used(job: RecipeRun, *, overwrite: bool) -> None:
     """What cannot run here, and a folder that another run has."""
     from hf_memkit.errors import DoesNotFitError
     from hf_memkit.recipe.output import refuse_used
@@ -265,7 +267,7 @@ def _refuse_used(job: Run, *, overwrite: bool) -> None:
         refuse_used(job.output)
 
 
-def _refuse_mistakes(job: Run) -> None:
+def _refuse_mistakes(job: RecipeRun) -> None:
     from hf_memkit.cli import render
     from hf_memkit.recipe.mistakes import mistakes_of_run
 
@@ -276,7 +278,7 @@ def _refuse_mistakes(job: Run) -> None:
         render.say_to_stderr(f"memkit: hint: {hint}")
 
 
-def _train(job: Run, earlier: dict[str, Any] | None, ranks: Ranks, options: RunOptions) -> int:
+def _train(job: RecipeRun, earlier: dict[str, Any] | None, ranks: Ranks, options: RunOptions) -> int:
     """Runs `job`; 0 if it finished, 1 if it was stopped."""
     from hf_memkit.cli import render
     from hf_memkit.recipe.output import clear

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from hf_memkit.hardware import Gpu, Machine
     from hf_memkit.prediction import Prediction
     from hf_memkit.recipe.launch import Place
-    from hf_memkit.recipe.run import Run
+    from hf_memkit.recipe.run import RecipeRun
     from hf_memkit.recipe.schema import Recipe
     from hf_memkit.request import Request
     from hf_memkit.setup import Setup
@@ -88,7 +88,7 @@ def usual_gpus(recipe: Recipe, *, rehearses: bool) -> int:
 
 def resolved_run(
     options: RunOptions, recipe: Recipe, request: Request, here: Machine, place: Place
-) -> tuple[Run, Prediction | None]:
+) -> tuple[RecipeRun, Prediction | None]:
     """(what runs here: the recipe's setup for the machine in question where that has a card, the rehearsal of it
     without; the prediction that it was chosen by, None if it was chosen by formula).
 
@@ -99,7 +99,7 @@ def resolved_run(
     from hf_memkit.models import hub_reachable
     from hf_memkit.recipe.choose import choose
     from hf_memkit.recipe.rehearse import rehearse
-    from hf_memkit.recipe.run import Run
+    from hf_memkit.recipe.run import RecipeRun
     from hf_memkit.units import parse_size
 
     described = described_gpu(request.gpu, request.gpu_memory)
@@ -113,7 +113,7 @@ def resolved_run(
         setup = _by_formula(recipe, machine, request, rehearses=rehearsed_here)
     else:
         setup, prediction = choose(recipe, machine, request, use_hub=hub_reachable())
-    job = Run(recipe.name, setup.preset, setup, gpus=place.gpus, nodes=place.nodes)
+    job = RecipeRun(recipe.name, setup.preset, setup, gpus=place.gpus, nodes=place.nodes)
     if here.gpu is not None and described is not None and not options.shown_only:
         _refuse_another_card(described, here.gpu)
     if rehearsed_here:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hf_memkit.checks import Problem
     from hf_memkit.cli.predict_next import NextVariant
     from hf_memkit.prediction import Prediction
-    from hf_memkit.recipe.run import Run
+    from hf_memkit.recipe.run import RecipeRun
     from hf_memkit.recipe.schema import Recipe
     from hf_memkit.setup import Setup
 
@@ -46,7 +46,7 @@ def silent(line: str) -> None:
 def setup(
     recipe: Recipe,
     target: Setup,
-    job: Run,
+    job: RecipeRun,
     mistakes: Sequence[Problem],
     prediction: Prediction,
     instead: NextVariant | None = None,
@@ -90,7 +90,7 @@ def _beside_the_verdict(problems: Sequence[str], why: str) -> list[str]:
     return [problem for problem in problems if not any(each in problem for each in said)]
 
 
-def opening(recipe: Recipe, target: Setup, job: Run, *, problems: bool = True) -> None:
+def opening(recipe: Recipe, target: Setup, job: RecipeRun, *, problems: bool = True) -> None:
     """What will run, and why it is this; with what the machine lacks for it, if `problems`."""
     model, gpu = target.resolved_for.model, target.resolved_for.machine.gpu
     assert model is not None and gpu is not None
@@ -118,7 +118,7 @@ def opening(recipe: Recipe, target: Setup, job: Run, *, problems: bool = True) -
                 say(f"bf16: {setting.reason}.")
 
 
-def closing(job: Run, content: dict[str, Any], name: str) -> None:
+def closing(job: RecipeRun, content: dict[str, Any], name: str) -> None:
     """What came out, and how much of it is proved. `name`: the recipe as it was asked for, by name or by its file."""
     from hf_memkit.recipe.rehearse import made_smaller
 
@@ -171,7 +171,7 @@ def exported(written: list[Path], as_json: bool, command: str) -> int:
     return 0
 
 
-def _processes(job: Run) -> str:
+def _processes(job: RecipeRun) -> str:
     """` × 4 processes` of the target, where there are several."""
     of_target = (int(each.value) for each in job.not_rehearsed if each.key == "environment.WORLD_SIZE")
     processes = next(of_target, job.processes)
@@ -196,6 +196,6 @@ def _losses(result: dict[str, Any], *, adapted: bool) -> str:
     return said
 
 
-def _left_out(job: Run) -> None:
+def _left_out(job: RecipeRun) -> None:
     for setting in job.not_rehearsed:
         say(f"Not rehearsed: {setting.key} = {short_value(setting.value)}: {setting.reason}.")

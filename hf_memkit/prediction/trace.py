@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 
 from hf_memkit.terms import CATEGORIES, PHASES, Category, Phase
 
-__all__ = ["ROUND_BYTES", "Peak", "Trace", "rounded"]
+__all__ = ["ROUND_BYTES", "Trace", "TracePeak", "rounded"]
 
 ROUND_BYTES: Final = 512
 """Every allocation is a multiple of this (torch 2.13: c10/core/AllocatorConfig.h, kMinBlockSize)."""
@@ -31,7 +31,7 @@ def rounded(size_bytes: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Peak:
+class TracePeak:
     """The moment of most live bytes.
 
     Attributes:
@@ -88,7 +88,7 @@ class Trace:
                 return phase
         return self.marks[-1][1] if self.marks else "load"
 
-    def peak(self) -> Peak:
+    def peak(self) -> TracePeak:
         """The moment of most live bytes, and what they were."""
         live = most = 0
         where = -1
@@ -99,7 +99,7 @@ class Trace:
                 most, where = live, index
         return self.at(where)
 
-    def at(self, event: int) -> Peak:
+    def at(self, event: int) -> TracePeak:
         """What is live right after `event` (an index into `events`)."""
         alive: set[int] = set()
         for number in self.events[: event + 1]:
@@ -108,7 +108,7 @@ class Trace:
         for number in alive:
             categories[CATEGORIES[self.category_of[number - 1]]] += rounded(self.sizes_bytes[number - 1])
         last = self.events[event] if 0 <= event < len(self.events) else 0
-        return Peak(
+        return TracePeak(
             size_bytes=sum(categories.values()),
             event=event,
             phase=self.phase_at(event),

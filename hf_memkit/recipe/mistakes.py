@@ -6,7 +6,7 @@ Folders are not looked at here: `hf_memkit.recipe.swap` tries them.
 from __future__ import annotations
 
 from hf_memkit.checks import Problem, Subject, check
-from hf_memkit.recipe.run import Run
+from hf_memkit.recipe.run import RecipeRun
 from hf_memkit.setup import Setup
 
 __all__ = ["mistakes_of_run", "mistakes_of_target"]
@@ -15,7 +15,7 @@ _IN_THE_SETUP = ("card-too-small", "ram-too-small", "disk-too-small")
 """The setup's own problems say these, with activations and processes added to what DeepSpeed holds."""
 
 
-def mistakes_of_run(job: Run) -> list[Problem]:
+def mistakes_of_run(job: RecipeRun) -> list[Problem]:
     """Known mistakes in what runs here. Of a run that goes on, only its settings are known."""
     if job.setup.job is not None and not job.is_rehearsal:
         return mistakes_of_target(job.setup)

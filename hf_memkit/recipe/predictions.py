@@ -28,7 +28,7 @@ __all__ = [
     "FILE",
     "WITHOUT_BF16",
     "Option",
-    "Predicted",
+    "StoredPrediction",
     "checksum",
     "chosen_beforehand",
     "fitting",
@@ -49,7 +49,7 @@ _PLENTY: Final = 2**50
 
 
 @dataclass(frozen=True)
-class Predicted:
+class StoredPrediction:
     """One variant with one kind of checkpointing.
 
     Attributes:
@@ -86,7 +86,7 @@ class Option:
     """A variant on one machine: `predicted` judged there."""
 
     recipe: Recipe
-    predicted: Predicted
+    predicted: StoredPrediction
 
     @property
     def verdict(self) -> str:
@@ -129,7 +129,7 @@ def options(recipe: Recipe, machine: Machine) -> list[Option]:
         return []
     found: dict[str, Option] = {}
     for content in entry["predicted"]:
-        each = Predicted.from_json(content)
+        each = StoredPrediction.from_json(content)
         earlier = found.get(each.variant)
         if each.bf16 != machine.gpu.bf16 or (earlier is not None and earlier.verdict == "fits"):
             continue
@@ -159,7 +159,7 @@ def predicted_beforehand(recipe: Recipe, setup: Setup) -> Prediction:
         }
         for content in entry["predicted"]:
             if all(content[name] == value for name, value in wanted.items()):
-                return Predicted.from_json(content).prediction.judged(job.machine)
+                return StoredPrediction.from_json(content).prediction.judged(job.machine)
     raise InputError("not predicted beforehand")
 
 
@@ -196,7 +196,7 @@ def fitting(recipes: list[Recipe], machine: Machine) -> tuple[list[list[Option]]
     return fit, others
 
 
-def make(recipe: Recipe) -> Iterator[Predicted | tuple[str, str]]:
+def make(recipe: Recipe) -> Iterator[StoredPrediction | tuple[str, str]]:
     """Predicts every variant; where that cannot be, (variant, why)."""
     cards = [gpu_of_size(recipe.card)]
     if recipe.gpus == 1 and cards[0].capacity_bytes <= gpu_of_size("16GB").capacity_bytes:
@@ -212,7 +212,7 @@ def make(recipe: Recipe) -> Iterator[Predicted | tuple[str, str]]:
                     yield name, str(error)
 
 
-def _predicted(recipe: Recipe, name: str, variant: Variant, choice: str, card: Gpu) -> Predicted | None:
+def _predicted(recipe: Recipe, name: str, variant: Variant, choice: str, card: Gpu) -> StoredPrediction | None:
     """None where the variant computes in a dtype that the card has not.
 
     Raises:
@@ -236,7 +236,7 @@ def _predicted(recipe: Recipe, name: str, variant: Variant, choice: str, card: G
         found = found or predicted(setup)
     except MemkitError as error:
         raise InputError(str(error)) from error
-    return Predicted(
+    return StoredPrediction(
         variant=name,
         checkpointing=choice,
         bf16=card.bf16,

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
     from hf_memkit.callback.oom_note import OomNote
 
-__all__ = ["Run", "run"]
+__all__ = ["RecipeRun", "run"]
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Run:
+class RecipeRun:
     """One run of a recipe.
 
     Attributes:
@@ -89,7 +89,7 @@ class Run:
         }
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Run:
+    def from_json(cls, content: Mapping[str, Any]) -> RecipeRun:
         return cls(
             recipe=content["recipe"],
             variant=content["variant"],
@@ -103,7 +103,7 @@ class Run:
 
 
 def run(
-    job: Run,
+    job: RecipeRun,
     say: Say,
     ranks: Ranks,
     *,
@@ -181,7 +181,7 @@ def run(
     return content
 
 
-def _start_run_file(job: Run, content: dict[str, Any]) -> None:
+def _start_run_file(job: RecipeRun, content: dict[str, Any]) -> None:
     try:
         Path(job.output).mkdir(parents=True, exist_ok=True)
         write_run(job.output, content)
@@ -191,7 +191,7 @@ def _start_run_file(job: Run, content: dict[str, Any]) -> None:
         ) from None
 
 
-def _train(job: Run, examples: Examples, say: Say, ranks: Ranks, *, resuming: bool) -> tuple[Trainer, bool]:
+def _train(job: RecipeRun, examples: Examples, say: Say, ranks: Ranks, *, resuming: bool) -> tuple[Trainer, bool]:
     """(the trainer after training, whether it was told to stop early)."""
     from transformers.trainer_utils import set_seed
 
@@ -276,7 +276,7 @@ def _end_progress_bars() -> None:
         bar.close()
 
 
-def _evaluated(examples: Examples, job: Run) -> Any:
+def _evaluated(examples: Examples, job: RecipeRun) -> Any:
     """The held-out examples that are evaluated: whole batches on every rank, because Trainer counts the loss of a
     smaller last batch as often as that of a whole one (transformers: trainer.py, `loss.repeat(batch_size)`)."""
     batch = int(job.setup["arguments.per_device_eval_batch_size"]) * job.processes
@@ -284,7 +284,7 @@ def _evaluated(examples: Examples, job: Run) -> Any:
     return first(examples.held_out, count // batch * batch or count)
 
 
-def _result(job: Run, trainer: Trainer, examples: Examples) -> dict[str, Any]:
+def _result(job: RecipeRun, trainer: Trainer, examples: Examples) -> dict[str, Any]:
     """What the run came to; losses in nats a token, or an example where it has one label. Whatever was not measured is
     None."""
     losses = [(entry["step"], entry["eval_loss"]) for entry in trainer.state.log_history if "eval_loss" in entry]

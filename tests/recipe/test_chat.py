@@ -21,11 +21,11 @@ from hf_memkit.hardware import Machine
 from hf_memkit.own_arguments import of_pairs
 from hf_memkit.recipe.data import Documents
 from hf_memkit.recipe.export import export_script
-from hf_memkit.recipe.export.scripts.job import Job
+from hf_memkit.recipe.export.scripts.job import TrainingJob
 from hf_memkit.recipe.export.scripts.train_chat import as_messages
 from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.resolve import resolve
-from hf_memkit.recipe.run import Run
+from hf_memkit.recipe.run import RecipeRun
 from hf_memkit.recipe.schema import read_recipe
 from hf_memkit.recipe.tasks import find_task
 from hf_memkit.recipe.tasks.chat_made_up import made_up_conversations
@@ -315,8 +315,8 @@ def test_the_exported_script_reads_every_form(
     request = Request(variant="lora", data=str(path), output=str(tmp_path / "run"))
     resolved = resolve(read_recipe(recipe_file), machine, request, use_hub=False)
     setup = rehearse(read_recipe(recipe_file), resolved).setup
-    export_script(Run("chats", "lora", setup, target=resolved), tmp_path / "script")
-    job = Job(tmp_path / "script")
+    export_script(RecipeRun("chats", "lora", setup, target=resolved), tmp_path / "script")
+    job = TrainingJob(tmp_path / "script")
     rows = as_messages(job.load_rows(), job.data["columns"]["messages"])
     assert rows["messages"] == [expected, expected]
     assert [len(part) for part in job.hold_out(rows)] == [1, 1]

@@ -11,9 +11,9 @@ from transformers import AutoModelForSequenceClassification, Trainer, TrainingAr
 from hf_memkit import train
 from hf_memkit.hardware import Machine, named_gpu
 from hf_memkit.recipe.export import export_script
-from hf_memkit.recipe.export.scripts.job import Job
+from hf_memkit.recipe.export.scripts.job import TrainingJob
 from hf_memkit.recipe.resolve import resolve
-from hf_memkit.recipe.run import Run
+from hf_memkit.recipe.run import RecipeRun
 from hf_memkit.recipe.schema import load_recipe
 from hf_memkit.request import Request
 from hf_memkit.setup import Setup
@@ -46,8 +46,10 @@ def test_what_is_trained_is_fp32(on_t4: Setup, tmp_path: Path) -> None:
 
 
 def test_the_script_does_the_same(on_t4: Setup, tmp_path: Path) -> None:
-    export_script(Run("bert-large-on-8gb", "lora", on_t4.put("arguments.use_cpu", True, "here")), tmp_path / "job")
-    job = Job(tmp_path / "job")
+    export_script(
+        RecipeRun("bert-large-on-8gb", "lora", on_t4.put("arguments.use_cpu", True, "here")), tmp_path / "job"
+    )
+    job = TrainingJob(tmp_path / "job")
     del job.model_parts["mean_loss"]  # a file beside the script
     model = job.load_model(AutoModelForSequenceClassification, num_labels=3)
     trainer = Trainer(model, TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none"))

@@ -15,11 +15,11 @@ from hf_memkit.errors import InputError
 from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.recipe.export import export_script
 from hf_memkit.recipe.export.scripts import train_images
-from hf_memkit.recipe.export.scripts.job import Job
+from hf_memkit.recipe.export.scripts.job import TrainingJob
 from hf_memkit.recipe.ranks import ranks_from_environment
 from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.resolve import resolve
-from hf_memkit.recipe.run import Run, run
+from hf_memkit.recipe.run import RecipeRun, run
 from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.request import Request
 from hf_memkit.units import GIB
@@ -45,11 +45,13 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def rehearsal(images: Recipe, machine: Machine, photos: Path, output: Path) -> Run:
+def rehearsal(images: Recipe, machine: Machine, photos: Path, output: Path) -> RecipeRun:
     request = Request(variant="8bit", data=str(photos), max_steps=3, output=str(output))
     resolved = resolve(images, machine, request, use_hub=False)
     rehearsed = rehearse(images, resolved)
-    return Run("vit-large-on-8gb", "8bit", rehearsed.setup, target=resolved, not_rehearsed=rehearsed.not_rehearsed)
+    return RecipeRun(
+        "vit-large-on-8gb", "8bit", rehearsed.setup, target=resolved, not_rehearsed=rehearsed.not_rehearsed
+    )
 
 
 def test_the_config_decides_the_length(images: Recipe, small_card: Machine) -> None:
@@ -100,7 +102,7 @@ def test_an_export_reads_the_same_files(
     job = rehearsal(images, small_card, source, tmp_path / "run")
     written = {path.name for path in export_script(job, tmp_path / "script")}
     assert written == {"train_images.py", "job.py", "args.yaml", "image_batches.py"}
-    script = Job(tmp_path / "script")
+    script = TrainingJob(tmp_path / "script")
     rows, first = train_images.read_images(script)
     assert rows.features["label"].names == ["blue", "red"]
     train, evaluated = train_images.hold_out(script, rows, first)

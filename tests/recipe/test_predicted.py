@@ -11,7 +11,7 @@ from hf_memkit.cli.recipe_options import RunOptions
 from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.recipe.choose import nearest_that_fits, predicted
 from hf_memkit.recipe.resolve import resolve
-from hf_memkit.recipe.run import Run
+from hf_memkit.recipe.run import RecipeRun
 from hf_memkit.recipe.schema import Recipe
 from hf_memkit.request import Request
 from hf_memkit.setup import Setup
@@ -34,15 +34,15 @@ def test_a_smaller_card_is_told_what_to_take_instead(
     small = resolved_for(recipe, machine, "12GB")
     assert predicted(small, trace=False).verdict == "does not fit"
     assert nearest_that_fits(recipe, small, use_hub=False, trace=False) == "infinity"
-    job = Run(recipe.name, small.preset, small)
+    job = RecipeRun(recipe.name, small.preset, small)
     told = _with_prediction(job, recipe, RunOptions(Request(recipe=recipe.name), no_trace=True))
     assert told.prediction is not None and told.prediction["verdict"] == "does not fit"
     said = capsys.readouterr().err
     assert "predicted not to fit" in said and "--variant infinity" in said
-    assert Run.from_json(told.to_json()).prediction == told.prediction, "ranks and a resume have it too"
+    assert RecipeRun.from_json(told.to_json()).prediction == told.prediction, "ranks and a resume have it too"
 
 
 def test_a_rehearsal_has_none(recipe: Recipe, machine: Machine) -> None:
     here = resolved_for(recipe, machine, "12GB")
-    job = Run(recipe.name, here.preset, here, target=here)
+    job = RecipeRun(recipe.name, here.preset, here, target=here)
     assert _with_prediction(job, recipe, RunOptions(Request(recipe=recipe.name))).prediction is None

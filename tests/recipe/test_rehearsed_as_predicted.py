@@ -11,13 +11,13 @@ from hf_memkit.cli.predict_prepare import of_recipe
 from hf_memkit.cli.recipe_options import RunOptions
 from hf_memkit.cli.recipe_resolve import machine_here, request_of, resolved_run
 from hf_memkit.recipe.launch import Place
-from hf_memkit.recipe.run import Run
+from hf_memkit.recipe.run import RecipeRun
 from hf_memkit.recipe.schema import load_recipe
 from hf_memkit.request import Request
 from hf_memkit.technique import TECHNIQUES
 
 
-def rehearsed(name: str, **asked: Any) -> Run:
+def rehearsed(name: str, **asked: Any) -> RecipeRun:
     options, recipe = RunOptions(Request(recipe=name, **asked)), load_recipe(name)
     request = request_of(options, recipe)
     job, _ = resolved_run(options, recipe, request, machine_here(request), Place(1, 1))
@@ -25,7 +25,7 @@ def rehearsed(name: str, **asked: Any) -> Run:
     return job
 
 
-def checkpointing(job: Run) -> list[str]:
+def checkpointing(job: RecipeRun) -> list[str]:
     assert job.target is not None
     return [name for name in job.target.techniques if TECHNIQUES[name].family == "checkpointing"]
 

@@ -9,11 +9,11 @@ import pytest
 
 from hf_memkit.hardware import Machine
 from hf_memkit.recipe.export import export_script, start_command
-from hf_memkit.recipe.export.scripts.job import Job
+from hf_memkit.recipe.export.scripts.job import TrainingJob
 from hf_memkit.recipe.mistakes import mistakes_of_target
 from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.resolve import resolve
-from hf_memkit.recipe.run import Run
+from hf_memkit.recipe.run import RecipeRun
 from hf_memkit.recipe.schema import Recipe
 from hf_memkit.request import Request
 from hf_memkit.setup import Setup
@@ -93,13 +93,13 @@ def test_an_exported_script_says_how_to_launch_it(
     recipe: Recipe, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:
     resolved = make(recipe, machine, variant, gpus=2)
-    job = Run(recipe.name, variant, resolved, gpus=2)
+    job = RecipeRun(recipe.name, variant, resolved, gpus=2)
     export_script(job, tmp_path / "job")
     args = (tmp_path / "job" / "args.yaml").read_text()
     assert "\n# Run:    torchrun --standalone --nproc-per-node 2 train_text.py\n" in args
     assert "CUDA_VISIBLE_DEVICES" not in args and "MASTER_ADDR" not in args
     assert (tmp_path / "job" / "process_group.py").exists()
-    script, batch = Job(tmp_path / "job"), resolved["arguments.per_device_eval_batch_size"]
+    script, batch = TrainingJob(tmp_path / "job"), resolved["arguments.per_device_eval_batch_size"]
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert script.evaluated(4 * batch + 1) == 4 * batch and script.evaluated(2 * batch - 1) == 2 * batch - 1
 
@@ -108,10 +108,10 @@ def test_an_exported_script_says_how_to_launch_it(
 
 
 def test_a_run_file_keeps_the_processes(recipe: Recipe, machine: Machine) -> None:
-    job = Run("r", "lora", make(recipe, machine, "lora", gpus=2), gpus=2, nodes=2)
-    assert Run.from_json(job.to_json()).processes == 4
+    job = RecipeRun("r", "lora", make(recipe, machine, "lora", gpus=2), gpus=2, nodes=2)
+    assert RecipeRun.from_json(job.to_json()).processes == 4
     before = {key: value for key, value in job.to_json().items() if key not in ("gpus", "nodes")}
-    assert Run.from_json(before).processes == 1  # a run file of an earlier memkit
+    assert RecipeRun.from_json(before).processes == 1  # a run file of an earlier memkit
 
 
 def test_a_shortage_is_told_once(recipe: Recipe, machine: Machine) -> None:

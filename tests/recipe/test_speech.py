@@ -13,11 +13,11 @@ from hf_memkit.errors import InputError
 from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.recipe.export import export_script
 from hf_memkit.recipe.export.scripts import train_speech
-from hf_memkit.recipe.export.scripts.job import Job
+from hf_memkit.recipe.export.scripts.job import TrainingJob
 from hf_memkit.recipe.ranks import ranks_from_environment
 from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.resolve import resolve
-from hf_memkit.recipe.run import Run, run
+from hf_memkit.recipe.run import RecipeRun, run
 from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.recipe.tasks.made_up_speech import made_up_speech
 from hf_memkit.request import Request
@@ -46,11 +46,13 @@ def clips(tmp_path: Path) -> Path:
     return folder
 
 
-def rehearsal(speech: Recipe, machine: Machine, clips: Path, output: Path) -> Run:
+def rehearsal(speech: Recipe, machine: Machine, clips: Path, output: Path) -> RecipeRun:
     request = Request(variant="8bit", data=str(clips), max_steps=2, output=str(output))
     resolved = resolve(speech, machine, request, use_hub=False)
     rehearsed = rehearse(speech, resolved)
-    return Run("whisper-small-on-8gb", "8bit", rehearsed.setup, target=resolved, not_rehearsed=rehearsed.not_rehearsed)
+    return RecipeRun(
+        "whisper-small-on-8gb", "8bit", rehearsed.setup, target=resolved, not_rehearsed=rehearsed.not_rehearsed
+    )
 
 
 def test_the_decoder_limits_the_length(speech: Recipe, small_card: Machine) -> None:
@@ -140,7 +142,7 @@ def test_an_export_reads_the_same_files(
         "mean_loss.py",
         "whisper_tokenizer.py",
     }
-    script = Job(tmp_path / "script")
+    script = TrainingJob(tmp_path / "script")
     train, evaluated = script.hold_out(train_speech.read_speech(script))
     assert (len(train), len(evaluated)) == (11, 1)
     first = train[0]

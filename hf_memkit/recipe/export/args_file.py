@@ -15,7 +15,7 @@ from typing import Any, Final
 import yaml
 
 from hf_memkit import compat
-from hf_memkit.recipe.run import Run
+from hf_memkit.recipe.run import RecipeRun
 from hf_memkit.recipe.tasks.task import Settings
 from hf_memkit.setup import Setup
 
@@ -32,7 +32,7 @@ _LOADED: Final = (
 _BUILT: Final = ("architecture", "dtype", "attn_implementation", "config", "pad_vocabulary_to_multiple_of")
 
 
-def args_text(job: Run, heading: Iterable[str], data: Settings) -> str:
+def args_text(job: RecipeRun, heading: Iterable[str], data: Settings) -> str:
     """The text of the file.
 
     Args:
@@ -88,7 +88,7 @@ def with_reasons(setup: Setup, section: str, names: Iterable[str] | None = None)
     return found if names is None else {name: found[name] for name in names if name in found}
 
 
-def _environment(job: Run) -> Settings:
+def _environment(job: RecipeRun) -> Settings:
     found = with_reasons(job.setup, "environment")
     if job.processes > 1:
         return found  # torchrun says the rest

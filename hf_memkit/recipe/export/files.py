@@ -20,7 +20,7 @@ from hf_memkit.errors import InputError
 from hf_memkit.recipe.export.args_file import CONFIG_FILE, args_text, beside
 from hf_memkit.recipe.export.data_section import data_section
 from hf_memkit.recipe.export.scripts import __name__ as SCRIPTS
-from hf_memkit.recipe.run import Run
+from hf_memkit.recipe.run import RecipeRun
 from hf_memkit.recipe.tasks import task_of
 from hf_memkit.setup import Setup
 from hf_memkit.train import needed_packages
@@ -35,7 +35,7 @@ _NAMES: Final = {_WIRING: "deepspeed_wiring"}
 _IMPORT: Final = re.compile(r"^( *)from (hf_memkit\.[\w.]+) import ", re.MULTILINE)
 
 
-def export_script(job: Run, folder: Path) -> list[Path]:
+def export_script(job: RecipeRun, folder: Path) -> list[Path]:
     """Writes the job into `folder`; returns the files, the script first.
 
     Raises:
@@ -65,7 +65,7 @@ def export_script(job: Run, folder: Path) -> list[Path]:
     return [folder / name for name in files]
 
 
-def start_command(job: Run, script: str, node_rank: str = "0", master_addr: str = "ADDRESS_OF_MACHINE_0") -> str:
+def start_command(job: RecipeRun, script: str, node_rank: str = "0", master_addr: str = "ADDRESS_OF_MACHINE_0") -> str:
     """The command that starts the exported script: on several machines once on each, with its own number."""
     if job.processes == 1:
         return f"python {script}"
@@ -111,7 +111,7 @@ def _parts(setup: Setup) -> list[str]:
     return [f"{components.__name__}.{name}" for name in names]
 
 
-def _engine(job: Run) -> list[str]:
+def _engine(job: RecipeRun) -> list[str]:
     """What DeepSpeed and several processes need."""
     modules = []
     if "offload_param" in job.setup.get("deepspeed.config", {}).get("zero_optimization", {}):

@@ -24,13 +24,13 @@ from tokenizers import ByteLevelBPETokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoConfig, AutoTokenizer, BitsAndBytesConfig, PreTrainedTokenizerFast, set_seed
 
-__all__ = ["Job"]
+__all__ = ["TrainingJob"]
 
 LOADING: Final[tuple[str, ...]] = ("device_map", "ignore_mismatched_sizes", "use_safetensors")
 """What `from_pretrained` takes and `from_config` does not."""
 
 
-class Job:
+class TrainingJob:
     """The sections of `args.yaml`, each as a dictionary, and what is made of them.
 
     Attributes:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from trl import SFTConfig, SFTTrainer
 
 from hf_memkit import attach
-from hf_memkit.recipe.export.scripts.job import Job
+from hf_memkit.recipe.export.scripts.job import TrainingJob
 from hf_memkit.recipe.tasks.chat_markup import CHATML, LLAMA_MARKED, LLAMA_TURN
 
 ROLES = {"human": "user", "gpt": "assistant"}
@@ -49,7 +49,7 @@ def messages_of(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    job = Job(Path(__file__).resolve().parent)
+    job = TrainingJob(Path(__file__).resolve().parent)
 
     rows = as_messages(job.load_rows(), job.data["columns"]["messages"])
     train_dataset, eval_dataset = job.hold_out(rows)

@@ -20,10 +20,10 @@ from transformers import (
 
 from hf_memkit import attach
 from hf_memkit.components.image_batches import Accuracy, ImageBatches, each_label_split, most_likely
-from hf_memkit.recipe.export.scripts.job import Job
+from hf_memkit.recipe.export.scripts.job import TrainingJob
 
 
-def read_images(job: Job) -> tuple[Dataset, int | None]:
+def read_images(job: TrainingJob) -> tuple[Dataset, int | None]:
     """(rows of `image` and `label`, how many of them from the first on are to train on, where the data says it)."""
     data = job.data
     if data.get("made_up"):
@@ -49,7 +49,7 @@ def read_images(job: Job) -> tuple[Dataset, int | None]:
     return rows.cast_column("image", Image(decode=False)), None
 
 
-def hold_out(job: Job, rows: Dataset, first: int | None) -> tuple[Dataset, Dataset]:
+def hold_out(job: TrainingJob, rows: Dataset, first: int | None) -> tuple[Dataset, Dataset]:
     """(to train on, to evaluate), with a column that says which images are cropped at random."""
     if first is None:
         train, held_out = each_label_split(rows["label"], job.data["held_out"])
@@ -62,7 +62,7 @@ def hold_out(job: Job, rows: Dataset, first: int | None) -> tuple[Dataset, Datas
 
 
 def main() -> None:
-    job = Job(Path(__file__).resolve().parent)
+    job = TrainingJob(Path(__file__).resolve().parent)
     data = job.data
 
     rows, first = read_images(job)

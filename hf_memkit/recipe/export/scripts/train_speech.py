@@ -17,10 +17,10 @@ from hf_memkit import attach
 from hf_memkit.components.generating_trainer import GeneratingTrainer
 from hf_memkit.components.speech_batches import SpeechBatches, WordErrors
 from hf_memkit.components.speech_batches_sound import seconds_of
-from hf_memkit.recipe.export.scripts.job import Job
+from hf_memkit.recipe.export.scripts.job import TrainingJob
 
 
-def read_speech(job: Job) -> Dataset:
+def read_speech(job: TrainingJob) -> Dataset:
     """Rows of `audio` (`{"path": …}` or `{"bytes": …}`) and `text`."""
     data = job.data
     if data.get("made_up"):
@@ -52,7 +52,7 @@ def as_rows(paths: list[Path], texts: list[str]) -> Dataset:
 
 
 def main() -> None:
-    job = Job(Path(__file__).resolve().parent)
+    job = TrainingJob(Path(__file__).resolve().parent)
     data = job.data
 
     rows = read_speech(job)

@@ -15,7 +15,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 from hf_memkit import attach
-from hf_memkit.recipe.export.scripts.job import Job
+from hf_memkit.recipe.export.scripts.job import TrainingJob
 
 
 def cut_into_blocks(texts: Iterable[str], tokenizer: Any, length: int) -> np.ndarray:
@@ -35,7 +35,7 @@ def as_dataset(blocks: np.ndarray) -> Dataset:
 
 
 def main() -> None:
-    job = Job(Path(__file__).resolve().parent)
+    job = TrainingJob(Path(__file__).resolve().parent)
 
     texts = job.load_rows()[job.data["text_column"]]
     tokenizer = job.load_tokenizer(texts)

@@ -17,7 +17,7 @@ from transformers import AutoModelForSequenceClassification, DataCollatorWithPad
 
 from hf_memkit import attach
 from hf_memkit.components.classification_metrics import accuracy_and_f1, likeliest_class
-from hf_memkit.recipe.export.scripts.job import Job
+from hf_memkit.recipe.export.scripts.job import TrainingJob
 
 
 def class_names(rows: Dataset, column: str) -> list[str]:
@@ -37,7 +37,7 @@ def last_of_each(classes: Sequence[str], share: float) -> list[int]:
 
 
 def main() -> None:
-    job = Job(Path(__file__).resolve().parent)
+    job = TrainingJob(Path(__file__).resolve().parent)
     data, columns = job.data, job.data["columns"]
 
     rows = job.load_rows()

@@ -15,11 +15,11 @@ from transformers import AutoModelForSeq2SeqLM, DataCollatorForSeq2Seq, Seq2SeqT
 from hf_memkit import attach
 from hf_memkit.components.generating_trainer import GeneratingTrainer
 from hf_memkit.components.generation_metrics import generation_metrics
-from hf_memkit.recipe.export.scripts.job import Job
+from hf_memkit.recipe.export.scripts.job import TrainingJob
 
 
 def main() -> None:
-    job = Job(Path(__file__).resolve().parent)
+    job = TrainingJob(Path(__file__).resolve().parent)
     data = job.data
     source, target = data["columns"]["source"], data["columns"]["target"]
 
