@@ -66,24 +66,15 @@ def explain(
 
 
 def _arguments(path: str) -> Mapping[str, Any]:
-    """What the user's file of arguments holds, each field of its own type."""
-    from hf_memkit.argument_values import checked
+    """What the user's file of arguments holds, each field of its own type, with the DeepSpeed config that it names."""
     from hf_memkit.checks.apply import deepspeed_of
     from hf_memkit.checks.reading import read
-    from hf_memkit.compat import argument_types, current_name
+    from hf_memkit.own_arguments import of_file
 
     file = read(path)
-    if file.kind != "arguments":
-        raise InputError(f"{file.path}: --args takes a file of Trainer's arguments, and this is a {file.kind}")
-    if file.duplicates:
-        raise InputError(f"{file.path}: {', '.join(file.duplicates)}: stands there twice; keep one")
-    known = {name: value for name, value in file.content.items() if current_name(str(name)) in argument_types()}
-    found, problems = checked(known)
-    if problems:
-        raise InputError("\n".join(f"{file.path}: {problem}" for problem in problems))
-    if (config := deepspeed_of(file)) is not None:
-        found["deepspeed"] = config.content
-    return {**{str(name): value for name, value in file.content.items() if name not in known}, **found}
+    own, _ = of_file(file)
+    config = deepspeed_of(file)
+    return own if config is None else {**own, "deepspeed": config.content}
 
 
 def _explanations(source: str | None, arguments: Mapping[str, Any] | None) -> tuple[list[Explanation], str | None]:
