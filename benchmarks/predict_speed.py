@@ -52,6 +52,8 @@ PEER_S: Final = 90
 
 KEPT = """
 import json, sys, time
+from dataclasses import replace
+from hf_memkit.job import Job
 from hf_memkit.hardware import gpu_of_size, this_machine
 from hf_memkit.prediction import predict
 from hf_memkit.prediction.defaults import default_setup, look_at
@@ -60,7 +62,7 @@ setup = default_setup(found, {"bf16": True, "activation_checkpointing": True})
 machine = this_machine().with_gpu(gpu_of_size("80GB"))
 for batch in (1, 2):
     started = time.monotonic()
-    predict(setup, model=found.facts, machine=machine, micro_batch_size=batch, sequence_length=int(sys.argv[2]))
+    predict(replace(setup, job=Job(found.facts, machine, batch, int(sys.argv[2]))))
 print(json.dumps(time.monotonic() - started))
 """
 

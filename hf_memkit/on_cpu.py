@@ -28,6 +28,9 @@ _CUDA_ONLY: Final = {
 }
 """Settings that are left out, and why."""
 
+_REFUSED: Final = ("arguments.use_liger_kernel", _ATTENTION)
+"""Those of them that are all of a technique: where the user says `use_cpu`, a rule refuses the two together."""
+
 _SLOW: Final = (
     "arguments.torch_compile",
     "arguments.torch_compile_backend",
@@ -80,8 +83,9 @@ def without_gpu(setup: S, *, rehearsal: bool = False, keep: Container[str] = ())
         why = "paged states lie in CUDA's unified memory; the same optimizer runs without paging"
         setup = setup.put("arguments.optim", unpaged, leave_out("arguments.optim", setup["arguments.optim"], why))
     for key, why in _CUDA_ONLY.items():
-        runs = (key in _SLOW and not rehearsal) or (key == _ATTENTION and setup.get(key) in ("sdpa", "eager"))
-        if found(key) and not runs:
+        stays = key in (*_SLOW, *_REFUSED) and not rehearsal
+        stays = stays or (key == _ATTENTION and setup.get(key) in ("sdpa", "eager"))
+        if found(key) and not stays:
             leave_out(key, setup[key], why)
             setup = setup.drop(key)
     if found(_OFFLOAD):

@@ -38,7 +38,7 @@ from deepspeed.runtime.zero.leaf_module_config import DeepSpeedZeroLeafModuleCon
 from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig, DeepSpeedZeroOffloadParamConfig
 from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
 
-TARGET = Path(__file__).resolve().parents[1] / "hf_memkit" / "check" / "deepspeed_0_19.json"
+TARGET = Path(__file__).resolve().parents[1] / "hf_memkit" / "checks" / "deepspeed_0_19.json"
 
 MODELS: dict[str, type[pydantic.BaseModel]] = {
     "zero_optimization": DeepSpeedZeroConfig,

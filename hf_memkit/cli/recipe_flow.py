@@ -80,16 +80,18 @@ def _here(options: RunOptions, ranks: Ranks) -> int:
     recipe = load_recipe(options.request.recipe or "")
     request = request_of(options, recipe)
     refuse_data(options, recipe)
-    here = machine_here(request)
-    place = options.place(ranks, usual_gpus(recipe, rehearses=rehearses(options, here)))
     if request.output and not (options.overwrite or options.shown_only):
         refuse_used(request.output)  # at once: a folder of memkit's own choice is known with the setup only
+    # Looking at the machine may start CUDA with every card in view: not before `use_one_card`, where one will do.
+    here = machine_here(request) if recipe.gpus > 1 else None
+    rehearsal = here is not None and rehearses(options, here)
+    place = options.place(ranks, usual_gpus(recipe, rehearses=rehearsal))
     if place.processes > 1 and not options.shown_only:
         _refuse_too_few_cards(place)
         return launch(options.for_ranks(), place)
     if place.gpus == 1:
         use_one_card()
-    job, prediction = resolved_run(options, recipe, request, here, place)
+    job, prediction = resolved_run(options, recipe, request, here or machine_here(request), place)
     if options.dry_run:
         return _show(options, recipe, job, prediction)
     if options.export is not None:

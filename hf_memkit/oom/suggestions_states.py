@@ -223,6 +223,7 @@ def _model_states(job: RunView) -> float | None:
 def _plain_adamw(job: RunView) -> bool:
     row = find_optimizer(job.optim)
     plain = row.algorithm == "AdamW" and row.bits == 32 and not row.unpaged
+    plain = plain and not job.optim.endswith(("_xla", "_npu_fused"))  # bitsandbytes has no kernels there
     return plain and not job.deepspeed and not job.fsdp
 
 

@@ -55,7 +55,7 @@ _LOADING: Final = (
     *(f"model.{name}" for name in LOADING_ONLY),
 )
 _LENGTH_NAMES: Final = {"run_clm": "block_size", "trl": "max_length"}
-"""Names that scripts use for the tokens of a sequence: run_clm.py, TRL, run_mlm.py and run_glue.py."""
+"""What a kind of script calls the tokens of a sequence."""
 
 _LENGTH: Final = "data.sequence_length"
 _FACTS: Final = ("model.name", "model.origin", "model.architecture")

@@ -1,6 +1,6 @@
 """One case: a real Trainer, two optimizer steps and an evaluation, on fake tensors; what it made and freed.
 
-In: a request (`predict/trace_request.py`). Out: a `Trace`. Runs in a process of its own, which it changes
+In: a request (`prediction/trace_request.py`). Out: a `Trace`. Runs in a process of its own, which it changes
 (`fake_gpu.py`).
 """
 

@@ -21,6 +21,7 @@ from hf_memkit.recipe.export.args_file import local_or_hub, with_reasons
 from hf_memkit.recipe.table_rows import TABLE_SUFFIXES, find_tables, read_rows
 from hf_memkit.recipe.tasks import DEFAULT_TASK, Task, task_of
 from hf_memkit.recipe.tasks import __name__ as TASKS_PACKAGE
+from hf_memkit.recipe.tasks.media import files_in
 from hf_memkit.recipe.tasks.task import Settings
 from hf_memkit.recipe.text_files import find_text_files
 from hf_memkit.setup import Setup
@@ -82,7 +83,7 @@ def _rows(setup: Setup, task: Task) -> ScriptData:
             return _section(setup, _files(texts.paths, "text", sample_by="document"), "text")
         return _section(setup, _files(texts.paths, texts.kind.lower()), data["text_column"])
     if path.is_dir() and task.made_up_by:  # files of their own, with or without a table of them
-        tables = [file for file in sorted(path.iterdir()) if file.suffix.lower() in TABLE_SUFFIXES]
+        tables = [file for file in files_in(path)[1] if file.suffix.lower() in TABLE_SUFFIXES]
         if not tables:
             return _section(setup, task.folders(path))
         path = tables[0]
