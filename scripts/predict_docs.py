@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/predict.md from the evidence; with --check only compares.
+"""Writes the tables of docs/predict.md from the evidence, and the names of GPUs; with --check only compares.
 
 .venv/bin/python scripts/predict_docs.py [--check]
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from evidence_tables import update
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 sys.path.insert(0, str(ROOT))
+
+from hf_memkit.cards import CARDS  # noqa: E402
 
 Row = Mapping[str, Any]
 
@@ -131,6 +134,11 @@ def _of_card(path: Path, rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def gpu_names() -> str:
+    """The GPUs that have a name, in lines of at most 110 columns."""
+    return textwrap.fill(", ".join(f"`{name}`" for name in CARDS) + ".", 110, break_long_words=False)
+
+
 def tables(folder: Path = RESULTS) -> dict[Path, dict[str, str]]:
     """Each page's tables."""
     return {
@@ -138,6 +146,7 @@ def tables(folder: Path = RESULTS) -> dict[Path, dict[str, str]]:
             "equality": equality_table(folder / "predict_equality.json"),
             "speed": speed_table(folder / "predict_speed.json"),
             "gpu": gpu_table(folder),
+            "gpus": gpu_names(),
         }
     }
 
