@@ -136,7 +136,8 @@ def _of_card(path: Path, rows: Sequence[Row]) -> str:
 
 def gpu_names() -> str:
     """The GPUs that have a name, in lines of at most 110 columns."""
-    return textwrap.fill(", ".join(f"`{name}`" for name in CARDS) + ".", 110, break_long_words=False)
+    names = ", ".join(f"`{name.replace(' ', '~')}`" for name in CARDS)  # a name is not broken
+    return textwrap.fill(f"{names}.", 110, break_long_words=False).replace("~", " ")
 
 
 def tables(folder: Path = RESULTS) -> dict[Path, dict[str, str]]:
