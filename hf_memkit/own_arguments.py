@@ -17,10 +17,11 @@ from typing import Any, Final, Protocol
 from hf_memkit import compat
 from hf_memkit.argument_values import checked, convert, misspelt
 from hf_memkit.errors import InputError, SettingError, did_you_mean
+from hf_memkit.request import below_one
 
 __all__ = [
-    "LENGTH_NAMES", "below_one", "is_field", "length_of", "of_file", "of_mapping", "of_pairs", "of_trainer",
-    "with_technique_values",
+    "LENGTH_NAMES", "is_field", "length_of", "of_file", "of_mapping", "of_pairs", "of_trainer",
+    "with_technique_values", "wrong_counts",
 ]  # fmt: skip
 
 LENGTH_NAMES: Final = ("block_size", "max_length", "max_seq_length")
@@ -58,13 +59,9 @@ def is_field(name: str) -> bool:
     return name in compat.argument_types()
 
 
-def below_one(values: Mapping[str, Any], *further: str) -> list[str]:
+def wrong_counts(values: Mapping[str, Any], *further: str) -> list[str]:
     """A line for each count among `values` that is none. `further`: names that are counts here too."""
-    return [
-        f"{name}={values[name]}: must be a whole number above 0"
-        for name in sorted((*_COUNTS, *further))
-        if name in values and (not isinstance(values[name], int) or values[name] < 1)
-    ]
+    return below_one({name: values[name] for name in sorted((*_COUNTS, *further)) if name in values})
 
 
 def of_pairs(
@@ -191,7 +188,7 @@ def of_mapping(given: Mapping[str, Any], place: str, also: Iterable[str] = ()) -
         for name in found
         if name not in known and name not in also
     ]
-    problems += below_one(found)
+    problems += wrong_counts(found)
     if problems:
         raise SettingError("\n".join(f"{place}: {problem}" for problem in problems))
     return found

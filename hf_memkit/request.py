@@ -11,7 +11,7 @@ from typing import Any
 
 from hf_memkit.errors import InputError
 
-__all__ = ["Request", "refuse_below_one", "refuse_too_long"]
+__all__ = ["Request", "below_one", "refuse_below_one", "refuse_too_long"]
 
 
 @dataclass(frozen=True)
@@ -64,15 +64,23 @@ class Request:
     trust_remote_code: bool = False
 
 
+def below_one(numbers: Mapping[str, Any]) -> list[str]:
+    """A line for each of these counts that is no whole number above 0."""
+    return [
+        f"{name}={number!r}: must be a whole number above 0"
+        for name, number in numbers.items()
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1
+    ]
+
+
 def refuse_below_one(**numbers: Any) -> None:
     """Refuses counts that are none; those that are None were not given.
 
     Raises:
         InputError: names the first that is no whole number above 0.
     """
-    for name, number in numbers.items():
-        if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
-            raise InputError(f"{name}={number!r}: must be a whole number above 0")
+    if lines := below_one({name: number for name, number in numbers.items() if number is not None}):
+        raise InputError(lines[0])
 
 
 def refuse_too_long(model: str, length: int | None, longest: int | None, option: str = "") -> None:

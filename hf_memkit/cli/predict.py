@@ -126,7 +126,7 @@ def _with_own(
 ) -> Request:
     """The request with its preset and the user's own arguments."""
     from hf_memkit.cli.preset_prepare import read_own
-    from hf_memkit.own_arguments import below_one
+    from hf_memkit.own_arguments import wrong_counts
 
     name, techniques = preset_and_techniques(preset, technique or ())
     sizes = {
@@ -134,7 +134,7 @@ def _with_own(
         "gradient_accumulation_steps": ("--accumulation", accumulation),
     }
     request = read_own(replace(request, preset=name, techniques=techniques), settings or (), args, sizes)
-    if problems := below_one(request.arguments):
+    if problems := wrong_counts(request.arguments):
         raise SettingError("\n".join(problems))
     return request
 

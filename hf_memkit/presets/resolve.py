@@ -10,7 +10,7 @@ from hf_memkit.errors import InputError, SettingError, did_you_mean
 from hf_memkit.hardware import described_machine
 from hf_memkit.job import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH, DEFAULT_NVME, Job
 from hf_memkit.models import describe, hub_reachable, refuse_absent
-from hf_memkit.own_arguments import below_one, is_field, of_mapping
+from hf_memkit.own_arguments import is_field, of_mapping, wrong_counts
 from hf_memkit.presets.compose import apply_preset, compose, leave_out_impossible
 from hf_memkit.presets.named import PRESETS
 from hf_memkit.presets.own import settle
@@ -83,7 +83,7 @@ def resolve_preset(request: Request, *, use_hub: bool | None = None) -> PresetSe
     name, techniques = request.preset, request.techniques
     _check_values(name, techniques, request.values)
     own = {key: value for key, value in request.arguments.items() if is_field(key)}
-    if problems := below_one(own):
+    if problems := wrong_counts(own):
         raise SettingError("\n".join(f"arguments: {problem}" for problem in problems))
     refuse_below_one(
         global_batch_size=request.global_batch_size, sequence_length=request.sequence_length, gpus=request.gpus,

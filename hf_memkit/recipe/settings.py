@@ -9,7 +9,7 @@ from typing import Any, Final
 from hf_memkit.errors import SettingError
 from hf_memkit.hardware import Machine
 from hf_memkit.models import ModelFacts
-from hf_memkit.own_arguments import below_one
+from hf_memkit.own_arguments import wrong_counts
 from hf_memkit.presets import PRESETS
 from hf_memkit.recipe.schema import Recipe
 from hf_memkit.recipe.tasks import DEFAULT_TASK, find_task
@@ -130,7 +130,7 @@ def refuse_out_of_place(chosen: Mapping[str, Any]) -> None:
     Raises:
         SettingError: lists them.
     """
-    problems = [f"--set {line}" for line in below_one(chosen, "max_steps")]
+    problems = [f"--set {line}" for line in wrong_counts(chosen, "max_steps")]
     for name in sorted(_THE_VARIANT_S & chosen.keys()):
         problems.append(
             f"--set {name}: belongs to the variant, whose needs were computed with it; take another variant"
