@@ -158,10 +158,8 @@ def _of_recipe(request: Request, settings: list[str] | None, **options: Any) -> 
         SettingError: settings that are wrong.
     """
     from hf_memkit.cli.libraries import quiet_libraries
-    from hf_memkit.own_arguments import of_pairs
     from hf_memkit.recipe.schema import load_recipe
-    from hf_memkit.recipe.settings import ELSEWHERE
-    from hf_memkit.recipe.tasks import find_task
+    from hf_memkit.recipe.settings import read_own
 
     quiet_libraries()
     options["trust_remote_code"] = request.trust_remote_code
@@ -173,8 +171,7 @@ def _of_recipe(request: Request, settings: list[str] | None, **options: Any) -> 
     if wrong:
         raise InputError("\n".join(wrong))
     recipe = load_recipe(request.recipe or "")
-    own = of_pairs(settings or (), ELSEWHERE, find_task(recipe.task).further_arguments)
-    return recipe, replace(request, arguments=own)
+    return recipe, replace(request, arguments=read_own(recipe, settings or ()))
 
 
 def _request_json(setup: Setup) -> dict[str, Any]:

@@ -30,10 +30,8 @@ def request_of(options: RunOptions, recipe: Recipe, gpus: int | None = None, nod
         InputError: there is no such variant, model or card, or a value is wrong.
     """
     from hf_memkit.hardware import described_gpu
-    from hf_memkit.own_arguments import of_pairs
     from hf_memkit.recipe.resolve import refuse_wrong
-    from hf_memkit.recipe.settings import ELSEWHERE
-    from hf_memkit.recipe.tasks import find_task
+    from hf_memkit.recipe.settings import read_own
     from hf_memkit.techniques.batch import split_batch
     from hf_memkit.units import parse_size
 
@@ -42,7 +40,7 @@ def request_of(options: RunOptions, recipe: Recipe, gpus: int | None = None, nod
     if request.ram:
         parse_size(request.ram, "RAM")
     gpus, nodes = gpus or options.gpus or recipe.gpus, nodes or options.nodes or 1
-    own = of_pairs(options.setting, ELSEWHERE, find_task(recipe.task).further_arguments)
+    own = read_own(recipe, options.setting)
     request = replace(request, arguments=own, gpus=gpus, nodes=nodes)
     refuse_wrong(recipe, request)
     if gpus >= recipe.gpus:  # a rehearsal in fewer processes stands for as many as the recipe is for

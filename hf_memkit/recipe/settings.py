@@ -3,13 +3,13 @@ TrainingArguments it refuses, because the variant answers for them, or would ign
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from hf_memkit.errors import SettingError
 from hf_memkit.hardware import Machine
 from hf_memkit.models import ModelFacts
-from hf_memkit.own_arguments import wrong_counts
+from hf_memkit.own_arguments import of_pairs, wrong_counts
 from hf_memkit.presets import PRESETS
 from hf_memkit.recipe.schema import Recipe
 from hf_memkit.recipe.tasks import DEFAULT_TASK, find_task
@@ -22,6 +22,7 @@ __all__ = [
     "ELSEWHERE",
     "check_data",
     "model_and_data",
+    "read_own",
     "refuse_ignored",
     "refuse_out_of_place",
     "saving",
@@ -29,6 +30,15 @@ __all__ = [
 
 CHECKPOINTS = 5
 """Checkpoints in a run, about."""
+
+
+def read_own(recipe: Recipe, pairs: Iterable[str]) -> dict[str, Any]:
+    """`{field: value}` of `--set key=value` for a recipe: fields of its own Trainer's arguments.
+
+    Raises:
+        SettingError: lists every pair that is wrong, or answered for elsewhere.
+    """
+    return of_pairs(pairs, ELSEWHERE, find_task(recipe.task).further_arguments)
 
 
 def check_data(recipe: Recipe, source: str) -> None:
