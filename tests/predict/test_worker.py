@@ -14,7 +14,7 @@ from hf_memkit.errors import TraceFailed
 from hf_memkit.prediction.trace import Trace, rounded
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.terms import CATEGORIES
-from tests.predict.cases import GPT2, LENGTH, facts, request
+from tests.predict.cases import GPT2, LENGTH, LLAMA, facts, request
 
 pytestmark = pytest.mark.tracing
 
@@ -59,6 +59,14 @@ def test_phases_and_places(worker: Worker) -> None:
 
 def test_the_same_case_gives_the_same_trace(worker: Worker) -> None:
     assert worker.trace(request(bf16=True)) == worker.trace(request(bf16=True))
+
+
+def test_an_activation_s_backward_is_one_kernel(worker: Worker) -> None:
+    """A card's kernel makes the gradient alone; torch without CUDA would take it apart, with five temporaries."""
+    trace = worker.trace(request(LLAMA))
+    (backward,) = (number for number, name in enumerate(trace.operations) if name.startswith("aten.silu_backward"))
+    assert trace.operation_of.count(backward) == 2 * LLAMA["num_hidden_layers"]
+    assert not any(name.startswith("aten.sigmoid") for name in trace.operations)
 
 
 def test_recomputation_and_accumulation(worker: Worker) -> None:

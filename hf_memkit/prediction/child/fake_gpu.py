@@ -51,9 +51,27 @@ def one_card(capability: tuple[int, int], capacity_bytes: int) -> None:
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
     common.amp_definitely_not_available = lambda: False  # autocast would switch itself off
+    _kernels_of_a_card()
     # FakeTensorMode would start CUDA to find its current device.
     fake_tensor.FakeTensorMode.avoid_device_init = property(lambda self: True)  # type: ignore[assignment, method-assign]
     fake_tensor.init_gpu_context = nothing  # type: ignore[assignment]
+
+
+def _kernels_of_a_card() -> None:
+    """Gives CUDA's own kernels back to operations that torch takes apart where a backend has none: a build without
+    CUDA would compute them in several steps, each with a temporary of the result's size (torch 2.13:
+    aten/src/ATen/native/native_functions.yaml, what has a kernel for CUDA and one for CompositeImplicitAutograd)."""
+    for name in ("silu_backward", "mish_backward"):
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"):
+            _CUDA_KERNELS.impl(name, _never_run, "CUDA")  # type: ignore[no-untyped-call]
+
+
+_CUDA_KERNELS = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+
+
+def _never_run(*args: Any) -> torch.Tensor:
+    """Fake tensors are answered before a kernel is called."""
+    raise NotImplementedError
 
 
 def made_up_values() -> None:
