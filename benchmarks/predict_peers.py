@@ -1,6 +1,9 @@
 """What the usual tools say of the same training, each asked in a process of its own.
 
-    python benchmarks/predict_peers.py memtracker REQUEST     # REQUEST: JSON with config, batch, length
+    python benchmarks/predict_peers.py "torch MemTracker" REQUEST
+
+REQUEST is JSON: `config`, `batch`, `length`; where it is not fp32 weights with bf16 autocast and a fused AdamW also
+`dtype`, of weights without autocast, and `bytes_a_parameter`, by which the rule of thumb goes.
 
 Prints one line of JSON: `{"answer_gib": …, "of": what it counts}`.
 """
@@ -39,15 +42,18 @@ def memtracker(asked: Mapping[str, Any]) -> dict[str, Any]:
         with no_init_weights(), torch.device("cuda:0"):
             model = _model(asked["config"])
             model.tie_weights()
+        dtype = getattr(torch, asked.get("dtype", "float32"))
+        if dtype is not torch.float32:
+            model.to(dtype)
         model.train()
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        optimizer = torch.optim.AdamW(model.parameters(), fused="dtype" not in asked, foreach="dtype" in asked)
         tracker = MemTracker()
         tracker.track_external(model, optimizer)
         with tracker:
             for step in range(2):
                 tokens = torch.zeros(asked["batch"], asked["length"], dtype=torch.int64, device="cuda:0")
-                with torch.autocast("cuda", torch.bfloat16):
+                with torch.autocast("cuda", torch.bfloat16, enabled="dtype" not in asked):
                     loss = model(input_ids=tokens, labels=tokens).loss
                 loss.backward()
                 optimizer.step()
@@ -68,8 +74,9 @@ def accelerate(asked: Mapping[str, Any]) -> dict[str, Any]:
 
     with torch.device("meta"):
         model = _model(asked["config"])
-    usage = estimate_training_usage(calculate_maximum_sizes(model)[0], "float32")
-    return {"answer_gib": max(usage.values()) / GIB, "of": "training with Adam, float32; no activations, no loss"}
+    dtype = asked.get("dtype", "float32")
+    usage = estimate_training_usage(calculate_maximum_sizes(model)[0], dtype)
+    return {"answer_gib": max(usage.values()) / GIB, "of": f"training with Adam, {dtype}; no activations, no loss"}
 
 
 def deepspeed(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,6 +90,18 @@ def deepspeed(asked: Mapping[str, Any]) -> dict[str, Any]:
     total = sum(parameter.numel() for parameter in model.parameters())
     card, _ = estimate_zero2_model_states_mem_needs(total, cpu_offload=False)
     return {"answer_gib": card / GIB, "of": "model states of ZeRO-2 on one card; no activations, no loss"}
+
+
+def rule_of_thumb(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Bytes a parameter times parameters: 16 with AdamW in mixed precision (Rajbhandari et al. 2019, arXiv 1910.02054,
+    section 3.1), 2 where 16-bit weights are frozen, 0.5 where 4-bit ones are."""
+    import torch
+
+    with torch.device("meta"):
+        model = _model(asked["config"])
+    total = sum(parameter.numel() for parameter in model.parameters())
+    each = asked.get("bytes_a_parameter", 16)
+    return {"answer_gib": total * each / GIB, "of": f"{each:g} bytes a parameter; no activations, no loss"}
 
 
 PEERS: Final[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {

@@ -38,6 +38,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # also runs from a checkout that is not installed
 
 from benchmarks import published_models as models  # noqa: E402
+from benchmarks.predict_peers import PEERS  # noqa: E402
 from benchmarks.published_models import FOLDER, Row  # noqa: E402
 
 __all__ = ["FITTED_ON", "why_not"]
@@ -67,6 +68,8 @@ def main() -> int:
         for name, row in expressed.items():
             found[name]["today"] = _today(row, length)
             _say(found[name], "today")
+        for name, answer in _peers(expressed).items() if not options.today else ():
+            found[name]["peers"] = answer
         for name, answer in then.result().items() if then is not None else ():
             found[name]["then"] = answer
             _say(found[name], "then")
@@ -177,6 +180,34 @@ def _then(rows: Mapping[str, Row], path: Path) -> dict[str, Found]:
         for line in ran.stdout.splitlines():
             answer = json.loads(line)
             found[answer.pop("id")] = answer
+    return found
+
+
+def _peers(rows: Mapping[str, Row]) -> dict[str, Found]:
+    """What else a user would go by, of the rows that measured allocated memory and whose model's config is kept."""
+    asked = {
+        name: {
+            "config": config, "batch": row["micro_batch"], "length": row["seq_len"], "dtype": "bfloat16",
+            "bytes_a_parameter": {"full": 16, "LoRA": 2}.get(models.kind_of(row), 0.5),
+        }
+        for name, row in rows.items()
+        if row["measured"] == "max_allocated" and (config := models.config_of(row)) is not None
+    }  # fmt: skip
+    answers: dict[tuple[str, str], Found] = {}
+    found: dict[str, Found] = {name: {} for name in asked}
+    for name, request in asked.items():
+        for peer in PEERS:
+            if peer == "torch MemTracker" and models.kind_of(rows[name]) != "full":
+                continue  # its step is written by hand, without adapters
+            if peer != "torch MemTracker":  # the others know no batch
+                request = {**request, "batch": None, "length": None}
+            key = peer, json.dumps(request)
+            if key not in answers:
+                command = [sys.executable, str(ROOT / "benchmarks" / "predict_peers.py"), *key]
+                ran = subprocess.run(command, capture_output=True, text=True)
+                last = (ran.stderr.strip().splitlines() or [""])[-1]
+                answers[key] = json.loads(ran.stdout.splitlines()[-1]) if ran.returncode == 0 else {"error": last}
+            found[name][peer] = answers[key]
     return found
 
 

@@ -1,0 +1,225 @@
+#!/usr/bin/env python3
+"""Writes what others measured beside what memkit predicts into docs/predict.md and README.md; --check only compares.
+
+.venv/bin/python scripts/published_docs.py [--check]
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from evidence_tables import update
+
+ROOT = Path(__file__).resolve().parents[1]
+EVIDENCE = ROOT / "benchmarks" / "results" / "published.json"
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.published_summary import (  # noqa: E402
+    Errors,
+    allocated_error,
+    errors,
+    protocol,
+    reserved_error,
+    total_error,
+)
+
+Row = Mapping[str, Any]
+
+_CODE = {
+    "same": "the same code then and today",
+    "near": "nearly the same code: the difference, known from the shapes, is below 1.25 %",
+    "different": "other code today",
+}
+
+
+def short(content: Mapping[str, Any]) -> str:
+    """One line for each group of rows: how many, and how far off."""
+    rows = content["rows"]
+    then = [allocated_error(row, "then") for row in rows]
+    lines = [
+        "| what others measured | libraries of the prediction | trainings | median error | worst error |",
+        "|---|---|---|---|---|",
+        _line("peak allocated", "those of that day", errors(then)),
+    ]
+    for code, words in _CODE.items():
+        found = errors(allocated_error(row, "today") for row in rows if row.get("code") == code)
+        lines.append(_line("peak allocated", f"today's; {words}", found))
+    kept = [row for row in rows if row["id"] != content["fitted_on"]]
+    lines.append(
+        _line(
+            "peak reserved, outside the predicted range",
+            "today's",
+            errors(reserved_error(row, "today") for row in kept),
+        )
+    )
+    seen = errors(total_error(row, "then") for row in rows)
+    lines.append(_line("nvidia-smi, outside the predicted range", "those of that day", seen))
+    return "\n".join(lines)
+
+
+def whole(content: Mapping[str, Any]) -> str:
+    """Every row, by its source; then what was not predicted, and why."""
+    rows = content["rows"]
+    parts = [
+        f"`{EVIDENCE.name}`: memkit {content['versions']['memkit']}, torch {content['versions']['torch']}, "
+        f"transformers {content['versions']['transformers']}, peft {content['versions']['peft']}.",
+    ]
+    for code, words in _CODE.items():
+        found = [
+            row for row in rows if row.get("code") == code and row["measured"] == "max_allocated" and "today" in row
+        ]
+        if found:
+            parts.append(f"**Peak allocated, {words}**\n\n{_allocated(found)}\n\n{_reasons(found)}")
+    others = [row for row in rows if "code" not in row and row["measured"] == "max_allocated" and "today" in row]
+    if others:
+        parts.append(f"**Peak allocated, code not compared**\n\n{_allocated(others)}")
+    if found := [row for row in rows if row["measured"] == "max_reserved" and "today" in row]:
+        parts.append(f"**Peak reserved**\n\n{_reserved(found, content)}")
+    skipped = Counter(
+        f"{row['source'].split()[0]}: {reason}" for row in rows if (reason := row.get("not_predicted")) is not None
+    )
+    parts.append(
+        "**Not predicted**\n\n| source and reason | trainings |\n|---|---|\n"
+        + "\n".join(f"| {name} | {count} |" for name, count in sorted(skipped.items()))
+    )
+    parts.append(f"Made by `{content['command']}`. Rows and sources: `benchmarks/published_rows/`.")
+    return "\n\n".join(parts)
+
+
+def _allocated(rows: Iterable[Row]) -> str:
+    lines = [
+        "| model, method | batch × tokens | GPU, transformers | measured, GiB | with the libraries of that day | with "
+        "today's | nvidia-smi, GiB | predicted range, GiB | peak in |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        then, best = row.get("then", {}), _best(row)
+        seen = row.get("also", {}).get("nvidia_smi_peak_gib")
+        cells = [
+            f"{row['model'].split('/')[-1]}, {_method(row)}",
+            f"{row['micro_batch']} × {row['seq_len']}",
+            f"{row['gpu']}, {row.get('versions', {}).get('transformers', 'not told')}",
+            f"{row['gib']:.3f}",
+            _predicted(then, row) if then else "–",
+            _predicted(row["today"], row),
+            f"{seen:.1f}" if seen else "–",
+            _range(best, context=True),
+            f"{best['peak_phase']}: {best['peak_category']}" if "peak_phase" in best else "–",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _reserved(rows: Iterable[Row], content: Mapping[str, Any]) -> str:
+    lines = [
+        f"The longest batch of PEFT's table is not told. It is the same in every row: fitted on one of them (marked), "
+        f"it has {content['fitted_length']} tokens.",
+        "",
+        "| model, method | batch | GPU, transformers | measured, GiB | predicted range, GiB | outside it |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        error = reserved_error(row, "today")
+        cells = [
+            f"{row['model'].split('/')[-1]}, {_method(row)}"
+            + (" (fitted)" if row["id"] == content["fitted_on"] else ""),
+            str(row["micro_batch"]),
+            f"{row['gpu'].removeprefix('NVIDIA ')}, {row.get('versions', {}).get('transformers', 'not told')}",
+            f"{row['gib']:.3f}",
+            _range(row["today"], context=False),
+            "–" if error is None else "within" if error == 0 else _signed(error),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _reasons(rows: Iterable[Row]) -> str:
+    """Why the code counts as it does, once for each reason."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        name = f"{row['model'].split('/')[-1]} {_method(row)}, {row['versions']['transformers']}"
+        if name not in found.setdefault(row["why"], []):
+            found[row["why"]].append(name)
+    return "\n".join(f"* {'; '.join(names)}: {why}" for why, names in found.items())
+
+
+def protocols(content: Mapping[str, Any]) -> str:
+    """The table of xMem's protocol."""
+    lines = [
+        "| estimate | trainings | median error | mean error | worst error | would have run out with it as cap "
+        "| memory that the cap saves, mean, GiB |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for way in protocol(content["rows"]):
+        of_it = way.errors
+        cells = [
+            way.name, str(of_it.count), _percent(of_it.median), _percent(of_it.mean), _percent(of_it.worst),
+            f"{way.too_low} of {of_it.count}", f"{way.saved_gib:.1f}",
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _line(measured: str, libraries: str, found: Errors | None) -> str:
+    if found is None:
+        return f"| {measured} | {libraries} | 0 | – | – |"
+    return f"| {measured} | {libraries} | {found.count} | {_percent(found.median)} | {_percent(found.worst)} |"
+
+
+def _best(row: Row) -> Mapping[str, Any]:
+    """The prediction with the libraries of that day where there is one."""
+    then: Mapping[str, Any] = row.get("then", {})
+    return then if "peak_allocated_gib" in then else row["today"]
+
+
+def _method(row: Row) -> str:
+    text = str(row["method"])
+    if text.startswith("{"):
+        name = row["id"].removeprefix("peft-2026-07-").split("--llama-3.2-3B-")
+        return " ".join(part for part in name if part)
+    kind = text.split()[0].strip(",").replace("full", "full fine-tuning")
+    upcast = "upcast" in row.get("why", "") or "Norms in fp32" in row.get("why", "")
+    return f"{kind}, norms in fp32" if kind == "QLoRA" and upcast else kind
+
+
+def _predicted(answer: Mapping[str, Any], row: Row) -> str:
+    if "peak_allocated_gib" not in answer:
+        return "cannot be traced"
+    return f"{answer['peak_allocated_gib']:.3f} ({_signed(answer['peak_allocated_gib'] / row['gib'] - 1)})"
+
+
+def _range(answer: Mapping[str, Any], *, context: bool) -> str:
+    if "peak_reserved_gib" not in answer:
+        return "cannot be traced"
+    low, high = (each + context * answer["outside_allocator_gib"] for each in answer["peak_reserved_gib"])
+    return f"{low:.1f} to {high:.1f}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
+
+
+def _signed(share: float) -> str:
+    return f"{100 * share:+.2f} %"
+
+
+def tables(path: Path = EVIDENCE) -> dict[Path, dict[str, str]]:
+    """Each page's tables."""
+    content = json.loads(path.read_text())
+    return {
+        ROOT / "docs" / "predict.md": {"published": whole(content), "protocol": protocols(content)},
+        ROOT / "README.md": {"published": short(content)},
+    }
+
+
+def main(arguments: list[str]) -> int:
+    return update(tables(), arguments, "published_docs.py")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
