@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from hf_memkit.compat import current_name
-from hf_memkit.hardware import Machine
+from hf_memkit.hardware import Gpu, Machine
 from hf_memkit.models import ModelFacts
 from hf_memkit.setup import Setup
 from hf_memkit.zero.settings import ZeroSettings
@@ -97,13 +97,9 @@ class Subject:
         job = setup.job
         machine = job.machine if job is not None and job.machine.gpu is not None else None
         model, gpus, nodes = (job.model, job.gpus, job.nodes) if job is not None else (None, 1, 1)
-        config = setup.get("deepspeed.config")
-        settings = {
-            setting.key: setting.value
-            for setting in setup.settings
-            if not setting.key.startswith("arguments.") and setting.key != "deepspeed.config"
-        }
-        return cls(config, setup.arguments, model, machine, gpus, nodes, settings=settings)
+        settings = {one.key: one.value for one in setup.settings if not one.key.startswith("arguments.")}
+        settings.pop("deepspeed.config", None)
+        return cls(setup.get("deepspeed.config"), setup.arguments, model, machine, gpus, nodes, settings=settings)
 
     def at(self, path: str) -> Any:
         """The config's value at a dotted path, or ABSENT."""
@@ -134,6 +130,15 @@ class Subject:
         """The argument `name` as it was set, or `default`."""
         return default if self.arguments is None else self.arguments.get(name, default)
 
+    def on(self, name: str) -> bool:
+        """Whether the argument `name` was set to true."""
+        return self.argument(name) is True
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the arguments ask for mixed precision."""
+        return self.on("bf16") or self.on("fp16")
+
     def setting(self, key: str, default: Any = None) -> Any:
         """The setup's setting `key` (`model_parts.chunked_loss`), or `default`; files have none."""
         return self.settings.get(key, default)
@@ -141,6 +146,21 @@ class Subject:
     def has_setting(self, key: str) -> bool:
         """Whether the setup sets `key`, or, if `key` is a section, anything in it."""
         return key in self.settings or any(name.startswith(f"{key}.") for name in self.settings)
+
+    @property
+    def adapter(self) -> dict[str, Any]:
+        """The fields of the setup's LoraConfig; empty without adapters."""
+        return {key.partition(".")[2]: value for key, value in self.settings.items() if key.startswith("adapter.")}
+
+    @property
+    def model_type(self) -> str | None:
+        """The model's type; None if the model is not known."""
+        return None if self.model is None else self.model.model_type
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """The card; None if there is none, or it is not known."""
+        return None if self.machine is None else self.machine.gpu
 
     @cached_property
     def filled(self) -> Mapping[str, Any]:
@@ -152,8 +172,7 @@ class Subject:
         for name in ("bf16", "fp16") if self.arguments is not None else ():
             section = config.get(name)
             if isinstance(section, Mapping) and section.get("enabled") == "auto":
-                on = self.argument(name) is True or self.argument(f"{name}_full_eval") is True
-                config[name] = {**section, "enabled": on}
+                config[name] = {**section, "enabled": self.on(name) or self.on(f"{name}_full_eval")}
         return config
 
     def enabled(self, name: str) -> bool | None:
@@ -173,9 +192,14 @@ class Subject:
         return None if self.gpus is None else self.gpus * self.nodes
 
     @property
+    def several(self) -> bool:
+        """It is known that there is more than one process."""
+        return (self.processes or 1) > 1
+
+    @property
     def without_gpu(self) -> bool:
         """It is known that the job runs on a CPU."""
-        return self.argument("use_cpu") is True or (self.machine is not None and self.machine.gpu is None)
+        return self.on("use_cpu") or (self.machine is not None and self.machine.gpu is None)
 
     @property
     def deepspeed_release(self) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from hf_memkit.liger_support import LIGER_OPTIONS
 from hf_memkit.oom.change import Change
 from hf_memkit.oom.message import OomMessage
 from hf_memkit.oom.run_view import RunView
-from hf_memkit.oom.suggestions import smaller_batch
+from hf_memkit.oom.suggestions import ONLY_LOSS, SHARDS_SAVED, SMALL_PREDICTIONS, smaller_batch
 from hf_memkit.oom.traceback import Feature, Traced
 from hf_memkit.optimizers import find_optimizer, paged_form
 
@@ -313,22 +313,12 @@ def _accumulated(known: _Known) -> Change | None:
 
 
 def _small_predictions(known: _Known) -> Change | None:
-    if known.uses("preprocess_logits_for_metrics") or known.argument("prediction_loss_only"):
-        return None
-    return Change(
-        "Trainer.preprocess_logits_for_metrics", "lambda logits, labels: logits.argmax(-1)",
-        "only what compute_metrics needs is kept of each batch, instead of all logits",
-        "none, if the metrics are computed from the predicted classes or tokens",
-    )  # fmt: skip
+    shown = known.uses("preprocess_logits_for_metrics") or known.argument("prediction_loss_only")
+    return None if shown else SMALL_PREDICTIONS
 
 
 def _only_loss(known: _Known) -> Change | None:
-    if known.argument("prediction_loss_only"):
-        return None
-    return Change(
-        "arguments.prediction_loss_only", True, "no predictions are kept",
-        "compute_metrics is not called: the evaluation gives the loss alone",
-    )  # fmt: skip
+    return None if known.argument("prediction_loss_only") else ONLY_LOSS
 
 
 def _vllm_share(known: _Known) -> Change | None:
@@ -358,11 +348,7 @@ def _generated_length(known: _Known) -> Change | None:
 def _gathered(known: _Known) -> Change | None:
     """The whole model's weights, put together for one file."""
     if known.trace.library == "DeepSpeed":
-        return Change(
-            "deepspeed.zero_optimization.stage3_gather_16bit_weights_on_model_save", False,
-            "at stage 3 a save gathers the whole model's 16-bit weights",
-            "checkpoints then hold DeepSpeed's shards; zero_to_fp32.py, beside them, puts them together",
-        )  # fmt: skip
+        return SHARDS_SAVED
     return Change(
         "arguments.fsdp_config", {"state_dict_type": "SHARDED_STATE_DICT"},
         "each rank then writes its own shards, and none gathers the whole model",

@@ -13,7 +13,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, Final, TextIO
 
@@ -48,6 +48,7 @@ _NO_RANK: Final = re.compile(
 _BOX_END: Final = re.compile(r"\s{0,200}[│┃║]?\s{0,4}$")
 
 
+@dataclass(eq=False)
 class LogLine:
     """One line, or one piece of a long one.
 
@@ -58,31 +59,26 @@ class LogLine:
         cut: heads that begin behind this column are left to the next piece; None for the last piece.
     """
 
-    __slots__ = ("_cleaned", "cut", "fresh", "number", "raw")
-
-    def __init__(self, number: int, raw: str, fresh: int = 0, cut: int | None = None) -> None:
-        self.number = number
-        self.raw = raw
-        self.fresh = fresh
-        self.cut = cut
-        self._cleaned: tuple[str, int | None] | None = None
+    number: int
+    raw: str
+    fresh: int = 0
+    cut: int | None = None
 
     @property
     def text(self) -> str:
         """The line's own words."""
-        return self._clean()[0]
+        return self._cleaned[0]
 
     @property
     def rank(self) -> int | None:
         """The rank that a launcher wrote before it."""
-        return self._clean()[1]
+        return self._cleaned[1]
 
-    def _clean(self) -> tuple[str, int | None]:
+    @cached_property
+    def _cleaned(self) -> tuple[str, int | None]:
         # Only lines near a message are ever cleaned. Pieces keep their columns, which say who reports a message.
-        if self._cleaned is None:
-            whole = not self.fresh and self.cut is None
-            self._cleaned = clean(self.raw) if whole else (self.raw, None)
-        return self._cleaned
+        whole = not self.fresh and self.cut is None
+        return clean(self.raw) if whole else (self.raw, None)
 
 
 def lines(log: str | TextIO) -> Iterator[LogLine]:

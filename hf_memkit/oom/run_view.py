@@ -63,6 +63,23 @@ class RunView:
         return _number(mapping(self.moment.get("categories")).get(f"{category}_gib"))
 
     @property
+    def of_the_batch(self) -> float | None:
+        """What grows with the samples: activations and loss."""
+        held = [size for size in (self.gib("activations"), self.gib("loss")) if size is not None]
+        return sum(held) if held else None
+
+    @property
+    def model_states(self) -> float | None:
+        """Gradients and optimizer states on the device; None for nothing."""
+        return ((self.gib("gradients") or 0.0) + (self.gib("optimizer") or 0.0)) or None
+
+    @property
+    def states_in_ram(self) -> float:
+        """Optimizer states in RAM, page-locked or not."""
+        held = mapping(self.moment.get("held"))
+        return sum(_number(mapping(held.get(place)).get("optimizer_gib")) or 0.0 for place in ("host", "pinned"))
+
+    @property
     def measured(self) -> bool:
         """Whether that moment's memory was told apart by category."""
         return bool(mapping(self.moment.get("categories")))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hf_memkit.adapter_layers import adapter_tensors
-from hf_memkit.checks.rule import Found, rule
+from hf_memkit.checks.rule import Found, deepspeed
 from hf_memkit.checks.subject import Subject
 from hf_memkit.ledger import Ledger, Row
 from hf_memkit.units import MIB, format_size
@@ -19,10 +19,9 @@ def _ledger(subject: Subject) -> Ledger | None:
     if subject.model is None or subject.machine is None or subject.config is None:
         return None
     accumulation = subject.argument("gradient_accumulation_steps", 2) != 1
-    adapter = {k.partition(".")[2]: value for k, value in subject.settings.items() if k.startswith("adapter.")}
     return zero_ledger(
         subject.filled, subject.model, gpus=subject.gpus or 1, nodes=subject.nodes, accumulation=accumulation,
-        adapters=adapter_tensors(subject.model, adapter),
+        adapters=adapter_tensors(subject.model, subject.adapter),
     )  # fmt: skip
 
 
@@ -31,15 +30,13 @@ def _largest(rows: list[Row]) -> str:
     return ", ".join(parts)
 
 
-@rule(
-    "card-too-small",
-    severity="error",
+@deepspeed.error(
     why="weights, gradients, states and buffers alone need more than the card has",
     fix="take a higher stage or offload more; `memkit ds list` says what each preset saves",
     source="hf_memkit/zero/ledger.py, whose rows name their lines of DeepSpeed",
 )
 def card_too_small(subject: Subject) -> Iterator[Found]:
-    ledger, gpu = _ledger(subject), subject.machine.gpu if subject.machine else None
+    ledger, gpu = _ledger(subject), subject.gpu
     if ledger is None or gpu is None:
         return
     needed = ledger.total_bytes("device")
@@ -49,9 +46,7 @@ def card_too_small(subject: Subject) -> Iterator[Found]:
         yield Found(f"{_ZERO}.stage", subject.shown(f"{_ZERO}.stage"), why=f"{why} ({_largest(rows)})")
 
 
-@rule(
-    "ram-too-small",
-    severity="error",
+@deepspeed.error(
     why="what is offloaded needs more RAM than the machine has; the system kills the process without a word",
     fix="offload to NVMe, or offload less; without pin_memory blocks do not round up to powers of two",
     source="hf_memkit/zero/ledger.py, whose rows name their lines of DeepSpeed",
@@ -65,19 +60,12 @@ def ram_too_small(subject: Subject) -> Iterator[Found]:
     if needed > subject.machine.ram_bytes:
         part = "offload_optimizer" if subject.zero.optimizer.device != "none" else "offload_param"
         why = f"DeepSpeed needs {format_size(needed)} of {format_size(subject.machine.ram_bytes)} of RAM"
-        swaps = subject.zero.swaps_optimizer
-        fix = (
-            "lower sub_group_size and buffer_count, whose buffers are in RAM; `memkit ds copy` computes them"
-            if swaps
-            else ""
-        )
-        path = f"{_ZERO}.{part}.device"
+        computed = "lower sub_group_size and buffer_count, whose buffers are in RAM; `memkit ds copy` computes them"
+        path, fix = f"{_ZERO}.{part}.device", computed if subject.zero.swaps_optimizer else ""
         yield Found(path, subject.shown(path), why=f"{why} ({_largest(rows)})", fix=fix)
 
 
-@rule(
-    "memlock-too-small",
-    severity="error",
+@deepspeed.error(
     why="DeepSpeed locks its swap buffers with mlock, and this machine's limit is lower: the process is aborted",
     fix="run: ulimit -l unlimited (docker: --ulimit memlock=-1), or lower buffer_count and the buffers",
     source="deepspeed 0.19.8: ops/csrc/pin_memory/page_alloc.cpp 24",
@@ -91,15 +79,11 @@ def memlock_too_small(subject: Subject) -> Iterator[Found]:
     if locked > limit:
         part = "offload_param" if subject.zero.swaps_parameters else "offload_optimizer"
         path = f"{_ZERO}.{part}.buffer_count"
-        why = (
-            f"swap buffers of {format_size(locked)} are locked with mlock, and the limit here is {limit / MIB:.0f} MiB"
-        )
-        yield Found(path, subject.shown(path), why=why)
+        why = f"swap buffers of {format_size(locked)} are locked with mlock, and the limit here is"
+        yield Found(path, subject.shown(path), why=f"{why} {limit / MIB:.0f} MiB")
 
 
-@rule(
-    "disk-too-small",
-    severity="error",
+@deepspeed.error(
     why="the swap files need more than the disk has free",
     fix="free space, or write another folder",
     source="hf_memkit/zero/ledger.py, whose rows name their lines of DeepSpeed",

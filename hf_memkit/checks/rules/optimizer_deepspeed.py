@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hf_memkit.checks.deepspeed_by_hand import REMOVED_OPTIMIZERS
-from hf_memkit.checks.rule import Found, rule
+from hf_memkit.checks.deepspeed_keys import REMOVED_OPTIMIZERS
+from hf_memkit.checks.rule import Found, deepspeed
 from hf_memkit.checks.rules.trainer import DEFAULTS
 from hf_memkit.checks.subject import Subject
 from hf_memkit.zero.optimizer import stepping_optimizer
@@ -22,9 +22,7 @@ def _optim(subject: Subject) -> str:
     return str(getattr(value, "value", value))
 
 
-@rule(
-    "optimizer-replaced",
-    severity="error",
+@deepspeed.error(
     why="accelerate replaces it by DeepSpeedCPUAdam with L2 decay, silently",
     fix='set optim: adamw_torch, or "zero_force_ds_cpu_optimizer": false in the DeepSpeed config to keep yours',
     source="accelerate 1.15.0: accelerator.py 2373-2383, utils/deepspeed.py 27-104",
@@ -38,9 +36,7 @@ def optimizer_replaced(subject: Subject) -> Iterator[Found]:
         yield Found("optim", optim, why=steps.why, argument=True)
 
 
-@rule(
-    "optimizer-twice",
-    severity="warning",
+@deepspeed.warning(
     why="the optimizer of the DeepSpeed config steps, and optim has no effect",
     fix='delete the section "optimizer" of the DeepSpeed config, or the argument optim',
     source="transformers 5.23.0: integrations/deepspeed.py 576",
@@ -54,9 +50,7 @@ def optimizer_twice(subject: Subject) -> Iterator[Found]:
         yield Found("optim", _optim(subject), why=why, argument=True)
 
 
-@rule(
-    "removed-optimizer",
-    severity="error",
+@deepspeed.error(
     why="DeepSpeed removed its 1-bit optimizers in 0.19.7",
     fix='run: pip install "deepspeed<=0.19.6"',
     source="deepspeed 0.19.8: runtime/config.py 57-60, against 0.19.6: runtime/fp16/onebit/",
@@ -68,9 +62,7 @@ def removed_optimizer(subject: Subject) -> Iterator[Found]:
         yield Found("optimizer.type", kind, why=why)
 
 
-@rule(
-    "clipping-in-optimizer",
-    severity="error",
+@deepspeed.error(
     why="DeepSpeed refuses max_grad_norm among the optimizer's parameters",
     fix='delete it, and set "gradient_clipping": "auto"',
     source="deepspeed 0.19.8: runtime/engine.py 2480",
@@ -81,9 +73,7 @@ def clipping_in_optimizer(subject: Subject) -> Iterator[Found]:
         yield Found("optimizer.params.max_grad_norm", subject.at("optimizer.params.max_grad_norm"))
 
 
-@rule(
-    "states-key-without-offload",
-    severity="warning",
+@deepspeed.warning(
     why="only DeepSpeedCPUAdam reads it: without offload_optimizer DeepSpeed drops it",
     fix='delete it, or offload the optimizer; on the card "bf16_optimizer_states" does the same',
     source="deepspeed 0.19.8: runtime/engine.py 2379-2397",
