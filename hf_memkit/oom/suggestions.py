@@ -140,22 +140,18 @@ def half_precision(job: RunView) -> Proposals:
     held = job.gib("activations")
     if job.phase not in ACTIVATION_PHASES or not held or job.has_bf16 is None or job.deepspeed or job.fsdp:
         return
-    if job.argument("bf16") or job.argument("fp16") or job.weights_type not in ("float32", "torch.float32"):
-        return
-    if not job.parameters:
+    if job.argument("bf16") or job.argument("fp16") or not job.weights_in_fp32 or not job.parameters:
         return
     copies = job.parameters * 2 / GIB
     gain = held / 2 - copies
-    if gain <= 0:
-        return
-    name = "bf16" if job.has_bf16 else "fp16"
-    why = "" if job.has_bf16 else " (this card does not compute in bf16)"
-    yield gain, Change(
-        f"arguments.{name}", True,
-        f"16-bit matrix products{why}: of {held:.2f} GiB of activations most take half, against {copies:.2f} GiB "
-        "of 16-bit copies of the weights",
-        "results differ by 16-bit rounding in forward and backward; weights and optimizer stay in fp32; faster",
-    )  # fmt: skip
+    name, why = ("bf16", "") if job.has_bf16 else ("fp16", " (this card does not compute in bf16)")
+    if gain > 0:
+        yield gain, Change(
+            f"arguments.{name}", True,
+            f"16-bit matrix products{why}: of {held:.2f} GiB of activations most take half, against {copies:.2f} GiB "
+            "of 16-bit copies of the weights",
+            "results differ by 16-bit rounding in forward and backward; weights and optimizer stay in fp32; faster",
+        )  # fmt: skip
 
 
 def eager_attention(job: RunView) -> Proposals:
@@ -231,10 +227,9 @@ def eight_bit(job: RunView) -> Proposals:
 
 def paged(job: RunView) -> Proposals:
     """8-bit states that may leave the card."""
-    held = job.gib("optimizer")
+    held, row = job.gib("optimizer"), find_optimizer(job.optim)
     if not held or job.phase not in _ON_THE_CARD or not job.on_cuda or job.deepspeed or job.fsdp:
         return
-    row = find_optimizer(job.optim)
     if row.unpaged or (row.algorithm, row.packages, row.bits) != ("AdamW", ("bitsandbytes",), 8):
         return
     yield held, Change(
@@ -246,10 +241,10 @@ def paged(job: RunView) -> Proposals:
 
 def fused_optimizer(job: RunView) -> Proposals:
     """One kernel over all parameters, without temporaries of their size."""
-    if job.phase != "optimizer" or job.optim != "adamw_torch" or job.deepspeed:
-        return
     weights = job.gib("weights")
-    if not weights or not job.trainable or not job.parameters or not job.on_cuda:
+    if job.phase != "optimizer" or job.optim != "adamw_torch" or job.deepspeed or not job.on_cuda:
+        return
+    if not weights or not job.trainable or not job.parameters:
         return
     copy = weights * job.trainable / job.parameters
     yield copy, Change(
@@ -263,30 +258,25 @@ def fused_optimizer(job: RunView) -> Proposals:
 def base_weights(job: RunView) -> Proposals:
     """Frozen fp32 weights in 16 bit, where only adapters are trained."""
     held = job.gib("weights")
-    if not held or not job.trains_adapters or job.weights_type not in ("float32", "torch.float32"):
+    if not held or not job.trains_adapters or not job.weights_in_fp32:
         return
     if job.phase not in (*_ON_THE_CARD, "evaluate") or not job.has_bf16:
         return
-    parameters, trainable = job.parameters or 0, job.trainable or 0
-    frozen = (parameters - trainable) * 4 / GIB
-    if frozen > held:
-        return
-    yield frozen / 2, Change(
-        "model.dtype", "bfloat16",
-        f"the frozen weights take {frozen:.2f} GiB in fp32, and nothing updates them",
-        "forward and backward are rounded to bf16; the adapters stay in fp32 (PEFT casts them up)",
-        round(frozen / 2, 2),
-        f"{parameters - trainable:,} frozen parameters, 2 bytes each instead of 4",
-    )  # fmt: skip
+    parameters = (job.parameters or 0) - (job.trainable or 0)
+    frozen = parameters * 4 / GIB
+    if frozen <= held:
+        yield frozen / 2, Change(
+            "model.dtype", "bfloat16",
+            f"the frozen weights take {frozen:.2f} GiB in fp32, and nothing updates them",
+            "forward and backward are rounded to bf16; the adapters stay in fp32 (PEFT casts them up)",
+            round(frozen / 2, 2), f"{parameters:,} frozen parameters, 2 bytes each instead of 4",
+        )  # fmt: skip
 
 
 def adapters(job: RunView) -> Proposals:
     """LoRA: gradients and states of a few adapters instead of the whole model's."""
-    gradients, states = job.gib("gradients"), job.gib("optimizer")
-    if job.phase not in _ON_THE_CARD or job.trains_adapters or not job.trainable:
-        return
-    held = (gradients or 0) + (states or 0)
-    if not held:
+    held = job.model_states
+    if job.phase not in _ON_THE_CARD or job.trains_adapters or not job.trainable or not held:
         return
     yield held, Change(
         "adapter.LoraConfig", {"target_modules": "all-linear"},
@@ -301,13 +291,11 @@ def sharding(job: RunView) -> Proposals:
     held = job.model_states
     if not held or job.world_size < 2 or job.fsdp or job.phase not in _ON_THE_CARD or job.trains_adapters:
         return
-    stage = job.stage if job.stage is not None else (0 if not job.deepspeed else None)
-    if stage is None or stage >= 3:
-        return
-    name, what = ("zero2", "gradients and optimizer states") if stage < 2 else ("zero3", "weights as well")
+    stage = 0 if job.stage is None and not job.deepspeed else job.stage
+    name, what = "zero2", "gradients and optimizer states"
     if stage == 2:
-        held = job.gib("weights") or 0.0
-    if not held:
+        name, what, held = "zero3", "weights as well", job.gib("weights")
+    if stage is None or stage >= 3 or not held:
         return
     yield held * (1 - 1 / job.world_size), Change(
         "arguments.deepspeed", f"{name}.json",
@@ -322,8 +310,7 @@ def offload(job: RunView) -> Proposals:
     held = job.model_states
     if not held or job.fsdp or not job.on_cuda or job.phase not in _ON_THE_CARD or job.trains_adapters:
         return
-    stage = job.stage
-    if (job.deepspeed and stage is None) or job.argument("deepspeed_offload_optimizer"):
+    if (job.deepspeed and job.stage is None) or job.argument("deepspeed_offload_optimizer"):
         return
     if job.states_in_ram or "CPUAdam" in " ".join(job.optimizers):
         return  # they are there already
@@ -331,7 +318,7 @@ def offload(job: RunView) -> Proposals:
     needs = job.states_gib_per(_OFFLOADED_BYTES)
     if needs is None or (isinstance(ram, int | float) and needs > ram):
         return
-    name = "zero3-offload-optimizer" if stage == 3 else "zero2-offload"
+    name = "zero3-offload-optimizer" if job.stage == 3 else "zero2-offload"
     yield held, Change(
         "arguments.deepspeed", f"{name}.json",
         f"`memkit ds copy {name}` moves gradients and optimizer states, {held:.2f} GiB on this card, into RAM",
@@ -452,8 +439,7 @@ def buffers_in_ram(job: RunView) -> Proposals:
 
 def _whole_card(job: RunView) -> float:
     """Where no category tells, what is tried first is what usually holds most."""
-    held = job.gib("loss")
-    return 1.0 + (held or 0.0)
+    return 1.0 + (job.gib("loss") or 0.0)
 
 
 Rule = Callable[[RunView], Proposals]
@@ -467,9 +453,6 @@ _HOST: Final[tuple[Rule, ...]] = (loader, buffers_in_ram, pinned_batches)
 
 _OTHER_TRAINING: Final[tuple[Rule, ...]] = (adapters, sequence_length, only_loss)
 """These change what is trained or what an evaluation gives: they come after those that do not."""
-
-_HOST_CAUSES: Final = ("host memory", "shared memory")
-_NOTHING_TO_SAVE: Final = ("kernel resources",)
 
 _NOTICED: Final = 0.002
 """Of the card. Less than that is within what the allocator rounds up to: its segments have 2 to 20 MiB each."""
@@ -489,9 +472,9 @@ def suggest(
         limit: how many at most.
     """
     job = RunView(run, moment, modules)
-    if job.cause in _NOTHING_TO_SAVE:
+    if job.cause == "kernel resources":
         return []
-    rules = _HOST if job.cause in _HOST_CAUSES else _DEVICE
+    rules = _HOST if job.cause in ("host memory", "shared memory") else _DEVICE
     proposals = [
         (rule in _OTHER_TRAINING, -at_most_gib, change)
         for rule in rules

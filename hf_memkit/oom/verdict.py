@@ -11,20 +11,27 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from hf_memkit.oom.allocator import for_fragmentation, for_size
 from hf_memkit.oom.change import Remedy
 from hf_memkit.oom.known_messages import ANSWERS, Cause
 from hf_memkit.oom.message import OomMessage, Process, show
 from hf_memkit.oom.run_view import RunView
 from hf_memkit.oom.suggestions import smaller_batch
 from hf_memkit.record_types import RunRecord
-from hf_memkit.units import GIB
+from hf_memkit.units import GIB, MIB
 
-__all__ = ["Cause", "Verdict", "for_job", "judge"]
+__all__ = ["Cause", "Verdict", "for_job", "judge", "split_size_mb"]
 
 OWN_CONTEXT: Final = 2 * GIB
 """What a process may hold on a card outside PyTorch's allocator without anything being unusual: the CUDA context and
 its kernels, 0.5 to 2 GiB (stas00/ml-engineering: training/performance). Beyond it somebody else is the likelier."""
+
+_LEAST_SPLIT: Final = 20 * MIB
+"""torch refuses a `max_split_size_mb` below it (torch: c10/core/AllocatorConfig.h: 20 MiB)."""
+
+_EMPTY_CACHE: Final = Remedy(
+    "torch.cuda.empty_cache()", "", False,
+    "PyTorch had given back every segment that was whole, and asked again, before it raised this error",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +240,7 @@ def _too_large(card: DeviceFigures) -> Verdict | None:
         return None
     whose = "the process may use" if card.message.allowed_bytes else "the card has"
     why = f"One tensor of {show(card.requested)} was asked for, and all that {whose} is {show(card.limit)}."
-    return _verdict("size", why, card, for_size(card.message, "the tensor alone is larger"))
+    return _verdict("size", why, card, _for_size(card.message, "the tensor alone is larger"))
 
 
 def _cap(card: DeviceFigures) -> Verdict | None:
@@ -248,7 +255,7 @@ def _cap(card: DeviceFigures) -> Verdict | None:
         f"{show(card.requested)} asked for is more."
     )
     lift = Remedy("torch.cuda.set_per_process_memory_fraction", "a larger fraction", True, "it is what set the limit")
-    return _verdict("cap", why, card, (lift, *for_size(card.message, "the limit is not the card's")))
+    return _verdict("cap", why, card, (lift, *_for_size(card.message, "the limit is not the card's")))
 
 
 def _fits(card: DeviceFigures) -> Verdict | None:
@@ -276,7 +283,7 @@ def _fragmentation(card: DeviceFigures) -> Verdict | None:
     else:
         enough = f"With the {show(card.available)} that was free that is enough for {show(card.requested)}"
         why = f"{pieces}. {enough}, and would leave {show(-card.short)}."
-    return _verdict("fragmentation", why, card, for_fragmentation(message, card.allocator_settings))
+    return _verdict("fragmentation", why, card, _for_fragmentation(message, card.allocator_settings))
 
 
 def _others(card: DeviceFigures) -> Verdict | None:
@@ -301,17 +308,17 @@ def _overhead(card: DeviceFigures) -> Verdict | None:
     )
     buffers = "smaller buffers for each of NCCL's channels (4 MiB by default)"
     helps = Remedy("environment.NCCL_BUFFSIZE", "1048576", True, buffers)
-    return _verdict("context and libraries", why, card, (helps, *for_size(card.message, "none of it is PyTorch's")))
+    return _verdict("context and libraries", why, card, (helps, *_for_size(card.message, "none of it is PyTorch's")))
 
 
 def _size(card: DeviceFigures) -> Verdict:
     if card.short > 0:
-        return _verdict("size", card.balance, card, for_size(card.message, "pieces are not what is missing"))
+        return _verdict("size", card.balance, card, _for_size(card.message, "pieces are not what is missing"))
     why = (
         f"{card.balance} The card is full: even if all pieces of the cache could be joined, "
         f"{show(-card.short)} would be left for the next request."
     )
-    return _verdict("size", why, card, for_size(card.message, "it would serve this request and fail at the next"))
+    return _verdict("size", why, card, _for_size(card.message, "it would serve this request and fail at the next"))
 
 
 def _mps(message: OomMessage) -> Verdict:
@@ -347,7 +354,7 @@ def _free_the_card(message: OomMessage) -> tuple[Remedy, ...]:
             "environment.CUDA_VISIBLE_DEVICES", "an empty card", True,
             "also where several ranks of this job sit on one card: each must set its device before it loads a model",
         ),
-        *for_size(message, "the memory belongs to another process"),
+        *_for_size(message, "the memory belongs to another process"),
     )  # fmt: skip
 
 
@@ -367,3 +374,73 @@ def _figures(message: OomMessage) -> dict[str, float]:
     names = ("requested", "free", "capacity", "allowed", "allocated", "reserved", "cached", "process", "resident")
     sizes = {name: getattr(message, f"{name}_bytes") for name in names}
     return {f"{name}_gib": size / GIB for name, size in sizes.items() if size is not None}
+
+
+# Settings of PyTorch's allocator: which would have helped against a message, and which would not.
+
+
+def split_size_mb(requested_bytes: int) -> int | None:
+    """The `max_split_size_mb` that would have served this request: the power of two at or below it.
+
+    Blocks of at least that size are then not cut for smaller tensors, and one that is free can serve the request
+    whole, or be given back (torch: c10/cuda/CUDACachingAllocator.cpp, `should_split`, `get_free_block`,
+    `release_available_cached_blocks`). None: the request is so small that no allowed value is below it.
+    """
+    value = 1 << ((requested_bytes // MIB).bit_length() - 1) if requested_bytes >= MIB else 0
+    return value if value * MIB > _LEAST_SPLIT else None
+
+
+def _for_fragmentation(message: OomMessage, in_use: str | None) -> tuple[Remedy, ...]:
+    """What to set where enough is cached, in pieces. `in_use`: the settings of that run, if they are known."""
+    key, requested = f"environment.{_variable(message)}", message.requested_bytes or 0
+    if in_use is not None and "expandable_segments:true" in in_use.lower().replace(" ", ""):
+        why = (
+            "it was on: what is cached lies on pages that tensors still use. Fewer different shapes help "
+            "(pad_to_multiple_of, packing), and a smaller batch"
+        )
+        # max_split_size_mb makes things worse beside it.
+        return Remedy(key, "expandable_segments:True", False, why), _EMPTY_CACHE
+    if message.device_type == "xpu":
+        known = (
+            "where this version of torch knows it for XPU; else fewer different shapes (pad_to_multiple_of, packing)"
+        )
+        return Remedy("environment.PYTORCH_ALLOC_CONF", "expandable_segments:True", True, known), _EMPTY_CACHE
+    value = split_size_mb(requested)
+    if value is None:
+        why = f"torch takes no value below {_LEAST_SPLIT // MIB}, and the request is {show(requested)}"
+        cut = Remedy(key, "max_split_size_mb", False, why)
+    else:
+        why = (
+            f"where expandable segments are not to be had: blocks from {value} MiB on are not cut for smaller "
+            f"tensors, so that one of them is whole when {show(requested)} is asked for. It is set instead, not "
+            "besides"
+        )
+        cut = Remedy(key, f"max_split_size_mb:{value}", True, why)
+    return Remedy(key, "expandable_segments:True", True, _why_expandable(message)), cut, _EMPTY_CACHE
+
+
+def _for_size(message: OomMessage, why: str) -> tuple[Remedy, ...]:
+    """What allocator settings can't do where pieces are not the matter."""
+    if message.reserved_bytes is None or message.device_type in ("mps", "npu", "hpu"):
+        return (_EMPTY_CACHE,) if message.device_type in (None, "cuda", "rocm") else ()
+    if message.device_type == "xpu":
+        return (_EMPTY_CACHE,)
+    why = f"{why}; all that is cached is {show(message.cached_bytes or 0)}"
+    settings = "expandable_segments, max_split_size_mb"
+    return Remedy(f"environment.{_variable(message)}", settings, False, why), _EMPTY_CACHE
+
+
+def _why_expandable(message: OomMessage) -> str:
+    why = "segments then grow and shrink by pages, instead of staying whole around the tensors in them"
+    if message.device_type == "rocm":
+        warns = "warns `expandable_segments not supported on this platform` and goes on without"
+        return f"{why}. A ROCm build that lacks it {warns}"
+    if message.variable is None or message.reserved_bytes is None:
+        return why + ". Linux, torch 2.1 or later (this message may be an older one's); not on Windows, WSL2 or Jetson"
+    return why + ". Linux only; on WSL2 and Jetson the driver may refuse it"
+
+
+def _variable(message: OomMessage) -> str:
+    """As the message names it; else one that all versions read: PYTORCH_ALLOC_CONF is read by new ones only (torch:
+    c10/core/AllocatorConfig.h)."""
+    return message.variable or f"PYTORCH_{'HIP' if message.device_type == 'rocm' else 'CUDA'}_ALLOC_CONF"
