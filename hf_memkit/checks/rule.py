@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal, get_args
 
-from hf_memkit.checks.subject import Subject
+from hf_memkit.checks.subject import ABSENT, Subject
 
 __all__ = ["RULES", "SEVERITIES", "Found", "Problem", "Rule", "Severity", "any_job", "deepspeed"]
 
@@ -61,11 +61,12 @@ class Problem:
 class Found:
     """Where a rule applies. `why`, `fix` and `severity` stand in place of the rule's own where the case needs it.
 
-    `argument` is true if the key is one of Trainer's arguments rather than one of the DeepSpeed config.
+    `argument` is true if the key is one of Trainer's arguments rather than one of the DeepSpeed config, or of a setup.
+    `value` is looked up unless it is given.
     """
 
     key: str
-    value: Any = None
+    value: Any = ABSENT
     why: str = ""
     fix: str = ""
     argument: bool = False
@@ -103,7 +104,7 @@ class Rule:
                 severity=found.severity or self.severity,
                 file=subject.arguments_file if found.argument else subject.config_file,
                 key=found.key,
-                value=found.value,
+                value=subject.stands_at(found.key, found.argument) if found.value is ABSENT else found.value,
                 why=found.why or self.why,
                 fix=found.fix or self.fix,
             )

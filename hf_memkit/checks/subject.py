@@ -113,11 +113,6 @@ class Subject:
     def has(self, path: str) -> bool:
         return self.at(path) is not ABSENT
 
-    def shown(self, path: str) -> Any:
-        """As `at`, with None for what is absent: what a problem shows."""
-        value = self.at(path)
-        return None if value is ABSENT else value
-
     def at_stage(self, stage: int) -> Subject:
         """The same job at another ZeRO stage."""
         section = self.at("zero_optimization")
@@ -139,9 +134,21 @@ class Subject:
         """Whether the arguments ask for mixed precision."""
         return self.on("bf16") or self.on("fp16")
 
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches a step: Trainer's argument, or its default."""
+        value = self.argument("gradient_accumulation_steps", 1)
+        return value if isinstance(value, int) else 1
+
     def setting(self, key: str, default: Any = None) -> Any:
         """The setup's setting `key` (`model_parts.chunked_loss`), or `default`; files have none."""
         return self.settings.get(key, default)
+
+    def stands_at(self, key: str, argument: bool) -> Any:
+        """What a problem shows: the argument `key`, or what the config or the setup has there; None if absent."""
+        if argument:
+            return self.argument(key)
+        return self.at(key) if self.has(key) else self.setting(key)
 
     def has_setting(self, key: str) -> bool:
         """Whether the setup sets `key`, or, if `key` is a section, anything in it."""
@@ -151,6 +158,11 @@ class Subject:
     def adapter(self) -> dict[str, Any]:
         """The fields of the setup's LoraConfig; empty without adapters."""
         return {key.partition(".")[2]: value for key, value in self.settings.items() if key.startswith("adapter.")}
+
+    @property
+    def half_weights(self) -> bool:
+        """Whether the setup loads the weights in 16 bits."""
+        return self.setting("model.dtype") in ("bfloat16", "float16")
 
     @property
     def model_type(self) -> str | None:
@@ -180,6 +192,14 @@ class Subject:
         section = self.filled.get(name)
         value = section.get("enabled") if isinstance(section, Mapping) else None
         return None if value == "auto" else value is True
+
+    @property
+    def computes_in(self) -> str | None:
+        """fp16, bf16 or fp32, as the config says; None if Trainer decides and its arguments are not known."""
+        fp16, bf16 = self.enabled("fp16"), self.enabled("bf16")
+        if fp16 is None or bf16 is None:
+            return None
+        return "fp16" if fp16 else "bf16" if bf16 else "fp32"
 
     @cached_property
     def zero(self) -> ZeroSettings:

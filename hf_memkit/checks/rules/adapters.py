@@ -17,7 +17,6 @@ from hf_memkit.techniques.adapter_sizes import (
 from hf_memkit.units import format_size
 
 _LORA: Final = ("lora", "qlora")
-_HALF: Final = ("bfloat16", "float16")
 _QUANTIZATION: Final = "model.quantization"
 
 
@@ -60,11 +59,11 @@ def adapter_copies_module(subject: Subject) -> Iterator[Found]:
     if subject.model is None:
         yield Found(key, names)
     elif copied := copied_parameters(subject.model, {"modules_to_save": names}):
-        half = 2 if subject.setting("model.dtype") in _HALF else 4
-        size = format_size(4 * half * copied)  # the copy has the weights' own dtype, and so have both its moments
+        each = 2 if subject.half_weights else 4
+        size = format_size(4 * each * copied)  # the copy has the weights' own dtype, and so have both its moments
         tied = "; and it is tied to the word embedding: from now on they are two" if subject.model.tied else ""
-        yield Found(key, names, why=f"PEFT trains a copy of {copied / 1e6:.1f} M parameters beside the frozen "
-                    f"original: {size} of weights, gradients and AdamW states by formula{tied}")  # fmt: skip
+        why = f"PEFT trains a copy of {copied / 1e6:.1f} M parameters beside the frozen original: {size} of weights"
+        yield Found(key, names, why=f"{why}, gradients and AdamW states by formula{tied}")
 
 
 @any_job.warning(
@@ -139,7 +138,7 @@ def quantised_to_fp4(subject: Subject) -> Iterator[Found]:
 )
 def quantised_computes_in_fp32(subject: Subject) -> Iterator[Found]:
     given = _quantization(subject)
-    sixteen = subject.setting("model.dtype") in _HALF or subject.argument("bf16") or subject.argument("fp16")
+    sixteen = subject.half_weights or subject.argument("bf16") or subject.argument("fp16")
     compute = given.get("bnb_4bit_compute_dtype")
     if given.get("load_in_4bit") is True and sixteen and compute in (None, "float32"):
         yield Found(f"{_QUANTIZATION}.bnb_4bit_compute_dtype", compute)
@@ -190,5 +189,5 @@ def experts_not_quantised(subject: Subject) -> Iterator[Found]:
         return
     share = model.stacked / model.parameters
     held = format_size(quantised_bytes(model, given).total)
-    yield Found(_QUANTIZATION, dict(given), why=f"{share:.0%} of the weights are experts kept in one tensor a layer, "
-                f"which bitsandbytes leaves in 16 bits: the model takes {held} by formula")  # fmt: skip
+    why = f"{share:.0%} of the weights are experts kept in one tensor a layer, which bitsandbytes leaves in 16 bits"
+    yield Found(_QUANTIZATION, dict(given), why=f"{why}: the model takes {held} by formula")

@@ -42,7 +42,7 @@ def batch_search_at_stage_3(subject: Subject) -> Iterator[Found]:
 )
 def fsdp_and_deepspeed(subject: Subject) -> Iterator[Found]:
     if subject.argument("fsdp"):
-        yield Found("fsdp", subject.argument("fsdp"), argument=True)
+        yield Found("fsdp", argument=True)
 
 
 @any_job.warning(

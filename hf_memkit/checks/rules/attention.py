@@ -30,7 +30,7 @@ _SHARE_OF_CARD = 8
 def flash_needs_16_bits(subject: Subject) -> Iterator[Found]:
     flash = str(subject.setting(_KEY)).startswith("flash_attention")
     if flash and not subject.mixed and subject.setting("model.dtype", "float32") == "float32":
-        yield Found(_KEY, subject.setting(_KEY))
+        yield Found(_KEY)
 
 
 @any_job.error(
@@ -54,7 +54,7 @@ def flash_not_installed(subject: Subject) -> Iterator[Found]:
 )
 def flash_on_cpu(subject: Subject) -> Iterator[Found]:
     if str(subject.setting(_KEY)).startswith("flash_attention") and subject.without_gpu:
-        yield Found(_KEY, subject.setting(_KEY))
+        yield Found(_KEY)
 
 
 @any_job.error(
@@ -115,7 +115,7 @@ def nothing_to_fuse(subject: Subject) -> Iterator[Found]:
     name = activation_of(dict(subject.model.config)) if subject.model is not None else None
     if subject.has_setting(_FUSED) and name is not None and name not in COMPOSED:
         why = f"the model's activation function, {name}, is one operation already: there is nothing to fuse"
-        yield Found(_FUSED, subject.setting(_FUSED), why=why)
+        yield Found(_FUSED, why=why)
 
 
 @any_job.warning(
@@ -128,4 +128,4 @@ def fused_by_the_compiler(subject: Subject) -> Iterator[Found]:
     compiled = any(subject.argument(f"torch_compile{name}") for name in ("", "_mode", "_backend"))
     without = subject.argument("torch_compile_backend") in ("eager", "aot_eager", "cudagraphs")
     if subject.has_setting(_FUSED) and compiled and not without:
-        yield Found(_FUSED, subject.setting(_FUSED))
+        yield Found(_FUSED)

@@ -68,12 +68,6 @@ def batch_product(subject: Subject) -> Iterator[Found]:
         yield Found("train_batch_size", whole, why=f"train_batch_size must be {times}; DeepSpeed stops otherwise")
 
 
-def _accumulation(subject: Subject) -> int:
-    """Micro-batches a step: Trainer's argument, or its default."""
-    value = subject.argument("gradient_accumulation_steps", 1)
-    return value if isinstance(value, int) else 1
-
-
 @any_job.error(
     why="this model's forward takes num_items_in_batch and does not use it, so that Trainer believes the loss to be "
     "divided already: loss and gradients come out as many times too large as there are micro-batches",
@@ -82,9 +76,9 @@ def _accumulation(subject: Subject) -> int:
     techniques=("global-batch",),
 )
 def accumulation_multiplies_the_loss(subject: Subject) -> Iterator[Found]:
-    count = _accumulation(subject)
-    if count > 1 and subject.model_type in LOSS_NOT_SCALED and not subject.argument("use_liger_kernel"):
-        yield Found("gradient_accumulation_steps", count, argument=True)
+    unscaled = subject.model_type in LOSS_NOT_SCALED and not subject.argument("use_liger_kernel")
+    if unscaled and subject.accumulation > 1:
+        yield Found("gradient_accumulation_steps", argument=True)
 
 
 @any_job.warning(
@@ -96,11 +90,10 @@ def accumulation_multiplies_the_loss(subject: Subject) -> Iterator[Found]:
     techniques=("global-batch",),
 )
 def accumulation_averages_means(subject: Subject) -> Iterator[Found]:
-    count = _accumulation(subject)
     # A recipe packs its text into blocks of one length; TRL does so with `packing`.
     packed = subject.on("packing") or subject.has_setting("data.source")
-    if count > 1 and subject.model_type in MEAN_OF_MEANS and not packed:
-        yield Found("gradient_accumulation_steps", count, argument=True)
+    if subject.accumulation > 1 and subject.model_type in MEAN_OF_MEANS and not packed:
+        yield Found("gradient_accumulation_steps", argument=True)
 
 
 @any_job.warning(
@@ -110,9 +103,8 @@ def accumulation_averages_means(subject: Subject) -> Iterator[Found]:
     techniques=("global-batch",),
 )
 def batch_norm_with_accumulation(subject: Subject) -> Iterator[Found]:
-    count = _accumulation(subject)
-    if subject.model is not None and subject.model.batch_norms and count > 1:
-        yield Found("gradient_accumulation_steps", count, argument=True)
+    if subject.model is not None and subject.model.batch_norms and subject.accumulation > 1:
+        yield Found("gradient_accumulation_steps", argument=True)
 
 
 @any_job.warning(
@@ -135,7 +127,7 @@ def batch_search_shrinks_the_batch(subject: Subject) -> Iterator[Found]:
 )
 def batch_split_among_processes(subject: Subject) -> Iterator[Found]:
     if _accelerator_config(subject).get("split_batches") is True and subject.processes != 1:
-        yield Found("accelerator_config", subject.argument("accelerator_config"), argument=True)
+        yield Found("accelerator_config", argument=True)
 
 
 @any_job.error(
@@ -147,8 +139,8 @@ def batch_split_among_processes(subject: Subject) -> Iterator[Found]:
 def accumulation_in_accelerator_config(subject: Subject) -> Iterator[Found]:
     section = _accelerator_config(subject).get("gradient_accumulation_kwargs")
     steps = section.get("num_steps") if isinstance(section, Mapping) else None
-    if steps is not None and (steps != 1 or _accumulation(subject) > 1):
-        yield Found("accelerator_config", subject.argument("accelerator_config"), argument=True)
+    if steps is not None and (steps != 1 or subject.accumulation > 1):
+        yield Found("accelerator_config", argument=True)
 
 
 def _accelerator_config(subject: Subject) -> Mapping[str, Any]:

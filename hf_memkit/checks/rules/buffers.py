@@ -53,7 +53,7 @@ def bucket_against_card(subject: Subject) -> Iterator[Found]:
     if gpu is not None and set_here and taken > BUCKET_SHARE * gpu.usable_bytes:
         twice = ", twice because of overlap_comm" if subject.zero.buckets > 1 else ""
         why = f"the buckets take {format_size(taken)} of {format_size(gpu.usable_bytes)} on {gpu.name}{twice}"
-        yield Found(_BUCKET, subject.at(_BUCKET), why=why)
+        yield Found(_BUCKET, why=why)
 
 
 @deepspeed.warning(
@@ -66,7 +66,7 @@ def sub_group_default(subject: Subject) -> Iterator[Found]:
     if not subject.zero.swaps_optimizer or subject.zero.sub_group_elements < _SUB_GROUP_DEFAULT:
         return
     if not subject.has(_SUB_GROUP) or subject.model is None:  # with a model its real buffers are weighed against RAM
-        yield Found(_SUB_GROUP, subject.shown(_SUB_GROUP))
+        yield Found(_SUB_GROUP)
 
 
 @deepspeed.error(
@@ -82,7 +82,7 @@ def buffer_too_small(subject: Subject) -> Iterator[Found]:
     if size < largest:
         why = f"the largest parameter's share has {largest:,} elements: DeepSpeed stops,"
         why += ' "More elements … than buffer"'
-        yield Found(_BUFFER, subject.shown(_BUFFER), why=why, fix=f"write at least {largest}")
+        yield Found(_BUFFER, why=why, fix=f"write at least {largest}")
 
 
 @deepspeed.warning(

@@ -26,8 +26,8 @@ def _ledger(subject: Subject) -> Ledger | None:
 
 
 def _largest(rows: list[Row]) -> str:
-    parts = [f"{row.term} {format_size(row.size_bytes)}" for row in sorted(rows, key=lambda row: -row.size_bytes)[:3]]
-    return ", ".join(parts)
+    rows = sorted(rows, key=lambda row: -row.size_bytes)[:3]
+    return ", ".join(f"{row.term} {format_size(row.size_bytes)}" for row in rows)
 
 
 @deepspeed.error(
@@ -43,7 +43,7 @@ def card_too_small(subject: Subject) -> Iterator[Found]:
     if needed > gpu.usable_bytes:
         rows = [row for row in ledger.rows if row.place == "device"]
         why = f"DeepSpeed alone needs {format_size(needed)} of {format_size(gpu.usable_bytes)} on {gpu.name}"
-        yield Found(f"{_ZERO}.stage", subject.shown(f"{_ZERO}.stage"), why=f"{why} ({_largest(rows)})")
+        yield Found(f"{_ZERO}.stage", why=f"{why} ({_largest(rows)})")
 
 
 @deepspeed.error(
@@ -60,9 +60,9 @@ def ram_too_small(subject: Subject) -> Iterator[Found]:
     if needed > subject.machine.ram_bytes:
         part = "offload_optimizer" if subject.zero.optimizer.device != "none" else "offload_param"
         why = f"DeepSpeed needs {format_size(needed)} of {format_size(subject.machine.ram_bytes)} of RAM"
-        computed = "lower sub_group_size and buffer_count, whose buffers are in RAM; `memkit ds copy` computes them"
-        path, fix = f"{_ZERO}.{part}.device", computed if subject.zero.swaps_optimizer else ""
-        yield Found(path, subject.shown(path), why=f"{why} ({_largest(rows)})", fix=fix)
+        fix = "lower sub_group_size and buffer_count, whose buffers are in RAM; `memkit ds copy` computes them"
+        fix = fix if subject.zero.swaps_optimizer else ""
+        yield Found(f"{_ZERO}.{part}.device", why=f"{why} ({_largest(rows)})", fix=fix)
 
 
 @deepspeed.error(
@@ -78,9 +78,8 @@ def memlock_too_small(subject: Subject) -> Iterator[Found]:
     locked = sum(row.size_bytes for row in ledger.rows if row.term in SWAP_BUFFERS)
     if locked > limit:
         part = "offload_param" if subject.zero.swaps_parameters else "offload_optimizer"
-        path = f"{_ZERO}.{part}.buffer_count"
         why = f"swap buffers of {format_size(locked)} are locked with mlock, and the limit here is"
-        yield Found(path, subject.shown(path), why=f"{why} {limit / MIB:.0f} MiB")
+        yield Found(f"{_ZERO}.{part}.buffer_count", why=f"{why} {limit / MIB:.0f} MiB")
 
 
 @deepspeed.error(
@@ -95,6 +94,5 @@ def disk_too_small(subject: Subject) -> Iterator[Found]:
     needed, free = ledger.total_bytes("disk"), subject.machine.disk_free_bytes
     if needed > free:
         part = "offload_optimizer" if subject.zero.swaps_optimizer else "offload_param"
-        path = f"{_ZERO}.{part}.nvme_path"
         why = f"the swap files need {format_size(needed)}, and {format_size(free)} are free"
-        yield Found(path, subject.shown(path), why=why)
+        yield Found(f"{_ZERO}.{part}.nvme_path", why=why)

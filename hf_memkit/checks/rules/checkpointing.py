@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from hf_memkit.checks.rule import Found, Severity, any_job
+from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.rules.scripts import is_for_text, is_for_trl
 from hf_memkit.checks.subject import Subject
 from hf_memkit.techniques.activation_bytes import backward_bytes, layer_of, numbers_in
@@ -39,10 +39,6 @@ def _part(subject: Subject) -> str:
     return next((part for part in _PARTS if subject.has_setting(f"model_parts.{part}")), "")
 
 
-def _of_options(subject: Subject, why: str = "", severity: Severity | None = None) -> Found:
-    return Found(_OPTIONS, subject.argument(_OPTIONS), why=why, argument=True, severity=severity)
-
-
 @any_job.warning(
     why="gradient_checkpointing is the old name of activation_checkpointing; where both are set the new one counts, "
     "and the old one is passed over without a word",
@@ -67,7 +63,7 @@ def checkpointing_options_without_switch(subject: Subject) -> Iterator[Found]:
     # TRL's configs have the switch on unless the file says otherwise (trl 1.16.0: trainer/base_config.py 62-63).
     on = subject.on(_SWITCH) or (is_for_trl(subject) and subject.argument(_SWITCH) is None)
     if _options(subject) and not on and not _part(subject):
-        yield _of_options(subject)
+        yield Found(_OPTIONS, argument=True)
 
 
 @any_job.hint(
@@ -80,7 +76,7 @@ def checkpointing_options_without_switch(subject: Subject) -> Iterator[Found]:
 def checkpointing_reentrant_unset(subject: Subject) -> Iterator[Found]:
     passed = set(_options(subject)) - _TRAINER
     if subject.on(_SWITCH) and passed and _options(subject).get("use_reentrant") is None:
-        yield _of_options(subject)
+        yield Found(_OPTIONS, argument=True)
 
 
 @any_job.warning(
@@ -94,7 +90,7 @@ def checkpointing_reentrant_unset(subject: Subject) -> Iterator[Found]:
 )
 def checkpointing_reentrant_inputs(subject: Subject) -> Iterator[Found]:
     if subject.on(_SWITCH) and _options(subject).get("use_reentrant") is True and not is_for_text(subject):
-        yield _of_options(subject)
+        yield Found(_OPTIONS, argument=True)
 
 
 @any_job.error(
@@ -107,7 +103,7 @@ def checkpointing_masks_differ(subject: Subject) -> Iterator[Found]:
     off = subject.on(_SWITCH) and _options(subject).get("preserve_rng_state") is False
     config = subject.model.config if off and subject.model is not None else {}
     if any(_is_dropout(name) and value for name, value in config.items()):
-        yield _of_options(subject)
+        yield Found(_OPTIONS, argument=True)
 
 
 def _is_dropout(name: str) -> bool:
@@ -137,10 +133,11 @@ def every_nth_of_few(subject: Subject) -> Iterator[Found]:
     if not subject.on(_SWITCH) or not isinstance(every, int):
         return
     if every < 1:
-        yield _of_options(subject, "every_n_layers must be at least 1", "error")
+        yield Found(_OPTIONS, why="every_n_layers must be at least 1", argument=True, severity="error")
     elif layers > 3 and every > layers // 2:
-        checkpoints = f"every_n_layers {every} checkpoints {-(-layers // every)} of {layers} layers"
-        yield _of_options(subject, f"{checkpoints}; a larger number means fewer layers and more memory")
+        why = f"every_n_layers {every} checkpoints {-(-layers // every)} of {layers} layers"
+        why += "; a larger number means fewer layers and more memory"
+        yield Found(_OPTIONS, why=why, argument=True)
 
 
 @any_job.warning(
@@ -194,7 +191,7 @@ def checkpointing_function(subject: Subject) -> Iterator[Found]:
 )
 def offload_without_accelerator(subject: Subject) -> Iterator[Found]:
     if subject.on(_SWITCH) and _options(subject).get("offload") and subject.without_gpu:
-        yield _of_options(subject)
+        yield Found(_OPTIONS, argument=True)
 
 
 @any_job.warning(
@@ -231,7 +228,7 @@ def checkpointing_unsupported_model(subject: Subject) -> Iterator[Found]:
     if unsupported and subject.on(_SWITCH):
         yield Found(_SWITCH, True, argument=True)
     elif unsupported and (part := _part(subject)):
-        yield Found(f"model_parts.{part}", subject.setting(f"model_parts.{part}"))
+        yield Found(f"model_parts.{part}")
 
 
 @any_job.error(
@@ -244,4 +241,4 @@ def checkpointing_parts_compiled(subject: Subject) -> Iterator[Found]:
     compiled = any(subject.argument(name) for name in ("torch_compile", "torch_compile_backend", "torch_compile_mode"))
     part = _part(subject)
     if compiled and part in ("checkpoint_segments", "checkpoint_selective"):
-        yield Found(f"model_parts.{part}", subject.setting(f"model_parts.{part}"))
+        yield Found(f"model_parts.{part}")

@@ -92,7 +92,7 @@ def compile_graphs_of_many_shapes(subject: Subject) -> Iterator[Found]:
     one_row = packed is not None and packed.get("length") is None
     if graphs and (one_row or subject.argument("train_sampling_strategy") == "group_by_length"):
         key = "torch_compile_mode" if mode in GRAPH_MODES else "torch_compile_backend"
-        yield Found(key, subject.argument(key), argument=True)
+        yield Found(key, argument=True)
 
 
 @deepspeed.warning(
@@ -104,7 +104,7 @@ def compile_graphs_of_many_shapes(subject: Subject) -> Iterator[Found]:
 )
 def compile_at_stage_3(subject: Subject) -> Iterator[Found]:
     if _on(subject) and subject.zero.stage == 3:
-        yield Found("torch_compile", subject.argument("torch_compile"), argument=True)
+        yield Found("torch_compile", argument=True)
 
 
 @any_job.error(

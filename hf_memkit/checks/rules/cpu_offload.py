@@ -40,8 +40,8 @@ def offload_clips_nothing(subject: Subject) -> Iterator[Found]:
     techniques=_TECHNIQUE,
 )
 def offload_drops_gradients(subject: Subject) -> Iterator[Found]:
-    options, steps = _options(subject), subject.argument("gradient_accumulation_steps", 1)
-    if options and options.get("offload_gradients") is True and isinstance(steps, int) and steps > 1:
+    options = _options(subject)
+    if options and options.get("offload_gradients") is True and subject.accumulation > 1:
         yield Found(f"{_PART}.offload_gradients", True)
 
 
@@ -54,7 +54,7 @@ def offload_drops_gradients(subject: Subject) -> Iterator[Found]:
 )
 def offload_on_several_cards(subject: Subject) -> Iterator[Found]:
     if _options(subject) is not None and subject.several:
-        yield Found(_PART, dict(_options(subject) or {}))
+        yield Found(_PART)
 
 
 @any_job.error(
@@ -64,10 +64,9 @@ def offload_on_several_cards(subject: Subject) -> Iterator[Found]:
     techniques=_TECHNIQUE,
 )
 def offload_rounds_updates(subject: Subject) -> Iterator[Found]:
-    dtype = subject.setting("model.dtype")
     # PEFT keeps adapters in fp32.
-    if _options(subject) is not None and dtype in ("bfloat16", "float16") and not subject.adapter:
-        yield Found("model.dtype", dtype)
+    if _options(subject) is not None and subject.half_weights and not subject.adapter:
+        yield Found("model.dtype")
 
 
 @deepspeed.error(
@@ -78,4 +77,4 @@ def offload_rounds_updates(subject: Subject) -> Iterator[Found]:
 )
 def offload_twice(subject: Subject) -> Iterator[Found]:
     if _options(subject) is not None:
-        yield Found(_PART, dict(_options(subject) or {}))
+        yield Found(_PART)

@@ -73,7 +73,7 @@ def metric_input_unknown(subject: Subject) -> Iterator[Found]:
 )
 def inputs_held_for_nothing(subject: Subject) -> Iterator[Found]:
     if "inputs" in _names(subject) and subject.on("prediction_loss_only"):
-        yield Found("include_for_metrics", subject.argument("include_for_metrics"), argument=True)
+        yield Found("include_for_metrics", argument=True)
 
 
 def _names(subject: Subject) -> list[str]:

@@ -74,7 +74,7 @@ def _misplaced(subject: Subject, path: str) -> str:
 def removed_key(subject: Subject) -> Iterator[Found]:
     for path, note in REMOVED.items():
         if subject.has(path):
-            yield Found(path, subject.shown(path), fix=f"delete the key ({note})")
+            yield Found(path, fix=f"delete the key ({note})")
 
 
 @deepspeed.error(
@@ -87,7 +87,7 @@ def rejected_key(subject: Subject) -> Iterator[Found]:
         section, _, name = path.rpartition(".")
         why = "its class takes no such parameter: TypeError when the engine starts"
         why = why if section.endswith(".params") else ""
-        yield Found(path, subject.shown(path), why=why, fix=f"delete the key{did_you_mean(name, known)}")
+        yield Found(path, why=why, fix=f"delete the key{did_you_mean(name, known)}")
 
 
 @deepspeed.warning(
@@ -97,7 +97,7 @@ def rejected_key(subject: Subject) -> Iterator[Found]:
 )
 def unknown_key(subject: Subject) -> Iterator[Found]:
     for path, known in _unknown(subject, strict=False):
-        yield Found(path, subject.shown(path), fix=f"delete the key{did_you_mean(path.rpartition('.')[2], known)}")
+        yield Found(path, fix=f"delete the key{did_you_mean(path.rpartition('.')[2], known)}")
 
 
 @deepspeed.warning(
@@ -108,7 +108,7 @@ def unknown_key(subject: Subject) -> Iterator[Found]:
 def renamed_key(subject: Subject) -> Iterator[Found]:
     for path, name in RENAMED.items():
         if subject.has(path):
-            yield Found(path, subject.shown(path), fix=f"call it {name!r}")
+            yield Found(path, fix=f"call it {name!r}")
 
 
 @deepspeed.warning(
@@ -125,7 +125,7 @@ def misplaced_key(subject: Subject) -> Iterator[Found]:
         effect = "DeepSpeed refuses it here" if own.strict else "DeepSpeed ignores it here without a word"
         target = section_name(place) or "the top level"
         why, severity = f"{effect}: it belongs to {target}", _SEVERITY_BY_STRICTNESS[own.strict]
-        yield Found(path, subject.shown(path), why=why, fix=f"write it as {place}", severity=severity)
+        yield Found(path, why=why, fix=f"write it as {place}", severity=severity)
 
 
 @deepspeed.warning(
@@ -136,7 +136,7 @@ def misplaced_key(subject: Subject) -> Iterator[Found]:
 def deprecated_key(subject: Subject) -> Iterator[Found]:
     for path, (severity, why, new) in _DEPRECATED.items():
         if subject.has(path):
-            yield Found(path, subject.shown(path), why=why, fix=f"write {new} instead", severity=severity)
+            yield Found(path, why=why, fix=f"write {new} instead", severity=severity)
 
 
 @any_job.warning(
@@ -147,7 +147,7 @@ def deprecated_key(subject: Subject) -> Iterator[Found]:
 )
 def duplicate_key(subject: Subject) -> Iterator[Found]:
     for path in subject.duplicates:
-        yield Found(path, subject.shown(path))
+        yield Found(path)
     given = dict(walk(subject.arguments or {}))
     for path in subject.duplicate_arguments:
         why = "the file has the key twice: the last one is taken without a word"

@@ -56,4 +56,4 @@ def low_cpu_mem_usage_ignored(subject: Subject) -> Iterator[Found]:
 )
 def device_map_with_stage_3(subject: Subject) -> Iterator[Found]:
     if subject.has_setting("model.device_map") and subject.zero.stage == 3:
-        yield Found("model.device_map", subject.setting("model.device_map"))
+        yield Found("model.device_map")

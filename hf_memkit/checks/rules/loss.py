@@ -110,7 +110,7 @@ def liger_without_gpu(subject: Subject) -> Iterator[Found]:
 def liger_and_chunked_loss(subject: Subject) -> Iterator[Found]:
     known = subject.model_type in (None, *LIGER_OPTIONS)
     if _liger(subject) and known and subject.has_setting(_CHUNKED):
-        yield Found(_CHUNKED, subject.setting(_CHUNKED))
+        yield Found(_CHUNKED)
 
 
 @any_job.warning(
@@ -152,7 +152,7 @@ def one_chunk_only(subject: Subject) -> Iterator[Found]:
 )
 def sft_has_its_own_loss(subject: Subject) -> Iterator[Found]:
     if subject.setting("trainer.class") == "trl:SFTTrainer" and subject.has_setting(_CHUNKED):
-        yield Found(_CHUNKED, subject.setting(_CHUNKED))
+        yield Found(_CHUNKED)
 
 
 @any_job.error(
@@ -166,4 +166,4 @@ def chunked_loss_needs_causal_model(subject: Subject) -> Iterator[Found]:
     other = subject.model.model_class if subject.model is not None else None
     if other is not None and subject.has_setting(_CHUNKED):
         why = f"it sums the loss of a causal language model in chunks, and {other} computes another one"
-        yield Found(_CHUNKED, subject.setting(_CHUNKED), why=why)
+        yield Found(_CHUNKED, why=why)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from hf_memkit.checks.rule import Found, deepspeed
-from hf_memkit.checks.subject import Subject
+from hf_memkit.checks.subject import ABSENT, Subject
 
 _OPTIMIZER = "zero_optimization.offload_optimizer"
 _PARAM = "zero_optimization.offload_param"
@@ -33,8 +33,8 @@ def _swapping(subject: Subject) -> list[str]:
 )
 def nvme_path_missing(subject: Subject) -> Iterator[Found]:
     for path in [f"{part}.nvme_path" for part in _swapping(subject)]:
-        if subject.shown(path) in ("", None, "none"):
-            yield Found(path, subject.shown(path))
+        if subject.at(path) in ("", None, "none", ABSENT):
+            yield Found(path)
 
 
 @deepspeed.error(
@@ -100,9 +100,8 @@ def pipelined_buffers_too_few(subject: Subject) -> Iterator[Found]:
     read, write = (subject.at(f"{_OPTIMIZER}.pipeline_{way}") is True for way in ("read", "write"))
     enough = PIPELINED_BUFFERS.get((read, write), 0)
     if subject.zero.swaps_optimizer and subject.zero.optimizer.buffer_count < enough:
-        path = f"{_OPTIMIZER}.buffer_count"
         fix = f'write "buffer_count": {enough} or more, or switch the pipelines off'
-        yield Found(path, subject.shown(path), fix=fix)
+        yield Found(f"{_OPTIMIZER}.buffer_count", fix=fix)
 
 
 @deepspeed.warning(

@@ -134,4 +134,4 @@ def super_offload_unsupported(subject: Subject) -> Iterator[Found]:
 def cores_without_super_offload(subject: Subject) -> Iterator[Found]:
     path = f"{_OPTIMIZER}.cpuadam_cores_perc"
     if subject.has(path) and subject.at(f"{_OPTIMIZER}.super_offload") is not True:
-        yield Found(path, subject.at(path))
+        yield Found(path)

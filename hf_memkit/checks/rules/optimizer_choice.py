@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from hf_memkit.checks.rule import Found, Severity, any_job, deepspeed
+from hf_memkit.checks.rule import Found, any_job, deepspeed
 from hf_memkit.checks.rules.optimizer_options import named_optimizer, optimizer_row
 from hf_memkit.checks.subject import Subject
 from hf_memkit.optimizers import techniques_of
@@ -25,11 +25,6 @@ def _is_lomo(subject: Subject) -> bool:
 def _is_layerwise(subject: Subject) -> bool:
     """Trainer's own form, which steps in hooks."""
     return optimizer_row(subject).gradients_at_once == 1
-
-
-def _accumulates(subject: Subject) -> bool:
-    value = subject.argument("gradient_accumulation_steps", 1)
-    return isinstance(value, int) and value > 1
 
 
 @any_job.error(
@@ -54,16 +49,15 @@ def low_rank_on_conv1d(subject: Subject) -> Iterator[Found]:
     if not optimizer_row(subject).low_rank or subject.model_type not in _CONV1D:
         return
     everything = isinstance(targets, str) and targets.replace("_", "-") == "all-linear"
-    severity: Severity = "error"
     if everything or (isinstance(targets, str) and re.fullmatch(targets, "lm_head")):
-        severity = "warning"
         why = (
             "Trainer finds only lm_head, whose weight is that of the word embedding and goes by its name: nothing is "
             "projected, and plain AdamW with full states trains everything, silently"
         )
+        yield Found("optim_target_modules", why=why, argument=True, severity="warning")
     else:
         why = "Trainer projects nn.Linear only, finds none among these Conv1D layers, and fails"
-    yield Found("optim_target_modules", targets, why=why, argument=True, severity=severity)
+        yield Found("optim_target_modules", why=why, argument=True)
 
 
 @any_job.error(
@@ -96,8 +90,8 @@ def galore_adafactor_layerwise(subject: Subject) -> Iterator[Found]:
     techniques=_LAYERWISE,
 )
 def layerwise_accumulation(subject: Subject) -> Iterator[Found]:
-    if _is_layerwise(subject) and _accumulates(subject):
-        yield Found("gradient_accumulation_steps", subject.argument("gradient_accumulation_steps"), argument=True)
+    if _is_layerwise(subject) and subject.accumulation > 1:
+        yield Found("gradient_accumulation_steps", argument=True)
 
 
 @any_job.error(
@@ -131,8 +125,8 @@ def clipping_without_gradients(subject: Subject) -> Iterator[Found]:
     techniques=_LOMO,
 )
 def lomo_accumulation(subject: Subject) -> Iterator[Found]:
-    if _is_lomo(subject) and _accumulates(subject):
-        yield Found("gradient_accumulation_steps", subject.argument("gradient_accumulation_steps"), argument=True)
+    if _is_lomo(subject) and subject.accumulation > 1:
+        yield Found("gradient_accumulation_steps", argument=True)
 
 
 @any_job.error(

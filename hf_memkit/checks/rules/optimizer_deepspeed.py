@@ -70,7 +70,7 @@ def removed_optimizer(subject: Subject) -> Iterator[Found]:
 def clipping_in_optimizer(subject: Subject) -> Iterator[Found]:
     kind = str(subject.at("optimizer.type"))
     if subject.has("optimizer.params.max_grad_norm") and kind not in REMOVED_OPTIMIZERS:
-        yield Found("optimizer.params.max_grad_norm", subject.at("optimizer.params.max_grad_norm"))
+        yield Found("optimizer.params.max_grad_norm")
 
 
 @deepspeed.warning(
@@ -81,4 +81,4 @@ def clipping_in_optimizer(subject: Subject) -> Iterator[Found]:
 def states_key_without_offload(subject: Subject) -> Iterator[Found]:
     path = "optimizer.params.fp32_optimizer_states"
     if subject.has(path) and not _offloads(subject):
-        yield Found(path, subject.at(path))
+        yield Found(path)

@@ -78,7 +78,7 @@ def optimizer_options_ignored(subject: Subject) -> Iterator[Found]:
         if key not in read:
             knows = f"it reads {', '.join(read)}" if read else "it reads nothing of optim_args"
             why = f"{key} does not reach {optim}: {knows}, and Trainer drops the rest silently"
-            yield Found("optim_args", subject.argument("optim_args"), why=why, argument=True)
+            yield Found("optim_args", why=why, argument=True)
 
 
 @any_job.error(
@@ -101,7 +101,7 @@ def optimizer_option_always_true(subject: Subject) -> Iterator[Found]:
     for key, value in options(subject).items():
         off = value.lower() in ("false", "0", "no", "none")
         if named_optimizer(subject) == "stable_adamw" and key in _TRUE_IF_ANY and off:
-            yield Found("optim_args", subject.argument("optim_args"), argument=True)
+            yield Found("optim_args", argument=True)
 
 
 @any_job.warning(
@@ -112,7 +112,7 @@ def optimizer_option_always_true(subject: Subject) -> Iterator[Found]:
 )
 def optimizer_decay_overridden(subject: Subject) -> Iterator[Found]:
     if "weight_decay" in (optimizer_row(subject).reads or ()) and "weight_decay" in options(subject):
-        yield Found("optim_args", subject.argument("optim_args"), argument=True)
+        yield Found("optim_args", argument=True)
 
 
 @any_job.error(
@@ -123,7 +123,7 @@ def optimizer_decay_overridden(subject: Subject) -> Iterator[Found]:
 )
 def torchao_block_size(subject: Subject) -> Iterator[Found]:
     if "torchao" in optimizer_row(subject).packages and "block_size" in options(subject):
-        yield Found("optim_args", subject.argument("optim_args"), argument=True)
+        yield Found("optim_args", argument=True)
 
 
 @any_job.warning(
@@ -197,7 +197,7 @@ def lion_betas(subject: Subject) -> Iterator[Found]:
 def optimizer_ignored(subject: Subject) -> Iterator[Found]:
     for key in ("optim", "optim_args"):
         if subject.has_setting("optimizer.class") and subject.argument(key) is not None:
-            yield Found(key, subject.argument(key), argument=True)
+            yield Found(key, argument=True)
 
 
 @any_job.warning(

@@ -42,7 +42,7 @@ def _chosen(subject: Subject, why: str = "", default: str = "") -> Found:
 
 def _trains_16_bit_weights(subject: Subject) -> bool:
     """It is known that the weights are loaded in 16 bits, and that they, not adapters, are trained without a copy."""
-    return subject.setting("model.dtype") in ("bfloat16", "float16") and trains_loaded_weights(subject)
+    return subject.half_weights and trains_loaded_weights(subject)
 
 
 @any_job.warning(
@@ -71,7 +71,7 @@ def stochastic_rounding_ignored(subject: Subject) -> Iterator[Found]:
     if _class(subject):
         yield Found("optimizer.bf16_stochastic_round", True)
     else:
-        yield Found("optim_args", subject.argument("optim_args"), argument=True)
+        yield Found("optim_args", argument=True)
 
 
 @any_job.warning(

@@ -19,7 +19,7 @@ _SHORT: Final = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32
 def _switched_on(subject: Subject, name: str, fix_of_argument: str, why: str = "") -> Found:
     """Where fp16 or bf16 is switched on: in the arguments if the config leaves it to them, else in the config."""
     if subject.at(f"{name}.enabled") != "auto":
-        return Found(f"{name}.enabled", subject.at(f"{name}.enabled"), why=why)
+        return Found(f"{name}.enabled", why=why)
     given = name if subject.on(name) else f"{name}_full_eval"
     return Found(given, True, why=why, fix=fix_of_argument, argument=True)
 
@@ -68,12 +68,12 @@ def fp32_accumulation(subject: Subject) -> Iterator[Found]:
         return
     if subject.zero.stage == 0:
         why = "without ZeRO DeepSpeed refuses to mix it with 16-bit weights"
-        yield Found(path, subject.at(path), why=why, severity="error")
+        yield Found(path, why=why, severity="error")
     elif subject.zero.stage == 1 and subject.zero.optimizer.device == "none" and subject.enabled("bf16") is not False:
         why = "at stage 1 with bf16 DeepSpeed changes to its BF16_Optimizer: 4 bytes for every parameter on every card"
-        yield Found(path, subject.at(path), why=f"{why}, not split", severity="warning")
+        yield Found(path, why=f"{why}, not split", severity="warning")
     else:
-        yield Found(path, subject.at(path))
+        yield Found(path)
 
 
 @deepspeed.error(
@@ -144,12 +144,9 @@ def lean_states_without_bf16(subject: Subject) -> Iterator[Found]:
 )
 def parameter_type(subject: Subject) -> Iterator[Found]:
     path = "data_types.param_dtype"
-    asked, on = _DTYPES.get(str(subject.at(path)).lower()), {n: subject.enabled(n) for n in ("fp16", "bf16")}
-    if asked is None or None in on.values():
-        return
-    real = "fp16" if on["fp16"] else "bf16" if on["bf16"] else "fp32"
-    if asked != real:
-        yield Found(path, subject.at(path), why=f"the model is in {real}; DeepSpeed stops with an assertion")
+    asked, real = _DTYPES.get(str(subject.at(path)).lower()), subject.computes_in
+    if asked is not None and real is not None and asked != real:
+        yield Found(path, why=f"the model is in {real}; DeepSpeed stops with an assertion")
 
 
 @deepspeed.warning(
@@ -176,8 +173,8 @@ def contiguous_activations(subject: Subject) -> Iterator[Found]:
         yield Found(path, True)
 
 
-def _weights(subject: Subject) -> tuple[str, str] | None:
-    """(key, dtype) that the weights are loaded in, where it is said: by a setup, or as the script's own argument."""
+def _weights(subject: Subject) -> tuple[str, str]:
+    """(key, dtype) that the weights are loaded in: of a setup, or as the script's own argument; empty if not said."""
     if subject.has_setting("model.dtype"):
         return "model.dtype", str(subject.setting("model.dtype"))
     for name in ("dtype", "torch_dtype"):  # run_clm.py and TRL have it, TrainingArguments have not
@@ -185,7 +182,7 @@ def _weights(subject: Subject) -> tuple[str, str] | None:
         if isinstance(value, str):
             value = value.removeprefix("torch.")
             return name, _SHORT.get(value, value)
-    return None
+    return "", ""
 
 
 @any_job.warning(
@@ -197,12 +194,12 @@ def _weights(subject: Subject) -> tuple[str, str] | None:
     techniques=("pure-bf16", "load-in-training-dtype"),
 )
 def bf16_weights_lose_updates(subject: Subject) -> Iterator[Found]:
-    found = _weights(subject)
+    key, dtype = _weights(subject)
     # A setup's weights have a rule of their own: stochastic-rounding-missing.
-    if found is None or found[0] == "model.dtype" or found[1] != "bfloat16":
+    if key == "model.dtype" or dtype != "bfloat16":
         return
     if trains_loaded_weights(subject) and not keeps_small_updates(subject):
-        yield Found(found[0], subject.argument(found[0]), argument=True)
+        yield Found(key, argument=True)
 
 
 @any_job.error(
@@ -213,9 +210,9 @@ def bf16_weights_lose_updates(subject: Subject) -> Iterator[Found]:
     techniques=("fp16-autocast", "half-weights-deepspeed", "half-weights-frozen", "load-in-training-dtype"),
 )
 def fp16_weights_trained(subject: Subject) -> Iterator[Found]:
-    found = _weights(subject)
-    if found and found[1] == "float16" and trains_loaded_weights(subject):
-        yield Found(found[0], "float16", argument=found[0] != "model.dtype")
+    key, dtype = _weights(subject)
+    if dtype == "float16" and trains_loaded_weights(subject):
+        yield Found(key, "float16", argument=key != "model.dtype")
 
 
 @any_job.error(
@@ -240,10 +237,9 @@ def two_precisions(subject: Subject) -> Iterator[Found]:
 def bf16_argument_emulated(subject: Subject) -> Iterator[Found]:
     gpu = subject.gpu
     # A setup says it among its problems, and a DeepSpeed config has a rule of its own.
-    if gpu is None or gpu.bf16 or subject.settings or subject.config is not None:
-        return
+    own = subject.settings or subject.config is not None
     for name in ("bf16", "bf16_full_eval"):
-        if subject.on(name):
+        if gpu is not None and not gpu.bf16 and not own and subject.on(name):
             why = f"{gpu.name} does not compute in bf16 itself: Trainer takes it, torch emulates it, slower than fp32"
             yield Found(name, True, argument=True, why=why)
 

@@ -90,7 +90,7 @@ def packed_samples_leak(subject: Subject) -> Iterator[Found]:
     kind = subject.model_type
     if subject.has_setting(_PACKED) and kind in LEAKING:
         why = f"{kind} {LEAKING[kind]}: samples that share a row see each other, and nothing says so"
-        yield Found(_PACKED, subject.setting(_PACKED), why=why)
+        yield Found(_PACKED, why=why)
 
 
 @any_job.error(
@@ -155,4 +155,4 @@ def blocks_need_no_padding(subject: Subject) -> Iterator[Found]:
     for part in ("pad_batches", "packed_batches", "check_length_grouping"):
         key = f"trainer_parts.{part}"
         if blocks and subject.has_setting(key):
-            yield Found(key, subject.setting(key))
+            yield Found(key)

@@ -41,7 +41,7 @@ def wrong_stage(subject: Subject) -> Iterator[Found]:
         path = f"{_ZERO}.{name}"
         if subject.has(path) and _asks(name, subject.at(path)):
             where = "stage 3" if name in _STAGE_3_ONLY else "stages 1 and 2"
-            yield Found(path, subject.at(path), why=f"it has an effect at {where} only, and this is stage {stage}")
+            yield Found(path, why=f"it has an effect at {where} only, and this is stage {stage}")
 
 
 @deepspeed.error(
@@ -117,7 +117,7 @@ def gather_bucket_odd(subject: Subject) -> Iterator[Found]:
 def sum_at_stage_3(subject: Subject) -> Iterator[Found]:
     path = "gradient_allreduce_op"
     if str(subject.at(path)).lower() == "sum" and (subject.zero.stage == 3 or subject.has(f"{_ZERO}.zenflow")):
-        yield Found(path, subject.at(path))
+        yield Found(path)
 
 
 @deepspeed.error(
@@ -149,12 +149,7 @@ def quantized_gradients_bf16(subject: Subject) -> Iterator[Found]:
 def _communicated(subject: Subject) -> str | None:
     """The type in which gradients are communicated (deepspeed 0.19.8: runtime/engine.py 1719); None if not known."""
     asked = subject.at("communication_data_type")
-    if isinstance(asked, str) and asked != "auto":
-        return asked.lower()
-    fp16, bf16 = subject.enabled("fp16"), subject.enabled("bf16")
-    if fp16 is None or bf16 is None:
-        return None
-    return "fp16" if fp16 else "bf16" if bf16 else "fp32"
+    return asked.lower() if isinstance(asked, str) and asked != "auto" else subject.computes_in
 
 
 @deepspeed.error(

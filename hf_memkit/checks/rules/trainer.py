@@ -164,4 +164,4 @@ def zero_section_missing(subject: Subject) -> Iterator[Found]:
     if not subject.has("zero_optimization"):
         yield Found("zero_optimization")
     elif isinstance(subject.at("zero_optimization"), bool):
-        yield Found("zero_optimization", subject.at("zero_optimization"), why="an old form; accelerate cannot read it")
+        yield Found("zero_optimization", why="an old form; accelerate cannot read it")

@@ -30,7 +30,7 @@ def _on(subject: Subject) -> bool:
 )
 def zenflow_without_offload(subject: Subject) -> Iterator[Found]:
     if _on(subject) and subject.zero.optimizer.device != "cpu":
-        yield Found(_ZENFLOW, subject.at(_ZENFLOW))
+        yield Found(_ZENFLOW)
 
 
 @deepspeed.error(
@@ -41,7 +41,7 @@ def zenflow_without_offload(subject: Subject) -> Iterator[Found]:
 )
 def zenflow_without_optimizer(subject: Subject) -> Iterator[Found]:
     if _on(subject) and not subject.has("optimizer.params"):
-        yield Found("optimizer")
+        yield Found("optimizer", None)
 
 
 @deepspeed.warning(
@@ -70,7 +70,7 @@ def zenflow_interval(subject: Subject) -> Iterator[Found]:
     if strategy in (ABSENT, "auto") and isinstance(select, int):
         yield Found(path, select, why="with the strategy auto DeepSpeed refuses a number here")
     elif strategy in ("step", "epoch") and not isinstance(select, int):
-        yield Found(path, subject.shown(path), why=f"with the strategy {strategy} a number belongs here")
+        yield Found(path, why=f"with the strategy {strategy} a number belongs here")
     elif strategy == "step" and isinstance(update, int) and isinstance(select, int) and select < update:
         yield Found(path, select, why=f"it must be at least update_interval ({update}); DeepSpeed stops")
 
@@ -83,7 +83,7 @@ def zenflow_interval(subject: Subject) -> Iterator[Found]:
 def zenflow_offload_without_overlap(subject: Subject) -> Iterator[Found]:
     overlap = subject.at("zero_optimization.overlap_comm")
     if _on(subject) and subject.at(f"{_ZENFLOW}.offload") is True and overlap is not True and subject.zero.stage < 3:
-        yield Found("zero_optimization.overlap_comm", subject.shown("zero_optimization.overlap_comm"))
+        yield Found("zero_optimization.overlap_comm")
 
 
 @deepspeed.error(
