@@ -4,6 +4,7 @@ the JSON that they name."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
@@ -89,34 +90,26 @@ def read_subject(file: File, arguments: File | None = None, **known: Any) -> Sub
     if file.kind == "recipe":
         raise InputError(f"{file.path}: this is a recipe; it is checked with hf_memkit.recipe, or `memkit check`")
     config: File | None = file
-    source = arguments
     if file.kind == "arguments":
         if arguments is not None:
             raise InputError(f"{file.path}: holds arguments itself; give a DeepSpeed JSON with --args")
-        config, source = deepspeed_of(file), file
-    return Subject(
-        config=None if config is None else config.content,
-        arguments=None if source is None else source.content,
-        config_file="" if config is None else str(config.path),
-        arguments_file="" if source is None else str(source.path),
-        duplicates=() if config is None else config.duplicates,
-        duplicate_arguments=() if source is None else source.duplicates,
-        **known,
-    )
+        config, arguments = deepspeed_of(file), file
+    if config is not None:
+        known |= {"config": config.content, "config_file": str(config.path), "duplicates": config.duplicates}
+    if arguments is not None:
+        known |= {"arguments": arguments.content, "arguments_file": str(arguments.path)}
+        known["duplicate_arguments"] = arguments.duplicates
+    return Subject(**known)
 
 
 def deepspeed_of(file: File) -> File | None:
     """The DeepSpeed config that an argument file names or holds; None if there is none, or it is not there."""
     value: Any = file.content.get("deepspeed")
     if isinstance(value, str) and value.lstrip().startswith("{"):
-        value, duplicates = parse_json(f"{file.path}: deepspeed", value)
-        return File(file.path, "deepspeed", value, duplicates)
+        return File(file.path, "deepspeed", *parse_json(f"{file.path}: deepspeed", value))
     if isinstance(value, Mapping):
         return File(file.path, "deepspeed", value)
-    if not isinstance(value, str) or not value:
-        return None
-    for path in (Path(value), file.path.parent / value):
+    for path in (Path(value), file.path.parent / value) if isinstance(value, str) and value else ():
         if path.exists():
-            found = read(path)
-            return File(path, "deepspeed", found.content, found.duplicates)
+            return replace(read(path), path=path, kind="deepspeed")
     return None

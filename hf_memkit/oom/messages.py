@@ -258,11 +258,10 @@ def _window(
 
     `again`: where the next message begins in `line`, if there is one.
     """
-    text = line.text[start : min(start + _REACH, again if again is not None else len(line.text))]
+    end = len(line.text) if again is None else min(again, len(line.text))
+    text = line.text[start : min(start + _REACH, end)]
     owners: list[tuple[int, LogLine]] = []
-    if again is not None and again < len(line.text):
-        return text, owners
-    for other in following:
+    for other in following if end == len(line.text) else ():
         words = other.text.strip()[: _REACH - len(text)]
         if not words or _STOP.search(words):
             break
@@ -284,13 +283,10 @@ def _message(form: Form, values: dict[str, Any], quote: str) -> OomMessage:
 
 
 def _device_type(form: Form, quote: str) -> str | None:
-    if form.memory == "host" or form.memory == "shared memory":
+    if form.memory in ("host", "shared memory"):
         return None
-    upper = quote.upper()
-    for name, kind in (("HIP", "rocm"), ("XPU", "xpu"), ("NPU", "npu"), ("CUDA", "cuda"), ("CUBLAS", "cuda")):
-        if upper.startswith(name):
-            return kind
-    return None
+    kinds = {"HIP": "rocm", "XPU": "xpu", "NPU": "npu", "CUDA": "cuda", "CUBLAS": "cuda"}
+    return next((kind for name, kind in kinds.items() if quote.upper().startswith(name)), None)
 
 
 def _weight(message: OomMessage) -> tuple[int, int]:

@@ -79,21 +79,14 @@ def device_figures(text: str) -> Figures:
     unallocated = values.pop("_unallocated", None)
     if unallocated is not None and values.get("allocated_bytes") is not None:
         values["reserved_bytes"] = values["allocated_bytes"] + unallocated
-    index = _INDEX.search(text)
-    if index is not None:
+    if index := _INDEX.search(text):
         values["device"] = int(index[1])
     found = list(_PROCESS.finditer(text))
     values["processes"] = tuple(Process(int(one[1]), to_bytes(one[2], one[3])) for one in found)
-    variable = _VARIABLE.search(text)
-    if variable is not None:
+    if variable := _VARIABLE.search(text):
         values["variable"] = variable[0]
     last = _LAST_WORDS.search(text)
     return values, max([end, *(one.end() for one in found), last.end() if last is not None else 0])
-
-
-def mps_figures(text: str) -> Figures:
-    """The figures of torch's MPS allocator, whose GB are 2**30 bytes."""
-    return _sizes(_MPS, text, binary=True)
 
 
 _VLLM: Final = (
@@ -109,8 +102,7 @@ def vllm_figures(text: str) -> Figures:
     values: dict[str, Any] = {}
     end = 0
     for pattern, names in _VLLM:
-        found = pattern.search(text)
-        if found is not None:
+        if found := pattern.search(text):
             *sizes, unit = found.groups()
             values |= {name: to_bytes(size, unit) for name, size in zip(names, sizes, strict=True)}
             end = max(end, found.end())
@@ -143,31 +135,22 @@ def numbers(pattern: str, *names: str) -> Reader:
 def killed(text: str) -> Figures:
     """The kernel's line: who was killed, and how much RAM it held."""
     values: dict[str, Any] = {}
-    end = 0
-    who = _KILLED.search(text)
+    who, resident = _KILLED.search(text), _RESIDENT.search(text)
     if who is not None:
-        end = who.end()
-        values["pid"] = int(who[1] or who[4] or who[5])
-        name = who[2] or who[3]
-        if name:
-            values["process_name"] = name
-    resident = _RESIDENT.search(text)
+        values |= {"pid": int(who[1] or who[4] or who[5]), "process_name": who[2] or who[3]}
     if resident is not None:
         values["resident_bytes"] = int(resident[1]) * 1024
-        end = max(end, resident.end())
-    return values, end
+    return values, max((found.end() for found in (who, resident) if found is not None), default=0)
 
 
 def _sizes(patterns: dict[str, re.Pattern[str]], text: str, *, binary: bool = False) -> Figures:
     values: dict[str, Any] = {}
     end = 0
     for name, pattern in patterns.items():
-        found = pattern.search(text)
-        if found is None:
-            continue
-        number, unit = (group for group in found.groups() if group is not None)
-        values[name] = to_bytes(number, unit, binary=binary)
-        end = max(end, found.end())
+        if found := pattern.search(text):
+            number, unit = (group for group in found.groups() if group is not None)
+            values[name] = to_bytes(number, unit, binary=binary)
+            end = max(end, found.end())
     return values, end
 
 
@@ -202,7 +185,7 @@ FORMS: Final[tuple[Form, ...]] = (
     # torch: aten/src/ATen/mps/MPSAllocator.mm
     Form(
         "torch-mps", "PyTorch (MPS)", "device", r"MPS backend out of memory", ("MPS backend",), 0,
-        mps_figures, {"device_type": "mps"},
+        lambda text: _sizes(_MPS, text, binary=True), {"device_type": "mps"},
     ),
     Form(
         "torch-mps-buffer", "Metal", "device", r"Invalid buffer size: (?=\d)", ("Invalid buffer",), 1,

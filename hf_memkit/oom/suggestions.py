@@ -121,10 +121,8 @@ def checkpointing(job: RunView) -> Proposals:
 def fused_loss(job: RunView) -> Proposals:
     """Logits and loss in chunks, never whole."""
     held = job.gib("loss")
-    known = job.run.get("model_type") in LIGER_OPTIONS
+    known = job.run.get("model_type") in LIGER_OPTIONS and job.hardware.get("device_type") in ("cuda", "xpu")
     if job.phase not in ACTIVATION_PHASES or not held or not known or job.argument("use_liger_kernel"):
-        return
-    if not job.on_cuda and job.hardware.get("device_type") != "xpu":
         return
     vocabulary = job.run.get("vocabulary")
     words = f" over {vocabulary:,} words" if isinstance(vocabulary, int) else ""
@@ -485,18 +483,13 @@ def suggest(
     for _, _, change in sorted(proposals, key=lambda proposal: proposal[:2]):
         chosen.setdefault(change.key, change)  # two values for one setting are no advice
     changes = list(chosen.values())
-    return _with_a_figure(changes[:limit], [change for change in changes[limit:] if change.saves_gib is not None])
+    first, measured = changes[:limit], [change for change in changes if change.saves_gib is not None]
+    if len(first) > 1 and measured and measured[0] not in first:
+        return [*first[:-1], measured[0]]  # it is the one to count on
+    return first
 
 
 def _too_little(job: RunView, at_most_gib: float) -> bool:
     """A change of the states of a few adapters, say: it costs something and makes no room."""
     capacity = job.hardware.get("capacity_gib")
     return isinstance(capacity, int | float) and job.measured and 0 < at_most_gib < _NOTICED * capacity
-
-
-def _with_a_figure(first: list[Change], others: list[Change]) -> list[Change]:
-    """`first`, with one change among them whose saving this run has measured, if there is any: it is the one to count
-    on."""
-    if len(first) < 2 or not others or any(change.saves_gib is not None for change in first):
-        return first
-    return [*first[:-1], others[0]]

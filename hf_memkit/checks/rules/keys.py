@@ -41,9 +41,6 @@ _DEPRECATED: Final[dict[str, tuple[Severity, str, str]]] = {
 }
 
 
-_SEVERITY_BY_STRICTNESS: Final[dict[bool, Severity]] = {True: "error", False: "warning"}
-
-
 def _unknown(subject: Subject, *, strict: bool) -> Iterator[tuple[str, list[str]]]:
     """Keys that their section does not know, and the names that it does know."""
     for path, _ in walk(subject.config or {}):
@@ -124,8 +121,8 @@ def misplaced_key(subject: Subject) -> Iterator[Found]:
             continue
         effect = "DeepSpeed refuses it here" if own.strict else "DeepSpeed ignores it here without a word"
         target = section_name(place) or "the top level"
-        why, severity = f"{effect}: it belongs to {target}", _SEVERITY_BY_STRICTNESS[own.strict]
-        yield Found(path, why=why, fix=f"write it as {place}", severity=severity)
+        severity: Severity = "error" if own.strict else "warning"
+        yield Found(path, why=f"{effect}: it belongs to {target}", fix=f"write it as {place}", severity=severity)
 
 
 @deepspeed.warning(
