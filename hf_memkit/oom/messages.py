@@ -235,20 +235,21 @@ def _in_line(line: LogLine, ahead: deque[LogLine], before: deque[str]) -> Iterat
     if line.cut is None and following:
         text += " " + following[0].text[:60]
     found = heads(text, line.fresh)
-    for position, head in enumerate(found):
-        if head.start < done or head.start >= until:
+    for position, (head, form) in enumerate(found):
+        start = head.start()
+        if not done <= start < until:
             continue
-        if text[head.start : head.end].strip() == "Killed" and line.text.strip() != "Killed":
+        if head[0].strip() == "Killed" and line.text.strip() != "Killed":
             continue  # the shell's word stands alone
-        form = head.form
-        again = next((other.start for other in found[position + 1 :] if other.start >= head.start + _OWN_WORDS), None)
-        window, owners = _window(line, following, head.start, again)
+        later = (other.start() for other, _ in found[position + 1 :])
+        again = next((other for other in later if other >= start + _OWN_WORDS), None)
+        window, owners = _window(line, following, start, again)
         values, end = form.read(window) if form.read is not None else ({}, 0)
-        end = max(end, head.end - head.start)
+        end = max(end, len(head[0]))
         if form.name == "cuda-raw" and any("pin_memory" in raw for raw in list(before)[-_NEAR:]):
             form = FORM_OF["pinned"]  # page-locked RAM that CUDA could not have, in the same words
         yield _message(form, values, window[:end]), [other for begin, other in owners if begin < end]
-        done = head.start + end
+        done = start + end
 
 
 def _window(
@@ -265,9 +266,8 @@ def _window(
         words = other.text.strip()[: _REACH - len(text)]
         if not words or _STOP.search(words):
             break
-        next_head = heads(words) if might_be(words) else []
-        if next_head:
-            text += " " + words[: next_head[0].start]
+        if might_be(words) and (found := heads(words)):
+            text += " " + words[: found[0][0].start()]
             break
         owners.append((len(text) + 1, other))
         text += " " + words

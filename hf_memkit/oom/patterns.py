@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from hf_memkit.oom.message import Memory, Process
 
-__all__ = ["FORMS", "FORM_OF", "Form", "Head", "heads", "might_be"]
+__all__ = ["FORMS", "FORM_OF", "Form", "heads", "might_be"]
 
 SIZE: Final = r"(\d{1,20}(?:[,_']\d{3}){0,6}(?:\.\d{1,9})?) ?(bytes|byte|[KMGTPkmgtp]i?B|B)\b"
 """A number and a unit: two groups."""
@@ -336,15 +336,6 @@ _PATTERNS: Final = tuple((form, re.compile(form.head)) for form in FORMS)
 _WORDS: Final = tuple(dict.fromkeys(word for form in FORMS for word in form.words))
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """Where a message begins, and which form it has. `end`: behind its first words."""
-
-    start: int
-    end: int
-    form: Form
-
-
 def might_be(text: str) -> bool:
     """Whether it is worth looking for heads: a quick test that most lines fail."""
     # Runs for every line of a log; a plain loop takes half the time of any() or of one regular expression.
@@ -354,12 +345,13 @@ def might_be(text: str) -> bool:
     return False
 
 
-def heads(text: str, start: int = 0) -> list[Head]:
-    """The heads in `text` from `start` on, in order; of two at one place the form that stands first in `FORMS`."""
+def heads(text: str, start: int = 0) -> list[tuple[re.Match[str], Form]]:
+    """Where messages begin in `text` from `start` on, in order: their first words, and the form; of two at one place
+    the form that stands first in `FORMS`."""
     found = [
-        Head(match.start(), match.end(), form)
+        (match, form)
         for form, pattern in _PATTERNS
         if any(word in text for word in form.words)
         for match in pattern.finditer(text, start)
     ]
-    return sorted(found, key=lambda head: head.start)
+    return sorted(found, key=lambda head: head[0].start())
