@@ -290,9 +290,8 @@ def _others(card: DeviceFigures) -> Verdict | None:
     message = card.message
     if card.others is None or card.others < max(card.short, _NOTABLE * (message.capacity_bytes or 0)):
         return None
-    named = "other processes" if message.processes else "what is neither free nor this process's"
-    why = f"{card.balance} {named.capitalize()} holds {show(card.others)} of the card: without that it would have fit."
-    why = why.replace("processes holds", "processes hold")
+    hold = "Other processes hold" if message.processes else "What is neither free nor this process's holds"
+    why = f"{card.balance} {hold} {show(card.others)} of the card: without that it would have fit."
     return _verdict("another process", why, card, _free_the_card(message))
 
 

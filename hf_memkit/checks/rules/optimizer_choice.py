@@ -35,7 +35,7 @@ def _is_layerwise(subject: Subject) -> bool:
 )
 def low_rank_without_targets(subject: Subject) -> Iterator[Found]:
     if optimizer_row(subject).low_rank and subject.argument("optim_target_modules") is None:
-        yield Found("optim", named_optimizer(subject), argument=True)
+        yield Found("optim", argument=True)
 
 
 @any_job.error(
@@ -69,7 +69,7 @@ def low_rank_on_conv1d(subject: Subject) -> Iterator[Found]:
 )
 def galore_8bit_arguments(subject: Subject) -> Iterator[Found]:
     if named_optimizer(subject).startswith("galore_adamw_8bit"):
-        yield Found("optim", named_optimizer(subject), argument=True)
+        yield Found("optim", argument=True)
 
 
 @any_job.error(
@@ -80,7 +80,7 @@ def galore_8bit_arguments(subject: Subject) -> Iterator[Found]:
 )
 def galore_adafactor_layerwise(subject: Subject) -> Iterator[Found]:
     if named_optimizer(subject) == "galore_adafactor_layerwise":
-        yield Found("optim", named_optimizer(subject), argument=True)
+        yield Found("optim", argument=True)
 
 
 @any_job.error(
@@ -102,7 +102,7 @@ def layerwise_accumulation(subject: Subject) -> Iterator[Found]:
 )
 def layerwise_several_cards(subject: Subject) -> Iterator[Found]:
     if _is_layerwise(subject) and subject.several:
-        yield Found("optim", named_optimizer(subject), argument=True)
+        yield Found("optim", argument=True)
 
 
 @any_job.warning(
@@ -137,7 +137,7 @@ def lomo_accumulation(subject: Subject) -> Iterator[Found]:
 )
 def lomo_several_cards(subject: Subject) -> Iterator[Found]:
     if _is_lomo(subject) and subject.several and subject.config is None:
-        yield Found("optim", named_optimizer(subject), argument=True)
+        yield Found("optim", argument=True)
 
 
 @deepspeed.error(
@@ -148,7 +148,7 @@ def lomo_several_cards(subject: Subject) -> Iterator[Found]:
 )
 def lomo_with_deepspeed(subject: Subject) -> Iterator[Found]:
     if _is_lomo(subject):
-        yield Found("optim", named_optimizer(subject), argument=True)
+        yield Found("optim", argument=True)
 
 
 @any_job.error(
@@ -170,13 +170,12 @@ def lomo_with_fp16(subject: Subject) -> Iterator[Found]:
 )
 def adalomo_without_cuda(subject: Subject) -> Iterator[Found]:
     if not optimizer_row(subject).on_cpu and subject.without_gpu:
-        yield Found("optim", named_optimizer(subject), argument=True)
+        yield Found("optim", argument=True)
 
 
 def _saves_states(subject: Subject) -> bool:
-    strategy = subject.argument("save_strategy", "steps")
-    strategy = getattr(strategy, "value", strategy)
-    return subject.arguments is not None and strategy != "no" and not subject.on("save_only_model")
+    saves = subject.argument("save_strategy") != "no" and not subject.on("save_only_model")
+    return saves and subject.arguments is not None
 
 
 @any_job.warning(

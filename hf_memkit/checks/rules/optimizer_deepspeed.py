@@ -18,8 +18,7 @@ def _offloads(subject: Subject) -> bool:
 
 
 def _optim(subject: Subject) -> str:
-    value = subject.argument("optim", DEFAULTS["optim"])
-    return str(getattr(value, "value", value))
+    return str(subject.argument("optim", DEFAULTS["optim"]))
 
 
 @deepspeed.error(
@@ -47,7 +46,7 @@ def optimizer_twice(subject: Subject) -> Iterator[Found]:
         return
     if not stepping_optimizer(subject.filled, _optim(subject)).same_algorithm:
         why = f"{kind} of the DeepSpeed config steps, and optim has no effect"
-        yield Found("optim", _optim(subject), why=why, argument=True)
+        yield Found("optim", why=why, argument=True)
 
 
 @deepspeed.error(

@@ -120,7 +120,7 @@ def adapters_too_small_for_8_bit(subject: Subject) -> Iterator[Found]:
     if sides and rank * max(sides) < SMALLEST_QUANTISED:
         largest = f"the largest adapter has {rank} × {max(sides)} elements"
         why = f"{largest}; states below {SMALLEST_QUANTISED} stay in 32 bits"
-        yield Found("optim", named_optimizer(subject), why=why, argument=True)
+        yield Found("optim", why=why, argument=True)
 
 
 @any_job.warning(
@@ -137,7 +137,7 @@ def embeddings_stay_in_32_bits(subject: Subject) -> Iterator[Found]:
     words = model.vocabulary * model.width
     if 2 * words > model.parameters:
         why = f"{words} of {model.parameters} parameters are the word embedding, whose states Trainer keeps in 32 bits"
-        yield Found("optim", named_optimizer(subject), why=why, argument=True)
+        yield Found("optim", why=why, argument=True)
 
 
 @any_job.warning(
@@ -148,7 +148,7 @@ def embeddings_stay_in_32_bits(subject: Subject) -> Iterator[Found]:
 )
 def paged_without_cuda(subject: Subject) -> Iterator[Found]:
     if optimizer_row(subject).unpaged and subject.without_gpu:
-        yield Found("optim", named_optimizer(subject), argument=True)
+        yield Found("optim", argument=True)
 
 
 @any_job.error(
