@@ -4,7 +4,7 @@
 .venv/bin/python scripts/deepspeed_keys.py [--check]
 
 `memkit check` reads that file instead of DeepSpeed, whose import takes seconds. What DeepSpeed's classes do not say is
-in hf_memkit/checks/deepspeed_by_hand.py.
+in hf_memkit/checks/deepspeed_keys.py.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ BOUNDS = {
 
 
 def described(annotation: Any) -> dict[str, Any]:
-    """The fields of `hf_memkit.checks.keys.Key` that a type says."""
+    """The fields of `hf_memkit.checks.deepspeed_keys.Key` that a type says."""
     arms = typing.get_args(annotation)
     if len(arms) == 2 and arms[1] is type(None):
         return {**described(arms[0]), "optional": True}

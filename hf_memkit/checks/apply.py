@@ -4,6 +4,7 @@ the JSON that they name."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
@@ -13,8 +14,6 @@ from hf_memkit.checks.reading import File, parse_json, read
 from hf_memkit.checks.rule import RULES, Problem
 from hf_memkit.checks.subject import Subject, walk
 from hf_memkit.errors import InputError
-from hf_memkit.hardware import Machine
-from hf_memkit.models import ModelFacts
 from hf_memkit.setup import Setup
 
 __all__ = ["check", "check_file", "deepspeed_of", "read_subject"]
@@ -64,42 +63,22 @@ def _whatever_the_stage(subject: Subject, found: list[Problem]) -> list[Problem]
     return own + [each for each in at_stages[-1] if (each.rule, each.key) in everywhere and each.key != _STAGE]
 
 
-def check_file(
-    path: str | Path,
-    args_file: str | Path | None = None,
-    *,
-    model: ModelFacts | None = None,
-    machine: Machine | None = None,
-    gpus: int | None = None,
-    nodes: int = 1,
-    here: bool = False,
-) -> list[Problem]:
+def check_file(path: str | Path, args_file: str | Path | None = None, **known: Any) -> list[Problem]:
     """All problems of a DeepSpeed JSON or an argument file, at once.
 
     Args:
         path: the file; what it is is seen from its keys. An argument file's `deepspeed:` is followed.
         args_file: the arguments that a DeepSpeed JSON goes with.
-        model, machine, gpus, nodes, here: as in `Subject`.
+        known: what else is known of the job, as in `Subject`: `model`, `machine`, `gpus`, `nodes`, `here`.
 
     Raises:
         InputError: a file cannot be read, or is neither of the two.
     """
-    file = read(path)
-    arguments = None if args_file is None else read(args_file)
-    return check(read_subject(file, arguments, model=model, machine=machine, gpus=gpus, nodes=nodes, here=here))
+    return check(read_subject(read(path), None if args_file is None else read(args_file), **known))
 
 
-def read_subject(
-    file: File,
-    arguments: File | None = None,
-    *,
-    model: ModelFacts | None = None,
-    machine: Machine | None = None,
-    gpus: int | None = None,
-    nodes: int = 1,
-    here: bool = False,
-) -> Subject:
-    """The subject that a file describes, with the arguments of a second one.
+def read_subject(file: File, arguments: File | None = None, **known: Any) -> Subject:
+    """The subject that a file describes, with the arguments of a second one. `known` as in `check_file`.
 
     Raises:
         InputError: the second file holds no arguments, or the first is a recipe.
@@ -111,38 +90,26 @@ def read_subject(
     if file.kind == "recipe":
         raise InputError(f"{file.path}: this is a recipe; it is checked with hf_memkit.recipe, or `memkit check`")
     config: File | None = file
-    source = arguments
     if file.kind == "arguments":
         if arguments is not None:
             raise InputError(f"{file.path}: holds arguments itself; give a DeepSpeed JSON with --args")
-        config, source = deepspeed_of(file), file
-    return Subject(
-        config=None if config is None else config.content,
-        arguments=None if source is None else source.content,
-        model=model,
-        machine=machine,
-        gpus=gpus,
-        nodes=nodes,
-        config_file="" if config is None else str(config.path),
-        arguments_file="" if source is None else str(source.path),
-        duplicates=() if config is None else config.duplicates,
-        here=here,
-        duplicate_arguments=() if source is None else source.duplicates,
-    )
+        config, arguments = deepspeed_of(file), file
+    if config is not None:
+        known |= {"config": config.content, "config_file": str(config.path), "duplicates": config.duplicates}
+    if arguments is not None:
+        known |= {"arguments": arguments.content, "arguments_file": str(arguments.path)}
+        known["duplicate_arguments"] = arguments.duplicates
+    return Subject(**known)
 
 
 def deepspeed_of(file: File) -> File | None:
     """The DeepSpeed config that an argument file names or holds; None if there is none, or it is not there."""
     value: Any = file.content.get("deepspeed")
     if isinstance(value, str) and value.lstrip().startswith("{"):
-        value, duplicates = parse_json(f"{file.path}: deepspeed", value)
-        return File(file.path, "deepspeed", value, duplicates)
+        return File(file.path, "deepspeed", *parse_json(f"{file.path}: deepspeed", value))
     if isinstance(value, Mapping):
         return File(file.path, "deepspeed", value)
-    if not isinstance(value, str) or not value:
-        return None
-    for path in (Path(value), file.path.parent / value):
+    for path in (Path(value), file.path.parent / value) if isinstance(value, str) and value else ():
         if path.exists():
-            found = read(path)
-            return File(path, "deepspeed", found.content, found.duplicates)
+            return replace(read(path), path=path, kind="deepspeed")
     return None

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Literal, get_args
 
-from hf_memkit.checks.subject import Subject
+from hf_memkit.checks.subject import ABSENT, Subject
 
-__all__ = ["RULES", "SEVERITIES", "Found", "Problem", "Rule", "Severity", "rule"]
+__all__ = ["RULES", "SEVERITIES", "Found", "Problem", "Rule", "Severity", "any_job", "deepspeed"]
 
 Severity = Literal["error", "warning", "hint"]
 """error: the run fails, or its result is wrong. warning: memory or time is lost, a setting has no effect, or something
@@ -19,7 +20,7 @@ SEVERITIES: Final[tuple[Severity, ...]] = get_args(Severity)
 """The worst first."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Problem:
     """What is wrong, and what to do.
 
@@ -47,15 +48,7 @@ class Problem:
         return self.severity != "hint"
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "rule": self.rule,
-            "severity": self.severity,
-            "file": self.file,
-            "key": self.key,
-            "value": self.value,
-            "why": self.why,
-            "fix": self.fix,
-        }
+        return dict(vars(self))
 
     def __str__(self) -> str:
         place = f"{self.file}: {self.key}" if self.file else self.key
@@ -68,11 +61,12 @@ class Problem:
 class Found:
     """Where a rule applies. `why`, `fix` and `severity` stand in place of the rule's own where the case needs it.
 
-    `argument` is true if the key is one of Trainer's arguments rather than one of the DeepSpeed config.
+    `argument` is true if the key is one of Trainer's arguments rather than one of the DeepSpeed config, or of a setup.
+    `value` is looked up unless it is given.
     """
 
     key: str
-    value: Any = None
+    value: Any = ABSENT
     why: str = ""
     fix: str = ""
     argument: bool = False
@@ -110,7 +104,7 @@ class Rule:
                 severity=found.severity or self.severity,
                 file=subject.arguments_file if found.argument else subject.config_file,
                 key=found.key,
-                value=found.value,
+                value=subject.stands_at(found.key, found.argument) if found.value is ABSENT else found.value,
                 why=found.why or self.why,
                 fix=found.fix or self.fix,
             )
@@ -124,22 +118,11 @@ RULES: dict[str, Rule] = {}
 _Find = Callable[[Subject], Iterable[Found]]
 
 
-def rule(
-    id: str,
-    *,
-    severity: Severity,
-    why: str,
-    fix: str,
-    source: str,
-    needs_config: bool = True,
-    techniques: tuple[str, ...] = (),
+def _rule(
+    severity: Severity, needs_config: bool, *, why: str, fix: str, source: str, techniques: tuple[str, ...] = ()
 ) -> Callable[[_Find], _Find]:
-    """Adds the decorated function to the registry as a rule.
-
-    A rule is asked only about jobs with a DeepSpeed config, unless `needs_config` is false.
-    """
-
     def add(find: _Find) -> _Find:
+        id = find.__name__.replace("_", "-")
         if id in RULES:
             raise ValueError(f"there are two rules {id!r}")
 
@@ -150,3 +133,22 @@ def rule(
         return find
 
     return add
+
+
+class Rules:
+    """Decorators that add a function to the registry as a rule of its name: `two_precisions` is `two-precisions`.
+
+    They are named after the rule's severity, and take its `why`, `fix`, `source` and `techniques`.
+    """
+
+    def __init__(self, *, needs_config: bool) -> None:
+        self.error = partial(_rule, "error", needs_config)
+        self.warning = partial(_rule, "warning", needs_config)
+        self.hint = partial(_rule, "hint", needs_config)
+
+
+any_job: Final = Rules(needs_config=False)
+"""Of rules that are asked about every job."""
+
+deepspeed: Final = Rules(needs_config=True)
+"""Of rules that are asked only about jobs with a DeepSpeed config."""

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 from hf_memkit.compat import current_name
-from hf_memkit.hardware import Machine
+from hf_memkit.hardware import Gpu, Machine
 from hf_memkit.models import ModelFacts
 from hf_memkit.setup import Setup
 from hf_memkit.zero.settings import ZeroSettings
@@ -97,13 +97,9 @@ class Subject:
         job = setup.job
         machine = job.machine if job is not None and job.machine.gpu is not None else None
         model, gpus, nodes = (job.model, job.gpus, job.nodes) if job is not None else (None, 1, 1)
-        config = setup.get("deepspeed.config")
-        settings = {
-            setting.key: setting.value
-            for setting in setup.settings
-            if not setting.key.startswith("arguments.") and setting.key != "deepspeed.config"
-        }
-        return cls(config, setup.arguments, model, machine, gpus, nodes, settings=settings)
+        settings = {one.key: one.value for one in setup.settings if not one.key.startswith("arguments.")}
+        settings.pop("deepspeed.config", None)
+        return cls(setup.get("deepspeed.config"), setup.arguments, model, machine, gpus, nodes, settings=settings)
 
     def at(self, path: str) -> Any:
         """The config's value at a dotted path, or ABSENT."""
@@ -117,11 +113,6 @@ class Subject:
     def has(self, path: str) -> bool:
         return self.at(path) is not ABSENT
 
-    def shown(self, path: str) -> Any:
-        """As `at`, with None for what is absent: what a problem shows."""
-        value = self.at(path)
-        return None if value is ABSENT else value
-
     def at_stage(self, stage: int) -> Subject:
         """The same job at another ZeRO stage."""
         section = self.at("zero_optimization")
@@ -134,13 +125,54 @@ class Subject:
         """The argument `name` as it was set, or `default`."""
         return default if self.arguments is None else self.arguments.get(name, default)
 
+    def on(self, name: str) -> bool:
+        """Whether the argument `name` was set to true."""
+        return self.argument(name) is True
+
+    @property
+    def mixed(self) -> bool:
+        """Whether the arguments ask for mixed precision."""
+        return self.on("bf16") or self.on("fp16")
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches a step: Trainer's argument, or its default."""
+        value = self.argument("gradient_accumulation_steps", 1)
+        return value if isinstance(value, int) else 1
+
     def setting(self, key: str, default: Any = None) -> Any:
         """The setup's setting `key` (`model_parts.chunked_loss`), or `default`; files have none."""
         return self.settings.get(key, default)
 
+    def stands_at(self, key: str, argument: bool) -> Any:
+        """What a problem shows: the argument `key`, or what the config or the setup has there; None if absent."""
+        if argument:
+            return self.argument(key)
+        return self.at(key) if self.has(key) else self.setting(key)
+
     def has_setting(self, key: str) -> bool:
         """Whether the setup sets `key`, or, if `key` is a section, anything in it."""
         return key in self.settings or any(name.startswith(f"{key}.") for name in self.settings)
+
+    @property
+    def adapter(self) -> dict[str, Any]:
+        """The fields of the setup's LoraConfig; empty without adapters."""
+        return {key.partition(".")[2]: value for key, value in self.settings.items() if key.startswith("adapter.")}
+
+    @property
+    def half_weights(self) -> bool:
+        """Whether the setup loads the weights in 16 bits."""
+        return self.setting("model.dtype") in ("bfloat16", "float16")
+
+    @property
+    def model_type(self) -> str | None:
+        """The model's type; None if the model is not known."""
+        return None if self.model is None else self.model.model_type
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """The card; None if there is none, or it is not known."""
+        return None if self.machine is None else self.machine.gpu
 
     @cached_property
     def filled(self) -> Mapping[str, Any]:
@@ -152,8 +184,7 @@ class Subject:
         for name in ("bf16", "fp16") if self.arguments is not None else ():
             section = config.get(name)
             if isinstance(section, Mapping) and section.get("enabled") == "auto":
-                on = self.argument(name) is True or self.argument(f"{name}_full_eval") is True
-                config[name] = {**section, "enabled": on}
+                config[name] = {**section, "enabled": self.on(name) or self.on(f"{name}_full_eval")}
         return config
 
     def enabled(self, name: str) -> bool | None:
@@ -161,6 +192,14 @@ class Subject:
         section = self.filled.get(name)
         value = section.get("enabled") if isinstance(section, Mapping) else None
         return None if value == "auto" else value is True
+
+    @property
+    def computes_in(self) -> str | None:
+        """fp16, bf16 or fp32, as the config says; None if Trainer decides and its arguments are not known."""
+        fp16, bf16 = self.enabled("fp16"), self.enabled("bf16")
+        if fp16 is None or bf16 is None:
+            return None
+        return "fp16" if fp16 else "bf16" if bf16 else "fp32"
 
     @cached_property
     def zero(self) -> ZeroSettings:
@@ -173,9 +212,14 @@ class Subject:
         return None if self.gpus is None else self.gpus * self.nodes
 
     @property
+    def several(self) -> bool:
+        """It is known that there is more than one process."""
+        return (self.processes or 1) > 1
+
+    @property
     def without_gpu(self) -> bool:
         """It is known that the job runs on a CPU."""
-        return self.argument("use_cpu") is True or (self.machine is not None and self.machine.gpu is None)
+        return self.on("use_cpu") or (self.machine is not None and self.machine.gpu is None)
 
     @property
     def deepspeed_release(self) -> tuple[int, ...]:

@@ -11,8 +11,8 @@ from hf_memkit.compat import current_name
 from hf_memkit.liger_support import LIGER_OPTIONS
 from hf_memkit.oom.change import Change
 from hf_memkit.oom.message import OomMessage
-from hf_memkit.oom.run_view import RunView
-from hf_memkit.oom.suggestions import smaller_batch
+from hf_memkit.oom.run_view import RunView, mapping
+from hf_memkit.oom.suggestions import ONLY_LOSS, SHARDS_SAVED, SMALL_PREDICTIONS, smaller_batch
 from hf_memkit.oom.traceback import Feature, Traced
 from hf_memkit.optimizers import find_optimizer, paged_form
 
@@ -39,10 +39,10 @@ def job_of(arguments: Mapping[str, Any]) -> RunView:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """`job`: None without arguments."""
+    """`job`: without any arguments where none are known."""
 
     trace: Traced
-    job: RunView | None
+    job: RunView
     device_type: str | None
     larger_by: float
     """How many times larger than the GPU the tensor alone is; below 1 where it is not."""
@@ -52,7 +52,7 @@ class _Known:
         return any(feature in self.in_use for feature in features)
 
     def argument(self, name: str) -> Any:
-        return self.job.argument(name) if self.job is not None else None
+        return self.job.argument(name)
 
 
 Technique = Callable[[_Known], Change | None]
@@ -68,7 +68,7 @@ def without_records(
         trace: what the traceback tells.
         job: from the user's arguments (`job_of`), if they are known.
     """
-    trace = trace or Traced()
+    trace, job = trace or Traced(), job or RunView({}, {})
     if message.memory != "device" or message.form in ("xla", "tensorflow", "vllm-cache", "vllm-start"):
         return ()
     bare = cause == "unknown" and message.form in ("torch-device", "torch-device-bare") and message.free_bytes is None
@@ -94,34 +94,25 @@ def without_records(
 def grows_with_the_batch(trace: Traced) -> bool:
     """Whether what was being made may be smaller with a smaller batch; not so of what only the model decides."""
     model_only = ("optimizer states", "optimizer step", "gathered weights", "merged adapters")
-    return trace.place not in model_only and (
-        trace.place is not None or trace.phase not in ("load", "save", "optimizer")
-    )
+    return trace.place not in model_only if trace.place else trace.phase not in ("load", "save", "optimizer")
 
 
-def _in_use(trace: Traced, job: RunView | None) -> frozenset[Feature]:
-    if job is None:
-        return trace.in_use
-    optim = job.optim
-    config = job.argument("fsdp_config")
-    zero = job.argument("deepspeed")
-    zero = zero.get("zero_optimization") if isinstance(zero, Mapping) else None
-    zero = zero if isinstance(zero, Mapping) else {}
-    offload = zero.get("offload_optimizer")
+def _in_use(trace: Traced, job: RunView) -> frozenset[Feature]:
+    zero = mapping(mapping(job.argument("deepspeed")).get("zero_optimization"))
     adapters = ("use_peft", "lora_r", "lora_rank", "load_in_4bit", "load_in_8bit")
-    fsdp_checkpoints = isinstance(config, Mapping) and bool(config.get("activation_checkpointing"))
-    signs: tuple[tuple[Feature, bool], ...] = (
+    fsdp_checkpoints = mapping(job.argument("fsdp_config")).get("activation_checkpointing")
+    signs: tuple[tuple[Feature, object], ...] = (
         ("checkpointing", job.checkpointing or fsdp_checkpoints),
-        ("liger", bool(job.argument("use_liger_kernel"))),
-        ("label smoothing", bool(job.argument("label_smoothing_factor"))),
+        ("liger", job.argument("use_liger_kernel")),
+        ("label smoothing", job.argument("label_smoothing_factor")),
         ("DeepSpeed", job.deepspeed),
         ("FSDP", job.fsdp),
-        ("fused optimizer", optim == "adamw_torch_fused"),
-        ("paged optimizer", bool(find_optimizer(optim).unpaged)),
+        ("fused optimizer", job.optim == "adamw_torch_fused"),
+        ("paged optimizer", find_optimizer(job.optim).unpaged),
         ("SDPA", job.argument("attn_implementation") == "sdpa"),
         ("flash attention", "flash" in str(job.argument("attn_implementation"))),
         ("ZeRO-3", zero.get("stage") == 3),
-        ("offload", isinstance(offload, Mapping) and offload.get("device") in ("cpu", "nvme")),
+        ("offload", mapping(zero.get("offload_optimizer")).get("device") in ("cpu", "nvme")),
         ("adapters", any(map(job.argument, adapters))),
     )
     return trace.in_use | {feature for feature, shown in signs if shown}
@@ -131,7 +122,7 @@ def _batch(known: _Known) -> Change | None:
     """A smaller micro-batch; that of the evaluation in one."""
     if known.trace.phase == "evaluate":
         return _eval_batch(known)
-    if known.job is not None:
+    if known.job.arguments:
         samples = known.job.count("per_device_train_batch_size") or 1
         if samples < known.larger_by:
             return None
@@ -145,7 +136,7 @@ def _batch(known: _Known) -> Change | None:
 
 
 def _eval_batch(known: _Known) -> Change | None:
-    samples = known.job.count("per_device_eval_batch_size") if known.job is not None else None
+    samples = known.job.count("per_device_eval_batch_size")
     if samples is not None and samples < 2:
         return None
     return Change(
@@ -174,13 +165,10 @@ def _length(known: _Known) -> Change | None:
 def _checkpointing(known: _Known) -> Change | None:
     if known.uses("checkpointing"):
         return None
-    reason, cost = (
-        "layers keep their input and compute the rest again in backward",
-        "about one more forward pass a step (Chen et al. 2016, arXiv 1604.06174)",
-    )
-    if known.uses(
-        "FSDP"
-    ):  # transformers refuses both switches together (trainer.py: "FSDP's activation_checkpointing")
+    reason = "layers keep their input and compute the rest again in backward"
+    cost = "about one more forward pass a step (Chen et al. 2016, arXiv 1604.06174)"
+    if known.uses("FSDP"):
+        # transformers refuses both switches together (trainer.py: "FSDP's activation_checkpointing").
         return Change("arguments.fsdp_config", {"activation_checkpointing": True}, reason, cost)
     old = " (before transformers 5.23: gradient_checkpointing)"
     return Change("arguments.activation_checkpointing", True, reason + old, cost)
@@ -243,7 +231,7 @@ def _eight_bit(known: _Known) -> Change | None:
     """AdamW's states in 8 bit; paged where they are already, or that was not enough."""
     if known.device_type not in (None, "cuda", "rocm") or known.uses("DeepSpeed", "FSDP", "paged optimizer"):
         return None
-    optim = known.job.optim if known.job is not None else ""
+    optim = known.job.optim
     small = find_optimizer(optim).bits == 8 or known.trace.library == "bitsandbytes"
     if small or known.trace.library == "torchao":
         return Change(
@@ -264,7 +252,7 @@ def _eight_bit(known: _Known) -> Change | None:
 
 
 def _fused_optimizer(known: _Known) -> Change | None:
-    optim = known.job.optim if known.job is not None else ""
+    optim = known.job.optim
     if known.uses("fused optimizer") or known.trace.library != "PyTorch" or optim not in ("", "adamw_torch"):
         return None
     return Change(
@@ -313,34 +301,23 @@ def _accumulated(known: _Known) -> Change | None:
 
 
 def _small_predictions(known: _Known) -> Change | None:
-    if known.uses("preprocess_logits_for_metrics") or known.argument("prediction_loss_only"):
-        return None
-    return Change(
-        "Trainer.preprocess_logits_for_metrics", "lambda logits, labels: logits.argmax(-1)",
-        "only what compute_metrics needs is kept of each batch, instead of all logits",
-        "none, if the metrics are computed from the predicted classes or tokens",
-    )  # fmt: skip
+    shown = known.uses("preprocess_logits_for_metrics") or known.argument("prediction_loss_only")
+    return None if shown else SMALL_PREDICTIONS
 
 
 def _only_loss(known: _Known) -> Change | None:
-    if known.argument("prediction_loss_only"):
-        return None
-    return Change(
-        "arguments.prediction_loss_only", True, "no predictions are kept",
-        "compute_metrics is not called: the evaluation gives the loss alone",
-    )  # fmt: skip
+    return None if known.argument("prediction_loss_only") else ONLY_LOSS
 
 
 def _vllm_share(known: _Known) -> Change | None:
     if not known.uses("vLLM"):
         return None
-    current = known.argument("vllm_gpu_memory_utilization")
     return Change(
         "arguments.vllm_gpu_memory_utilization", "smaller",
         "vLLM in this process takes that share of the GPU for itself (trl: 0.3 by default); "
         "vllm_enable_sleep_mode=True gives it back while the model trains",
         "fewer sequences are generated at a time",
-        current=current,
+        current=known.argument("vllm_gpu_memory_utilization"),
     )  # fmt: skip
 
 
@@ -358,11 +335,7 @@ def _generated_length(known: _Known) -> Change | None:
 def _gathered(known: _Known) -> Change | None:
     """The whole model's weights, put together for one file."""
     if known.trace.library == "DeepSpeed":
-        return Change(
-            "deepspeed.zero_optimization.stage3_gather_16bit_weights_on_model_save", False,
-            "at stage 3 a save gathers the whole model's 16-bit weights",
-            "checkpoints then hold DeepSpeed's shards; zero_to_fp32.py, beside them, puts them together",
-        )  # fmt: skip
+        return SHARDS_SAVED
     return Change(
         "arguments.fsdp_config", {"state_dict_type": "SHARDED_STATE_DICT"},
         "each rank then writes its own shards, and none gathers the whole model",

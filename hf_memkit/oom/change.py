@@ -8,7 +8,7 @@ from typing import Any, cast
 from hf_memkit.oom.message import paragraph, printable
 from hf_memkit.record_types import ProposedChange
 
-__all__ = ["Change", "Proposal", "Remedy", "assignment"]
+__all__ = ["Change", "Remedy", "assignment"]
 
 
 def assignment(key: str, value: object, current: object = None) -> str:
@@ -83,16 +83,6 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Proposal:
-    """A change, and what only its place in the order needs: `at_most_gib` is the memory that it works on, `last` says
-    that it changes what is trained, so that it comes after those that do not."""
-
-    change: Change
-    at_most_gib: float
-    last: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Remedy:
     """One thing to set or to leave against a cause, in whatever job: `helps` says which, `reason` why."""
 
@@ -113,6 +103,3 @@ class Remedy:
     def lines(self, width: int) -> list[str]:
         """What to write, and the reason, as lines of at most `width` characters."""
         return [f"  {self.assignment}", *paragraph(f"{self.reason}.", width, "    ")]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"key": self.key, "value": self.value, "helps": self.helps, "reason": self.reason}

@@ -122,10 +122,8 @@ class Explanation:
             if self.job.get("longest_sequence"):
                 parts.append(f"with sequences of {self.job['longest_sequence']} tokens")
             return " (" + printable(", ".join(parts), 200) + ")" if parts else ""
-        times = f", {self.found.count} times" if self.found.count > 1 else ""
-        rank = f", rank {self.found.rank}" if self.found.rank is not None else ""
         phase = f", in {self.found.phase}" if self.found.phase is not None else ""
-        return f" (line {self.found.line}{rank}{phase}{times})"
+        return f" ({_place(self.found, phase)})"
 
     def _further(self, width: int) -> list[str]:
         out: list[str] = []
@@ -135,10 +133,8 @@ class Explanation:
         if self.others:
             out += ["", "Also in this log"]
         for other in self.others[:_LISTED]:
-            rank = f", rank {other.rank}" if other.rank is not None else ""
-            times = f", {other.count} times" if other.count > 1 else ""
             said = printable(other.message.quote, max(20, width - 30))
-            out.append(f"  line {other.line}{rank}{times}: {said}"[:width])
+            out.append(f"  {_place(other)}: {said}"[:width])
         if len(self.others) > _LISTED:
             out.append(f"  and {len(self.others) - _LISTED} more: --json lists them all")
         return out
@@ -229,11 +225,8 @@ def from_record(oom: OomRecord) -> OomMessage:
         return parsed
     names = ("requested", "free", "capacity", "allocated", "reserved", "process")
     sizes = {f"{name}_bytes": _bytes(oom.get(f"{name}_gib")) for name in names}
-    quote = (
-        parsed.quote
-        if parsed is not None
-        else printable(f"{oom.get('error_type') or 'error'}: {oom.get('error') or ''}")
-    )
+    said = printable(f"{oom.get('error_type') or 'error'}: {oom.get('error') or ''}")
+    quote = said if parsed is None else parsed.quote
     bare = OomMessage("torch-device", "PyTorch", "device", quote, "cuda")
     return replace(bare, **sizes)  # type: ignore[arg-type]  # every name is a size
 
@@ -248,6 +241,12 @@ def _job(run: RunRecord, moment: Mapping[str, Any]) -> dict[str, Any]:
 def _pid(run: RunRecord) -> int | None:
     pid = mapping(run.get("host")).get("pid")
     return pid if isinstance(pid, int) else None
+
+
+def _place(found: FoundMessage, phase: str = "") -> str:
+    rank = f", rank {found.rank}" if found.rank is not None else ""
+    times = f", {found.count} times" if found.count > 1 else ""
+    return f"line {found.line}{rank}{phase}{times}"
 
 
 def _sentence(message: OomMessage) -> str:

@@ -42,6 +42,10 @@ _WORKERS: Final = Remedy(
 _CONTAINER: Final = Remedy(
     "command", "a larger memory limit", True, "docker --memory, Slurm --mem, Kubernetes limits.memory"
 )
+_OFFLOAD: Final = Remedy(
+    "DeepSpeed offload", "to NVMe, or less of it", True,
+    "if states are offloaded: `memkit ds check FILE --ram SIZE` says what they need in RAM",
+)  # fmt: skip
 
 
 def _library(who: str) -> Callable[[OomMessage], Answer]:
@@ -171,7 +175,7 @@ def _kernel_kill(message: OomMessage) -> Answer:
         f"Linux killed {who}{held}, because {limit} was used up. The card is not the matter, and no traceback exists."
     )
     settings = (_CONTAINER, _WORKERS) if message.in_cgroup else (_WORKERS,)
-    return "host memory", why, (*settings, _offload())
+    return "host memory", why, (*settings, _OFFLOAD)
 
 
 def _sigkill(message: OomMessage) -> Answer:
@@ -186,14 +190,7 @@ def _sigkill(message: OomMessage) -> Answer:
         True,
         "says whether it was the memory; in a container, ask the host",
     )
-    return "host memory", why, (check, _WORKERS, _offload())
-
-
-def _offload() -> Remedy:
-    return Remedy(
-        "DeepSpeed offload", "to NVMe, or less of it", True,
-        "if states are offloaded: `memkit ds check FILE --ram SIZE` says what they need in RAM",
-    )  # fmt: skip
+    return "host memory", why, (check, _WORKERS, _OFFLOAD)
 
 
 def _shared(message: OomMessage) -> Answer:

@@ -13,7 +13,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any, Final, TextIO
 
@@ -48,6 +48,7 @@ _NO_RANK: Final = re.compile(
 _BOX_END: Final = re.compile(r"\s{0,200}[│┃║]?\s{0,4}$")
 
 
+@dataclass(eq=False)
 class LogLine:
     """One line, or one piece of a long one.
 
@@ -58,31 +59,26 @@ class LogLine:
         cut: heads that begin behind this column are left to the next piece; None for the last piece.
     """
 
-    __slots__ = ("_cleaned", "cut", "fresh", "number", "raw")
-
-    def __init__(self, number: int, raw: str, fresh: int = 0, cut: int | None = None) -> None:
-        self.number = number
-        self.raw = raw
-        self.fresh = fresh
-        self.cut = cut
-        self._cleaned: tuple[str, int | None] | None = None
+    number: int
+    raw: str
+    fresh: int = 0
+    cut: int | None = None
 
     @property
     def text(self) -> str:
         """The line's own words."""
-        return self._clean()[0]
+        return self._cleaned[0]
 
     @property
     def rank(self) -> int | None:
         """The rank that a launcher wrote before it."""
-        return self._clean()[1]
+        return self._cleaned[1]
 
-    def _clean(self) -> tuple[str, int | None]:
+    @cached_property
+    def _cleaned(self) -> tuple[str, int | None]:
         # Only lines near a message are ever cleaned. Pieces keep their columns, which say who reports a message.
-        if self._cleaned is None:
-            whole = not self.fresh and self.cut is None
-            self._cleaned = clean(self.raw) if whole else (self.raw, None)
-        return self._cleaned
+        whole = not self.fresh and self.cut is None
+        return clean(self.raw) if whole else (self.raw, None)
 
 
 def lines(log: str | TextIO) -> Iterator[LogLine]:
@@ -239,20 +235,21 @@ def _in_line(line: LogLine, ahead: deque[LogLine], before: deque[str]) -> Iterat
     if line.cut is None and following:
         text += " " + following[0].text[:60]
     found = heads(text, line.fresh)
-    for position, head in enumerate(found):
-        if head.start < done or head.start >= until:
+    for position, (head, form) in enumerate(found):
+        start = head.start()
+        if not done <= start < until:
             continue
-        if text[head.start : head.end].strip() == "Killed" and line.text.strip() != "Killed":
+        if head[0].strip() == "Killed" and line.text.strip() != "Killed":
             continue  # the shell's word stands alone
-        form = head.form
-        again = next((other.start for other in found[position + 1 :] if other.start >= head.start + _OWN_WORDS), None)
-        window, owners = _window(line, following, head.start, again)
+        later = (other.start() for other, _ in found[position + 1 :])
+        again = next((other for other in later if other >= start + _OWN_WORDS), None)
+        window, owners = _window(line, following, start, again)
         values, end = form.read(window) if form.read is not None else ({}, 0)
-        end = max(end, head.end - head.start)
+        end = max(end, len(head[0]))
         if form.name == "cuda-raw" and any("pin_memory" in raw for raw in list(before)[-_NEAR:]):
             form = FORM_OF["pinned"]  # page-locked RAM that CUDA could not have, in the same words
         yield _message(form, values, window[:end]), [other for begin, other in owners if begin < end]
-        done = head.start + end
+        done = start + end
 
 
 def _window(
@@ -262,17 +259,15 @@ def _window(
 
     `again`: where the next message begins in `line`, if there is one.
     """
-    text = line.text[start : min(start + _REACH, again if again is not None else len(line.text))]
+    end = len(line.text) if again is None else min(again, len(line.text))
+    text = line.text[start : min(start + _REACH, end)]
     owners: list[tuple[int, LogLine]] = []
-    if again is not None and again < len(line.text):
-        return text, owners
-    for other in following:
+    for other in following if end == len(line.text) else ():
         words = other.text.strip()[: _REACH - len(text)]
         if not words or _STOP.search(words):
             break
-        next_head = heads(words) if might_be(words) else []
-        if next_head:
-            text += " " + words[: next_head[0].start]
+        if might_be(words) and (found := heads(words)):
+            text += " " + words[: found[0][0].start()]
             break
         owners.append((len(text) + 1, other))
         text += " " + words
@@ -288,13 +283,10 @@ def _message(form: Form, values: dict[str, Any], quote: str) -> OomMessage:
 
 
 def _device_type(form: Form, quote: str) -> str | None:
-    if form.memory == "host" or form.memory == "shared memory":
+    if form.memory in ("host", "shared memory"):
         return None
-    upper = quote.upper()
-    for name, kind in (("HIP", "rocm"), ("XPU", "xpu"), ("NPU", "npu"), ("CUDA", "cuda"), ("CUBLAS", "cuda")):
-        if upper.startswith(name):
-            return kind
-    return None
+    kinds = {"HIP": "rocm", "XPU": "xpu", "NPU": "npu", "CUDA": "cuda", "CUBLAS": "cuda"}
+    return next((kind for name, kind in kinds.items() if quote.upper().startswith(name)), None)
 
 
 def _weight(message: OomMessage) -> tuple[int, int]:

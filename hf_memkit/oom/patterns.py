@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from hf_memkit.oom.message import Memory, Process
 
-__all__ = ["FORMS", "FORM_OF", "Form", "Head", "heads", "might_be"]
+__all__ = ["FORMS", "FORM_OF", "Form", "heads", "might_be"]
 
 SIZE: Final = r"(\d{1,20}(?:[,_']\d{3}){0,6}(?:\.\d{1,9})?) ?(bytes|byte|[KMGTPkmgtp]i?B|B)\b"
 """A number and a unit: two groups."""
@@ -79,21 +79,14 @@ def device_figures(text: str) -> Figures:
     unallocated = values.pop("_unallocated", None)
     if unallocated is not None and values.get("allocated_bytes") is not None:
         values["reserved_bytes"] = values["allocated_bytes"] + unallocated
-    index = _INDEX.search(text)
-    if index is not None:
+    if index := _INDEX.search(text):
         values["device"] = int(index[1])
     found = list(_PROCESS.finditer(text))
     values["processes"] = tuple(Process(int(one[1]), to_bytes(one[2], one[3])) for one in found)
-    variable = _VARIABLE.search(text)
-    if variable is not None:
+    if variable := _VARIABLE.search(text):
         values["variable"] = variable[0]
     last = _LAST_WORDS.search(text)
     return values, max([end, *(one.end() for one in found), last.end() if last is not None else 0])
-
-
-def mps_figures(text: str) -> Figures:
-    """The figures of torch's MPS allocator, whose GB are 2**30 bytes."""
-    return _sizes(_MPS, text, binary=True)
 
 
 _VLLM: Final = (
@@ -109,8 +102,7 @@ def vllm_figures(text: str) -> Figures:
     values: dict[str, Any] = {}
     end = 0
     for pattern, names in _VLLM:
-        found = pattern.search(text)
-        if found is not None:
+        if found := pattern.search(text):
             *sizes, unit = found.groups()
             values |= {name: to_bytes(size, unit) for name, size in zip(names, sizes, strict=True)}
             end = max(end, found.end())
@@ -143,31 +135,22 @@ def numbers(pattern: str, *names: str) -> Reader:
 def killed(text: str) -> Figures:
     """The kernel's line: who was killed, and how much RAM it held."""
     values: dict[str, Any] = {}
-    end = 0
-    who = _KILLED.search(text)
+    who, resident = _KILLED.search(text), _RESIDENT.search(text)
     if who is not None:
-        end = who.end()
-        values["pid"] = int(who[1] or who[4] or who[5])
-        name = who[2] or who[3]
-        if name:
-            values["process_name"] = name
-    resident = _RESIDENT.search(text)
+        values |= {"pid": int(who[1] or who[4] or who[5]), "process_name": who[2] or who[3]}
     if resident is not None:
         values["resident_bytes"] = int(resident[1]) * 1024
-        end = max(end, resident.end())
-    return values, end
+    return values, max((found.end() for found in (who, resident) if found is not None), default=0)
 
 
 def _sizes(patterns: dict[str, re.Pattern[str]], text: str, *, binary: bool = False) -> Figures:
     values: dict[str, Any] = {}
     end = 0
     for name, pattern in patterns.items():
-        found = pattern.search(text)
-        if found is None:
-            continue
-        number, unit = (group for group in found.groups() if group is not None)
-        values[name] = to_bytes(number, unit, binary=binary)
-        end = max(end, found.end())
+        if found := pattern.search(text):
+            number, unit = (group for group in found.groups() if group is not None)
+            values[name] = to_bytes(number, unit, binary=binary)
+            end = max(end, found.end())
     return values, end
 
 
@@ -202,7 +185,7 @@ FORMS: Final[tuple[Form, ...]] = (
     # torch: aten/src/ATen/mps/MPSAllocator.mm
     Form(
         "torch-mps", "PyTorch (MPS)", "device", r"MPS backend out of memory", ("MPS backend",), 0,
-        mps_figures, {"device_type": "mps"},
+        lambda text: _sizes(_MPS, text, binary=True), {"device_type": "mps"},
     ),
     Form(
         "torch-mps-buffer", "Metal", "device", r"Invalid buffer size: (?=\d)", ("Invalid buffer",), 1,
@@ -353,15 +336,6 @@ _PATTERNS: Final = tuple((form, re.compile(form.head)) for form in FORMS)
 _WORDS: Final = tuple(dict.fromkeys(word for form in FORMS for word in form.words))
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """Where a message begins, and which form it has. `end`: behind its first words."""
-
-    start: int
-    end: int
-    form: Form
-
-
 def might_be(text: str) -> bool:
     """Whether it is worth looking for heads: a quick test that most lines fail."""
     # Runs for every line of a log; a plain loop takes half the time of any() or of one regular expression.
@@ -371,12 +345,13 @@ def might_be(text: str) -> bool:
     return False
 
 
-def heads(text: str, start: int = 0) -> list[Head]:
-    """The heads in `text` from `start` on, in order; of two at one place the form that stands first in `FORMS`."""
+def heads(text: str, start: int = 0) -> list[tuple[re.Match[str], Form]]:
+    """Where messages begin in `text` from `start` on, in order: their first words, and the form; of two at one place
+    the form that stands first in `FORMS`."""
     found = [
-        Head(match.start(), match.end(), form)
+        (match, form)
         for form, pattern in _PATTERNS
         if any(word in text for word in form.words)
         for match in pattern.finditer(text, start)
     ]
-    return sorted(found, key=lambda head: head.start)
+    return sorted(found, key=lambda head: head[0].start())

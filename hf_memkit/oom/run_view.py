@@ -47,20 +47,36 @@ class RunView:
     @property
     def phase(self) -> str | None:
         """Where it failed; of a step record, the phase of the highest peak."""
-        if isinstance(self.moment.get("phase"), str):
-            return str(self.moment["phase"])
+        if isinstance(phase := self.moment.get("phase"), str):
+            return phase
         peaks = {
-            phase: _number(mapping(values).get("peak_allocated_gib"))
+            phase: peak
             for phase, values in mapping(self.moment.get("phases")).items()
-            if phase in PHASES
+            if phase in PHASES and (peak := _number(mapping(values).get("peak_allocated_gib"))) is not None
         }
-        known = {phase: peak for phase, peak in peaks.items() if peak is not None}
-        return max(known, key=lambda phase: known[phase]) if known else None
+        return max(peaks, key=lambda phase: peaks[phase], default=None)
 
     def gib(self, category: str) -> float | None:
         """What a category held at that moment on the device; None where it was not told apart."""
         assert category in CATEGORIES
         return _number(mapping(self.moment.get("categories")).get(f"{category}_gib"))
+
+    @property
+    def of_the_batch(self) -> float | None:
+        """What grows with the samples: activations and loss."""
+        held = [size for size in (self.gib("activations"), self.gib("loss")) if size is not None]
+        return sum(held) if held else None
+
+    @property
+    def model_states(self) -> float | None:
+        """Gradients and optimizer states on the device; None for nothing."""
+        return ((self.gib("gradients") or 0.0) + (self.gib("optimizer") or 0.0)) or None
+
+    @property
+    def states_in_ram(self) -> float:
+        """Optimizer states in RAM, page-locked or not."""
+        held = mapping(self.moment.get("held"))
+        return sum(_number(mapping(held.get(place)).get("optimizer_gib")) or 0.0 for place in ("host", "pinned"))
 
     @property
     def measured(self) -> bool:
@@ -159,10 +175,10 @@ class RunView:
         return not (_OLD_SERIES.search(name) or any(re.search(rf"\b{re.escape(card)}\b", name) for card in old))
 
     @property
-    def weights_type(self) -> str | None:
-        """The type that most weights have, such as `"float32"`."""
+    def weights_in_fp32(self) -> bool:
+        """Whether most weights are."""
         types = {str(kind): _whole(size) or 0 for kind, size in mapping(self.run.get("weights_dtypes")).items()}
-        return max(types, key=lambda kind: types[kind]) if types else None
+        return max(types, key=lambda kind: types[kind], default=None) in ("float32", "torch.float32")
 
     @property
     def longest_sequence(self) -> int | None:
@@ -171,8 +187,6 @@ class RunView:
     @property
     def cause(self) -> str | None:
         cause = self.moment.get("cause")
-        if isinstance(cause, Mapping):
-            cause = cause.get("cause")
         return cause if isinstance(cause, str) else None
 
     @property

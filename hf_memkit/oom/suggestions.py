@@ -12,32 +12,63 @@ from typing import Any, Final
 
 from hf_memkit.compat import name_in_version
 from hf_memkit.liger_support import LIGER_OPTIONS
-from hf_memkit.oom import suggestions_states as of_states
-from hf_memkit.oom.change import Change, Proposal
+from hf_memkit.oom.change import Change
 from hf_memkit.oom.run_view import RunView
+from hf_memkit.optimizers import OPTIMIZERS, find_optimizer, paged_form
 from hf_memkit.record_types import ModulesRecord, RunRecord
 from hf_memkit.units import GIB
 
-__all__ = ["smaller_batch", "suggest"]
+__all__ = ["ONLY_LOSS", "SHARDS_SAVED", "SMALL_PREDICTIONS", "smaller_batch", "suggest"]
+
+Proposals = Iterator[tuple[float, Change]]
+"""Changes, each with the GiB of memory that it works on at the most, by which they are put in order."""
 
 ACTIVATION_PHASES: Final = ("forward", "backward")
+
+_ON_THE_CARD: Final = ("load", "data", "forward", "backward", "optimizer")
+
+_FP32_STATES_BYTES: Final = OPTIMIZERS["adamw_torch"].states.bytes_a_parameter
+_EIGHT_BIT_BYTES: Final = OPTIMIZERS["adamw_bnb_8bit"].states.bytes_a_parameter
+
+_OFFLOADED_BYTES: Final = 20
+"""What ZeRO-Offload holds in RAM a parameter, at most: fp32 master weight, gradient and two moments, the 16-bit copy
+on its way to the card, and with accumulation 16-bit gradients (deepspeed 0.19.8: runtime/zero/stage_1_and_2.py;
+`memkit ds show zero2-offload --model …` has the ledger)."""
+
+_FIRST: Final = 1e6
+"""Of what answers the cause itself, and costs next to nothing: before all others."""
 
 _BATCH_COST: Final = (
     "the same result up to rounding; more and smaller forwards a step, slower where the card is not kept busy"
 )
 
+SMALL_PREDICTIONS: Final = Change(
+    "Trainer.preprocess_logits_for_metrics", "lambda logits, labels: logits.argmax(-1)",
+    "only what compute_metrics needs is kept of each batch, instead of all logits",
+    "none, if the metrics are computed from the predicted classes or tokens",
+)  # fmt: skip
+ONLY_LOSS: Final = Change(
+    "arguments.prediction_loss_only", True, "no predictions are kept",
+    "compute_metrics is not called: the evaluation gives the loss alone",
+)  # fmt: skip
+SHARDS_SAVED: Final = Change(
+    "deepspeed.zero_optimization.stage3_gather_16bit_weights_on_model_save", False,
+    "at stage 3 a save gathers the whole model's 16-bit weights",
+    "checkpoints then hold DeepSpeed's shards; zero_to_fp32.py, beside them, puts them together",
+)  # fmt: skip
 
-def batch(job: RunView) -> Iterator[Proposal]:
+
+def batch(job: RunView) -> Proposals:
     """A smaller micro-batch with as many more of them: the same samples in each optimizer step."""
     before_forward = job.phase == "data"
     unknown = before_forward or job.activations_unknown
-    held = None if unknown else _of_the_batch(job)
+    held = None if unknown else job.of_the_batch
     change = smaller_batch(job)
     if job.phase not in (*ACTIVATION_PHASES, "data") or change is None or not (held or unknown):
         return
     if held is None:
         what = "; what is computed before the model's forward grows with the samples" if before_forward else ""
-        yield Proposal(replace(change, reason=change.reason + what), 2.0)
+        yield 2.0, replace(change, reason=change.reason + what)
         return
     saves = held * (1 - change.value / change.current)
     basis = (
@@ -45,7 +76,7 @@ def batch(job: RunView) -> Iterator[Proposal]:
         f"{change.current} samples hold {held - saves:.2f} GiB of the {held:.2f}"
     )
     reason = f"{change.reason}; activations and loss hold {held:.2f} GiB for {change.current}"
-    yield Proposal(replace(change, reason=reason, saves_gib=round(saves, 2), basis=basis), saves)
+    yield saves, replace(change, reason=reason, saves_gib=round(saves, 2), basis=basis)
 
 
 def smaller_batch(job: RunView, most: float | None = None) -> Change | None:
@@ -70,7 +101,7 @@ def smaller_batch(job: RunView, most: float | None = None) -> Change | None:
     )  # fmt: skip
 
 
-def checkpointing(job: RunView) -> Iterator[Proposal]:
+def checkpointing(job: RunView) -> Proposals:
     """Activations recomputed in backward instead of kept."""
     held = None if job.activations_unknown else job.gib("activations")
     if job.phase not in ACTIVATION_PHASES or job.checkpointing or not (held or job.activations_unknown):
@@ -81,274 +112,352 @@ def checkpointing(job: RunView) -> Iterator[Proposal]:
     held = held if held is not None else 1.0
     if job.fsdp:
         # transformers refuses both switches together (trainer.py: "FSDP's activation_checkpointing").
-        yield Proposal(Change("arguments.fsdp_config", {"activation_checkpointing": True}, reason, cost), held)
+        yield held, Change("arguments.fsdp_config", {"activation_checkpointing": True}, reason, cost)
     else:
         name = name_in_version("activation_checkpointing", job.transformers)
-        yield Proposal(Change(f"arguments.{name}", True, reason, cost), held)
+        yield held, Change(f"arguments.{name}", True, reason, cost)
 
 
-def fused_loss(job: RunView) -> Iterator[Proposal]:
+def fused_loss(job: RunView) -> Proposals:
     """Logits and loss in chunks, never whole."""
     held = job.gib("loss")
-    known = job.run.get("model_type") in LIGER_OPTIONS
+    known = job.run.get("model_type") in LIGER_OPTIONS and job.hardware.get("device_type") in ("cuda", "xpu")
     if job.phase not in ACTIVATION_PHASES or not held or not known or job.argument("use_liger_kernel"):
-        return
-    if not job.on_cuda and job.hardware.get("device_type") != "xpu":
         return
     vocabulary = job.run.get("vocabulary")
     words = f" over {vocabulary:,} words" if isinstance(vocabulary, int) else ""
-    yield Proposal(
-        Change(
-            "arguments.use_liger_kernel", True,
-            f"logits and loss{words} hold {held:.2f} GiB; Liger's fused loss makes them in chunks",
-            "the package liger-kernel; results differ by rounding, and the output has no logits in training",
-        ),
-        held,
+    yield held, Change(
+        "arguments.use_liger_kernel", True,
+        f"logits and loss{words} hold {held:.2f} GiB; Liger's fused loss makes them in chunks",
+        "the package liger-kernel; results differ by rounding, and the output has no logits in training",
     )  # fmt: skip
 
 
-def half_precision(job: RunView) -> Iterator[Proposal]:
+def half_precision(job: RunView) -> Proposals:
     """Autocast. Activations halve; each weight gets a 16-bit copy while it runs."""
     held = job.gib("activations")
     if job.phase not in ACTIVATION_PHASES or not held or job.has_bf16 is None or job.deepspeed or job.fsdp:
         return
-    if job.argument("bf16") or job.argument("fp16") or job.weights_type not in ("float32", "torch.float32"):
-        return
-    if not job.parameters:
+    if job.argument("bf16") or job.argument("fp16") or not job.weights_in_fp32 or not job.parameters:
         return
     copies = job.parameters * 2 / GIB
     gain = held / 2 - copies
-    if gain <= 0:
-        return
-    name = "bf16" if job.has_bf16 else "fp16"
-    why = "" if job.has_bf16 else " (this card does not compute in bf16)"
-    yield Proposal(
-        Change(
+    name, why = ("bf16", "") if job.has_bf16 else ("fp16", " (this card does not compute in bf16)")
+    if gain > 0:
+        yield gain, Change(
             f"arguments.{name}", True,
             f"16-bit matrix products{why}: of {held:.2f} GiB of activations most take half, against {copies:.2f} GiB "
             "of 16-bit copies of the weights",
             "results differ by 16-bit rounding in forward and backward; weights and optimizer stay in fp32; faster",
-        ),
-        gain,
-    )  # fmt: skip
+        )  # fmt: skip
 
 
-def eager_attention(job: RunView) -> Iterator[Proposal]:
+def eager_attention(job: RunView) -> Proposals:
     """Attention that does not write out its sequence × sequence matrices."""
     held = job.gib("activations")
-    if job.phase not in ACTIVATION_PHASES or not held or job.run.get("attention") != "eager":
-        return
-    yield Proposal(
-        Change(
+    if held and job.phase in ACTIVATION_PHASES and job.run.get("attention") == "eager":
+        yield held, Change(
             "model.attn_implementation", "sdpa",
             f"eager attention keeps a matrix of sequence × sequence for every head and layer; activations hold "
             f"{held:.2f} GiB",
             "results differ by rounding; a model without it says so when it is loaded, and gives no attention weights",
-        ),
-        held,
-    )  # fmt: skip
+        )  # fmt: skip
 
 
-def sequence_length(job: RunView) -> Iterator[Proposal]:
+def sequence_length(job: RunView) -> Proposals:
     """Shorter sequences."""
-    longest, held = job.longest_sequence, _of_the_batch(job)
+    longest, held = job.longest_sequence, job.of_the_batch
     if job.phase not in ACTIVATION_PHASES or longest is None or longest < 2 or not held:
         return
     saves = held * (1 - (longest // 2) / longest)
-    yield Proposal(
-        Change(
-            "data.max_length", longest // 2,
-            f"the longest sequence of that batch has {longest} tokens, and all others are padded to it",
-            "longer texts are cut: what stands behind the limit is not learned",
-            round(saves, 2),
-            f"activations and loss measured at that moment ({held:.2f} GiB) grow with the tokens, or faster: half the "
-            "tokens save at least half",
-        ),
-        saves,
-        last=True,
+    yield saves, Change(
+        "data.max_length", longest // 2,
+        f"the longest sequence of that batch has {longest} tokens, and all others are padded to it",
+        "longer texts are cut: what stands behind the limit is not learned",
+        round(saves, 2),
+        f"activations and loss measured at that moment ({held:.2f} GiB) grow with the tokens, or faster: half the "
+        "tokens save at least half",
     )  # fmt: skip
 
 
-def _of_the_batch(job: RunView) -> float | None:
-    held = [size for size in (job.gib("activations"), job.gib("loss")) if size is not None]
-    return sum(held) if held else None
+# What lives from step to step: weights, gradients, optimizer states; and the allocator.
+
+
+def allocator(job: RunView) -> Proposals:
+    """Segments that grow, where the matter is pieces."""
+    settings = str(job.hardware.get("allocator_settings") or "").lower().replace(" ", "")
+    if job.cause != "fragmentation" or not job.on_cuda:
+        return
+    cached = job.moment.get("fragmentation_gib")
+    size = f"{cached:.2f} GiB were" if isinstance(cached, int | float) else "what was asked for was"
+    reason = f"{size} cached in pieces too small for the request"
+    if "expandable_segments:true" in settings:
+        if job.argument("torch_empty_cache_steps") is None:
+            # transformers 5.23: training_args.py, help of torch_empty_cache_steps, has the cost
+            yield _FIRST, Change(
+                "arguments.torch_empty_cache_steps", 1, reason + ", though segments are expandable already",
+                "about 10% slower, as transformers' documentation has it",
+            )  # fmt: skip
+        return
+    yield _FIRST, Change(
+        "environment.PYTORCH_ALLOC_CONF", "expandable_segments:True", reason,
+        "none on Linux; tensors on the card can then not be shared between processes",
+    )  # fmt: skip
+
+
+def eight_bit(job: RunView) -> Proposals:
+    """AdamW with 8-bit states."""
+    held, row = _states(job), find_optimizer(job.optim)
+    plain = row.algorithm == "AdamW" and row.bits == 32 and not row.unpaged
+    without_kernels = job.optim.endswith(("_xla", "_npu_fused")) or not job.on_cuda
+    if held is None or not plain or without_kernels or job.deepspeed or job.fsdp:
+        return
+    saves, basis = _eight_bit_saving(job, held)
+    yield held * (1 - _EIGHT_BIT_BYTES / _FP32_STATES_BYTES) if saves is None else saves, Change(
+        "arguments.optim", "adamw_bnb_8bit",
+        f"AdamW's states take {held:.2f} GiB; in 8 bit about 2 bytes a parameter instead of 8, but for "
+        "embeddings, which bitsandbytes keeps in 32 bit",
+        "states are rounded to 8 bit (Dettmers et al. 2021, arXiv 2110.02861: no loss in their tasks); the "
+        "package bitsandbytes",
+        saves, basis,
+    )  # fmt: skip
+
+
+def paged(job: RunView) -> Proposals:
+    """8-bit states that may leave the card."""
+    held, row = job.gib("optimizer"), find_optimizer(job.optim)
+    if not held or job.phase not in _ON_THE_CARD or not job.on_cuda or job.deepspeed or job.fsdp:
+        return
+    if row.unpaged or (row.algorithm, row.packages, row.bits) != ("AdamW", ("bitsandbytes",), 8):
+        return
+    yield held, Change(
+        "arguments.optim", paged_form(job.optim),
+        f"the {held:.2f} GiB of 8-bit states lie in memory that CUDA moves to RAM when the card is full",
+        "the same result; each step waits for the bus where states were moved; not on Windows or WSL2",
+    )  # fmt: skip
+
+
+def fused_optimizer(job: RunView) -> Proposals:
+    """One kernel over all parameters, without temporaries of their size."""
+    weights = job.gib("weights")
+    if job.phase != "optimizer" or job.optim != "adamw_torch" or job.deepspeed or not job.on_cuda:
+        return
+    if not weights or not job.trainable or not job.parameters:
+        return
+    copy = weights * job.trainable / job.parameters
+    yield copy, Change(
+        "arguments.optim", "adamw_torch_fused",
+        "adamw_torch works on all parameters at once and makes temporaries as large as they are (torch: "
+        f"torch/optim/adamw.py, foreach): here {copy:.2f} GiB; the fused kernel makes none",
+        "the same result up to rounding; no slower",
+    )  # fmt: skip
+
+
+def base_weights(job: RunView) -> Proposals:
+    """Frozen fp32 weights in 16 bit, where only adapters are trained."""
+    held = job.gib("weights")
+    if not held or not job.trains_adapters or not job.weights_in_fp32:
+        return
+    if job.phase not in (*_ON_THE_CARD, "evaluate") or not job.has_bf16:
+        return
+    parameters = (job.parameters or 0) - (job.trainable or 0)
+    frozen = parameters * 4 / GIB
+    if frozen <= held:
+        yield frozen / 2, Change(
+            "model.dtype", "bfloat16",
+            f"the frozen weights take {frozen:.2f} GiB in fp32, and nothing updates them",
+            "forward and backward are rounded to bf16; the adapters stay in fp32 (PEFT casts them up)",
+            round(frozen / 2, 2), f"{parameters:,} frozen parameters, 2 bytes each instead of 4",
+        )  # fmt: skip
+
+
+def adapters(job: RunView) -> Proposals:
+    """LoRA: gradients and states of a few adapters instead of the whole model's."""
+    held = job.model_states
+    if job.phase not in _ON_THE_CARD or job.trains_adapters or not job.trainable or not held:
+        return
+    yield held, Change(
+        "adapter.LoraConfig", {"target_modules": "all-linear"},
+        f"gradients and optimizer states of the whole model take {held:.2f} GiB; those of LoRA adapters are small",
+        "another training: the model's own weights stay as they are (Hu et al. 2021, arXiv 2106.09685); the "
+        "package peft",
+    )  # fmt: skip
+
+
+def sharding(job: RunView) -> Proposals:
+    """Gradients and states split over the cards that there are."""
+    held = job.model_states
+    if not held or job.world_size < 2 or job.fsdp or job.phase not in _ON_THE_CARD or job.trains_adapters:
+        return
+    stage = 0 if job.stage is None and not job.deepspeed else job.stage
+    name, what = "zero2", "gradients and optimizer states"
+    if stage == 2:
+        name, what, held = "zero3", "weights as well", job.gib("weights")
+    if stage is None or stage >= 3 or not held:
+        return
+    yield held * (1 - 1 / job.world_size), Change(
+        "arguments.deepspeed", f"{name}.json",
+        f"`memkit ds copy {name}` splits {what} over the {job.world_size} processes, each of which holds all of "
+        "them now",
+        "more communication between the cards in each step; DeepSpeed keeps fp32 master weights besides",
+    )  # fmt: skip
+
+
+def offload(job: RunView) -> Proposals:
+    """ZeRO-Offload: gradients and states in RAM, the update on the CPU."""
+    held = job.model_states
+    if not held or job.fsdp or not job.on_cuda or job.phase not in _ON_THE_CARD or job.trains_adapters:
+        return
+    if (job.deepspeed and job.stage is None) or job.argument("deepspeed_offload_optimizer"):
+        return
+    if job.states_in_ram or "CPUAdam" in " ".join(job.optimizers):
+        return  # they are there already
+    ram = job.hardware.get("ram_limit_gib") or job.hardware.get("ram_gib")
+    needs = job.states_gib_per(_OFFLOADED_BYTES)
+    if needs is None or (isinstance(ram, int | float) and needs > ram):
+        return
+    name = "zero3-offload-optimizer" if job.stage == 3 else "zero2-offload"
+    yield held, Change(
+        "arguments.deepspeed", f"{name}.json",
+        f"`memkit ds copy {name}` moves gradients and optimizer states, {held:.2f} GiB on this card, into RAM",
+        f"the AdamW step runs on the CPU and each step crosses the bus; up to {needs:.1f} GiB of RAM (20 bytes a "
+        "parameter); DeepSpeed builds its CPU optimizer once",
+    )  # fmt: skip
+
+
+def _states(job: RunView) -> float | None:
+    """What the optimizer's states hold, or will hold where the first step is making them."""
+    if job.phase not in _ON_THE_CARD:
+        return None
+    held = job.gib("optimizer")
+    if job.phase == "optimizer":
+        return max(held or 0.0, job.states_gib_per(_FP32_STATES_BYTES) or 0.0) or None
+    return held or None
+
+
+def _eight_bit_saving(job: RunView, held: float) -> tuple[float | None, str | None]:
+    """GiB, where the table of modules tells the embeddings, and the states measured are AdamW's fp32 ones."""
+    embeddings, trainable = job.embedding_parameters, job.trainable
+    measured = job.gib("optimizer")
+    if embeddings is None or trainable is None or not measured or embeddings > trainable:
+        return None, None
+    if abs(measured - trainable * _FP32_STATES_BYTES / GIB) > 0.02 * measured:
+        return None, None  # 16-bit states, or states on other devices: the arithmetic does not hold
+    saves = (trainable - embeddings) * (_FP32_STATES_BYTES - _EIGHT_BIT_BYTES) / GIB
+    basis = (
+        f"{held:.2f} GiB of states measured, 8 bytes a parameter; {trainable - embeddings:,} of {trainable:,} "
+        f"parameters are not embeddings and take {_EIGHT_BIT_BYTES:.2f}"
+    )
+    return round(saves, 2), basis
 
 
 # Where it was not a training step on the card: evaluation, saving, and the machine's RAM.
 
 
-def gathered_predictions(job: RunView) -> Iterator[Proposal]:
+def gathered_predictions(job: RunView) -> Proposals:
     """Predictions moved to RAM as the evaluation goes on, or made small before they are kept."""
     if job.phase != "evaluate" or job.keeps_no_predictions or job.argument("batch_eval_metrics"):
         return
     if job.argument("eval_accumulation_steps") is None:
-        yield Proposal(
-            Change(
-                "arguments.eval_accumulation_steps", 16,
-                "Trainer keeps every prediction on the card until the evaluation ends (with compute_metrics); "
-                "so they go to RAM every 16 batches",
-                "the evaluation waits for those copies, and RAM must hold all predictions: for a language model "
-                "samples × tokens × vocabulary",
-            ),
-            _whole_card(job),
+        yield _whole_card(job), Change(
+            "arguments.eval_accumulation_steps", 16,
+            "Trainer keeps every prediction on the card until the evaluation ends (with compute_metrics); "
+            "so they go to RAM every 16 batches",
+            "the evaluation waits for those copies, and RAM must hold all predictions: for a language model "
+            "samples × tokens × vocabulary",
         )  # fmt: skip
-    yield Proposal(
-        Change(
-            "Trainer.preprocess_logits_for_metrics", "lambda logits, labels: logits.argmax(-1)",
-            "only what compute_metrics needs is kept of each batch, instead of all logits",
-            "none, if the metrics are computed from the predicted classes or tokens",
-        ),
-        _whole_card(job) / 2,
-    )  # fmt: skip
+    yield _whole_card(job) / 2, SMALL_PREDICTIONS
 
 
-def only_loss(job: RunView) -> Iterator[Proposal]:
+def only_loss(job: RunView) -> Proposals:
     """No predictions at all."""
-    if job.phase != "evaluate" or job.keeps_no_predictions:
-        return
-    yield Proposal(
-        Change(
-            "arguments.prediction_loss_only", True,
-            "no predictions are kept; it is so already where the Trainer has no compute_metrics",
-            "compute_metrics is not called: the evaluation gives the loss alone",
-        ),
-        0.0,
-        last=True,
-    )  # fmt: skip
+    if job.phase == "evaluate" and not job.keeps_no_predictions:
+        what = "; it is so already where the Trainer has no compute_metrics"
+        yield 0.0, replace(ONLY_LOSS, reason=ONLY_LOSS.reason + what)
 
 
-def evaluation_batch(job: RunView) -> Iterator[Proposal]:
+def evaluation_batch(job: RunView) -> Proposals:
     """Fewer samples in each evaluation batch."""
     samples = job.count("per_device_eval_batch_size")
-    if job.phase != "evaluate" or samples is None or samples < 2:
-        return
-    yield Proposal(
-        Change(
+    if job.phase == "evaluate" and samples is not None and samples > 1:
+        yield _whole_card(job) * 0.75, Change(
             "arguments.per_device_eval_batch_size", samples // 2,
             f"each evaluation batch has {samples} samples, whatever the training batch has",
             "none but time: the metrics are the same",
-        ),
-        _whole_card(job) * 0.75,
-    )  # fmt: skip
+        )  # fmt: skip
 
 
-def saving(job: RunView) -> Iterator[Proposal]:
+def saving(job: RunView) -> Proposals:
     """Less put together for a checkpoint."""
     if job.phase != "save":
         return
     if job.stage == 3:
-        yield Proposal(
-            Change(
-                "deepspeed.zero_optimization.stage3_gather_16bit_weights_on_model_save", False,
-                "at stage 3 a save gathers the whole model's 16-bit weights",
-                "checkpoints then hold DeepSpeed's shards; zero_to_fp32.py, beside them, puts them together",
-            ),
-            2.0,
-        )  # fmt: skip
+        yield 2.0, SHARDS_SAVED
     if not job.argument("save_only_model") and (job.deepspeed or job.fsdp):
-        yield Proposal(
-            Change(
-                "arguments.save_only_model", True,
-                "optimizer states are then not gathered for the checkpoint",
-                "training cannot be resumed from such a checkpoint; load_best_model_at_end is refused under DeepSpeed",
-            ),
-            1.0,
+        yield 1.0, Change(
+            "arguments.save_only_model", True,
+            "optimizer states are then not gathered for the checkpoint",
+            "training cannot be resumed from such a checkpoint; load_best_model_at_end is refused under DeepSpeed",
         )  # fmt: skip
 
 
-def loader(job: RunView) -> Iterator[Proposal]:
+def loader(job: RunView) -> Proposals:
     """Fewer data loader processes."""
-    workers = job.count("dataloader_num_workers")
-    if not workers:
-        return
-    yield Proposal(
-        Change(
+    if workers := job.count("dataloader_num_workers"):
+        yield 3.0, Change(
             "arguments.dataloader_num_workers", workers // 2,
             f"{workers} worker processes hold their own copies of what they load, and batches ahead",
             "batches may come too slowly for the card: watch the step time",
-        ),
-        3.0,
-    )  # fmt: skip
+        )  # fmt: skip
 
 
-def pinned_batches(job: RunView) -> Iterator[Proposal]:
+def pinned_batches(job: RunView) -> Proposals:
     """Ordinary RAM for batches."""
-    if job.argument("dataloader_pin_memory") is not True or not job.on_cuda:
-        return
-    yield Proposal(
-        Change(
+    if job.argument("dataloader_pin_memory") is True and job.on_cuda:
+        yield 1.0, Change(
             "arguments.dataloader_pin_memory", False,
-            "batches lie in page-locked RAM, which the system cannot move",
-            "copies to the card are slower, and wait",
-        ),
-        1.0,
-    )  # fmt: skip
+            "batches lie in page-locked RAM, which the system cannot move", "copies to the card are slower, and wait",
+        )  # fmt: skip
 
 
-def buffers_in_ram(job: RunView) -> Iterator[Proposal]:
+def buffers_in_ram(job: RunView) -> Proposals:
     """Offloaded states on NVMe."""
-    held = job.moment.get("held")
-    places = [held.get(place) for place in ("host", "pinned")] if isinstance(held, dict) else []
-    states = sum(float(place.get("optimizer_gib") or 0) for place in places if isinstance(place, dict))
-    device = job.argument("deepspeed_offload_optimizer")
+    states, device = job.states_in_ram, job.argument("deepspeed_offload_optimizer")
     offloaded = "CPUAdam" in " ".join(job.optimizers) or (job.deepspeed and states > 0) or device == "cpu"
     if not offloaded or device == "nvme":
         return
     what = f"the {states:.2f} GiB of optimizer states in RAM" if states else "the optimizer states in RAM"
-    yield Proposal(
-        Change(
-            "arguments.deepspeed", "zero3-infinity-optimizer.json",
-            f"`memkit ds copy zero3-infinity-optimizer --nvme-path DIR` moves {what} to NVMe, through buffers of a "
-            "size made for this machine",
-            "each step reads and writes all states on the disk: only for local NVMe",
-        ),
-        4.0,
+    yield 4.0, Change(
+        "arguments.deepspeed", "zero3-infinity-optimizer.json",
+        f"`memkit ds copy zero3-infinity-optimizer --nvme-path DIR` moves {what} to NVMe, through buffers of a "
+        "size made for this machine",
+        "each step reads and writes all states on the disk: only for local NVMe",
     )  # fmt: skip
 
 
 def _whole_card(job: RunView) -> float:
     """Where no category tells, what is tried first is what usually holds most."""
-    held = job.gib("loss")
-    return 1.0 + (held or 0.0)
+    return 1.0 + (job.gib("loss") or 0.0)
 
 
-Rule = Callable[[RunView], Iterator[Proposal]]
+Rule = Callable[[RunView], Proposals]
 
 _DEVICE: Final[tuple[Rule, ...]] = (
-    of_states.allocator,
-    batch,
-    checkpointing,
-    fused_loss,
-    eager_attention,
-    half_precision,
-    of_states.fused_optimizer,
-    of_states.eight_bit,
-    of_states.paged,
-    of_states.base_weights,
-    of_states.sharding,
-    of_states.offload,
-    of_states.adapters,
-    sequence_length,
-    evaluation_batch,
-    gathered_predictions,
-    only_loss,
+    allocator, batch, checkpointing, fused_loss, eager_attention, half_precision, fused_optimizer, eight_bit, paged,
+    base_weights, sharding, offload, adapters, sequence_length, evaluation_batch, gathered_predictions, only_loss,
     saving,
-)
+)  # fmt: skip
 _HOST: Final[tuple[Rule, ...]] = (loader, buffers_in_ram, pinned_batches)
 
-_HOST_CAUSES: Final = ("host memory", "shared memory")
-_NOTHING_TO_SAVE: Final = ("kernel resources",)
+_OTHER_TRAINING: Final[tuple[Rule, ...]] = (adapters, sequence_length, only_loss)
+"""These change what is trained or what an evaluation gives: they come after those that do not."""
 
 _NOTICED: Final = 0.002
 """Of the card. Less than that is within what the allocator rounds up to: its segments have 2 to 20 MiB each."""
 
 
 def suggest(
-    run: RunRecord,
-    moment: Mapping[str, Any],
-    *,
-    modules: ModulesRecord | None = None,
-    limit: int = 3,
+    run: RunRecord, moment: Mapping[str, Any], *, modules: ModulesRecord | None = None, limit: int = 3
 ) -> list[Change]:
     """The changes that would save most for this job, most first; those that change what is trained come last.
 
@@ -361,29 +470,26 @@ def suggest(
         limit: how many at most.
     """
     job = RunView(run, moment, modules)
-    if job.cause in _NOTHING_TO_SAVE:
+    if job.cause == "kernel resources":
         return []
-    rules = _HOST if job.cause in _HOST_CAUSES else _DEVICE
-    proposals = [proposal for rule in rules for proposal in rule(job) if not _too_little(job, proposal)]
-    proposals.sort(key=lambda proposal: (proposal.last, -proposal.at_most_gib))
+    rules = _HOST if job.cause in ("host memory", "shared memory") else _DEVICE
+    proposals = [
+        (rule in _OTHER_TRAINING, -at_most_gib, change)
+        for rule in rules
+        for at_most_gib, change in rule(job)
+        if not _too_little(job, at_most_gib)
+    ]
     chosen: dict[str, Change] = {}
-    for proposal in proposals:
-        chosen.setdefault(proposal.change.key, proposal.change)  # two values for one setting are no advice
+    for _, _, change in sorted(proposals, key=lambda proposal: proposal[:2]):
+        chosen.setdefault(change.key, change)  # two values for one setting are no advice
     changes = list(chosen.values())
-    return _with_a_figure(changes[:limit], [change for change in changes[limit:] if change.saves_gib is not None])
+    first, measured = changes[:limit], [change for change in changes if change.saves_gib is not None]
+    if len(first) > 1 and measured and measured[0] not in first:
+        return [*first[:-1], measured[0]]  # it is the one to count on
+    return first
 
 
-def _too_little(job: RunView, proposal: Proposal) -> bool:
+def _too_little(job: RunView, at_most_gib: float) -> bool:
     """A change of the states of a few adapters, say: it costs something and makes no room."""
     capacity = job.hardware.get("capacity_gib")
-    if not isinstance(capacity, int | float) or not job.measured:
-        return False
-    return 0 < proposal.at_most_gib < _NOTICED * capacity
-
-
-def _with_a_figure(first: list[Change], others: list[Change]) -> list[Change]:
-    """`first`, with one change among them whose saving this run has measured, if there is any: it is the one to count
-    on."""
-    if len(first) < 2 or not others or any(change.saves_gib is not None for change in first):
-        return first
-    return [*first[:-1], others[0]]
+    return isinstance(capacity, int | float) and job.measured and 0 < at_most_gib < _NOTICED * capacity

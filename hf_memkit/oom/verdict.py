@@ -7,70 +7,84 @@ tensors that are in use, so that reserved − allocated is what could not be giv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from hf_memkit.oom.allocator import for_fragmentation, for_size
 from hf_memkit.oom.change import Remedy
 from hf_memkit.oom.known_messages import ANSWERS, Cause
 from hf_memkit.oom.message import OomMessage, Process, show
 from hf_memkit.oom.run_view import RunView
 from hf_memkit.oom.suggestions import smaller_batch
 from hf_memkit.record_types import RunRecord
-from hf_memkit.units import GIB
+from hf_memkit.units import GIB, MIB
 
-__all__ = ["Cause", "Verdict", "for_job", "judge"]
+__all__ = ["Cause", "Verdict", "for_job", "judge", "split_size_mb"]
 
 OWN_CONTEXT: Final = 2 * GIB
 """What a process may hold on a card outside PyTorch's allocator without anything being unusual: the CUDA context and
 its kernels, 0.5 to 2 GiB (stas00/ml-engineering: training/performance). Beyond it somebody else is the likelier."""
+
+_LEAST_SPLIT: Final = 20 * MIB
+"""torch refuses a `max_split_size_mb` below it (torch: c10/core/AllocatorConfig.h: 20 MiB)."""
+
+_EMPTY_CACHE: Final = Remedy(
+    "torch.cuda.empty_cache()", "", False,
+    "PyTorch had given back every segment that was whole, and asked again, before it raised this error",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFigures:
     """What a device's message tells of the card: bytes, None where they can't be had."""
 
+    message: OomMessage
+    allocator_settings: str | None
     requested: int
-    available: int | None
-    cached: int | None
+    available: int
     own_overhead: int | None
     others: int | None
 
     @property
-    def short(self) -> int | None:
+    def cached(self) -> int | None:
+        return self.message.cached_bytes
+
+    @property
+    def limit(self) -> int | None:
+        """All that the process may use, or that the card has."""
+        return self.message.allowed_bytes or self.message.capacity_bytes
+
+    @property
+    def short(self) -> int:
         """What is missing even if all that is cached could be used; negative where that would do."""
-        return None if self.available is None else self.requested - self.available - (self.cached or 0)
+        return self.requested - self.available - (self.cached or 0)
 
     @property
     def balance(self) -> str:
         """`"1.00 GiB was asked for; 0.40 GiB free + 0.10 GiB cached is 0.50 GiB short."`"""
-        available = self.available or 0
         if self.cached is None:
-            return f"{show(self.requested)} was asked for and {show(available)} was free."
-        short = self.requested - available - self.cached
-        sums = f"{show(self.requested)} was asked for; {show(available)} free + {show(self.cached)} cached"
-        return f"{sums} is {show(short)} short." if short > 0 else f"{sums} in pieces."
+            return f"{show(self.requested)} was asked for and {show(self.available)} was free."
+        sums = f"{show(self.requested)} was asked for; {show(self.available)} free + {show(self.cached)} cached"
+        return f"{sums} is {show(self.short)} short." if self.short > 0 else f"{sums} in pieces."
 
 
-def figures_of(message: OomMessage, requested: int) -> DeviceFigures:
-    """The card of `message`, of which `requested` bytes were asked."""
-    free, reserved = message.free_bytes, message.reserved_bytes
-    available = free
-    if free is not None and message.allowed_bytes is not None and reserved is not None:
+def _card(message: OomMessage, allocator_settings: str | None, requested: int, free: int) -> DeviceFigures:
+    """The card of `message`, of which `requested` bytes were asked and `free` bytes were free."""
+    reserved, available = message.reserved_bytes, free
+    if message.allowed_bytes is not None and reserved is not None:
         available = min(free, max(0, message.allowed_bytes - reserved))
     process, others = _processes(message)
     overhead = None
     if process is not None and reserved is not None:
         overhead = max(0, process - reserved)
-        if message.capacity_bytes is not None and free is not None:
+        if message.capacity_bytes is not None:
             # In a container NVML may not list the processes of others; what they hold is missing on the card.
             others = max(others or 0, message.capacity_bytes - free - process)
-    elif message.capacity_bytes is not None and free is not None and reserved is not None and others is None:
+    elif message.capacity_bytes is not None and reserved is not None and others is None:
         # The message lists no process: what is neither free nor PyTorch's is the context, libraries or others.
         outside = max(0, message.capacity_bytes - free - reserved)
         overhead, others = min(outside, OWN_CONTEXT), max(0, outside - OWN_CONTEXT)
-    return DeviceFigures(requested, available, message.cached_bytes, overhead, others)
+    return DeviceFigures(message, allocator_settings, requested, available, overhead, others)
 
 
 def _processes(message: OomMessage) -> tuple[int | None, int | None]:
@@ -123,13 +137,7 @@ class Verdict:
     figures: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "cause": self.cause,
-            "why": self.why,
-            "settings": [setting.to_json() for setting in self.settings],
-            "no_help": [setting.to_json() for setting in self.no_help],
-            "figures": self.figures,
-        }
+        return asdict(self)
 
 
 def judge(
@@ -159,24 +167,22 @@ def judge(
     if message.device_type == "mps":
         return _mps(message)
     verdict = _device(message, allocator_settings)
-    limit = message.allowed_bytes or message.capacity_bytes
-    if limit and (message.requested_bytes or 0) > limit:
-        return replace(verdict, why=f"{verdict.why} {_no_batch(message, samples, grows)}")
+    requested, limit = message.requested_bytes or 0, message.allowed_bytes or message.capacity_bytes
+    if limit and requested > limit:
+        return replace(verdict, why=f"{verdict.why} {_no_batch(requested, limit, samples, grows)}")
     return verdict
 
 
-def _no_batch(message: OomMessage, samples: int | None, grows: bool) -> str:
+def _no_batch(requested: int, limit: int, samples: int | None, grows: bool) -> str:
     """Whether a smaller batch could make that tensor fit."""
-    requested, limit = message.requested_bytes or 0, message.allowed_bytes or message.capacity_bytes or 1
     if not grows:
         return "No batch size will do: it is as large with any batch."
     if samples is not None and requested > limit * samples:
         one = "it is that of one sample" if samples == 1 else f"of one sample alone it is {show(requested / samples)}"
         return f"No batch size will do: {one}. The tensor itself must be smaller, or never made whole."
     if samples is not None:
-        return (
-            f"Alone on the GPU it would fit for at most {int(samples * limit / requested)} of the {samples} samples."
-        )
+        most = int(samples * limit / requested)
+        return f"Alone on the GPU it would fit for at most {most} of the {samples} samples."
     factor = -(-requested // limit)
     return (
         f"If your batch has fewer than {factor} samples, one sample alone is too large: no batch size will do, the "
@@ -216,66 +222,57 @@ def for_job(verdict: Verdict, run: RunRecord, phase: object = None) -> Verdict:
 
 
 def _device(message: OomMessage, allocator_settings: str | None) -> Verdict:
-    requested = message.requested_bytes
-    if requested is None or message.free_bytes is None:
-        return _made(
-            "unknown",
-            f"The text does not say how much was {'asked for, ' if requested is None else ''}free, allocated and "
-            "reserved. The whole message does, in the same line or the next.",
-            (),
-            _figures(message),
-        )
-    card = figures_of(message, requested)
+    requested, free = message.requested_bytes, message.free_bytes
+    if requested is None or free is None:
+        unsaid = f"The text does not say how much was {'asked for, ' if requested is None else ''}free, allocated and"
+        why = f"{unsaid} reserved. The whole message does, in the same line or the next."
+        return _made("unknown", why, (), _figures(message))
+    card = _card(message, allocator_settings, requested, free)
     for rule in (_too_large, _cap, _fits, _fragmentation, _others, _overhead):
-        verdict = rule(message, card, allocator_settings)
+        verdict = rule(card)
         if verdict is not None:
             return verdict
-    return _size(message, card)
+    return _size(card)
 
 
-Rule = Callable[[OomMessage, DeviceFigures, str | None], Verdict | None]
-
-
-def _too_large(message: OomMessage, card: DeviceFigures, allocator_settings: str | None) -> Verdict | None:
-    limit = message.allowed_bytes or message.capacity_bytes
-    if limit is None or card.requested <= limit:
+def _too_large(card: DeviceFigures) -> Verdict | None:
+    if card.limit is None or card.requested <= card.limit:
         return None
-    whose = "the process may use" if message.allowed_bytes else "the card has"
-    why = f"One tensor of {show(card.requested)} was asked for, and all that {whose} is {show(limit)}."
-    return _verdict("size", why, message, card, for_size(message, "the tensor alone is larger"))
+    whose = "the process may use" if card.message.allowed_bytes else "the card has"
+    why = f"One tensor of {show(card.requested)} was asked for, and all that {whose} is {show(card.limit)}."
+    return _verdict("size", why, card, _for_size(card.message, "the tensor alone is larger"))
 
 
-def _cap(message: OomMessage, card: DeviceFigures, allocator_settings: str | None) -> Verdict | None:
+def _cap(card: DeviceFigures) -> Verdict | None:
+    message = card.message
     allowed, free, reserved = message.allowed_bytes, message.free_bytes, message.reserved_bytes
     if allowed is None or free is None or reserved is None or reserved + card.requested <= allowed:
         return None
-    if free < card.requested or (card.cached or 0) + (card.available or 0) >= card.requested:
+    if free < card.requested or card.short <= 0:
         return None  # the card is full as well, or what is cached would do
     why = (
         f"The card has {show(free)} free, but this process may use {show(allowed)}: {show(reserved)} reserved + "
         f"{show(card.requested)} asked for is more."
     )
     lift = Remedy("torch.cuda.set_per_process_memory_fraction", "a larger fraction", True, "it is what set the limit")
-    return _verdict("cap", why, message, card, (lift, *for_size(message, "the limit is not the card's")))
+    return _verdict("cap", why, card, (lift, *_for_size(card.message, "the limit is not the card's")))
 
 
-def _fits(message: OomMessage, card: DeviceFigures, allocator_settings: str | None) -> Verdict | None:
-    if card.available is None or card.available < card.requested:
+def _fits(card: DeviceFigures) -> Verdict | None:
+    if card.available < card.requested:
         return None
     why = (
         f"{show(card.requested)} was asked for and {show(card.available)} was free when the message was written, a "
         "moment later: another process may have let go of it meanwhile, or the driver could not give it in one piece."
     )
-    if other_processes(message):
-        return _verdict("another process", why, message, card, _free_the_card(message))
-    return _verdict("unknown", why, message, card, ())
+    if other_processes(card.message):
+        return _verdict("another process", why, card, _free_the_card(card.message))
+    return _verdict("unknown", why, card, ())
 
 
-def _fragmentation(message: OomMessage, card: DeviceFigures, allocator_settings: str | None) -> Verdict | None:
-    cached, available = card.cached, card.available
-    if cached is None or available is None or cached + available < card.requested:
-        return None
-    if cached < _NOTABLE * (message.allowed_bytes or message.capacity_bytes or message.reserved_bytes or 0):
+def _fragmentation(card: DeviceFigures) -> Verdict | None:
+    message, cached = card.message, card.cached
+    if cached is None or card.short > 0 or cached < _NOTABLE * (card.limit or message.reserved_bytes or 0):
         return None
     pieces = (
         f"{show(message.reserved_bytes or 0)} reserved − {show(message.allocated_bytes or 0)} allocated = "
@@ -284,52 +281,43 @@ def _fragmentation(message: OomMessage, card: DeviceFigures, allocator_settings:
     if cached >= card.requested:
         why = f"{pieces}: none of them is {show(card.requested)} long, though together they are."
     else:
-        left = cached + available - card.requested
-        why = (
-            f"{pieces}. With the {show(available)} that was free that is enough for {show(card.requested)}, and would "
-            f"leave {show(left)}."
-        )
-    return _verdict("fragmentation", why, message, card, for_fragmentation(message, allocator_settings))
+        enough = f"With the {show(card.available)} that was free that is enough for {show(card.requested)}"
+        why = f"{pieces}. {enough}, and would leave {show(-card.short)}."
+    return _verdict("fragmentation", why, card, _for_fragmentation(message, card.allocator_settings))
 
 
-def _others(message: OomMessage, card: DeviceFigures, allocator_settings: str | None) -> Verdict | None:
-    short = card.short
-    if card.others is None or short is None or card.others < max(short, _NOTABLE * (message.capacity_bytes or 0)):
+def _others(card: DeviceFigures) -> Verdict | None:
+    message = card.message
+    if card.others is None or card.others < max(card.short, _NOTABLE * (message.capacity_bytes or 0)):
         return None
-    named = "other processes" if message.processes else "what is neither free nor this process's"
-    why = f"{card.balance} {named.capitalize()} holds {show(card.others)} of the card: without that it would have fit."
-    why = why.replace("processes holds", "processes hold")
-    return _verdict("another process", why, message, card, _free_the_card(message))
+    hold = "Other processes hold" if message.processes else "What is neither free nor this process's holds"
+    why = f"{card.balance} {hold} {show(card.others)} of the card: without that it would have fit."
+    return _verdict("another process", why, card, _free_the_card(message))
 
 
-def _overhead(message: OomMessage, card: DeviceFigures, allocator_settings: str | None) -> Verdict | None:
-    short = card.short
-    if card.own_overhead is None or short is None or card.own_overhead <= OWN_CONTEXT:
+def _overhead(card: DeviceFigures) -> Verdict | None:
+    if card.own_overhead is None or card.own_overhead <= OWN_CONTEXT:
         return None
-    if card.own_overhead - OWN_CONTEXT < max(short, _NOTABLE * (message.capacity_bytes or 0)):
+    if card.own_overhead - OWN_CONTEXT < max(card.short, _NOTABLE * (card.message.capacity_bytes or 0)):
         return None
     why = (
         f"{card.balance} This process holds {show(card.own_overhead)} outside PyTorch's allocator: the CUDA context "
         "(0.5 to 2 GiB) and libraries that allocate by themselves, such as NCCL, bitsandbytes' paged states, vLLM or "
         "another framework."
     )
-    helps = Remedy(
-        "environment.NCCL_BUFFSIZE", "1048576", True, "smaller buffers for each of NCCL's channels (4 MiB by default)"
-    )
-    return _verdict(
-        "context and libraries", why, message, card, (helps, *for_size(message, "none of it is PyTorch's"))
-    )
+    buffers = "smaller buffers for each of NCCL's channels (4 MiB by default)"
+    helps = Remedy("environment.NCCL_BUFFSIZE", "1048576", True, buffers)
+    return _verdict("context and libraries", why, card, (helps, *_for_size(card.message, "none of it is PyTorch's")))
 
 
-def _size(message: OomMessage, card: DeviceFigures) -> Verdict:
-    short = card.short
-    if short is None or short > 0:
-        return _verdict("size", card.balance, message, card, for_size(message, "pieces are not what is missing"))
+def _size(card: DeviceFigures) -> Verdict:
+    if card.short > 0:
+        return _verdict("size", card.balance, card, _for_size(card.message, "pieces are not what is missing"))
     why = (
         f"{card.balance} The card is full: even if all pieces of the cache could be joined, "
-        f"{show(-short)} would be left for the next request."
+        f"{show(-card.short)} would be left for the next request."
     )
-    return _verdict("size", why, message, card, for_size(message, "it would serve this request and fail at the next"))
+    return _verdict("size", why, card, _for_size(card.message, "it would serve this request and fail at the next"))
 
 
 def _mps(message: OomMessage) -> Verdict:
@@ -365,19 +353,15 @@ def _free_the_card(message: OomMessage) -> tuple[Remedy, ...]:
             "environment.CUDA_VISIBLE_DEVICES", "an empty card", True,
             "also where several ranks of this job sit on one card: each must set its device before it loads a model",
         ),
-        *for_size(message, "the memory belongs to another process"),
+        *_for_size(message, "the memory belongs to another process"),
     )  # fmt: skip
 
 
-def _verdict(
-    cause: Cause, why: str, message: OomMessage, card: DeviceFigures, settings: tuple[Remedy, ...]
-) -> Verdict:
-    figures = _figures(message)
-    extra = {"short_gib": card.short, "outside_allocator_gib": card.own_overhead, "other_processes_gib": card.others}
-    figures |= {
-        name: size / GIB for name, size in extra.items() if size is not None and (size > 0 or name != "short_gib")
-    }
-    return _made(cause, why, settings, figures)
+def _verdict(cause: Cause, why: str, card: DeviceFigures, settings: tuple[Remedy, ...]) -> Verdict:
+    short = max(card.short, 0) or None
+    extra = {"short_gib": short, "outside_allocator_gib": card.own_overhead, "other_processes_gib": card.others}
+    figures = {name: size / GIB for name, size in extra.items() if size is not None}
+    return _made(cause, why, settings, _figures(card.message) | figures)
 
 
 def _made(cause: Cause, why: str, settings: tuple[Remedy, ...], figures: dict[str, float]) -> Verdict:
@@ -389,3 +373,73 @@ def _figures(message: OomMessage) -> dict[str, float]:
     names = ("requested", "free", "capacity", "allowed", "allocated", "reserved", "cached", "process", "resident")
     sizes = {name: getattr(message, f"{name}_bytes") for name in names}
     return {f"{name}_gib": size / GIB for name, size in sizes.items() if size is not None}
+
+
+# Settings of PyTorch's allocator: which would have helped against a message, and which would not.
+
+
+def split_size_mb(requested_bytes: int) -> int | None:
+    """The `max_split_size_mb` that would have served this request: the power of two at or below it.
+
+    Blocks of at least that size are then not cut for smaller tensors, and one that is free can serve the request
+    whole, or be given back (torch: c10/cuda/CUDACachingAllocator.cpp, `should_split`, `get_free_block`,
+    `release_available_cached_blocks`). None: the request is so small that no allowed value is below it.
+    """
+    value = 1 << ((requested_bytes // MIB).bit_length() - 1) if requested_bytes >= MIB else 0
+    return value if value * MIB > _LEAST_SPLIT else None
+
+
+def _for_fragmentation(message: OomMessage, in_use: str | None) -> tuple[Remedy, ...]:
+    """What to set where enough is cached, in pieces. `in_use`: the settings of that run, if they are known."""
+    key, requested = f"environment.{_variable(message)}", message.requested_bytes or 0
+    if in_use is not None and "expandable_segments:true" in in_use.lower().replace(" ", ""):
+        why = (
+            "it was on: what is cached lies on pages that tensors still use. Fewer different shapes help "
+            "(pad_to_multiple_of, packing), and a smaller batch"
+        )
+        # max_split_size_mb makes things worse beside it.
+        return Remedy(key, "expandable_segments:True", False, why), _EMPTY_CACHE
+    if message.device_type == "xpu":
+        known = (
+            "where this version of torch knows it for XPU; else fewer different shapes (pad_to_multiple_of, packing)"
+        )
+        return Remedy("environment.PYTORCH_ALLOC_CONF", "expandable_segments:True", True, known), _EMPTY_CACHE
+    value = split_size_mb(requested)
+    if value is None:
+        why = f"torch takes no value below {_LEAST_SPLIT // MIB}, and the request is {show(requested)}"
+        cut = Remedy(key, "max_split_size_mb", False, why)
+    else:
+        why = (
+            f"where expandable segments are not to be had: blocks from {value} MiB on are not cut for smaller "
+            f"tensors, so that one of them is whole when {show(requested)} is asked for. It is set instead, not "
+            "besides"
+        )
+        cut = Remedy(key, f"max_split_size_mb:{value}", True, why)
+    return Remedy(key, "expandable_segments:True", True, _why_expandable(message)), cut, _EMPTY_CACHE
+
+
+def _for_size(message: OomMessage, why: str) -> tuple[Remedy, ...]:
+    """What allocator settings can't do where pieces are not the matter."""
+    if message.reserved_bytes is None or message.device_type in ("mps", "npu", "hpu"):
+        return (_EMPTY_CACHE,) if message.device_type in (None, "cuda", "rocm") else ()
+    if message.device_type == "xpu":
+        return (_EMPTY_CACHE,)
+    why = f"{why}; all that is cached is {show(message.cached_bytes or 0)}"
+    settings = "expandable_segments, max_split_size_mb"
+    return Remedy(f"environment.{_variable(message)}", settings, False, why), _EMPTY_CACHE
+
+
+def _why_expandable(message: OomMessage) -> str:
+    why = "segments then grow and shrink by pages, instead of staying whole around the tensors in them"
+    if message.device_type == "rocm":
+        warns = "warns `expandable_segments not supported on this platform` and goes on without"
+        return f"{why}. A ROCm build that lacks it {warns}"
+    if message.variable is None or message.reserved_bytes is None:
+        return why + ". Linux, torch 2.1 or later (this message may be an older one's); not on Windows, WSL2 or Jetson"
+    return why + ". Linux only; on WSL2 and Jetson the driver may refuse it"
+
+
+def _variable(message: OomMessage) -> str:
+    """As the message names it; else one that all versions read: PYTORCH_ALLOC_CONF is read by new ones only (torch:
+    c10/core/AllocatorConfig.h)."""
+    return message.variable or f"PYTORCH_{'HIP' if message.device_type == 'rocm' else 'CUDA'}_ALLOC_CONF"

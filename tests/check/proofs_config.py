@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hf_memkit.checks.deepspeed_by_hand import REMOVED
+from hf_memkit.checks.deepspeed_keys import REMOVED
 from tests.check.configs import GONE, ds
 from tests.check.real import parse, refused, train, trainer
 from tests.check.registry import proof

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import hf_memkit.checks
-from hf_memkit.checks.deepspeed_by_hand import BOUNDS, REMOVED, TORCH_OPTIMIZERS, TORCH_SCHEDULERS, UNTYPED
+from hf_memkit.checks.deepspeed_keys import BOUNDS, REMOVED, TORCH_OPTIMIZERS, TORCH_SCHEDULERS, UNTYPED
 from tests.conftest import ROOT
 
 GENERATED: dict[str, Any] = json.loads(Path(hf_memkit.checks.__file__).with_name("deepspeed_0_19.json").read_text())

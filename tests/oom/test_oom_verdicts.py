@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from hf_memkit.oom import OomMessage, Verdict, judge, parse_message
-from hf_memkit.oom.allocator import split_size_mb
 from hf_memkit.oom.message import Process
+from hf_memkit.oom.verdict import split_size_mb
 from hf_memkit.units import GIB, MIB
 from tests.oom.oom_messages import EXAMPLES, THE_TEXT
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hf_memkit.checks.rule import Found, rule
+from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.subject import Subject
 from hf_memkit.techniques.allocator import VARIABLE, of_no_use, refused_by_torch
 
 _KEY = f"environment.{VARIABLE}"
 
 
-@rule(
-    "allocator-options",
-    severity="error",
+@any_job.error(
     why="torch does not know the option, refuses its value, or has no use for it beside the others",
     fix="correct the option",
     source="pytorch: c10/core/AllocatorConfig.cpp, c10/cuda/CUDACachingAllocator.cpp (should_split, "
     "garbage_collect_cached_blocks); torch 2.13.0: include/c10/core/AllocatorConfig.h",
-    needs_config=False,
     techniques=("expandable-segments", "max-split-size", "garbage-collection-threshold"),
 )
 def allocator_options(subject: Subject) -> Iterator[Found]:

@@ -2,63 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from hf_memkit.argument_values import misspelt
-from hf_memkit.checks.rule import Found, rule
+from hf_memkit.checks.rule import Found, any_job, deepspeed
 from hf_memkit.checks.subject import Subject
+from hf_memkit.compat import argument_types
 
 
-@rule(
-    "config-not-found",
-    severity="error",
+@any_job.error(
     why="there is no such file; Trainer looks for it from the folder that the job is started in",
     fix="write the path of a DeepSpeed JSON; `memkit ds copy NAME` makes one",
     source="accelerate 1.15.0: utils/deepspeed.py 141-158",
-    needs_config=False,
 )
 def config_not_found(subject: Subject) -> Iterator[Found]:
     value = subject.argument("deepspeed")
-    if not isinstance(value, str) or value.lstrip().startswith("{") or not value:
-        return
-    beside = Path(subject.arguments_file).parent / value
-    if not Path(value).exists() and not beside.exists():
-        yield Found("deepspeed", value, argument=True)
+    if isinstance(value, str) and value and not value.lstrip().startswith("{"):
+        beside = Path(subject.arguments_file).parent / value
+        if not Path(value).exists() and not beside.exists():
+            yield Found("deepspeed", value, argument=True)
 
 
-@rule(
-    "batch-search-at-stage-3",
-    severity="error",
+@deepspeed.error(
     why="Trainer refuses auto_find_batch_size at stage 3",
     fix="set it to false, or take stage 2",
     source="transformers 5.23.0: trainer.py 898-906",
 )
 def batch_search_at_stage_3(subject: Subject) -> Iterator[Found]:
-    if subject.argument("auto_find_batch_size") is True and subject.zero.stage == 3:
+    if subject.on("auto_find_batch_size") and subject.zero.stage == 3:
         yield Found("auto_find_batch_size", True, argument=True)
 
 
-@rule(
-    "fsdp-and-deepspeed",
-    severity="error",
+@deepspeed.error(
     why="Trainer refuses FSDP together with DeepSpeed",
     fix="delete one of the two",
     source="transformers 5.23.0: trainer.py 472-476",
 )
 def fsdp_and_deepspeed(subject: Subject) -> Iterator[Found]:
     if subject.argument("fsdp"):
-        yield Found("fsdp", subject.argument("fsdp"), argument=True)
+        yield Found("fsdp", argument=True)
 
 
-@rule(
-    "local-rank-ignored",
-    severity="warning",
+@any_job.warning(
     why="a launcher gives every process its own LOCAL_RANK; nothing reads this value",
     fix="delete the key, and start with torchrun or the DeepSpeed launcher",
     source="transformers 5.23.0: training_args.py 1508, read by no one",
-    needs_config=False,
 )
 def local_rank_ignored(subject: Subject) -> Iterator[Found]:
     value = subject.argument("local_rank", -1)
@@ -66,13 +56,10 @@ def local_rank_ignored(subject: Subject) -> Iterator[Found]:
         yield Found("local_rank", value, argument=True)
 
 
-@rule(
-    "misspelt-argument",
-    severity="error",
+@any_job.error(
     why="neither TrainingArguments nor a config of TRL has such a field, and one has nearly the same name",
     fix="write the field's name",
     source="transformers 5.23.0: hf_argparser.py 382",
-    needs_config=False,
 )
 def misspelt_argument(subject: Subject) -> Iterator[Found]:
     for name, value in (subject.arguments or {}).items() if subject.arguments_file else ():
@@ -80,48 +67,33 @@ def misspelt_argument(subject: Subject) -> Iterator[Found]:
             yield Found(name, value, fix=f"write {field!r}", argument=True)
 
 
-@rule(
-    "text-for-number",
-    severity="error",
+@any_job.error(
     why="TrainingArguments keeps the text, and the first comparison fails, after the model is loaded",
     fix="write a number; YAML takes 1e-4 for text, and 1.0e-4 for a number",
     source="transformers 5.23.0: training_args.py, which converts no float; PyYAML's resolver of 1.1 floats",
-    needs_config=False,
 )
 def text_for_number(subject: Subject) -> Iterator[Found]:
-    known = _fields(subject)
-    for name, value in (subject.arguments or {}).items():
-        if isinstance(value, str) and known.get(name) in (float, int) and _is_number(value):
-            yield Found(name, value, argument=True)
+    for name, value in _texts(subject, float, int):
+        try:
+            float(value)
+        except ValueError:
+            continue
+        yield Found(name, value, argument=True)
 
 
-@rule(
-    "text-for-truth",
-    severity="error",
+@any_job.error(
     why='transformers keeps the text, and any text counts as true: even "false" switches it on',
     fix="write true or false without quotes",
     source="transformers 5.23.0: hf_argparser.py parse_dict, which converts nothing; training_args.py",
-    needs_config=False,
 )
 def text_for_truth(subject: Subject) -> Iterator[Found]:
-    known = _fields(subject)
-    for name, value in (subject.arguments or {}).items():
-        if isinstance(value, str) and known.get(name) in (bool, bool | None):
-            yield Found(name, value, argument=True)
+    for name, value in _texts(subject, bool, bool | None):
+        yield Found(name, value, argument=True)
 
 
-def _fields(subject: Subject) -> Mapping[str, Any]:
-    """Fields of TrainingArguments with their types. Only for a file: a setup's were checked when it was made."""
-    if not subject.arguments_file:
-        return {}
-    from hf_memkit.compat import argument_types
-
-    return argument_types()
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def _texts(subject: Subject, *types: Any) -> Iterator[tuple[str, str]]:
+    """Arguments that are texts, and should be of one of `types`. Only of a file: a setup's were checked when it was
+    made."""
+    for name, value in (subject.arguments or {}).items() if subject.arguments_file else ():
+        if isinstance(value, str) and argument_types().get(name) in types:
+            yield name, value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 
-from hf_memkit.checks.rule import Found, rule
+from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.subject import Subject
 from hf_memkit.techniques.activation_bytes import attention_heads, eager_bytes_of_score, score_bytes
 from hf_memkit.techniques.activation_functions import COMPOSED, activation_of
@@ -20,31 +20,24 @@ WITHOUT_FLEX = frozenset({"bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "
 _SHARE_OF_CARD = 8
 
 
-@rule(
-    "flash-needs-16-bits",
-    severity="error",
+@any_job.error(
     why="the flash-attn package computes in fp16 and bf16 only: transformers loads the fp32 model with a warning, and "
     "the first forward pass fails",
     fix="set bf16: true (or fp16: true), or take the technique sdpa-attention",
     source="transformers 5.23.0: modeling_utils.py 1617-1625; flash-attn: flash_api.cpp, mha_fwd",
-    needs_config=False,
     techniques=("flash-attention",),
 )
 def flash_needs_16_bits(subject: Subject) -> Iterator[Found]:
     flash = str(subject.setting(_KEY)).startswith("flash_attention")
-    mixed = subject.argument("bf16") is True or subject.argument("fp16") is True
-    if flash and not mixed and subject.setting("model.dtype", "float32") == "float32":
-        yield Found(_KEY, subject.setting(_KEY))
+    if flash and not subject.mixed and subject.setting("model.dtype", "float32") == "float32":
+        yield Found(_KEY)
 
 
-@rule(
-    "flash-not-installed",
-    severity="error",
+@any_job.error(
     why="the flash-attn package is not installed here: transformers takes a kernel from the hub where the package "
     "kernels is installed, and otherwise refuses to load the model",
     fix="pip install flash-attn, or take the technique sdpa-attention",
     source="transformers 5.23.0: modeling_utils.py 1520-1577, 1788-1830",
-    needs_config=False,
     techniques=("flash-attention",),
 )
 def flash_not_installed(subject: Subject) -> Iterator[Found]:
@@ -53,109 +46,86 @@ def flash_not_installed(subject: Subject) -> Iterator[Found]:
         yield Found(_KEY, "flash_attention_2")
 
 
-@rule(
-    "flash-on-cpu",
-    severity="error",
+@any_job.error(
     why="flash-attn's kernels run on a GPU only: transformers refuses to load the model",
     fix="take the technique sdpa-attention: torch has a flash kernel of its own for the CPU",
     source="transformers 5.23.0: modeling_utils.py 1551-1571",
-    needs_config=False,
     techniques=("flash-attention",),
 )
 def flash_on_cpu(subject: Subject) -> Iterator[Found]:
     if str(subject.setting(_KEY)).startswith("flash_attention") and subject.without_gpu:
-        yield Found(_KEY, subject.setting(_KEY))
+        yield Found(_KEY)
 
 
-@rule(
-    "flex-not-supported",
-    severity="error",
+@any_job.error(
     why="this model type has no flex attention: transformers refuses to load it",
     fix="take the technique sdpa-attention",
     source="transformers 5.23.0: modeling_utils.py, _flex_attn_can_dispatch",
-    needs_config=False,
     techniques=("sdpa-attention",),
 )
 def flex_not_supported(subject: Subject) -> Iterator[Found]:
-    asked = subject.setting(_KEY) == "flex_attention"
-    if asked and subject.model is not None and subject.model.model_type in WITHOUT_FLEX:
-        why = f"the model type {subject.model.model_type} has no flex attention: transformers refuses to load it"
+    if subject.setting(_KEY) == "flex_attention" and subject.model_type in WITHOUT_FLEX:
+        why = f"the model type {subject.model_type} has no flex attention: transformers refuses to load it"
         yield Found(_KEY, "flex_attention", why=why)
 
 
-@rule(
-    "attentions-force-eager",
-    severity="warning",
+@any_job.warning(
     why="with output_attentions and no attn_implementation transformers loads eager attention without a word: every "
     "layer's scores are kept for backward and returned besides",
     fix="delete output_attentions for training",
     source="transformers 5.23.0: configuration_utils.py 582-592, 663-668",
-    needs_config=False,
     techniques=("sdpa-attention", "eager-attention"),
 )
 def attentions_force_eager(subject: Subject) -> Iterator[Found]:
-    config = subject.setting("model.config") or {}
-    if config.get("output_attentions") is not True or subject.setting(_KEY) == "eager":
-        return
-    asked = subject.setting(_KEY)
-    why = f"{asked} gives no attention weights: transformers refuses output_attentions with it" if asked else ""
-    yield Found("model.config.output_attentions", True, why=why, severity="error" if asked else None)
+    config, asked = subject.setting("model.config") or {}, subject.setting(_KEY)
+    if config.get("output_attentions") is True and asked != "eager":
+        why = f"{asked} gives no attention weights: transformers refuses output_attentions with it" if asked else ""
+        yield Found("model.config.output_attentions", True, why=why, severity="error" if asked else None)
 
 
-@rule(
-    "eager-keeps-scores",
-    severity="warning",
+@any_job.warning(
     why="eager attention keeps heads × length² scores of every layer for backward",
     fix="take the technique sdpa-attention, which keeps none, or checkpoint the layers",
     source="transformers 5.23.0: models/gpt2/modeling_gpt2.py, eager_attention_forward",
-    needs_config=False,
     techniques=("eager-attention",),
 )
 def eager_keeps_scores(subject: Subject) -> Iterator[Found]:
-    model, gpu = subject.model, subject.machine.gpu if subject.machine else None
+    model, gpu = subject.model, subject.gpu
     rows, length = subject.argument("per_device_train_batch_size", 8), subject.setting("data.sequence_length")
     if subject.setting(_KEY) != "eager" or model is None or gpu is None or not isinstance(length, int):
         return
     heads = attention_heads(model)
-    if heads is None or not isinstance(rows, int) or subject.argument("activation_checkpointing") is True:
+    if heads is None or not isinstance(rows, int) or subject.on("activation_checkpointing"):
         return
     each = eager_bytes_of_score(2, softmax_fp32=False, dropout=False)
     kept = score_bytes(rows, heads, length, model.layers, bytes_of_score=each)
     if kept * _SHARE_OF_CARD > gpu.usable_bytes:
-        yield Found(
-            _KEY, "eager",
-            why=f"eager attention keeps at least {rows} × {heads} × {length}² scores in each of {model.layers} layers "
-            f"for backward: {format_size(kept)} in 16 bits",
-        )  # fmt: skip
+        scores = f"{rows} × {heads} × {length}² scores in each of {model.layers} layers"
+        why = f"eager attention keeps at least {scores} for backward: {format_size(kept)} in 16 bits"
+        yield Found(_KEY, "eager", why=why)
 
 
-@rule(
-    "nothing-to-fuse",
-    severity="warning",
+@any_job.warning(
     why="the model's activation function is one operation already: there is nothing to fuse",
     fix="leave out the technique fused-gelu",
     source="transformers 5.23.0: activations.py 324-350",
-    needs_config=False,
     techniques=("fused-gelu",),
 )
 def nothing_to_fuse(subject: Subject) -> Iterator[Found]:
     name = activation_of(dict(subject.model.config)) if subject.model is not None else None
     if subject.has_setting(_FUSED) and name is not None and name not in COMPOSED:
-        yield Found(_FUSED, subject.setting(_FUSED), why=f"the model's activation function, {name}, is one operation "
-                    f"already: there is nothing to fuse")  # fmt: skip
+        why = f"the model's activation function, {name}, is one operation already: there is nothing to fuse"
+        yield Found(_FUSED, why=why)
 
 
-@rule(
-    "fused-by-the-compiler",
-    severity="warning",
+@any_job.warning(
     why="torch.compile fuses a composed GELU by itself, and its partitioner keeps no more for backward",
     fix="leave out the technique fused-gelu, or torch_compile",
     source="torch 2.13.0: _functorch/partitioners.py, min_cut_rematerialization_partition",
-    needs_config=False,
     techniques=("fused-gelu",),
 )
 def fused_by_the_compiler(subject: Subject) -> Iterator[Found]:
     compiled = any(subject.argument(f"torch_compile{name}") for name in ("", "_mode", "_backend"))
     without = subject.argument("torch_compile_backend") in ("eager", "aot_eager", "cudagraphs")
     if subject.has_setting(_FUSED) and compiled and not without:
-        yield Found(_FUSED, subject.setting(_FUSED))
+        yield Found(_FUSED)

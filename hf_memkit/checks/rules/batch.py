@@ -7,9 +7,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from hf_memkit.checks.rule import Found, rule
+from hf_memkit.checks.rule import Found, any_job, deepspeed
 from hf_memkit.checks.rules.trainer import DEFAULTS
-from hf_memkit.checks.subject import ABSENT, Subject
+from hf_memkit.checks.subject import Subject
 
 LOSS_NOT_SCALED: Final = (
     "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "cpmant", "marian", "mbart", "musicgen",
@@ -30,9 +30,7 @@ def _count(subject: Subject, key: str, argument: str) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-@rule(
-    "batch-missing",
-    severity="error",
+@deepspeed.error(
     why="without a batch size DeepSpeed stops with an assertion",
     fix='add "train_micro_batch_size_per_gpu": "auto"',
     source="deepspeed 0.19.8: runtime/config.py 648",
@@ -42,9 +40,7 @@ def batch_missing(subject: Subject) -> Iterator[Found]:
         yield Found("train_micro_batch_size_per_gpu")
 
 
-@rule(
-    "accumulation-missing",
-    severity="error",
+@deepspeed.error(
     why="accelerate takes 1 where the key is absent, whatever Trainer's own gradient_accumulation_steps is",
     fix='add "gradient_accumulation_steps": "auto"',
     source="accelerate 1.15.0: utils/dataclasses.py 1274",
@@ -55,133 +51,96 @@ def accumulation_missing(subject: Subject) -> Iterator[Found]:
         yield Found("gradient_accumulation_steps", severity="hint" if subject.arguments is None else None)
 
 
-@rule(
-    "batch-product",
-    severity="error",
+@deepspeed.error(
     why="train_batch_size must be micro-batch × accumulation × processes; DeepSpeed stops with an assertion",
     fix='write "auto"',
     source="deepspeed 0.19.8: runtime/config.py 602",
 )
 def batch_product(subject: Subject) -> Iterator[Found]:
-    whole = subject.at("train_batch_size")
+    whole, processes = subject.at("train_batch_size"), subject.processes
     micro = _count(subject, "train_micro_batch_size_per_gpu", "per_device_train_batch_size")
     accumulation = _count(subject, "gradient_accumulation_steps", "gradient_accumulation_steps")
-    if whole is ABSENT or not isinstance(whole, int) or micro is None or accumulation is None:
+    if not isinstance(whole, int) or micro is None or accumulation is None:
         return
-    processes = subject.processes
     product = micro * accumulation * (processes or 1)
     if whole != product if processes else whole % product:
         times = f"{micro} × {accumulation} × {processes or 'processes'}"
         yield Found("train_batch_size", whole, why=f"train_batch_size must be {times}; DeepSpeed stops otherwise")
 
 
-def _accumulation(subject: Subject) -> int:
-    """Micro-batches a step: Trainer's argument, or its default."""
-    value = subject.argument("gradient_accumulation_steps", 1)
-    return value if isinstance(value, int) else 1
-
-
-@rule(
-    "accumulation-multiplies-the-loss",
-    severity="error",
+@any_job.error(
     why="this model's forward takes num_items_in_batch and does not use it, so that Trainer believes the loss to be "
     "divided already: loss and gradients come out as many times too large as there are micro-batches",
     fix="set gradient_accumulation_steps to 1, or give Trainer a compute_loss_func that divides by num_items_in_batch",
     source="transformers 5.23.0: trainer.py 521-523, 2103-2111; models/bart/modeling_bart.py, BartForCausalLM",
-    needs_config=False,
     techniques=("global-batch",),
 )
 def accumulation_multiplies_the_loss(subject: Subject) -> Iterator[Found]:
-    if (
-        subject.model is None
-        or subject.model.model_type not in LOSS_NOT_SCALED
-        or subject.argument("use_liger_kernel")
-    ):
-        return
-    count = _accumulation(subject)
-    if count > 1:
-        yield Found("gradient_accumulation_steps", count, argument=True)
+    unscaled = subject.model_type in LOSS_NOT_SCALED and not subject.argument("use_liger_kernel")
+    if unscaled and subject.accumulation > 1:
+        yield Found("gradient_accumulation_steps", argument=True)
 
 
-@rule(
-    "accumulation-averages-means",
-    severity="warning",
+@any_job.warning(
     why="this model does not take num_items_in_batch: each micro-batch is averaged by itself, and then the averages, "
     "so that the tokens of a short sequence weigh more than those of a long one",
     fix="set gradient_accumulation_steps to 1, pack the data into sequences of one length, or give Trainer a "
     "compute_loss_func that divides by num_items_in_batch",
     source="transformers 5.23.0: models/gemma3n/modeling_gemma3n.py, accepts_loss_kwargs; trainer.py 2110",
-    needs_config=False,
     techniques=("global-batch",),
 )
 def accumulation_averages_means(subject: Subject) -> Iterator[Found]:
-    if subject.model is None or subject.model.model_type not in MEAN_OF_MEANS:
-        return
-    count = _accumulation(subject)
     # A recipe packs its text into blocks of one length; TRL does so with `packing`.
-    packed = subject.argument("packing") is True or subject.has_setting("data.source")
-    if count > 1 and not packed:
-        yield Found("gradient_accumulation_steps", count, argument=True)
+    packed = subject.on("packing") or subject.has_setting("data.source")
+    if subject.accumulation > 1 and subject.model_type in MEAN_OF_MEANS and not packed:
+        yield Found("gradient_accumulation_steps", argument=True)
 
 
-@rule(
-    "batch-norm-with-accumulation",
-    severity="warning",
+@any_job.warning(
     why="BatchNorm layers normalise each micro-batch by itself: loss and update are not those of one big batch",
     fix="set gradient_accumulation_steps to 1, freeze the layers (eval mode), or use GroupNorm",
     source="torch 2.13.0: nn/modules/batchnorm.py 150-190",
-    needs_config=False,
     techniques=("global-batch",),
 )
 def batch_norm_with_accumulation(subject: Subject) -> Iterator[Found]:
-    count = _accumulation(subject)
-    if subject.model is not None and subject.model.batch_norms and count > 1:
-        yield Found("gradient_accumulation_steps", count, argument=True)
+    if subject.model is not None and subject.model.batch_norms and subject.accumulation > 1:
+        yield Found("gradient_accumulation_steps", argument=True)
 
 
-@rule(
-    "batch-search-shrinks-the-batch",
-    severity="warning",
+@any_job.warning(
     why="after an out-of-memory error Trainer goes on with nine tenths of the micro-batch and the same accumulation: "
     "the global batch is another one, and so is the number of steps in an epoch",
     fix="set it to false, and per_device_train_batch_size to what fits",
     source="transformers 5.23.0: trainer.py 2687-2709; accelerate 1.15.0: utils/memory.py, find_executable_batch_size",
-    needs_config=False,
     techniques=("global-batch",),
 )
 def batch_search_shrinks_the_batch(subject: Subject) -> Iterator[Found]:
-    if subject.argument("auto_find_batch_size") is True and not (subject.config and subject.zero.stage == 3):
+    if subject.on("auto_find_batch_size") and not (subject.config and subject.zero.stage == 3):
         yield Found("auto_find_batch_size", True, argument=True)
 
 
-@rule(
-    "batch-split-among-processes",
-    severity="warning",
+@any_job.warning(
     why="with split_batches each process gets its share of per_device_train_batch_size instead of that many",
     fix="delete split_batches, or multiply per_device_train_batch_size by the number of processes",
     source="transformers 5.23.0: training_args.py 1637; accelerate 1.15.0: data_loader.py, BatchSamplerShard",
-    needs_config=False,
     techniques=("global-batch",),
 )
 def batch_split_among_processes(subject: Subject) -> Iterator[Found]:
     if _accelerator_config(subject).get("split_batches") is True and subject.processes != 1:
-        yield Found("accelerator_config", subject.argument("accelerator_config"), argument=True)
+        yield Found("accelerator_config", argument=True)
 
 
-@rule(
-    "accumulation-in-accelerator-config",
-    severity="error",
+@any_job.error(
     why="num_steps takes the place of gradient_accumulation_steps=1 without a word; beside a larger one Trainer stops",
     fix="delete it, and set gradient_accumulation_steps",
     source="transformers 5.23.0: trainer.py 811-824",
-    needs_config=False,
     techniques=("global-batch",),
 )
 def accumulation_in_accelerator_config(subject: Subject) -> Iterator[Found]:
     section = _accelerator_config(subject).get("gradient_accumulation_kwargs")
     steps = section.get("num_steps") if isinstance(section, Mapping) else None
-    if steps is not None and (steps != 1 or _accumulation(subject) > 1):
-        yield Found("accelerator_config", subject.argument("accelerator_config"), argument=True)
+    if steps is not None and (steps != 1 or subject.accumulation > 1):
+        yield Found("accelerator_config", argument=True)
 
 
 def _accelerator_config(subject: Subject) -> Mapping[str, Any]:

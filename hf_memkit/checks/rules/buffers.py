@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from hf_memkit.checks.rule import Found, rule
+from hf_memkit.checks.rule import Found, deepspeed
 from hf_memkit.checks.subject import Subject
 from hf_memkit.units import format_size
 from hf_memkit.zero.split import split
@@ -28,9 +28,7 @@ def _bucket_bytes(subject: Subject) -> int:
     return zero.buckets * zero.element_bytes * zero.bucket_elements
 
 
-@rule(
-    "bucket-default",
-    severity="hint",
+@deepspeed.hint(
     why="the default of 5e8 elements is a buffer of 1 GB on the card in 16 bit, 2 GB with overlap_comm at stages 1 "
     "and 2, whatever the model's size",
     fix='write a number, such as "reduce_bucket_size": 50000000',
@@ -40,32 +38,25 @@ def bucket_default(subject: Subject) -> Iterator[Found]:
     taken = _bucket_bytes(subject)
     if not subject.has(_BUCKET) and taken:
         why = f"the default of 5e8 elements takes {format_size(taken)} of the card, whatever the model's size"
-        gpu = subject.machine.gpu if subject.machine else None
-        large = gpu is not None and taken > BUCKET_SHARE * gpu.usable_bytes
+        large = subject.gpu is not None and taken > BUCKET_SHARE * subject.gpu.usable_bytes
         yield Found(_BUCKET, why=why, severity="warning" if large else None)
 
 
-@rule(
-    "bucket-against-card",
-    severity="warning",
+@deepspeed.warning(
     why=f"the gradient buckets take more than {BUCKET_SHARE:.0%} of the card",
     fix="write a smaller number; `memkit ds copy` computes it",
     source="deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 964-970, runtime/zero/stage3.py 781",
 )
 def bucket_against_card(subject: Subject) -> Iterator[Found]:
-    gpu = subject.machine.gpu if subject.machine else None
-    taken = _bucket_bytes(subject)
-    if gpu is None or not subject.has(_BUCKET) or subject.at(_BUCKET) == "auto":
-        return
-    if taken > BUCKET_SHARE * gpu.usable_bytes:
+    gpu, taken = subject.gpu, _bucket_bytes(subject)
+    set_here = subject.has(_BUCKET) and subject.at(_BUCKET) != "auto"
+    if gpu is not None and set_here and taken > BUCKET_SHARE * gpu.usable_bytes:
         twice = ", twice because of overlap_comm" if subject.zero.buckets > 1 else ""
         why = f"the buckets take {format_size(taken)} of {format_size(gpu.usable_bytes)} on {gpu.name}{twice}"
-        yield Found(_BUCKET, subject.at(_BUCKET), why=why)
+        yield Found(_BUCKET, why=why)
 
 
-@rule(
-    "sub-group-default",
-    severity="warning",
+@deepspeed.warning(
     why="with NVMe each of buffer_count page-locked buffers holds one sub-group of 4 bytes an element: 16 GB of RAM "
     "at the default of 1e9",
     fix='write a number, such as "sub_group_size": 100000000',
@@ -75,12 +66,10 @@ def sub_group_default(subject: Subject) -> Iterator[Found]:
     if not subject.zero.swaps_optimizer or subject.zero.sub_group_elements < _SUB_GROUP_DEFAULT:
         return
     if not subject.has(_SUB_GROUP) or subject.model is None:  # with a model its real buffers are weighed against RAM
-        yield Found(_SUB_GROUP, subject.shown(_SUB_GROUP))
+        yield Found(_SUB_GROUP)
 
 
-@rule(
-    "buffer-too-small",
-    severity="error",
+@deepspeed.error(
     why='a parameter\'s share does not fit into a swap buffer: DeepSpeed stops, "More elements … than buffer size"',
     fix="write at least the share of the largest parameter; `memkit ds copy` computes it",
     source="deepspeed 0.19.8: runtime/swap_tensor/partitioned_param_swapper.py 357",
@@ -91,15 +80,12 @@ def buffer_too_small(subject: Subject) -> Iterator[Found]:
     largest = max(max(shares) for shares in split(subject.model, subject.processes or 1).shares)
     size = subject.zero.parameters.buffer_elements
     if size < largest:
-        why = (
-            f'the largest parameter\'s share has {largest:,} elements: DeepSpeed stops, "More elements … than buffer"'
-        )
-        yield Found(_BUFFER, subject.shown(_BUFFER), why=why, fix=f"write at least {largest}")
+        why = f"the largest parameter's share has {largest:,} elements: DeepSpeed stops,"
+        why += ' "More elements … than buffer"'
+        yield Found(_BUFFER, why=why, fix=f"write at least {largest}")
 
 
-@rule(
-    "parameters-stay-in-ram",
-    severity="warning",
+@deepspeed.warning(
     why="up to max_in_cpu elements stay in RAM, and the default of 1e9 is more than a process has: the files on disk "
     "are written once and never used",
     fix='write "max_in_cpu": 0',

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hf_memkit.adapter_layers import adapter_tensors
-from hf_memkit.checks.rule import Found, rule
+from hf_memkit.checks.rule import Found, deepspeed
 from hf_memkit.checks.subject import Subject
 from hf_memkit.ledger import Ledger, Row
 from hf_memkit.units import MIB, format_size
@@ -19,39 +19,34 @@ def _ledger(subject: Subject) -> Ledger | None:
     if subject.model is None or subject.machine is None or subject.config is None:
         return None
     accumulation = subject.argument("gradient_accumulation_steps", 2) != 1
-    adapter = {k.partition(".")[2]: value for k, value in subject.settings.items() if k.startswith("adapter.")}
     return zero_ledger(
         subject.filled, subject.model, gpus=subject.gpus or 1, nodes=subject.nodes, accumulation=accumulation,
-        adapters=adapter_tensors(subject.model, adapter),
+        adapters=adapter_tensors(subject.model, subject.adapter),
     )  # fmt: skip
 
 
 def _largest(rows: list[Row]) -> str:
-    parts = [f"{row.term} {format_size(row.size_bytes)}" for row in sorted(rows, key=lambda row: -row.size_bytes)[:3]]
-    return ", ".join(parts)
+    rows = sorted(rows, key=lambda row: -row.size_bytes)[:3]
+    return ", ".join(f"{row.term} {format_size(row.size_bytes)}" for row in rows)
 
 
-@rule(
-    "card-too-small",
-    severity="error",
+@deepspeed.error(
     why="weights, gradients, states and buffers alone need more than the card has",
     fix="take a higher stage or offload more; `memkit ds list` says what each preset saves",
     source="hf_memkit/zero/ledger.py, whose rows name their lines of DeepSpeed",
 )
 def card_too_small(subject: Subject) -> Iterator[Found]:
-    ledger, gpu = _ledger(subject), subject.machine.gpu if subject.machine else None
+    ledger, gpu = _ledger(subject), subject.gpu
     if ledger is None or gpu is None:
         return
     needed = ledger.total_bytes("device")
     if needed > gpu.usable_bytes:
         rows = [row for row in ledger.rows if row.place == "device"]
         why = f"DeepSpeed alone needs {format_size(needed)} of {format_size(gpu.usable_bytes)} on {gpu.name}"
-        yield Found(f"{_ZERO}.stage", subject.shown(f"{_ZERO}.stage"), why=f"{why} ({_largest(rows)})")
+        yield Found(f"{_ZERO}.stage", why=f"{why} ({_largest(rows)})")
 
 
-@rule(
-    "ram-too-small",
-    severity="error",
+@deepspeed.error(
     why="what is offloaded needs more RAM than the machine has; the system kills the process without a word",
     fix="offload to NVMe, or offload less; without pin_memory blocks do not round up to powers of two",
     source="hf_memkit/zero/ledger.py, whose rows name their lines of DeepSpeed",
@@ -65,19 +60,12 @@ def ram_too_small(subject: Subject) -> Iterator[Found]:
     if needed > subject.machine.ram_bytes:
         part = "offload_optimizer" if subject.zero.optimizer.device != "none" else "offload_param"
         why = f"DeepSpeed needs {format_size(needed)} of {format_size(subject.machine.ram_bytes)} of RAM"
-        swaps = subject.zero.swaps_optimizer
-        fix = (
-            "lower sub_group_size and buffer_count, whose buffers are in RAM; `memkit ds copy` computes them"
-            if swaps
-            else ""
-        )
-        path = f"{_ZERO}.{part}.device"
-        yield Found(path, subject.shown(path), why=f"{why} ({_largest(rows)})", fix=fix)
+        fix = "lower sub_group_size and buffer_count, whose buffers are in RAM; `memkit ds copy` computes them"
+        fix = fix if subject.zero.swaps_optimizer else ""
+        yield Found(f"{_ZERO}.{part}.device", why=f"{why} ({_largest(rows)})", fix=fix)
 
 
-@rule(
-    "memlock-too-small",
-    severity="error",
+@deepspeed.error(
     why="DeepSpeed locks its swap buffers with mlock, and this machine's limit is lower: the process is aborted",
     fix="run: ulimit -l unlimited (docker: --ulimit memlock=-1), or lower buffer_count and the buffers",
     source="deepspeed 0.19.8: ops/csrc/pin_memory/page_alloc.cpp 24",
@@ -90,16 +78,11 @@ def memlock_too_small(subject: Subject) -> Iterator[Found]:
     locked = sum(row.size_bytes for row in ledger.rows if row.term in SWAP_BUFFERS)
     if locked > limit:
         part = "offload_param" if subject.zero.swaps_parameters else "offload_optimizer"
-        path = f"{_ZERO}.{part}.buffer_count"
-        why = (
-            f"swap buffers of {format_size(locked)} are locked with mlock, and the limit here is {limit / MIB:.0f} MiB"
-        )
-        yield Found(path, subject.shown(path), why=why)
+        why = f"swap buffers of {format_size(locked)} are locked with mlock, and the limit here is"
+        yield Found(f"{_ZERO}.{part}.buffer_count", why=f"{why} {limit / MIB:.0f} MiB")
 
 
-@rule(
-    "disk-too-small",
-    severity="error",
+@deepspeed.error(
     why="the swap files need more than the disk has free",
     fix="free space, or write another folder",
     source="hf_memkit/zero/ledger.py, whose rows name their lines of DeepSpeed",
@@ -111,6 +94,5 @@ def disk_too_small(subject: Subject) -> Iterator[Found]:
     needed, free = ledger.total_bytes("disk"), subject.machine.disk_free_bytes
     if needed > free:
         part = "offload_optimizer" if subject.zero.swaps_optimizer else "offload_param"
-        path = f"{_ZERO}.{part}.nvme_path"
         why = f"the swap files need {format_size(needed)}, and {format_size(free)} are free"
-        yield Found(path, subject.shown(path), why=why)
+        yield Found(f"{_ZERO}.{part}.nvme_path", why=why)

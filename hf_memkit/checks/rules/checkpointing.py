@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from hf_memkit.checks.rule import Found, rule
+from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.rules.scripts import is_for_text, is_for_trl
 from hf_memkit.checks.subject import Subject
 from hf_memkit.techniques.activation_bytes import backward_bytes, layer_of, numbers_in
@@ -39,267 +39,206 @@ def _part(subject: Subject) -> str:
     return next((part for part in _PARTS if subject.has_setting(f"model_parts.{part}")), "")
 
 
-def _on(subject: Subject) -> bool:
-    return subject.argument(_SWITCH) is True
-
-
-@rule(
-    "checkpointing-two-names",
-    severity="warning",
+@any_job.warning(
     why="gradient_checkpointing is the old name of activation_checkpointing; where both are set the new one counts, "
     "and the old one is passed over without a word",
     fix="delete the old name",
     source="transformers 5.23.0: training_args.py 1533-1543",
-    needs_config=False,
     techniques=("activation-checkpointing",),
 )
-def two_names(subject: Subject) -> Iterator[Found]:
+def checkpointing_two_names(subject: Subject) -> Iterator[Found]:
     for old, value in subject.superseded_arguments.items():
         new = old.replace("gradient_", "activation_")
         if value != subject.argument(new):
             yield Found(old, value, argument=True)
 
 
-@rule(
-    "checkpointing-options-without-switch",
-    severity="warning",
+@any_job.warning(
     why="the options are read only where activation_checkpointing is true; nothing is checkpointed",
     fix="set activation_checkpointing: true, or delete the options",
     source="transformers 5.23.0: trainer.py 1503",
-    needs_config=False,
     techniques=("activation-checkpointing",),
 )
-def options_without_switch(subject: Subject) -> Iterator[Found]:
+def checkpointing_options_without_switch(subject: Subject) -> Iterator[Found]:
     # TRL's configs have the switch on unless the file says otherwise (trl 1.16.0: trainer/base_config.py 62-63).
-    on = _on(subject) or (is_for_trl(subject) and subject.argument(_SWITCH) is None)
+    on = subject.on(_SWITCH) or (is_for_trl(subject) and subject.argument(_SWITCH) is None)
     if _options(subject) and not on and not _part(subject):
-        yield Found(_OPTIONS, subject.argument(_OPTIONS), argument=True)
+        yield Found(_OPTIONS, argument=True)
 
 
-@rule(
-    "checkpointing-reentrant-unset",
-    severity="hint",
+@any_job.hint(
     why="PyTorch takes the reentrant form where use_reentrant is not said, and transformers says it only where there "
     "are no options at all",
     fix="add use_reentrant: false",
     source="torch 2.13.0: utils/checkpoint.py 486-496; transformers 5.23.0: modeling_utils.py 3148",
-    needs_config=False,
     techniques=("activation-checkpointing",),
 )
-def reentrant_unset(subject: Subject) -> Iterator[Found]:
+def checkpointing_reentrant_unset(subject: Subject) -> Iterator[Found]:
     passed = set(_options(subject)) - _TRAINER
-    if _on(subject) and passed and _options(subject).get("use_reentrant") is None:
-        yield Found(_OPTIONS, subject.argument(_OPTIONS), argument=True)
+    if subject.on(_SWITCH) and passed and _options(subject).get("use_reentrant") is None:
+        yield Found(_OPTIONS, argument=True)
 
 
-@rule(
-    "checkpointing-reentrant-inputs",
-    severity="warning",
+@any_job.warning(
     why="the reentrant form gives a layer's weights gradients only if one of its positional inputs needs a gradient; "
     "transformers sees to that where the main input is input_ids: with another (pictures, sound), layers above a "
     "frozen embedding stay as they are, and training goes on",
     fix="set use_reentrant: false",
     source="torch 2.13.0: utils/checkpoint.py 51-58, a warning; transformers 5.23.0: modeling_utils.py 3181-3189, "
     "enable_input_require_grads",
-    needs_config=False,
     techniques=("activation-checkpointing",),
 )
-def reentrant_inputs(subject: Subject) -> Iterator[Found]:
-    if _on(subject) and _options(subject).get("use_reentrant") is True and not is_for_text(subject):
-        yield Found(_OPTIONS, subject.argument(_OPTIONS), argument=True)
+def checkpointing_reentrant_inputs(subject: Subject) -> Iterator[Found]:
+    if subject.on(_SWITCH) and _options(subject).get("use_reentrant") is True and not is_for_text(subject):
+        yield Found(_OPTIONS, argument=True)
 
 
-@rule(
-    "checkpointing-masks-differ",
-    severity="error",
+@any_job.error(
     why="dropout draws other masks when the layer is recomputed, and the gradients belong to neither pass",
     fix="delete preserve_rng_state",
     source="torch 2.13.0: utils/checkpoint.py 1631-1670",
-    needs_config=False,
     techniques=("activation-checkpointing",),
 )
-def masks_differ(subject: Subject) -> Iterator[Found]:
-    off = _options(subject).get("preserve_rng_state") is False
-    if not _on(subject) or not off or subject.model is None:
-        return
-    drops = [name for name, value in subject.model.config.items() if _is_dropout(name) and value]
-    if drops:
-        yield Found(_OPTIONS, subject.argument(_OPTIONS), argument=True)
+def checkpointing_masks_differ(subject: Subject) -> Iterator[Found]:
+    off = subject.on(_SWITCH) and _options(subject).get("preserve_rng_state") is False
+    config = subject.model.config if off and subject.model is not None else {}
+    if any(_is_dropout(name) and value for name, value in config.items()):
+        yield Found(_OPTIONS, argument=True)
 
 
 def _is_dropout(name: str) -> bool:
     return name.endswith(("pdrop", "dropout", "layerdrop")) and not name.startswith("summary")
 
 
-@rule(
-    "checkpointing-and-fsdp",
-    severity="error",
+@any_job.error(
     why="Trainer refuses its own checkpointing together with FSDP's",
     fix="set activation_checkpointing to false in one of the two places",
     source="transformers 5.23.0: trainer.py 879-884",
-    needs_config=False,
     techniques=("activation-checkpointing",),
 )
-def and_fsdp(subject: Subject) -> Iterator[Found]:
+def checkpointing_and_fsdp(subject: Subject) -> Iterator[Found]:
     fsdp = subject.argument("fsdp_config")
-    if _on(subject) and subject.argument("fsdp") and isinstance(fsdp, Mapping) and fsdp.get(_SWITCH) is True:
+    if subject.on(_SWITCH) and subject.argument("fsdp") and isinstance(fsdp, Mapping) and fsdp.get(_SWITCH) is True:
         yield Found(_SWITCH, True, argument=True)
 
 
-@rule(
-    "every-nth-of-few",
-    severity="warning",
+@any_job.warning(
     why="every_n_layers checkpoints layers 0, n, 2n … and no others: a larger n means fewer layers and more memory",
     fix="write a number between 1 and half of the layers; segments of several layers are segment-checkpointing",
     source="transformers 5.23.0: modeling_utils.py 3237",
-    needs_config=False,
     techniques=("every-nth-layer-checkpointing",),
 )
 def every_nth_of_few(subject: Subject) -> Iterator[Found]:
-    every = _options(subject).get("every_n_layers")
-    if not _on(subject) or not isinstance(every, int):
+    every, layers = _options(subject).get("every_n_layers"), subject.model.layers if subject.model is not None else 0
+    if not subject.on(_SWITCH) or not isinstance(every, int):
         return
     if every < 1:
-        why = "every_n_layers must be at least 1"
-        yield Found(_OPTIONS, subject.argument(_OPTIONS), why=why, argument=True, severity="error")
-    elif subject.model is not None and subject.model.layers > 3 and every > subject.model.layers // 2:
-        count = -(-subject.model.layers // every)
-        yield Found(
-            _OPTIONS, subject.argument(_OPTIONS), argument=True,
-            why=f"every_n_layers {every} checkpoints {count} of {subject.model.layers} layers; a larger number means "
-            "fewer layers and more memory",
-        )  # fmt: skip
+        yield Found(_OPTIONS, why="every_n_layers must be at least 1", argument=True, severity="error")
+    elif layers > 3 and every > layers // 2:
+        why = f"every_n_layers {every} checkpoints {-(-layers // every)} of {layers} layers"
+        why += "; a larger number means fewer layers and more memory"
+        yield Found(_OPTIONS, why=why, argument=True)
 
 
-@rule(
-    "segments-hold-more",
-    severity="warning",
+@any_job.warning(
     why="layers that are recomputed together weigh more than the inputs that such segments spare",
     fix="leave segment_layers out: the length that holds least is taken",
     source="Chen et al. 2016, arXiv 1604.06174, section 4.1; formulas of hf_memkit/techniques/activation_bytes.py",
-    needs_config=False,
     techniques=("segment-checkpointing",),
 )
 def segments_hold_more(subject: Subject) -> Iterator[Found]:
     options = subject.setting("model_parts.checkpoint_segments")
-    if not isinstance(options, Mapping) or subject.model is None:
+    if not isinstance(options, Mapping) or subject.model is None or int(options["segment_layers"]) <= 1:
         return
     length, layers = int(options["segment_layers"]), subject.model.layers
-    if length <= 1:
-        return
-    mixed = subject.argument("bf16") is True or subject.argument("fp16") is True
-    numbers = numbers_in(str(subject.setting("model.dtype", "float32")), mixed=mixed)
+    numbers = numbers_in(str(subject.setting("model.dtype", "float32")), mixed=subject.mixed)
     layer = layer_of(subject.model, 1, numbers, fused_gelu=subject.has_setting("model_parts.fused_gelu"))
     together, single = (backward_bytes("segments", layer, layers, k).device for k in (length, 1))
     if together > single:
-        yield Found(
-            "model_parts.checkpoint_segments", options,
-            why=f"segments of {length} of {layers} layers hold {format_mib(1024 * together)} for 1024 tokens by "
-            f"formula, single layers {format_mib(1024 * single)}",
-        )  # fmt: skip
+        held = f"segments of {length} of {layers} layers hold {format_mib(1024 * together)} for 1024 tokens"
+        why = f"{held} by formula, single layers {format_mib(1024 * single)}"
+        yield Found("model_parts.checkpoint_segments", options, why=why)
 
 
-@rule(
-    "checkpointing-part-overruled",
-    severity="warning",
+@any_job.warning(
     why="Trainer's switch puts plain checkpointing of every layer in place of the part, or inside its segments",
     fix="set activation_checkpointing to false",
     source="transformers 5.23.0: trainer.py 1503-1516, modeling_utils.py 3233",
-    needs_config=False,
     techniques=("selective-checkpointing", "segment-checkpointing"),
 )
-def part_overruled(subject: Subject) -> Iterator[Found]:
-    if _part(subject) and _on(subject):
+def checkpointing_part_overruled(subject: Subject) -> Iterator[Found]:
+    if _part(subject) and subject.on(_SWITCH):
         yield Found(_SWITCH, True, argument=True)
 
 
-@rule(
-    "checkpointing-function",
-    severity="error",
+@any_job.error(
     why="a function among the arguments cannot be written as JSON, nor pickled with them: the first dashboard or save "
     "fails",
     fix="delete it; for what context_fn is used most, take the technique selective-checkpointing",
     source="transformers 5.23.0: training_args.py to_json_string; trainer.py save_model, training_args.bin",
-    needs_config=False,
     techniques=("selective-checkpointing",),
 )
-def function(subject: Subject) -> Iterator[Found]:
+def checkpointing_function(subject: Subject) -> Iterator[Found]:
     if any(callable(value) for value in _options(subject).values()):
         yield Found(_OPTIONS, str(subject.argument(_OPTIONS)), argument=True)
 
 
-@rule(
-    "offload-without-accelerator",
-    severity="error",
+@any_job.error(
     why="offload pins host memory, which PyTorch refuses on a machine without an accelerator",
     fix="delete offload: on a CPU the activations are in host memory already",
     source="transformers 5.23.0: modeling_utils.py 3151-3158; torch 2.13.0: autograd/graph.py 403-414",
-    needs_config=False,
     techniques=("offloaded-checkpointing",),
 )
 def offload_without_accelerator(subject: Subject) -> Iterator[Found]:
-    if _on(subject) and _options(subject).get("offload") and subject.without_gpu:
-        yield Found(_OPTIONS, subject.argument(_OPTIONS), argument=True)
+    if subject.on(_SWITCH) and _options(subject).get("offload") and subject.without_gpu:
+        yield Found(_OPTIONS, argument=True)
 
 
-@rule(
-    "checkpointing-unknown-option",
-    severity="warning",
+@any_job.warning(
     why="what neither Trainer nor PyTorch's checkpoint knows is passed on to the layers, which take any keyword and "
     "do nothing with it",
     fix=f"write one of {', '.join(sorted(_TRAINER | _TORCH - {'context_fn'}))}",
     source="torch 2.13.0: utils/checkpoint.py 500-516; transformers 5.23.0: modeling_layers.py 120",
-    needs_config=False,
     techniques=("activation-checkpointing", "every-nth-layer-checkpointing"),
 )
-def unknown_option(subject: Subject) -> Iterator[Found]:
-    for name in _options(subject).keys() - _TRAINER - _TORCH if _on(subject) else ():
+def checkpointing_unknown_option(subject: Subject) -> Iterator[Found]:
+    for name in _options(subject).keys() - _TRAINER - _TORCH if subject.on(_SWITCH) else ():
         yield Found(f"{_OPTIONS}.{name}", _options(subject)[name], argument=True)
 
 
-@rule(
-    "cache-with-checkpointing",
-    severity="warning",
+@any_job.warning(
     why="a checkpointed layer gets no cache of keys and values: use_cache is switched off layer by layer",
     fix="delete use_cache; Trainer sets it to false in training",
     source="transformers 5.23.0: modeling_layers.py 93-118",
-    needs_config=False,
     techniques=("activation-checkpointing",),
 )
 def cache_with_checkpointing(subject: Subject) -> Iterator[Found]:
-    if subject.argument("use_cache") is True and (_on(subject) or _part(subject)):
+    if subject.on("use_cache") and (subject.on(_SWITCH) or _part(subject)):
         yield Found("use_cache", True, argument=True)
 
 
-@rule(
-    "checkpointing-unsupported-model",
-    severity="error",
+@any_job.error(
     why="this model's class cannot be checkpointed; Trainer says so after the weights are loaded",
     fix="leave checkpointing out, and take a smaller micro-batch",
     source="transformers 5.23.0: modeling_utils.py 3145, supports_gradient_checkpointing of the class",
-    needs_config=False,
     techniques=("activation-checkpointing",),
 )
-def unsupported_model(subject: Subject) -> Iterator[Found]:
-    if subject.model is None or subject.model.model_type not in UNSUPPORTED:
-        return
-    if _on(subject):
+def checkpointing_unsupported_model(subject: Subject) -> Iterator[Found]:
+    unsupported = subject.model_type in UNSUPPORTED
+    if unsupported and subject.on(_SWITCH):
         yield Found(_SWITCH, True, argument=True)
-    elif part := _part(subject):
-        yield Found(f"model_parts.{part}", subject.setting(f"model_parts.{part}"))
+    elif unsupported and (part := _part(subject)):
+        yield Found(f"model_parts.{part}")
 
 
-@rule(
-    "checkpointing-parts-compiled",
-    severity="error",
+@any_job.error(
     why="torch.compile cannot follow this part: training fails in the first forward or backward pass",
     fix="take activation-checkpointing, which compiled code knows, or leave torch_compile out",
     source="torch 2.13.0: _dynamo/variables/higher_order_ops.py (context_fn); utils/checkpoint.py, CheckpointError",
-    needs_config=False,
     techniques=("segment-checkpointing", "selective-checkpointing"),
 )
-def parts_compiled(subject: Subject) -> Iterator[Found]:
+def checkpointing_parts_compiled(subject: Subject) -> Iterator[Found]:
     compiled = any(subject.argument(name) for name in ("torch_compile", "torch_compile_backend", "torch_compile_mode"))
     part = _part(subject)
     if compiled and part in ("checkpoint_segments", "checkpoint_selective"):
-        yield Found(f"model_parts.{part}", subject.setting(f"model_parts.{part}"))
+        yield Found(f"model_parts.{part}")

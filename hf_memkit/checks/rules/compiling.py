@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from hf_memkit.checks.rule import Found, rule
+from hf_memkit.checks.rule import Found, any_job, deepspeed
 from hf_memkit.checks.subject import ABSENT, Subject
 from hf_memkit.techniques.compiling import BACKENDS, GONE_ARGUMENTS, GRAPH_MODES, MODES, RETIRED
 
@@ -15,16 +15,13 @@ _OTHER_DEVICES: Final = ("hpu_backend", "neuron", "openxla")
 def _on(subject: Subject) -> bool:
     """Whether Trainer compiles: a backend or a mode turns it on too (transformers 5.23.0: training_args.py 1621)."""
     names = ("torch_compile_backend", "torch_compile_mode")
-    return subject.argument("torch_compile") is True or any(subject.argument(name) is not None for name in names)
+    return subject.on("torch_compile") or any(subject.argument(name) is not None for name in names)
 
 
-@rule(
-    "compile-turned-on-unseen",
-    severity="warning",
+@any_job.warning(
     why="a backend or a mode turns torch.compile on, whatever torch_compile says",
     fix="delete torch_compile_backend and torch_compile_mode, or write torch_compile: true",
     source="transformers 5.23.0: training_args.py 1621-1622",
-    needs_config=False,
     techniques=("compile",),
 )
 def compile_turned_on_unseen(subject: Subject) -> Iterator[Found]:
@@ -32,13 +29,10 @@ def compile_turned_on_unseen(subject: Subject) -> Iterator[Found]:
         yield Found("torch_compile", False, argument=True)
 
 
-@rule(
-    "compile-backend-no",
-    severity="warning",
+@any_job.warning(
     why="backend no compiles nothing, whatever torch_compile says",
     fix="write torch_compile_backend: inductor, or delete both",
     source="accelerate 1.15.0: accelerator.py 2069",
-    needs_config=False,
     techniques=("compile",),
 )
 def compile_backend_no(subject: Subject) -> Iterator[Found]:
@@ -47,30 +41,23 @@ def compile_backend_no(subject: Subject) -> Iterator[Found]:
         yield Found("torch_compile_backend", backend, argument=True)
 
 
-@rule(
-    "compile-backend",
-    severity="error",
+@any_job.error(
     why="no backend that trains; this fails after the model was loaded, some at the first forward",
     fix="write torch_compile_backend: inductor",
     source="accelerate 1.15.0: utils/dataclasses.py, DynamoBackend; torch 2.13.0: _dynamo/backends/registry.py 130",
-    needs_config=False,
     techniques=("compile",),
 )
 def compile_backend(subject: Subject) -> Iterator[Found]:
     value = subject.argument("torch_compile_backend")
     name = str(value).lower()
-    if value is None or value is False or name in ("no", *BACKENDS, *_OTHER_DEVICES):
-        return
-    yield Found("torch_compile_backend", value, why=RETIRED.get(name, ""), argument=True)
+    if value is not None and value is not False and name not in ("no", *BACKENDS, *_OTHER_DEVICES):
+        yield Found("torch_compile_backend", value, why=RETIRED.get(name, ""), argument=True)
 
 
-@rule(
-    "compile-mode",
-    severity="error",
+@any_job.error(
     why="no mode of torch.compile; inductor refuses it at the first forward, and other backends ignore it",
     fix=f"write one of {', '.join(MODES)}",
     source="torch 2.13.0: _inductor/__init__.py, list_mode_options",
-    needs_config=False,
     techniques=("compile",),
 )
 def compile_mode(subject: Subject) -> Iterator[Found]:
@@ -79,13 +66,10 @@ def compile_mode(subject: Subject) -> Iterator[Found]:
         yield Found("torch_compile_mode", mode, argument=True)
 
 
-@rule(
-    "compile-mode-ignored",
-    severity="warning",
+@any_job.warning(
     why="only backend inductor has modes; the others say in the log that they ignore it",
     fix="delete torch_compile_mode, or write torch_compile_backend: inductor",
     source="torch 2.13.0: _dynamo/backends/common.py 53, debugging.py, cudagraphs.py 262",
-    needs_config=False,
     techniques=("compile",),
 )
 def compile_mode_ignored(subject: Subject) -> Iterator[Found]:
@@ -95,13 +79,10 @@ def compile_mode_ignored(subject: Subject) -> Iterator[Found]:
         yield Found("torch_compile_mode", mode, argument=True)
 
 
-@rule(
-    "compile-graphs-of-many-shapes",
-    severity="warning",
+@any_job.warning(
     why="CUDA graphs are recorded for each number of tokens, and each keeps memory of its own",
     fix='take mode "max-autotune-no-cudagraphs", or give every batch one shape',
     source="torch 2.13.0: _inductor/cudagraph_trees.py; _inductor/config.py, cudagraph_dynamic_shape_warn_limit",
-    needs_config=False,
     techniques=("compile", "padding-free"),
 )
 def compile_graphs_of_many_shapes(subject: Subject) -> Iterator[Found]:
@@ -111,12 +92,10 @@ def compile_graphs_of_many_shapes(subject: Subject) -> Iterator[Found]:
     one_row = packed is not None and packed.get("length") is None
     if graphs and (one_row or subject.argument("train_sampling_strategy") == "group_by_length"):
         key = "torch_compile_mode" if mode in GRAPH_MODES else "torch_compile_backend"
-        yield Found(key, subject.argument(key), argument=True)
+        yield Found(key, argument=True)
 
 
-@rule(
-    "compile-at-stage-3",
-    severity="warning",
+@deepspeed.warning(
     why="stage 3 gathers weights in a hook of every module, and each hook ends a graph: next to nothing is fused, or "
     "made again instead of kept, and every graph has to be compiled",
     fix="leave torch_compile out, or take stage 2",
@@ -125,16 +104,13 @@ def compile_graphs_of_many_shapes(subject: Subject) -> Iterator[Found]:
 )
 def compile_at_stage_3(subject: Subject) -> Iterator[Found]:
     if _on(subject) and subject.zero.stage == 3:
-        yield Found("torch_compile", subject.argument("torch_compile"), argument=True)
+        yield Found("torch_compile", argument=True)
 
 
-@rule(
-    "argument-of-transformers-4",
-    severity="error",
+@any_job.error(
     why="TrainingArguments has no such field any more",
     fix="write what took its place",
     source="transformers 5.23.0: hf_argparser.py 382; training_args.py",
-    needs_config=False,
     techniques=("compile", "length-grouped"),
 )
 def argument_of_transformers_4(subject: Subject) -> Iterator[Found]:

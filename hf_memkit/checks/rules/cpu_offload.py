@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from hf_memkit.checks.rule import Found, rule
+from hf_memkit.checks.rule import Found, any_job, deepspeed
 from hf_memkit.checks.subject import Subject
 
 _TECHNIQUE: Final = ("cpu-offload-optimizer",)
@@ -19,14 +19,11 @@ def _options(subject: Subject) -> Mapping[str, Any] | None:
     return value if isinstance(value, Mapping) else None
 
 
-@rule(
-    "offload-clips-nothing",
-    severity="error",
+@any_job.error(
     why="gradients are on the host before Trainer clips them: the step takes them as they were, in silence; memkit's "
     "part refuses to start",
     fix=f"set max_grad_norm: 0; {_PART}.max_grad_norm clips on the host",
     source=_COPIED,
-    needs_config=False,
     techniques=_TECHNIQUE,
 )
 def offload_clips_nothing(subject: Subject) -> Iterator[Found]:
@@ -35,56 +32,44 @@ def offload_clips_nothing(subject: Subject) -> Iterator[Found]:
         yield Found("max_grad_norm", norm, argument=True)
 
 
-@rule(
-    "offload-drops-gradients",
-    severity="error",
+@any_job.error(
     why="a gradient that is freed on the card cannot be added to: the step takes the last micro-batch's alone, in "
     "silence; memkit's part refuses to start",
     fix="leave offload_gradients out: it is then on only without accumulation; or set gradient_accumulation_steps: 1",
     source="torchao 0.18.0: optim/cpu_offload.py 37, 84-99",
-    needs_config=False,
     techniques=_TECHNIQUE,
 )
 def offload_drops_gradients(subject: Subject) -> Iterator[Found]:
-    options, steps = _options(subject), subject.argument("gradient_accumulation_steps", 1)
-    if options and options.get("offload_gradients") is True and isinstance(steps, int) and steps > 1:
+    options = _options(subject)
+    if options and options.get("offload_gradients") is True and subject.accumulation > 1:
         yield Found(f"{_PART}.offload_gradients", True)
 
 
-@rule(
-    "offload-on-several-cards",
-    severity="error",
+@any_job.error(
     why="gradients are on the host before DistributedDataParallel has averaged them: each card steps with its own, "
     "and the copies of the model drift apart, in silence; memkit's part refuses to start",
     fix="take zero2-offload",
     source=_COPIED,
-    needs_config=False,
     techniques=_TECHNIQUE,
 )
 def offload_on_several_cards(subject: Subject) -> Iterator[Found]:
-    if _options(subject) is not None and subject.processes is not None and subject.processes > 1:
-        yield Found(_PART, dict(_options(subject) or {}))
+    if _options(subject) is not None and subject.several:
+        yield Found(_PART)
 
 
-@rule(
-    "offload-rounds-updates",
-    severity="error",
+@any_job.error(
     why="the copy on the host has the weights' own 16 bits: AdamW's small updates are rounded away, in silence",
     fix="keep fp32 weights with bf16: true; or take zero2-offload, which keeps an fp32 master copy in RAM",
     source="torchao 0.18.0: optim/cpu_offload.py 113 (empty_like)",
-    needs_config=False,
     techniques=_TECHNIQUE,
 )
 def offload_rounds_updates(subject: Subject) -> Iterator[Found]:
-    dtype = subject.setting("model.dtype")
-    adapters = any(key.startswith("adapter.") for key in subject.settings)  # PEFT keeps these in fp32
-    if _options(subject) is not None and dtype in ("bfloat16", "float16") and not adapters:
-        yield Found("model.dtype", dtype)
+    # PEFT keeps adapters in fp32.
+    if _options(subject) is not None and subject.half_weights and not subject.adapter:
+        yield Found("model.dtype")
 
 
-@rule(
-    "offload-twice",
-    severity="error",
+@deepspeed.error(
     why="DeepSpeed moves what torchao's optimizer has replaced by copies on the host, and stops",
     fix="take one of the two: zero2-offload offloads the optimizer by itself",
     source="deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 442; accelerate 1.15.0: utils/deepspeed.py 37",
@@ -92,4 +77,4 @@ def offload_rounds_updates(subject: Subject) -> Iterator[Found]:
 )
 def offload_twice(subject: Subject) -> Iterator[Found]:
     if _options(subject) is not None:
-        yield Found(_PART, dict(_options(subject) or {}))
+        yield Found(_PART)

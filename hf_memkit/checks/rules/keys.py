@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from hf_memkit.checks.deepspeed_by_hand import REMOVED, RENAMED
-from hf_memkit.checks.deepspeed_keys import key_at, places_of, section_at, section_name
-from hf_memkit.checks.rule import Found, Severity, rule
+from hf_memkit.checks.deepspeed_keys import REMOVED, RENAMED, key_at, places_of, section_at, section_name
+from hf_memkit.checks.rule import Found, Severity, any_job, deepspeed
 from hf_memkit.checks.subject import Subject, walk
 from hf_memkit.errors import did_you_mean
 
@@ -42,9 +41,6 @@ _DEPRECATED: Final[dict[str, tuple[Severity, str, str]]] = {
 }
 
 
-_SEVERITY_BY_STRICTNESS: Final[dict[bool, Severity]] = {True: "error", False: "warning"}
-
-
 def _unknown(subject: Subject, *, strict: bool) -> Iterator[tuple[str, list[str]]]:
     """Keys that their section does not know, and the names that it does know."""
     for path, _ in walk(subject.config or {}):
@@ -67,9 +63,7 @@ def _misplaced(subject: Subject, path: str) -> str:
     return next(iter(nearest or places), "")
 
 
-@rule(
-    "removed-key",
-    severity="error",
+@deepspeed.error(
     why="DeepSpeed has removed it and refuses the whole file",
     fix="delete the key",
     source="deepspeed 0.19.8: runtime/config.py 67-141",
@@ -77,12 +71,10 @@ def _misplaced(subject: Subject, path: str) -> str:
 def removed_key(subject: Subject) -> Iterator[Found]:
     for path, note in REMOVED.items():
         if subject.has(path):
-            yield Found(path, subject.shown(path), fix=f"delete the key ({note})")
+            yield Found(path, fix=f"delete the key ({note})")
 
 
-@rule(
-    "rejected-key",
-    severity="error",
+@deepspeed.error(
     why='DeepSpeed refuses it: "Extra inputs are not permitted"',
     fix="delete the key",
     source="deepspeed 0.19.8: runtime/config_utils.py 110",
@@ -90,30 +82,22 @@ def removed_key(subject: Subject) -> Iterator[Found]:
 def rejected_key(subject: Subject) -> Iterator[Found]:
     for path, known in _unknown(subject, strict=True):
         section, _, name = path.rpartition(".")
-        why = (
-            "its class takes no such parameter: TypeError when the engine starts"
-            if section.endswith(".params")
-            else ""
-        )
-        yield Found(path, subject.shown(path), why=why, fix=f"delete the key{did_you_mean(name, known)}")
+        why = "its class takes no such parameter: TypeError when the engine starts"
+        why = why if section.endswith(".params") else ""
+        yield Found(path, why=why, fix=f"delete the key{did_you_mean(name, known)}")
 
 
-@rule(
-    "unknown-key",
-    severity="warning",
+@deepspeed.warning(
     why="DeepSpeed knows no such key here and ignores it without a word",
     fix="delete the key",
     source="deepspeed 0.19.8: runtime/config.py 485-590, which reads the keys that it knows",
 )
 def unknown_key(subject: Subject) -> Iterator[Found]:
     for path, known in _unknown(subject, strict=False):
-        hint = did_you_mean(path.rpartition(".")[2], known)
-        yield Found(path, subject.shown(path), fix=f"delete the key{hint}")
+        yield Found(path, fix=f"delete the key{did_you_mean(path.rpartition('.')[2], known)}")
 
 
-@rule(
-    "renamed-key",
-    severity="warning",
+@deepspeed.warning(
     why="the key has another name; DeepSpeed ignores this one without a word",
     fix="write the name that DeepSpeed reads",
     source="deepspeed 0.19.8: runtime/swap_tensor/aio_config.py 23-36, runtime/activation_checkpointing/config.py 76",
@@ -121,12 +105,10 @@ def unknown_key(subject: Subject) -> Iterator[Found]:
 def renamed_key(subject: Subject) -> Iterator[Found]:
     for path, name in RENAMED.items():
         if subject.has(path):
-            yield Found(path, subject.shown(path), fix=f"call it {name!r}")
+            yield Found(path, fix=f"call it {name!r}")
 
 
-@rule(
-    "misplaced-key",
-    severity="warning",
+@deepspeed.warning(
     why="the key belongs to another section",
     fix="move it there",
     source="deepspeed 0.19.8: runtime/config_utils.py 110; runtime/config.py 485-590",
@@ -139,13 +121,11 @@ def misplaced_key(subject: Subject) -> Iterator[Found]:
             continue
         effect = "DeepSpeed refuses it here" if own.strict else "DeepSpeed ignores it here without a word"
         target = section_name(place) or "the top level"
-        why, severity = f"{effect}: it belongs to {target}", _SEVERITY_BY_STRICTNESS[own.strict]
-        yield Found(path, subject.shown(path), why=why, fix=f"write it as {place}", severity=severity)
+        severity: Severity = "error" if own.strict else "warning"
+        yield Found(path, why=f"{effect}: it belongs to {target}", fix=f"write it as {place}", severity=severity)
 
 
-@rule(
-    "deprecated-key",
-    severity="warning",
+@deepspeed.warning(
     why="an old name that no longer does all that it did",
     fix="write the new one",
     source="deepspeed 0.19.8: runtime/zero/config.py 188-220, 287; accelerate 1.15.0: accelerator.py 2373",
@@ -153,21 +133,18 @@ def misplaced_key(subject: Subject) -> Iterator[Found]:
 def deprecated_key(subject: Subject) -> Iterator[Found]:
     for path, (severity, why, new) in _DEPRECATED.items():
         if subject.has(path):
-            yield Found(path, subject.shown(path), why=why, fix=f"write {new} instead", severity=severity)
+            yield Found(path, why=why, fix=f"write {new} instead", severity=severity)
 
 
-@rule(
-    "duplicate-key",
-    severity="warning",
+@any_job.warning(
     why="the file has the key twice: Trainer takes the last one without a word, DeepSpeed alone would refuse the file",
     fix="keep one of the two",
     source="accelerate 1.15.0: utils/deepspeed.py 143; deepspeed 0.19.8: runtime/config_utils.py 205; transformers "
     "5.23.0: hf_argparser.py 426 (yaml.safe_load)",
-    needs_config=False,
 )
 def duplicate_key(subject: Subject) -> Iterator[Found]:
     for path in subject.duplicates:
-        yield Found(path, subject.shown(path))
+        yield Found(path)
     given = dict(walk(subject.arguments or {}))
     for path in subject.duplicate_arguments:
         why = "the file has the key twice: the last one is taken without a word"

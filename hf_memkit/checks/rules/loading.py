@@ -4,52 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hf_memkit.checks.rule import Found, rule
+from hf_memkit.checks.rule import Found, any_job, deepspeed
 from hf_memkit.checks.subject import Subject
 
 
-@rule(
-    "workers-missing",
-    severity="error",
+@any_job.error(
     why="without workers there is nobody to keep or to prefetch: torch stops when training starts, after the model is "
     "loaded",
     fix="set dataloader_num_workers to 1 or more, or delete this",
     source="torch 2.13.0: utils/data/dataloader.py 314-321; transformers 5.23.0: training_args.py 1803-1807",
-    needs_config=False,
     techniques=("pinned-workers",),
 )
 def workers_missing(subject: Subject) -> Iterator[Found]:
     if subject.argument("dataloader_num_workers", 0) != 0:
         return
-    if subject.argument("dataloader_persistent_workers") is True:
+    if subject.on("dataloader_persistent_workers"):
         yield Found("dataloader_persistent_workers", True, argument=True)
-    if subject.argument("dataloader_prefetch_factor") is not None:
-        value = subject.argument("dataloader_prefetch_factor")
-        yield Found("dataloader_prefetch_factor", value, argument=True, why="without workers there is nobody to "
-                    "prefetch: TrainingArguments stop")  # fmt: skip
+    if (value := subject.argument("dataloader_prefetch_factor")) is not None:
+        why = "without workers there is nobody to prefetch: TrainingArguments stop"
+        yield Found("dataloader_prefetch_factor", value, why=why, argument=True)
 
 
-@rule(
-    "pinning-without-card",
-    severity="warning",
+@any_job.warning(
     why="with use_cpu TrainingArguments set it to false: page-locked memory is for copies to a card",
     fix="delete one of the two",
     source="transformers 5.23.0: training_args.py 1689-1690",
-    needs_config=False,
     techniques=("pinned-workers",),
 )
 def pinning_without_card(subject: Subject) -> Iterator[Found]:
-    if subject.argument("dataloader_pin_memory") is True and subject.argument("use_cpu") is True:
+    if subject.on("dataloader_pin_memory") and subject.on("use_cpu"):
         yield Found("dataloader_pin_memory", True, argument=True)
 
 
-@rule(
-    "low-cpu-mem-usage-ignored",
-    severity="hint",
+@any_job.hint(
     why="transformers 5 takes it and drops it: weights are always read tensor by tensor",
     fix='delete it; `device_map="cuda"` in from_pretrained keeps the copy out of RAM (technique low-host-ram)',
     source="transformers 5.23.0: modeling_utils.py 4170-4172",
-    needs_config=False,
     techniques=("low-host-ram",),
 )
 def low_cpu_mem_usage_ignored(subject: Subject) -> Iterator[Found]:
@@ -58,9 +48,7 @@ def low_cpu_mem_usage_ignored(subject: Subject) -> Iterator[Found]:
         yield Found("low_cpu_mem_usage", value, argument=True)
 
 
-@rule(
-    "device-map-with-stage-3",
-    severity="error",
+@deepspeed.error(
     why="transformers refuses a device_map with ZeRO-3, where DeepSpeed splits the weights while they are read",
     fix="leave out low-host-ram, or take stage 2",
     source="transformers 5.23.0: integrations/accelerate.py 135-137",
@@ -68,4 +56,4 @@ def low_cpu_mem_usage_ignored(subject: Subject) -> Iterator[Found]:
 )
 def device_map_with_stage_3(subject: Subject) -> Iterator[Found]:
     if subject.has_setting("model.device_map") and subject.zero.stage == 3:
-        yield Found("model.device_map", subject.setting("model.device_map"))
+        yield Found("model.device_map")

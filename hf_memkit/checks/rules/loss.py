@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from hf_memkit.checks.rule import Found, rule
+from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.subject import Subject
 from hf_memkit.errors import did_you_mean
 from hf_memkit.liger_support import LIGER_OPTIONS, LIGER_WITH_LOGITS
@@ -14,32 +14,26 @@ _PATCHING = "liger-kernel 0.8.5: transformers/monkey_patch.py"
 
 
 def _liger(subject: Subject) -> bool:
-    return subject.argument("use_liger_kernel") is True
+    return subject.on("use_liger_kernel")
 
 
-@rule(
-    "liger-model-unknown",
-    severity="warning",
+@any_job.warning(
     why="Liger has no kernels for this model type: it logs that at the level INFO, and changes nothing",
     fix="take the technique chunked-loss, which suits any causal language model",
     source=f"{_PATCHING} 4012-4014",
-    needs_config=False,
     techniques=("liger",),
 )
 def liger_model_unknown(subject: Subject) -> Iterator[Found]:
-    if _liger(subject) and subject.model is not None and subject.model.model_type not in LIGER_OPTIONS:
-        kind = subject.model.model_type
+    kind = subject.model_type
+    if _liger(subject) and kind is not None and kind not in LIGER_OPTIONS:
         why = f"Liger has no kernels for the model type {kind}: it logs that at the level INFO, and changes nothing"
         yield Found("use_liger_kernel", True, why=why, argument=True)
 
 
-@rule(
-    "liger-key-unknown",
-    severity="warning",
+@any_job.warning(
     why="keys that the patching of this model type does not take are dropped without a word",
     fix="write a key that it takes",
     source=f"{_PATCHING} 4016-4020",
-    needs_config=False,
     techniques=("liger",),
 )
 def liger_key_unknown(subject: Subject) -> Iterator[Found]:
@@ -47,24 +41,19 @@ def liger_key_unknown(subject: Subject) -> Iterator[Found]:
     if not _liger(subject) or not isinstance(config, Mapping):
         return
     every = frozenset().union(*LIGER_OPTIONS.values())
-    known = every if subject.model is None else LIGER_OPTIONS.get(subject.model.model_type, every)
-    for key in config:
-        if key not in known:
-            what = "any model type" if subject.model is None else f"the model type {subject.model.model_type}"
-            yield Found(
-                f"liger_kernel_config.{key}", config[key], argument=True,
-                why=f"Liger's patching of {what} has no {key!r}: the key is dropped without a word",
-                fix=f"write one of {', '.join(sorted(known))}{did_you_mean(key, sorted(known))}",
-            )  # fmt: skip
+    kind = subject.model_type
+    known = LIGER_OPTIONS.get(kind or "", every)
+    what = "any model type" if kind is None else f"the model type {kind}"
+    for key in [key for key in config if key not in known]:
+        why = f"Liger's patching of {what} has no {key!r}: the key is dropped without a word"
+        fix = f"write one of {', '.join(sorted(known))}{did_you_mean(key, sorted(known))}"
+        yield Found(f"liger_kernel_config.{key}", config[key], why=why, fix=fix, argument=True)
 
 
-@rule(
-    "liger-config-unused",
-    severity="warning",
+@any_job.warning(
     why="liger_kernel_config is read only where use_liger_kernel is true: nothing is patched",
     fix="add use_liger_kernel: true, or delete the key",
     source="transformers 5.23.0: trainer.py 1494-1495",
-    needs_config=False,
     techniques=("liger",),
 )
 def liger_config_unused(subject: Subject) -> Iterator[Found]:
@@ -73,48 +62,37 @@ def liger_config_unused(subject: Subject) -> Iterator[Found]:
         yield Found("liger_kernel_config", config, argument=True)
 
 
-@rule(
-    "liger-two-losses",
-    severity="error",
+@any_job.error(
     why="Liger's two forms of the loss exclude each other, and the fused one is on by default: an assertion stops the "
     "training after the model is loaded",
     fix="delete cross_entropy: the fused form does more",
     source=f"{_PATCHING} 283-285",
-    needs_config=False,
     techniques=("liger",),
 )
 def liger_two_losses(subject: Subject) -> Iterator[Found]:
     config = subject.argument("liger_kernel_config")
     if not _liger(subject) or not isinstance(config, Mapping) or config.get("cross_entropy") is not True:
         return
-    off = subject.model is not None and subject.model.model_type in LIGER_WITH_LOGITS
-    if config.get("fused_linear_cross_entropy", not off) is True:
+    if config.get("fused_linear_cross_entropy", subject.model_type not in LIGER_WITH_LOGITS) is True:
         yield Found("liger_kernel_config.cross_entropy", True, argument=True)
 
 
-@rule(
-    "liger-keeps-logits",
-    severity="warning",
+@any_job.warning(
     why="for this model type Liger leaves its fused loss off: all logits are made as before",
     fix="take the technique chunked-loss instead: it repeats the scaling in each chunk",
     source=f"{_PATCHING} 184-240 (Granite), apply_liger_kernel_to_pixtral",
-    needs_config=False,
     techniques=("liger",),
 )
 def liger_keeps_logits(subject: Subject) -> Iterator[Found]:
-    if _liger(subject) and subject.model is not None and subject.model.model_type in LIGER_WITH_LOGITS:
-        kind = subject.model.model_type
-        yield Found("use_liger_kernel", True, argument=True, why=f"for the model type {kind} Liger leaves its fused "
-                    f"loss off: all logits are made as before")  # fmt: skip
+    if _liger(subject) and subject.model_type in LIGER_WITH_LOGITS:
+        why = f"for the model type {subject.model_type} Liger leaves its fused loss off: all logits are made as before"
+        yield Found("use_liger_kernel", True, why=why, argument=True)
 
 
-@rule(
-    "liger-without-gpu",
-    severity="error",
+@any_job.error(
     why="Liger's kernels are written in Triton: without a GPU they cannot be imported or do not run",
     fix="take the technique chunked-loss, which runs anywhere, or delete the key",
     source="liger-kernel 0.8.5: ops/cross_entropy.py imports triton",
-    needs_config=False,
     techniques=("liger",),
 )
 def liger_without_gpu(subject: Subject) -> Iterator[Found]:
@@ -122,30 +100,24 @@ def liger_without_gpu(subject: Subject) -> Iterator[Found]:
         yield Found("use_liger_kernel", True, argument=True)
 
 
-@rule(
-    "liger-and-chunked-loss",
-    severity="warning",
+@any_job.warning(
     why="Liger replaces the model's forward when Trainer is made, after the loss in chunks was installed: the chunks "
     "are given up without a word, and neither label_smoothing nor chunk_tokens has an effect",
     fix="take one of the two: liger where it knows the model type, else chunked-loss",
     source=f"{_PATCHING} 302-306; transformers 5.23.0: trainer.py 1494",
-    needs_config=False,
     techniques=("liger", "chunked-loss"),
 )
 def liger_and_chunked_loss(subject: Subject) -> Iterator[Found]:
-    known = subject.model is None or subject.model.model_type in LIGER_OPTIONS
+    known = subject.model_type in (None, *LIGER_OPTIONS)
     if _liger(subject) and known and subject.has_setting(_CHUNKED):
-        yield Found(_CHUNKED, subject.setting(_CHUNKED))
+        yield Found(_CHUNKED)
 
 
-@rule(
-    "label-smoothing-makes-logits",
-    severity="warning",
+@any_job.warning(
     why="with label_smoothing_factor Trainer takes the labels away and smooths over all logits: a fused or chunked "
     "loss has nothing to do",
     fix="delete it; chunked-loss smooths by itself with its value label_smoothing",
     source="transformers 5.23.0: trainer.py 2155-2156",
-    needs_config=False,
     techniques=("liger", "chunked-loss"),
 )
 def label_smoothing_makes_logits(subject: Subject) -> Iterator[Found]:
@@ -154,13 +126,10 @@ def label_smoothing_makes_logits(subject: Subject) -> Iterator[Found]:
         yield Found("label_smoothing_factor", factor, argument=True)
 
 
-@rule(
-    "one-chunk-only",
-    severity="warning",
+@any_job.warning(
     why="a micro-batch has no more tokens than a chunk: all its logits are made at once",
     fix="lower chunk_tokens, or leave it out: the default suits the vocabulary",
     source="hf_memkit/components/chunked_loss.py; transformers 5.23.0: loss/loss_utils.py 59-85 makes as many",
-    needs_config=False,
     techniques=("chunked-loss",),
 )
 def one_chunk_only(subject: Subject) -> Iterator[Found]:
@@ -174,33 +143,27 @@ def one_chunk_only(subject: Subject) -> Iterator[Found]:
         yield Found(f"{_CHUNKED}.chunk_tokens", chunk, why=why)
 
 
-@rule(
-    "sft-has-its-own-loss",
-    severity="warning",
+@any_job.warning(
     why="TRL's SFTTrainer computes log-probabilities in tiles itself and calls the model below its head: the loss in "
     "chunks is never asked for, and neither chunk_tokens nor label_smoothing has an effect",
     fix="leave chunked-loss out: SFTTrainer makes no logits of a whole batch either",
     source="trl 1.16.0: trainer/sft_trainer.py 1163-1168, trainer/utils.py 1548-1698 (add_fused_lm_head)",
-    needs_config=False,
     techniques=("chunked-loss",),
 )
 def sft_has_its_own_loss(subject: Subject) -> Iterator[Found]:
     if subject.setting("trainer.class") == "trl:SFTTrainer" and subject.has_setting(_CHUNKED):
-        yield Found(_CHUNKED, subject.setting(_CHUNKED))
+        yield Found(_CHUNKED)
 
 
-@rule(
-    "chunked-loss-needs-causal-model",
-    severity="error",
+@any_job.error(
     why="it sums the loss of a causal language model in chunks; this model computes another one, and the part refuses "
     "it after the model is loaded",
     fix="leave chunked-loss out",
     source="transformers 5.23.0: loss/loss_utils.py, LOSS_MAPPING; hf_memkit/components/chunked_loss.py",
-    needs_config=False,
     techniques=("chunked-loss",),
 )
 def chunked_loss_needs_causal_model(subject: Subject) -> Iterator[Found]:
     other = subject.model.model_class if subject.model is not None else None
     if other is not None and subject.has_setting(_CHUNKED):
         why = f"it sums the loss of a causal language model in chunks, and {other} computes another one"
-        yield Found(_CHUNKED, subject.setting(_CHUNKED), why=why)
+        yield Found(_CHUNKED, why=why)

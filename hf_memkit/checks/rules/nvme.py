@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from hf_memkit.checks.rule import Found, rule
-from hf_memkit.checks.subject import Subject
+from hf_memkit.checks.rule import Found, deepspeed
+from hf_memkit.checks.subject import ABSENT, Subject
 
 _OPTIMIZER = "zero_optimization.offload_optimizer"
 _PARAM = "zero_optimization.offload_param"
@@ -26,22 +26,18 @@ def _swapping(subject: Subject) -> list[str]:
     return [path for path, swaps in parts if swaps]
 
 
-@rule(
-    "nvme-path-missing",
-    severity="error",
+@deepspeed.error(
     why="the device is nvme, and no folder is named: the engine stops when it joins the path",
     fix='add "nvme_path" with a folder on a local NVMe disk',
     source="deepspeed 0.19.8: runtime/zero/stage3.py 840, runtime/zero/partition_parameters.py 1229",
 )
 def nvme_path_missing(subject: Subject) -> Iterator[Found]:
-    for part in _swapping(subject):
-        if subject.at(f"{part}.nvme_path") in ("", None, "none") or not subject.has(f"{part}.nvme_path"):
-            yield Found(f"{part}.nvme_path", subject.shown(f"{part}.nvme_path"))
+    for path in [f"{part}.nvme_path" for part in _swapping(subject)]:
+        if subject.at(path) in ("", None, "none", ABSENT):
+            yield Found(path)
 
 
-@rule(
-    "nvme-path-unusable",
-    severity="error",
+@deepspeed.error(
     why="swap files cannot be written there",
     fix="write another folder; `memkit doctor` tests one",
     source="deepspeed 0.19.8: runtime/zero/stage3.py 840-841 (os.makedirs)",
@@ -62,9 +58,7 @@ def nvme_path_unusable(subject: Subject) -> Iterator[Found]:
             yield Found(f"{part}.nvme_path", path, why="this user may not write there")
 
 
-@rule(
-    "aio-without-nvme",
-    severity="warning",
+@deepspeed.warning(
     why="only NVMe offloading reads this section, and nothing goes to NVMe here",
     fix='delete it, or set a device to "nvme" at stage 3',
     source="deepspeed 0.19.8: runtime/swap_tensor/partitioned_param_swapper.py 91, runtime/engine.py 2787",
@@ -75,9 +69,7 @@ def aio_without_nvme(subject: Subject) -> Iterator[Found]:
         yield Found("aio", section)
 
 
-@rule(
-    "gds-without-gpu",
-    severity="error",
+@deepspeed.error(
     why="GPUDirect Storage is for CUDA cards; DeepSpeed stops with an assertion",
     fix='write "use_gds": false',
     source="deepspeed 0.19.8: runtime/swap_tensor/aio_config.py 38",
@@ -87,9 +79,7 @@ def gds_without_gpu(subject: Subject) -> Iterator[Found]:
         yield Found("aio.use_gds", True)
 
 
-@rule(
-    "buffers-too-few",
-    severity="error",
+@deepspeed.error(
     why=f"Adam's step holds weights, gradients and two moments at once: {ADAM_BUFFERS} buffers",
     fix=f'write "buffer_count": {ADAM_BUFFERS} or more',
     source="deepspeed 0.19.8: runtime/swap_tensor/partitioned_optimizer_swapper.py 165",
@@ -100,9 +90,7 @@ def buffers_too_few(subject: Subject) -> Iterator[Found]:
         yield Found(f"{_OPTIMIZER}.buffer_count", count)
 
 
-@rule(
-    "pipelined-buffers-too-few",
-    severity="error",
+@deepspeed.error(
     why="with pipelining the next sub-group is read, or the last one written, while this one steps; DeepSpeed stops: "
     '"ran out of swap buffers"',
     fix="more buffers, or switch the pipelines off",
@@ -112,14 +100,11 @@ def pipelined_buffers_too_few(subject: Subject) -> Iterator[Found]:
     read, write = (subject.at(f"{_OPTIMIZER}.pipeline_{way}") is True for way in ("read", "write"))
     enough = PIPELINED_BUFFERS.get((read, write), 0)
     if subject.zero.swaps_optimizer and subject.zero.optimizer.buffer_count < enough:
-        path = f"{_OPTIMIZER}.buffer_count"
         fix = f'write "buffer_count": {enough} or more, or switch the pipelines off'
-        yield Found(path, subject.shown(path), fix=fix)
+        yield Found(f"{_OPTIMIZER}.buffer_count", fix=fix)
 
 
-@rule(
-    "fast-init-no-effect",
-    severity="warning",
+@deepspeed.warning(
     why="it speeds up the start only where parameters are on NVMe too",
     fix="delete the key",
     source="deepspeed 0.19.8: runtime/zero/stage3.py 1126-1133",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from hf_memkit.checks.rule import Found, rule
+from hf_memkit.checks.rule import Found, deepspeed
 from hf_memkit.checks.subject import Subject
 from hf_memkit.zero.split import split, sub_groups
 
@@ -14,9 +14,7 @@ _PARAM = "zero_optimization.offload_param"
 _FOR_NVME = ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "pipeline_read", "pipeline_write", "fast_init")
 
 
-@rule(
-    "nvme-below-stage-3",
-    severity="warning",
+@deepspeed.warning(
     why="below stage 3 DeepSpeed takes nvme for cpu, silently: nothing is written to disk, and RAM holds it all",
     fix='set "stage": 3, or write "device": "cpu"',
     source="deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 220-222",
@@ -26,9 +24,7 @@ def nvme_below_stage_3(subject: Subject) -> Iterator[Found]:
         yield Found(f"{_OPTIMIZER}.device", "nvme")
 
 
-@rule(
-    "param-offload-below-stage-3",
-    severity="warning",
+@deepspeed.warning(
     why="parameters are offloaded at stage 3 only: DeepSpeed ignores the section, silently",
     fix='set "stage": 3, or delete the section',
     source="deepspeed 0.19.8: runtime/engine.py 2659-2710, stages 1 and 2 are not given it",
@@ -39,9 +35,7 @@ def param_offload_below_stage_3(subject: Subject) -> Iterator[Found]:
         yield Found(f"{_PARAM}.device", device)
 
 
-@rule(
-    "offload-at-stage-0",
-    severity="warning",
+@deepspeed.warning(
     why="without ZeRO nothing is offloaded, and accelerate puts DeepSpeedCPUAdam in the place of the optimizer all "
     "the same",
     fix='set "stage" to 1, 2 or 3, or delete the section',
@@ -52,9 +46,7 @@ def offload_at_stage_0(subject: Subject) -> Iterator[Found]:
         yield Found(f"{_OPTIMIZER}.device", subject.zero.optimizer.device)
 
 
-@rule(
-    "offload-without-device",
-    severity="warning",
+@deepspeed.warning(
     why='the default of "device" is "none": the section has no effect',
     fix='add "device": "cpu", or delete the section',
     source="deepspeed 0.19.8: runtime/zero/offload_config.py 24, 58",
@@ -66,9 +58,7 @@ def offload_without_device(subject: Subject) -> Iterator[Found]:
             yield Found(f"{path}.device")
 
 
-@rule(
-    "nvme-key-without-nvme",
-    severity="warning",
+@deepspeed.warning(
     why="it is read only where the device is nvme",
     fix="delete the key",
     source="deepspeed 0.19.8: runtime/zero/stage3.py 839, runtime/swap_tensor/partitioned_param_swapper.py 80-125",
@@ -83,9 +73,7 @@ def nvme_key_without_nvme(subject: Subject) -> Iterator[Found]:
                 yield Found(f"{path}.{name}", value, why=why)
 
 
-@rule(
-    "ratio-refused",
-    severity="error",
+@deepspeed.error(
     why="a share below 1 is for stage 3 only; DeepSpeed refuses the file",
     fix="delete the key",
     source="deepspeed 0.19.8: runtime/zero/config.py 394-400",
@@ -95,9 +83,7 @@ def ratio_refused(subject: Subject) -> Iterator[Found]:
         yield Found(f"{_OPTIMIZER}.ratio", subject.zero.optimizer.ratio)
 
 
-@rule(
-    "ratio-no-effect",
-    severity="warning",
+@deepspeed.warning(
     why="whole sub-groups stay on the card, int((1 - ratio) × their number) of them: here none",
     fix='lower "sub_group_size" until there are several sub-groups, or delete the key',
     source="deepspeed 0.19.8: runtime/zero/stage3.py 1100-1108",
@@ -109,24 +95,21 @@ def ratio_no_effect(subject: Subject) -> Iterator[Found]:
     path = f"{_OPTIMIZER}.ratio"
     if offload.device == "none":
         yield Found(path, offload.ratio, why="nothing is offloaded, so there is nothing to keep on the card")
-    elif subject.model is not None:
+        return
+    if subject.model is not None:
         count = len(sub_groups(split(subject.model, subject.processes or 1), subject.zero.sub_group_elements))
-        if int((1 - offload.ratio) * count) < 1:
-            why = f"of {count} sub-groups int((1 - {offload.ratio:g}) × {count}) = 0 stay on the card"
-            yield Found(path, offload.ratio, why=why)
+        why = f"of {count} sub-groups"
     elif not subject.has("zero_optimization.sub_group_size"):
         # Trainer's optimizer has two parameter groups, with weight decay and without; the config's own has one.
         count = 1 if subject.has("optimizer") else 2
-        if int((1 - offload.ratio) * count) < 1:
-            why = (
-                f"the default sub_group_size of 1e9 elements makes {count} sub-groups of a model up to that size, and"
-            )
-            yield Found(path, offload.ratio, why=f"{why} int((1 - {offload.ratio:g}) × {count}) = 0 stay on the card")
+        why = f"the default sub_group_size of 1e9 elements makes {count} sub-groups of a model up to that size, and"
+    else:
+        return
+    if int((1 - offload.ratio) * count) < 1:
+        yield Found(path, offload.ratio, why=f"{why} int((1 - {offload.ratio:g}) × {count}) = 0 stay on the card")
 
 
-@rule(
-    "super-offload-unsupported",
-    severity="warning",
+@deepspeed.warning(
     why="SuperOffload needs stage 3, an optimizer offloaded to the CPU, and a CUDA card",
     fix="delete the key",
     source="deepspeed 0.19.8: runtime/superoffload/superoffload_stage3.py 20-24, runtime/engine.py 2757",
@@ -143,9 +126,7 @@ def super_offload_unsupported(subject: Subject) -> Iterator[Found]:
         yield Found(path, True, why="SuperOffload asserts that there is a CUDA card", severity="error")
 
 
-@rule(
-    "cores-without-super-offload",
-    severity="warning",
+@deepspeed.warning(
     why="only SuperOffload reads it",
     fix='delete the key, or set "super_offload": true',
     source="deepspeed 0.19.8: runtime/superoffload/superoffload_stage3.py 54",
@@ -153,4 +134,4 @@ def super_offload_unsupported(subject: Subject) -> Iterator[Found]:
 def cores_without_super_offload(subject: Subject) -> Iterator[Found]:
     path = f"{_OPTIMIZER}.cpuadam_cores_perc"
     if subject.has(path) and subject.at(f"{_OPTIMIZER}.super_offload") is not True:
-        yield Found(path, subject.at(path))
+        yield Found(path)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from hf_memkit.checks.rule import Found, Severity, rule
+from hf_memkit.checks.rule import Found, any_job, deepspeed
 from hf_memkit.checks.rules.optimizer_options import named_optimizer, optimizer_row
 from hf_memkit.checks.subject import Subject
 from hf_memkit.optimizers import techniques_of
@@ -27,119 +27,88 @@ def _is_layerwise(subject: Subject) -> bool:
     return optimizer_row(subject).gradients_at_once == 1
 
 
-def _accumulates(subject: Subject) -> bool:
-    value = subject.argument("gradient_accumulation_steps", 1)
-    return isinstance(value, int) and value > 1
-
-
-def _several(subject: Subject) -> bool:
-    return subject.processes is not None and subject.processes > 1
-
-
-@rule(
-    "low-rank-without-targets",
-    severity="error",
+@any_job.error(
     why="Trainer refuses GaLore and APOLLO without it, after the model is loaded",
     fix="set optim_target_modules: '.*\\.\\d+\\..*' (the linear layers inside the blocks), or all-linear",
     source=f"{_FILE} 120-121",
-    needs_config=False,
     techniques=_LOW_RANK,
 )
 def low_rank_without_targets(subject: Subject) -> Iterator[Found]:
     if optimizer_row(subject).low_rank and subject.argument("optim_target_modules") is None:
-        yield Found("optim", named_optimizer(subject), argument=True)
+        yield Found("optim", argument=True)
 
 
-@rule(
-    "low-rank-on-conv1d",
-    severity="error",
+@any_job.error(
     why="Trainer projects nn.Linear only, and this model's layers are Conv1D",
     fix="take an 8-bit optimizer",
     source=f"{_FILE} 136-156",
-    needs_config=False,
     techniques=_LOW_RANK,
 )
 def low_rank_on_conv1d(subject: Subject) -> Iterator[Found]:
     targets = subject.argument("optim_target_modules")
-    if not optimizer_row(subject).low_rank or subject.model is None or subject.model.model_type not in _CONV1D:
+    if not optimizer_row(subject).low_rank or subject.model_type not in _CONV1D:
         return
     everything = isinstance(targets, str) and targets.replace("_", "-") == "all-linear"
-    severity: Severity = "error"
     if everything or (isinstance(targets, str) and re.fullmatch(targets, "lm_head")):
-        severity = "warning"
         why = (
             "Trainer finds only lm_head, whose weight is that of the word embedding and goes by its name: nothing is "
             "projected, and plain AdamW with full states trains everything, silently"
         )
+        yield Found("optim_target_modules", why=why, argument=True, severity="warning")
     else:
         why = "Trainer projects nn.Linear only, finds none among these Conv1D layers, and fails"
-    yield Found("optim_target_modules", targets, why=why, argument=True, severity=severity)
+        yield Found("optim_target_modules", why=why, argument=True)
 
 
-@rule(
-    "galore-8bit-arguments",
-    severity="error",
+@any_job.error(
     why="galore_torch passes two arguments by position that bitsandbytes has dropped: they arrive as max_unorm=100 "
     "and skip_zeros=True",
     fix="set optim: galore_adamw",
     source="galore_torch 1.0: adamw8bit.py 10; bitsandbytes 0.50.2: optim/optimizer.py 409-427",
-    needs_config=False,
     techniques=("galore",),
 )
 def galore_8bit_arguments(subject: Subject) -> Iterator[Found]:
     if named_optimizer(subject).startswith("galore_adamw_8bit"):
-        yield Found("optim", named_optimizer(subject), argument=True)
+        yield Found("optim", argument=True)
 
 
-@rule(
-    "galore-adafactor-layerwise",
-    severity="error",
+@any_job.error(
     why="Trainer leaves relative_step on beside a learning rate, which Adafactor refuses, after the model is loaded",
     fix="set optim: galore_adafactor, or galore_adamw_layerwise",
     source=f"{_FILE} 378-381",
-    needs_config=False,
     techniques=("galore-layerwise",),
 )
 def galore_adafactor_layerwise(subject: Subject) -> Iterator[Found]:
     if named_optimizer(subject) == "galore_adafactor_layerwise":
-        yield Found("optim", named_optimizer(subject), argument=True)
+        yield Found("optim", argument=True)
 
 
-@rule(
-    "layerwise-accumulation",
-    severity="error",
+@any_job.error(
     why="each micro-batch's gradients are used and dropped at once; Trainer refuses, after the model is loaded",
     fix="set gradient_accumulation_steps: 1, or take the form that is not layer-wise",
     source=f"{_FILE} 165-166",
-    needs_config=False,
     techniques=_LAYERWISE,
 )
 def layerwise_accumulation(subject: Subject) -> Iterator[Found]:
-    if _is_layerwise(subject) and _accumulates(subject):
-        yield Found("gradient_accumulation_steps", subject.argument("gradient_accumulation_steps"), argument=True)
+    if _is_layerwise(subject) and subject.accumulation > 1:
+        yield Found("gradient_accumulation_steps", argument=True)
 
 
-@rule(
-    "layerwise-several-cards",
-    severity="error",
+@any_job.error(
     why="Trainer refuses layer-wise optimizers under DistributedDataParallel, after the model is loaded",
     fix="use one card, or take the form that is not layer-wise",
     source=f"{_FILE} 115-116",
-    needs_config=False,
     techniques=_LAYERWISE,
 )
 def layerwise_several_cards(subject: Subject) -> Iterator[Found]:
-    if _is_layerwise(subject) and _several(subject):
-        yield Found("optim", named_optimizer(subject), argument=True)
+    if _is_layerwise(subject) and subject.several:
+        yield Found("optim", argument=True)
 
 
-@rule(
-    "clipping-without-gradients",
-    severity="warning",
+@any_job.warning(
     why="the gradients are used and dropped inside backward: Trainer clips nothing, and logs a norm of 0",
     fix="set max_grad_norm: 0.0, and a learning rate that needs no clipping",
     source="transformers 5.23.0: trainer.py 1930; trainer_optimizer.py 174-181; lomo-optim 0.1.1: lomo.py 96-137",
-    needs_config=False,
     techniques=(*_LOMO, *_LAYERWISE),
 )
 def clipping_without_gradients(subject: Subject) -> Iterator[Found]:
@@ -149,37 +118,29 @@ def clipping_without_gradients(subject: Subject) -> Iterator[Found]:
         yield Found("max_grad_norm", value, argument=True)
 
 
-@rule(
-    "lomo-accumulation",
-    severity="warning",
+@any_job.warning(
     why="LOMO steps inside each backward: every micro-batch is a step of its own, and nothing is accumulated",
     fix="set gradient_accumulation_steps: 1",
     source="accelerate 1.15.0: accelerator.py 2858, 4361; lomo-optim 0.1.1: lomo.py 96-137",
-    needs_config=False,
     techniques=_LOMO,
 )
 def lomo_accumulation(subject: Subject) -> Iterator[Found]:
-    if _is_lomo(subject) and _accumulates(subject):
-        yield Found("gradient_accumulation_steps", subject.argument("gradient_accumulation_steps"), argument=True)
+    if _is_lomo(subject) and subject.accumulation > 1:
+        yield Found("gradient_accumulation_steps", argument=True)
 
 
-@rule(
-    "lomo-several-cards",
-    severity="error",
+@any_job.error(
     why="LOMO uses a gradient before DistributedDataParallel has averaged it: the cards' weights drift apart",
     fix="use one card, or another optimizer",
     source="lomo-optim 0.1.1: lomo.py 96-137 (no all_reduce outside ZeRO-3)",
-    needs_config=False,
     techniques=_LOMO,
 )
 def lomo_several_cards(subject: Subject) -> Iterator[Found]:
-    if _is_lomo(subject) and _several(subject) and subject.config is None:
-        yield Found("optim", named_optimizer(subject), argument=True)
+    if _is_lomo(subject) and subject.several and subject.config is None:
+        yield Found("optim", argument=True)
 
 
-@rule(
-    "lomo-with-deepspeed",
-    severity="error",
+@deepspeed.error(
     why="Trainer hands the learning rate to DeepSpeed's backward, which knows no such argument, and training fails",
     fix="take the DeepSpeed config out, or another optimizer",
     source="transformers 5.23.0: trainer.py 2095-2097; accelerate 1.15.0: accelerator.py 2852, utils/deepspeed.py 264",
@@ -187,51 +148,41 @@ def lomo_several_cards(subject: Subject) -> Iterator[Found]:
 )
 def lomo_with_deepspeed(subject: Subject) -> Iterator[Found]:
     if _is_lomo(subject):
-        yield Found("optim", named_optimizer(subject), argument=True)
+        yield Found("optim", argument=True)
 
 
-@rule(
-    "lomo-with-fp16",
-    severity="error",
+@any_job.error(
     why="Trainer hands the learning rate to the scaled backward, which knows no such argument, and training fails",
     fix="set bf16: true, or train in fp32",
     source="transformers 5.23.0: trainer.py 2095-2097; accelerate 1.15.0: accelerator.py 2856-2857",
-    needs_config=False,
     techniques=_LOMO,
 )
 def lomo_with_fp16(subject: Subject) -> Iterator[Found]:
-    if _is_lomo(subject) and subject.argument("fp16") is True and subject.config is None:
+    if _is_lomo(subject) and subject.on("fp16") and subject.config is None:
         yield Found("fp16", True, argument=True)
 
 
-@rule(
-    "adalomo-without-cuda",
-    severity="error",
+@any_job.error(
     why="the library puts its states on CUDA without asking, and fails where there is none",
     fix="set optim: lomo, or adafactor",
     source="lomo-optim 0.1.1: adalomo.py 92-101",
-    needs_config=False,
     techniques=techniques_of(lambda row: not row.on_cpu),
 )
 def adalomo_without_cuda(subject: Subject) -> Iterator[Found]:
     if not optimizer_row(subject).on_cpu and subject.without_gpu:
-        yield Found("optim", named_optimizer(subject), argument=True)
+        yield Found("optim", argument=True)
 
 
 def _saves_states(subject: Subject) -> bool:
-    strategy = subject.argument("save_strategy", "steps")
-    strategy = getattr(strategy, "value", strategy)
-    return subject.arguments is not None and strategy != "no" and subject.argument("save_only_model") is not True
+    saves = subject.argument("save_strategy") != "no" and not subject.on("save_only_model")
+    return saves and subject.arguments is not None
 
 
-@rule(
-    "checkpoint-cannot-be-loaded",
-    severity="warning",
+@any_job.warning(
     why="the states hold projector objects, which torch.load refuses: a checkpoint is written, and no resume reads it",
     fix="set save_only_model: true, and do not count on resuming",
     source="transformers 5.23.0: trainer.py 3983 (weights_only=True); galore_torch 1.0: adamw.py 85; apollo_torch "
     "1.0.3: apollo.py",
-    needs_config=False,
     techniques=("galore", "apollo"),
 )
 def checkpoint_cannot_be_loaded(subject: Subject) -> Iterator[Found]:
@@ -239,13 +190,10 @@ def checkpoint_cannot_be_loaded(subject: Subject) -> Iterator[Found]:
         yield Found("save_only_model", subject.argument("save_only_model", False), argument=True)
 
 
-@rule(
-    "states-not-saved",
-    severity="warning",
+@any_job.warning(
     why="its states stand outside the optimizer that Trainer saves: a resume starts them anew, silently",
     fix="set save_only_model: true, which says so, and do not count on resuming",
     source="transformers 5.23.0: trainer_pt_utils.py 1569-1589; lomo-optim 0.1.1: adalomo.py 81-83",
-    needs_config=False,
     techniques=("adalomo", *_LAYERWISE),
 )
 def states_not_saved(subject: Subject) -> Iterator[Found]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hf_memkit.checks.deepspeed_by_hand import REMOVED_OPTIMIZERS
-from hf_memkit.checks.rule import Found, rule
+from hf_memkit.checks.deepspeed_keys import REMOVED_OPTIMIZERS
+from hf_memkit.checks.rule import Found, deepspeed
 from hf_memkit.checks.rules.trainer import DEFAULTS
 from hf_memkit.checks.subject import Subject
 from hf_memkit.zero.optimizer import stepping_optimizer
@@ -18,13 +18,10 @@ def _offloads(subject: Subject) -> bool:
 
 
 def _optim(subject: Subject) -> str:
-    value = subject.argument("optim", DEFAULTS["optim"])
-    return str(getattr(value, "value", value))
+    return str(subject.argument("optim", DEFAULTS["optim"]))
 
 
-@rule(
-    "optimizer-replaced",
-    severity="error",
+@deepspeed.error(
     why="accelerate replaces it by DeepSpeedCPUAdam with L2 decay, silently",
     fix='set optim: adamw_torch, or "zero_force_ds_cpu_optimizer": false in the DeepSpeed config to keep yours',
     source="accelerate 1.15.0: accelerator.py 2373-2383, utils/deepspeed.py 27-104",
@@ -38,9 +35,7 @@ def optimizer_replaced(subject: Subject) -> Iterator[Found]:
         yield Found("optim", optim, why=steps.why, argument=True)
 
 
-@rule(
-    "optimizer-twice",
-    severity="warning",
+@deepspeed.warning(
     why="the optimizer of the DeepSpeed config steps, and optim has no effect",
     fix='delete the section "optimizer" of the DeepSpeed config, or the argument optim',
     source="transformers 5.23.0: integrations/deepspeed.py 576",
@@ -51,12 +46,10 @@ def optimizer_twice(subject: Subject) -> Iterator[Found]:
         return
     if not stepping_optimizer(subject.filled, _optim(subject)).same_algorithm:
         why = f"{kind} of the DeepSpeed config steps, and optim has no effect"
-        yield Found("optim", _optim(subject), why=why, argument=True)
+        yield Found("optim", why=why, argument=True)
 
 
-@rule(
-    "removed-optimizer",
-    severity="error",
+@deepspeed.error(
     why="DeepSpeed removed its 1-bit optimizers in 0.19.7",
     fix='run: pip install "deepspeed<=0.19.6"',
     source="deepspeed 0.19.8: runtime/config.py 57-60, against 0.19.6: runtime/fp16/onebit/",
@@ -68,9 +61,7 @@ def removed_optimizer(subject: Subject) -> Iterator[Found]:
         yield Found("optimizer.type", kind, why=why)
 
 
-@rule(
-    "clipping-in-optimizer",
-    severity="error",
+@deepspeed.error(
     why="DeepSpeed refuses max_grad_norm among the optimizer's parameters",
     fix='delete it, and set "gradient_clipping": "auto"',
     source="deepspeed 0.19.8: runtime/engine.py 2480",
@@ -78,12 +69,10 @@ def removed_optimizer(subject: Subject) -> Iterator[Found]:
 def clipping_in_optimizer(subject: Subject) -> Iterator[Found]:
     kind = str(subject.at("optimizer.type"))
     if subject.has("optimizer.params.max_grad_norm") and kind not in REMOVED_OPTIMIZERS:
-        yield Found("optimizer.params.max_grad_norm", subject.at("optimizer.params.max_grad_norm"))
+        yield Found("optimizer.params.max_grad_norm")
 
 
-@rule(
-    "states-key-without-offload",
-    severity="warning",
+@deepspeed.warning(
     why="only DeepSpeedCPUAdam reads it: without offload_optimizer DeepSpeed drops it",
     fix='delete it, or offload the optimizer; on the card "bf16_optimizer_states" does the same',
     source="deepspeed 0.19.8: runtime/engine.py 2379-2397",
@@ -91,4 +80,4 @@ def clipping_in_optimizer(subject: Subject) -> Iterator[Found]:
 def states_key_without_offload(subject: Subject) -> Iterator[Found]:
     path = "optimizer.params.fp32_optimizer_states"
     if subject.has(path) and not _offloads(subject):
-        yield Found(path, subject.at(path))
+        yield Found(path)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hf_memkit.checks.rule import Found, rule
-from hf_memkit.checks.rules.optimizer_options import named_optimizer, optimizer_row
-from hf_memkit.checks.rules.rounding import (
+from hf_memkit.checks.rule import Found, any_job
+from hf_memkit.checks.rules.optimizer_options import (
     UNSEEN,
     keeps_small_updates,
+    named_optimizer,
+    optimizer_row,
     rounds_stochastically,
-    trains_loaded_weights,
 )
+from hf_memkit.checks.rules.scripts import trains_loaded_weights
 from hf_memkit.checks.subject import Subject
 from hf_memkit.optimizers import SMALLEST_QUANTISED, Optimizer, techniques_of
 
@@ -32,76 +33,67 @@ def _class(subject: Subject) -> str:
     return str(subject.setting("optimizer.class") or "")
 
 
+def _chosen(subject: Subject, why: str = "", default: str = "") -> Found:
+    """The optimizer, where it is chosen: as a class, or by `optim`."""
+    if name := _class(subject):
+        return Found("optimizer.class", name, why=why)
+    return Found("optim", named_optimizer(subject) or default, why=why, argument=True)
+
+
 def _trains_16_bit_weights(subject: Subject) -> bool:
     """It is known that the weights are loaded in 16 bits, and that they, not adapters, are trained without a copy."""
-    return subject.setting("model.dtype") in ("bfloat16", "float16") and trains_loaded_weights(subject)
+    return subject.half_weights and trains_loaded_weights(subject)
 
 
-@rule(
-    "stochastic-rounding-missing",
-    severity="warning",
+@any_job.warning(
     why="this optimizer rounds 16-bit weights to nearest: every update below 1/256 of a weight is lost, silently, "
     f"{UNSEEN}",
     fix="take adamw-8bit-stochastic or adamw-4bit-stochastic, or fp32 weights with bf16: true",
     source="torch 2.13: optim/adamw.py (the update is added in the weight's dtype); bitsandbytes 0.50.2: "
     "backends/cpu/ops.py 448; transformers 5.23.0: optimization.py, Adafactor copies its fp32 result back",
-    needs_config=False,
     techniques=("pure-bf16", *techniques_of(lambda row: row.rounding == "nearest")),
 )
 def stochastic_rounding_missing(subject: Subject) -> Iterator[Found]:
     if _trains_16_bit_weights(subject) and not keeps_small_updates(subject):
-        key = "optimizer.class" if _class(subject) else "optim"
-        value = _class(subject) or named_optimizer(subject) or "adamw_torch_fused"
-        yield Found(key, value, argument=not _class(subject))
+        yield _chosen(subject, default="adamw_torch_fused")
 
 
-@rule(
-    "stochastic-rounding-ignored",
-    severity="warning",
+@any_job.warning(
     why="it is done for bf16 weights only, and these are fp32: bf16: true is autocast over fp32 weights",
     fix="load the weights in bf16 (technique pure-bf16), or delete the option",
     source="torchao 0.18.0: optim/adam.py 167; hf_memkit/components/stochastic_adafactor.py",
-    needs_config=False,
     techniques=techniques_of(lambda row: row.rounding == "stochastic"),
 )
 def stochastic_rounding_ignored(subject: Subject) -> Iterator[Found]:
-    autocast = subject.argument("bf16") is True or subject.argument("fp16") is True
-    wide = subject.setting("model.dtype", "float32" if autocast and not subject.settings else "") == "float32"
+    wide = subject.setting("model.dtype", "float32" if subject.mixed and not subject.settings else "") == "float32"
     if not wide or not rounds_stochastically(subject):
         return
     if _class(subject):
         yield Found("optimizer.bf16_stochastic_round", True)
     else:
-        yield Found("optim_args", subject.argument("optim_args"), argument=True)
+        yield Found("optim_args", argument=True)
 
 
-@rule(
-    "second-moment-in-bf16",
-    severity="warning",
+@any_job.warning(
     why="what torchao does not quantise (norms, biases, sizes that 256 does not divide) keeps its moments in bf16, "
     "where a second moment stands still: beta2 = 0.999 changes it by less than bf16 can tell",
     fix="take technique adamw-8bit-stochastic or adamw-4bit-stochastic, which keep those moments in fp32",
     source="torchao 0.18.0: optim/adam.py 74-83 (zeros_like the parameter)",
-    needs_config=False,
     techniques=("pure-bf16", *techniques_of(lambda row: "torchao" in row.packages)),
 )
 def second_moment_in_bf16(subject: Subject) -> Iterator[Found]:
     if _trains_16_bit_weights(subject) and (_torchao_chosen(subject) or _class(subject).startswith("torchao.")):
-        value = _class(subject) or named_optimizer(subject)
-        yield Found("optimizer.class" if _class(subject) else "optim", value, argument=not _class(subject))
+        yield _chosen(subject)
 
 
-@rule(
-    "embedding-not-quantised",
-    severity="warning",
+@any_job.warning(
     why="torchao quantises a state only if its block divides the parameter: the word embedding is not",
     fix="pad the vocabulary to a multiple of 64 (techniques adamw-8bit-stochastic and adamw-4bit-stochastic do)",
     source="torchao 0.18.0: optim/adam.py 78",
-    needs_config=False,
     techniques=techniques_of(lambda row: "torchao" in row.packages),
 )
 def embedding_not_quantised(subject: Subject) -> Iterator[Found]:
-    model, optim = subject.model, named_optimizer(subject)
+    model = subject.model
     low = _torchao_chosen(subject) or _class(subject).endswith((":AdamW8bit", ":AdamW4bit"))
     if model is None or not low or subject.has_setting("adapter"):
         return
@@ -110,22 +102,17 @@ def embedding_not_quantised(subject: Subject) -> Iterator[Found]:
     size = -(-rows // multiple) * multiple * model.width
     if size % block:
         why = f"torchao's block of {block} does not divide the word embedding ({size} elements): its states stay wide"
-        key = "optimizer.class" if _class(subject) else "optim"
-        yield Found(key, _class(subject) or optim, why=why, argument=not _class(subject))
+        yield _chosen(subject, why)
 
 
-@rule(
-    "adapters-too-small-for-8-bit",
-    severity="warning",
+@any_job.warning(
     why=f"states of fewer than {SMALLEST_QUANTISED} elements stay in 32 bits: no adapter of this rank reaches that",
     fix="take adamw_torch_fused: the states are as large, and it is faster",
     source="bitsandbytes 0.50.2: optim/optimizer.py 508; torchao 0.18.0: optim/adam.py 78",
-    needs_config=False,
     techniques=techniques_of(_bitsandbytes_8bit),
 )
 def adapters_too_small_for_8_bit(subject: Subject) -> Iterator[Found]:
-    rank, optim = subject.setting("adapter.r"), named_optimizer(subject)
-    row = optimizer_row(subject)
+    rank, row = subject.setting("adapter.r"), optimizer_row(subject)
     quantises = _bitsandbytes_8bit(row) or "torchao" in row.packages
     if subject.model is None or not isinstance(rank, int) or not quantises:
         return
@@ -133,50 +120,41 @@ def adapters_too_small_for_8_bit(subject: Subject) -> Iterator[Found]:
     if sides and rank * max(sides) < SMALLEST_QUANTISED:
         largest = f"the largest adapter has {rank} × {max(sides)} elements"
         why = f"{largest}; states below {SMALLEST_QUANTISED} stay in 32 bits"
-        yield Found("optim", optim, why=why, argument=True)
+        yield Found("optim", why=why, argument=True)
 
 
-@rule(
-    "embeddings-stay-in-32-bits",
-    severity="warning",
+@any_job.warning(
     why="Trainer keeps the states of embeddings in 32 bits with bitsandbytes' optimizers, and most of this model is "
     "embeddings",
     fix="take technique adamw-8bit-stochastic, which quantises them too",
     source="transformers 5.23.0: trainer.py 1329-1344",
-    needs_config=False,
     techniques=techniques_of(_bitsandbytes_8bit),
 )
 def embeddings_stay_in_32_bits(subject: Subject) -> Iterator[Found]:
-    model, optim = subject.model, named_optimizer(subject)
+    model = subject.model
     if model is None or not _bitsandbytes_8bit(optimizer_row(subject)) or subject.has_setting("adapter"):
         return
     words = model.vocabulary * model.width
     if 2 * words > model.parameters:
         why = f"{words} of {model.parameters} parameters are the word embedding, whose states Trainer keeps in 32 bits"
-        yield Found("optim", optim, why=why, argument=True)
+        yield Found("optim", why=why, argument=True)
 
 
-@rule(
-    "paged-without-cuda",
-    severity="warning",
+@any_job.warning(
     why="paging is CUDA's managed memory: on a CPU bitsandbytes warns, and pages nothing",
     fix="take the optimizer that is not paged",
     source="bitsandbytes 0.50.2: optim/optimizer.py 371-382",
-    needs_config=False,
     techniques=techniques_of(lambda row: bool(row.unpaged)),
 )
 def paged_without_cuda(subject: Subject) -> Iterator[Found]:
     if optimizer_row(subject).unpaged and subject.without_gpu:
-        yield Found("optim", named_optimizer(subject), argument=True)
+        yield Found("optim", argument=True)
 
 
-@rule(
-    "zero-parameters-frozen",
-    severity="error",
+@any_job.error(
     why="bitsandbytes scales each update by the parameter's own norm: a bias that starts at zero never moves",
     fix="take technique lamb or lars, which adapts matrices only",
     source="bitsandbytes 0.50.2: backends/cpu/ops.py 324-340, backends/default/ops.py 459-468",
-    needs_config=False,
     techniques=("lamb", "lars"),
 )
 def zero_parameters_frozen(subject: Subject) -> Iterator[Found]:
@@ -185,13 +163,10 @@ def zero_parameters_frozen(subject: Subject) -> Iterator[Found]:
         yield Found("optimizer.class", _class(subject))
 
 
-@rule(
-    "trust-ratio-missing",
-    severity="error",
+@any_job.error(
     why="8-bit LARS and LAMB compute no trust ratio: on a CPU they are SGD and Adam, on CUDA they are refused",
     fix="take technique lamb or lars: 32-bit states",
     source="bitsandbytes 0.50.2: backends/cpu/ops.py 507-543, backends/cuda/ops.py 1025-1056, 1170-1174",
-    needs_config=False,
     techniques=("lamb", "lars"),
 )
 def trust_ratio_missing(subject: Subject) -> Iterator[Found]:

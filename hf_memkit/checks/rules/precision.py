@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from hf_memkit.checks.rule import Found, rule
-from hf_memkit.checks.rules.rounding import UNSEEN, keeps_small_updates, trains_loaded_weights
+from hf_memkit.checks.rule import Found, any_job, deepspeed
+from hf_memkit.checks.rules.optimizer_options import UNSEEN, keeps_small_updates
+from hf_memkit.checks.rules.scripts import trains_loaded_weights
 from hf_memkit.checks.subject import Subject
 
 _DTYPES = {"fp16": "fp16", "float16": "fp16", "half": "fp16", "bf16": "bf16", "bfloat16": "bf16", "fp32": "fp32",
@@ -18,27 +19,23 @@ _SHORT: Final = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32
 def _switched_on(subject: Subject, name: str, fix_of_argument: str, why: str = "") -> Found:
     """Where fp16 or bf16 is switched on: in the arguments if the config leaves it to them, else in the config."""
     if subject.at(f"{name}.enabled") != "auto":
-        return Found(f"{name}.enabled", subject.at(f"{name}.enabled"), why=why)
-    given = name if subject.argument(name) is True else f"{name}_full_eval"
+        return Found(f"{name}.enabled", why=why)
+    given = name if subject.on(name) else f"{name}_full_eval"
     return Found(given, True, why=why, fix=fix_of_argument, argument=True)
 
 
-@rule(
-    "fp16-and-bf16",
-    severity="error",
+@deepspeed.error(
     why="DeepSpeed takes one of them; it stops with an assertion",
     fix='set "enabled" of both to "auto", or one of them to false',
     source="deepspeed 0.19.8: runtime/config.py 511",
 )
 def fp16_and_bf16(subject: Subject) -> Iterator[Found]:
-    said = all(subject.at(f"{name}.enabled") == "auto" and subject.argument(name) is True for name in ("fp16", "bf16"))
+    said = all(subject.at(f"{name}.enabled") == "auto" and subject.on(name) for name in ("fp16", "bf16"))
     if subject.enabled("fp16") and subject.enabled("bf16") and not said:  # by two-precisions, of the arguments
         yield _switched_on(subject, "fp16", "set fp16: false")
 
 
-@rule(
-    "fp16-without-gpu",
-    severity="error",
+@deepspeed.error(
     why='without a GPU DeepSpeed stops: "Type fp16 is not supported on your device"',
     fix="use bf16 or fp32 here",
     source="deepspeed 0.19.8: runtime/engine.py 2003",
@@ -48,23 +45,18 @@ def fp16_without_gpu(subject: Subject) -> Iterator[Found]:
         yield _switched_on(subject, "fp16", "set fp16: false here, and bf16: true or neither")
 
 
-@rule(
-    "bf16-emulated",
-    severity="warning",
+@deepspeed.warning(
     why="this card does not compute in bf16 itself: it is emulated, slower than fp32",
     fix='use fp16, with "bf16": {"enabled": "auto"}',
     source="torch 2.13.0: cuda/__init__.py, is_bf16_supported(including_emulation=True)",
 )
 def bf16_emulated(subject: Subject) -> Iterator[Found]:
-    gpu = subject.machine.gpu if subject.machine else None
-    if subject.enabled("bf16") and gpu is not None and not gpu.bf16:
-        why = f"{gpu.name} does not compute in bf16 itself: it is emulated, slower than fp32"
+    if subject.enabled("bf16") and subject.gpu is not None and not subject.gpu.bf16:
+        why = f"{subject.gpu.name} does not compute in bf16 itself: it is emulated, slower than fp32"
         yield _switched_on(subject, "bf16", "set fp16: true in its place", why)
 
 
-@rule(
-    "fp32-accumulation",
-    severity="hint",
+@deepspeed.hint(
     why="gradients are then accumulated in 4 bytes instead of 2; at stage 1 with bf16 each card holds all of them",
     fix="delete the key, unless the accumulation is so long that bf16 rounds too much",
     source="deepspeed 0.19.8: runtime/engine.py 2305-2310, runtime/zero/stage3.py 791",
@@ -76,17 +68,15 @@ def fp32_accumulation(subject: Subject) -> Iterator[Found]:
         return
     if subject.zero.stage == 0:
         why = "without ZeRO DeepSpeed refuses to mix it with 16-bit weights"
-        yield Found(path, subject.at(path), why=why, severity="error")
+        yield Found(path, why=why, severity="error")
     elif subject.zero.stage == 1 and subject.zero.optimizer.device == "none" and subject.enabled("bf16") is not False:
-        yield Found(path, subject.at(path), why="at stage 1 with bf16 DeepSpeed changes to its BF16_Optimizer: 4 "
-                    "bytes for every parameter on every card, not split", severity="warning")  # fmt: skip
+        why = "at stage 1 with bf16 DeepSpeed changes to its BF16_Optimizer: 4 bytes for every parameter on every card"
+        yield Found(path, why=f"{why}, not split", severity="warning")
     else:
-        yield Found(path, subject.at(path))
+        yield Found(path)
 
 
-@rule(
-    "lean-states-without-master",
-    severity="error",
+@deepspeed.error(
     why="bf16_optimizer_states needs bf16_master_weights_and_grads; DeepSpeed stops with an assertion",
     fix='add "bf16_master_weights_and_grads": true',
     source="deepspeed 0.19.8: runtime/config.py 711-714",
@@ -97,9 +87,7 @@ def lean_states_without_master(subject: Subject) -> Iterator[Found]:
         yield Found("bf16.bf16_optimizer_states", True)
 
 
-@rule(
-    "lean-master-without-offload",
-    severity="error",
+@deepspeed.error(
     why="16-bit master weights with fp32 moments need an optimizer offloaded to DeepSpeedCPUAdam; DeepSpeed stops",
     fix='add "bf16_optimizer_states": true, or offload the optimizer',
     source="deepspeed 0.19.8: runtime/base_optimizer.py 507-521, runtime/zero/stage_1_and_2.py 331",
@@ -111,13 +99,11 @@ def lean_master_without_offload(subject: Subject) -> Iterator[Found]:
     if subject.at(bf16) is True and subject.at("bf16.bf16_optimizer_states") is not True:
         yield Found(bf16, True)
     if subject.at(fp16) is True:
-        yield Found(fp16, True, why="fp16 master weights need an optimizer offloaded to DeepSpeedCPUAdam; it stops",
-                    fix="offload the optimizer, or delete the key")  # fmt: skip
+        why = "fp16 master weights need an optimizer offloaded to DeepSpeedCPUAdam; it stops"
+        yield Found(fp16, True, why=why, fix="offload the optimizer, or delete the key")
 
 
-@rule(
-    "lean-offload-without-optimizer",
-    severity="error",
+@deepspeed.error(
     why="offloaded 16-bit moments need an optimizer in the config: the one that accelerate makes keeps them in fp32, "
     "and DeepSpeed stops with an assertion",
     fix='add "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", '
@@ -130,9 +116,7 @@ def lean_offload_without_optimizer(subject: Subject) -> Iterator[Found]:
         yield Found(path, True)
 
 
-@rule(
-    "lean-states-without-zero",
-    severity="error",
+@deepspeed.error(
     why="16-bit master weights and moments are for stages 1 to 3; DeepSpeed stops with an assertion",
     fix='set "stage" to 1, 2 or 3',
     source="deepspeed 0.19.8: runtime/config.py 701-714",
@@ -143,9 +127,7 @@ def lean_states_without_zero(subject: Subject) -> Iterator[Found]:
             yield Found(path, True)
 
 
-@rule(
-    "lean-states-without-bf16",
-    severity="error",
+@deepspeed.error(
     why="bf16 is not on: the model stays in fp32, its master weights are in bf16, and every update is rounded",
     fix='set "enabled": true in the same section',
     source="deepspeed 0.19.8: runtime/base_optimizer.py 525, which does not ask",
@@ -155,26 +137,19 @@ def lean_states_without_bf16(subject: Subject) -> Iterator[Found]:
         yield Found("bf16.bf16_master_weights_and_grads", True)
 
 
-@rule(
-    "parameter-type",
-    severity="error",
+@deepspeed.error(
     why="param_dtype must be the type that fp16 or bf16 sets; DeepSpeed stops with an assertion",
     fix="delete the key",
     source="deepspeed 0.19.8: runtime/engine.py 1812-1829",
 )
 def parameter_type(subject: Subject) -> Iterator[Found]:
     path = "data_types.param_dtype"
-    asked, on = _DTYPES.get(str(subject.at(path)).lower()), {n: subject.enabled(n) for n in ("fp16", "bf16")}
-    if asked is None or None in on.values():
-        return
-    real = "fp16" if on["fp16"] else "bf16" if on["bf16"] else "fp32"
-    if asked != real:
-        yield Found(path, subject.at(path), why=f"the model is in {real}; DeepSpeed stops with an assertion")
+    asked, real = _DTYPES.get(str(subject.at(path)).lower()), subject.computes_in
+    if asked is not None and real is not None and asked != real:
+        yield Found(path, why=f"the model is in {real}; DeepSpeed stops with an assertion")
 
 
-@rule(
-    "activation-section-unread",
-    severity="warning",
+@deepspeed.warning(
     why="neither Trainer nor the engine reads this section: no activation is saved or moved by it",
     fix="delete it, and set activation_checkpointing: true in Trainer's arguments",
     source="deepspeed 0.19.8: runtime/activation_checkpointing/checkpointing.py 1118, read only by configure()",
@@ -185,9 +160,7 @@ def activation_section_unread(subject: Subject) -> Iterator[Found]:
         yield Found("activation_checkpointing", section)
 
 
-@rule(
-    "contiguous-activations",
-    severity="warning",
+@deepspeed.warning(
     why="contiguous checkpoints need partition_activations and number_checkpoints; configure() asserts that",
     fix="add both, or delete the key",
     source="deepspeed 0.19.8: runtime/activation_checkpointing/checkpointing.py 1228-1231",
@@ -200,8 +173,8 @@ def contiguous_activations(subject: Subject) -> Iterator[Found]:
         yield Found(path, True)
 
 
-def _weights(subject: Subject) -> tuple[str, str] | None:
-    """(key, dtype) that the weights are loaded in, where it is said: by a setup, or as the script's own argument."""
+def _weights(subject: Subject) -> tuple[str, str]:
+    """(key, dtype) that the weights are loaded in: of a setup, or as the script's own argument; empty if not said."""
     if subject.has_setting("model.dtype"):
         return "model.dtype", str(subject.setting("model.dtype"))
     for name in ("dtype", "torch_dtype"):  # run_clm.py and TRL have it, TrainingArguments have not
@@ -209,106 +182,86 @@ def _weights(subject: Subject) -> tuple[str, str] | None:
         if isinstance(value, str):
             value = value.removeprefix("torch.")
             return name, _SHORT.get(value, value)
-    return None
+    return "", ""
 
 
-@rule(
-    "bf16-weights-lose-updates",
-    severity="warning",
+@any_job.warning(
     why="a bf16 weight has 8 bits: what an ordinary optimizer adds is lost where it is less than about 1/256 of the "
     f"weight, which at fine-tuning rates is most of it; {UNSEEN}",
     fix="load fp32 weights (dtype: float32) and set bf16: true, or take an optimizer that rounds stochastically "
     "(technique adamw-8bit-stochastic)",
     source="torch 2.13.0: optim/adamw.py; transformers 5.23.0: trainer_optimizer.py 472",
-    needs_config=False,
     techniques=("pure-bf16", "load-in-training-dtype"),
 )
 def bf16_weights_lose_updates(subject: Subject) -> Iterator[Found]:
-    found = _weights(subject)
+    key, dtype = _weights(subject)
     # A setup's weights have a rule of their own: stochastic-rounding-missing.
-    if found is None or found[0] == "model.dtype" or found[1] != "bfloat16":
+    if key == "model.dtype" or dtype != "bfloat16":
         return
     if trains_loaded_weights(subject) and not keeps_small_updates(subject):
-        yield Found(found[0], subject.argument(found[0]), argument=True)
+        yield Found(key, argument=True)
 
 
-@rule(
-    "fp16-weights-trained",
-    severity="error",
+@any_job.error(
     why="with fp16: true torch refuses to unscale fp16 gradients at the first step; without it AdamW divides by zero "
     "(its epsilon, 1e-8, is 0 in fp16) and the weights become NaN",
     fix="load fp32 weights (dtype: float32) and set fp16: true",
     source="torch 2.13.0: amp/grad_scaler.py 252-259, optim/adamw.py",
-    needs_config=False,
     techniques=("fp16-autocast", "half-weights-deepspeed", "half-weights-frozen", "load-in-training-dtype"),
 )
 def fp16_weights_trained(subject: Subject) -> Iterator[Found]:
-    found = _weights(subject)
-    if found and found[1] == "float16" and trains_loaded_weights(subject):
-        yield Found(found[0], "float16", argument=found[0] != "model.dtype")
+    key, dtype = _weights(subject)
+    if dtype == "float16" and trains_loaded_weights(subject):
+        yield Found(key, "float16", argument=key != "model.dtype")
 
 
-@rule(
-    "two-precisions",
-    severity="error",
+@any_job.error(
     why="TrainingArguments stop: one of fp16 and bf16 can be true, and one of fp16_full_eval and bf16_full_eval",
     fix="set fp16 to false on cards with bf16 (compute capability 8.0 and later), and bf16 to false on others",
     source="transformers 5.23.0: training_args.py 1784-1788",
-    needs_config=False,
     techniques=("bf16-autocast", "fp16-autocast", "fp32"),
 )
 def two_precisions(subject: Subject) -> Iterator[Found]:
     for end in ("", "_full_eval"):
-        if subject.argument(f"fp16{end}") is True and subject.argument(f"bf16{end}") is True:
+        if subject.on(f"fp16{end}") and subject.on(f"bf16{end}"):
             yield Found(f"fp16{end}", True, argument=True)
 
 
-@rule(
-    "bf16-argument-emulated",
-    severity="warning",
+@any_job.warning(
     why="this card does not compute in bf16 itself: Trainer takes it all the same, and torch emulates it, slower than "
     "fp32",
     fix="set fp16: true instead",
     source="transformers 5.23.0: utils/import_utils.py 650; torch 2.13.0: cuda/__init__.py 191-211",
-    needs_config=False,
     techniques=("bf16-autocast", "pure-bf16"),
 )
 def bf16_argument_emulated(subject: Subject) -> Iterator[Found]:
-    gpu = subject.machine.gpu if subject.machine else None
+    gpu = subject.gpu
     # A setup says it among its problems, and a DeepSpeed config has a rule of its own.
-    if gpu is None or gpu.bf16 or subject.settings or subject.config is not None:
-        return
+    own = subject.settings or subject.config is not None
     for name in ("bf16", "bf16_full_eval"):
-        if subject.argument(name) is True:
+        if gpu is not None and not gpu.bf16 and not own and subject.on(name):
             why = f"{gpu.name} does not compute in bf16 itself: Trainer takes it, torch emulates it, slower than fp32"
             yield Found(name, True, argument=True, why=why)
 
 
-@rule(
-    "fp16-ignored-on-cpu",
-    severity="warning",
+@any_job.warning(
     why="on a CPU accelerate leaves fp16 out without a word: it trains in fp32",
     fix="set bf16: true, which a CPU computes in, or delete it",
     source="accelerate 1.15.0: accelerator.py 565-570",
-    needs_config=False,
     techniques=("fp16-autocast",),
 )
 def fp16_ignored_on_cpu(subject: Subject) -> Iterator[Found]:
-    if subject.argument("fp16") is True and subject.without_gpu and subject.config is None:
+    if subject.on("fp16") and subject.without_gpu and subject.config is None:
         yield Found("fp16", True, argument=True)
 
 
-@rule(
-    "tf32-not-there",
-    severity="error",
+@any_job.error(
     why="TrainingArguments stop: TF32 needs a card of Ampere or later",
     fix="delete tf32",
     source="transformers 5.23.0: training_args.py 1677-1682",
-    needs_config=False,
     techniques=("tf32",),
 )
 def tf32_not_there(subject: Subject) -> Iterator[Found]:
-    gpu = subject.machine.gpu if subject.machine else None
-    old = gpu is not None and not gpu.bf16
-    if subject.argument("tf32") is True and (subject.without_gpu or old) and not subject.settings:
+    old = subject.gpu is not None and not subject.gpu.bf16
+    if subject.on("tf32") and (subject.without_gpu or old) and not subject.settings:
         yield Found("tf32", True, argument=True)

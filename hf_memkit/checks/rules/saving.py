@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hf_memkit.checks.rule import Found, rule
+from hf_memkit.checks.rule import Found, deepspeed
 from hf_memkit.checks.subject import Subject
 
 _GATHER = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
 _OLD = "zero_optimization.stage3_gather_fp16_weights_on_model_save"
 
 
-@rule(
-    "no-weights-saved",
-    severity="warning",
+@deepspeed.warning(
     why="at stage 3 save_model() and checkpoints then have no model weights, only DeepSpeed's shards, which "
     "zero_to_fp32.py puts together",
     fix='write "stage3_gather_16bit_weights_on_model_save": true',
@@ -22,37 +20,31 @@ _OLD = "zero_optimization.stage3_gather_fp16_weights_on_model_save"
 def no_weights_saved(subject: Subject) -> Iterator[Found]:
     names = (_GATHER, _GATHER.replace("stage3_", ""), _OLD)  # deepspeed takes all three
     if subject.zero.stage == 3 and not any(subject.at(name) is True for name in names):
-        yield Found(_GATHER, subject.shown(_GATHER))
+        yield Found(_GATHER)
 
 
-@rule(
-    "best-model-without-states",
-    severity="error",
+@deepspeed.error(
     why="Trainer refuses save_only_model with load_best_model_at_end under DeepSpeed",
     fix="set one of the two to false",
     source="transformers 5.23.0: trainer.py 889-896",
 )
 def best_model_without_states(subject: Subject) -> Iterator[Found]:
-    if subject.argument("save_only_model") is True and subject.argument("load_best_model_at_end") is True:
+    if subject.on("save_only_model") and subject.on("load_best_model_at_end"):
         yield Found("save_only_model", True, argument=True)
 
 
-@rule(
-    "evaluation-only",
-    severity="error",
+@deepspeed.error(
     why="Trainer evaluates without training at stage 3 only: ZeRO inference only makes sense with ZeRO Stage 3",
     fix="leave DeepSpeed out for evaluation, or set the stage to 3",
     source="transformers 5.23.0: integrations/deepspeed.py 649",
 )
 def evaluation_only(subject: Subject) -> Iterator[Found]:
-    asked = subject.argument("do_eval") is True or subject.argument("do_predict") is True
+    asked = subject.on("do_eval") or subject.on("do_predict")
     if asked and subject.argument("do_train") is False and subject.zero.stage != 3:
         yield Found("do_train", False, argument=True)
 
 
-@rule(
-    "gather-from-nvme-on-cpu",
-    severity="error",
+@deepspeed.error(
     why="on a CPU the gathered weights share the swap buffers' memory: save_model() stops at shared tensors, or saves "
     "wrong weights",
     fix="train on a card, keep the parameters off NVMe, or use a recipe, whose run mends it",
@@ -60,14 +52,12 @@ def evaluation_only(subject: Subject) -> Iterator[Found]:
 )
 def gather_from_nvme_on_cpu(subject: Subject) -> Iterator[Found]:
     own_script = bool(subject.arguments_file)  # a recipe's run mends it: hf_memkit/zero/wiring.py
-    on_cpu = subject.argument("use_cpu") is True
+    on_cpu = subject.on("use_cpu")
     if own_script and on_cpu and subject.zero.swaps_parameters and subject.at(_GATHER) is True:
         yield Found(_GATHER, True)
 
 
-@rule(
-    "resume-from-nvme",
-    severity="warning",
+@deepspeed.warning(
     why="with the optimizer on NVMe a resume does not bring back Adam's moments, nor the master weights of biases and "
     "norms, without a word",
     fix="add the callback hf_memkit.zero.nvme_resume.RestoreSwappedStates, which does; recipes have it",

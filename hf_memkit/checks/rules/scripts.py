@@ -6,7 +6,7 @@ from typing import Final
 
 from hf_memkit.checks.subject import Subject
 
-__all__ = ["TEXT_NAMES", "TRL_NAMES", "is_for_text", "is_for_trl", "mixed_precision", "trains_adapters"]
+__all__ = ["TEXT_NAMES", "TRL_NAMES", "is_for_text", "is_for_trl", "trains_loaded_weights"]
 
 TRL_NAMES: Final = (
     # trl/trainer/model_config.py
@@ -49,14 +49,17 @@ def is_for_text(subject: Subject) -> bool:
     return subject.model is not None or _has(subject, TEXT_NAMES)
 
 
-def trains_adapters(subject: Subject) -> bool:
-    """The setup has adapters, or a true argument of the script is named after them (`use_lora: true`)."""
-    names = (name.lower() for name, value in (subject.arguments or {}).items() if value is True)
-    return subject.has_setting("adapter") or any(word in name for name in names for word in _ADAPTER_WORDS)
+def trains_loaded_weights(subject: Subject) -> bool:
+    """The loaded weights are trained in their own dtype: there are no adapters, no 4 or 8 bits, no fp32 copy.
 
-
-def mixed_precision(subject: Subject) -> bool:
-    """bf16 or fp16 is on; TRL switches bf16 on where neither is said (trl 1.16.0: trainer/base_config.py)."""
-    if subject.argument("bf16") is True or subject.argument("fp16") is True:
-        return True
-    return is_for_trl(subject) and subject.argument("bf16") is None
+    DeepSpeed keeps one, and accelerate makes trainable weights fp32 for FSDP where mixed precision is on (accelerate
+    1.15.0: accelerator.py 1999-2037, utils/fsdp_utils.py 813-820).
+    """
+    true = [name.lower() for name, value in (subject.arguments or {}).items() if value is True]
+    named = any(word in name for name in true for word in _ADAPTER_WORDS)  # `use_lora: true`
+    adapters = named or subject.has_setting("adapter")
+    quantised = subject.has_setting("model.quantization") or subject.on("load_in_4bit") or subject.on("load_in_8bit")
+    # TRL switches bf16 on where neither is said (trl 1.16.0: trainer/base_config.py).
+    mixed = subject.mixed or (is_for_trl(subject) and subject.argument("bf16") is None)
+    copied = subject.config is not None or subject.argument("deepspeed") or (subject.argument("fsdp") and mixed)
+    return not (adapters or quantised or copied)

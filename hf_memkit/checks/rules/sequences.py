@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from hf_memkit.checks.rule import Found, rule
+from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.subject import ABSENT, Subject
 from hf_memkit.techniques.sequences import LEAKING
 
@@ -16,30 +16,24 @@ _STRATEGIES: Final = ("random", "sequential", *_BY_LENGTH)
 
 def _evaluates(subject: Subject) -> bool:
     strategy = str(subject.argument("eval_strategy", "no")).lower()
-    return strategy not in ("no", "none", "false") or subject.argument("do_eval") is True
+    return strategy not in ("no", "none", "false") or subject.on("do_eval")
 
 
-@rule(
-    "drop-last-in-evaluation",
-    severity="warning",
+@any_job.warning(
     why="Trainer drops the last partial batch of evaluation and prediction too, and the metrics are of fewer samples",
     fix="delete it: accumulation and the loss are right with a partial batch",
     source="transformers 5.23.0: trainer.py 1042, for every DataLoader",
-    needs_config=False,
 )
 def drop_last_in_evaluation(subject: Subject) -> Iterator[Found]:
-    evaluated = _evaluates(subject) or subject.argument("do_predict") is True
-    if subject.argument("dataloader_drop_last") is True and evaluated:
+    evaluated = _evaluates(subject) or subject.on("do_predict")
+    if subject.on("dataloader_drop_last") and evaluated:
         yield Found("dataloader_drop_last", True, argument=True)
 
 
-@rule(
-    "sampling-strategy-unknown",
-    severity="warning",
+@any_job.warning(
     why="Trainer knows no such strategy and draws at random, without a word (only the command line is checked)",
     fix="write random, sequential, group_by_length or batch_rebalance",
     source="transformers 5.23.0: trainer.py 1142-1145",
-    needs_config=False,
     techniques=("length-grouped",),
 )
 def sampling_strategy_unknown(subject: Subject) -> Iterator[Found]:
@@ -48,30 +42,24 @@ def sampling_strategy_unknown(subject: Subject) -> Iterator[Found]:
         yield Found("train_sampling_strategy", value, argument=True)
 
 
-@rule(
-    "grouping-reorders-predictions",
-    severity="error",
+@any_job.error(
     why="Trainer groups evaluation and prediction by length too: predict() returns its rows in another order than the "
     "data set's",
     fix='predict with a Trainer whose train_sampling_strategy is "random"',
     source="transformers 5.23.0: trainer.py 1152-1172, 975-991",
-    needs_config=False,
     techniques=("length-grouped",),
 )
 def grouping_reorders_predictions(subject: Subject) -> Iterator[Found]:
     value = subject.argument("train_sampling_strategy")
-    if value == "group_by_length" and subject.argument("do_predict") is True:
+    if value == "group_by_length" and subject.on("do_predict"):
         yield Found("train_sampling_strategy", value, argument=True)
 
 
-@rule(
-    "length-column-removed",
-    severity="warning",
+@any_job.warning(
     why="unused columns are removed before the sampler looks for the lengths: the whole data set is read and counted "
     "again",
     fix="delete it, or write remove_unused_columns: false with a collator that leaves the column out",
     source="transformers 5.23.0: trainer.py 1020 before 1038",
-    needs_config=False,
     techniques=("length-grouped",),
 )
 def length_column_removed(subject: Subject) -> Iterator[Found]:
@@ -81,13 +69,10 @@ def length_column_removed(subject: Subject) -> Iterator[Found]:
         yield Found("length_column_name", column, argument=True)
 
 
-@rule(
-    "length-column-without-grouping",
-    severity="warning",
+@any_job.warning(
     why="the lengths are read only where samples are grouped by them",
     fix="delete it, or write train_sampling_strategy: group_by_length",
     source="transformers 5.23.0: trainer.py 1088-1115, read nowhere else",
-    needs_config=False,
 )
 def length_column_without_grouping(subject: Subject) -> Iterator[Found]:
     column = subject.argument("length_column_name", ABSENT)
@@ -95,46 +80,34 @@ def length_column_without_grouping(subject: Subject) -> Iterator[Found]:
         yield Found("length_column_name", column, argument=True)
 
 
-@rule(
-    "packed-samples-leak",
-    severity="error",
+@any_job.error(
     why="in this model samples that share a row see each other: the loss is another one, and nothing says so",
     fix="pad instead: pad-to-multiple, with length-grouped",
     source="transformers 5.23.0: masking_utils.py 873-883, and the models that do not come there",
-    needs_config=False,
     techniques=("packing", "padding-free"),
 )
 def packed_samples_leak(subject: Subject) -> Iterator[Found]:
-    if subject.has_setting(_PACKED) and subject.model is not None and subject.model.model_type in LEAKING:
-        kind = subject.model.model_type
-        yield Found(
-            _PACKED,
-            subject.setting(_PACKED),
-            why=f"{kind} {LEAKING[kind]}: samples that share a row see each other, and nothing says so",
-        )
+    kind = subject.model_type
+    if subject.has_setting(_PACKED) and kind in LEAKING:
+        why = f"{kind} {LEAKING[kind]}: samples that share a row see each other, and nothing says so"
+        yield Found(_PACKED, why=why)
 
 
-@rule(
-    "packed-samples-and-cache",
-    severity="error",
+@any_job.error(
     why="with a cache no mask is made from position ids: the samples of a row see each other, and nothing says so",
     fix="write use_cache: false",
     source="transformers 5.23.0: masking_utils.py 876",
-    needs_config=False,
     techniques=("packing", "padding-free"),
 )
 def packed_samples_and_cache(subject: Subject) -> Iterator[Found]:
-    if subject.has_setting(_PACKED) and subject.argument("use_cache") is True:
+    if subject.has_setting(_PACKED) and subject.on("use_cache"):
         yield Found("use_cache", True, argument=True)
 
 
-@rule(
-    "packed-rows-and-flash-attention",
-    severity="error",
+@any_job.error(
     why="flash attention looks for several samples in a batch of one row only: in more rows they see each other",
     fix="take padding-free in place of packing",
     source="transformers 5.23.0: modeling_flash_attention_utils.py 573, 855",
-    needs_config=False,
     techniques=("packing",),
 )
 def packed_rows_and_flash_attention(subject: Subject) -> Iterator[Found]:
@@ -144,31 +117,23 @@ def packed_rows_and_flash_attention(subject: Subject) -> Iterator[Found]:
         yield Found("model.attn_implementation", attention)
 
 
-@rule(
-    "padding-free-and-eager-attention",
-    severity="warning",
+@any_job.warning(
     why="eager attention keeps the scores of the whole row, which grow with the square of the micro-batch; of padded "
     "samples they grow with the micro-batch",
     fix="take sdpa, or better flash attention",
     source="transformers 5.23.0: models/gpt2/modeling_gpt2.py, eager_attention_forward",
-    needs_config=False,
     techniques=("padding-free",),
 )
 def padding_free_and_eager_attention(subject: Subject) -> Iterator[Found]:
-    options = subject.setting(_PACKED)
-    if options is not None and options.get("length") is None:
-        attention = subject.setting("model.attn_implementation")
-        if attention == "eager":
-            yield Found("model.attn_implementation", attention)
+    options, eager = subject.setting(_PACKED), subject.setting("model.attn_implementation") == "eager"
+    if eager and options is not None and options.get("length") is None:
+        yield Found("model.attn_implementation", "eager")
 
 
-@rule(
-    "grouping-packed-samples",
-    severity="warning",
+@any_job.warning(
     why="nothing is padded, so that grouping saves nothing; in one row a batch of the longest samples is the peak",
     fix="leave out length-grouped",
     source="transformers 5.23.0: trainer_pt_utils.py, get_length_grouped_indices",
-    needs_config=False,
     techniques=("length-grouped", "padding-free", "packing"),
 )
 def grouping_packed_samples(subject: Subject) -> Iterator[Found]:
@@ -177,20 +142,17 @@ def grouping_packed_samples(subject: Subject) -> Iterator[Found]:
         yield Found("train_sampling_strategy", value, argument=True)
 
 
-@rule(
-    "blocks-need-no-padding",
-    severity="warning",
+@any_job.warning(
     why="the data of a recipe for text are blocks of equal length, filled to the end: nothing is padded, and "
     "nothing to be saved",
     fix="leave the technique out",
     source="hf_memkit/recipe/packing.py, Blocks",
-    needs_config=False,
     techniques=("pad-to-multiple", "length-grouped", "packing", "padding-free"),
 )
 def blocks_need_no_padding(subject: Subject) -> Iterator[Found]:
-    if not subject.has_setting("data.text_column") or subject.has_setting("data.task"):
-        return  # other tasks have examples of their own lengths
+    # Other tasks have examples of their own lengths.
+    blocks = subject.has_setting("data.text_column") and not subject.has_setting("data.task")
     for part in ("pad_batches", "packed_batches", "check_length_grouping"):
         key = f"trainer_parts.{part}"
-        if subject.has_setting(key):
-            yield Found(key, subject.setting(key))
+        if blocks and subject.has_setting(key):
+            yield Found(key)

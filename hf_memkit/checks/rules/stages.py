@@ -4,36 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hf_memkit.checks.rule import Found, rule
+from hf_memkit.checks.rule import Found, deepspeed
 from hf_memkit.checks.subject import Subject
 
 _ZERO = "zero_optimization"
 
 _STAGE_3_ONLY = (
-    "sub_group_size",
-    "stage3_prefetch_bucket_size",
-    "stage3_param_persistence_threshold",
-    "stage3_model_persistence_threshold",
-    "stage3_max_live_parameters",
-    "stage3_max_reuse_distance",
-    "stage3_gather_16bit_weights_on_model_save",
-    "stage3_module_granularity_threshold",
-    "stage3_use_all_reduce_for_fetch_params",
-    "stage3_allgather_sequential",
-    "zero_hpz_partition_size",
-    "zero_quantized_weights",
-    "zero_quantized_nontrainable_weights",
-    "zero_quantized_gradients",
-    "leaf_module",
-)
+    "sub_group_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
+    "stage3_model_persistence_threshold", "stage3_max_live_parameters", "stage3_max_reuse_distance",
+    "stage3_gather_16bit_weights_on_model_save", "stage3_module_granularity_threshold",
+    "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential", "zero_hpz_partition_size",
+    "zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients", "leaf_module",
+)  # fmt: skip
 _STAGE_1_2_ONLY = (
-    "allgather_bucket_size",
-    "allgather_partitions",
-    "use_multi_rank_bucket_allreduce",
-    "round_robin_gradients",
-    "parameter_alignment",
-    "ignore_unused_parameters",
-)
+    "allgather_bucket_size", "allgather_partitions", "use_multi_rank_bucket_allreduce", "round_robin_gradients",
+    "parameter_alignment", "ignore_unused_parameters",
+)  # fmt: skip
 _NOTHING_ASKED = {"zero_hpz_partition_size": 1, "allgather_partitions": True, "use_multi_rank_bucket_allreduce": True,
                   "ignore_unused_parameters": True}  # fmt: skip
 
@@ -43,9 +29,7 @@ def _asks(name: str, value: object) -> bool:
     return value not in (False, None, "auto") and value != _NOTHING_ASKED.get(name, ...)
 
 
-@rule(
-    "wrong-stage",
-    severity="warning",
+@deepspeed.warning(
     why="it has no effect at this ZeRO stage",
     fix="delete the key, or change the stage",
     source="deepspeed 0.19.8: runtime/engine.py 2653-2795, what each stage's optimizer is given",
@@ -57,12 +41,10 @@ def wrong_stage(subject: Subject) -> Iterator[Found]:
         path = f"{_ZERO}.{name}"
         if subject.has(path) and _asks(name, subject.at(path)):
             where = "stage 3" if name in _STAGE_3_ONLY else "stages 1 and 2"
-            yield Found(path, subject.at(path), why=f"it has an effect at {where} only, and this is stage {stage}")
+            yield Found(path, why=f"it has an effect at {where} only, and this is stage {stage}")
 
 
-@rule(
-    "gradient-norm-off",
-    severity="error",
+@deepspeed.error(
     why="compute_grad_norm=false is for stages 1 and 2 without clipping, offload and ZenFlow; else it is refused",
     fix="delete the key",
     source="deepspeed 0.19.8: runtime/zero/config.py 390, runtime/zero/stage_1_and_2.py 212-218",
@@ -84,9 +66,7 @@ def gradient_norm_off(subject: Subject) -> Iterator[Found]:
         yield Found(path, False, why="DeepSpeed refuses compute_grad_norm=false with ZenFlow")
 
 
-@rule(
-    "contiguous-forced",
-    severity="warning",
+@deepspeed.warning(
     why="with offload_optimizer DeepSpeed sets it to true, silently: the bucket buffer is there all the same",
     fix="delete the key",
     source="deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 299-300",
@@ -97,9 +77,7 @@ def contiguous_forced(subject: Subject) -> Iterator[Found]:
         yield Found(path, False)
 
 
-@rule(
-    "legacy-stage-1",
-    severity="error",
+@deepspeed.error(
     why="DeepSpeed refuses it since 0.5.9, when the engine starts",
     fix="delete the key",
     source="deepspeed 0.19.8: runtime/engine.py 2650",
@@ -109,9 +87,7 @@ def legacy_stage_1(subject: Subject) -> Iterator[Found]:
         yield Found(f"{_ZERO}.legacy_stage1", True)
 
 
-@rule(
-    "elastic-checkpoint",
-    severity="warning",
+@deepspeed.warning(
     why="stage 3 no longer has it: DeepSpeed warns and goes on without",
     fix='delete the key; "checkpoint": {"load_universal": true} is what replaced it',
     source="deepspeed 0.19.8: runtime/zero/config.py 403-409",
@@ -121,9 +97,7 @@ def elastic_checkpoint(subject: Subject) -> Iterator[Found]:
         yield Found(f"{_ZERO}.elastic_checkpoint", True)
 
 
-@rule(
-    "gather-bucket-odd",
-    severity="error",
+@deepspeed.error(
     why="stages 1 and 2 stop with an assertion unless it is a multiple of 2",
     fix="write an even number",
     source="deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 389",
@@ -135,9 +109,7 @@ def gather_bucket_odd(subject: Subject) -> Iterator[Found]:
         yield Found(path, value)
 
 
-@rule(
-    "sum-at-stage-3",
-    severity="error",
+@deepspeed.error(
     why="DeepSpeed refuses gradient_allreduce_op=sum at stage 3 and with ZenFlow",
     fix='delete the key: "mean" is the default',
     source="deepspeed 0.19.8: runtime/config.py 694-699",
@@ -145,12 +117,10 @@ def gather_bucket_odd(subject: Subject) -> Iterator[Found]:
 def sum_at_stage_3(subject: Subject) -> Iterator[Found]:
     path = "gradient_allreduce_op"
     if str(subject.at(path)).lower() == "sum" and (subject.zero.stage == 3 or subject.has(f"{_ZERO}.zenflow")):
-        yield Found(path, subject.at(path))
+        yield Found(path)
 
 
-@rule(
-    "quantized-without-gpu",
-    severity="error",
+@deepspeed.error(
     why="ZeRO++ quantizes with CUDA kernels; without a GPU the engine does not start",
     fix="delete the key here",
     source="deepspeed 0.19.8: runtime/zero/partition_parameters.py 883, accelerator/cpu_accelerator.py",
@@ -161,9 +131,7 @@ def quantized_without_gpu(subject: Subject) -> Iterator[Found]:
             yield Found(f"{_ZERO}.{name}", True)
 
 
-@rule(
-    "quantized-gradients-bf16",
-    severity="error",
+@deepspeed.error(
     why="between machines DeepSpeed's kernel takes the gradients' memory for fp16, whatever type they have: wrong "
     "gradients, without a word",
     fix="delete the key, or train in fp16",
@@ -181,17 +149,10 @@ def quantized_gradients_bf16(subject: Subject) -> Iterator[Found]:
 def _communicated(subject: Subject) -> str | None:
     """The type in which gradients are communicated (deepspeed 0.19.8: runtime/engine.py 1719); None if not known."""
     asked = subject.at("communication_data_type")
-    if isinstance(asked, str) and asked != "auto":
-        return asked.lower()
-    fp16, bf16 = subject.enabled("fp16"), subject.enabled("bf16")
-    if fp16 is None or bf16 is None:
-        return None
-    return "fp16" if fp16 else "bf16" if bf16 else "fp32"
+    return asked.lower() if isinstance(asked, str) and asked != "auto" else subject.computes_in
 
 
-@rule(
-    "secondary-partition-size",
-    severity="error",
+@deepspeed.error(
     why="the processes must divide into groups of this size; DeepSpeed stops otherwise",
     fix="write the number of cards in one machine",
     source="deepspeed 0.19.8: utils/groups.py 941-945",

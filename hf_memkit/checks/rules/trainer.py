@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hf_memkit.checks.rule import Found, rule
+from hf_memkit.checks.rule import Found, deepspeed
 from hf_memkit.checks.subject import ABSENT, Subject
 
 DEFAULTS = {
@@ -63,9 +63,7 @@ def _named(subject: Subject, names: tuple[str, ...]) -> str:
     return " and ".join(parts)
 
 
-@rule(
-    "trainer-mismatch",
-    severity="error",
+@deepspeed.error(
     why="the DeepSpeed config and TrainingArguments disagree; Trainer refuses to train, after the model is loaded",
     fix='write "auto", and Trainer fills in its own value',
     source=_MATCHED,
@@ -79,14 +77,10 @@ def trainer_mismatch(subject: Subject) -> Iterator[Found]:
             continue
         if key == "gradient_accumulation_steps" and subject.has("zero_optimization.zenflow"):
             continue  # zenflow has a rule of its own
-        if key == "train_micro_batch_size_per_gpu" and subject.argument("auto_find_batch_size") is True:
+        if key == "train_micro_batch_size_per_gpu" and subject.on("auto_find_batch_size"):
             continue  # not compared then
-        yield Found(
-            key,
-            value,
-            why=f"{key}={value} (in {subject.config_file or 'the DeepSpeed config'}) and {_named(subject, names)} "
-            f"disagree; Trainer refuses to train, after the model is loaded",
-        )
+        both = f"{key}={value} (in {subject.config_file or 'the DeepSpeed config'}) and {_named(subject, names)}"
+        yield Found(key, value, why=f"{both} disagree; Trainer refuses to train, after the model is loaded")
 
 
 def _schedule(subject: Subject) -> Iterator[tuple[str, str, int]]:
@@ -98,9 +92,7 @@ def _schedule(subject: Subject) -> Iterator[tuple[str, str, int]]:
         yield "scheduler.params.warmup_num_steps", "warmup_steps", max(1, warmup)
 
 
-@rule(
-    "schedule-mismatch",
-    severity="error",
+@deepspeed.error(
     why="the scheduler's steps are not Trainer's; Trainer refuses to train, after the model is loaded",
     fix='write "auto", and Trainer fills in its own value',
     source="transformers 5.23.0: integrations/deepspeed.py 243-261",
@@ -113,9 +105,7 @@ def schedule_mismatch(subject: Subject) -> Iterator[Found]:
             yield Found(key, value, why=why)
 
 
-@rule(
-    "hard-coded",
-    severity="hint",
+@deepspeed.hint(
     why="Trainer refuses to train unless its own argument is exactly this value; without the arguments that cannot be "
     "checked",
     fix='write "auto", or check together with the arguments (--args FILE)',
@@ -131,16 +121,11 @@ def hard_coded(subject: Subject) -> Iterator[Found]:
         if key == "gradient_accumulation_steps" and subject.has("zero_optimization.zenflow"):
             continue
         own = " and ".join(names[:1] if key.endswith(".enabled") else names) or "the product of its batch sizes"
-        yield Found(
-            key,
-            value,
-            why=f"Trainer refuses to train unless its {own} gives exactly {value}, which cannot be seen here",
-        )
+        why = f"Trainer refuses to train unless its {own} gives exactly {value}, which cannot be seen here"
+        yield Found(key, value, why=why)
 
 
-@rule(
-    "clipping-missing",
-    severity="warning",
+@deepspeed.warning(
     why="Trainer fills only keys that are there: without this one DeepSpeed clips to its own default, 1.0, and "
     "max_grad_norm has no effect",
     fix='add "gradient_clipping": "auto"',
@@ -159,9 +144,7 @@ _SCHEDULES = {
 }
 
 
-@rule(
-    "scheduler-twice",
-    severity="warning",
+@deepspeed.warning(
     why="the scheduler of the DeepSpeed config runs, and lr_scheduler_type has no effect",
     fix='delete the section "scheduler", and Trainer\'s own runs',
     source="transformers 5.23.0: integrations/deepspeed.py 591-593",
@@ -169,14 +152,10 @@ _SCHEDULES = {
 def scheduler_twice(subject: Subject) -> Iterator[Found]:
     kind, asked = subject.at("scheduler.type"), subject.argument("lr_scheduler_type")
     if isinstance(kind, str) and asked is not None and asked not in _SCHEDULES.get(kind, ()):
-        yield Found(
-            "scheduler.type", kind, why=f"{kind} runs, and lr_scheduler_type={asked} has no effect"
-        )  # fmt: skip
+        yield Found("scheduler.type", kind, why=f"{kind} runs, and lr_scheduler_type={asked} has no effect")
 
 
-@rule(
-    "zero-section-missing",
-    severity="error",
+@deepspeed.error(
     why='accelerate refuses a DeepSpeed config without the section "zero_optimization"',
     fix='add "zero_optimization": {"stage": 0}, or the stage that you want',
     source="accelerate 1.15.0: utils/dataclasses.py 1276",
@@ -185,4 +164,4 @@ def zero_section_missing(subject: Subject) -> Iterator[Found]:
     if not subject.has("zero_optimization"):
         yield Found("zero_optimization")
     elif isinstance(subject.at("zero_optimization"), bool):
-        yield Found("zero_optimization", subject.at("zero_optimization"), why="an old form; accelerate cannot read it")
+        yield Found("zero_optimization", why="an old form; accelerate cannot read it")

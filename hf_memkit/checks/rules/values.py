@@ -6,33 +6,18 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from hf_memkit.checks.deepspeed_by_hand import CASE_MATTERS, TORCH_SCHEDULERS
-from hf_memkit.checks.deepspeed_keys import OPTIMIZERS, SCHEDULERS, key_at
-from hf_memkit.checks.rule import Found, rule
+from hf_memkit.checks.deepspeed_keys import CASE_MATTERS, OPTIMIZERS, SCHEDULERS, TORCH_SCHEDULERS, Key, key_at
+from hf_memkit.checks.rule import Found, deepspeed
 from hf_memkit.checks.subject import Subject, walk
 from hf_memkit.errors import did_you_mean
 
-FILLED = frozenset(
-    {
-        "train_micro_batch_size_per_gpu",
-        "gradient_accumulation_steps",
-        "train_batch_size",
-        "gradient_clipping",
-        "optimizer.params.lr",
-        "optimizer.params.betas",
-        "optimizer.params.eps",
-        "optimizer.params.weight_decay",
-        "scheduler.params.warmup_min_lr",
-        "scheduler.params.warmup_max_lr",
-        "scheduler.params.warmup_num_steps",
-        "scheduler.params.total_num_steps",
-        "fp16.enabled",
-        "bf16.enabled",
-        "zero_optimization.reduce_bucket_size",
-        "zero_optimization.stage3_prefetch_bucket_size",
-        "zero_optimization.stage3_param_persistence_threshold",
-    }
-)
+FILLED = frozenset({
+    "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size", "gradient_clipping",
+    "optimizer.params.lr", "optimizer.params.betas", "optimizer.params.eps", "optimizer.params.weight_decay",
+    "scheduler.params.warmup_min_lr", "scheduler.params.warmup_max_lr", "scheduler.params.warmup_num_steps",
+    "scheduler.params.total_num_steps", "fp16.enabled", "bf16.enabled", "zero_optimization.reduce_bucket_size",
+    "zero_optimization.stage3_prefetch_bucket_size", "zero_optimization.stage3_param_persistence_threshold",
+})  # fmt: skip
 """Keys whose "auto" Trainer fills (transformers 5.23.0: integrations/deepspeed.py 136-262)."""
 
 _ACCELERATE_FILLS = {
@@ -57,16 +42,14 @@ _OWN_AUTO = frozenset(
 """Keys for which "auto" is one of DeepSpeed's own values."""
 
 
-def _plain(subject: Subject) -> Iterator[tuple[str, Any]]:
-    """Every key that is known, with its value; "auto" is another rule's."""
+def _known(subject: Subject) -> Iterator[tuple[str, Any, Key]]:
+    """Every key that is known, with its value and what it may hold; "auto" is another rule's."""
     for path, value in walk(subject.config or {}):
-        if key_at(subject, path) is not None and value != "auto":
-            yield path, value
+        if value != "auto" and (key := key_at(subject, path)) is not None:
+            yield path, value, key
 
 
-@rule(
-    "auto-not-filled",
-    severity="error",
+@deepspeed.error(
     why='Trainer fills "auto" for some keys only; accelerate refuses it anywhere else, before the engine starts',
     fix="write a value",
     source="transformers 5.23.0: integrations/deepspeed.py 136-262; accelerate 1.15.0: utils/dataclasses.py 1363-1372",
@@ -87,43 +70,31 @@ def _named(value: Any) -> str:
     return "null" if value is None else "an empty text" if value == "" else f"a {type(value).__name__}"
 
 
-@rule(
-    "wrong-type",
-    severity="error",
+@deepspeed.error(
     why="a value of the wrong type",
     fix="write a value of the right type",
     source="deepspeed 0.19.8: runtime/zero/config.py 83-380; transformers 5.23.0: integrations/deepspeed.py 131 (==)",
 )
 def wrong_type(subject: Subject) -> Iterator[Found]:
-    for path, value in _plain(subject):
-        key = key_at(subject, path)
-        wanted = key.type_error(value) if key else None
-        if wanted:
-            shown = _named(value)
-            quoted = (
-                " without quotes" if isinstance(value, str) and key and key.kind not in ("section", "list") else ""
-            )
-            yield Found(path, value, why=f"{wanted} belongs here, not {shown}", fix=f"write {wanted}{quoted}")
+    for path, value, key in _known(subject):
+        if wanted := key.type_error(value):
+            plain = isinstance(value, str) and key.kind not in ("section", "list")
+            fix = f"write {wanted}{' without quotes' if plain else ''}"
+            yield Found(path, value, why=f"{wanted} belongs here, not {_named(value)}", fix=fix)
 
 
-@rule(
-    "out-of-range",
-    severity="error",
+@deepspeed.error(
     why="a value that DeepSpeed refuses or cannot work with",
     fix="write a value in range",
     source="deepspeed 0.19.8: runtime/zero/config.py 83-380, zero/offload_config.py, runtime/config.py 590-606",
 )
 def out_of_range(subject: Subject) -> Iterator[Found]:
-    for path, value in _plain(subject):
-        key = key_at(subject, path)
-        bound = key.range_error(value) if key and key.type_error(value) is None else None
-        if bound:
+    for path, value, key in _known(subject):
+        if key.type_error(value) is None and (bound := key.range_error(value)):
             yield Found(path, value, why=f"the value must be {bound}", fix=f"write a value that is {bound}")
 
 
-@rule(
-    "unknown-optimizer",
-    severity="error",
+@deepspeed.error(
     why="DeepSpeed has no optimizer of this name",
     fix="write one that it has",
     source="deepspeed 0.19.8: runtime/engine.py 1985, 2017",
@@ -134,9 +105,7 @@ def unknown_optimizer(subject: Subject) -> Iterator[Found]:
         yield Found("optimizer.type", kind, fix=f"write one that it has{did_you_mean(kind, OPTIMIZERS)}")
 
 
-@rule(
-    "unknown-scheduler",
-    severity="error",
+@deepspeed.error(
     why="DeepSpeed has no scheduler of this name",
     fix="write one that it has",
     source="deepspeed 0.19.8: runtime/engine.py 1926, runtime/lr_schedules.py 24",

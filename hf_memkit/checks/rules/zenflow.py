@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from hf_memkit.checks.rule import Found, rule
+from hf_memkit.checks.rule import Found, deepspeed
 from hf_memkit.checks.subject import ABSENT, Subject
 from hf_memkit.units import GIB, format_size
 from hf_memkit.zero.stages_1_2 import SHARED_BYTES
@@ -23,21 +23,17 @@ def _on(subject: Subject) -> bool:
     return subject.at(_ZENFLOW) not in (ABSENT, None)
 
 
-@rule(
-    "zenflow-without-offload",
-    severity="error",
+@deepspeed.error(
     why="ZenFlow works on an optimizer that is offloaded to the CPU; DeepSpeed refuses it otherwise",
     fix='add "offload_optimizer": {"device": "cpu"}',
     source="deepspeed 0.19.8: runtime/zenflow/zenflow_stage_1_and_2.py 115",
 )
 def zenflow_without_offload(subject: Subject) -> Iterator[Found]:
     if _on(subject) and subject.zero.optimizer.device != "cpu":
-        yield Found(_ZENFLOW, subject.at(_ZENFLOW))
+        yield Found(_ZENFLOW)
 
 
-@rule(
-    "zenflow-without-optimizer",
-    severity="error",
+@deepspeed.error(
     why="ZenFlow makes its optimizer from the parameters of the config's own section; with Trainer's there are none",
     fix='add "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", '
     '"weight_decay": "auto"}}',
@@ -45,12 +41,10 @@ def zenflow_without_offload(subject: Subject) -> Iterator[Found]:
 )
 def zenflow_without_optimizer(subject: Subject) -> Iterator[Found]:
     if _on(subject) and not subject.has("optimizer.params"):
-        yield Found("optimizer")
+        yield Found("optimizer", None)
 
 
-@rule(
-    "zenflow-accumulation",
-    severity="warning",
+@deepspeed.warning(
     why="ZenFlow writes its update_interval over gradient_accumulation_steps",
     fix='set gradient_accumulation_steps to 1 and let "update_interval" accumulate',
     source="deepspeed 0.19.8: runtime/zenflow/engine.py 69",
@@ -62,9 +56,7 @@ def zenflow_accumulation(subject: Subject) -> Iterator[Found]:
         yield Found("gradient_accumulation_steps", asked, argument=value == "auto")
 
 
-@rule(
-    "zenflow-interval",
-    severity="error",
+@deepspeed.error(
     why="these intervals contradict each other; DeepSpeed stops",
     fix='set "select_strategy" to "step" with numbers, select_interval no smaller than update_interval',
     source="deepspeed 0.19.8: runtime/zenflow/engine.py 35-63",
@@ -72,20 +64,18 @@ def zenflow_accumulation(subject: Subject) -> Iterator[Found]:
 def zenflow_interval(subject: Subject) -> Iterator[Found]:
     if not _on(subject):
         return
-    strategy = subject.at(f"{_ZENFLOW}.select_strategy")
-    select, update = subject.at(f"{_ZENFLOW}.select_interval"), subject.at(f"{_ZENFLOW}.update_interval")
     path = f"{_ZENFLOW}.select_interval"
+    strategy, select = subject.at(f"{_ZENFLOW}.select_strategy"), subject.at(path)
+    update = subject.at(f"{_ZENFLOW}.update_interval")
     if strategy in (ABSENT, "auto") and isinstance(select, int):
         yield Found(path, select, why="with the strategy auto DeepSpeed refuses a number here")
     elif strategy in ("step", "epoch") and not isinstance(select, int):
-        yield Found(path, subject.shown(path), why=f"with the strategy {strategy} a number belongs here")
+        yield Found(path, why=f"with the strategy {strategy} a number belongs here")
     elif strategy == "step" and isinstance(update, int) and isinstance(select, int) and select < update:
         yield Found(path, select, why=f"it must be at least update_interval ({update}); DeepSpeed stops")
 
 
-@rule(
-    "zenflow-offload-without-overlap",
-    severity="error",
+@deepspeed.error(
     why="offloading ZenFlow's own states needs overlap_comm; DeepSpeed stops with an assertion",
     fix='set "overlap_comm": true',
     source="deepspeed 0.19.8: runtime/zenflow/zenflow_stage_1_and_2.py 75",
@@ -93,12 +83,10 @@ def zenflow_interval(subject: Subject) -> Iterator[Found]:
 def zenflow_offload_without_overlap(subject: Subject) -> Iterator[Found]:
     overlap = subject.at("zero_optimization.overlap_comm")
     if _on(subject) and subject.at(f"{_ZENFLOW}.offload") is True and overlap is not True and subject.zero.stage < 3:
-        yield Found("zero_optimization.overlap_comm", subject.shown("zero_optimization.overlap_comm"))
+        yield Found("zero_optimization.overlap_comm")
 
 
-@rule(
-    "zenflow-shared-memory",
-    severity="error",
+@deepspeed.error(
     why=f"with overlap_step {SHARED_BYTES} bytes a parameter are in {_SHARED_MEMORY}, which has less free here: the "
     'first step stops, "unable to allocate shared memory"',
     fix='start the container with more, docker run --shm-size, or write "overlap_step": false',
