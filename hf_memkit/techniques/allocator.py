@@ -5,23 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from hf_memkit.job import Job
 from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
 
-__all__ = [
-    "OLD_VARIABLES",
-    "VARIABLE",
-    "expandable_segments",
-    "garbage_collection_threshold",
-    "max_split_size",
-    "of_no_use",
-    "options",
-    "problems_of",
-    "refused_by_torch",
-    "user_settings",
-    "with_option",
-]
+__all__ = ["OLD_VARIABLES", "VARIABLE", "of_no_use", "options", "problems_of", "refused_by_torch", "user_settings"]
 
 VARIABLE: Final = "PYTORCH_ALLOC_CONF"
 
@@ -74,7 +61,7 @@ DEFAULT_THRESHOLD: Final = 0.8
     proof="gpu",
     gpu_only="a setting of the CUDA allocator",
 )
-def expandable_segments(setup: Setup, job: Job) -> Setup:
+def expandable_segments(setup: Setup) -> Setup:
     """`expandable_segments:True`, set before torch starts CUDA."""
     return with_option(
         setup, "expandable_segments", "True",
@@ -94,11 +81,9 @@ def expandable_segments(setup: Setup, job: Job) -> Setup:
     values={"max_split_size_mb": int},
     bounds={"max_split_size_mb": (SMALLEST_SPLIT_MIB, None)},
 )
-def max_split_size(setup: Setup, job: Job) -> Setup:
+def max_split_size(setup: Setup) -> Setup:
     """`max_split_size_mb:N`. Value: `max_split_size_mb` (MiB, at least 20; default 512)."""
-    size = int(job.values.get("max_split_size_mb", DEFAULT_SPLIT_MIB))
-    if size < SMALLEST_SPLIT_MIB:
-        setup = setup.with_problems([f"max_split_size_mb={size}: torch refuses less than {SMALLEST_SPLIT_MIB}"])
+    size = int(setup.resolved_for.values.get("max_split_size_mb", DEFAULT_SPLIT_MIB))
     return with_option(setup, "max_split_size_mb", str(size), f"blocks above {size} MiB are not cut up")
 
 
@@ -114,14 +99,12 @@ def max_split_size(setup: Setup, job: Job) -> Setup:
     values={"garbage_collection_threshold": float},
     bounds={"garbage_collection_threshold": (1e-6, 1)},  # torch wants more than 0; less than this means nothing
 )
-def garbage_collection_threshold(setup: Setup, job: Job) -> Setup:
+def garbage_collection_threshold(setup: Setup) -> Setup:
     """`garbage_collection_threshold:X`, and the limit without which torch collects nothing.
 
     Value: `garbage_collection_threshold` (share of the card; default 0.8).
     """
-    share = float(job.values.get("garbage_collection_threshold", DEFAULT_THRESHOLD))
-    if not 0 < share < 1:
-        setup = setup.with_problems([f"garbage_collection_threshold={share}: torch wants a share between 0 and 1"])
+    share = float(setup.resolved_for.values.get("garbage_collection_threshold", DEFAULT_THRESHOLD))
     setup = with_option(
         setup, "garbage_collection_threshold", f"{share:g}",
         f"above {100 * share:g} % of the card, cached blocks go back to the driver, the longest unused first",

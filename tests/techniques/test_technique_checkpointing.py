@@ -51,7 +51,7 @@ def test_one_pass_gives_the_same_numbers(way: str, kind: str) -> None:
 
 
 def setup_of(technique: str, **values: Any) -> Setup:
-    setup = find_technique(technique)(Setup(preset=technique), gpt2_job(None, values=values))
+    setup = find_technique(technique)(Setup(preset=technique, job=gpt2_job(None, values=values)))
     if technique != "offloaded-checkpointing":
         return setup
     # What a rehearsal puts in its place on a CPU, where no memory can be pinned.
