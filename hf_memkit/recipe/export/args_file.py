@@ -7,14 +7,11 @@ script names itself), and what was settled here is written as it was settled.
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
-from hf_memkit import compat
+from hf_memkit.presets.files import reasoned_yaml, with_installed_names
 from hf_memkit.recipe.run import RecipeRun
 from hf_memkit.recipe.tasks.task import Settings
 from hf_memkit.setup import Setup
@@ -23,7 +20,6 @@ __all__ = ["CONFIG_FILE", "args_text", "beside", "local_or_hub", "with_reasons"]
 
 CONFIG_FILE: Final = "ds_config.json"
 
-_WIDTH: Final = 110
 _COMPONENT: Final = re.compile(r"^hf_memkit\.(components|parts)\.")
 _LOADED: Final = (
     "name", "dtype", "attn_implementation", "config", "quantization", "device_map", "use_safetensors",
@@ -51,8 +47,9 @@ def args_text(job: RecipeRun, heading: Iterable[str], data: Settings) -> str:
         "optimizer": _optimizer(setup),
         "trainer_parts": with_reasons(setup, "trainer_parts"),
     }
-    lines = "\n".join(f"# {line}".rstrip() for line in heading)
-    return "\n".join([f"{lines}\n", *(_section(name, found) for name, found in sections.items() if found)])
+    blocks = ["".join(f"# {line}".rstrip() + "\n" for line in heading)]
+    blocks += [f"{name}:\n{reasoned_yaml(found, '  ')}" for name, found in sections.items() if found]
+    return "\n".join(blocks)
 
 
 def beside(path: str) -> str:
@@ -63,19 +60,6 @@ def beside(path: str) -> str:
 def local_or_hub(name: str) -> str:
     """A hub ID as it is, a folder by its whole path: the script may start elsewhere."""
     return str(Path(name).resolve()) if Path(name).is_dir() else name
-
-
-def _section(name: str, values: Settings) -> str:
-    """Each value under its reason; a reason that several in a row have stands there once."""
-    lines, before = [f"{name}:"], ""
-    for key, (value, reason) in values.items():
-        if reason != before:
-            lines += [f"  # {line}" for line in textwrap.wrap(reason, _WIDTH - 4)]
-        # PyYAML writes 1.0e-05 for a number and quotes a text "no", as its own reader needs it.
-        text = yaml.safe_dump({key: value}, sort_keys=False, allow_unicode=True, width=_WIDTH)
-        lines.append(textwrap.indent(text, "  ").rstrip("\n"))
-        before = reason
-    return "\n".join(lines) + "\n"
 
 
 def with_reasons(setup: Setup, section: str, names: Iterable[str] | None = None) -> dict[str, tuple[Any, str]]:
@@ -117,11 +101,7 @@ def _model(setup: Setup) -> Settings:
 
 
 def _arguments(setup: Setup) -> Settings:
-    """The fields under the names that the installed transformers has."""
-    found: dict[str, tuple[Any, str]] = {}
-    for name, (value, reason) in with_reasons(setup, "arguments").items():
-        ((installed, value),) = compat.to_installed_arguments({name: value}).items()
-        found[installed] = (value, reason)
+    found = with_installed_names(with_reasons(setup, "arguments"))
     found["output_dir"] = ("run", "checkpoints and the records of memory, beside this file")
     if "deepspeed.config" in setup:
         reason = next(setting.reason for setting in setup.settings if setting.key == "deepspeed.preset")
