@@ -25,11 +25,11 @@ from hf_memkit.memory.records import read_records
 from hf_memkit.models import ModelFacts, describe
 from hf_memkit.units import GIB
 from hf_memkit.zero import ops
-from hf_memkit.zero.index import preset_index
 from hf_memkit.zero.ledger import zero_ledger
 from hf_memkit.zero.nvme import preflight
+from hf_memkit.zero.presets import preset_index
 from hf_memkit.zero.sizing import size_preset
-from hf_memkit.zero.stage_3_nvme import SWAP_BUFFERS
+from hf_memkit.zero.stage_3 import SWAP_BUFFERS
 
 MODEL: Final = "openai-community/gpt2-xl"
 SEQUENCE_LENGTH: Final = 128

@@ -28,8 +28,14 @@ from hf_memkit.recipe.sources import (
     quiet_datasets,
     stamps,
 )
-from hf_memkit.recipe.text_files import TextFiles, find_text_files
-from hf_memkit.recipe.text_readers import DOCUMENT_CHARACTERS, check_schema, in_one_line, read_texts
+from hf_memkit.recipe.text_readers import (
+    DOCUMENT_CHARACTERS,
+    TextFiles,
+    check_schema,
+    find_text_files,
+    in_one_line,
+    read_texts,
+)
 from hf_memkit.user_files import user_path
 
 __all__ = ["FALLBACK", "Documents", "load_documents"]

@@ -16,8 +16,7 @@ from typing import Any, Final
 
 from hf_memkit.errors import DataError, did_you_mean
 from hf_memkit.models import hub_reachable, why_no_hub
-from hf_memkit.recipe.text_files import DATA_SUFFIXES
-from hf_memkit.recipe.text_readers import in_one_line
+from hf_memkit.recipe.text_readers import DATA_SUFFIXES, in_one_line
 from hf_memkit.setup import Setup
 from hf_memkit.user_files import user_path
 
@@ -64,8 +63,10 @@ def is_local(source: str) -> bool:
     return path_exists(path) or not HUB_ID.fullmatch(source) or path.suffix.lower() in DATA_SUFFIXES
 
 
-def source_of(setup: Setup) -> Path | HubData | None:
+def source_of(setup: Setup, *, any_ending: bool = False) -> Path | HubData | None:
     """What `data.source` names: an existing path, a data set of the hub, or None where made-up data must do.
+
+    `any_ending`: a name with any ending is that of a file, not only one with the ending of a table or text.
 
     Raises:
         DataError: a path that does not exist.
@@ -78,7 +79,7 @@ def source_of(setup: Setup) -> Path | HubData | None:
     path = user_path(str(source))
     if path_exists(path):
         return path
-    if path.suffix or is_local(str(source)):
+    if (any_ending and path.suffix) or is_local(str(source)):
         raise DataError(f"{source}: no such file or folder{not_found_here(path)}")
     name, _, config = str(source).partition(":")
     return HubData(name, config or None, "train", str(source))

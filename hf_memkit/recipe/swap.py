@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 from hf_memkit.recipe.ranks import Ranks
 from hf_memkit.setup import Setup
-from hf_memkit.zero import nvme, nvme_files
-from hf_memkit.zero.stage_3_nvme import SWAP_BUFFERS
+from hf_memkit.zero import nvme
+from hf_memkit.zero.stage_3 import SWAP_BUFFERS
 
 __all__ = ["Swap", "nvme_path"]
 
@@ -61,4 +61,4 @@ class Swap:
 
     def size_bytes(self) -> int:
         """What all processes of this machine have swapped there by now."""
-        return nvme_files.swap_bytes(self._path) if self._path else 0
+        return nvme.swap_bytes(self._path) if self._path else 0

@@ -1,41 +1,56 @@
 """A `--data` value in, a table of checked rows out: for tasks whose examples are rows of columns.
 
-The task says what a row must hold (`Rows.row`) and gets everything else from here: local files, the hub, and the rows
-that stand in where neither is there. Rows that were read and found good are kept by `datasets` in its own cache, which
-knows local files by path, size and time of change; nothing is written beside the user's files, and nothing is kept of
-a table with a mistake in it.
+Tables are JSON lines, JSON arrays, CSV, TSV and parquet. A row is a dictionary; its place (`FILE:LINE`, or
+`FILE: row N`) is what every message about it begins with. The task says what a row must hold (`RowTask.reader`) and
+gets everything else from here: local files, the hub, and the rows that stand in where neither is there. Rows that were
+read and found good are kept by `datasets` in its own cache, which knows local files by path, size and time of change;
+nothing is written beside the user's files, and nothing is kept of a table with a mistake in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import csv
+import io
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from hf_memkit.errors import DataError
 from hf_memkit.models import hub_reachable
 from hf_memkit.recipe.sources import (
     HubData,
-    in_cache,
-    is_local,
     kept,
     load_hub,
-    not_found_here,
-    path_exists,
     quiet_datasets,
+    source_of,
     stamps,
 )
-from hf_memkit.recipe.table_rows import find_tables, read_rows
+from hf_memkit.recipe.text_readers import json_values, name_of, not_utf8, parquet_rows
 from hf_memkit.setup import Setup
-from hf_memkit.user_files import user_path
 
-__all__ = ["RowTask", "Table", "cell", "hold_out", "load_table"]
+__all__ = [
+    "TABLE_SUFFIXES",
+    "Reader",
+    "RowTask",
+    "Table",
+    "TableFiles",
+    "cell",
+    "find_tables",
+    "hold_out",
+    "load_table",
+    "read_rows",
+]
 
 _ROWS_VERSION = 1
 """Raise it when a task makes other rows of the same files: what the cache holds is then read anew."""
 
-_HEAD_ROWS = 100
+
+Reader = Callable[[Mapping[str, str], str, Mapping[str, Any]], dict[str, Any]]
+"""(role → the name of its column, the row's place, the row as it was read) → the columns that the task goes on with,
+checked: a DataError begins with the place."""
 
 
 class RowTask(Protocol):
@@ -46,20 +61,8 @@ class RowTask(Protocol):
     local_form: ClassVar[str]
     example: ClassVar[str]
 
-    def reader(self) -> Any:
-        """What has `row` for one table: the task itself, or a new object where a row must agree with those before."""
-
-    def row(self, columns: Mapping[str, str], where: str, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The columns that the task goes on with, checked.
-
-        Args:
-            columns: role → the name of its column.
-            where: the row's place, with which a message begins.
-            row: as it was read.
-
-        Raises:
-            DataError: it lacks a column, or holds something else there than it should.
-        """
+    def reader(self) -> Reader:
+        """What reads one table: a new one where a row must agree with those before."""
 
     def features(self) -> Any:
         """`datasets.Features` of what `row` gives."""
@@ -85,21 +88,12 @@ def load_table(task: RowTask, setup: Setup) -> Table:
     Raises:
         DataError: nothing there, nothing that can be read, a row that is not as the task wants it, or no row at all.
     """
-    data = setup.section("data")
-    source, columns = data["source"], data["columns"]
+    source, columns = source_of(setup), setup["data.columns"]
     if source is None:
-        default = HubData(data["hub_id"], data["hub_config"], data["hub_split"])
-        return _from_hub(task, default, columns) if hub_reachable() or in_cache(default) else _made_up(task)
-    path = user_path(str(source))
-    if path_exists(path):
-        return _from_files(task, path, columns)
-    if is_local(str(source)):
-        raise DataError(f"{source}: no such file or folder{not_found_here(path)}")
-    name, _, config = str(source).partition(":")
-    try:
-        return _from_hub(task, HubData(name, config or None, "train"), columns)
-    except DataError as error:
-        raise DataError(f"{error} (nor is {source!r} a file or folder here{not_found_here(path)})") from error
+        return _made_up(task)
+    if isinstance(source, HubData):
+        return _from_hub(task, source, columns)
+    return _from_files(task, source, columns)
 
 
 def hold_out(rows: Any, share: float) -> tuple[Any, Any]:
@@ -167,7 +161,7 @@ def _rows(
     for name in names:
         for where, row in read_rows(Path(name), kind):
             found = True
-            yield reader.row(columns, where, row)
+            yield reader(columns, where, row)
     if not found:
         raise DataError(f"{names[0]}: no row in it; expected {of_task.local_form}, such as {of_task.example}")
 
@@ -181,15 +175,112 @@ def _from_hub(task: RowTask, wanted: HubData, columns: Mapping[str, str]) -> Tab
     reader = task.reader()
 
     def checked(row: Mapping[str, Any], number: int) -> Any:
-        return reader.row(columns, f"{name}: row {number + 1}", _named(row, classes))
+        return reader(columns, f"{name}: row {number + 1}", _named(row, classes))
 
-    for number, row in enumerate(found.select(range(min(_HEAD_ROWS, len(found))))):
-        checked(row, number)  # a wrong column is told at once
     with quiet_datasets():
-        rows = found.map(
-            checked,
-            with_indices=True,
-            remove_columns=found.column_names,
-            features=task.features(),
-        )
+        rows = found.map(checked, with_indices=True, remove_columns=found.column_names, features=task.features())
     return Table(rows, name if hub_reachable() else f"{name}, from this machine's cache")
+
+
+_KINDS: Final = {
+    ".json": "JSON", ".jsonl": "JSON", ".ndjson": "JSON", ".csv": "CSV", ".tsv": "TSV", ".parquet": "parquet",
+}  # fmt: skip
+TABLE_SUFFIXES: Final = frozenset(_KINDS)
+_ROWS: Final = 256
+_LONGEST_FIELD: Final = 2**24
+"""Characters of one CSV field; Python's own limit of 131072 is below long documents."""
+
+
+@dataclass(frozen=True)
+class TableFiles:
+    """Files of one kind (`JSON`, `CSV`, `TSV` or `parquet`), in the order in which they are read; `source` is what a
+    person reads."""
+
+    kind: str
+    paths: tuple[Path, ...]
+    source: str
+
+
+def find_tables(path: Path, expected: str) -> TableFiles:
+    """The tables of `path`: itself, or those in it if it is a folder.
+
+    Args:
+        path: an existing file or folder.
+        expected: one line that says what data of this task looks like, for messages.
+
+    Raises:
+        DataError: no table, tables of several kinds, or one that cannot be read.
+    """
+    if not path.is_dir():
+        kind = _KINDS.get(path.suffix.lower())
+        if kind is None:
+            raise DataError(f"{path}: is no table (it ends in {path.suffix!r}); expected {expected}")
+        return TableFiles(kind, (_readable(path),), str(path))
+    files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+    tables = [file for file in files if file.suffix.lower() in _KINDS]
+    if not tables:
+        raise DataError(f"{path}: no table in this folder; expected {expected}")
+    kinds = Counter(_KINDS[file.suffix.lower()] for file in tables)
+    if len(kinds) > 1:
+        listing = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+        raise DataError(f"{path}: files of several kinds: {listing}; give a folder or a file of one kind")
+    return TableFiles(next(iter(kinds)), tuple(map(_readable, tables)), f"{path} ({len(tables)} files)")
+
+
+def read_rows(path: Path, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place, row) of every row; blank lines are passed over.
+
+    Raises:
+        DataError: the file is not what its kind says.
+    """
+    try:
+        if kind == "JSON":
+            yield from _json(path)
+        elif kind == "parquet":
+            yield from parquet_rows(path)
+        else:
+            yield from _csv(path, "\t" if kind == "TSV" else ",")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _readable(path: Path) -> Path:
+    if not os.access(path, os.R_OK):
+        raise DataError(f"{path}: cannot be read: Permission denied")
+    return path
+
+
+def _json(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for where, row in json_values(path):
+        if not isinstance(row, dict):
+            raise DataError(f'{where}: expected an object such as {{"column": …}}, found {name_of(row)}')
+        yield where, row
+
+
+def _csv(path: Path, delimiter: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    content = path.read_bytes()
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise not_utf8(path, 1, error) from error
+    csv.field_size_limit(_LONGEST_FIELD)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        names = next(reader, None)
+        if not names:
+            raise DataError(f"{path}: empty; expected a first line with the names of the columns")
+        if doubled := [name for name, count in Counter(names).items() if count > 1]:
+            raise DataError(f"{path}:1: column {doubled[0]!r} stands there twice")
+        line = reader.line_num + 1
+        for values in reader:
+            here, line = f"{path}:{line}", reader.line_num + 1
+            if not values:
+                continue
+            if len(values) != len(names):
+                raise DataError(
+                    f"{here}: expected {len(names)} values ({', '.join(names)}), found {len(values)}; put one that "
+                    f"has a {'tab' if delimiter != ',' else 'comma'} or a line end in it between double quotes"
+                )
+            yield here, dict(zip(names, values, strict=True))
+    except csv.Error as error:
+        raise DataError(f"{path}:{reader.line_num}: not CSV: {error}") from error

@@ -99,19 +99,15 @@ def _adapters(setup: Setup) -> Setup:
     job = setup.resolved_for
     rank = int(job.values.get("rank", 16))
     alpha, dropout = int(job.values.get("alpha", 2 * rank)), float(job.values.get("dropout", 0.0))
+
+    def why(value: str, usual: str) -> str:
+        return "asked for" if value in job.values else usual
+
     return setup.put_all(
         "adapter",
-        {
-            **_kind(job.model),
-            "r": (rank, "asked for" if "rank" in job.values else "enough for most tasks at a few MB"),
-            "lora_alpha": (
-                alpha,
-                "asked for" if "alpha" in job.values else "twice the rank: the update keeps its scale",
-            ),
-            "lora_dropout": (
-                dropout,
-                "asked for" if "dropout" in job.values else "none: the adapters are small already",
-            ),
-            "target_modules": ("all-linear", "every linear layer of the blocks, not attention alone"),
-        },
+        _kind(job.model),
+        r=(rank, why("rank", "enough for most tasks at a few MB")),
+        lora_alpha=(alpha, why("alpha", "twice the rank: the update keeps its scale")),
+        lora_dropout=(dropout, why("dropout", "none: the adapters are small already")),
+        target_modules=("all-linear", "every linear layer of the blocks, not attention alone"),
     ).with_notes(_NOT_FULL)

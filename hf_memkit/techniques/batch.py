@@ -34,12 +34,10 @@ def global_batch(setup: Setup) -> Setup:
     reason = f"{job.micro_batch_size} × {job.accumulation}{each} = {whole} sequences a step"
     setup = setup.put_all(
         "arguments",
-        {
-            "per_device_train_batch_size": (job.micro_batch_size, reason),
-            "gradient_accumulation_steps": (job.accumulation, reason),
-            "auto_find_batch_size": (False, "after an out-of-memory error it would train with another global batch"),
-            "average_tokens_across_devices": (True, "the mean is over the labels of all processes, not of each"),
-        },
+        per_device_train_batch_size=(job.micro_batch_size, reason),
+        gradient_accumulation_steps=(job.accumulation, reason),
+        auto_find_batch_size=(False, "after an out-of-memory error it would train with another global batch"),
+        average_tokens_across_devices=(True, "the mean is over the labels of all processes, not of each"),
     )
     return setup.with_notes(
         f"The learning rate belongs to the {whole} sequences a step: splitting them differently leaves it as it is. "

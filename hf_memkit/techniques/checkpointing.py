@@ -108,10 +108,8 @@ def offloaded(setup: Setup) -> Setup:
 def _by_trainer(setup: Setup, options: dict[str, Any], reason: str) -> Setup:
     setup = setup.put_all(
         "arguments",
-        {
-            "activation_checkpointing": (True, reason),
-            "activation_checkpointing_kwargs": ({"use_reentrant": False, **options}, _REENTRANT),
-        },
+        activation_checkpointing=(True, reason),
+        activation_checkpointing_kwargs=({"use_reentrant": False, **options}, _REENTRANT),
     )
     return _verified(setup, int(options.get("every_n_layers", 1)))
 

@@ -89,10 +89,8 @@ def compiled(setup: Setup) -> Setup:
         )
     setup = setup.put_all(
         "arguments",
-        {
-            "torch_compile": (True, "the forward and backward pass become a few compiled graphs"),
-            "torch_compile_backend": (backend, BACKENDS[backend]),
-        },
+        torch_compile=(True, "the forward and backward pass become a few compiled graphs"),
+        torch_compile_backend=(backend, BACKENDS[backend]),
     )
     if mode != "default":
         setup = setup.put("arguments.torch_compile_mode", mode, MODES[mode])

@@ -58,10 +58,8 @@ def low_host_ram(setup: Setup) -> Setup:
     """
     return setup.put_all(
         "model",
-        {
-            "device_map": ("cuda", "the whole model on this process's card, without a copy in RAM"),
-            "use_safetensors": (True, "a pickled checkpoint cannot be read tensor by tensor"),
-        },
+        device_map=("cuda", "the whole model on this process's card, without a copy in RAM"),
+        use_safetensors=(True, "a pickled checkpoint cannot be read tensor by tensor"),
     )
 
 
@@ -90,15 +88,13 @@ def pinned_workers(setup: Setup) -> Setup:
     ahead = prefetched_bytes(workers, job.micro_batch_size, job.sequence_length)
     return setup.put_all(
         "arguments",
-        {
-            "dataloader_num_workers": (workers, reason),
-            "dataloader_pin_memory": (True, "page-locked batches are copied to the card while it computes"),
-            "dataloader_persistent_workers": (True, "workers are not started anew for every epoch"),
-            "dataloader_prefetch_factor": (
-                PREFETCH,
-                f"{workers} × {PREFETCH} batches ahead: {ahead / MIB:.1f} MiB of tokens, labels and masks",
-            ),
-        },
+        dataloader_num_workers=(workers, reason),
+        dataloader_pin_memory=(True, "page-locked batches are copied to the card while it computes"),
+        dataloader_persistent_workers=(True, "workers are not started anew for every epoch"),
+        dataloader_prefetch_factor=(
+            PREFETCH,
+            f"{workers} × {PREFETCH} batches ahead: {ahead / MIB:.1f} MiB of tokens, labels and masks",
+        ),
     )
 
 

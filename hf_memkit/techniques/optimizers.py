@@ -89,10 +89,8 @@ def sgd_momentum(setup: Setup) -> Setup:
     momentum = float(setup.resolved_for.values.get("momentum", 0.9))
     return setup.put_all(
         "arguments",
-        {
-            "optim": ("sgd", "one state a parameter instead of two"),
-            "optim_args": (f"momentum={momentum}", "without this Trainer's SGD has none"),
-        },
+        optim=("sgd", "one state a parameter instead of two"),
+        optim_args=(f"momentum={momentum}", "without this Trainer's SGD has none"),
     )
 
 
@@ -154,11 +152,9 @@ def lomo(setup: Setup) -> Setup:
     """
     return setup.put_all(
         "arguments",
-        {
-            "optim": ("lomo", "no states, and no gradient lives longer than its own update"),
-            "max_grad_norm": (0.0, NO_CLIPPING),
-            "weight_decay": (0.0, NO_DECAY),
-        },
+        optim=("lomo", "no states, and no gradient lives longer than its own update"),
+        max_grad_norm=(0.0, NO_CLIPPING),
+        weight_decay=(0.0, NO_DECAY),
     )
 
 
@@ -184,10 +180,8 @@ def adalomo(setup: Setup) -> Setup:
         )
     return setup.put_all(
         "arguments",
-        {
-            "optim": ("adalomo", "a number a row and a column, and no gradient lives longer than its own update"),
-            "max_grad_norm": (0.0, NO_CLIPPING),
-            "weight_decay": (0.0, NO_DECAY),
-            "save_only_model": (True, "a checkpoint would lack the second moments: a resume starts them anew"),
-        },
+        optim=("adalomo", "a number a row and a column, and no gradient lives longer than its own update"),
+        max_grad_norm=(0.0, NO_CLIPPING),
+        weight_decay=(0.0, NO_DECAY),
+        save_only_model=(True, "a checkpoint would lack the second moments: a resume starts them anew"),
     )

@@ -143,10 +143,8 @@ def lion_8bit(setup: Setup) -> Setup:
     """
     setup = setup.put_all(
         "arguments",
-        {
-            "optim": ("lion_8bit", "one byte of state a parameter instead of 8"),
-            "adam_beta2": (0.99, "Lion's own; Trainer would give it AdamW's 0.999"),
-        },
+        optim=("lion_8bit", "one byte of state a parameter instead of 8"),
+        adam_beta2=(0.99, "Lion's own; Trainer would give it AdamW's 0.999"),
     )
     setup = setup.with_notes("Lion's learning rate is 3 to 10 times smaller than AdamW's, its weight decay larger")
     return _embeddings_noted(setup)
@@ -176,13 +174,11 @@ def _projected(setup: Setup, optim: str, saves: str, scale: float) -> Setup:
     why = "asked for" if "projection_rank" in job.values else chosen
     setup = setup.put_all(
         "arguments",
-        {
-            "optim": (optim, saves),
-            "optim_target_modules": (IN_BLOCKS, "every nn.Linear inside a block"),
-            "optim_args": (f"rank={rank},update_proj_gap={interval},scale={scale}", f"rank {rank}: {why}"),
-            "weight_decay": (0.0, NO_DECAY),
-            "save_only_model": (True, _LAYERWISE_CHECKPOINT if layerwise else _CHECKPOINT),
-        },
+        optim=(optim, saves),
+        optim_target_modules=(IN_BLOCKS, "every nn.Linear inside a block"),
+        optim_args=(f"rank={rank},update_proj_gap={interval},scale={scale}", f"rank {rank}: {why}"),
+        weight_decay=(0.0, NO_DECAY),
+        save_only_model=(True, _LAYERWISE_CHECKPOINT if layerwise else _CHECKPOINT),
     )
     return setup.put("arguments.max_grad_norm", 0.0, NO_CLIPPING) if layerwise else setup
 

@@ -21,12 +21,10 @@ def fp32(setup: Setup) -> Setup:
     """Everything in fp32, matrix products too: what the others are compared with."""
     return setup.put("model.dtype", "float32", "whatever the checkpoint was saved in").put_all(
         "arguments",
-        {
-            "bf16": (False, "fp32 throughout"),
-            "fp16": (False, "fp32 throughout"),
-            # transformers 5.23.0: training_args.py, "TF32": left unset, torch_compile turns TF32 on by itself.
-            "tf32": (False, "fp32 throughout: left open, torch_compile would turn TF32 on"),
-        },
+        bf16=(False, "fp32 throughout"),
+        fp16=(False, "fp32 throughout"),
+        # transformers 5.23.0: training_args.py, "TF32": left unset, torch_compile turns TF32 on by itself.
+        tf32=(False, "fp32 throughout: left open, torch_compile would turn TF32 on"),
     )
 
 
@@ -44,11 +42,9 @@ def tf32(setup: Setup) -> Setup:
     setup = _needs_ampere(setup, "multiplies in TF32")
     return setup.put("model.dtype", "float32", "TF32 is a way to multiply fp32 numbers").put_all(
         "arguments",
-        {
-            "tf32": (True, "matrix products on tensor cores: 8 bits of exponent as fp32, 10 bits of mantissa as fp16"),
-            "bf16": (False, "under autocast the products would be in bf16"),
-            "fp16": (False, "under autocast the products would be in fp16"),
-        },
+        tf32=(True, "matrix products on tensor cores: 8 bits of exponent as fp32, 10 bits of mantissa as fp16"),
+        bf16=(False, "under autocast the products would be in bf16"),
+        fp16=(False, "under autocast the products would be in fp16"),
     )
 
 
@@ -64,10 +60,8 @@ def bf16_autocast(setup: Setup) -> Setup:
     setup = _needs_ampere(setup, "computes in bf16")
     return setup.put("model.dtype", "float32", "autocast casts on the fly; updates are made in fp32").put_all(
         "arguments",
-        {
-            "bf16": (True, "matrix products and most activations in 2 bytes; bf16 needs no loss scaling"),
-            "fp16": (False, "bf16 it is"),
-        },
+        bf16=(True, "matrix products and most activations in 2 bytes; bf16 needs no loss scaling"),
+        fp16=(False, "bf16 it is"),
     )
 
 
@@ -89,10 +83,8 @@ def fp16_autocast(setup: Setup) -> Setup:
         "model.dtype", "float32", "fp16 weights cannot be trained: torch refuses to unscale fp16 gradients"
     ).put_all(
         "arguments",
-        {
-            "fp16": (True, "matrix products and most activations in 2 bytes, with dynamic loss scaling"),
-            "bf16": (False, "fp16 it is"),
-        },
+        fp16=(True, "matrix products and most activations in 2 bytes, with dynamic loss scaling"),
+        bf16=(False, "fp16 it is"),
     )
 
 
@@ -108,13 +100,8 @@ def pure_bf16(setup: Setup) -> Setup:
     setup = _needs_ampere(setup, "computes in bf16")
     return setup.put("model.dtype", "bfloat16", "2 bytes a weight and 2 a gradient").put_all(
         "arguments",
-        {
-            "bf16": (
-                False,
-                "the weights are bf16 already; autocast would add fp32 copies in norms and softmax",
-            ),
-            "fp16": (False, "bf16 needs no loss scaling"),
-        },
+        bf16=(False, "the weights are bf16 already; autocast would add fp32 copies in norms and softmax"),
+        fp16=(False, "bf16 needs no loss scaling"),
     )
 
 
@@ -159,4 +146,4 @@ def _sixteen_bit(setup: Setup, why: str) -> Setup:
     else:
         reason = f"{card} has no bf16 of its own (compute capability < 8.0): fp16 with dynamic loss scaling"
         dtype, bf16, fp16 = "float16", False, True
-    return setup.put("model.dtype", dtype, why).put_all("arguments", {"bf16": (bf16, reason), "fp16": (fp16, reason)})
+    return setup.put("model.dtype", dtype, why).put_all("arguments", bf16=(bf16, reason), fp16=(fp16, reason))

@@ -30,8 +30,7 @@ from hf_memkit.recipe.schema import read_recipe
 from hf_memkit.recipe.tasks import find_task
 from hf_memkit.recipe.tasks.chat_made_up import made_up_conversations
 from hf_memkit.recipe.tasks.chat_markup import CHATML
-from hf_memkit.recipe.tasks.chat_template import CHATML_FRAMING, training_template
-from hf_memkit.recipe.tasks.chat_tokens import checksum, tokenise
+from hf_memkit.recipe.tasks.chat_tokens import CHATML_FRAMING, checksum, tokenise, training_template
 from hf_memkit.recipe.tokenizer import Framing, train_tokenizer
 from hf_memkit.request import Request
 from hf_memkit.setup import Setup

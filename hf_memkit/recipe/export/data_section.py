@@ -18,12 +18,12 @@ from typing import Any, Final
 
 from hf_memkit.models import hub_reachable
 from hf_memkit.recipe.export.args_file import local_or_hub, with_reasons
-from hf_memkit.recipe.table_rows import TABLE_SUFFIXES, find_tables, read_rows
+from hf_memkit.recipe.tables import TABLE_SUFFIXES, find_tables, read_rows
 from hf_memkit.recipe.tasks import DEFAULT_TASK, Task, task_of
 from hf_memkit.recipe.tasks import __name__ as TASKS_PACKAGE
 from hf_memkit.recipe.tasks.media import files_in
 from hf_memkit.recipe.tasks.task import Settings
-from hf_memkit.recipe.text_files import find_text_files
+from hf_memkit.recipe.text_readers import find_text_files
 from hf_memkit.setup import Setup
 from hf_memkit.user_files import user_path
 

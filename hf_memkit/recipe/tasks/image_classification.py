@@ -80,7 +80,7 @@ class _ImageClassification(Task):
         """(rows, labels, what a person reads, whether they bring a held-out part)."""
         if importlib.util.find_spec("PIL") is None:
             raise MissingPackageError("images need pillow, which is missing; run: pip install 'hf-memkit[vision]'")
-        source = source_of(setup)
+        source = source_of(setup, any_ending=True)
         if source is None:
             return *_made_up(), False
         if isinstance(source, HubData):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hf_memkit.errors import DataError
-from hf_memkit.recipe.table_rows import TABLE_SUFFIXES, find_tables, read_rows
+from hf_memkit.recipe.tables import TABLE_SUFFIXES, find_tables, read_rows
 from hf_memkit.recipe.tasks.media import checked, column_of, files_in, told_at_once
 from hf_memkit.recipe.text_readers import in_one_line, name_of
 

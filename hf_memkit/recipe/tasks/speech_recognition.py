@@ -76,7 +76,7 @@ class _SpeechRecognition(Task):
 
     def read(self, setup: Setup, longest_s: float = _HEARD_S) -> tuple[Any, str]:
         """(rows, what a person reads)."""
-        source = source_of(setup)
+        source = source_of(setup, any_ending=True)
         if source is None:
             return _made_up()
         if isinstance(source, HubData):

@@ -111,11 +111,6 @@ class Task(ABC):
         after."""
         return setup
 
-    def reader(self) -> Any:
-        """What reads the rows of one table (`hf_memkit.recipe.tables.RowTask`): a new one for each where a row must
-        agree with those before it."""
-        return self
-
     @abstractmethod
     def read(self, setup: Setup) -> Any:
         """What `data.source` names, read and checked: all of `prepare` that needs no model, from the section `data`.

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Final
 
 from hf_memkit.errors import DataError
 from hf_memkit.recipe.tables import Table, cell, load_table
-from hf_memkit.recipe.tasks.label_names import OneKind, label_name
 from hf_memkit.recipe.tasks.made_up_texts import kinds_of_text
 from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
 from hf_memkit.recipe.tasks.token_rows import (
@@ -23,10 +22,11 @@ from hf_memkit.recipe.tasks.token_rows import (
     checksum,
     tokenizer_for,
 )
+from hf_memkit.recipe.text_readers import name_of
 from hf_memkit.recipe.tokenizer import Framing
 from hf_memkit.setup import Setup
 
-__all__ = ["TASK"]
+__all__ = ["TASK", "OneKind", "label_name"]
 
 _TOKENS: Final = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]",
                   "mask_token": "[MASK]"}  # fmt: skip
@@ -41,10 +41,15 @@ class _Reader:
     def __init__(self, task: _TextClassification) -> None:
         self._task, self._labels = task, OneKind(task.example)
 
-    def row(self, columns: Mapping[str, str], where: str, row: Mapping[str, Any]) -> dict[str, Any]:
-        found = self._task.row(columns, where, row)
-        self._labels.add(cell(self._task, columns, "label", where, row), columns["label"], where)
-        return found
+    def __call__(self, columns: Mapping[str, str], where: str, row: Mapping[str, Any]) -> dict[str, Any]:
+        task, pair = self._task, None
+        if "text_pair" in row or "text_pair" in columns:
+            pair = checked_text(task, {"text_pair": "text_pair", **columns}, "text_pair", where, row)
+        text = checked_text(task, columns, "text", where, row)
+        label = cell(task, columns, "label", where, row)
+        name = label_name(label, columns["label"], where, task.example)
+        self._labels.add(label, columns["label"], where)
+        return {"text": text, "text_pair": pair, "label": name, "place": where}
 
 
 class _TextClassification(Task):
@@ -68,19 +73,6 @@ class _TextClassification(Task):
 
     def reader(self) -> _Reader:
         return _Reader(self)
-
-    def row(self, columns: Mapping[str, str], where: str, row: Mapping[str, Any]) -> dict[str, Any]:
-        second = "text_pair" if "text_pair" in row or "text_pair" in columns else None
-        pair = None
-        if second is not None:
-            names = columns if second in columns else {**columns, second: second}
-            pair = checked_text(self, names, second, where, row)
-        return {
-            "text": checked_text(self, columns, "text", where, row),
-            "text_pair": pair,
-            "label": label_name(cell(self, columns, "label", where, row), columns["label"], where, self.example),
-            "place": where,
-        }
 
     def features(self) -> Any:
         import datasets
@@ -242,3 +234,56 @@ def _listed(labels: Sequence[str]) -> str:
 
 
 TASK = _TextClassification()
+
+
+def label_name(value: Any, column: str, where: str, example: str) -> str:
+    """The name of a class. A class may be a number, also one that a library has made 1.0 of.
+
+    Raises:
+        DataError: there is none, or something that is not one.
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int):
+        if value >= 0:
+            return str(value)
+        raise DataError(f"{where}: column {column!r}: {value} stands for no label; leave such rows out")
+    if not isinstance(value, str):
+        raise DataError(
+            f"{where}: column {column!r}: expected one class, a name or a whole number, found {name_of(value)}; "
+            f"such as {example}"
+        )
+    if not value.strip():
+        raise DataError(f"{where}: column {column!r}: empty; expected a class, such as {example}")
+    return value.strip()
+
+
+class OneKind:
+    """Sees to it that the labels of one table are all numbers or all names: `1` beside `"positive"` is a second way of
+    writing, and would be a class of its own. Text that is a number goes with both: in CSV all is text."""
+
+    def __init__(self, example: str) -> None:
+        self._example, self._first = example, ("", "", "")
+
+    def add(self, value: Any, column: str, where: str) -> None:
+        """Takes a label that `label_name` has taken.
+
+        Raises:
+            DataError: it is of the other kind than those before.
+        """
+        if isinstance(value, str):
+            kind = "" if value.strip().isdecimal() else "a name"
+        else:
+            kind = "true or false" if isinstance(value, bool) else "a number"
+        if not kind:
+            return
+        before, first, place = self._first
+        if not before:
+            self._first = kind, str(value), where
+        elif kind != before:
+            raise DataError(
+                f"{where}: column {column!r}: {str(value)[:40]!r} is {kind}, and {first[:40]!r} in {place} is "
+                f"{before}; write all labels in one way, such as {self._example}"
+            )

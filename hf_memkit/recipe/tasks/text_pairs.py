@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, ClassVar, Final
 
 from hf_memkit.errors import DataError
-from hf_memkit.recipe.tables import Table, hold_out, load_table
+from hf_memkit.recipe.tables import Reader, Table, hold_out, load_table
 from hf_memkit.recipe.tasks.made_up_texts import summaries
 from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
 from hf_memkit.recipe.tasks.token_rows import (
@@ -65,8 +65,10 @@ class _TextPairs(Task):
             "arguments.generation_max_length", target_length + 1, "a target, and the token that it begins with"
         )
 
-    def row(self, columns: Mapping[str, str], where: str, row: Mapping[str, Any]) -> dict[str, Any]:
-        return {role: checked_text(self, columns, role, where, row) for role in ("source", "target")}
+    def reader(self) -> Reader:
+        return lambda columns, where, row: {
+            role: checked_text(self, columns, role, where, row) for role in ("source", "target")
+        }
 
     def features(self) -> Any:
         import datasets
