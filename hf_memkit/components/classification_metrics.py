@@ -12,15 +12,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import EvalPrediction
 
-__all__ = ["accuracy_and_f1", "likeliest_class", "trainer_options"]
-
-
-def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any) -> dict[str, Any]:
-    """`compute_metrics` and `preprocess_logits_for_metrics`."""
-    return {"compute_metrics": accuracy_and_f1, "preprocess_logits_for_metrics": likeliest_class}
+__all__ = ["accuracy_and_f1", "likeliest_class"]
 
 
 def likeliest_class(logits: Tensor | tuple[Any, ...], labels: Tensor) -> Tensor:

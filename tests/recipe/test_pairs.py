@@ -14,7 +14,7 @@ import torch
 from transformers import EvalPrediction, Seq2SeqTrainingArguments, T5Config, T5ForConditionalGeneration
 
 from hf_memkit.components.generating_trainer import GeneratingTrainer
-from hf_memkit.components.generation_metrics import generation_metrics, rouge_l, trainer_options
+from hf_memkit.components.generation_metrics import generation_metrics, rouge_l
 from hf_memkit.components.stochastic_adafactor import Adafactor
 from hf_memkit.errors import DataError, InputError
 from hf_memkit.hardware import Machine
@@ -105,15 +105,6 @@ def test_metrics_read_generated_tokens(pairs: Examples) -> None:
     measured = generation_metrics(tokenizer)(EvalPrediction(predictions=found, label_ids=labels))
     assert measured["exact_match"] == pytest.approx(2 / 3) and measured["rouge_l"] == pytest.approx(2 / 3)
     assert measured["generated_tokens"] == pytest.approx(np.mean([len(ids[i]) - 1 for i in (0, 2, 2)]))
-
-
-def test_the_part_refuses_what_it_cannot_measure(pairs: Examples, tmp_path: Path) -> None:
-    off = Seq2SeqTrainingArguments(output_dir=str(tmp_path), use_cpu=True)
-    with pytest.raises(ValueError, match="predict_with_generate is off"):
-        trainer_options(model=None, processing_class=pairs.processing_class, arguments=off)
-    on = Seq2SeqTrainingArguments(output_dir=str(tmp_path), use_cpu=True, predict_with_generate=True)
-    with pytest.raises(ValueError, match="no tokenizer"):
-        trainer_options(model=None, processing_class=None, arguments=on)
 
 
 def tiny_t5(vocabulary: int, **more: float) -> T5ForConditionalGeneration:

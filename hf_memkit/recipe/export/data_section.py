@@ -18,10 +18,10 @@ from typing import Any, Final
 
 from hf_memkit.models import hub_reachable
 from hf_memkit.recipe.export.args_file import local_or_hub, with_reasons
-from hf_memkit.recipe.tables import TABLE_SUFFIXES, find_tables, read_rows
+from hf_memkit.recipe.tables import find_tables, read_rows
 from hf_memkit.recipe.tasks import DEFAULT_TASK, Task, task_of
 from hf_memkit.recipe.tasks import __name__ as TASKS_PACKAGE
-from hf_memkit.recipe.tasks.media import files_in
+from hf_memkit.recipe.tasks.media import files_in, only_table
 from hf_memkit.recipe.tasks.task import Settings
 from hf_memkit.recipe.text_readers import find_text_files
 from hf_memkit.setup import Setup
@@ -83,10 +83,10 @@ def _rows(setup: Setup, task: Task) -> ScriptData:
             return _section(setup, _files(texts.paths, "text", sample_by="document"), "text")
         return _section(setup, _files(texts.paths, texts.kind.lower()), data["text_column"])
     if path.is_dir() and task.made_up_by:  # files of their own, with or without a table of them
-        tables = [file for file in files_in(path)[1] if file.suffix.lower() in TABLE_SUFFIXES]
-        if not tables:
+        table = only_table(path, files_in(path)[1])
+        if table is None:
             return _section(setup, task.folders(path))
-        path = tables[0]
+        path = table
     found = find_tables(path, task.local_form)
     there = next((list(row) for _, row in read_rows(found.paths[0], found.kind)), [])
     if found.kind in ("JSON", "parquet"):

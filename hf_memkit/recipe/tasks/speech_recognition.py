@@ -3,17 +3,16 @@ a time, in the data loader's workers."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from hf_memkit.errors import DataError, InputError
 from hf_memkit.models import ModelFacts, hub_reachable, quiet_transformers
-from hf_memkit.recipe.sources import HubData, kept, load_hub, source_of, stamps
+from hf_memkit.recipe.sources import HubData, kept, source_of, stamps
 from hf_memkit.recipe.tables import hold_out
 from hf_memkit.recipe.tasks.audio_files import EXAMPLE, LOCAL_FORM, audio_columns, audio_rows, list_audio, text_columns
-from hf_memkit.recipe.tasks.media import column_of, loader_arguments, told_at_once, whole_config
+from hf_memkit.recipe.tasks.media import checksum, hub_rows, loader_arguments, told_at_once, whole_config
 from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
 from hf_memkit.recipe.text_readers import in_one_line
 from hf_memkit.setup import Setup
@@ -99,7 +98,7 @@ class _SpeechRecognition(Task):
             from transformers import WhisperProcessor
 
             processor = WhisperProcessor(extractor, tokenizer)
-        return Examples(train, held_out, processor, _checksum(train), facts)
+        return Examples(train, held_out, processor, checksum(train, "audio", "text"), facts)
 
     def model_values(self, setup: Setup, examples: Examples) -> dict[str, Any]:
         from hf_memkit.recipe.tasks.whisper_tokenizer import token_values
@@ -166,14 +165,8 @@ def _from_hub(wanted: HubData, columns: Mapping[str, str], longest_s: float) -> 
 
     from hf_memkit.components.speech_batches_sound import SoundError, seconds_of
 
-    rows = load_hub(wanted, LOCAL_FORM)
-    audio = column_of(wanted.name, rows.column_names, (columns["audio"],), "a column of sound")
-    text = column_of(wanted.name, rows.column_names, (columns["text"],), "a column of transcripts")
-    if not isinstance(rows.features[audio], datasets.Audio):
-        raise DataError(f"{wanted.name}: column {audio!r}: expected sound, found {rows.features[audio]}")
-    rows = rows.select_columns([audio, text]).cast_column(audio, datasets.Audio(decode=False))
-    for have, want in ((audio, "audio"), (text, "text")):
-        rows = rows.rename_column(have, want) if have != want else rows
+    rows = hub_rows(wanted, columns, datasets.Audio, {"audio": "sound", "text": "transcripts"}, LOCAL_FORM)
+    text = columns["text"]
     usable: list[int] = []
     for number, row in enumerate(rows):
         where = f"{wanted.name}: row {number + 1}"
@@ -275,15 +268,6 @@ def _short_enough(rows: Any, tokenizer: Any, longest: int, source: str) -> tuple
         len(rows),
         "transcripts are too long",
     )
-
-
-def _checksum(train: Any) -> str:
-    digest = hashlib.sha256()
-    own = "sha256" in train.column_names
-    for row in train.select_columns(["sha256" if own else "audio", "text"]):
-        content = row["sha256"] if own else hashlib.sha256(row["audio"]["bytes"] or row["audio"]["path"].encode())
-        digest.update(f"{content if own else content.hexdigest()} {row['text']}\n".encode())
-    return digest.hexdigest()
 
 
 TASK = _SpeechRecognition()

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final
 from hf_memkit.errors import DataError
 from hf_memkit.recipe.tables import Table, cell, load_table
 from hf_memkit.recipe.tasks.made_up_texts import kinds_of_text
-from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
+from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task, label_values
 from hf_memkit.recipe.tasks.token_rows import (
     as_tokens,
     checked_text,
@@ -107,12 +107,7 @@ class _TextClassification(Task):
         return Examples(train, rows.select(held), tokenizer, checksum(train), facts)
 
     def model_values(self, setup: Setup, examples: Examples) -> dict[str, Any]:
-        labels = examples.facts["labels"]
-        return {
-            "num_labels": len(labels),
-            "id2label": dict(enumerate(labels)),
-            "label2id": {label: number for number, label in enumerate(labels)},
-        }
+        return label_values(examples)
 
     def trainer_options(self, setup: Setup, examples: Examples) -> dict[str, Any]:
         from transformers import DataCollatorWithPadding
