@@ -151,8 +151,7 @@ def child(folder: str) -> int:
     """The measured process: trains with the JSON that `measure` left in `folder`, and writes `held.json`."""
     job = json.loads((Path(folder) / "job.json").read_text())
     on_cpu, config = bool(job["on_cpu"]), job["config"]
-    from hf_memkit.zero.launch import single_process_environment
-    from hf_memkit.zero.process_group import join_process_group, leave_process_group
+    from hf_memkit.zero.process_group import join_process_group, leave_process_group, single_process_environment
 
     os.environ.update(single_process_environment())
     ops.build(ops.needed(config, cpu=on_cpu), lambda line: print(line, file=sys.stderr), cpu=on_cpu)

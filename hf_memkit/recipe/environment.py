@@ -9,10 +9,9 @@ from hf_memkit.errors import MissingPackageError, RunError
 from hf_memkit.hardware import has_kernels
 from hf_memkit.recipe.ranks import Ranks
 from hf_memkit.setup import Setup
-from hf_memkit.techniques.allocator import VARIABLE
-from hf_memkit.train.allocator import set_allocator
+from hf_memkit.techniques.allocator import VARIABLE, set_allocator
 from hf_memkit.zero import ops
-from hf_memkit.zero.launch import single_process_environment
+from hf_memkit.zero.process_group import single_process_environment
 
 __all__ = ["has_kernels", "set_environment"]
 

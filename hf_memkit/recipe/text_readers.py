@@ -1,5 +1,8 @@
 """Local files in, their texts out, one document at a time; the first mistake ends it with a line that names its place.
 
+Before any is read, the file or folder that `--data` names is checked: that it can be, and that its files are of one
+kind.
+
 What one document is:
 
 * text: a file. Its lines and paragraphs belong together, and the token that packing puts between documents would

@@ -1,14 +1,27 @@
-"""Settings of PyTorch's caching allocator: one variable, in which several options stand side by side."""
+"""Settings of PyTorch's caching allocator: one variable, in which several options stand side by side; and whether it
+can still be set in this process."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Final
 
 from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
 
-__all__ = ["OLD_VARIABLES", "VARIABLE", "of_no_use", "options", "problems_of", "refused_by_torch", "user_settings"]
+__all__ = [
+    "OLD_VARIABLES",
+    "VARIABLE",
+    "of_no_use",
+    "options",
+    "problems_of",
+    "refused_by_torch",
+    "set_allocator",
+    "too_late",
+    "user_settings",
+]
 
 VARIABLE: Final = "PYTORCH_ALLOC_CONF"
 
@@ -199,3 +212,47 @@ def user_settings(environment: Mapping[str, str]) -> tuple[str, str] | None:
         if name in environment:
             return name, environment[name]
     return None
+
+
+def too_late(text: str) -> str:
+    """Why setting the variable to `text` comes too late in this process, and what still works; "" if it does not.
+
+    That torch is imported does no harm: it reads the variable when the card is first used, once a process
+    (torch 2.13.0: include/c10/core/AllocatorConfig.h, `AcceleratorAllocatorConfig::instance`).
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return ""
+    if "backend" in options(text):
+        return f"CUDA is in use already: its allocator's backend is fixed; set {VARIABLE}={text} before Python starts"
+    return (
+        f"CUDA is in use already, and the allocator has read its variable. For what is allocated from now on, "
+        f'torch._C._accelerator_setAllocatorSettings("{text}") still works, and replaces all options set before; '
+        f"segments that are there stay as they are. Better: set {VARIABLE}={text} before Python starts"
+    )
+
+
+def set_allocator(text: str, say: Callable[[str], None], environment: MutableMapping[str, str] | None = None) -> bool:
+    """Sets the variable to `text` unless the user has set it, or it is too late; `say` is told of either.
+
+    Args:
+        text: options as torch reads them.
+        say: told, in one line, what is kept instead or why nothing is set.
+        environment: where it is set; None: this process's.
+
+    Returns:
+        Whether the allocator will work with `text`.
+    """
+    target = os.environ if environment is None else environment
+    users = user_settings(target)
+    if users is not None:
+        if options(users[1]) != options(text):
+            say(f"The allocator keeps your own setting, {users[1]}, instead of {text}.")
+            return False
+        return True
+    late = too_late(text)
+    if late:
+        say(late)
+        return False
+    target[VARIABLE] = text
+    return True

@@ -4,13 +4,14 @@ The order matters: TrainingArguments first and kept alive, because under ZeRO-3 
 `from_config` to split the weights while they are made (transformers:src/transformers/integrations/deepspeed.py).
 """
 
-from hf_memkit.train.arguments import build_arguments, prepared_rows
 from hf_memkit.train.model import build_model
 from hf_memkit.train.packages import missing_package, needed_packages, require_packages
 from hf_memkit.train.trainer import (
     after_making,
+    build_arguments,
     install_model_parts,
     optimizer_class_and_options,
+    prepared_rows,
     trainer_class,
     trainer_options,
 )

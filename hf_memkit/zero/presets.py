@@ -1,4 +1,5 @@
-"""The DeepSpeed presets as they stand in `ds_configs/`: plain JSON that works as it is."""
+"""The DeepSpeed presets as they stand in `ds_configs/`: plain JSON that works as it is, with `index.yaml`, which says
+for whom each is, what it needs, saves and costs; and the `accelerate launch` config that starts a script with one."""
 
 from __future__ import annotations
 

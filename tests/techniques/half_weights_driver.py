@@ -12,7 +12,7 @@ from typing import Any
 
 def main() -> None:
     from hf_memkit.zero import ops
-    from hf_memkit.zero.launch import single_process_environment
+    from hf_memkit.zero.process_group import single_process_environment
 
     os.environ.update(single_process_environment(), DS_ACCELERATOR="cpu")
     ops.build(("deepspeed_shm_comm",), print, cpu=True)

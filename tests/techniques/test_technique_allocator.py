@@ -18,8 +18,16 @@ from hf_memkit.errors import SettingError
 from hf_memkit.job import Job
 from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES
-from hf_memkit.techniques.allocator import _KNOWN, OLD_VARIABLES, VARIABLE, options, problems_of, user_settings
-from hf_memkit.train.allocator import set_allocator, too_late
+from hf_memkit.techniques.allocator import (
+    _KNOWN,
+    OLD_VARIABLES,
+    VARIABLE,
+    options,
+    problems_of,
+    set_allocator,
+    too_late,
+    user_settings,
+)
 from tests.techniques.jobs import gpt2_job
 
 KEY = f"environment.{VARIABLE}"

@@ -3,6 +3,10 @@
 The trainer is given these rows as they are (`hf_memkit.train.prepared_rows`): they are made once, by the first process
 of a machine, before a model is loaded. The order is the trainer's own (trl 1.16.0: `SFTTrainer._prepare_dataset`):
 tokens of the template, labels on the assistant's, cut at the length, those without a label left out, or packed.
+
+The loss is taken over the assistant's turns, which a template marks with `{% generation %}`. Few models ship such a
+template. TRL has one for many families (`trl/chat_template_utils.py`, told by the exact text of the model's own); that
+of Llama 3.1 to 3.3 is marked here. For any other, nothing is guessed.
 """
 
 from __future__ import annotations

@@ -13,20 +13,22 @@ from functools import partial
 from typing import Any, ClassVar, Final
 
 from hf_memkit.errors import DataError
-from hf_memkit.recipe.tables import Table, cell, load_table
-from hf_memkit.recipe.tasks.made_up_texts import kinds_of_text
-from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task, label_values
-from hf_memkit.recipe.tasks.token_rows import (
+from hf_memkit.recipe.tables import (
+    Table,
     as_tokens,
+    cell,
     checked_text,
     checksum,
+    load_table,
     tokenizer_for,
 )
+from hf_memkit.recipe.tasks.made_up_texts import kinds_of_text
+from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task, label_values
 from hf_memkit.recipe.text_readers import name_of
 from hf_memkit.recipe.tokenizer import Framing
 from hf_memkit.setup import Setup
 
-__all__ = ["TASK", "OneKind", "label_name"]
+__all__ = ["TASK"]
 
 _TOKENS: Final = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]",
                   "mask_token": "[MASK]"}  # fmt: skip

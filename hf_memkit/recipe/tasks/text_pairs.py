@@ -12,15 +12,18 @@ from functools import partial
 from typing import Any, ClassVar, Final
 
 from hf_memkit.errors import DataError
-from hf_memkit.recipe.tables import Reader, Table, hold_out, load_table
-from hf_memkit.recipe.tasks.made_up_texts import summaries
-from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
-from hf_memkit.recipe.tasks.token_rows import (
+from hf_memkit.recipe.tables import (
+    Reader,
+    Table,
     as_tokens,
     checked_text,
     checksum,
+    hold_out,
+    load_table,
     tokenizer_for,
 )
+from hf_memkit.recipe.tasks.made_up_texts import summaries
+from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
 from hf_memkit.recipe.tokenizer import Framing
 from hf_memkit.setup import Setup
 
