@@ -21,15 +21,8 @@ from typing import Any, ClassVar, Final, Protocol
 
 from hf_memkit.errors import DataError
 from hf_memkit.models import hub_reachable
-from hf_memkit.recipe.sources import (
-    HubData,
-    kept,
-    load_hub,
-    quiet_datasets,
-    source_of,
-    stamps,
-)
-from hf_memkit.recipe.text_readers import json_values, name_of, not_utf8, parquet_rows
+from hf_memkit.recipe.sources import HubData, kept_files, load_hub, quiet_datasets, source_of
+from hf_memkit.recipe.text_readers import LocalFiles, json_values, name_of, not_utf8, parquet_rows
 from hf_memkit.recipe.tokenizer import Framing
 from hf_memkit.setup import Setup
 
@@ -142,16 +135,8 @@ def _made_up(task: RowTask) -> Table:
 
 def _from_files(task: RowTask, path: Path, columns: Mapping[str, str]) -> Table:
     files = find_tables(path, f"{task.local_form}, such as {task.example}")
-    arguments = {
-        "paths": tuple(str(each.resolve()) for each in files.paths),
-        "stamps": stamps(files.paths),
-        "names": tuple(str(each) for each in files.paths),
-        "kind": files.kind,
-        "task": task.name,
-        "columns": dict(columns),
-        "version": _ROWS_VERSION,
-    }
-    return Table(kept(_rows, task.features(), arguments, files.source), files.source)
+    rows = kept_files(_rows, task.features(), files, task=task.name, columns=dict(columns), version=_ROWS_VERSION)
+    return Table(rows, files.source)
 
 
 def _rows(
@@ -195,17 +180,7 @@ _LONGEST_FIELD: Final = 2**24
 """Characters of one CSV field; Python's own limit of 131072 is below long documents."""
 
 
-@dataclass(frozen=True)
-class TableFiles:
-    """Files of one kind (`JSON`, `CSV`, `TSV` or `parquet`), in the order in which they are read; `source` is what a
-    person reads."""
-
-    kind: str
-    paths: tuple[Path, ...]
-    source: str
-
-
-def find_tables(path: Path, expected: str) -> TableFiles:
+def find_tables(path: Path, expected: str) -> LocalFiles:
     """The tables of `path`: itself, or those in it if it is a folder.
 
     Args:
@@ -219,7 +194,7 @@ def find_tables(path: Path, expected: str) -> TableFiles:
         kind = _KINDS.get(path.suffix.lower())
         if kind is None:
             raise DataError(f"{path}: is no table (it ends in {path.suffix!r}); expected {expected}")
-        return TableFiles(kind, (_readable(path),), str(path))
+        return LocalFiles(kind, (_readable(path),), str(path))
     files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
     tables = [file for file in files if file.suffix.lower() in _KINDS]
     if not tables:
@@ -228,7 +203,7 @@ def find_tables(path: Path, expected: str) -> TableFiles:
     if len(kinds) > 1:
         listing = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
         raise DataError(f"{path}: files of several kinds: {listing}; give a folder or a file of one kind")
-    return TableFiles(next(iter(kinds)), tuple(map(_readable, tables)), f"{path} ({len(tables)} files)")
+    return LocalFiles(next(iter(kinds)), tuple(map(_readable, tables)), f"{path} ({len(tables)} files)")
 
 
 def read_rows(path: Path, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:

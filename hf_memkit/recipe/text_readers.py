@@ -31,7 +31,7 @@ from hf_memkit.errors import DataError
 __all__ = [
     "DATA_SUFFIXES",
     "DOCUMENT_CHARACTERS",
-    "TextFiles",
+    "LocalFiles",
     "check_schema",
     "find_text_files",
     "in_one_line",
@@ -244,8 +244,8 @@ DATA_SUFFIXES = frozenset({*_KINDS, *_TABLES})
 
 
 @dataclass(frozen=True)
-class TextFiles:
-    """Files of one kind (`text`, `JSON` or `parquet`), in the order in which they are read."""
+class LocalFiles:
+    """Files of one kind (`text`, `JSON`, `CSV`, `TSV` or `parquet`), in the order in which they are read."""
 
     kind: str
     paths: tuple[Path, ...]
@@ -253,7 +253,7 @@ class TextFiles:
     """What a person reads: the path, and for a folder what was found in it."""
 
 
-def find_text_files(path: Path) -> TextFiles:
+def find_text_files(path: Path) -> LocalFiles:
     """The files of `path`: itself, or all below it if it is a folder, sorted by path; links are followed.
 
     In a folder the names' endings decide, hidden files and folders are passed over, and `source` tells how many
@@ -265,7 +265,7 @@ def find_text_files(path: Path) -> TextFiles:
     if not path.is_dir():
         if path.suffix.lower() in _TABLES:
             raise DataError(f"{path}: tables in {path.suffix} files are not read; convert it to JSON lines or parquet")
-        return TextFiles(_KINDS.get(path.suffix.lower(), "text"), (_regular(path),), str(path))
+        return LocalFiles(_KINDS.get(path.suffix.lower(), "text"), (_regular(path),), str(path))
     found = _files_below(path)
     usable = [file for file in found if file.suffix.lower() in _KINDS]
     others = _endings(file for file in found if file.suffix.lower() not in _KINDS)
@@ -279,7 +279,7 @@ def find_text_files(path: Path) -> TextFiles:
     kind = next(iter(kinds))
     left = f"; not read: {others}" if others else ""
     source = f"{path} ({len(usable)} {kind} {'file' if len(usable) == 1 else 'files'}{left})"
-    return TextFiles(kind, tuple(_regular(file) for file in usable), source)
+    return LocalFiles(kind, tuple(_regular(file) for file in usable), source)
 
 
 def _files_below(folder: Path) -> list[Path]:

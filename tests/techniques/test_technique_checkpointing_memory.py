@@ -134,7 +134,7 @@ def test_gpt2_xl_is_held_least_by_single_layers_and_by_pairs_with_a_fused_gelu()
     assert root == 7 and round(roots / single, 1) == 2.6
     assert best_segment(layer, 48) == 1
     assert best_segment(layer_of(job.model, job.tokens, fused_gelu=True), 48) == 2
-    setup = find_technique("segment-checkpointing")(Setup(preset="x").put("model.dtype", "bfloat16", "x"), job)
+    setup = find_technique("segment-checkpointing")(Setup(preset="x", job=job).put("model.dtype", "bfloat16", "x"))
     assert setup["model_parts.checkpoint_segments"] == {"segment_layers": 1}
     (reason,) = [s.reason for s in setup.settings if s.key == "model_parts.checkpoint_segments"]
     assert f"√48 ≈ 7: {roots:.1f} MiB" in reason and f"single layers: {single:.1f} MiB" in reason
