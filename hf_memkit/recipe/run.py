@@ -16,11 +16,10 @@ from hf_memkit import train
 from hf_memkit._version import __version__
 from hf_memkit.errors import InputError, RunError
 from hf_memkit.memory.records import read_records
-from hf_memkit.recipe.environment import set_environment
+from hf_memkit.recipe.environment import Swap, nvme_path, set_environment
 from hf_memkit.recipe.output import last_checkpoint, write_run
 from hf_memkit.recipe.prepare import first, prepare_data, without_needless_grouping
 from hf_memkit.recipe.ranks import FOLDER_VARIABLE, Ranks
-from hf_memkit.recipe.swap import Swap, nvme_path
 from hf_memkit.recipe.tasks import Examples, task_of
 from hf_memkit.setup import Setting, Setup
 from hf_memkit.units import GB

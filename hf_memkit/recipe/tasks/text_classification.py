@@ -91,6 +91,8 @@ class _TextClassification(Task):
         return table, _paired(table.rows), _classes(table.rows["label"][:], table.rows["place"], table.source)
 
     def prepare(self, setup: Setup, say: Say) -> Examples:
+        from hf_memkit.components.classification_metrics import last_of_each
+
         data = setup.section("data")
         table, paired, labels = self.read(setup)
         given: list[str] = table.rows["label"][:]
@@ -102,7 +104,7 @@ class _TextClassification(Task):
         full = _full(rows, length)
         if full:
             say(f"Cut: {full} of {len(rows)} texts fill all {length} tokens, and may go on beyond them")
-        held = _held_out(given, float(data["held_out"]))
+        held = last_of_each(given, float(data["held_out"]))
         taken = set(held)
         train = rows.select([index for index in range(len(rows)) if index not in taken])
         facts = {"labels": labels, "examples": len(rows), "full_texts": full, "counts": dict(Counter(given))}
@@ -211,18 +213,6 @@ def _full(rows: Any, length: int) -> int:
 
     lengths = compute.list_value_length(rows.data.column("input_ids"))
     return int(compute.sum(compute.equal(lengths, length)).as_py() or 0)
-
-
-def _held_out(given: Sequence[str], share: float) -> list[int]:
-    """The last `share` of each class, at least one example of it, in an order in which any first part has all classes
-    in about their shares."""
-    import numpy as np
-
-    by_class: dict[str, list[int]] = {}
-    for number, label in enumerate(given):
-        by_class.setdefault(label, []).append(number)
-    held = sorted(number for found in by_class.values() for number in found[-max(1, round(share * len(found))) :])
-    return [held[number] for number in np.random.default_rng(0).permutation(len(held))]
 
 
 def _listed(labels: Sequence[str]) -> str:
