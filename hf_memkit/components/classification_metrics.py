@@ -28,8 +28,8 @@ def likeliest_class(logits: Tensor | tuple[Any, ...], labels: Tensor) -> Tensor:
 
 
 def last_of_each(classes: Sequence[str], share: float) -> list[int]:
-    """What is held out: the numbers of the last `share` of each class, at least one example of it, in an order in which
-    any first part has all classes in about their shares."""
+    """What is held out: the numbers of the last `share` of each class, at least one example of it, in an order in
+    which any first part has all classes in about their shares."""
     by_class: dict[str, list[int]] = {}
     for number, name in enumerate(classes):
         by_class.setdefault(name, []).append(number)
