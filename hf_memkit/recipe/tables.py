@@ -313,13 +313,26 @@ def tokenizer_for(setup: Setup, table: Table, columns: Sequence[str], framing: F
     return chosen.tokenizer
 
 
-def as_tokens(rows: Any, encode: Callable[[Mapping[str, list[Any]]], Mapping[str, list[Any]]]) -> Any:
-    """The `datasets.Dataset` that `encode` makes of batches of rows; nothing of the old columns stays."""
-    from hf_memkit.recipe.sources import quiet_datasets
+def as_tokens(
+    rows: Any,
+    encode: Callable[[Mapping[str, list[Any]]], Mapping[str, list[Any]]],
+    limits: Mapping[str, tuple[str, int]],
+    say: Callable[[str], None],
+) -> Any:
+    """The `datasets.Dataset` that `encode` makes of batches of rows; nothing of the old columns stays.
+
+    `limits`: column → what its rows are, and the most tokens of one; rows that fill all of it are told.
+    """
+    import pyarrow.compute as compute  # type: ignore[import-untyped, unused-ignore]
 
     with quiet_datasets():
         encode(rows[:1])  # a tokenizer's hash, by which `datasets` knows the result, changes at its first call
-        return rows.map(encode, batched=True, batch_size=_BATCH, remove_columns=rows.column_names)
+        made = rows.map(encode, batched=True, batch_size=_BATCH, remove_columns=rows.column_names)
+    for name, (what, limit) in limits.items():
+        full = compute.sum(compute.equal(compute.list_value_length(made.data.column(name)), limit)).as_py()
+        if full:
+            say(f"Cut: {full} of {len(made)} {what} fill all {limit} tokens, and may go on beyond them")
+    return made
 
 
 def checksum(rows: Any) -> str:

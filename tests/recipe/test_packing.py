@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from hf_memkit.errors import DataError, SettingError
 from hf_memkit.recipe import packing
 from hf_memkit.recipe.data import Documents
-from hf_memkit.recipe.packing import Blocks, Packed, epochs, pack, unigram_loss
+from hf_memkit.recipe.packing import Blocks, Packed, pack, unigram_loss
 from hf_memkit.recipe.tokenizer import END_OF_TEXT, train_tokenizer
 
 TEXTS = [topics[name] for name in sorted(topics)[:30]]
@@ -204,7 +204,3 @@ def test_unigram_loss_of_many_blocks() -> None:
     _, counts = np.unique(tokens[:, 1:], return_counts=True)
     share = counts / counts.sum()
     assert unigram_loss(Blocks(tokens)) == pytest.approx(float(-(share * np.log(share)).sum()), abs=1e-12)
-
-
-def test_epochs(packed: Packed) -> None:
-    assert epochs(10, 4, Blocks(np.zeros((80, 2), dtype=np.int32))) == 0.5

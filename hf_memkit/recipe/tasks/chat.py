@@ -139,8 +139,6 @@ class _Chat(Task):
             "conversations": made.conversations,
             "tokens": made.tokens,
             "trained_tokens": made.trained_tokens,
-            "cut": made.cut,
-            "without_label": made.without_label,
             "packed": packing,
         }
         return Examples(made.rows, evaluated.rows, tokenizer, checksum(made.rows), facts)

@@ -92,8 +92,13 @@ class _ImageClassification(Task):
         train, held_out = _split(rows, own, float(setup["data.held_out"]))
         processor, why = _image_processor(setup)
         say(f"Image processor: {why}")
-        facts = {"labels": list(labels), "images": len(rows)}
-        return Examples(train, held_out, processor, checksum(train, "image", "label", repr(tuple(labels))), facts)
+        return Examples(
+            train,
+            held_out,
+            processor,
+            checksum(train, "image", "label", repr(tuple(labels))),
+            {"labels": list(labels)},
+        )
 
     def model_values(self, setup: Setup, examples: Examples) -> dict[str, Any]:
         # A head for other labels is replaced, not refused.

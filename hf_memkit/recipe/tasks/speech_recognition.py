@@ -93,12 +93,11 @@ class _SpeechRecognition(Task):
         if left_out:
             say(f"Left out: {left_out} transcripts of more than {setup['data.sequence_length']} tokens")
         train, held_out = hold_out(rows, float(setup["data.held_out"]))
-        facts = {"files": len(rows), "own_tokenizer": is_own}
         with quiet_transformers():
             from transformers import WhisperProcessor
 
             processor = WhisperProcessor(extractor, tokenizer)
-        return Examples(train, held_out, processor, checksum(train, "audio", "text"), facts)
+        return Examples(train, held_out, processor, checksum(train, "audio", "text"), {"own_tokenizer": is_own})
 
     def model_values(self, setup: Setup, examples: Examples) -> dict[str, Any]:
         from hf_memkit.recipe.tasks.whisper_tokenizer import token_values

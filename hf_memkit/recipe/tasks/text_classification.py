@@ -100,15 +100,12 @@ class _TextClassification(Task):
         texts = ("text", "text_pair") if paired else ("text",)
         tokenizer = tokenizer_for(setup, table, texts, self.framing(setup), say)
         length = int(data["sequence_length"])
-        rows = as_tokens(table.rows, partial(_encode, tokenizer, labels, paired, length))
-        full = _full(rows, length)
-        if full:
-            say(f"Cut: {full} of {len(rows)} texts fill all {length} tokens, and may go on beyond them")
+        encode = partial(_encode, tokenizer, labels, paired, length)
+        rows = as_tokens(table.rows, encode, {"input_ids": ("texts", length)}, say)
         held = last_of_each(given, float(data["held_out"]))
         taken = set(held)
         train = rows.select([index for index in range(len(rows)) if index not in taken])
-        facts = {"labels": labels, "examples": len(rows), "full_texts": full, "counts": dict(Counter(given))}
-        return Examples(train, rows.select(held), tokenizer, checksum(train), facts)
+        return Examples(train, rows.select(held), tokenizer, checksum(train), {"labels": labels})
 
     def model_values(self, setup: Setup, examples: Examples) -> dict[str, Any]:
         return label_values(examples)
@@ -205,14 +202,6 @@ def _encode(
         return_attention_mask=False,  # the collator makes it
     )
     return {**inputs, "labels": [labels.index(label) for label in rows["label"]]}
-
-
-def _full(rows: Any, length: int) -> int:
-    """Rows that fill the whole length."""
-    import pyarrow.compute as compute  # type: ignore[import-untyped, unused-ignore]
-
-    lengths = compute.list_value_length(rows.data.column("input_ids"))
-    return int(compute.sum(compute.equal(lengths, length)).as_py() or 0)
 
 
 def _listed(labels: Sequence[str]) -> str:

@@ -95,15 +95,9 @@ class _TextPairs(Task):
         length, target_length = _lengths(setup)
         # A closure would have to be hashed with all that it sees.
         encode = partial(_encode, tokenizer, data["prefix"], length, target_length)
-        rows = as_tokens(table.rows, encode)
-        sources, targets = (_longest(rows, name, limit) for name, limit in (("input_ids", length),
-                                                                            ("labels", target_length)))  # fmt: skip
-        for what, (count, limit) in (("sources", sources), ("targets", targets)):
-            if count:
-                say(f"Cut: {count} of {len(rows)} {what} fill all {limit} tokens, and may go on beyond them")
-        train, held_out = hold_out(rows, data["held_out"])
-        facts = {"pairs": len(rows), "full_sources": sources[0], "full_targets": targets[0]}
-        return Examples(train, held_out, tokenizer, checksum(train), facts)
+        limits = {"input_ids": ("sources", length), "labels": ("targets", target_length)}
+        train, held_out = hold_out(as_tokens(table.rows, encode, limits, say), data["held_out"])
+        return Examples(train, held_out, tokenizer, checksum(train))
 
     def trainer_options(self, setup: Setup, examples: Examples) -> dict[str, Any]:
         from transformers import DataCollatorForSeq2Seq
@@ -144,15 +138,6 @@ def _encode(
     sources = tokenizer([prefix + text for text in rows["source"]], truncation=True, max_length=length)
     targets = tokenizer(text_target=rows["target"], truncation=True, max_length=target_length)
     return {"input_ids": sources["input_ids"], "labels": targets["input_ids"]}
-
-
-def _longest(rows: Any, name: str, limit: int) -> tuple[int, int]:
-    """(how many rows fill the limit, the limit)."""
-    import pyarrow.compute as compute  # type: ignore[import-untyped, unused-ignore]
-
-    return int(
-        compute.sum(compute.equal(compute.list_value_length(rows.data.column(name)), limit)).as_py() or 0
-    ), limit
 
 
 TASK = _TextPairs()
