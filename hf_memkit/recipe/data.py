@@ -33,7 +33,6 @@ FALLBACK = "pydoc_data.topics (the text of Python's own help, used because the h
 # Raise it when `read_texts` gives other texts for the same files: what the cache holds is then read anew.
 _READERS_VERSION = 1
 _ROWS = 100
-_COUNTED_BYTES = 2**31
 
 
 @dataclass(frozen=True)
@@ -44,10 +43,6 @@ class Documents:
     """A list, or a `datasets.Column`, which reads from disk whatever is asked of it."""
     source: str
     """What a person reads."""
-    is_fallback: bool
-    """True if this stands in for the corpus that was wanted."""
-    characters: int | None
-    """Of all texts; None where counting would mean reading more than 2 GiB."""
 
     def __iter__(self) -> Iterator[str]:
         # By slices: asked for row by row, a Column takes eighty times as long.
@@ -96,8 +91,7 @@ def load_documents(
 def _fallback() -> Documents:
     from hf_memkit.recipe.tasks.made_up_texts import help_texts
 
-    texts = help_texts()
-    return Documents(texts, FALLBACK, True, sum(map(len, texts)))
+    return Documents(help_texts(), FALLBACK)
 
 
 def _from_files(files: LocalFiles, text_column: str) -> Documents:
@@ -106,7 +100,7 @@ def _from_files(files: LocalFiles, text_column: str) -> Documents:
     features = datasets.Features({"text": datasets.Value("large_string")})
     version = (_READERS_VERSION, DOCUMENT_CHARACTERS)
     rows = kept_files(_rows, features, files, text_column=text_column, version=version)
-    return Documents(rows["text"], files.source, False, _characters(rows, "text"))
+    return Documents(rows["text"], files.source)
 
 
 def _rows(
@@ -128,20 +122,7 @@ def _from_hub(wanted: HubData, rows: Any, text_column: str, hub_reachable: bool)
     check_schema(name, rows.features.arrow_schema, text_column)
     if nulls := rows.data.column(text_column).null_count:
         raise DataError(f"{name}: column {text_column!r}: expected text, found null in {nulls} of {len(rows)} rows")
-    documents = Documents(
-        rows[text_column],
-        where if hub_reachable else f"{where}, from this machine's cache",
-        False,
-        _characters(rows, text_column),
-    )
+    documents = Documents(rows[text_column], where if hub_reachable else f"{where}, from this machine's cache")
     if next(iter(documents), None) is None:
         raise DataError(f"{name}: no text in its split 'train'")
     return documents
-
-
-def _characters(rows: Any, column: str) -> int | None:
-    import pyarrow.compute as compute  # type: ignore[import-untyped, unused-ignore]
-
-    if rows.data.nbytes > _COUNTED_BYTES:
-        return None
-    return sum(compute.sum(compute.utf8_length(chunk)).as_py() or 0 for chunk in rows.data.column(column).chunks)

@@ -70,12 +70,10 @@ class RowTask(Protocol):
 
 @dataclass(frozen=True)
 class Table:
-    """`rows`: a `datasets.Dataset` with the task's features; `source`: what a person reads; `is_made_up`: whether the
-    rows stand in for the data set that was wanted."""
+    """`rows`: a `datasets.Dataset` with the task's features; `source`: what a person reads."""
 
     rows: Any
     source: str
-    is_made_up: bool = False
 
 
 def load_table(task: RowTask, setup: Setup) -> Table:
@@ -130,7 +128,7 @@ def _made_up(task: RowTask) -> Table:
     import datasets
 
     rows = datasets.Dataset.from_list(task.made_up(), features=task.features())
-    return Table(rows, "made-up examples, used because the hub is not reachable (--data trains on your own)", True)
+    return Table(rows, "made-up examples, used because the hub is not reachable (--data trains on your own)")
 
 
 def _from_files(task: RowTask, path: Path, columns: Mapping[str, str]) -> Table:
@@ -304,7 +302,7 @@ def tokenizer_for(setup: Setup, table: Table, columns: Sequence[str], framing: F
     texts = [text for column in columns for text in table.rows[:_TOKENIZER_ROWS][column] if text]
     chosen = get_tokenizer(
         data["tokenizer"],
-        Documents(texts, table.source, table.is_made_up, None),
+        Documents(texts, table.source),
         vocabulary_size=data["vocabulary_size"],
         allow_download=hub_reachable(),
         framing=framing,

@@ -25,7 +25,7 @@ TEXTS = [topics[name] for name in sorted(topics)[:30]]
 
 
 def documents_of(*texts: str) -> Documents:
-    return Documents(texts, "a test", False, sum(map(len, texts)))
+    return Documents(texts, "a test")
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_the_last_blocks_are_held_out(fraction: float, blocks: int) -> None:
 def test_the_same_again(packed: Packed, tokenizer: Any) -> None:
     column = Dataset.from_dict({"text": TEXTS})["text"]
     for texts in (TEXTS, column):
-        again = pack(Documents(texts, "x", False, None), tokenizer, sequence_length=64, holdout_fraction=0.1)
+        again = pack(Documents(texts, "x"), tokenizer, sequence_length=64, holdout_fraction=0.1)
         assert np.array_equal(again.train.array, packed.train.array)
         assert np.array_equal(again.held_out.array, packed.held_out.array)
 

@@ -174,7 +174,7 @@ def _tokenizer(table: Table, data: Mapping[str, Any], say: Say, *, assistant_onl
     from hf_memkit.recipe.data import Documents
     from hf_memkit.recipe.tokenizer import check_vocabulary, get_tokenizer
 
-    documents = Documents(_Contents(table.rows), table.source, table.is_made_up, None)
+    documents = Documents(_Contents(table.rows), table.source)
     chosen = get_tokenizer(
         data["tokenizer"],
         documents,

@@ -89,7 +89,7 @@ class _SpeechRecognition(Task):
         say(f"Feature extractor: {heard}")
         tokenizer, why, is_own = _tokenizer(setup, rows)
         say(f"Tokenizer: {why}")
-        rows, left_out = _short_enough(rows, tokenizer, int(setup["data.sequence_length"]), told)
+        rows, left_out = _short_enough(rows, tokenizer, int(setup["data.sequence_length"]))
         if left_out:
             say(f"Left out: {left_out} transcripts of more than {setup['data.sequence_length']} tokens")
         train, held_out = hold_out(rows, float(setup["data.held_out"]))
@@ -242,7 +242,7 @@ def _tokenizer(setup: Setup, rows: Any) -> tuple[Any, str, bool]:
     return trained, f"byte-level BPE of {len(trained)} entries, trained here on the transcripts; {why}", False
 
 
-def _short_enough(rows: Any, tokenizer: Any, longest: int, source: str) -> tuple[Any, int]:
+def _short_enough(rows: Any, tokenizer: Any, longest: int) -> tuple[Any, int]:
     """(rows whose labels fit, how many do not). Local files are the user's to cut: there that is a mistake.
 
     Raises:
