@@ -11,7 +11,7 @@ from hf_memkit.ledger import Row
 from hf_memkit.models import ModelFacts
 from hf_memkit.terms import Place
 from hf_memkit.zero.settings import ZeroSettings
-from hf_memkit.zero.split import ROUNDING_SOURCE, Split, aligned, page_locked, split, sub_groups
+from hf_memkit.zero.split import Split, aligned, rounding_row, split, sub_groups
 from hf_memkit.zero.terms import Term
 
 __all__ = ["SWAP_BUFFERS", "is_swapped", "stage_3_rows"]
@@ -31,7 +31,7 @@ def stage_3_rows(
         *_parameters(settings, trained, parts, frozen, gpus=gpus),
         *_gradients(settings, trained, parts, gpus=gpus),
         *_states(settings, parts, gpus=gpus),
-        *_rounding(settings, parts, gpus=gpus),
+        _rounding(settings, parts, gpus=gpus),
     )
 
 
@@ -157,8 +157,8 @@ def _states(settings: ZeroSettings, parts: Split, *, gpus: int) -> list[Row]:
     ]
 
 
-def _rounding(settings: ZeroSettings, parts: Split, *, gpus: int) -> list[Row]:
-    """What torch's pinned allocator adds. Swap buffers are locked by DeepSpeed itself, to the byte."""
+def _rounding(settings: ZeroSettings, parts: Split, *, gpus: int) -> Row:
+    """What torch's pinned allocator adds."""
     blocks = []
     if settings.optimizer.device != "none" and settings.optimizer.pin_memory:
         blocks.append(settings.accumulator_bytes * parts.share)
@@ -167,8 +167,7 @@ def _rounding(settings: ZeroSettings, parts: Split, *, gpus: int) -> list[Row]:
             blocks += [settings.master_bytes * sum(parts.shares[g][i] for g, i in group) for group in groups]
     if settings.parameters.device == "cpu":
         blocks += [settings.element_bytes * sum(shares) for shares in parts.shares]
-    wasted = sum(page_locked(block) - block for block in blocks)
-    return [Term.PINNED_ROUNDING.row("pinned", gpus * wasted, ROUNDING_SOURCE)]
+    return rounding_row(gpus * blocks)
 
 
 SWAP_BUFFERS: Final = (Term.OPTIMIZER_SWAP_BUFFERS, Term.PARAMETER_SWAP_BUFFERS, Term.PARAMETER_WRITE_BACK_BUFFER)
