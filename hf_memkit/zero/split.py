@@ -105,6 +105,6 @@ def _page_locked(size_bytes: int) -> int:
 
 
 def rounding_row(blocks: Iterable[int]) -> Row:
-    """What torch's pinned allocator adds to blocks of so many bytes. DeepSpeed locks swap buffers itself, to the byte."""
+    """What torch's pinned allocator adds to these blocks. DeepSpeed locks swap buffers itself, to the byte."""
     wasted = sum(_page_locked(block) - block for block in blocks)
     return Term.PINNED_ROUNDING.row("pinned", wasted, _ROUNDING_SOURCE)
