@@ -35,7 +35,7 @@ __all__ = [
     "stamps",
 ]
 
-HUB_ID: Final = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?)(:(?P<config>[\w.+-]+))?")
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(:[\w.+-]+)?")
 """`name`, `owner/name` or `owner/name:config`."""
 
 
@@ -60,7 +60,7 @@ def is_local(source: str) -> bool:
         DataError: whether there is one cannot be told.
     """
     path = user_path(source)
-    return path_exists(path) or not HUB_ID.fullmatch(source) or path.suffix.lower() in DATA_SUFFIXES
+    return path_exists(path) or not _HUB_ID.fullmatch(source) or path.suffix.lower() in DATA_SUFFIXES
 
 
 def source_of(setup: Setup, *, any_ending: bool = False) -> Path | HubData | None:
