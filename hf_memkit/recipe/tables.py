@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Final, Protocol
 from hf_memkit.errors import DataError
 from hf_memkit.models import hub_reachable
 from hf_memkit.recipe.sources import HubData, kept_files, load_hub, quiet_datasets, source_of
-from hf_memkit.recipe.text_readers import LocalFiles, json_values, name_of, not_utf8, parquet_rows
+from hf_memkit.recipe.text_readers import LocalFiles, json_values, name_of, not_utf8, parquet_rows, whole_characters
 from hf_memkit.recipe.tokenizer import Framing
 from hf_memkit.setup import Setup
 
@@ -62,10 +62,10 @@ class RowTask(Protocol):
         """What reads one table: a new one where a row must agree with those before."""
 
     def features(self) -> Any:
-        """`datasets.Features` of what `row` gives."""
+        """`datasets.Features` of what the reader gives."""
 
     def made_up(self) -> list[dict[str, Any]]:
-        """Rows, as `row` gives them, for where there is no data: enough to rehearse on, made of what is here."""
+        """Rows, as the reader gives them, for where there is no data: enough to rehearse on, made of what is here."""
 
 
 @dataclass(frozen=True)
@@ -282,11 +282,7 @@ def checked_text(task: RowTask, columns: Mapping[str, str], role: str, where: st
         raise DataError(f"{where}: column {column!r}: expected text, found {name_of(value)}; such as {task.example}")
     if not value or value.isspace():
         raise DataError(f"{where}: column {column!r}: empty; expected text, such as {task.example}")
-    try:
-        value.isascii() or value.encode()
-    except UnicodeEncodeError as error:  # "\ud800" is valid JSON and no character
-        raise DataError(f"{where}: column {column!r}: half of a surrogate pair, which is no character") from error
-    return value
+    return whole_characters(f"{where}: column {column!r}", value)
 
 
 def tokenizer_for(setup: Setup, table: Table, columns: Sequence[str], framing: Framing, say: Any) -> Any:

@@ -40,6 +40,7 @@ __all__ = [
     "not_utf8",
     "parquet_rows",
     "read_texts",
+    "whole_characters",
 ]
 
 DOCUMENT_CHARACTERS = 2**20
@@ -198,10 +199,19 @@ def _text_of(row: Any, column: str, where: str) -> str:
     text = row[column]
     if not isinstance(text, str):
         raise DataError(f"{where}: column {column!r}: expected text, found {name_of(text)}")
+    return whole_characters(f"{where}: column {column!r}", text)
+
+
+def whole_characters(where: str, text: str) -> str:
+    """The text.
+
+    Raises:
+        DataError: there is half of a surrogate pair in it: `"\\ud800"` is valid JSON.
+    """
     try:
         text.isascii() or text.encode()
-    except UnicodeEncodeError as error:  # "\ud800" is valid JSON and no character
-        raise DataError(f"{where}: column {column!r}: half of a surrogate pair, which is no character") from error
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where}: half of a surrogate pair, which is no character") from error
     return text
 
 

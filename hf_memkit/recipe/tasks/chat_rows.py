@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from hf_memkit.errors import DataError, did_you_mean
-from hf_memkit.recipe.text_readers import name_of
+from hf_memkit.recipe.text_readers import name_of, whole_characters
 
 __all__ = ["EXAMPLE", "FORMS", "as_json", "conversation", "form_of"]
 
@@ -184,11 +184,7 @@ def _text(where: str, value: Any, *, may_be_empty: bool = False) -> str:
         raise DataError(f"{where}: expected text, found {name_of(value)}; such as {EXAMPLE}")
     if not may_be_empty and (not value or value.isspace()):
         raise DataError(f"{where}: is empty; every message needs text: fill it in, or take the conversation out")
-    try:
-        value.isascii() or value.encode()
-    except UnicodeEncodeError:  # "\ud800" is valid JSON and no character
-        raise DataError(f"{where}: half of a surrogate pair, which is no character") from None
-    return value
+    return whole_characters(where, value)
 
 
 def _part(where: str, part: Any) -> str:
