@@ -25,11 +25,11 @@ from hf_memkit.memory.records import read_records
 from hf_memkit.models import ModelFacts, describe
 from hf_memkit.units import GIB
 from hf_memkit.zero import ops
-from hf_memkit.zero.index import preset_index
 from hf_memkit.zero.ledger import zero_ledger
 from hf_memkit.zero.nvme import preflight
+from hf_memkit.zero.presets import preset_index
 from hf_memkit.zero.sizing import size_preset
-from hf_memkit.zero.stage_3_nvme import SWAP_BUFFERS
+from hf_memkit.zero.stage_3 import SWAP_BUFFERS
 
 MODEL: Final = "openai-community/gpt2-xl"
 SEQUENCE_LENGTH: Final = 128
@@ -151,8 +151,7 @@ def child(folder: str) -> int:
     """The measured process: trains with the JSON that `measure` left in `folder`, and writes `held.json`."""
     job = json.loads((Path(folder) / "job.json").read_text())
     on_cpu, config = bool(job["on_cpu"]), job["config"]
-    from hf_memkit.zero.launch import single_process_environment
-    from hf_memkit.zero.process_group import join_process_group, leave_process_group
+    from hf_memkit.zero.process_group import join_process_group, leave_process_group, single_process_environment
 
     os.environ.update(single_process_environment())
     ops.build(ops.needed(config, cpu=on_cpu), lambda line: print(line, file=sys.stderr), cpu=on_cpu)

@@ -2,7 +2,7 @@
 
 Each technique's own settings go into a real Trainer, which trains one step of a model with random weights; then its
 optimizer's tensors are counted, those inside quantised ones and projectors included, and compared with what
-`hf_memkit.techniques.optimizer_states` says. Gradients are counted whenever a new one arrives.
+`hf_memkit.techniques.ledger` says. Gradients are counted whenever a new one arrives.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hf_memkit.job import Job
 from hf_memkit.models import describe
 from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES
-from hf_memkit.techniques.optimizer_states import gradient_bytes, states_of
+from hf_memkit.techniques.ledger import gradient_bytes, states_of
 from hf_memkit.train import optimizer_class_and_options
 
 __all__ = ["Measured", "main", "make_setup", "make_trainer", "measure", "state_tensors"]
@@ -65,8 +65,8 @@ def make_setup(name: str, architecture: dict[str, Any], dtype: str, **values: An
     """The technique's own settings for a model of this architecture; what only compiles faster code is left out."""
     facts = describe(architecture["model_type"], architecture=architecture, use_hub=False)
     machine = Machine(None, ram_bytes=1 << 36, disk_free_bytes=1 << 36, disk_path="/", cpu_count=2)
-    setup = Setup(preset=name).put("model.dtype", dtype, "as measured")
-    setup = TECHNIQUES[name](setup, Job(facts, machine, 1, 8, "/tmp", values))
+    job = Job(facts, machine, 1, 8, "/tmp", values)
+    setup = TECHNIQUES[name](Setup(preset=name, job=job).put("model.dtype", dtype, "as measured"))
     low_bit = "low_bit" in str(setup.get("optimizer.class"))
     return setup.put("optimizer.compiled", False, "no compiler here") if low_bit else setup
 

@@ -118,9 +118,10 @@ def make_setup(case: Case, machine: Machine, *, on_cpu: bool) -> tuple[Setup, Mo
         return setup.put("model.class", model.model_class, why), None
     facts = describe(f"{case.model}-shape", values, use_hub=False)
     job = Job(facts, machine, micro_batch, length, "unused", dict(case.values), accumulation=case.accumulation)
+    setup = replace(setup, job=job)
     for name in case.techniques:
-        setup = TECHNIQUES[name](setup, job)
-    return setup.with_rows(*ledger.rows(setup, job)).made_by(case.techniques), facts
+        setup = TECHNIQUES[name](setup)
+    return setup.with_rows(*ledger.rows(setup)).made_by(case.techniques), facts
 
 
 def errors(prediction: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, float]:

@@ -119,13 +119,13 @@ def make_setup(case: Case, model: str, *, on_cpu: bool) -> Setup:
         describe(model, use_hub=False), this_machine(model), size.micro_batch(on_cpu=on_cpu),
         size.length(on_cpu=on_cpu), model, dict(case.values), accumulation=size.accumulation,
     )  # fmt: skip
-    setup = Setup(preset=case.name).put("model.name", model, "the case's first weights")
+    setup = Setup(preset=case.name, job=job).put("model.name", model, "the case's first weights")
     setup = setup.put("model.origin", "local", "written once, the same for every case of the model")
     for name in case.techniques:
-        setup = TECHNIQUES[name](setup, job)
+        setup = TECHNIQUES[name](setup)
     if on_cpu and str(setup.get("optimizer.class", "")).endswith((":AdamW8bit", ":AdamW4bit")):
         setup = setup.put("optimizer.compiled", False, "compiling takes a CPU longer than a rehearsal")
-    return setup.with_rows(*ledger.rows(setup, job)).made_by(case.techniques)
+    return setup.with_rows(*ledger.rows(setup)).made_by(case.techniques)
 
 
 def write_model(name: str, *, on_cpu: bool) -> Path:

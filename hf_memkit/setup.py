@@ -123,10 +123,12 @@ class Setup:
         setup = self.put("model.name", name, "asked for").put("model.origin", origin, _ORIGINS[origin])
         return setup.put("model.architecture", dict(config), "the model's config values")
 
-    def put_all(self, section: str, values: Mapping[str, tuple[Any, str]]) -> Self:
-        """Another setup with each `name: (value, reason)` of `values` set in `section`."""
+    def put_all(
+        self, section: str, values: Mapping[str, tuple[Any, str]] | None = None, /, **named: tuple[Any, str]
+    ) -> Self:
+        """Another setup with each `name: (value, reason)` of `values`, and each `name=(value, reason)`, put there."""
         setup = self
-        for name, (value, reason) in values.items():
+        for name, (value, reason) in {**(values or {}), **named}.items():
             setup = setup.put(f"{section}.{name}", value, reason)
         return setup
 

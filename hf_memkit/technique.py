@@ -1,8 +1,8 @@
 """Techniques: one way to save memory each, in a registry that presets, recipes, docs and tests read.
 
-A technique is a function `(setup, job) -> setup`, registered by the decorator `technique`. It puts settings with their
-reasons, and never touches a live object. The functions stand in `hf_memkit/techniques/`, one file a family, and
-`hf_memkit/zero/techniques.py`; importing `hf_memkit.techniques` and that fills the registry.
+A technique is a function `setup -> setup`, registered by the decorator `technique`. It works from the setup's job,
+puts settings with their reasons, and never touches a live object. The functions stand in `hf_memkit/techniques/`, one
+file a family, and `hf_memkit/zero/techniques.py`; importing `hf_memkit.techniques` and that fills the registry.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
 
 from hf_memkit.errors import InputError, did_you_mean
-from hf_memkit.job import Job
 from hf_memkit.setup import Setup
 
 __all__ = [
@@ -28,7 +27,7 @@ __all__ = [
     "wrong_value",
 ]
 
-Apply = Callable[[Setup, Job], Setup]
+Apply = Callable[[Setup], Setup]
 
 Bounds = Mapping[str, tuple[float | None, float | None]]
 """(least, what it must be below) of a value, by its name; None: no such bound."""
@@ -61,7 +60,7 @@ read what came before (an optimizer reads which weights are trained)."""
 
 @dataclass(frozen=True)
 class Technique:
-    """One way to save memory. Call it as `(setup, job) -> setup`.
+    """One way to save memory. Call it as `setup -> setup`, with a setup that has a job.
 
     Attributes:
         name: in kebab-case; unique.
@@ -91,8 +90,8 @@ class Technique:
     always_applies: str
     apply: Apply = field(repr=False)
 
-    def __call__(self, setup: Setup, job: Job) -> Setup:
-        return self.apply(setup, job)
+    def __call__(self, setup: Setup) -> Setup:
+        return self.apply(setup)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -15,9 +15,12 @@ sys.path.insert(0, str(ROOT))
 from hf_memkit.architectures import ARCHITECTURES  # noqa: E402
 from hf_memkit.models import ModelFacts, describe  # noqa: E402
 from hf_memkit.units import GIB  # noqa: E402
-from hf_memkit.zero.index import PresetInfo, preset_index  # noqa: E402
 from hf_memkit.zero.ledger import zero_ledger  # noqa: E402
-from hf_memkit.zero.presets import load  # noqa: E402
+from hf_memkit.zero.presets import (  # noqa: E402
+    PresetInfo,
+    load,
+    preset_index,
+)
 
 TARGET = ROOT / "ds_configs" / "README.md"
 

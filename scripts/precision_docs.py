@@ -15,7 +15,7 @@ sys.path.insert(0, str(ROOT))
 
 from evidence_tables import update  # noqa: E402
 
-from hf_memkit.techniques.precision import PARAMETER_BYTES  # noqa: E402
+from benchmarks.parameter_bytes import PARAMETER_BYTES  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = ROOT / "docs" / "techniques"

@@ -38,7 +38,7 @@ def list_presets(as_json: Json = False) -> int:
 
     from hf_memkit.cli.render import say
     from hf_memkit.cli.tables import plain_table
-    from hf_memkit.zero.index import preset_index
+    from hf_memkit.zero.presets import preset_index
 
     index = preset_index()
     if as_json:
@@ -65,7 +65,7 @@ def show(
     as_json: Json = False,
 ) -> int:
     from hf_memkit.cli.render import say
-    from hf_memkit.zero.index import preset_index
+    from hf_memkit.zero.presets import preset_index
 
     prepared = prepare(name, model, gpu, gpu_memory, ram, gpus, nodes, nvme_path)
     info = preset_index()[name]
@@ -107,7 +107,7 @@ def copy(
 ) -> int:
     from hf_memkit.cli.render import say
     from hf_memkit.user_files import refuse_existing, user_path, write_text
-    from hf_memkit.zero.index import refuse_other_deepspeed
+    from hf_memkit.zero.presets import refuse_other_deepspeed
 
     prepared = prepare(name, model, gpu, gpu_memory, ram, gpus, nodes, nvme_path)
     target = user_path(destination) if destination else Path(f"{name}.json")
@@ -181,7 +181,7 @@ def _print_sizes(prepared: Prepared) -> None:
 def _launch_config(target: Path, prepared: Prepared, gpus: int, nodes: int) -> str:
     import yaml
 
-    from hf_memkit.zero.accelerate_config import accelerate_config
+    from hf_memkit.zero.presets import accelerate_config
 
     stage = int(prepared.config.get("zero_optimization", {}).get("stage", 0))
     content = accelerate_config(str(target), stage=stage, gpus=gpus, nodes=nodes)

@@ -9,18 +9,14 @@ This file needs numpy, torch and transformers only, so that it can lie beside a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import EvalPrediction
 
-__all__ = ["accuracy_and_f1", "likeliest_class", "trainer_options"]
-
-
-def trainer_options(*, model: nn.Module, processing_class: Any, arguments: Any) -> dict[str, Any]:
-    """`compute_metrics` and `preprocess_logits_for_metrics`."""
-    return {"compute_metrics": accuracy_and_f1, "preprocess_logits_for_metrics": likeliest_class}
+__all__ = ["accuracy_and_f1", "last_of_each", "likeliest_class"]
 
 
 def likeliest_class(logits: Tensor | tuple[Any, ...], labels: Tensor) -> Tensor:
@@ -29,6 +25,16 @@ def likeliest_class(logits: Tensor | tuple[Any, ...], labels: Tensor) -> Tensor:
     scores: Any = logits[0] if isinstance(logits, tuple) else logits
     best: Tensor = scores.argmax(dim=-1)
     return best
+
+
+def last_of_each(classes: Sequence[str], share: float) -> list[int]:
+    """What is held out: the numbers of the last `share` of each class, at least one example of it, in an order in
+    which any first part has all classes in about their shares."""
+    by_class: dict[str, list[int]] = {}
+    for number, name in enumerate(classes):
+        by_class.setdefault(name, []).append(number)
+    held = sorted(number for found in by_class.values() for number in found[-max(1, round(share * len(found))) :])
+    return [held[number] for number in np.random.default_rng(0).permutation(len(held))]
 
 
 def accuracy_and_f1(prediction: EvalPrediction) -> dict[str, float]:

@@ -15,23 +15,10 @@ from typing import Any
 import numpy as np
 from transformers import EvalPrediction
 
-__all__ = ["generation_metrics", "rouge_l", "trainer_options"]
+__all__ = ["generation_metrics", "rouge_l"]
 
 _IGNORED = -100
 _WORD = re.compile(r"[^\W_]+")
-
-
-def trainer_options(*, model: Any, processing_class: Any, arguments: Any) -> dict[str, Any]:
-    """`compute_metrics`.
-
-    Raises:
-        ValueError: the arguments do not ask for generated texts, or there is no tokenizer to read them with.
-    """
-    if not getattr(arguments, "predict_with_generate", False):
-        raise ValueError("predict_with_generate is off, so that nothing is generated; set it to True")
-    if processing_class is None:
-        raise ValueError("there is no tokenizer; give Trainer one as processing_class")
-    return {"compute_metrics": generation_metrics(processing_class)}
 
 
 def generation_metrics(tokenizer: Any) -> Callable[[EvalPrediction], dict[str, float]]:

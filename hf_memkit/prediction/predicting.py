@@ -188,7 +188,7 @@ def _ledger(setup: Setup, job: Job) -> Ledger | None:
     """The setup's own ledger, or one computed for it; None where neither it nor the model's shapes are known."""
     if setup.ledger.rows or job.model is None:
         return setup.ledger if setup.ledger.rows else None
-    rows = formulas.rows(setup, job)
+    rows = formulas.rows(replace(setup, job=job))
     if is_split(setup):
         config = setup["deepspeed.config"]
         held = zero_ledger(

@@ -158,7 +158,7 @@ def apply_preset(
     owner: dict[str, Technique] = {}
     for technique in techniques:
         before = {setting.key: setting.value for setting in setup.settings}
-        setup = technique(setup, job)
+        setup = technique(setup)
         for setting in setup.settings:
             if setting.key in before and before[setting.key] != setting.value:
                 other = owner.get(setting.key, technique)
@@ -170,7 +170,7 @@ def apply_preset(
             if setting.key not in before or before[setting.key] != setting.value:
                 owner[setting.key] = technique
     setup = setup if change is None else change(setup)
-    setup = setup.with_rows(*ledger.rows(setup, job))
+    setup = setup.with_rows(*ledger.rows(setup))
     setup = setup.made_by(technique.name for technique in techniques)
     setup = setup.with_notes(*(f"{each} is left out: {why}" for each, why in left_out.items()))
     return setup.with_problems(shortages(setup.ledger, job.machine))

@@ -19,7 +19,7 @@ from hf_memkit.presets.outside import Outside, outside_lines, script_arguments
 from hf_memkit.presets.own import Replaced
 from hf_memkit.setup import Setup
 
-__all__ = ["ArgumentFile", "Entry", "argument_file"]
+__all__ = ["ArgumentFile", "Reasoned", "argument_file", "reasoned_yaml", "with_installed_names"]
 
 _WIDTH: Final = 110
 
@@ -27,13 +27,8 @@ _FROM_SCRATCH: Final = frozenset({"model_type", "config_name", "config_overrides
 """Arguments of transformers' examples for a model with random weights; they exclude `model_name_or_path`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One line of the file: a name as the installed transformers has it, its value, and why; empty: the user's."""
-
-    name: str
-    value: Any
-    reason: str = ""
+Reasoned = Mapping[str, tuple[Any, str]]
+"""Name → its value, and why."""
 
 
 @dataclass(frozen=True)
@@ -42,32 +37,30 @@ class ArgumentFile:
 
     Attributes:
         title: what made it, one line.
-        entries: the user's own first, then the preset's; names are unique.
+        entries: the user's own first, for no reason, then the preset's, under the names of the installed transformers.
         replaced: settings of the preset that the user's own replaced.
         outside: what the file cannot say.
         notes: what a person should know.
     """
 
     title: str
-    entries: tuple[Entry, ...]
+    entries: Reasoned
     replaced: tuple[Replaced, ...] = ()
     outside: tuple[Outside, ...] = ()
     notes: tuple[str, ...] = field(default=())
 
     @property
     def content(self) -> dict[str, Any]:
-        return {entry.name: entry.value for entry in self.entries}
+        return {name: value for name, (value, _) in self.entries.items()}
 
     def text(self, *, as_yaml: bool) -> str:
         """The file's text. JSON holds no comments: the reasons stand in YAML only."""
         if not as_yaml:
             return json.dumps(self.content, indent=2) + "\n"
-        mine = [entry for entry in self.entries if not entry.reason]
         blocks = [_comment([self.title])]
-        if mine:
-            blocks.append("# Yours\n" + _entries(mine))
-        if len(mine) < len(self.entries):
-            blocks.append("# The preset's\n" + _entries([entry for entry in self.entries if entry.reason]))
+        for whose, has_reason in (("Yours", False), ("The preset's", True)):
+            if found := {name: each for name, each in self.entries.items() if bool(each[1]) is has_reason}:
+                blocks.append(f"# {whose}\n{reasoned_yaml(found)}")
         if self.replaced:
             blocks.append("# Of the preset, and not in force:\n" + _comment([f"- {each}" for each in self.replaced]))
         if self.outside:
@@ -104,42 +97,37 @@ def argument_file(
         deepspeed: path of the DeepSpeed JSON, where the setup has a DeepSpeed config.
     """
     own, replaced = dict(own or {}), tuple(replaced)
-    entries = [Entry(name, value) for name, value in own.items()]
+    entries: dict[str, tuple[Any, str]] = {name: (value, "") for name, value in own.items()}
     given = script_arguments(setup, script)
     if own.keys() & _FROM_SCRATCH:
         given.pop("model_name_or_path", None)  # the model was named for its sizes only
-    kept = {name: setting for name, setting in given.items() if name not in own}
-    entries += [Entry(name, s.value, s.reason) for name, s in kept.items()]
-    entries += [
-        Entry(s.key.partition(".")[2], s.value, s.reason)
-        for s in setup.settings
-        if s.key.startswith("arguments.") and s.key.partition(".")[2] not in own
-    ]
+    arguments = {s.key.partition(".")[2]: s for s in setup.settings if s.key.startswith("arguments.")}
+    entries |= {name: (s.value, s.reason) for name, s in {**given, **arguments}.items() if name not in own}
     if "deepspeed.config" in setup and deepspeed:
         reason = next((s.reason for s in setup.settings if s.key == "deepspeed.preset"), "the preset's DeepSpeed JSON")
-        entries.append(Entry("deepspeed", deepspeed, reason))
+        entries["deepspeed"] = deepspeed, reason
     notes = setup.notes
-    if not any(entry.reason for entry in entries) and not replaced:
+    if not any(reason for _, reason in entries.values()) and not replaced:
         notes = (f"nothing of preset {setup.preset!r} is an argument: this file changes nothing by itself", *notes)
     return ArgumentFile(
         title=f"Preset {setup.preset}, written by memkit {__version__} for transformers {_transformers()}",
-        entries=tuple(_installed(entry) for entry in entries),
+        entries=with_installed_names(entries),
         replaced=(
             *replaced,
-            *(Replaced(s, name, own[name]) for name, s in given.items() if _other(own, name, s.value)),
+            *(Replaced(s, name, own[name]) for name, s in given.items() if name in own and own[name] != s.value),
         ),
         outside=outside_lines(setup, script, own),
         notes=notes,
     )
 
 
-def _other(own: Mapping[str, Any], name: str, value: Any) -> bool:
-    return name in own and own[name] != value
-
-
-def _installed(entry: Entry) -> Entry:
-    ((name, value),) = compat.to_installed_arguments({entry.name: entry.value}).items()
-    return Entry(name, value, entry.reason)
+def with_installed_names(arguments: Reasoned) -> dict[str, tuple[Any, str]]:
+    """The arguments under the names that the installed transformers has."""
+    found = {}
+    for name, (value, reason) in arguments.items():
+        ((installed, value),) = compat.to_installed_arguments({name: value}).items()
+        found[installed] = (value, reason)
+    return found
 
 
 def _transformers() -> str:
@@ -148,15 +136,17 @@ def _transformers() -> str:
     return version("transformers")
 
 
-def _entries(entries: list[Entry]) -> str:
-    """Each under its reason; a reason that several in a row have stands there once."""
+def reasoned_yaml(entries: Reasoned, indent: str = "") -> str:
+    """Each value under its reason; a reason that several in a row have stands there once."""
     text, before = "", ""
-    for entry in entries:
-        text += _comment([entry.reason]) if entry.reason != before else ""
+    for name, (value, reason) in entries.items():
+        if reason != before:
+            lines = textwrap.wrap(reason, _WIDTH - 2 * len(indent), break_long_words=False)
+            text += "".join(f"# {line}\n" for line in lines)
         # PyYAML writes 1.0e-05 for a number and quotes a text "no", as its own reader needs it.
-        text += yaml.safe_dump({entry.name: entry.value}, sort_keys=False, allow_unicode=True, width=_WIDTH)
-        before = entry.reason
-    return text
+        text += yaml.safe_dump({name: value}, sort_keys=False, allow_unicode=True, width=_WIDTH)
+        before = reason
+    return textwrap.indent(text, indent)
 
 
 def _comment(lines: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from hf_memkit.own_arguments import LENGTH_NAMES
 from hf_memkit.setup import Setting, Setup
 from hf_memkit.train.model import LOADING_ONLY, model_options
-from hf_memkit.train.optimizer import optimizer_options
+from hf_memkit.train.trainer import optimizer_options
 
 __all__ = ["SCRIPTS", "Outside", "outside_lines", "script_arguments"]
 

@@ -12,8 +12,7 @@ from hf_memkit.compat import argument_types, current_name, to_installed_argument
 from hf_memkit.errors import InputError, SettingError
 from hf_memkit.presets.own import Replaced, without_replaced
 from hf_memkit.setup import Setting, Setup
-from hf_memkit.techniques.allocator import VARIABLE
-from hf_memkit.train.allocator import set_allocator
+from hf_memkit.techniques.allocator import VARIABLE, set_allocator
 from hf_memkit.train.model import model_options
 from hf_memkit.zero import ops
 

@@ -17,20 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from hf_memkit.errors import DataError
-from hf_memkit.models import why_no_hub
-from hf_memkit.recipe.sources import (
-    HUB_ID,
-    is_local,
-    kept,
-    not_found_here,
-    offline,
-    path_exists,
-    quiet_datasets,
-    stamps,
+from hf_memkit.recipe.sources import HubData, NotOnHub, kept_files, load_split, named_source, nor_here
+from hf_memkit.recipe.text_readers import (
+    DOCUMENT_CHARACTERS,
+    LocalFiles,
+    check_schema,
+    find_text_files,
+    read_texts,
 )
-from hf_memkit.recipe.text_files import TextFiles, find_text_files
-from hf_memkit.recipe.text_readers import DOCUMENT_CHARACTERS, check_schema, in_one_line, read_texts
-from hf_memkit.user_files import user_path
 
 __all__ = ["FALLBACK", "Documents", "load_documents"]
 
@@ -39,7 +33,6 @@ FALLBACK = "pydoc_data.topics (the text of Python's own help, used because the h
 # Raise it when `read_texts` gives other texts for the same files: what the cache holds is then read anew.
 _READERS_VERSION = 1
 _ROWS = 100
-_COUNTED_BYTES = 2**31
 
 
 @dataclass(frozen=True)
@@ -50,10 +43,6 @@ class Documents:
     """A list, or a `datasets.Column`, which reads from disk whatever is asked of it."""
     source: str
     """What a person reads."""
-    is_fallback: bool
-    """True if this stands in for the corpus that was wanted."""
-    characters: int | None
-    """Of all texts; None where counting would mean reading more than 2 GiB."""
 
     def __iter__(self) -> Iterator[str]:
         # By slices: asked for row by row, a Column takes eighty times as long.
@@ -85,50 +74,33 @@ def load_documents(
     Raises:
         DataError: nothing there, nothing that can be read, or no text in it.
     """
-    if source is None:
-        try:
-            return _from_hub(default_hub_id, default_hub_config, text_column, hub_reachable)
-        except _NotFound as error:
-            if hub_reachable:
-                raise DataError(f"{error}; --data trains on a file or folder of your own") from error
-            return _fallback()
-    path = user_path(source)
-    if path_exists(path):
-        return _from_files(find_text_files(path), text_column)
-    match = HUB_ID.fullmatch(source)
-    if match is None or is_local(source):
-        raise DataError(f"{source}: no such file or folder{not_found_here(path)}")
+    wanted = HubData(default_hub_id, default_hub_config, "train") if source is None else named_source(source)
+    if isinstance(wanted, Path):
+        return _from_files(find_text_files(wanted), text_column)
+    absent = "no such dataset; give a file or folder of text instead"
     try:
-        return _from_hub(match["id"], match["config"], text_column, hub_reachable)
-    except _NotFound as error:
-        # A relative path looks like a hub ID; whoever meant one must learn that it was not found.
-        raise DataError(f"{error} (nor is {source!r} a file or folder here{not_found_here(path)})") from error
-
-
-class _NotFound(DataError):
-    """A hub ID that gives no dataset."""
+        rows = load_split(wanted, reachable=hub_reachable, absent=absent)
+    except NotOnHub as error:
+        if source is None and not hub_reachable:
+            return _fallback()
+        more = "; --data trains on a file or folder of your own" if source is None else nor_here(wanted)
+        raise DataError(f"{error}{more}") from error
+    return _from_hub(wanted, rows, text_column, hub_reachable)
 
 
 def _fallback() -> Documents:
     from hf_memkit.recipe.tasks.made_up_texts import help_texts
 
-    texts = help_texts()
-    return Documents(texts, FALLBACK, True, sum(map(len, texts)))
+    return Documents(help_texts(), FALLBACK)
 
 
-def _from_files(files: TextFiles, text_column: str) -> Documents:
+def _from_files(files: LocalFiles, text_column: str) -> Documents:
     import datasets
 
-    arguments = {
-        "paths": tuple(str(path.resolve()) for path in files.paths),
-        "stamps": stamps(files.paths),
-        "names": tuple(str(path) for path in files.paths),
-        "kind": files.kind,
-        "text_column": text_column,
-        "version": (_READERS_VERSION, DOCUMENT_CHARACTERS),
-    }
-    rows = kept(_rows, datasets.Features({"text": datasets.Value("large_string")}), arguments, files.source)
-    return Documents(rows["text"], files.source, False, _characters(rows, "text"))
+    features = datasets.Features({"text": datasets.Value("large_string")})
+    version = (_READERS_VERSION, DOCUMENT_CHARACTERS)
+    rows = kept_files(_rows, features, files, text_column=text_column, version=version)
+    return Documents(rows["text"], files.source)
 
 
 def _rows(
@@ -144,40 +116,13 @@ def _rows(
         raise DataError(f"{what}: no text in it: empty, or only white space")
 
 
-def _from_hub(hub_id: str, config: str | None, text_column: str, hub_reachable: bool) -> Documents:
-    import datasets
-
-    name = f"{hub_id}:{config}" if config else hub_id
-    try:
-        with quiet_datasets(), offline(not hub_reachable):
-            rows = datasets.load_dataset(hub_id, config, split="train")
-    except Exception as error:
-        # Whatever goes wrong in there (network, access, a config that is not there, a broken file on the hub) is
-        # about this ID, and has no common base class.
-        if not hub_reachable:
-            raise _NotFound(
-                f"{name}: {why_no_hub()}, and this machine's cache has no such dataset; "
-                "give a file or folder of text instead"
-            ) from error
-        raise _NotFound(f"{name}: cannot be loaded from the hub: {in_one_line(error)}") from error
-    where = f"{config} ({hub_id})" if config else hub_id
+def _from_hub(wanted: HubData, rows: Any, text_column: str, hub_reachable: bool) -> Documents:
+    name = wanted.name
+    where = f"{wanted.config} ({wanted.hub_id})" if wanted.config else name
     check_schema(name, rows.features.arrow_schema, text_column)
     if nulls := rows.data.column(text_column).null_count:
         raise DataError(f"{name}: column {text_column!r}: expected text, found null in {nulls} of {len(rows)} rows")
-    documents = Documents(
-        rows[text_column],
-        where if hub_reachable else f"{where}, from this machine's cache",
-        False,
-        _characters(rows, text_column),
-    )
+    documents = Documents(rows[text_column], where if hub_reachable else f"{where}, from this machine's cache")
     if next(iter(documents), None) is None:
         raise DataError(f"{name}: no text in its split 'train'")
     return documents
-
-
-def _characters(rows: Any, column: str) -> int | None:
-    import pyarrow.compute as compute  # type: ignore[import-untyped, unused-ignore]
-
-    if rows.data.nbytes > _COUNTED_BYTES:
-        return None
-    return sum(compute.sum(compute.utf8_length(chunk)).as_py() or 0 for chunk in rows.data.column(column).chunks)

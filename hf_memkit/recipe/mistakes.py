@@ -1,6 +1,6 @@
 """The rules of `hf_memkit.checks`, applied to a run before any model is loaded.
 
-Folders are not looked at here: `hf_memkit.recipe.swap` tries them.
+Folders are not looked at here: `hf_memkit.recipe.environment` tries them.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from hf_memkit.recipe.data import Documents
 
-__all__ = ["Blocks", "Packed", "epochs", "pack", "unigram_loss"]
+__all__ = ["Blocks", "Packed", "pack", "unigram_loss"]
 
 # Characters that are encoded at once. A token takes some 200 bytes until it is in the array.
 _PIECE = 2**19
@@ -148,11 +148,6 @@ def unigram_loss(held_out: Blocks) -> float:
     seen = counts[counts > 0]
     share = seen / seen.sum()
     return float(-(share * np.log(share)).sum())
-
-
-def epochs(steps: int, sequences_per_step: int, blocks: Blocks) -> float:
-    """How often each of `blocks` is read in `steps` optimizer steps of `sequences_per_step` blocks each."""
-    return steps * sequences_per_step / len(blocks)
 
 
 def _batches(documents: Iterable[str]) -> Iterator[list[tuple[str, bool]]]:

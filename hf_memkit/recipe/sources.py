@@ -16,27 +16,26 @@ from typing import Any, Final
 
 from hf_memkit.errors import DataError, did_you_mean
 from hf_memkit.models import hub_reachable, why_no_hub
-from hf_memkit.recipe.text_files import DATA_SUFFIXES
-from hf_memkit.recipe.text_readers import in_one_line
+from hf_memkit.recipe.text_readers import DATA_SUFFIXES, LocalFiles, in_one_line
 from hf_memkit.setup import Setup
 from hf_memkit.user_files import user_path
 
 __all__ = [
-    "HUB_ID",
     "HubData",
-    "in_cache",
+    "NotOnHub",
     "is_local",
     "kept",
+    "kept_files",
     "load_hub",
-    "not_found_here",
-    "offline",
-    "path_exists",
+    "load_split",
+    "named_source",
+    "nor_here",
     "quiet_datasets",
     "source_of",
     "stamps",
 ]
 
-HUB_ID: Final = re.compile(r"(?P<id>[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?)(:(?P<config>[\w.+-]+))?")
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(:[\w.+-]+)?")
 """`name`, `owner/name` or `owner/name:config`."""
 
 
@@ -61,27 +60,64 @@ def is_local(source: str) -> bool:
         DataError: whether there is one cannot be told.
     """
     path = user_path(source)
-    return path_exists(path) or not HUB_ID.fullmatch(source) or path.suffix.lower() in DATA_SUFFIXES
+    return path_exists(path) or not _HUB_ID.fullmatch(source) or path.suffix.lower() in DATA_SUFFIXES
 
 
-def source_of(setup: Setup) -> Path | HubData | None:
+def source_of(setup: Setup, *, any_ending: bool = False) -> Path | HubData | None:
     """What `data.source` names: an existing path, a data set of the hub, or None where made-up data must do.
+
+    `any_ending`: a name with any ending is that of a file, not only one with the ending of a table or text.
 
     Raises:
         DataError: a path that does not exist.
     """
     data = setup.section("data")
-    source = data["source"]
-    if source is None:
-        default = HubData(data["hub_id"], data["hub_config"], data["hub_split"])
-        return default if hub_reachable() or in_cache(default) else None
-    path = user_path(str(source))
+    if data["source"] is not None:
+        return named_source(str(data["source"]), any_ending=any_ending)
+    default = HubData(data["hub_id"], data["hub_config"], data["hub_split"])
+    return default if hub_reachable() or _in_cache(default) else None
+
+
+def named_source(source: str, *, any_ending: bool = False) -> Path | HubData:
+    """As `source_of`, of a `--data` value. A path that exists comes first."""
+    path = user_path(source)
     if path_exists(path):
         return path
-    if path.suffix or is_local(str(source)):
-        raise DataError(f"{source}: no such file or folder{not_found_here(path)}")
-    name, _, config = str(source).partition(":")
-    return HubData(name, config or None, "train", str(source))
+    if (any_ending and path.suffix) or is_local(source):
+        raise DataError(f"{source}: no such file or folder{_not_found_here(path)}")
+    name, _, config = source.partition(":")
+    return HubData(name, config or None, "train", source)
+
+
+class NotOnHub(DataError):
+    """A hub ID that gives no data set."""
+
+
+def load_split(wanted: HubData, *, reachable: bool, absent: str = "no such data set") -> Any:
+    """The split as a `datasets.Dataset`, nothing decoded; only from the cache if the hub is not `reachable`.
+
+    Raises:
+        NotOnHub: it cannot be had; where the hub was not asked because the cache has `absent`.
+    """
+    import datasets
+
+    try:
+        with quiet_datasets(), _offline(not reachable):
+            return datasets.load_dataset(wanted.hub_id, wanted.config, split=wanted.split)
+    except Exception as error:
+        # Whatever goes wrong in there (network, access, a config that is not there, a broken file on the hub) is
+        # about this ID, and has no common base class.
+        why = f"cannot be loaded from the hub: {in_one_line(error)}"
+        if not reachable:
+            why = f"{why_no_hub()}, and this machine's cache has {absent}"
+        raise NotOnHub(f"{wanted.name}: {why}") from error
+
+
+def nor_here(wanted: HubData) -> str:
+    """A relative path looks like a hub ID: whoever meant one must learn that it was not found."""
+    if wanted.asked is None:
+        return ""
+    return f" (nor is {wanted.asked!r} a file or folder here{_not_found_here(Path(wanted.asked))})"
 
 
 def load_hub(wanted: HubData, local_form: str) -> Any:
@@ -90,32 +126,33 @@ def load_hub(wanted: HubData, local_form: str) -> Any:
     Raises:
         DataError: it cannot be had.
     """
-    import datasets
-
-    reachable = hub_reachable()
     try:
-        with quiet_datasets(), offline(not reachable):
-            return datasets.load_dataset(wanted.hub_id, wanted.config, split=wanted.split)
-    except Exception as error:  # whatever goes wrong in there is about this ID, and has no common base class
-        why = f"cannot be loaded from the hub: {in_one_line(error)}"
-        if not reachable:
-            why = f"{why_no_hub()}, and this machine's cache has no such data set"
-        nor = ""
-        if wanted.asked is not None:
-            nor = f" (nor is {wanted.asked!r} a file or folder here{not_found_here(Path(wanted.asked))})"
-        raise DataError(f"{wanted.name}: {why}{nor}; --data trains on {local_form}") from error
+        return load_split(wanted, reachable=hub_reachable())
+    except NotOnHub as error:
+        raise DataError(f"{error}{nor_here(wanted)}; --data trains on {local_form}") from error
 
 
-def in_cache(wanted: HubData) -> bool:
+def _in_cache(wanted: HubData) -> bool:
     """Whether this machine's cache has the data set."""
     import datasets
 
     try:
-        with quiet_datasets(), offline(True):
+        with quiet_datasets(), _offline(True):
             datasets.load_dataset_builder(wanted.hub_id, wanted.config)
     except Exception:  # no common base class, and all mean that it is not there
         return False
     return True
+
+
+def kept_files(rows: Callable[..., Iterator[dict[str, Any]]], features: Any, files: LocalFiles, **more: Any) -> Any:
+    """As `kept`, of what `rows` yields of local files: it is given their `names` and `kind`, and what is in `more`."""
+    arguments = {
+        "paths": tuple(str(path.resolve()) for path in files.paths),
+        "stamps": stamps(files.paths),
+        "names": tuple(str(path) for path in files.paths),
+        "kind": files.kind,
+    }
+    return kept(rows, features, {**arguments, **more}, files.source)
 
 
 def stamps(paths: Iterable[str | Path]) -> tuple[tuple[int, int], ...]:
@@ -171,7 +208,7 @@ def path_exists(path: Path) -> bool:
     return True
 
 
-def not_found_here(path: Path) -> str:
+def _not_found_here(path: Path) -> str:
     """A hint for a name with a typing error."""
     try:
         names = [entry.name for entry in path.parent.iterdir()]
@@ -201,7 +238,7 @@ def quiet_datasets() -> Iterator[None]:
 
 
 @contextmanager
-def offline(wanted: bool) -> Iterator[None]:
+def _offline(wanted: bool) -> Iterator[None]:
     """While `wanted`, `datasets` looks only into its cache, without waiting for a hub that does not answer."""
     import datasets
 

@@ -1,41 +1,53 @@
 """A `--data` value in, a table of checked rows out: for tasks whose examples are rows of columns.
 
-The task says what a row must hold (`Rows.row`) and gets everything else from here: local files, the hub, and the rows
-that stand in where neither is there. Rows that were read and found good are kept by `datasets` in its own cache, which
-knows local files by path, size and time of change; nothing is written beside the user's files, and nothing is kept of
-a table with a mistake in it.
+Tables are JSON lines, JSON arrays, CSV, TSV and parquet. A row is a dictionary; its place (`FILE:LINE`, or
+`FILE: row N`) is what every message about it begins with. The task says what a row must hold (`RowTask.reader`) and
+gets everything else from here: local files, the hub, and the rows that stand in where neither is there. Rows that were
+read and found good are kept by `datasets` in its own cache, which knows local files by path, size and time of change;
+nothing is written beside the user's files, and nothing is kept of a table with a mistake in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import csv
+import hashlib
+import io
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from hf_memkit.errors import DataError
 from hf_memkit.models import hub_reachable
-from hf_memkit.recipe.sources import (
-    HubData,
-    in_cache,
-    is_local,
-    kept,
-    load_hub,
-    not_found_here,
-    path_exists,
-    quiet_datasets,
-    stamps,
-)
-from hf_memkit.recipe.table_rows import find_tables, read_rows
+from hf_memkit.recipe.sources import HubData, kept_files, load_hub, quiet_datasets, source_of
+from hf_memkit.recipe.text_readers import LocalFiles, json_values, name_of, not_utf8, parquet_rows, whole_characters
+from hf_memkit.recipe.tokenizer import Framing
 from hf_memkit.setup import Setup
-from hf_memkit.user_files import user_path
 
-__all__ = ["RowTask", "Table", "cell", "hold_out", "load_table"]
+__all__ = [
+    "TABLE_SUFFIXES",
+    "Reader",
+    "Table",
+    "as_tokens",
+    "cell",
+    "checked_text",
+    "checksum",
+    "find_tables",
+    "hold_out",
+    "load_table",
+    "read_rows",
+    "tokenizer_for",
+]
 
 _ROWS_VERSION = 1
 """Raise it when a task makes other rows of the same files: what the cache holds is then read anew."""
 
-_HEAD_ROWS = 100
+
+Reader = Callable[[Mapping[str, str], str, Mapping[str, Any]], dict[str, Any]]
+"""(role → the name of its column, the row's place, the row as it was read) → the columns that the task goes on with,
+checked: a DataError begins with the place."""
 
 
 class RowTask(Protocol):
@@ -46,36 +58,22 @@ class RowTask(Protocol):
     local_form: ClassVar[str]
     example: ClassVar[str]
 
-    def reader(self) -> Any:
-        """What has `row` for one table: the task itself, or a new object where a row must agree with those before."""
-
-    def row(self, columns: Mapping[str, str], where: str, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The columns that the task goes on with, checked.
-
-        Args:
-            columns: role → the name of its column.
-            where: the row's place, with which a message begins.
-            row: as it was read.
-
-        Raises:
-            DataError: it lacks a column, or holds something else there than it should.
-        """
+    def reader(self) -> Reader:
+        """What reads one table: a new one where a row must agree with those before."""
 
     def features(self) -> Any:
-        """`datasets.Features` of what `row` gives."""
+        """`datasets.Features` of what the reader gives."""
 
     def made_up(self) -> list[dict[str, Any]]:
-        """Rows, as `row` gives them, for where there is no data: enough to rehearse on, made of what is here."""
+        """Rows, as the reader gives them, for where there is no data: enough to rehearse on, made of what is here."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """`rows`: a `datasets.Dataset` with the task's features; `source`: what a person reads; `is_made_up`: whether the
-    rows stand in for the data set that was wanted."""
+    """`rows`: a `datasets.Dataset` with the task's features; `source`: what a person reads."""
 
     rows: Any
     source: str
-    is_made_up: bool = False
 
 
 def load_table(task: RowTask, setup: Setup) -> Table:
@@ -85,21 +83,12 @@ def load_table(task: RowTask, setup: Setup) -> Table:
     Raises:
         DataError: nothing there, nothing that can be read, a row that is not as the task wants it, or no row at all.
     """
-    data = setup.section("data")
-    source, columns = data["source"], data["columns"]
+    source, columns = source_of(setup), setup["data.columns"]
     if source is None:
-        default = HubData(data["hub_id"], data["hub_config"], data["hub_split"])
-        return _from_hub(task, default, columns) if hub_reachable() or in_cache(default) else _made_up(task)
-    path = user_path(str(source))
-    if path_exists(path):
-        return _from_files(task, path, columns)
-    if is_local(str(source)):
-        raise DataError(f"{source}: no such file or folder{not_found_here(path)}")
-    name, _, config = str(source).partition(":")
-    try:
-        return _from_hub(task, HubData(name, config or None, "train"), columns)
-    except DataError as error:
-        raise DataError(f"{error} (nor is {source!r} a file or folder here{not_found_here(path)})") from error
+        return _made_up(task)
+    if isinstance(source, HubData):
+        return _from_hub(task, source, columns)
+    return _from_files(task, source, columns)
 
 
 def hold_out(rows: Any, share: float) -> tuple[Any, Any]:
@@ -139,21 +128,13 @@ def _made_up(task: RowTask) -> Table:
     import datasets
 
     rows = datasets.Dataset.from_list(task.made_up(), features=task.features())
-    return Table(rows, "made-up examples, used because the hub is not reachable (--data trains on your own)", True)
+    return Table(rows, "made-up examples, used because the hub is not reachable (--data trains on your own)")
 
 
 def _from_files(task: RowTask, path: Path, columns: Mapping[str, str]) -> Table:
     files = find_tables(path, f"{task.local_form}, such as {task.example}")
-    arguments = {
-        "paths": tuple(str(each.resolve()) for each in files.paths),
-        "stamps": stamps(files.paths),
-        "names": tuple(str(each) for each in files.paths),
-        "kind": files.kind,
-        "task": task.name,
-        "columns": dict(columns),
-        "version": _ROWS_VERSION,
-    }
-    return Table(kept(_rows, task.features(), arguments, files.source), files.source)
+    rows = kept_files(_rows, task.features(), files, task=task.name, columns=dict(columns), version=_ROWS_VERSION)
+    return Table(rows, files.source)
 
 
 def _rows(
@@ -167,7 +148,7 @@ def _rows(
     for name in names:
         for where, row in read_rows(Path(name), kind):
             found = True
-            yield reader.row(columns, where, row)
+            yield reader(columns, where, row)
     if not found:
         raise DataError(f"{names[0]}: no row in it; expected {of_task.local_form}, such as {of_task.example}")
 
@@ -181,15 +162,184 @@ def _from_hub(task: RowTask, wanted: HubData, columns: Mapping[str, str]) -> Tab
     reader = task.reader()
 
     def checked(row: Mapping[str, Any], number: int) -> Any:
-        return reader.row(columns, f"{name}: row {number + 1}", _named(row, classes))
+        return reader(columns, f"{name}: row {number + 1}", _named(row, classes))
 
-    for number, row in enumerate(found.select(range(min(_HEAD_ROWS, len(found))))):
-        checked(row, number)  # a wrong column is told at once
     with quiet_datasets():
-        rows = found.map(
-            checked,
-            with_indices=True,
-            remove_columns=found.column_names,
-            features=task.features(),
-        )
+        rows = found.map(checked, with_indices=True, remove_columns=found.column_names, features=task.features())
     return Table(rows, name if hub_reachable() else f"{name}, from this machine's cache")
+
+
+_KINDS: Final = {
+    ".json": "JSON", ".jsonl": "JSON", ".ndjson": "JSON", ".csv": "CSV", ".tsv": "TSV", ".parquet": "parquet",
+}  # fmt: skip
+TABLE_SUFFIXES: Final = frozenset(_KINDS)
+_ROWS: Final = 256
+_LONGEST_FIELD: Final = 2**24
+"""Characters of one CSV field; Python's own limit of 131072 is below long documents."""
+
+
+def find_tables(path: Path, expected: str) -> LocalFiles:
+    """The tables of `path`: itself, or those in it if it is a folder.
+
+    Args:
+        path: an existing file or folder.
+        expected: one line that says what data of this task looks like, for messages.
+
+    Raises:
+        DataError: no table, tables of several kinds, or one that cannot be read.
+    """
+    if not path.is_dir():
+        kind = _KINDS.get(path.suffix.lower())
+        if kind is None:
+            raise DataError(f"{path}: is no table (it ends in {path.suffix!r}); expected {expected}")
+        return LocalFiles(kind, (_readable(path),), str(path))
+    files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
+    tables = [file for file in files if file.suffix.lower() in _KINDS]
+    if not tables:
+        raise DataError(f"{path}: no table in this folder; expected {expected}")
+    kinds = Counter(_KINDS[file.suffix.lower()] for file in tables)
+    if len(kinds) > 1:
+        listing = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+        raise DataError(f"{path}: files of several kinds: {listing}; give a folder or a file of one kind")
+    return LocalFiles(next(iter(kinds)), tuple(map(_readable, tables)), f"{path} ({len(tables)} files)")
+
+
+def read_rows(path: Path, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place, row) of every row; blank lines are passed over.
+
+    Raises:
+        DataError: the file is not what its kind says.
+    """
+    try:
+        if kind == "JSON":
+            yield from _json(path)
+        elif kind == "parquet":
+            yield from parquet_rows(path)
+        else:
+            yield from _csv(path, "\t" if kind == "TSV" else ",")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _readable(path: Path) -> Path:
+    if not os.access(path, os.R_OK):
+        raise DataError(f"{path}: cannot be read: Permission denied")
+    return path
+
+
+def _json(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for where, row in json_values(path):
+        if not isinstance(row, dict):
+            raise DataError(f'{where}: expected an object such as {{"column": …}}, found {name_of(row)}')
+        yield where, row
+
+
+def _csv(path: Path, delimiter: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    content = path.read_bytes()
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise not_utf8(path, 1, error) from error
+    csv.field_size_limit(_LONGEST_FIELD)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        names = next(reader, None)
+        if not names:
+            raise DataError(f"{path}: empty; expected a first line with the names of the columns")
+        if doubled := [name for name, count in Counter(names).items() if count > 1]:
+            raise DataError(f"{path}:1: column {doubled[0]!r} stands there twice")
+        line = reader.line_num + 1
+        for values in reader:
+            here, line = f"{path}:{line}", reader.line_num + 1
+            if not values:
+                continue
+            if len(values) != len(names):
+                raise DataError(
+                    f"{here}: expected {len(names)} values ({', '.join(names)}), found {len(values)}; put one that "
+                    f"has a {'tab' if delimiter != ',' else 'comma'} or a line end in it between double quotes"
+                )
+            yield here, dict(zip(names, values, strict=True))
+    except csv.Error as error:
+        raise DataError(f"{path}:{reader.line_num}: not CSV: {error}") from error
+
+
+_TOKENIZER_ROWS: Final = 20_000
+"""Rows that a tokenizer is trained on, where one has to be."""
+
+_BATCH: Final = 1000
+
+
+def checked_text(task: RowTask, columns: Mapping[str, str], role: str, where: str, row: Mapping[str, Any]) -> str:
+    """The text that has the role, as it stands there.
+
+    Raises:
+        DataError: no such column, no text in it, or an empty one.
+    """
+    value, column = cell(task, columns, role, where, row), columns[role]
+    if column not in row:
+        column = task.columns[role]
+    if not isinstance(value, str):
+        raise DataError(f"{where}: column {column!r}: expected text, found {name_of(value)}; such as {task.example}")
+    if not value or value.isspace():
+        raise DataError(f"{where}: column {column!r}: empty; expected text, such as {task.example}")
+    return whole_characters(f"{where}: column {column!r}", value)
+
+
+def tokenizer_for(setup: Setup, table: Table, columns: Sequence[str], framing: Framing, say: Any) -> Any:
+    """The model's own tokenizer, or one that is trained on the table's texts. It has a token for padding.
+
+    Raises:
+        DataError: it has more entries than the model.
+    """
+    from hf_memkit.recipe.data import Documents
+    from hf_memkit.recipe.tokenizer import get_tokenizer
+
+    data = setup.section("data")
+    texts = [text for column in columns for text in table.rows[:_TOKENIZER_ROWS][column] if text]
+    chosen = get_tokenizer(
+        data["tokenizer"],
+        Documents(texts, table.source),
+        vocabulary_size=data["vocabulary_size"],
+        allow_download=hub_reachable(),
+        framing=framing,
+    )
+    say(f"Tokenizer: {chosen.reason}")
+    return chosen.tokenizer
+
+
+def as_tokens(
+    rows: Any,
+    encode: Callable[[Mapping[str, list[Any]]], Mapping[str, list[Any]]],
+    limits: Mapping[str, tuple[str, int]],
+    say: Callable[[str], None],
+) -> Any:
+    """The `datasets.Dataset` that `encode` makes of batches of rows; nothing of the old columns stays.
+
+    `limits`: column → what its rows are, and the most tokens of one; rows that fill all of it are told.
+    """
+    import pyarrow.compute as compute  # type: ignore[import-untyped, unused-ignore]
+
+    with quiet_datasets():
+        encode(rows[:1])  # a tokenizer's hash, by which `datasets` knows the result, changes at its first call
+        made = rows.map(encode, batched=True, batch_size=_BATCH, remove_columns=rows.column_names)
+    for name, (what, limit) in limits.items():
+        full = compute.sum(compute.equal(compute.list_value_length(made.data.column(name)), limit)).as_py()
+        if full:
+            say(f"Cut: {full} of {len(made)} {what} fill all {limit} tokens, and may go on beyond them")
+    return made
+
+
+def checksum(rows: Any) -> str:
+    """SHA-256 of the rows' names, lengths and numbers, however they lie in their files."""
+    import pyarrow.compute as compute  # type: ignore[import-untyped, unused-ignore]
+
+    digest = hashlib.sha256()
+    for table in rows.with_format("arrow").iter(batch_size=_BATCH):
+        for name in sorted(table.column_names):
+            digest.update(name.encode())
+            column = table.column(name)
+            if hasattr(column.type, "value_type"):
+                digest.update(compute.list_value_length(column).to_numpy().tobytes())
+                column = compute.list_flatten(column)
+            digest.update(column.to_numpy().tobytes())
+    return digest.hexdigest()

@@ -1,5 +1,8 @@
 """Local files in, their texts out, one document at a time; the first mistake ends it with a line that names its place.
 
+Before any is read, the file or folder that `--data` names is checked: that it can be, and that its files are of one
+kind.
+
 What one document is:
 
 * text: a file. Its lines and paragraphs belong together, and the token that packing puts between documents would
@@ -15,13 +18,30 @@ from __future__ import annotations
 import codecs
 import io
 import json
+import os
+import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hf_memkit.errors import DataError
 
-__all__ = ["DOCUMENT_CHARACTERS", "check_schema", "in_one_line", "name_of", "not_utf8", "parse_json", "read_texts"]
+__all__ = [
+    "DATA_SUFFIXES",
+    "DOCUMENT_CHARACTERS",
+    "LocalFiles",
+    "check_schema",
+    "find_text_files",
+    "in_one_line",
+    "json_values",
+    "name_of",
+    "not_utf8",
+    "parquet_rows",
+    "read_texts",
+    "whole_characters",
+]
 
 DOCUMENT_CHARACTERS = 2**20
 """The longest document that a text file gives."""
@@ -42,9 +62,9 @@ def read_texts(paths: Iterable[Path], kind: str, text_column: str) -> Iterator[s
             if kind == "text":
                 texts = _read_text(path)
             elif kind == "JSON":
-                texts = _read_json(path, text_column)
+                texts = (_text_of(row, text_column, where) for where, row in json_values(path))
             else:
-                texts = _read_parquet(path, text_column)
+                texts = (_text_of(row, text_column, where) for where, row in parquet_rows(path, text_column))
             yield from (text for text in texts if text and not text.isspace())
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
@@ -131,20 +151,25 @@ def not_utf8(path: Path, line: int, error: UnicodeDecodeError) -> DataError:
     )
 
 
-def _read_json(path: Path, column: str) -> Iterator[str]:
+def json_values(path: Path) -> Iterator[tuple[str, Any]]:
+    """(place, value) of each line that is not blank, or of each item where the file is one array.
+
+    Raises:
+        DataError: it is no JSON.
+    """
     with path.open("rb") as file:
         start = file.read(_CHUNK_BYTES).removeprefix(codecs.BOM_UTF8).lstrip()[:1]
         file.seek(0)
         if start == b"[":
-            for number, row in enumerate(parse_json(path, 1, file.read()), 1):
-                yield _text_of(row, column, f"{path}: item {number}")
+            for number, value in enumerate(_parse_json(path, 1, file.read()), 1):
+                yield f"{path}: item {number}", value
             return
         for number, line in enumerate(file, 1):
             if line.strip():
-                yield _text_of(parse_json(path, number, line), column, f"{path}:{number}")
+                yield f"{path}:{number}", _parse_json(path, number, line)
 
 
-def parse_json(path: Path, line: int, content: bytes) -> Any:
+def _parse_json(path: Path, line: int, content: bytes) -> Any:
     """The value in `content`, which begins at `line` of the file.
 
     Raises:
@@ -174,10 +199,19 @@ def _text_of(row: Any, column: str, where: str) -> str:
     text = row[column]
     if not isinstance(text, str):
         raise DataError(f"{where}: column {column!r}: expected text, found {name_of(text)}")
+    return whole_characters(f"{where}: column {column!r}", text)
+
+
+def whole_characters(where: str, text: str) -> str:
+    """The text.
+
+    Raises:
+        DataError: there is half of a surrogate pair in it: `"\\ud800"` is valid JSON.
+    """
     try:
         text.isascii() or text.encode()
-    except UnicodeEncodeError as error:  # "\ud800" is valid JSON and no character
-        raise DataError(f"{where}: column {column!r}: half of a surrogate pair, which is no character") from error
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where}: half of a surrogate pair, which is no character") from error
     return text
 
 
@@ -188,18 +222,109 @@ def name_of(value: Any) -> str:
     return "an array" if isinstance(value, list) else "an object" if isinstance(value, dict) else f"{value!r:.40}"
 
 
-def _read_parquet(path: Path, column: str) -> Iterator[str]:
+def parquet_rows(path: Path, column: str | None = None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place, row) of each row; of `column` only, which must then be one of text, if that is given.
+
+    Raises:
+        DataError: it is no parquet file, or its column is none of text.
+    """
     import pyarrow  # type: ignore[import-untyped, unused-ignore]
     import pyarrow.parquet  # type: ignore[import-untyped, unused-ignore]
 
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            check_schema(str(path), file.schema_arrow, column)
-            batches = file.iter_batches(batch_size=_ROWS, columns=[column])
-            rows = (text for batch in batches for text in batch.column(0).to_pylist())
-            for number, text in enumerate(rows, 1):
-                if text is None:
-                    raise DataError(f"{path}: row {number}: column {column!r}: expected text, found null")
-                yield text
+            if column is not None:
+                check_schema(str(path), file.schema_arrow, column)
+            batches = file.iter_batches(batch_size=_ROWS, columns=None if column is None else [column])
+            rows = (row for batch in batches for row in batch.to_pylist())
+            for number, row in enumerate(rows, 1):
+                yield f"{path}: row {number}", row
     except pyarrow.ArrowException as error:
         raise DataError(f"{path}: not a parquet file that can be read: {in_one_line(error)}") from error
+
+
+_KINDS = {
+    ".txt": "text", ".text": "text", ".md": "text", ".rst": "text",
+    ".json": "JSON", ".jsonl": "JSON", ".ndjson": "JSON",
+    ".parquet": "parquet",
+}  # fmt: skip
+_TABLES = (".csv", ".tsv")
+DATA_SUFFIXES = frozenset({*_KINDS, *_TABLES})
+"""How the names of data files end: a `--data` value that ends so is a path, never a hub ID."""
+
+
+@dataclass(frozen=True)
+class LocalFiles:
+    """Files of one kind (`text`, `JSON`, `CSV`, `TSV` or `parquet`), in the order in which they are read."""
+
+    kind: str
+    paths: tuple[Path, ...]
+    source: str
+    """What a person reads: the path, and for a folder what was found in it."""
+
+
+def find_text_files(path: Path) -> LocalFiles:
+    """The files of `path`: itself, or all below it if it is a folder, sorted by path; links are followed.
+
+    In a folder the names' endings decide, hidden files and folders are passed over, and `source` tells how many
+    others are not read. A file named by itself may be called anything: it is text if its ending says nothing else.
+
+    Raises:
+        DataError: nothing usable, files of several kinds, a CSV file, not readable, not a regular file.
+    """
+    if not path.is_dir():
+        if path.suffix.lower() in _TABLES:
+            raise DataError(f"{path}: tables in {path.suffix} files are not read; convert it to JSON lines or parquet")
+        return LocalFiles(_KINDS.get(path.suffix.lower(), "text"), (_regular(path),), str(path))
+    found = _files_below(path)
+    usable = [file for file in found if file.suffix.lower() in _KINDS]
+    others = _endings(file for file in found if file.suffix.lower() not in _KINDS)
+    if not usable:
+        inside = f"it has {others}" if others else "it is empty"
+        raise DataError(f"{path}: no text in this folder, {inside}; expected files that end in {', '.join(_KINDS)}")
+    kinds = Counter(_KINDS[file.suffix.lower()] for file in usable)
+    if len(kinds) > 1:
+        listing = ", ".join(f"{count} {kind} ({_endings(_of_kind(usable, kind))})" for kind, count in kinds.items())
+        raise DataError(f"{path}: files of several kinds: {listing}; give a folder or a file of one kind")
+    kind = next(iter(kinds))
+    left = f"; not read: {others}" if others else ""
+    source = f"{path} ({len(usable)} {kind} {'file' if len(usable) == 1 else 'files'}{left})"
+    return LocalFiles(kind, tuple(_regular(file) for file in usable), source)
+
+
+def _files_below(folder: Path) -> list[Path]:
+    def refuse(error: OSError) -> None:
+        raise DataError(f"{error.filename}: this folder cannot be read: {error.strerror}") from error
+
+    seen: set[str] = set()  # os.walk follows links to folders for ever where they form a circle
+    files: list[Path] = []
+    for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        real = os.path.realpath(parent)
+        # In one order, so that of two ways to the same folder every run takes the same.
+        folders[:] = [] if real in seen else sorted(name for name in folders if not name.startswith("."))
+        if real not in seen:
+            files += [Path(parent, name) for name in names if not name.startswith(".")]
+        seen.add(real)
+    return sorted(files, key=lambda file: file.relative_to(folder).parts)
+
+
+def _regular(path: Path) -> Path:
+    # A pipe would be empty the second time that it is read.
+    try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            raise DataError(f"{path}: not a regular file; write the text to one first")
+        with path.open("rb"):
+            return path
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _of_kind(files: Iterable[Path], kind: str) -> list[Path]:
+    return [file for file in files if _KINDS[file.suffix.lower()] == kind]
+
+
+def _endings(files: Iterable[Path]) -> str:
+    """`"2 .csv, 1 without ending"`."""
+    counts = Counter(file.suffix.lower() or "without ending" for file in files)
+    return ", ".join(f"{count} {ending}" for ending, count in sorted(counts.items()))

@@ -1,7 +1,7 @@
 """Ways to save memory, one file a family. Importing this registers them (`hf_memkit.technique.TECHNIQUES`).
 
-A technique is a function `(setup, job) -> setup`: it puts its settings with their reasons, and its decorator says what
-it saves, what it costs and when not to use it. What the finished setup needs is computed by
+A technique is a function `setup -> setup`: it puts its settings with their reasons, and its decorator says what it
+saves, what it costs and when not to use it. What the finished setup needs is computed by
 `hf_memkit.techniques.ledger`, from its settings.
 """
 

@@ -27,19 +27,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
-from hf_memkit.job import Job
 from hf_memkit.ledger import Row
 from hf_memkit.models import ModelFacts
 from hf_memkit.setup import Setup
 
 __all__ = [
     "PEAK_BYTES",
-    "BackwardBytes",
     "Layer",
     "Mode",
     "Numbers",
     "activation_rows",
-    "attention_dropout",
     "attention_heads",
     "backward_bytes",
     "best_segment",
@@ -245,20 +242,21 @@ _FORMULA = "formulas of hf_memkit/techniques/activation_bytes.py (Korthikanti et
 _CHEN = "Chen et al. 2016, arXiv 1604.06174"
 
 
-def rows(setup: Setup, job: Job, model: ModelFacts) -> tuple[Row, ...]:
+def rows(setup: Setup, model: ModelFacts) -> tuple[Row, ...]:
     """Activations as they are checkpointed, attention scores if they are kept, and the loss."""
-    found = list(activation_rows(setup, job, model))
-    if scores := kept_scores_bytes(setup, job, model):
+    found = list(activation_rows(setup, model))
+    if scores := kept_scores_bytes(setup, model):
         one_at_a_time = checkpoint_mode(setup)[0] in ("every-layer", "offloaded")
         size = scores // model.layers if one_at_a_time else scores
         source = "micro-batch × heads × length² a layer (hf_memkit/techniques/activation_bytes.py)"
         found.append(Row("device", "activations", "attention scores of eager attention", size, source, "backward"))
-    size, term, source = loss_bytes(setup, job, model)
+    size, term, source = loss_bytes(setup, model)
     return (*found, Row("device", "loss", term, size, source, "backward"))
 
 
-def activation_rows(setup: Setup, job: Job, model: ModelFacts) -> tuple[Row, ...]:
+def activation_rows(setup: Setup, model: ModelFacts) -> tuple[Row, ...]:
     """What the layers hold at the highest point of the backward pass."""
+    job = setup.resolved_for
     mode, every = checkpoint_mode(setup)
     layer = layer_of(model, job.tokens, numbers_of(setup), fused_gelu="model_parts.fused_gelu" in setup)
     held = backward_bytes(mode, layer, model.layers, every)
@@ -317,11 +315,12 @@ def attention_dropout(model: ModelFacts) -> float:
     return float(_first(model.config, *names, default=usual))
 
 
-def kept_scores_bytes(setup: Setup, job: Job, model: ModelFacts) -> int:
+def kept_scores_bytes(setup: Setup, model: ModelFacts) -> int:
     """What the setup's attention keeps of scores in all layers: nothing unless it is eager.
 
     With every layer checkpointed only one layer's scores are there at a time: divide by the number of layers.
     """
+    job = setup.resolved_for
     heads = attention_heads(model)
     if heads is None or setup.get("model.attn_implementation") != "eager":
         return 0
@@ -397,8 +396,9 @@ def sft_loss_bytes(
     return tile + (compute_bytes + 4) * tokens * width + head
 
 
-def loss_bytes(setup: Setup, job: Job, model: ModelFacts) -> tuple[int, str, str]:
+def loss_bytes(setup: Setup, model: ModelFacts) -> tuple[int, str, str]:
     """(bytes, what they are, formula) of the loss that `setup` computes, at its peak."""
+    job = setup.resolved_for
     tokens, vocabulary, width = job.tokens, model.vocabulary, model.width
     weight = 2 if setup.get("model.dtype", "float32") in ("bfloat16", "float16") else 4
     if setup.get("trainer.class") == "trl:SFTTrainer":

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from hf_memkit.job import Job
 from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
 
-__all__ = ["COMPOSED", "activation_of", "fused_gelu"]
+__all__ = ["COMPOSED", "activation_of"]
 
 COMPOSED = frozenset({"gelu_new", "gelu_fast", "gelu_accurate", "gelu_python", "gelu_python_tanh", "quick_gelu"})
 """Names in transformers' ACT2FN of functions composed of several operations that one operation computes too
@@ -29,8 +28,9 @@ def activation_of(config: dict[str, object]) -> str | None:
     costs="nothing: fewer kernels, and the same function up to rounding",
     not_when="the model's activation function is one operation already (Llama's silu), or torch.compile fuses it",
 )
-def fused_gelu(setup: Setup, job: Job) -> Setup:
+def fused_gelu(setup: Setup) -> Setup:
     """nn.GELU in place of transformers' composed forms (`hf_memkit/components/fused_gelu.py`)."""
+    job = setup.resolved_for
     name = activation_of(dict(job.model.config)) if job.model is not None else None
     return setup.put(
         "model_parts.fused_gelu",

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from hf_memkit.job import Job
 from hf_memkit.models import ModelFacts
 from hf_memkit.setup import Setup
 from hf_memkit.technique import Bounds, technique
-
-__all__ = ["lora", "qlora"]
 
 _VALUES: Final = {"rank": int, "alpha": int, "dropout": float}
 _BOUNDS: Final[Bounds] = {"rank": (1, None), "alpha": (1, None), "dropout": (0, 1)}
@@ -30,7 +27,7 @@ _NOT_FULL = (
     values=_VALUES,
     bounds=_BOUNDS,
 )
-def lora(setup: Setup, job: Job) -> Setup:
+def lora(setup: Setup) -> Setup:
     """Low-rank adapters through PEFT (Hu et al. 2021, arXiv 2106.09685); the model's own weights are frozen.
 
     Saves gradients and optimizer states of the whole model: 12 bytes a parameter of fp32 AdamW training. Costs
@@ -39,7 +36,7 @@ def lora(setup: Setup, job: Job) -> Setup:
 
     Values: `rank` (default 16), `alpha` (default 2 × rank), `dropout` (default 0).
     """
-    return _adapters(setup, job)
+    return _adapters(setup)
 
 
 @technique(
@@ -53,7 +50,7 @@ def lora(setup: Setup, job: Job) -> Setup:
     values=_VALUES,
     bounds=_BOUNDS,
 )
-def qlora(setup: Setup, job: Job) -> Setup:
+def qlora(setup: Setup) -> Setup:
     """LoRA beside weights in 4-bit NormalFloat, doubly quantised (Dettmers et al. 2023, arXiv 2305.14314).
 
     Saves what LoRA saves, and of every linear layer's weights 16 bits less 4 + 8/64 + 32/(64 × 256). Embeddings, the
@@ -62,8 +59,9 @@ def qlora(setup: Setup, job: Job) -> Setup:
 
     Values: as `lora`.
     """
+    job = setup.resolved_for
     dtype = "bfloat16" if job.bf16 else "float16"
-    return _adapters(setup, job).put(
+    return _adapters(setup).put(
         "model.quantization",
         {
             "load_in_4bit": True,
@@ -97,22 +95,19 @@ _SPEECH: Final = ("Whisper", "Speech2Text", "Moonshine")
 """Encoders of sound: PEFT's class for encoder and decoder knows text only, and its plain one takes any input."""
 
 
-def _adapters(setup: Setup, job: Job) -> Setup:
+def _adapters(setup: Setup) -> Setup:
+    job = setup.resolved_for
     rank = int(job.values.get("rank", 16))
     alpha, dropout = int(job.values.get("alpha", 2 * rank)), float(job.values.get("dropout", 0.0))
+
+    def why(value: str, usual: str) -> str:
+        return "asked for" if value in job.values else usual
+
     return setup.put_all(
         "adapter",
-        {
-            **_kind(job.model),
-            "r": (rank, "asked for" if "rank" in job.values else "enough for most tasks at a few MB"),
-            "lora_alpha": (
-                alpha,
-                "asked for" if "alpha" in job.values else "twice the rank: the update keeps its scale",
-            ),
-            "lora_dropout": (
-                dropout,
-                "asked for" if "dropout" in job.values else "none: the adapters are small already",
-            ),
-            "target_modules": ("all-linear", "every linear layer of the blocks, not attention alone"),
-        },
+        _kind(job.model),
+        r=(rank, why("rank", "enough for most tasks at a few MB")),
+        lora_alpha=(alpha, why("alpha", "twice the rank: the update keeps its scale")),
+        lora_dropout=(dropout, why("dropout", "none: the adapters are small already")),
+        target_modules=("all-linear", "every linear layer of the blocks, not attention alone"),
     ).with_notes(_NOT_FULL)

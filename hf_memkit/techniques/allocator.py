@@ -1,26 +1,26 @@
-"""Settings of PyTorch's caching allocator: one variable, in which several options stand side by side."""
+"""Settings of PyTorch's caching allocator: one variable, in which several options stand side by side; and whether it
+can still be set in this process."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Final
 
-from hf_memkit.job import Job
 from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
 
 __all__ = [
     "OLD_VARIABLES",
     "VARIABLE",
-    "expandable_segments",
-    "garbage_collection_threshold",
-    "max_split_size",
     "of_no_use",
     "options",
     "problems_of",
     "refused_by_torch",
+    "set_allocator",
+    "too_late",
     "user_settings",
-    "with_option",
 ]
 
 VARIABLE: Final = "PYTORCH_ALLOC_CONF"
@@ -74,7 +74,7 @@ DEFAULT_THRESHOLD: Final = 0.8
     proof="gpu",
     gpu_only="a setting of the CUDA allocator",
 )
-def expandable_segments(setup: Setup, job: Job) -> Setup:
+def expandable_segments(setup: Setup) -> Setup:
     """`expandable_segments:True`, set before torch starts CUDA."""
     return with_option(
         setup, "expandable_segments", "True",
@@ -94,11 +94,9 @@ def expandable_segments(setup: Setup, job: Job) -> Setup:
     values={"max_split_size_mb": int},
     bounds={"max_split_size_mb": (SMALLEST_SPLIT_MIB, None)},
 )
-def max_split_size(setup: Setup, job: Job) -> Setup:
+def max_split_size(setup: Setup) -> Setup:
     """`max_split_size_mb:N`. Value: `max_split_size_mb` (MiB, at least 20; default 512)."""
-    size = int(job.values.get("max_split_size_mb", DEFAULT_SPLIT_MIB))
-    if size < SMALLEST_SPLIT_MIB:
-        setup = setup.with_problems([f"max_split_size_mb={size}: torch refuses less than {SMALLEST_SPLIT_MIB}"])
+    size = int(setup.resolved_for.values.get("max_split_size_mb", DEFAULT_SPLIT_MIB))
     return with_option(setup, "max_split_size_mb", str(size), f"blocks above {size} MiB are not cut up")
 
 
@@ -114,14 +112,12 @@ def max_split_size(setup: Setup, job: Job) -> Setup:
     values={"garbage_collection_threshold": float},
     bounds={"garbage_collection_threshold": (1e-6, 1)},  # torch wants more than 0; less than this means nothing
 )
-def garbage_collection_threshold(setup: Setup, job: Job) -> Setup:
+def garbage_collection_threshold(setup: Setup) -> Setup:
     """`garbage_collection_threshold:X`, and the limit without which torch collects nothing.
 
     Value: `garbage_collection_threshold` (share of the card; default 0.8).
     """
-    share = float(job.values.get("garbage_collection_threshold", DEFAULT_THRESHOLD))
-    if not 0 < share < 1:
-        setup = setup.with_problems([f"garbage_collection_threshold={share}: torch wants a share between 0 and 1"])
+    share = float(setup.resolved_for.values.get("garbage_collection_threshold", DEFAULT_THRESHOLD))
     setup = with_option(
         setup, "garbage_collection_threshold", f"{share:g}",
         f"above {100 * share:g} % of the card, cached blocks go back to the driver, the longest unused first",
@@ -216,3 +212,47 @@ def user_settings(environment: Mapping[str, str]) -> tuple[str, str] | None:
         if name in environment:
             return name, environment[name]
     return None
+
+
+def too_late(text: str) -> str:
+    """Why setting the variable to `text` comes too late in this process, and what still works; "" if it does not.
+
+    That torch is imported does no harm: it reads the variable when the card is first used, once a process
+    (torch 2.13.0: include/c10/core/AllocatorConfig.h, `AcceleratorAllocatorConfig::instance`).
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return ""
+    if "backend" in options(text):
+        return f"CUDA is in use already: its allocator's backend is fixed; set {VARIABLE}={text} before Python starts"
+    return (
+        f"CUDA is in use already, and the allocator has read its variable. For what is allocated from now on, "
+        f'torch._C._accelerator_setAllocatorSettings("{text}") still works, and replaces all options set before; '
+        f"segments that are there stay as they are. Better: set {VARIABLE}={text} before Python starts"
+    )
+
+
+def set_allocator(text: str, say: Callable[[str], None], environment: MutableMapping[str, str] | None = None) -> bool:
+    """Sets the variable to `text` unless the user has set it, or it is too late; `say` is told of either.
+
+    Args:
+        text: options as torch reads them.
+        say: told, in one line, what is kept instead or why nothing is set.
+        environment: where it is set; None: this process's.
+
+    Returns:
+        Whether the allocator will work with `text`.
+    """
+    target = os.environ if environment is None else environment
+    users = user_settings(target)
+    if users is not None:
+        if options(users[1]) != options(text):
+            say(f"The allocator keeps your own setting, {users[1]}, instead of {text}.")
+            return False
+        return True
+    late = too_late(text)
+    if late:
+        say(late)
+        return False
+    target[VARIABLE] = text
+    return True

@@ -8,8 +8,6 @@ from hf_memkit.technique import technique
 from hf_memkit.techniques.activation_bytes import attention_heads, eager_bytes_of_score, score_bytes
 from hf_memkit.units import format_size
 
-__all__ = ["eager_attention", "flash_attention", "sdpa_attention"]
-
 _KEY = "model.attn_implementation"
 
 
@@ -20,8 +18,9 @@ _KEY = "model.attn_implementation"
     costs="nothing: it is what transformers takes by default where the model has it",
     not_when="attention weights are wanted (output_attentions)",
 )
-def sdpa_attention(setup: Setup, job: Job) -> Setup:
+def sdpa_attention(setup: Setup) -> Setup:
     """torch's scaled_dot_product_attention: its flash or memory-efficient kernel keeps no scores."""
+    job = setup.resolved_for
     setup = setup.put(_KEY, "sdpa", f"no attention scores are kept{_avoided(job)}")
     named = "sdpa-attention" in (word.strip() for word in setup.preset.split("+"))
     if job.machine.gpu is None or not named:
@@ -39,15 +38,13 @@ def sdpa_attention(setup: Setup, job: Job) -> Setup:
     packages=("flash_attn",),
     gpu_only="its kernels run on cards only",
 )
-def flash_attention(setup: Setup, job: Job) -> Setup:
+def flash_attention(setup: Setup) -> Setup:
     """The flash-attn package (Dao 2023, arXiv 2307.08691)."""
-    problems = []
-    gpu = job.machine.gpu
-    if gpu is not None and not gpu.bf16:
-        problems.append(f"flash-attention needs a card of Ampere or later; {gpu.name} is older")
-    return setup.put(
-        _KEY, "flash_attention_2", f"no attention scores and no mask are kept{_avoided(job)}"
-    ).with_problems(problems)
+    job = setup.resolved_for
+    setup = setup.put(_KEY, "flash_attention_2", f"no attention scores and no mask are kept{_avoided(job)}")
+    if job.bf16:
+        return setup
+    return setup.with_problems([f"flash-attention needs a card of Ampere or later; {job.card} is older"])
 
 
 @technique(
@@ -57,7 +54,7 @@ def flash_attention(setup: Setup, job: Job) -> Setup:
     costs="heads × length² numbers a sequence and layer",
     not_when="memory matters",
 )
-def eager_attention(setup: Setup, job: Job) -> Setup:
+def eager_attention(setup: Setup) -> Setup:
     """Attention written out in torch operations: weights can be returned (output_attentions)."""
     return setup.put(_KEY, "eager", "attention weights can be looked at")
 

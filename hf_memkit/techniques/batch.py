@@ -7,18 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from hf_memkit.errors import InputError, SettingError
-from hf_memkit.job import Job
 from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
 
-__all__ = [
-    "accumulation_for",
-    "global_batch",
-    "micro_batch_for",
-    "micro_batches",
-    "scaled_learning_rate",
-    "split_batch",
-]
+__all__ = ["accumulation_for", "micro_batch_for", "micro_batches", "scaled_learning_rate", "split_batch"]
 
 
 @technique(
@@ -29,24 +21,23 @@ __all__ = [
     "between them",
     not_when="the model has BatchNorm layers, or its loss is averaged over each micro-batch by itself",
 )
-def global_batch(setup: Setup, job: Job) -> Setup:
+def global_batch(setup: Setup) -> Setup:
     """The job's batch as one that is exact, whatever part of it goes through the model at once.
 
     Trainer divides the loss of every micro-batch by the number of labels in the whole window, so that the sum of the
     gradients is that of one big batch, with unequal lengths and a last window that is not full
     (transformers 5.23.0: trainer.py, `_get_num_items_in_batch`). What would break that is set here too.
     """
+    job = setup.resolved_for
     whole = job.micro_batch_size * job.accumulation * job.processes
     each = f" × {job.processes} processes" if job.processes > 1 else ""
     reason = f"{job.micro_batch_size} × {job.accumulation}{each} = {whole} sequences a step"
     setup = setup.put_all(
         "arguments",
-        {
-            "per_device_train_batch_size": (job.micro_batch_size, reason),
-            "gradient_accumulation_steps": (job.accumulation, reason),
-            "auto_find_batch_size": (False, "after an out-of-memory error it would train with another global batch"),
-            "average_tokens_across_devices": (True, "the mean is over the labels of all processes, not of each"),
-        },
+        per_device_train_batch_size=(job.micro_batch_size, reason),
+        gradient_accumulation_steps=(job.accumulation, reason),
+        auto_find_batch_size=(False, "after an out-of-memory error it would train with another global batch"),
+        average_tokens_across_devices=(True, "the mean is over the labels of all processes, not of each"),
     )
     return setup.with_notes(
         f"The learning rate belongs to the {whole} sequences a step: splitting them differently leaves it as it is. "

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_memkit.job import Job
 from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
 from hf_memkit.techniques.activation_bytes import (
@@ -22,8 +21,6 @@ from hf_memkit.techniques.activation_bytes import (
 )
 from hf_memkit.units import format_mib
 
-__all__ = ["every_layer", "every_nth_layer", "offloaded", "segments", "selective"]
-
 _REENTRANT = "the reentrant form gives a layer no gradients where none of its inputs needs one; torch advises this one"
 
 
@@ -34,7 +31,7 @@ _REENTRANT = "the reentrant form gives a layer no gradients where none of its in
     costs="about one more forward pass: a third more arithmetic",
     not_when="activations are not what fills the card (short sequences, small batches)",
 )
-def every_layer(setup: Setup, job: Job) -> Setup:
+def every_layer(setup: Setup) -> Setup:
     """Checkpoint every layer, through Trainer's own switch."""
     return _by_trainer(setup, {}, "keeps one input a layer and recomputes the rest: a third more arithmetic")
 
@@ -48,12 +45,12 @@ def every_layer(setup: Setup, job: Job) -> Setup:
     values={"checkpoint_every": int},
     bounds={"checkpoint_every": (1, None)},
 )
-def every_nth_layer(setup: Setup, job: Job) -> Setup:
+def every_nth_layer(setup: Setup) -> Setup:
     """Checkpoint layers 0, n, 2n …, and let the others keep what they need.
 
     Values: `checkpoint_every` (n, default 2).
     """
-    every = int(job.values.get("checkpoint_every", 2))
+    every = int(setup.resolved_for.values.get("checkpoint_every", 2))
     reason = f"one layer in {every} is recomputed, the others keep their activations: memory given back for speed"
     return _by_trainer(setup, {"every_n_layers": every}, reason)
 
@@ -67,13 +64,13 @@ def every_nth_layer(setup: Setup, job: Job) -> Setup:
     values={"segment_layers": int},
     bounds={"segment_layers": (1, None)},
 )
-def segments(setup: Setup, job: Job) -> Setup:
+def segments(setup: Setup) -> Setup:
     """Checkpoint k consecutive layers as one (Chen et al. 2016, arXiv 1604.06174), k being what holds the fewest
     bytes.
 
     Values: `segment_layers` (k).
     """
-    length, reason = _segment_length(setup, job)
+    length, reason = _segment_length(setup)
     return _by_part(setup, "checkpoint_segments", {"segment_layers": length}, reason)
 
 
@@ -84,7 +81,7 @@ def segments(setup: Setup, job: Job) -> Setup:
     costs="next to no arithmetic, as no large matrix product runs twice",
     not_when="every layer is needed to fit, which holds a fraction of this",
 )
-def selective(setup: Setup, job: Job) -> Setup:
+def selective(setup: Setup) -> Setup:
     """Keep the outputs of matrix products and attention, and recompute what stands between them."""
     reason = "products and attention are kept, what costs little is recomputed (Korthikanti et al. 2022, section 5)"
     return _by_part(setup, "checkpoint_selective", {}, reason)
@@ -98,8 +95,9 @@ def selective(setup: Setup, job: Job) -> Setup:
     not_when="inputs are small (short sequences), or RAM or PCIe is what is short",
     gpu_only="on a CPU the inputs are in host memory already; which tensors are moved is tested",
 )
-def offloaded(setup: Setup, job: Job) -> Setup:
+def offloaded(setup: Setup) -> Setup:
     """Checkpoint every layer and keep the inputs in pinned host memory, through Trainer's own switch."""
+    job = setup.resolved_for
     host = ""
     if job.model is not None:
         size = backward_bytes("offloaded", layer_of(job.model, job.tokens, numbers_of(setup)), job.model.layers).pinned
@@ -110,10 +108,8 @@ def offloaded(setup: Setup, job: Job) -> Setup:
 def _by_trainer(setup: Setup, options: dict[str, Any], reason: str) -> Setup:
     setup = setup.put_all(
         "arguments",
-        {
-            "activation_checkpointing": (True, reason),
-            "activation_checkpointing_kwargs": ({"use_reentrant": False, **options}, _REENTRANT),
-        },
+        activation_checkpointing=(True, reason),
+        activation_checkpointing_kwargs=({"use_reentrant": False, **options}, _REENTRANT),
     )
     return _verified(setup, int(options.get("every_n_layers", 1)))
 
@@ -132,8 +128,9 @@ def _verified(setup: Setup, every: int) -> Setup:
     )
 
 
-def _segment_length(setup: Setup, job: Job) -> tuple[int, str]:
+def _segment_length(setup: Setup) -> tuple[int, str]:
     """(layers in a segment, reason with the predicted bytes of this length, of single layers and of √n)."""
+    job = setup.resolved_for
     asked = job.values.get("segment_layers")
     if job.model is None:
         if asked is not None:

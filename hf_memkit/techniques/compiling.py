@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from hf_memkit.errors import SettingError, did_you_mean
-from hf_memkit.job import Job
 from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
 
-__all__ = ["BACKENDS", "GONE_ARGUMENTS", "GRAPH_MODES", "MODES", "RETIRED", "compiled"]
+__all__ = ["BACKENDS", "GONE_ARGUMENTS", "GRAPH_MODES", "MODES", "RETIRED"]
 
 BACKENDS: Final[dict[str, str]] = {
     "inductor": "fused kernels (Triton on a card, C++ on a CPU), and fewer activations kept",
@@ -73,12 +72,13 @@ _LEAST_CAPABILITY = 7.0
     not_when="runs of a few hundred steps, or batches of ever new shapes with CUDA graphs",
     values={"compile_backend": str, "compile_mode": str},
 )
-def compiled(setup: Setup, job: Job) -> Setup:
+def compiled(setup: Setup) -> Setup:
     """`torch_compile` with a backend and a mode, and a guard that says when nothing is compiled.
 
     Raises:
         SettingError: a backend or mode that cannot train; says what to take instead.
     """
+    job = setup.resolved_for
     backend = str(job.values.get("compile_backend", "inductor"))
     mode = str(job.values.get("compile_mode", "default"))
     _refuse(backend, mode)
@@ -89,10 +89,8 @@ def compiled(setup: Setup, job: Job) -> Setup:
         )
     setup = setup.put_all(
         "arguments",
-        {
-            "torch_compile": (True, "the forward and backward pass become a few compiled graphs"),
-            "torch_compile_backend": (backend, BACKENDS[backend]),
-        },
+        torch_compile=(True, "the forward and backward pass become a few compiled graphs"),
+        torch_compile_backend=(backend, BACKENDS[backend]),
     )
     if mode != "default":
         setup = setup.put("arguments.torch_compile_mode", mode, MODES[mode])

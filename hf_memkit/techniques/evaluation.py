@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from hf_memkit.errors import SettingError
-from hf_memkit.job import Job
 from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
-
-__all__ = ["eval_accumulation", "loss_only", "streamed_metrics"]
 
 
 @technique(
@@ -17,7 +13,7 @@ __all__ = ["eval_accumulation", "loss_only", "streamed_metrics"]
     costs="nothing but the loss is reported: compute_metrics is not called",
     not_when="a metric decides which checkpoint is best",
 )
-def loss_only(setup: Setup, job: Job) -> Setup:
+def loss_only(setup: Setup) -> Setup:
     """`prediction_loss_only`: Trainer drops the logits of each batch."""
     return setup.put(
         "arguments.prediction_loss_only", True, "the loss is kept, and the logits of the evaluation set are not"
@@ -31,7 +27,7 @@ def loss_only(setup: Setup, job: Job) -> Setup:
     costs="the allocator's cache is emptied after every batch of an evaluation",
     not_when="a metric needs all logits, or predict() is called: it keeps them whatever is set",
 )
-def streamed_metrics(setup: Setup, job: Job) -> Setup:
+def streamed_metrics(setup: Setup) -> Setup:
     """`batch_eval_metrics` with a token accuracy that is summed over batches; your own metric can be streamed too."""
     return setup.put(
         "arguments.batch_eval_metrics", True, "the metric gets one batch at a time, and nothing is kept"
@@ -51,15 +47,9 @@ def streamed_metrics(setup: Setup, job: Job) -> Setup:
     bounds={"eval_accumulation": (1, None)},
     gpu_only="on a CPU the card's memory and RAM are one; a test counts what moves, and when",
 )
-def eval_accumulation(setup: Setup, job: Job) -> Setup:
-    """`eval_accumulation_steps`. Value: `eval_accumulation`, batches between two moves (default 1).
-
-    Raises:
-        SettingError: the value is below 1.
-    """
-    steps = int(job.values.get("eval_accumulation", 1))
-    if steps < 1:
-        raise SettingError(f"eval_accumulation={steps}: must be at least 1")
+def eval_accumulation(setup: Setup) -> Setup:
+    """`eval_accumulation_steps`. Value: `eval_accumulation`, batches between two moves (default 1)."""
+    steps = int(setup.resolved_for.values.get("eval_accumulation", 1))
     return setup.put(
         "arguments.eval_accumulation_steps", steps, f"logits move to RAM every {steps} batches of an evaluation"
     )

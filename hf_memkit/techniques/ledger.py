@@ -1,54 +1,64 @@
 """What a finished setup needs, a row a term: computed from its settings, whatever techniques put them there.
 
-The formulas are the thin ones that the choice of a variant and of a micro-batch needs; each family has its own in a
-module without torch. They are computed, not measured, and every row names its source. What DeepSpeed holds comes from
-`hf_memkit.zero.ledger` instead, by the techniques that bring it.
+The formulas are the thin ones that the choice of a variant and of a micro-batch needs: weights, adapters, quantised
+weights, gradients and optimizer states here (those of `hf_memkit.optimizers`), what grows with the batch in
+`activation_bytes`. They are computed, not measured, without torch, and every row names its source; tests compare them
+with the real tensors of PEFT, bitsandbytes and torchao. What DeepSpeed holds comes from `hf_memkit.zero.ledger`
+instead, by the techniques that bring it.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
+from hf_memkit.adapter_layers import adapted, named
 from hf_memkit.job import Job, process_row
 from hf_memkit.ledger import Row
-from hf_memkit.models import ModelFacts
+from hf_memkit.models import Linear, ModelFacts
+from hf_memkit.optimizers import Options, Shapes, States, find_optimizer
 from hf_memkit.setup import Setup
 from hf_memkit.techniques import activation_bytes
 from hf_memkit.techniques.activation_bytes import checkpoint_mode
-from hf_memkit.techniques.adapter_sizes import (
-    adapter_parameters,
-    copied_parameters,
-    dequantised_bytes,
-    offloaded_parameters,
-    quantised_bytes,
-)
-from hf_memkit.techniques.optimizer_states import (
-    gradient_bytes,
-    state_source,
-    states_of,
-    step_temporary_bytes,
-    trained_shapes,
-)
 
-__all__ = ["rows"]
+__all__ = [
+    "EMBEDDINGS",
+    "adapter_parameters",
+    "copied_parameters",
+    "dequantised_bytes",
+    "gradient_bytes",
+    "offloaded_parameters",
+    "optimizer_of",
+    "padded_vocabulary",
+    "quantised_bytes",
+    "quantised_layers",
+    "rows",
+    "state_source",
+    "states_of",
+    "step_temporary_bytes",
+]
 
 _BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-def rows(setup: Setup, job: Job) -> tuple[Row, ...]:
+def rows(setup: Setup) -> tuple[Row, ...]:
     """The terms of `setup`'s ledger that its techniques did not bring themselves; none where no model is known."""
+    job = setup.resolved_for
     model = job.model
     if model is None:
         return ()
     if "deepspeed.config" in setup:
-        return _activations(setup, job, model)
+        return _activations(setup, model)
     weights = _adapters(setup, model) if setup.section("adapter") else _full(setup, model)
-    states = (*weights, *_trained(setup, job, model))
+    states = (*weights, *_trained(setup, model))
     loading: tuple[Row, ...] = ()
     if "model.device_map" not in setup:  # which reads each tensor straight to the card
         size = _weight_bytes(setup) * model.parameters * job.gpus
         loading = (Row("host", "weights", "weights while loading", size, "read on the CPU first"),)
-    return (*states, *_replicas(states, job), *loading, *_activations(setup, job, model), process_row(job.gpus))
+    return (*states, *_replicas(states, job), *loading, *_activations(setup, model), process_row(job.gpus))
 
 
 def _weight_bytes(setup: Setup) -> int:
@@ -103,51 +113,39 @@ def _adapters(setup: Setup, model: ModelFacts) -> tuple[Row, ...]:
     return (*frozen, *found)
 
 
-def _trained(setup: Setup, job: Job, model: ModelFacts) -> tuple[Row, ...]:
+def _trained(setup: Setup, model: ModelFacts) -> tuple[Row, ...]:
     """Gradients and optimizer states of what is trained."""
     of = " of the adapters" if setup.section("adapter") else ""
     size, source = gradient_bytes(setup, model)
     gradients = Row("device", "gradients", f"gradients{of}", size, source)
     if "trainer_parts.cpu_offload_optimizer" in setup:
-        return _offloaded(setup, job, model, gradients)
-    states = states_of(setup, model)
-    found = [gradients]
-    if states.quantised:
-        found.append(
-            Row("device", "optimizer", f"quantised states{of}", states.quantised, state_source(setup))
-        )  # fmt: skip
-    if states.plain:
-        what = "states that are not quantised" if states.quantised else "optimizer states"
-        found.append(Row("device", "optimizer", f"{what}{of}", states.plain, state_source(setup)))
-    if temporary := step_temporary_bytes(setup, model):
-        found.append(
-            Row(
-                "device", "optimizer", "temporaries of the foreach form", temporary,
-                "one more copy of what is trained (torch: optim/adam.py, _multi_tensor_adam)", "optimizer",
-            )
-        )  # fmt: skip
-    return tuple(found)
+        return _offloaded(setup, model, gradients)
+    states, source = states_of(setup, model), state_source(setup)
+    plain = "states that are not quantised" if states.quantised else "optimizer states"
+    found = (
+        Row("device", "optimizer", f"quantised states{of}", states.quantised, source),
+        Row("device", "optimizer", f"{plain}{of}", states.plain, source),
+        Row(
+            "device", "optimizer", "temporaries of the foreach form", step_temporary_bytes(setup, model),
+            "one more copy of what is trained (torch: optim/adam.py, _multi_tensor_adam)", "optimizer",
+        ),
+    )  # fmt: skip
+    return (gradients, *(row for row in found if row.size_bytes))
 
 
-def _offloaded(setup: Setup, job: Job, model: ModelFacts, gradients: Row) -> tuple[Row, ...]:
+def _offloaded(setup: Setup, model: ModelFacts, gradients: Row) -> tuple[Row, ...]:
     """torchao's CPUOffloadOptimizer: weights' and gradients' copies page-locked, states in RAM."""
-    size = 4 if setup.section("adapter") else _weight_bytes(setup)
-    moved, stays = offloaded_parameters(trained_shapes(setup, model).sizes)
+    size = _trained_bytes(setup)
+    moved, stays = offloaded_parameters(_trained_shapes(setup, model).sizes)
     source = "torchao: optim/cpu_offload.py"
-    options = setup["trainer_parts.cpu_offload_optimizer"]
     # By itself the part frees gradients where they are not accumulated.
-    freed = options.get("offload_gradients", job.accumulation == 1)
-    kept = None if freed else gradients
-    return tuple(
-        row
-        for row in (
-            kept,
-            Row("device", "optimizer", "states of small parameters", 2 * size * stays, source),
-            Row("pinned", "weights", "copies of the weights", size * moved, source),
-            Row("pinned", "gradients", "copies of the gradients", size * moved, source),
-            Row("host", "optimizer", "AdamW moments", 2 * size * moved, source),
-        )
-        if row is not None
+    freed = setup["trainer_parts.cpu_offload_optimizer"].get("offload_gradients", setup.resolved_for.accumulation == 1)
+    return (
+        *(() if freed else (gradients,)),
+        Row("device", "optimizer", "states of small parameters", 2 * size * stays, source),
+        Row("pinned", "weights", "copies of the weights", size * moved, source),
+        Row("pinned", "gradients", "copies of the gradients", size * moved, source),
+        Row("host", "optimizer", "AdamW moments", 2 * size * moved, source),
     )
 
 
@@ -163,7 +161,213 @@ def _replicas(states: tuple[Row, ...], job: Job) -> tuple[Row, ...]:
     )  # fmt: skip
 
 
-def _activations(setup: Setup, job: Job, model: ModelFacts) -> tuple[Row, ...]:
+def _activations(setup: Setup, model: ModelFacts) -> tuple[Row, ...]:
     """What grows with the batch. For other models than causal language models there is no formula; a setup says so
     (`hf_memkit/recipe/resolve.py`), and a trace tells."""
-    return () if model.model_class is not None else activation_bytes.rows(setup, job, model)
+    return () if model.model_class is not None else activation_bytes.rows(setup, model)
+
+
+EMBEDDINGS: Final = frozenset({"wte", "embed_tokens", "embed_in", "word_embeddings", "tok_embeddings"})
+"""What architectures call their word embedding."""
+
+BLOCK: Final = 64
+"""Weights that share one scale (bitsandbytes 0.50.2: nn/modules.py, `Params4bit.__new__`)."""
+
+NESTED_BLOCK: Final = 256
+"""Scales that share one scale under double quantisation (bitsandbytes 0.50.2: functional.py, `quantize_4bit`)."""
+
+OFFLOAD_MINIMUM: Final = 4096
+"""Elements from which torchao moves a parameter's optimizer to the host (torchao 0.18.0: optim/cpu_offload.py,
+`minimal_size`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """Bytes of a quantised model.
+
+    Attributes:
+        codes: the weights themselves, packed.
+        statistics: scales and tables that make numbers of the codes.
+        kept: what is not quantised (embeddings, output layer, norms, biases, experts in one tensor), in the dtype
+            that the model is loaded in.
+    """
+
+    codes: int
+    statistics: int
+    kept: int
+
+    @property
+    def total(self) -> int:
+        return self.codes + self.statistics + self.kept
+
+
+def adapter_parameters(model: ModelFacts, adapter: Mapping[str, Any]) -> int:
+    """Parameters of the adapters: rank × (inputs + outputs) a layer (Hu et al. 2021, arXiv 2106.09685, section 4).
+
+    Exact for `bias="none"`, one rank, and layers that are `nn.Linear` or `Conv1D`. Adapters of experts that are kept
+    in one tensor are not counted (`ModelFacts.stacked`).
+    """
+    rank = int(adapter.get("r", 8))
+    return sum(rank * (layer.inputs + layer.outputs) for layer in adapted(model, adapter))
+
+
+def copied_parameters(model: ModelFacts, adapter: Mapping[str, Any]) -> int:
+    """Parameters that `modules_to_save` trains in a copy, beside the frozen originals (peft 0.21.2: utils/other.py,
+    `ModulesToSaveWrapper`)."""
+    names = adapter.get("modules_to_save") or ()
+    copied = sum(
+        layer.elements + layer.outputs * layer.bias for layer in model.linears if named(layer.name, names)
+    )  # fmt: skip
+    return copied + model.vocabulary * model.width * len(EMBEDDINGS & set(names))
+
+
+def quantised_layers(model: ModelFacts, quantization: Mapping[str, Any]) -> tuple[Linear, ...]:
+    """The linear layers that bitsandbytes replaces.
+
+    All but the output layer and what `llm_int8_skip_modules` names; if that is given, it replaces the default, and the
+    output layer is quantised with the rest (transformers 5.23.0: quantizers/base.py, `get_modules_to_not_convert`).
+    """
+    skipped = quantization.get("llm_int8_skip_modules")
+    if skipped is None:
+        return tuple(layer for layer in model.linears if not layer.head)
+    return tuple(layer for layer in model.linears if not any(layer.name.endswith(str(name)) for name in skipped))
+
+
+def quantised_bytes(model: ModelFacts, quantization: Mapping[str, Any], element_bytes: int = 2) -> Quantised:
+    """Bytes of the model's weights after loading with these fields of `BitsAndBytesConfig`.
+
+    4-bit: half a byte a weight, and a scale for each block of 64: 4 bytes, or with double quantisation 1 byte and 4
+    for each 256 scales, and tables of 16 and 256 numbers a layer (Dettmers et al. 2023, arXiv 2305.14314, section 3;
+    bitsandbytes 0.50.2: functional.py, `quantize_4bit`). 8-bit: a byte a weight, and 4 bytes an output (Dettmers et
+    al. 2022, arXiv 2208.07339).
+
+    Args:
+        model: its linear layers must be known.
+        quantization: `load_in_4bit` or `load_in_8bit`, `bnb_4bit_use_double_quant`, `llm_int8_skip_modules`.
+        element_bytes: bytes of a weight that is not quantised.
+    """
+    layers = quantised_layers(model, quantization)
+    kept = (model.parameters - sum(layer.elements for layer in layers)) * element_bytes
+    if quantization.get("load_in_8bit"):
+        return Quantised(sum(layer.elements for layer in layers), 4 * sum(layer.outputs for layer in layers), kept)
+    nested = bool(quantization.get("bnb_4bit_use_double_quant"))
+    codes = sum(_blocks(layer.elements, 2) for layer in layers)
+    return Quantised(codes, sum(_statistics(layer.elements, nested) for layer in layers), kept)
+
+
+def dequantised_bytes(model: ModelFacts, quantization: Mapping[str, Any], element_bytes: int = 2) -> int:
+    """Bytes of the largest weight, as whole numbers: a layer is dequantised each time it is used
+    (bitsandbytes 0.50.2: autograd/_functions.py, `MatMul4Bit`)."""
+    return element_bytes * max((layer.elements for layer in quantised_layers(model, quantization)), default=0)
+
+
+def offloaded_parameters(sizes: Iterable[int]) -> tuple[int, int]:
+    """(elements whose optimizer torchao's CPUOffloadOptimizer moves to the host, elements that stay on the card)."""
+    all_sizes = tuple(sizes)
+    moved = sum(size for size in all_sizes if size >= OFFLOAD_MINIMUM)
+    return moved, sum(all_sizes) - moved
+
+
+def _statistics(elements: int, nested: bool) -> int:
+    scales, table = _blocks(elements, BLOCK), 4 * 16
+    if not nested:
+        return 4 * scales + table
+    # One byte a scale; of these an fp32 scale a block, the table of 256 numbers, and their offset.
+    return scales + 4 * _blocks(scales, NESTED_BLOCK) + 4 * 256 + 4 + table
+
+
+def _blocks(elements: int, size: int) -> int:
+    return -(-elements // size)
+
+
+def padded_vocabulary(vocabulary: int, multiple: int = 64) -> int:
+    """Rows of the word embedding, padded to a multiple."""
+    return -(-vocabulary // multiple) * multiple
+
+
+def optimizer_of(setup: Setup) -> str:
+    """The optimizer that steps: an import path (`module:name`), or a value of `optim`."""
+    value = setup.get("optimizer.class") or setup.get("arguments.optim") or "adamw_torch_fused"
+    return str(value)
+
+
+def _trained_shapes(setup: Setup, model: ModelFacts) -> Shapes:
+    """The shapes of what the setup trains: adapters if it has some, otherwise everything."""
+    adapter = setup.section("adapter")
+    if adapter:
+        rank = int(adapter.get("r", 8))
+        layers = adapted(model, adapter)
+        pairs = (((rank, layer.inputs), (layer.outputs, rank)) for layer in layers)
+        return Shapes(tuple(shape for pair in pairs for shape in pair))
+    tied = model.tied > 0
+    transposed = "gpt2" in model.model_type  # Conv1D stores (inputs, outputs); the sizes are the same
+    linears = [layer for layer in model.linears if not (layer.head and tied)]
+    targets = setup.get("arguments.optim_target_modules")
+    linears.sort(key=lambda layer: not _targeted(layer.name, targets))  # the projected ones first
+    # Conv1D is no nn.Linear, which is all that Trainer projects.
+    projected = 0 if transposed else sum(_targeted(layer.name, targets) for layer in linears)
+    matrices = tuple((one.inputs, one.outputs) if transposed else (one.outputs, one.inputs) for one in linears)
+    rest = Counter(model.sizes)
+    rest.subtract(one.elements for one in linears)
+    wide = [size for size in rest.elements() if _is_table(size, model)]
+    rest.subtract(wide)
+    tables = tuple((size // model.width, model.width) for size in wide)
+    multiple = setup.get("model.pad_vocabulary_to_multiple_of")
+    if multiple:
+        padded = padded_vocabulary(model.vocabulary, int(multiple))
+        tables = tuple((padded if rows == model.vocabulary else rows, width) for rows, width in tables)
+        matrices = tuple((padded if rows == model.vocabulary else rows, columns) for rows, columns in matrices)
+    return Shapes(matrices, tables, tuple(rest.elements()), projected)
+
+
+def _targeted(name: str, targets: Any) -> bool:
+    """As Trainer reads it (transformers 5.23.0: trainer_utils.py 1018-1054); all if nothing is said."""
+    if targets is None or (isinstance(targets, str) and targets.replace("_", "-") == "all-linear"):
+        return True
+    if isinstance(targets, str):
+        return re.fullmatch(targets, name) is not None
+    return any(target in name or re.fullmatch(target, name) for target in targets)
+
+
+def _is_table(size: int, model: ModelFacts) -> bool:
+    """A word or position embedding, not a long bias: those are of no more than a few times the width."""
+    rows, left = divmod(size, model.width)
+    return left == 0 and (rows == model.vocabulary or rows >= (model.maximum_length or model.vocabulary))
+
+
+def _trained_bytes(setup: Setup) -> int:
+    # PEFT casts adapters of 16-bit models to fp32 (peft: tuners/tuners_utils.py, autocast_adapter_dtype).
+    return 4 if setup.section("adapter") else _weight_bytes(setup)
+
+
+def states_of(setup: Setup, model: ModelFacts) -> States:
+    """Bytes of the states that the setup's optimizer will hold; AdamW's where no formula is known for it."""
+    text = str(setup.get("arguments.optim_args") or "").replace(" ", "")
+    given = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
+    options = Options(_trained_bytes(setup), int(given.get("rank") or 128), "momentum" in given)
+    return find_optimizer(optimizer_of(setup)).states.bytes_of(_trained_shapes(setup, model), options)
+
+
+def state_source(setup: Setup) -> str:
+    """The formula behind `states_of`, in words."""
+    return find_optimizer(optimizer_of(setup)).states.source.format(weight_bytes=_trained_bytes(setup))
+
+
+def gradient_bytes(setup: Setup, model: ModelFacts) -> tuple[int, str]:
+    """(bytes of gradients held at once, by which formula).
+
+    What is updated within the backward pass holds a few, at most the largest (`Optimizer.gradients_at_once`).
+    """
+    sizes, size = _trained_shapes(setup, model).sizes, _trained_bytes(setup)
+    at_once = find_optimizer(optimizer_of(setup)).gradients_at_once
+    if at_once is None:
+        return size * sum(sizes), f"{size} bytes a trained parameter"
+    held = sum(sorted(sizes)[-at_once:])
+    largest = "largest parameter" if at_once == 1 else "two largest parameters, at most"
+    return size * held, f"{size} bytes × the {largest}"
+
+
+def step_temporary_bytes(setup: Setup, model: ModelFacts) -> int:
+    """Bytes of the foreach form's temporaries at the peak of a step: one more copy of what is trained, on CUDA."""
+    foreach = find_optimizer(optimizer_of(setup)).foreach
+    return _trained_bytes(setup) * sum(_trained_shapes(setup, model).sizes) if foreach else 0

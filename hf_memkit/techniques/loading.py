@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from hf_memkit.job import Job
 from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
 from hf_memkit.units import MIB
 
-__all__ = [
-    "DEFAULT_WORKERS",
-    "PREFETCH",
-    "low_host_ram",
-    "pinned_workers",
-    "prefetched_bytes",
-    "training_dtype",
-]
+__all__ = ["PREFETCH", "prefetched_bytes"]
 
 DEFAULT_WORKERS: Final = 2
 PREFETCH: Final = 2
@@ -34,7 +26,7 @@ _TOKEN_BYTES: Final = 8
     costs="nothing",
     not_when="the weights are loaded quantised: their dtype is the quantisation's",
 )
-def training_dtype(setup: Setup, job: Job) -> Setup:
+def training_dtype(setup: Setup) -> Setup:
     """`dtype` said at load: what the precision decided, or else fp32.
 
     transformers 5 takes the checkpoint's own dtype where none is given (modeling_utils.py, `dtype = "auto"`): a
@@ -58,7 +50,7 @@ def training_dtype(setup: Setup, job: Job) -> Setup:
     gpu_only="on a CPU the weights have to be in RAM in any case",
     proof="gpu",
 )
-def low_host_ram(setup: Setup, job: Job) -> Setup:
+def low_host_ram(setup: Setup) -> Setup:
     """Weights mapped from safetensors files and put on this process's card tensor by tensor.
 
     Without it every process first makes a whole model in RAM, unless the file has the training dtype, and Trainer
@@ -66,10 +58,8 @@ def low_host_ram(setup: Setup, job: Job) -> Setup:
     """
     return setup.put_all(
         "model",
-        {
-            "device_map": ("cuda", "the whole model on this process's card, without a copy in RAM"),
-            "use_safetensors": (True, "a pickled checkpoint cannot be read tensor by tensor"),
-        },
+        device_map=("cuda", "the whole model on this process's card, without a copy in RAM"),
+        use_safetensors=(True, "a pickled checkpoint cannot be read tensor by tensor"),
     )
 
 
@@ -84,8 +74,9 @@ def low_host_ram(setup: Setup, job: Job) -> Setup:
     bounds={"data_workers": (0, None)},
     gpu_only="it takes RAM rather than saving it; the page-locked copy needs a card",
 )
-def pinned_workers(setup: Setup, job: Job) -> Setup:
+def pinned_workers(setup: Setup) -> Setup:
     """Data loader workers that stay, with page-locked batches. Value: `data_workers` (2, at most the cores)."""
+    job = setup.resolved_for
     asked = int(job.values.get("data_workers", DEFAULT_WORKERS))
     if asked < 1:
         return setup.with_problems([f"pinned-workers: data_workers={asked}, and at least one is needed"])
@@ -97,15 +88,13 @@ def pinned_workers(setup: Setup, job: Job) -> Setup:
     ahead = prefetched_bytes(workers, job.micro_batch_size, job.sequence_length)
     return setup.put_all(
         "arguments",
-        {
-            "dataloader_num_workers": (workers, reason),
-            "dataloader_pin_memory": (True, "page-locked batches are copied to the card while it computes"),
-            "dataloader_persistent_workers": (True, "workers are not started anew for every epoch"),
-            "dataloader_prefetch_factor": (
-                PREFETCH,
-                f"{workers} × {PREFETCH} batches ahead: {ahead / MIB:.1f} MiB of tokens, labels and masks",
-            ),
-        },
+        dataloader_num_workers=(workers, reason),
+        dataloader_pin_memory=(True, "page-locked batches are copied to the card while it computes"),
+        dataloader_persistent_workers=(True, "workers are not started anew for every epoch"),
+        dataloader_prefetch_factor=(
+            PREFETCH,
+            f"{workers} × {PREFETCH} batches ahead: {ahead / MIB:.1f} MiB of tokens, labels and masks",
+        ),
     )
 
 

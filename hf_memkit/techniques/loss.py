@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from hf_memkit.job import Job
 from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
 from hf_memkit.techniques.activation_bytes import chunk_tokens_for
-
-__all__ = ["chunked_loss", "liger"]
 
 
 @technique(
@@ -21,12 +18,13 @@ __all__ = ["chunked_loss", "liger"]
     values={"chunk_tokens": int, "label_smoothing": float},
     bounds={"chunk_tokens": (1, None), "label_smoothing": (0, 1)},
 )
-def chunked_loss(setup: Setup, job: Job) -> Setup:
+def chunked_loss(setup: Setup) -> Setup:
     """Fused or chunked linear cross-entropy for any causal language model (`hf_memkit/components/chunked_loss.py`).
 
     Values: `chunk_tokens` (default: `chunk_tokens_for` the vocabulary), `label_smoothing` (default 0), which takes the
     place of Trainer's label_smoothing_factor.
     """
+    job = setup.resolved_for
     options: dict[str, Any] = {}
     reason = "the loss is summed over chunks of tokens, and the logits of a batch are never made"
     if "chunk_tokens" in job.values:
@@ -51,7 +49,7 @@ def chunked_loss(setup: Setup, job: Job) -> Setup:
     packages=("liger_kernel",),
     gpu_only="its kernels are written in Triton, which runs on cards only",
 )
-def liger(setup: Setup, job: Job) -> Setup:
+def liger(setup: Setup) -> Setup:
     """Liger's kernels for the whole model, through Trainer's own switch (Hsu et al. 2024, arXiv 2410.10989)."""
     return setup.put(
         "arguments.use_liger_kernel",

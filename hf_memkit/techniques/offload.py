@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from hf_memkit.job import Job
 from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
-
-__all__ = ["cpu_offload_optimizer"]
 
 
 @technique(
@@ -20,7 +17,7 @@ __all__ = ["cpu_offload_optimizer"]
     packages=("torchao",),
     gpu_only="torchao's optimizer copies between a card and pinned host memory: without one there are no two places",
 )
-def cpu_offload_optimizer(setup: Setup, job: Job) -> Setup:
+def cpu_offload_optimizer(setup: Setup) -> Setup:
     """torchao's CPUOffloadOptimizer around torch's fused AdamW, on one card.
 
     Saves the optimizer states on the card (8 bytes a parameter), and the gradients (4 more in fp32) where they are not
@@ -28,6 +25,7 @@ def cpu_offload_optimizer(setup: Setup, job: Job) -> Setup:
     CPU. Gradients are clipped on the host: Trainer would clip what has been copied already, so that its own
     `max_grad_norm` is set to 0.
     """
+    job = setup.resolved_for
     accumulated = job.accumulation > 1
     gradients = (
         f"they are accumulated on the card over {job.accumulation} micro-batches: torchao keeps the last one's alone"

@@ -1,12 +1,17 @@
-"""Optimizers that keep their states in the weights' precision, or keep fewer of them."""
+"""Optimizers that keep their states in the weights' precision, or keep fewer of them: none, for gradients that are
+used within the backward pass and dropped."""
 
 from __future__ import annotations
 
-from hf_memkit.job import Job
+from typing import Final
+
 from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
 
-__all__ = ["adafactor", "adafactor_stochastic", "adamw_foreach", "adamw_fused", "adamw_loop", "sgd_momentum"]
+__all__ = ["NO_CLIPPING", "NO_DECAY"]
+
+NO_CLIPPING: Final = "the gradients are gone when Trainer would clip them: their norm is never known"
+NO_DECAY: Final = "it does not reach this optimizer: Trainer builds it without its parameter groups"
 
 
 @technique(
@@ -16,7 +21,7 @@ __all__ = ["adafactor", "adafactor_stochastic", "adamw_foreach", "adamw_fused", 
     costs="nothing: it is Trainer's default, and the fastest form",
     not_when="two moments a parameter are too much: take one of the 8-bit optimizers",
 )
-def adamw_fused(setup: Setup, job: Job) -> Setup:
+def adamw_fused(setup: Setup) -> Setup:
     """Trainer's default AdamW in one fused kernel.
 
     The fused form has no parameter-sized temporaries; the foreach form makes a whole copy at the peak.
@@ -35,7 +40,7 @@ def adamw_fused(setup: Setup, job: Job) -> Setup:
     costs="that copy, while the optimizer steps",
     not_when="the fused form runs, which is faster and holds no such copy",
 )
-def adamw_foreach(setup: Setup, job: Job) -> Setup:
+def adamw_foreach(setup: Setup) -> Setup:
     """AdamW over lists of tensors, a handful of kernels for all parameters: for what the fused kernel does not take.
 
     torch takes this form by itself for parameters on CUDA where it is asked for neither the fused form nor the loop,
@@ -51,7 +56,7 @@ def adamw_foreach(setup: Setup, job: Job) -> Setup:
     costs="a kernel launch for each operation and parameter, which takes longer than the arithmetic",
     not_when="the fused form runs, which is faster and has no temporaries at all",
 )
-def adamw_loop(setup: Setup, job: Job) -> Setup:
+def adamw_loop(setup: Setup) -> Setup:
     """AdamW parameter by parameter.
 
     No argument of Trainer can say this: it drops `optim_args` for AdamW (transformers 5.23.0: trainer_optimizer.py
@@ -76,18 +81,16 @@ def adamw_loop(setup: Setup, job: Job) -> Setup:
     values={"momentum": float},
     bounds={"momentum": (0, 1)},
 )
-def sgd_momentum(setup: Setup, job: Job) -> Setup:
+def sgd_momentum(setup: Setup) -> Setup:
     """SGD with momentum: one state a parameter, in the weights' dtype.
 
     Trainer's `optim: sgd` alone has no momentum: it must be said in `optim_args`.
     """
-    momentum = float(job.values.get("momentum", 0.9))
+    momentum = float(setup.resolved_for.values.get("momentum", 0.9))
     return setup.put_all(
         "arguments",
-        {
-            "optim": ("sgd", "one state a parameter instead of two"),
-            "optim_args": (f"momentum={momentum}", "without this Trainer's SGD has none"),
-        },
+        optim=("sgd", "one state a parameter instead of two"),
+        optim_args=(f"momentum={momentum}", "without this Trainer's SGD has none"),
     )
 
 
@@ -99,7 +102,7 @@ def sgd_momentum(setup: Setup, job: Job) -> Setup:
     not_when="the weights are 16-bit: it rounds them to nearest, and small updates are lost",
     proof="curve",
 )
-def adafactor(setup: Setup, job: Job) -> Setup:
+def adafactor(setup: Setup) -> Setup:
     """Adafactor with the learning rate of the arguments (Shazeer & Stern 2018, arXiv 1804.04235).
 
     Trainer switches its own relative step and parameter scaling off, so that `learning_rate` means what it says, and
@@ -115,7 +118,7 @@ def adafactor(setup: Setup, job: Job) -> Setup:
     costs="four temporaries of the largest parameter in fp32, one parameter at a time, and no momentum",
     not_when="the weights are fp32: adafactor is the same there",
 )
-def adafactor_stochastic(setup: Setup, job: Job) -> Setup:
+def adafactor_stochastic(setup: Setup) -> Setup:
     """Adafactor over bf16 weights that are rounded stochastically (`hf_memkit.components.stochastic_adafactor`).
 
     On fp32 weights its numbers are those of transformers' Adafactor, as Trainer sets it up.
@@ -127,4 +130,58 @@ def adafactor_stochastic(setup: Setup, job: Job) -> Setup:
             "bf16_stochastic_round": (True, "updates below 1/256 of a weight add up instead of being lost"),
             "takes": (["lr"], "it has neither momentum nor Adam's epsilon"),
         },
+    )
+
+
+_STEPS_AT_ONCE = "the batch needs accumulation, or several cards: each micro-batch and each rank would step by itself"
+
+
+@technique(
+    "lomo",
+    family="optimizers",
+    saves="all states, and all gradients but one or two at a time",
+    costs="no momentum, no clipping, no accumulation; the curve is in the docs",
+    not_when=_STEPS_AT_ONCE,
+    proof="curve",
+    packages=("lomo_optim",),
+)
+def lomo(setup: Setup) -> Setup:
+    """SGD inside the backward pass (Lv et al. 2023, arXiv 2306.09782): each gradient is used and dropped.
+
+    Weight decay and clipping do not reach it through Trainer. Weights in 16 bits are rounded to nearest.
+    """
+    return setup.put_all(
+        "arguments",
+        optim=("lomo", "no states, and no gradient lives longer than its own update"),
+        max_grad_norm=(0.0, NO_CLIPPING),
+        weight_decay=(0.0, NO_DECAY),
+    )
+
+
+@technique(
+    "adalomo",
+    family="optimizers",
+    saves="nearly all states (a number a row and a column), and all gradients but one or two at a time",
+    costs="no clipping, no accumulation, and its states are in no checkpoint; the curve is in the docs",
+    not_when=_STEPS_AT_ONCE + "; or a run that is to be resumed",
+    proof="curve",
+    packages=("lomo_optim",),
+)
+def adalomo(setup: Setup) -> Setup:
+    """LOMO with Adafactor's factored second moment (Lv et al. 2023, arXiv 2310.10195). CUDA only.
+
+    The library keeps the states in dictionaries of its own, which no checkpoint has (lomo-optim 0.1.1: adalomo.py
+    81-83), and puts them on CUDA without asking (92-101).
+    """
+    if setup.resolved_for.machine.gpu is None:
+        setup = setup.with_notes(
+            "adalomo needs a CUDA card, and none is in sight here: lomo-optim puts its states there without asking, "
+            "and on a CPU fails with torch's own AssertionError."
+        )
+    return setup.put_all(
+        "arguments",
+        optim=("adalomo", "a number a row and a column, and no gradient lives longer than its own update"),
+        max_grad_norm=(0.0, NO_CLIPPING),
+        weight_decay=(0.0, NO_DECAY),
+        save_only_model=(True, "a checkpoint would lack the second moments: a resume starts them anew"),
     )

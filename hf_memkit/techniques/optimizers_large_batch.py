@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from math import sqrt
 
-from hf_memkit.job import Job
 from hf_memkit.setup import Setup
 from hf_memkit.technique import Bounds, technique
-
-__all__ = ["lamb", "lars"]
 
 _PART = "hf_memkit.components.large_batch_optimizers"
 _VALUES = {"reference_batch_size": int, "reference_learning_rate": float}
@@ -26,13 +23,15 @@ _LAMB_WARM_UP, _LAMB_LONGEST = 1 / 320, 1 / 5
 batch, in proportion to the batch, to 1/5 at 64 times that."""
 
 
-def _sequences(setup: Setup, job: Job) -> int:
+def _sequences(setup: Setup) -> int:
+    job = setup.resolved_for
     micro = int(setup.get("arguments.per_device_train_batch_size", job.micro_batch_size))
     accumulation = int(setup.get("arguments.gradient_accumulation_steps", job.accumulation))
     return micro * accumulation * job.processes
 
 
-def _rate(setup: Setup, job: Job, factor: float, law: str, warm_up: float, why: str) -> Setup:
+def _rate(setup: Setup, factor: float, law: str, warm_up: float, why: str) -> Setup:
+    job = setup.resolved_for
     rate = job.values.get("reference_learning_rate")
     if rate is not None and "reference_batch_size" in job.values:
         setup = setup.put("arguments.learning_rate", float(rate) * factor, law)
@@ -50,15 +49,16 @@ def _rate(setup: Setup, job: Job, factor: float, law: str, warm_up: float, why: 
     values={**_VALUES, "momentum": float},
     bounds={**_BOUNDS, "momentum": (0, 1)},
 )
-def lars(setup: Setup, job: Job) -> Setup:
+def lars(setup: Setup) -> Setup:
     """SGD with momentum whose step is limited by each matrix's own norm (You et al. 2017, arXiv 1708.03888).
 
     With `reference_learning_rate` and `reference_batch_size` the learning rate grows in proportion to the batch and is
     warmed up (Goyal et al. 2017, arXiv 1706.02677, sections 2.1 and 2.2). What bitsandbytes would never move,
     parameters that start at zero, moves (`hf_memkit.components.large_batch_optimizers`).
     """
+    job = setup.resolved_for
     reference = int(job.values.get("reference_batch_size", 0))
-    sequences = _sequences(setup, job)
+    sequences = _sequences(setup)
     setup = setup.put_all(
         "optimizer",
         {
@@ -71,7 +71,7 @@ def lars(setup: Setup, job: Job) -> Setup:
     law = f"in proportion to the batch: {sequences} sequences against {reference} (Goyal et al. 2017, section 2.1)"
     share = _LARS_WARM_UP if reference else _WARM_UP
     why = "five epochs of ninety (Goyal et al. 2017, section 2.2)" if reference else "a large batch needs a warm-up"
-    return _rate(setup, job, factor, law, share, why)
+    return _rate(setup, factor, law, share, why)
 
 
 @technique(
@@ -85,15 +85,16 @@ def lars(setup: Setup, job: Job) -> Setup:
     values=_VALUES,
     bounds=_BOUNDS,
 )
-def lamb(setup: Setup, job: Job) -> Setup:
+def lamb(setup: Setup) -> Setup:
     """Adam whose step is limited by each matrix's own norm (You et al. 2019, arXiv 1904.00962).
 
     With `reference_learning_rate` and `reference_batch_size` the learning rate grows with the square root of the
     batch, and the warm-up in proportion to it, as in the paper's table of untuned LAMB on BERT. What bitsandbytes
     would never move, parameters that start at zero, moves (`hf_memkit.components.large_batch_optimizers`).
     """
+    job = setup.resolved_for
     reference = int(job.values.get("reference_batch_size", 0))
-    sequences = _sequences(setup, job)
+    sequences = _sequences(setup)
     setup = setup.put("optimizer.class", f"{_PART}:LAMB", "two fp32 moments, and a trust ratio for each matrix")
     factor = sequences / reference if reference else 1.0
     law = f"with the square root of the batch: {sequences} sequences against {reference} (You et al. 2019)"
@@ -101,4 +102,4 @@ def lamb(setup: Setup, job: Job) -> Setup:
     why = (
         "in proportion to the batch (You et al. 2019, untuned LAMB)" if reference else "a large batch needs a warm-up"
     )
-    return _rate(setup, job, sqrt(factor), law, share, why)
+    return _rate(setup, sqrt(factor), law, share, why)

@@ -2,63 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
-from hf_memkit.job import Job
 from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
-
-__all__ = [
-    "PARAMETER_BYTES",
-    "ParameterBytes",
-    "autocast_over_half_weights",
-    "bf16_autocast",
-    "fp16_autocast",
-    "fp32",
-    "half_weights_in_deepspeed",
-    "pure_bf16",
-    "tf32",
-]
-
-
-@dataclass(frozen=True, slots=True)
-class ParameterBytes:
-    """Bytes that one parameter takes.
-
-    Attributes:
-        weights: the weight itself.
-        copies: the 16-bit copy that autocast makes of an fp32 weight in the forward pass. It is kept for the backward
-            pass with the activations, and is gone after it (torch: autocast's weight cache). Weights of matrix
-            products only.
-        gradients: its gradient, if it is trained.
-        states: the two moments of torch's AdamW, which take the weight's own dtype (torch/optim/adamw.py:
-            `torch.zeros_like(p)`).
-        elsewhere: what another engine keeps besides: DeepSpeed's fp32 master weight and both fp32 moments.
-    """
-
-    weights: int
-    copies: int
-    gradients: int
-    states: int
-    elsewhere: int = 0
-
-    @property
-    def held(self) -> int:
-        """Bytes between two steps, wherever they are."""
-        return self.weights + self.gradients + self.states + self.elsewhere
-
-
-PARAMETER_BYTES: Final[dict[str, ParameterBytes]] = {
-    "fp32": ParameterBytes(weights=4, copies=0, gradients=4, states=8),
-    "tf32": ParameterBytes(weights=4, copies=0, gradients=4, states=8),
-    "bf16-autocast": ParameterBytes(weights=4, copies=2, gradients=4, states=8),
-    "fp16-autocast": ParameterBytes(weights=4, copies=2, gradients=4, states=8),
-    "pure-bf16": ParameterBytes(weights=2, copies=0, gradients=2, states=4),
-    "half-weights-deepspeed": ParameterBytes(weights=2, copies=0, gradients=2, states=0, elsewhere=12),
-    "half-weights-frozen": ParameterBytes(weights=2, copies=0, gradients=0, states=0),
-}
-"""By technique, for a trained parameter with AdamW; with `half-weights-frozen` for a frozen one."""
 
 _NO_BF16: Final = "does not (compute capability < 8.0)"
 
@@ -70,16 +17,14 @@ _NO_BF16: Final = "does not (compute capability < 8.0)"
     costs="the most memory and time of all",
     not_when="the card has 16-bit arithmetic and the result need not be compared digit by digit",
 )
-def fp32(setup: Setup, job: Job) -> Setup:
+def fp32(setup: Setup) -> Setup:
     """Everything in fp32, matrix products too: what the others are compared with."""
     return setup.put("model.dtype", "float32", "whatever the checkpoint was saved in").put_all(
         "arguments",
-        {
-            "bf16": (False, "fp32 throughout"),
-            "fp16": (False, "fp32 throughout"),
-            # transformers 5.23.0: training_args.py, "TF32": left unset, torch_compile turns TF32 on by itself.
-            "tf32": (False, "fp32 throughout: left open, torch_compile would turn TF32 on"),
-        },
+        bf16=(False, "fp32 throughout"),
+        fp16=(False, "fp32 throughout"),
+        # transformers 5.23.0: training_args.py, "TF32": left unset, torch_compile turns TF32 on by itself.
+        tf32=(False, "fp32 throughout: left open, torch_compile would turn TF32 on"),
     )
 
 
@@ -92,16 +37,14 @@ def fp32(setup: Setup, job: Job) -> Setup:
     proof="gpu",
     gpu_only="a mode of the tensor cores that changes no size",
 )
-def tf32(setup: Setup, job: Job) -> Setup:
+def tf32(setup: Setup) -> Setup:
     """fp32 weights, with matrix products on tensor cores in TF32."""
-    setup = _needs_ampere(setup, job, "multiplies in TF32")
+    setup = _needs_ampere(setup, "multiplies in TF32")
     return setup.put("model.dtype", "float32", "TF32 is a way to multiply fp32 numbers").put_all(
         "arguments",
-        {
-            "tf32": (True, "matrix products on tensor cores: 8 bits of exponent as fp32, 10 bits of mantissa as fp16"),
-            "bf16": (False, "under autocast the products would be in bf16"),
-            "fp16": (False, "under autocast the products would be in fp16"),
-        },
+        tf32=(True, "matrix products on tensor cores: 8 bits of exponent as fp32, 10 bits of mantissa as fp16"),
+        bf16=(False, "under autocast the products would be in bf16"),
+        fp16=(False, "under autocast the products would be in fp16"),
     )
 
 
@@ -112,15 +55,13 @@ def tf32(setup: Setup, job: Job) -> Setup:
     costs="16-bit copies of the weights (2 bytes a parameter) from the forward to the backward pass",
     not_when="the card has no bf16 of its own (compute capability < 8.0): torch emulates it, slower than fp32",
 )
-def bf16_autocast(setup: Setup, job: Job) -> Setup:
+def bf16_autocast(setup: Setup) -> Setup:
     """fp32 weights, gradients and states; matrix products and most activations in bf16."""
-    setup = _needs_ampere(setup, job, "computes in bf16")
+    setup = _needs_ampere(setup, "computes in bf16")
     return setup.put("model.dtype", "float32", "autocast casts on the fly; updates are made in fp32").put_all(
         "arguments",
-        {
-            "bf16": (True, "matrix products and most activations in 2 bytes; bf16 needs no loss scaling"),
-            "fp16": (False, "bf16 it is"),
-        },
+        bf16=(True, "matrix products and most activations in 2 bytes; bf16 needs no loss scaling"),
+        fp16=(False, "bf16 it is"),
     )
 
 
@@ -131,8 +72,9 @@ def bf16_autocast(setup: Setup, job: Job) -> Setup:
     costs="16-bit copies of the weights, and steps that are skipped while the loss scale settles",
     not_when="the card has bf16: the same memory without loss scaling",
 )
-def fp16_autocast(setup: Setup, job: Job) -> Setup:
+def fp16_autocast(setup: Setup) -> Setup:
     """fp32 weights, gradients and states; matrix products and most activations in fp16, the loss scaled."""
+    job = setup.resolved_for
     if job.bf16 and job.machine.gpu is not None:
         setup = setup.with_notes(
             f"{job.card} computes in bf16: bf16-autocast takes the same memory, and no loss scale."
@@ -141,10 +83,8 @@ def fp16_autocast(setup: Setup, job: Job) -> Setup:
         "model.dtype", "float32", "fp16 weights cannot be trained: torch refuses to unscale fp16 gradients"
     ).put_all(
         "arguments",
-        {
-            "fp16": (True, "matrix products and most activations in 2 bytes, with dynamic loss scaling"),
-            "bf16": (False, "fp16 it is"),
-        },
+        fp16=(True, "matrix products and most activations in 2 bytes, with dynamic loss scaling"),
+        bf16=(False, "fp16 it is"),
     )
 
 
@@ -155,18 +95,13 @@ def fp16_autocast(setup: Setup, job: Job) -> Setup:
     costs="accuracy of the update: without stochastic rounding a step below 1/256 of a weight is mostly lost",
     not_when="the optimizer neither rounds stochastically nor was tried in 16 bits, or the card has no bf16",
 )
-def pure_bf16(setup: Setup, job: Job) -> Setup:
+def pure_bf16(setup: Setup) -> Setup:
     """Weights and gradients in bf16, and no fp32 copy of either."""
-    setup = _needs_ampere(setup, job, "computes in bf16")
+    setup = _needs_ampere(setup, "computes in bf16")
     return setup.put("model.dtype", "bfloat16", "2 bytes a weight and 2 a gradient").put_all(
         "arguments",
-        {
-            "bf16": (
-                False,
-                "the weights are bf16 already; autocast would add fp32 copies in norms and softmax",
-            ),
-            "fp16": (False, "bf16 needs no loss scaling"),
-        },
+        bf16=(False, "the weights are bf16 already; autocast would add fp32 copies in norms and softmax"),
+        fp16=(False, "bf16 needs no loss scaling"),
     )
 
 
@@ -177,12 +112,12 @@ def pure_bf16(setup: Setup, job: Job) -> Setup:
     costs="nothing against DeepSpeed in fp32; fp16 may skip steps while the loss scale settles",
     not_when="the engine is not DeepSpeed: 16-bit weights need a master copy, or stochastic rounding",
 )
-def half_weights_in_deepspeed(setup: Setup, job: Job) -> Setup:
+def half_weights_in_deepspeed(setup: Setup) -> Setup:
     """16-bit weights on the card; DeepSpeed keeps the fp32 master copy where its preset says.
 
     bf16 where the card computes in it, otherwise fp16 with dynamic loss scaling.
     """
-    return _sixteen_bit(setup, job, "DeepSpeed casts the weights to this, and keeps its own fp32 master copy")
+    return _sixteen_bit(setup, "DeepSpeed casts the weights to this, and keeps its own fp32 master copy")
 
 
 @technique(
@@ -192,16 +127,18 @@ def half_weights_in_deepspeed(setup: Setup, job: Job) -> Setup:
     costs="next to nothing: the weights that train stay in fp32",
     not_when="all weights are trained: fp16 weights cannot be, without a master copy",
 )
-def autocast_over_half_weights(setup: Setup, job: Job) -> Setup:
+def autocast_over_half_weights(setup: Setup) -> Setup:
     """Frozen weights in 16 bits, with autocast for the few that train in fp32: adapters, which PEFT keeps in fp32."""
-    return _sixteen_bit(setup, job, "the frozen weights are only read: 16 bits do; PEFT keeps the adapters in fp32")
+    return _sixteen_bit(setup, "the frozen weights are only read: 16 bits do; PEFT keeps the adapters in fp32")
 
 
-def _needs_ampere(setup: Setup, job: Job, what: str) -> Setup:
+def _needs_ampere(setup: Setup, what: str) -> Setup:
+    job = setup.resolved_for
     return setup if job.bf16 else setup.with_problems([f"needs a card that {what}; {job.card} {_NO_BF16}"])
 
 
-def _sixteen_bit(setup: Setup, job: Job, why: str) -> Setup:
+def _sixteen_bit(setup: Setup, why: str) -> Setup:
+    job = setup.resolved_for
     card = job.card
     if job.bf16:
         reason = f"{card} computes in bf16, which needs no loss scaling"
@@ -209,4 +146,4 @@ def _sixteen_bit(setup: Setup, job: Job, why: str) -> Setup:
     else:
         reason = f"{card} has no bf16 of its own (compute capability < 8.0): fp16 with dynamic loss scaling"
         dtype, bf16, fp16 = "float16", False, True
-    return setup.put("model.dtype", dtype, why).put_all("arguments", {"bf16": (bf16, reason), "fp16": (fp16, reason)})
+    return setup.put("model.dtype", dtype, why).put_all("arguments", bf16=(bf16, reason), fp16=(fp16, reason))

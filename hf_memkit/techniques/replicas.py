@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hf_memkit.job import Job
 from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
 
@@ -17,10 +16,10 @@ __all__ = ["data_parallel"]
     not_when="one card does not hold the job: split it with ZeRO instead",
     gpu_only="it saves no memory, and what it adds is the communication library's as much as torch's",
 )
-def data_parallel(setup: Setup, job: Job) -> Setup:
+def data_parallel(setup: Setup) -> Setup:
     """Trainer's own DistributedDataParallel, with one process a card; nothing where there is one process, or where
     DeepSpeed is the engine."""
-    if job.processes == 1 or "deepspeed.config" in setup:
+    if setup.resolved_for.processes == 1 or "deepspeed.config" in setup:
         return setup
     return setup.put(
         "arguments.ddp_find_unused_parameters", False,

@@ -6,22 +6,12 @@ from typing import Final
 
 from hf_memkit.errors import SettingError
 from hf_memkit.hardware import Gpu
-from hf_memkit.job import Job
 from hf_memkit.models import ModelFacts
 from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
 from hf_memkit.units import format_size
 
-__all__ = [
-    "LEAKING",
-    "length_grouped",
-    "multiple_for",
-    "odd_sizes",
-    "packed_mask_bytes",
-    "packing",
-    "pad_to_multiple",
-    "padding_free",
-]
+__all__ = ["LEAKING", "multiple_for", "odd_sizes", "packed_mask_bytes"]
 
 LEAKING: Final[dict[str, str]] = {
     "bert": "builds its mask without position ids",
@@ -87,18 +77,14 @@ _COMPILED_MULTIPLE = 128
     values={"pad_multiple": int},
     bounds={"pad_multiple": (1, None)},
 )
-def pad_to_multiple(setup: Setup, job: Job) -> Setup:
+def pad_to_multiple(setup: Setup) -> Setup:
     """A collator that pads each batch to its own longest sample, rounded up to what the card multiplies fast.
 
     Value: `pad_multiple` (default 8, 64 on A100, H100 and later of their kind, 128 with torch.compile).
-
-    Raises:
-        SettingError: `pad_multiple` is below 1.
     """
+    job = setup.resolved_for
     if "pad_multiple" in job.values:
         multiple, why = int(job.values["pad_multiple"]), "given"
-        if multiple < 1:
-            raise SettingError(f"pad_multiple={multiple}: must be at least 1")
     elif setup.get("arguments.torch_compile"):
         multiple, why = _COMPILED_MULTIPLE, "few shapes, so that little is compiled again"
     else:
@@ -119,7 +105,7 @@ def pad_to_multiple(setup: Setup, job: Job) -> Setup:
     costs="batches are less random, and the first one is the longest; lengths are counted before training begins",
     not_when="samples are packed, padding-free or of one length, nothing pads them, or the predictions' order matters",
 )
-def length_grouped(setup: Setup, job: Job) -> Setup:
+def length_grouped(setup: Setup) -> Setup:
     """`train_sampling_strategy="group_by_length"`, and a look whether that groups anything."""
     # Only Trainer's caller knows of a collator of one's own; pad-to-multiple may be named before or after this one.
     if "trainer_parts.pad_batches" not in setup and "pad-to-multiple" not in setup.preset:
@@ -149,20 +135,20 @@ def length_grouped(setup: Setup, job: Job) -> Setup:
     values={"pack_length": int},
     bounds={"pack_length": (2, None)},
 )
-def packing(setup: Setup, job: Job) -> Setup:
+def packing(setup: Setup) -> Setup:
     """A collator that packs the samples of a micro-batch into rows of `pack_length` tokens.
 
     Value: `pack_length` (default: the sequence length). Give a larger `per_device_train_batch_size`: it counts
     samples, and fewer rows come out.
 
     Raises:
-        SettingError: `pack_length` is below 2, or the model has fewer positions.
+        SettingError: the model has fewer positions.
     """
+    job = setup.resolved_for
     length = int(job.values.get("pack_length", job.sequence_length))
     longest = job.model.maximum_length if job.model is not None else None
-    if length < 2 or (longest is not None and length > longest):
-        most = f" and at most {longest}" if longest is not None else ""
-        raise SettingError(f"pack_length={length}: must be at least 2{most}")
+    if longest is not None and length > longest:
+        raise SettingError(f"pack_length={length}: must be at least 2 and at most {longest}")
     return setup.put(
         "trainer_parts.packed_batches", {"length": length},
         f"rows of {length} tokens; position ids that begin again keep the samples of a row apart",
@@ -178,8 +164,9 @@ def packing(setup: Setup, job: Job) -> Setup:
     not_when="there is no flash attention and micro-batches are large, or the model does not build its mask from "
     "position ids (tried before training)",
 )
-def padding_free(setup: Setup, job: Job) -> Setup:
+def padding_free(setup: Setup) -> Setup:
     """A collator that makes one row of a micro-batch, with position ids that begin again at each sample."""
+    job = setup.resolved_for
     attention = str(setup.get("model.attn_implementation", ""))
     if "flash" not in attention:
         mask = packed_mask_bytes(job.tokens)

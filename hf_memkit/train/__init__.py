@@ -4,12 +4,17 @@ The order matters: TrainingArguments first and kept alive, because under ZeRO-3 
 `from_config` to split the weights while they are made (transformers:src/transformers/integrations/deepspeed.py).
 """
 
-from hf_memkit.train.arguments import build_arguments, prepared_rows
-from hf_memkit.train.components import install_model_parts, part_files
 from hf_memkit.train.model import build_model
-from hf_memkit.train.optimizer import optimizer_class_and_options, optimizer_options
 from hf_memkit.train.packages import missing_package, needed_packages, require_packages
-from hf_memkit.train.trainer import after_making, trainer_class, trainer_options
+from hf_memkit.train.trainer import (
+    after_making,
+    build_arguments,
+    install_model_parts,
+    optimizer_class_and_options,
+    prepared_rows,
+    trainer_class,
+    trainer_options,
+)
 
 __all__ = [
     "after_making",
@@ -19,8 +24,6 @@ __all__ = [
     "missing_package",
     "needed_packages",
     "optimizer_class_and_options",
-    "optimizer_options",
-    "part_files",
     "prepared_rows",
     "require_packages",
     "trainer_class",

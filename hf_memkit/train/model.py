@@ -57,7 +57,7 @@ def build_model(
         if random_weights is None:
             random_weights = setup["model.origin"] == "architecture"
         options = {**_live_options(setup), **(values or {})}
-        model = _built(setup, options, values or {}, say) if random_weights else _loaded(setup, options, say)
+        model = _built(setup, options, values or {}, say) if random_weights else _loaded(setup, options)
         multiple = setup.get("model.pad_vocabulary_to_multiple_of")
         if multiple:
             # New rows start at the mean of the old ones, so that they take next to no probability.
@@ -88,7 +88,7 @@ def model_class(setup: Setup) -> Any:
     return getattr(transformers, setup.get("model.auto_class", "AutoModelForCausalLM"))
 
 
-def _loaded(setup: Setup, options: dict[str, Any], say: Callable[[str], None]) -> Any:
+def _loaded(setup: Setup, options: dict[str, Any]) -> Any:
     import torch
 
     if options.get("device_map") == "cuda" and not torch.cuda.is_available():

@@ -1,8 +1,13 @@
-"""A folder for ZeRO-Infinity: whether DeepSpeed can swap to it, tried before an engine starts.
+"""A folder for ZeRO-Infinity: whether DeepSpeed can swap to it, tried before an engine starts; then held by one run.
 
 DeepSpeed does not look at the results of its reads and writes (deepspeed 0.19.8: ops/csrc/aio/common/
 deepspeed_aio_common.cpp, `_do_io_complete`): on a full disk, or one that refuses a write, training goes on with what
 is not there, until a C++ assertion ends the process. Everything that can be known before is found out here.
+
+DeepSpeed writes to `<nvme_path>/zero_stage_3/` (deepspeed 0.19.8: runtime/zero/stage3.py 841,
+runtime/swap_tensor/partitioned_param_swapper.py 86), numbers the files by rank and parameter, and never removes them.
+Two runs with one folder write into each other's files without an error. So a run of memkit holds a lock on the folder
+while it lasts; a lock file that nobody holds is the trace of a run that was killed, whose files may go.
 """
 
 from __future__ import annotations
@@ -10,14 +15,17 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
 import shutil
+import socket
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import IO, Final, Literal
 
 import psutil
 
@@ -25,9 +33,8 @@ from hf_memkit.errors import DoesNotFitError, InputError, MissingPackageError
 from hf_memkit.memlock import can_lock
 from hf_memkit.units import format_gib
 from hf_memkit.user_files import user_path
-from hf_memkit.zero import nvme_files
 
-__all__ = ["Preflight", "file_system", "preflight", "ready"]
+__all__ = ["Preflight", "file_system", "hold", "preflight", "ready", "swap_bytes", "swap_folder"]
 
 DIRECT_IO_BYTES: Final = 1024
 """The smallest piece that DeepSpeed reads or writes (deepspeed 0.19.8: runtime/swap_tensor/utils.py,
@@ -88,11 +95,11 @@ def preflight(folder: str | Path, *, needed_bytes: int, locked_bytes: int = 0) -
             f"run: ulimit -l unlimited (in a container: docker run --ulimit memlock=-1)"
         )
     try:
-        with nvme_files.made_folder(path):
+        with made_folder(path):
             unusable += _direct_io_problem(path)
             shortages += [] if unusable else _disk_shortage(path, needed_bytes)
             notes += _notes(path)
-            leftover = nvme_files.find_leftover(path)
+            leftover = find_leftover(path)
             if leftover is not None:
                 (notes if leftover.owner == "ended" else unusable).append(leftover.line)
     except OSError as error:
@@ -105,7 +112,7 @@ def preflight(folder: str | Path, *, needed_bytes: int, locked_bytes: int = 0) -
 def ready(
     folder: str | Path, say: Callable[[str], None], *, needed_bytes: int, locked_bytes: int = 0
 ) -> Iterator[None]:
-    """The folder, found good and held for one run: see `preflight` and `nvme_files.hold`.
+    """The folder, found good and held for one run: see `preflight` and `hold`.
 
     Raises:
         InputError, DoesNotFitError, MissingPackageError: see `Preflight.raise_problems`.
@@ -114,7 +121,7 @@ def ready(
     found.raise_problems()
     for note in found.notes:
         say(f"Note: {note}")
-    with nvme_files.hold(user_path(folder)):
+    with hold(user_path(folder)):
         yield
 
 
@@ -177,7 +184,7 @@ def _direct_io_problem(path: Path) -> list[str]:
 
 def _disk_shortage(path: Path, needed_bytes: int) -> list[str]:
     """What lacks of the disk, quotas included. The swap files of a killed run count as free: they will be removed."""
-    leftover = nvme_files.find_leftover(path)
+    leftover = find_leftover(path)
     reclaimed = leftover.size_bytes if leftover is not None and leftover.owner == "ended" else 0
     free = shutil.disk_usage(path).free + reclaimed
     if needed_bytes > free:
@@ -212,3 +219,144 @@ def _libaio_loads() -> bool:
             ctypes.CDLL(name)
             return True
     return False
+
+
+_LOCK_FILE: Final = "memkit-swap.lock"
+
+Owner = Literal["running", "ended", "unknown"]
+"""Whose swap files: a run of memkit that holds the folder; one that was killed; another program's."""
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """Swap files that lie in a folder before a run begins.
+
+    Attributes:
+        path: the folder that holds them, or the lock file of a run that has not written any yet.
+        size_bytes: what they take on the disk.
+        idle_s: seconds since the last one was written.
+        owner: see `Owner`.
+        who: process and host of the run that left or holds them; empty if unknown.
+    """
+
+    path: Path
+    size_bytes: int
+    idle_s: float
+    owner: Owner
+    who: str
+
+    @property
+    def line(self) -> str:
+        """What lies here, and what to do about it."""
+        if self.owner == "running":
+            return f"another run ({self.who}) uses this folder now; give each run a folder of its own"
+        what = f"{format_gib(self.size_bytes)} of swap files, last written {self.idle_s / 60:.0f} minutes ago, are in"
+        if self.owner == "ended":
+            return (
+                f"{what} {self.path}, left by a run that was killed ({self.who}); they are removed at the next start"
+            )
+        return f"{what} {self.path}, by a program other than memkit; if none uses them, run: rm -r {self.path}"
+
+
+def swap_folder(nvme_path: str | Path) -> Path:
+    """Where DeepSpeed puts its files."""
+    return Path(nvme_path) / "zero_stage_3"
+
+
+def swap_bytes(nvme_path: str | Path) -> int:
+    """What DeepSpeed's files take on the disk."""
+    total = 0
+    for file in swap_folder(nvme_path).rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # a live run may replace its files meanwhile
+            total += file.stat().st_blocks * 512 if file.is_file() else 0
+    return total
+
+
+def find_leftover(nvme_path: str | Path) -> Leftover | None:
+    """What an earlier or a running job has in this folder, or None. Changes nothing."""
+    lock_path, folder = Path(nvme_path) / _LOCK_FILE, swap_folder(nvme_path)
+    owner: Owner = "unknown"
+    who = ""
+    try:
+        with lock_path.open("r+") as lock:
+            who = lock.read().strip()
+            owner = "ended" if _take(lock) else "running"
+    except FileNotFoundError:
+        if not folder.is_dir():
+            return None
+    except OSError:  # another user's
+        owner = "running"
+    written = [0.0]
+    for file in (lock_path, folder, *folder.rglob("*")):
+        with contextlib.suppress(FileNotFoundError):
+            written.append(file.stat().st_mtime)
+    shown = folder if folder.is_dir() else lock_path
+    return Leftover(shown, swap_bytes(nvme_path), max(0.0, time.time() - max(written)), owner, who or "unknown")
+
+
+@contextlib.contextmanager
+def hold(nvme_path: str | Path) -> Iterator[None]:
+    """Keeps the folder for one run: removes what a killed run left before it, and everything swapped after it.
+
+    Makes the folder where there is none, and removes it again if it is empty then. One process a machine holds it for
+    all of a job's processes, before the first of them makes its model.
+
+    Raises:
+        InputError: a run holds the folder, or another program's swap files are in it.
+        OSError: it cannot be made.
+    """
+    with made_folder(Path(nvme_path)), _held(Path(nvme_path)):
+        yield
+
+
+@contextlib.contextmanager
+def made_folder(path: Path) -> Iterator[None]:
+    """Makes a folder and its parents; afterwards removes those that it made and that are empty.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    missing = [folder for folder in (path, *path.absolute().parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # not empty, or gone
+            for folder in missing:
+                folder.rmdir()
+
+
+@contextlib.contextmanager
+def _held(path: Path) -> Iterator[None]:
+    """Holds the lock of `path`; there are no swap files at the start, and none at the end.
+
+    Raises:
+        InputError: somebody else's files or lock are here.
+    """
+    lock_path = path / _LOCK_FILE
+    found = find_leftover(path)
+    if found is not None and found.owner != "ended":
+        raise InputError(f"{path}: {found.line}")
+    with lock_path.open("a+") as lock:
+        # The file may have been removed by its last holder between the opening and the locking.
+        if not _take(lock) or not lock_path.exists() or lock_path.stat().st_ino != os.fstat(lock.fileno()).st_ino:
+            raise InputError(f"{path}: another run has just taken this folder; give each run a folder of its own")
+        try:
+            shutil.rmtree(swap_folder(path), ignore_errors=True)
+            lock.seek(0)
+            lock.truncate()
+            lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            lock.flush()
+            yield
+        finally:
+            shutil.rmtree(swap_folder(path), ignore_errors=True)
+            lock_path.unlink(missing_ok=True)
+
+
+def _take(lock: IO[str]) -> bool:
+    """Whether the lock could be had; it is let go when the file is closed."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

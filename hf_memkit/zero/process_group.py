@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from transformers import TrainingArguments
 
-__all__ = ["join_process_group", "leave_process_group"]
+__all__ = ["join_process_group", "leave_process_group", "single_process_environment"]
 
 
 def join_process_group(arguments: TrainingArguments) -> None:
@@ -36,8 +37,6 @@ def join_process_group(arguments: TrainingArguments) -> None:
     """
     if arguments.deepspeed is None:
         return
-    from hf_memkit.zero.launch import single_process_environment
-
     os.environ.update(single_process_environment())
     import deepspeed
 
@@ -84,3 +83,18 @@ def _clear(holder: Any, gone: set[int]) -> None:
     names = holder if type(holder) is dict else getattr(holder, "__dict__", {})
     for name in [name for name, value in names.items() if id(value) in gone]:
         names[name] = None
+
+
+def single_process_environment() -> dict[str, str]:
+    """The variables that a launcher would set, for one process; empty if a launcher did.
+
+    Without them deepspeed.comm looks for MPI: `ModuleNotFoundError: No module named 'mpi4py'`.
+    """
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return {}
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return {
+        "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip

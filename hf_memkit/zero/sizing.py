@@ -16,7 +16,7 @@ from hf_memkit.zero.aio import AioMeasurement
 from hf_memkit.zero.ledger import zero_ledger
 from hf_memkit.zero.presets import load
 from hf_memkit.zero.settings import ZeroSettings
-from hf_memkit.zero.stage_3_nvme import SWAP_BUFFERS, is_swapped
+from hf_memkit.zero.stage_3 import SWAP_BUFFERS, is_swapped
 
 __all__ = ["Choice", "Sized", "size_preset"]
 

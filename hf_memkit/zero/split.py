@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from hf_memkit.ledger import Row
 from hf_memkit.models import ModelFacts
+from hf_memkit.zero.terms import Term
 
-__all__ = ["ROUNDING_SOURCE", "Split", "aligned", "page_locked", "split", "sub_groups", "with_adapters"]
+__all__ = ["Split", "aligned", "rounding_row", "split", "sub_groups", "with_adapters"]
 
 
-ROUNDING_SOURCE = (
+_ROUNDING_SOURCE = (
     "torch: CachingHostAllocator, to powers of two; PYTORCH_ALLOC_CONF=pinned_max_round_threshold_mb:64 leaves larger "
     "blocks as they are (torch 2.13)"
 )
@@ -96,7 +98,13 @@ def aligned(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
 
 
-def page_locked(size_bytes: int) -> int:
+def _page_locked(size_bytes: int) -> int:
     """What torch's pinned allocator takes for a block: the next power of two, unless
     `pinned_max_round_threshold_mb` says otherwise (torch 2.13: aten/src/ATen/core/CachingHostAllocator.h 303)."""
     return 1 << (size_bytes - 1).bit_length() if size_bytes > 0 else 0
+
+
+def rounding_row(blocks: Iterable[int]) -> Row:
+    """What torch's pinned allocator adds to these blocks. DeepSpeed locks swap buffers itself, to the byte."""
+    wasted = sum(_page_locked(block) - block for block in blocks)
+    return Term.PINNED_ROUNDING.row("pinned", wasted, _ROUNDING_SOURCE)

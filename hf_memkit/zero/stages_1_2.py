@@ -9,7 +9,7 @@ from hf_memkit.ledger import Row
 from hf_memkit.models import ModelFacts
 from hf_memkit.terms import Place
 from hf_memkit.zero.settings import ZeroSettings
-from hf_memkit.zero.split import ROUNDING_SOURCE, Split, page_locked, split
+from hf_memkit.zero.split import Split, rounding_row, split
 from hf_memkit.zero.terms import Term
 
 __all__ = ["SHARED_BYTES", "stage_1_2_rows"]
@@ -153,15 +153,7 @@ def _states_on_host(
     ]
     if settings.optimizer.pin_memory:
         blocks = [size * width for size in shares for width in (master, master, element)] + [element * largest]
-        blocks = gpus * blocks + [element * size for size in accumulators]
-        wasted = sum(page_locked(block) - block for block in blocks)
-        rows.append(
-            Term.PINNED_ROUNDING.row(
-                "pinned",
-                wasted,
-                ROUNDING_SOURCE,
-            )
-        )
+        rows.append(rounding_row(gpus * blocks + [element * size for size in accumulators]))
     return rows
 
 

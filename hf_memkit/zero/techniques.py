@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from hf_memkit.adapter_layers import adapter_tensors
-from hf_memkit.job import PROCESS_BYTES, Job, process_row
+from hf_memkit.job import PROCESS_BYTES, process_row
 from hf_memkit.setup import Setup
 from hf_memkit.technique import technique
 from hf_memkit.units import GB, format_size
 from hf_memkit.zero.presets import load
 from hf_memkit.zero.sizing import size_preset
-
-__all__ = ["zero2_offload", "zero3", "zero3_infinity", "zero3_offload"]
 
 _PCIE_GB_S: Final = 32.0
 """One way (PCI-SIG: PCI Express 4.0, 16 GT/s a lane, 16 lanes)."""
@@ -40,14 +38,15 @@ _WHY_TRAINERS: Final = (
     costs="about 20 bytes a parameter of RAM (18 without accumulation), an AdamW step on the CPU, and the transfers",
     not_when="the machine has little RAM",
 )
-def zero2_offload(setup: Setup, job: Job) -> Setup:
+def zero2_offload(setup: Setup) -> Setup:
     """ZeRO-2 with the optimizer on the CPU (ZeRO-Offload, Ren et al. 2021, arXiv 2101.06840).
 
     Saves the gradients and all optimizer states on the card: 16-bit weights and two buckets stay. Costs about 20 bytes
     a parameter of RAM (18 without accumulation) and the time of an AdamW step on the CPU and of the transfers. Not for
     machines with little RAM; large accumulation makes the slow step rarer.
     """
-    setup = _with_preset(setup, job, "zero2-offload", "optimizer states and gradients live in RAM, not on the card")
+    job = setup.resolved_for
+    setup = _with_preset(setup, "zero2-offload", "optimizer states and gradients live in RAM, not on the card")
     if job.model is None:
         return setup
     held = setup.ledger.total_bytes("host", "pinned") - job.gpus * PROCESS_BYTES
@@ -65,16 +64,16 @@ def zero2_offload(setup: Setup, job: Job) -> Setup:
     costs="weights are gathered in every forward and backward pass, about half as much communication again as ZeRO-2",
     not_when="there is one card, of which it splits nothing; or the 16-bit weights fit on each",
 )
-def zero3(setup: Setup, job: Job) -> Setup:
+def zero3(setup: Setup) -> Setup:
     """ZeRO-3: everything split between the cards (Rajbhandari et al. 2020, arXiv 1910.02054).
 
     Saves weights, gradients and optimizer states: each card holds its part of them, and the layers in use. Costs
     communication: weights are gathered in every forward and backward pass. With adapters the frozen weights are split
     too, and gradients and states are those of the adapters. Not for one card.
     """
-    if job.processes == 1:
+    if setup.resolved_for.processes == 1:
         setup = setup.with_notes("ZeRO-3 on one card splits nothing: take several (--gpus), or another engine.")
-    return _with_preset(setup, job, "zero3", "weights, gradients and optimizer states are split between the cards")
+    return _with_preset(setup, "zero3", "weights, gradients and optimizer states are split between the cards")
 
 
 @technique(
@@ -85,17 +84,15 @@ def zero3(setup: Setup, job: Job) -> Setup:
     costs="about 20 bytes a parameter of RAM, the AdamW step on the CPU, and all weights cross the bus in every pass",
     not_when="the 16-bit weights fit on the card (zero2-offload moves them less), or RAM is short",
 )
-def zero3_offload(setup: Setup, job: Job) -> Setup:
+def zero3_offload(setup: Setup) -> Setup:
     """ZeRO-3 with weights, gradients and optimizer states in RAM (Rajbhandari et al. 2021, arXiv 2104.07857).
 
     Saves nearly everything on the card: buckets and the layers in use stay. Costs about 20 bytes a parameter of RAM,
     an AdamW step on the CPU, and the time in which all weights cross the bus, in every forward and backward pass. Not
     where the 16-bit weights fit on the card: `zero2-offload` moves them once a step.
     """
-    setup = _with_preset(setup, job, "zero3-offload", "weights and states live in RAM, the layers in use on the card")
-    if job.model is None:
-        return setup
-    return setup.with_notes(_least_step_time(setup, job))
+    setup = _with_preset(setup, "zero3-offload", "weights and states live in RAM, the layers in use on the card")
+    return setup if setup.resolved_for.model is None else setup.with_notes(_least_step_time(setup))
 
 
 @technique(
@@ -106,14 +103,15 @@ def zero3_offload(setup: Setup, job: Job) -> Setup:
     costs="about 18 bytes a parameter of disk, 12 of them written at every step (an SSD wears), and much time",
     not_when="card or RAM hold the states",
 )
-def zero3_infinity(setup: Setup, job: Job) -> Setup:
+def zero3_infinity(setup: Setup) -> Setup:
     """ZeRO-3 with optimizer states and parameters on NVMe (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv 2104.07857).
 
     Saves nearly everything on the card and in RAM: buckets, live parameters and staging buffers stay. Costs about 18
     bytes a parameter of disk, 12 bytes a parameter written at every step (an SSD wears), and much time. Only where
     neither card nor RAM holds the states.
     """
-    setup = _with_preset(setup, job, "zero3-infinity", "states and weights live on disk, pieces of them elsewhere")
+    job = setup.resolved_for
+    setup = _with_preset(setup, "zero3-infinity", "states and weights live on disk, pieces of them elsewhere")
     if job.model is None:
         return setup
     written = 12 * job.model.parameters / job.nodes
@@ -125,12 +123,13 @@ def zero3_infinity(setup: Setup, job: Job) -> Setup:
     )
 
 
-def _least_step_time(setup: Setup, job: Job) -> str:
+def _least_step_time(setup: Setup) -> str:
     """What has to cross the bus in a step, and how long that takes at least. No step was measured.
 
     A micro-batch reads the weights in its forward and in its backward pass, except what may stay gathered meanwhile
     (`stage3_max_live_parameters`), which is counted as never moved: a bound from below.
     """
+    job = setup.resolved_for
     assert job.model is not None
     live = int(setup["deepspeed.config"]["zero_optimization"]["stage3_max_live_parameters"])
     moved = 2 * 2 * max(0, job.model.parameters - live) / job.processes * job.accumulation
@@ -147,7 +146,8 @@ def _why_adamw(config: Mapping[str, Any]) -> str:
     return _WHY_CPU_ADAM if offloaded else _WHY_TRAINERS
 
 
-def _with_preset(setup: Setup, job: Job, name: str, why: str) -> Setup:
+def _with_preset(setup: Setup, name: str, why: str) -> Setup:
+    job = setup.resolved_for
     if job.model is None:
         setup = setup.put("deepspeed.preset", name, why)
         setup = setup.put("deepspeed.config", load(name), f"ds_configs/{name}.json, its constants: no model was named")

@@ -1,7 +1,7 @@
 """What DeepSpeed holds, by name: the terms of the ledger's rows, each with its category.
 
-The ledger computes them (`stages_1_2`, `stage_3`, `stage_3_nvme`), a live engine is asked for them
-(`engine_tensors`), and records and predictions join on them.
+The ledger computes them (`stages_1_2`, `stage_3`), a live engine is asked for them (`engine_tensors`), and records and
+predictions join on them.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def test_a_case_runs_end_to_end_in_its_own_process(tmp_path: Path) -> None:
 
 
 def test_every_preset_is_measured(gpu: ModuleType) -> None:
-    from hf_memkit.zero.index import preset_index
+    from hf_memkit.zero.presets import preset_index
 
     assert [case.name for case in gpu.deepspeed_section.cases()] == list(preset_index())
 

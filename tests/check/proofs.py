@@ -20,7 +20,7 @@ import traceback
 from pathlib import Path
 
 from hf_memkit.zero import ops
-from hf_memkit.zero.launch import single_process_environment
+from hf_memkit.zero.process_group import single_process_environment
 from tests.operators import EVERY_OPERATOR
 
 

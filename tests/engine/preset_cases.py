@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hf_memkit.zero.index import preset_index
-from hf_memkit.zero.presets import load
+from hf_memkit.zero.presets import load, preset_index
 
 STEPS: Final = 4
 CHECKPOINT: Final = 2

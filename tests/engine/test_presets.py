@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hf_memkit.zero.index import preset_index
+from hf_memkit.zero.presets import preset_index
 from tests.conftest import ROOT
 from tests.engine.conftest import Results
 from tests.engine.preset_cases import (

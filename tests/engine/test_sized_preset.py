@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hf_memkit.zero import ops
-from hf_memkit.zero.launch import single_process_environment
+from hf_memkit.zero.process_group import single_process_environment
 from tests.conftest import Memkit
 from tests.engine.tiny_training import save_initial_weights
 from tests.operators import EVERY_OPERATOR

@@ -19,7 +19,7 @@ from typing import Any
 
 os.environ.update(DS_ACCELERATOR="cpu", CUDA_VISIBLE_DEVICES="", TOKENIZERS_PARALLELISM="false")
 
-from hf_memkit.zero.launch import single_process_environment
+from hf_memkit.zero.process_group import single_process_environment
 
 os.environ.update(single_process_environment())
 

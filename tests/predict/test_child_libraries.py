@@ -21,8 +21,14 @@ from hf_memkit.prediction.trace_request import TraceRequest
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.setup import Setup
 from hf_memkit.techniques.activation_bytes import chunked_loss_bytes, full_loss_bytes
-from hf_memkit.techniques.adapter_sizes import adapter_parameters, dequantised_bytes, quantised_bytes
-from hf_memkit.techniques.optimizer_states import optimizer_of, states_of, step_temporary_bytes
+from hf_memkit.techniques.ledger import (
+    adapter_parameters,
+    dequantised_bytes,
+    optimizer_of,
+    quantised_bytes,
+    states_of,
+    step_temporary_bytes,
+)
 from hf_memkit.terms import CATEGORIES, Category, Phase
 
 pytestmark = pytest.mark.tracing

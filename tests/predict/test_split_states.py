@@ -21,8 +21,8 @@ from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.setup import Setup
 from hf_memkit.terms import CATEGORIES
 from hf_memkit.units import GIB
-from hf_memkit.zero.index import preset_index
 from hf_memkit.zero.ledger import zero_ledger
+from hf_memkit.zero.presets import preset_index
 from hf_memkit.zero.sizing import size_preset
 from tests.predict.cases import facts
 

@@ -9,9 +9,8 @@ import torch
 import transformers
 
 from hf_memkit.cli import main
-from hf_memkit.hardware import use_one_card
+from hf_memkit.hardware import has_kernels, use_one_card
 from hf_memkit.memory.records import read_records
-from hf_memkit.recipe.environment import has_kernels
 
 
 @pytest.mark.parametrize(

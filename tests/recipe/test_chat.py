@@ -30,8 +30,7 @@ from hf_memkit.recipe.schema import read_recipe
 from hf_memkit.recipe.tasks import find_task
 from hf_memkit.recipe.tasks.chat_made_up import made_up_conversations
 from hf_memkit.recipe.tasks.chat_markup import CHATML
-from hf_memkit.recipe.tasks.chat_template import CHATML_FRAMING, training_template
-from hf_memkit.recipe.tasks.chat_tokens import checksum, tokenise
+from hf_memkit.recipe.tasks.chat_tokens import CHATML_FRAMING, checksum, tokenise, training_template
 from hf_memkit.recipe.tokenizer import Framing, train_tokenizer
 from hf_memkit.request import Request
 from hf_memkit.setup import Setup
@@ -77,7 +76,7 @@ def conversations() -> Any:
 @pytest.fixture(scope="module")
 def tokenizer(conversations: Any) -> Any:
     texts = [message["content"] for text in conversations["messages"] for message in json.loads(text)]
-    made = train_tokenizer(Documents(texts, "here", True, None), 400, CHATML_FRAMING)
+    made = train_tokenizer(Documents(texts, "here"), 400, CHATML_FRAMING)
     made.chat_template = CHATML
     return made
 
@@ -338,7 +337,7 @@ def test_the_tokenizer_and_template_of_a_model_of_ones_own(
         {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>", "pad_token": "<|start_header_id|>",
          "unk_token": "<|end_header_id|>"}
     )  # fmt: skip
-    made = train_tokenizer(Documents(texts, "here", True, None), 400, framing)
+    made = train_tokenizer(Documents(texts, "here"), 400, framing)
     made.chat_template = _shipped("llama3_1")
     model = causal_model("llama", vocab_size=400, max_position_embeddings=512)
     recipe_file.write_text(RECIPE.replace("sequence_length: 128", "sequence_length: 256"))

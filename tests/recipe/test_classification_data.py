@@ -26,7 +26,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     return folder
 
 
-def prepared(data: Path, *, held_out: float = 0.2, kinds: int = 2, **columns: str) -> Examples:
+def prepared(
+    data: Path, *, held_out: float = 0.2, kinds: int = 2, said: list[str] | None = None, **columns: str
+) -> Examples:
     values: dict[str, Any] = {
         "source": str(data),
         "columns": {**TASK.columns, **columns},
@@ -40,7 +42,7 @@ def prepared(data: Path, *, held_out: float = 0.2, kinds: int = 2, **columns: st
     }
     setup = Setup(preset="x").put_all("data", {key: (value, "for this test") for key, value in values.items()})
     setup = setup.put("model.architecture", {"model_type": "bert", "type_vocab_size": kinds}, "for this test")
-    return TASK.prepare(setup, lambda line: None)
+    return TASK.prepare(setup, ([] if said is None else said).append)
 
 
 def lines(*values: object) -> bytes:
@@ -80,7 +82,10 @@ class TestWhatIsRead:
     def test_csv_with_other_columns(self, tmp_path: Path) -> None:
         content = b"id,review,stars\n" + b"".join(b'%d,"fine, really",%d\n' % (n, n % 5) for n in range(20))
         examples = prepared(write(tmp_path / "a.csv", content), text="review", label="stars")
-        assert examples.facts["labels"] == ["0", "1", "2", "3", "4"] and examples.facts["examples"] == 20
+        assert (
+            examples.facts["labels"] == ["0", "1", "2", "3", "4"]
+            and len(examples.train) + len(examples.held_out) == 20
+        )
 
     def test_sorted_data_is_held_out_from_every_class(self, tmp_path: Path) -> None:
         rows = labelled(*["a"] * 50, *["b"] * 30, *["c"] * 2)
@@ -100,9 +105,10 @@ class TestWhatIsRead:
         assert set(row.get("token_type_ids", [0])) == second
 
     def test_long_texts_are_cut_and_counted(self, tmp_path: Path) -> None:
-        rows = [*GOOD, {"text": "long " * 100, "label": "bad"}]
-        examples = prepared(write(tmp_path / "a.jsonl", lines(*rows)))
-        assert max(map(len, examples.train["input_ids"])) <= 16 and examples.facts["full_texts"] == 1
+        rows, said = [*GOOD, {"text": "long " * 100, "label": "bad"}], list[str]()
+        examples = prepared(write(tmp_path / "a.jsonl", lines(*rows)), said=said)
+        assert max(map(len, examples.train["input_ids"])) <= 16
+        assert said[-1] == f"Cut: 1 of {len(rows)} texts fill all 16 tokens, and may go on beyond them"
 
 
 SPOILT = {

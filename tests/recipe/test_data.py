@@ -68,8 +68,6 @@ class TestText:
         documents = load(write(tmp_path / "a.txt", "one\ntwo\n\nthree\n"))
         assert list(documents) == ["one\ntwo\n\nthree\n"]
         assert documents.source == str(tmp_path / "a.txt")
-        assert documents.characters == len("one\ntwo\n\nthree\n")
-        assert not documents.is_fallback
 
     @pytest.mark.parametrize("name", ["a.md", "README", "notes[1].txt", "a*b.txt", ".hidden.txt", "naïve file.txt"])
     def test_any_name(self, tmp_path: Path, name: str) -> None:
@@ -387,7 +385,6 @@ class TestHub:
         assert asked["call"] == (("Salesforce/wikitext", "wikitext-103-raw-v1"), {"split": "train"})
         assert documents.source == "wikitext-103-raw-v1 (Salesforce/wikitext)"
         assert list(documents) == ["one", "two"], "rows without text are left out"
-        assert (documents.characters, documents.is_fallback) == (6, False)
 
     @pytest.mark.parametrize(
         ("source", "hub_id", "config"),
@@ -461,9 +458,7 @@ class TestHub:
         topics = pydoc_data.topics.topics
         monkeypatch.setattr(pydoc_data.topics, "topics", dict(reversed(topics.items())))
         documents = load(None)
-        assert documents.is_fallback
         assert documents.source == (
             "pydoc_data.topics (the text of Python's own help, used because the hub is not reachable)"
         )
         assert list(documents) == [topics[name] for name in sorted(topics)]
-        assert documents.characters == sum(map(len, topics.values()))

@@ -18,14 +18,14 @@ from torch.utils.data import DataLoader
 from hf_memkit.errors import DataError, SettingError
 from hf_memkit.recipe import packing
 from hf_memkit.recipe.data import Documents
-from hf_memkit.recipe.packing import Blocks, Packed, epochs, pack, unigram_loss
+from hf_memkit.recipe.packing import Blocks, Packed, pack, unigram_loss
 from hf_memkit.recipe.tokenizer import END_OF_TEXT, train_tokenizer
 
 TEXTS = [topics[name] for name in sorted(topics)[:30]]
 
 
 def documents_of(*texts: str) -> Documents:
-    return Documents(texts, "a test", False, sum(map(len, texts)))
+    return Documents(texts, "a test")
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_the_last_blocks_are_held_out(fraction: float, blocks: int) -> None:
 def test_the_same_again(packed: Packed, tokenizer: Any) -> None:
     column = Dataset.from_dict({"text": TEXTS})["text"]
     for texts in (TEXTS, column):
-        again = pack(Documents(texts, "x", False, None), tokenizer, sequence_length=64, holdout_fraction=0.1)
+        again = pack(Documents(texts, "x"), tokenizer, sequence_length=64, holdout_fraction=0.1)
         assert np.array_equal(again.train.array, packed.train.array)
         assert np.array_equal(again.held_out.array, packed.held_out.array)
 
@@ -204,7 +204,3 @@ def test_unigram_loss_of_many_blocks() -> None:
     _, counts = np.unique(tokens[:, 1:], return_counts=True)
     share = counts / counts.sum()
     assert unigram_loss(Blocks(tokens)) == pytest.approx(float(-(share * np.log(share)).sum()), abs=1e-12)
-
-
-def test_epochs(packed: Packed) -> None:
-    assert epochs(10, 4, Blocks(np.zeros((80, 2), dtype=np.int32))) == 0.5

@@ -14,7 +14,7 @@ import torch
 from transformers import EvalPrediction, Seq2SeqTrainingArguments, T5Config, T5ForConditionalGeneration
 
 from hf_memkit.components.generating_trainer import GeneratingTrainer
-from hf_memkit.components.generation_metrics import generation_metrics, rouge_l, trainer_options
+from hf_memkit.components.generation_metrics import generation_metrics, rouge_l
 from hf_memkit.components.stochastic_adafactor import Adafactor
 from hf_memkit.errors import DataError, InputError
 from hf_memkit.hardware import Machine
@@ -72,14 +72,14 @@ def test_sources_have_the_prefix_and_each_side_its_length(small: Setup, pairs: E
     ends = {tokenizer.eos_token_id}
     assert {row["input_ids"][-1] for row in pairs.train} == {row["labels"][-1] for row in pairs.train} == ends
     longest = max(len(row["input_ids"]) for row in pairs.train)
-    assert longest == small["data.sequence_length"] and pairs.facts["full_sources"] > 0
+    assert longest == small["data.sequence_length"]
     assert len(pairs.train) + len(pairs.held_out) == 300 and len(pairs.held_out) == round(0.02 * 300)
 
 
 def test_the_same_data_has_the_same_checksum_and_other_data_another(
     small: Setup, pairs: Examples, tmp_path: Path
 ) -> None:
-    from hf_memkit.recipe.tasks.token_rows import checksum
+    from hf_memkit.recipe.tables import checksum
 
     pairs.train.save_to_disk(str(tmp_path / "train"))
     assert checksum(datasets.load_from_disk(str(tmp_path / "train"))) == pairs.checksum
@@ -105,15 +105,6 @@ def test_metrics_read_generated_tokens(pairs: Examples) -> None:
     measured = generation_metrics(tokenizer)(EvalPrediction(predictions=found, label_ids=labels))
     assert measured["exact_match"] == pytest.approx(2 / 3) and measured["rouge_l"] == pytest.approx(2 / 3)
     assert measured["generated_tokens"] == pytest.approx(np.mean([len(ids[i]) - 1 for i in (0, 2, 2)]))
-
-
-def test_the_part_refuses_what_it_cannot_measure(pairs: Examples, tmp_path: Path) -> None:
-    off = Seq2SeqTrainingArguments(output_dir=str(tmp_path), use_cpu=True)
-    with pytest.raises(ValueError, match="predict_with_generate is off"):
-        trainer_options(model=None, processing_class=pairs.processing_class, arguments=off)
-    on = Seq2SeqTrainingArguments(output_dir=str(tmp_path), use_cpu=True, predict_with_generate=True)
-    with pytest.raises(ValueError, match="no tokenizer"):
-        trainer_options(model=None, processing_class=None, arguments=on)
 
 
 def tiny_t5(vocabulary: int, **more: float) -> T5ForConditionalGeneration:

@@ -21,7 +21,7 @@ from hf_memkit.recipe.tokenizer import END_OF_TEXT, check_vocabulary, get_tokeni
 
 
 def documents_of(*texts: str) -> Documents:
-    return Documents(texts, "a test", False, sum(map(len, texts)))
+    return Documents(texts, "a test")
 
 
 PROSE = documents_of(*(topics[name] for name in sorted(topics)[:10]))

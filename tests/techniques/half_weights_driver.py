@@ -12,7 +12,7 @@ from typing import Any
 
 def main() -> None:
     from hf_memkit.zero import ops
-    from hf_memkit.zero.launch import single_process_environment
+    from hf_memkit.zero.process_group import single_process_environment
 
     os.environ.update(single_process_environment(), DS_ACCELERATOR="cpu")
     ops.build(("deepspeed_shm_comm",), print, cpu=True)
@@ -32,7 +32,7 @@ def main() -> None:
     assert techniques  # imported for the registry that it fills
     found: dict[str, Any] = {}
     for name in ("fp32", "half-weights-deepspeed"):
-        setup = TECHNIQUES[name](Setup(preset="test"), gpt2_job(None))
+        setup = TECHNIQUES[name](Setup(preset="test", job=gpt2_job(None)))
         torch.manual_seed(0)
         trained = model().to(getattr(torch, setup["model.dtype"]))
         values = {"max_steps": 8, "logging_strategy": "steps", "logging_steps": 1, "learning_rate": 1e-3}

@@ -18,7 +18,7 @@ from tests.tiny_trainer import samples, tiny_gpt2
 
 def train(folder: str, processes: int, accumulation: int) -> dict[str, Any]:
     """Losses, norms of the weights, and what was set and wrapped."""
-    setup = data_parallel(Setup(preset="data-parallel"), gpt2_job(None, gpus=processes))
+    setup = data_parallel(Setup(preset="data-parallel", job=gpt2_job(None, gpus=processes)))
     own = {
         "output_dir": folder, "use_cpu": True, "report_to": "none", "disable_tqdm": True, "max_steps": 3,
         "per_device_train_batch_size": 2, "gradient_accumulation_steps": accumulation, "logging_steps": 1,

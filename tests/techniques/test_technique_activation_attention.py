@@ -107,7 +107,7 @@ def test_put_back() -> None:
 def test_the_name_of_the_function() -> None:
     assert activation_of({"activation_function": "gelu_new"}) == "gelu_new"
     assert activation_of({"hidden_act": "silu"}) == "silu" and activation_of({}) is None
-    setup = find_technique("fused-gelu")(Setup("x"), gpt2_job())
+    setup = find_technique("fused-gelu")(Setup("x", job=gpt2_job()))
     assert setup["model_parts.fused_gelu"] == {} and "gelu_new" in setup.settings[0].reason
 
 
@@ -163,31 +163,33 @@ def test_what_dropout_adds() -> None:
 def test_the_setups_scores() -> None:
     job = gpt2_job("gpt2-xl", sequence_length=1024)
     assert job.model is not None and attention_heads(job.model) == 25
-    eager = find_technique("eager-attention")(Setup("x").put("model.dtype", "bfloat16", "for the test"), job)
+    eager = find_technique("eager-attention")(Setup("x", job=job).put("model.dtype", "bfloat16", "for the test"))
     # 25 heads × 1024² scores × 48 layers × 4 sequences, 2 bytes each, and 2 + 1 for GPT-2's dropout
-    assert kept_scores_bytes(eager, job, job.model) == 5 * 25 * 1024**2 * 48 * 4
-    sdpa = find_technique("sdpa-attention")(eager, job)
-    assert sdpa["model.attn_implementation"] == "sdpa" and kept_scores_bytes(sdpa, job, job.model) == 0
+    assert kept_scores_bytes(eager, job.model) == 5 * 25 * 1024**2 * 48 * 4
+    sdpa = find_technique("sdpa-attention")(eager)
+    assert sdpa["model.attn_implementation"] == "sdpa" and kept_scores_bytes(sdpa, job.model) == 0
     assert "9.38 GiB" in sdpa.settings[-1].reason or "9.4 GiB" in sdpa.settings[-1].reason
     assert not sdpa.notes, "a preset that merely has it says nothing of masks"
-    named = find_technique("sdpa-attention")(Setup("lean+sdpa-attention"), job)
+    named = find_technique("sdpa-attention")(Setup("lean+sdpa-attention", job=job))
     assert any("padding mask" in note for note in named.notes)
 
 
 def test_flash_attention_asks_for_the_card() -> None:
     flash = find_technique("flash-attention")
-    assert flash(Setup("x"), gpt2_job()).problems == ()
+    assert flash(Setup("x", job=gpt2_job())).problems == ()
     old = replace(gpt2_job(), machine=MACHINE.with_gpu(named_gpu("T4")))
-    assert "T4" in flash(Setup("x"), old).problems[0]
+    assert "T4" in flash(Setup("x", job=old)).problems[0]
 
 
 def test_settings_without_a_model() -> None:
     job = gpt2_job(None)
     for name in ("sdpa-attention", "flash-attention", "eager-attention", "fused-gelu", "chunked-loss", "liger"):
-        assert find_technique(name)(Setup("x"), job).settings
-    assert find_technique("chunked-loss")(Setup("x"), job)["model_parts.chunked_loss"] == {}
-    with_model = find_technique("chunked-loss")(Setup("x"), gpt2_job())
+        assert find_technique(name)(Setup("x", job=job)).settings
+    assert find_technique("chunked-loss")(Setup("x", job=job))["model_parts.chunked_loss"] == {}
+    with_model = find_technique("chunked-loss")(Setup("x", job=gpt2_job()))
     assert with_model["model_parts.chunked_loss"] == {"chunk_tokens": 1024}
-    valued = find_technique("chunked-loss")(Setup("x"), gpt2_job(values={"chunk_tokens": 64, "label_smoothing": 0.1}))
+    valued = find_technique("chunked-loss")(
+        Setup("x", job=gpt2_job(values={"chunk_tokens": 64, "label_smoothing": 0.1}))
+    )
     assert valued["model_parts.chunked_loss"] == {"chunk_tokens": 64, "label_smoothing": 0.1}
-    assert find_technique("liger")(Setup("x"), job)["arguments.use_liger_kernel"] is True
+    assert find_technique("liger")(Setup("x", job=job))["arguments.use_liger_kernel"] is True

@@ -16,7 +16,7 @@ from hf_memkit.compat import to_installed_arguments
 from hf_memkit.hardware import named_gpu
 from hf_memkit.models import ModelFacts, describe
 from hf_memkit.presets import apply_preset
-from hf_memkit.techniques.adapter_sizes import (
+from hf_memkit.techniques.ledger import (
     adapter_parameters,
     copied_parameters,
     dequantised_bytes,

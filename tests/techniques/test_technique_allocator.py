@@ -14,11 +14,20 @@ import torch
 
 from hf_memkit import preset
 from hf_memkit.checks import Subject, check
+from hf_memkit.errors import SettingError
 from hf_memkit.job import Job
 from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES
-from hf_memkit.techniques.allocator import _KNOWN, OLD_VARIABLES, VARIABLE, options, problems_of, user_settings
-from hf_memkit.train.allocator import set_allocator, too_late
+from hf_memkit.techniques.allocator import (
+    _KNOWN,
+    OLD_VARIABLES,
+    VARIABLE,
+    options,
+    problems_of,
+    set_allocator,
+    too_late,
+    user_settings,
+)
 from tests.techniques.jobs import gpt2_job
 
 KEY = f"environment.{VARIABLE}"
@@ -26,9 +35,9 @@ KEY = f"environment.{VARIABLE}"
 
 def applied(*names: str, **values: object) -> Setup:
     job: Job = gpt2_job(None, values=values)
-    setup = Setup(preset="allocator")
+    setup = Setup(preset="allocator", job=job)
     for name in names:
-        setup = TECHNIQUES[name](setup, job)
+        setup = TECHNIQUES[name](setup)
     return setup
 
 
@@ -61,10 +70,11 @@ def test_torch_takes_the_limit_that_collecting_needs() -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("max_split_size_mb", 19), ("garbage_collection_threshold", 1.0)])
-def test_what_torch_refuses_is_a_problem_of_the_setup(name: str, value: float) -> None:
+def test_what_torch_refuses_is_no_value_of_a_preset(name: str, value: float) -> None:
     technique = "max-split-size" if name.startswith("max") else "garbage-collection-threshold"
     setup = applied(technique, **{name: value})
-    assert len(setup.problems) == 1 and f"{name}={value}" in setup.problems[0]
+    with pytest.raises(SettingError, match=f"{name}={value} must be"):
+        preset(technique, values={name: value})
     with pytest.raises(ValueError, match=r"must be >= 20|set it in \(0.0, 1.0\)"):
         torch._C._accelerator_setAllocatorSettings(setup[KEY])
 

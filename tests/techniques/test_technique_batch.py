@@ -53,7 +53,7 @@ class InOrder(Trainer):  # type: ignore[misc]
 def train(folder: Path, micro: int, accumulation: int, model: Any = None, **more: Any) -> tuple[list[float], Any]:
     """(logged losses, trained model) of two epochs: four steps of eight sequences, two of them not full."""
     job = gpt2_job(None, micro_batch_size=micro, accumulation=accumulation)
-    setup = TECHNIQUES["global-batch"](Setup(preset="test"), job)
+    setup = TECHNIQUES["global-batch"](Setup(preset="test", job=job))
     values = {
         "output_dir": str(folder / f"{micro}x{accumulation}"), "use_cpu": True, "report_to": "none",
         "disable_tqdm": True, "save_strategy": "no", "logging_steps": 1, "num_train_epochs": 2, "optim": "sgd",
@@ -112,7 +112,7 @@ def saved_bytes(micro: int) -> int:
 
 def test_the_techniques_settings_say_the_batch() -> None:
     job = gpt2_job(None, micro_batch_size=4, accumulation=2, gpus=3)
-    setup = TECHNIQUES["global-batch"](Setup(preset="test"), job)
+    setup = TECHNIQUES["global-batch"](Setup(preset="test", job=job))
     assert setup.arguments["per_device_train_batch_size"] == 4 and setup.arguments["gradient_accumulation_steps"] == 2
     assert any("4 × 2 × 3 processes = 24 sequences a step" in setting.reason for setting in setup.settings)
     assert "24 sequences" in setup.notes[0]

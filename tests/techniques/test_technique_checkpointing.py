@@ -15,9 +15,7 @@ from hf_memkit.components import checkpoint_offload, checkpoint_segments, checkp
 from hf_memkit.setup import Setup
 from hf_memkit.technique import find_technique
 from hf_memkit.techniques.activation_bytes import checkpoint_mode
-from hf_memkit.train.arguments import build_arguments
-from hf_memkit.train.components import install_model_parts
-from hf_memkit.train.trainer import trainer_options
+from hf_memkit.train.trainer import build_arguments, install_model_parts, trainer_options
 from tests.techniques.checkpointed_models import LAYERS, WAYS, config_of, model_of, one_pass, with_lora
 from tests.techniques.jobs import gpt2_job
 from tests.techniques.proving import proves
@@ -51,7 +49,7 @@ def test_one_pass_gives_the_same_numbers(way: str, kind: str) -> None:
 
 
 def setup_of(technique: str, **values: Any) -> Setup:
-    setup = find_technique(technique)(Setup(preset=technique), gpt2_job(None, values=values))
+    setup = find_technique(technique)(Setup(preset=technique, job=gpt2_job(None, values=values)))
     if technique != "offloaded-checkpointing":
         return setup
     # What a rehearsal puts in its place on a CPU, where no memory can be pinned.

@@ -134,7 +134,7 @@ def test_gpt2_xl_is_held_least_by_single_layers_and_by_pairs_with_a_fused_gelu()
     assert root == 7 and round(roots / single, 1) == 2.6
     assert best_segment(layer, 48) == 1
     assert best_segment(layer_of(job.model, job.tokens, fused_gelu=True), 48) == 2
-    setup = find_technique("segment-checkpointing")(Setup(preset="x").put("model.dtype", "bfloat16", "x"), job)
+    setup = find_technique("segment-checkpointing")(Setup(preset="x", job=job).put("model.dtype", "bfloat16", "x"))
     assert setup["model_parts.checkpoint_segments"] == {"segment_layers": 1}
     (reason,) = [s.reason for s in setup.settings if s.key == "model_parts.checkpoint_segments"]
     assert f"√48 ≈ 7: {roots:.1f} MiB" in reason and f"single layers: {single:.1f} MiB" in reason
@@ -144,11 +144,11 @@ def test_gpt2_xl_is_held_least_by_single_layers_and_by_pairs_with_a_fused_gelu()
 def test_the_ledger_says_what_is_held(way: str) -> None:
     job = gpt2_job()
     assert job.model is not None
-    setup = Setup(preset="x").put("model.dtype", "bfloat16", "x")
+    setup = Setup(preset="x", job=job).put("model.dtype", "bfloat16", "x")
     if way != "none":
         values = {"segment_layers": 4, "checkpoint_every": 2}
-        setup = find_technique(way)(setup, replace(job, values=values))
-    rows = activation_rows(setup, job, job.model)
+        setup = find_technique(way)(replace(setup, job=replace(job, values=values)))
+    rows = activation_rows(setup, job.model)
     mode, every = MODES.get(way, ("offloaded", 1))
     expected = backward_bytes(mode, layer_of(job.model, job.tokens), job.model.layers, every)
     ledger = Ledger(rows)

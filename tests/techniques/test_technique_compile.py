@@ -156,7 +156,7 @@ def test_graphs_that_come_late_are_warned_of(train: Train, monkeypatch: pytest.M
 
 def applied(card: str | None = None, **values: Any) -> Setup:
     machine = MACHINE.with_gpu(named_gpu(card)) if card else MACHINE
-    return TECHNIQUES["compile"](Setup("x"), gpt2_job(None, machine=machine, values=values))
+    return TECHNIQUES["compile"](Setup("x", job=gpt2_job(None, machine=machine, values=values)))
 
 
 def test_settings() -> None:

@@ -86,7 +86,7 @@ def test_packages_are_seen_in_what_each_puts() -> None:
     """`needed_packages` asks the settings, so that what the user replaced needs nothing."""
 
     def seen(one: Technique) -> bool:
-        made = one(Setup("x"), gpt2_job()).made_by([one.name])
+        made = one(Setup("x", job=gpt2_job())).made_by([one.name])
         return needed_packages(made) == dict.fromkeys(one.packages, one.name)
 
     assert lacking(seen) == []

@@ -16,6 +16,7 @@ from transformers import EvalPrediction, Trainer, TrainerCallback, TrainingArgum
 from hf_memkit.components import streamed_metrics
 from hf_memkit.components.pad_batches import PadBatches
 from hf_memkit.errors import SettingError
+from hf_memkit.presets import preset
 from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES
 from hf_memkit.techniques.activation_bytes import cache_bytes, cache_bytes_of
@@ -178,14 +179,14 @@ def test_moved_logits_give_the_same_metric_and_leave_the_device(evaluate: Evalua
 
 def test_settings_and_a_value_that_is_none() -> None:
     put = {
-        name: TECHNIQUES[name](Setup("x"), gpt2_job(None))
+        name: TECHNIQUES[name](Setup("x", job=gpt2_job(None)))
         for name in ("loss-only-evaluation", "streamed-metrics", "eval-accumulation")
     }
     assert put["loss-only-evaluation"].arguments == {"prediction_loss_only": True}
     assert put["streamed-metrics"].arguments == {"batch_eval_metrics": True}
     assert put["eval-accumulation"].arguments == {"eval_accumulation_steps": 1}
     with pytest.raises(SettingError, match="eval_accumulation=0"):
-        TECHNIQUES["eval-accumulation"](Setup("x"), gpt2_job(None, values={"eval_accumulation": 0}))
+        preset("eval-accumulation", values={"eval_accumulation": 0})
 
 
 def test_each_beam_has_a_cache_of_its_own() -> None:

@@ -22,9 +22,9 @@ from tests.techniques.tiny_models import VOCABULARY, causal_model
 
 
 def applied(*names: str, **changes: Any) -> Setup:
-    setup, job = Setup(preset="test"), gpt2_job(None, **changes)
+    setup = Setup(preset="test", job=gpt2_job(None, **changes))
     for name in names:
-        setup = TECHNIQUES[name](setup, job)
+        setup = TECHNIQUES[name](setup)
     return setup
 
 

@@ -91,13 +91,14 @@ def test_formulas() -> None:
 
 
 def test_the_setup_says_how_the_loss_is_computed() -> None:
-    setup, job = Setup("x").put("model.dtype", "bfloat16", "for the test"), gpt2_job()
+    job = gpt2_job()
+    setup = Setup("x", job=job).put("model.dtype", "bfloat16", "for the test")
     assert job.model is not None
     words, width = job.model.vocabulary, job.model.width
-    assert loss_bytes(setup, job, job.model)[0] == full_loss_bytes(job.tokens, words)
+    assert loss_bytes(setup, job.model)[0] == full_loss_bytes(job.tokens, words)
     chunked = setup.put("model_parts.chunked_loss", {"chunk_tokens": 128}, "for the test")
-    assert loss_bytes(chunked, job, job.model)[0] == chunked_loss_bytes(
+    assert loss_bytes(chunked, job.model)[0] == chunked_loss_bytes(
         job.tokens, words, width, weight_bytes=2, chunk_tokens=128
     )
     fused = setup.put("arguments.use_liger_kernel", True, "for the test")
-    assert loss_bytes(fused, job, job.model)[0] == liger_loss_bytes(job.tokens, words, width, weight_bytes=2)
+    assert loss_bytes(fused, job.model)[0] == liger_loss_bytes(job.tokens, words, width, weight_bytes=2)

@@ -22,7 +22,7 @@ from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.schema import Recipe
 from hf_memkit.request import Request
-from hf_memkit.techniques.adapter_sizes import offloaded_parameters
+from hf_memkit.techniques.ledger import offloaded_parameters
 from hf_memkit.train import build_arguments, trainer_options
 from tests.techniques.proving import proves
 from tests.techniques.standin_streams import standin_streams

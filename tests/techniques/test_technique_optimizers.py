@@ -16,7 +16,7 @@ from hf_memkit.checks import Subject, check
 from hf_memkit.optimizers import OPTIMIZERS, Options, Shapes, States, find_optimizer
 from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES
-from hf_memkit.techniques.optimizer_states import optimizer_of, state_source, states_of
+from hf_memkit.techniques.ledger import optimizer_of, state_source, states_of
 from tests.techniques.cpu_allocations import peak_bytes
 from tests.techniques.proving import proves
 
@@ -208,10 +208,10 @@ def test_large_batches_scale_the_learning_rate_as_their_papers_say(name: str, la
 
     machine = Machine(None, ram_bytes=1, disk_free_bytes=1, disk_path="/", cpu_count=1)
     job = Job(None, machine, 16, 8, "/tmp", values, gpus=4, accumulation=4)
-    setup = TECHNIQUES[name](Setup(preset=name), job)
+    setup = TECHNIQUES[name](Setup(preset=name, job=job))
     assert setup["arguments.learning_rate"] == pytest.approx(0.01 * law)
     assert setup["arguments.warmup_steps"] == pytest.approx(0.05 if name == "lars" else 8 / 320)
-    plain = TECHNIQUES[name](Setup(preset=name), replace(job, values={}))
+    plain = TECHNIQUES[name](Setup(preset=name, job=replace(job, values={})))
     assert "arguments.learning_rate" not in plain and plain["arguments.warmup_steps"] == 0.1
 
 

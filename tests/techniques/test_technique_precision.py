@@ -13,10 +13,10 @@ import pytest
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from benchmarks.parameter_bytes import PARAMETER_BYTES
 from hf_memkit.hardware import named_gpu
 from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES
-from hf_memkit.techniques.precision import PARAMETER_BYTES
 from tests.conftest import ROOT
 from tests.techniques.jobs import MACHINE, gpt2_job
 from tests.techniques.proving import proves
@@ -35,7 +35,7 @@ STOCHASTIC = {"optim": "adamw_torch_8bit", "optim_args": "bf16_stochastic_round=
 
 def applied(name: str, *, card: str | None = None) -> Setup:
     machine = MACHINE if card is None else MACHINE.with_gpu(named_gpu(card))
-    return TECHNIQUES[name](Setup(preset="test"), gpt2_job(None, machine=machine))
+    return TECHNIQUES[name](Setup(preset="test", job=gpt2_job(None, machine=machine)))
 
 
 class Sizes(TrainerCallback):  # type: ignore[misc]

@@ -18,6 +18,7 @@ from transformers import (
 from hf_memkit.components import check_length_grouping, packed_batches, pad_batches
 from hf_memkit.errors import SettingError
 from hf_memkit.hardware import named_gpu
+from hf_memkit.presets import preset
 from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES
 from hf_memkit.techniques.sequences import multiple_for, odd_sizes, packed_mask_bytes
@@ -201,7 +202,7 @@ def test_grouping_that_does_nothing_stops_the_run(data: Any, said: str, tmp_path
 def test_the_multiple_is_the_card_s() -> None:
     pad = TECHNIQUES["pad-to-multiple"]
     multiples = {
-        name: pad(Setup("x"), gpt2_job(machine=MACHINE.with_gpu(named_gpu(name))))
+        name: pad(Setup("x", job=gpt2_job(machine=MACHINE.with_gpu(named_gpu(name)))))
         for name in ("T4", "RTX 3090", "A100 80GB", "H100 80GB")
     }
     key = "trainer_parts.pad_batches"
@@ -210,22 +211,22 @@ def test_the_multiple_is_the_card_s() -> None:
     }  # fmt: skip
     assert any("vocabulary 50257 (the next is 50304)" in note for note in multiples["A100 80GB"].notes)
     job = gpt2_job(None)
-    assert pad(Setup("x"), job)[key] == {"multiple": 8} and not pad(Setup("x"), job).notes
-    assert pad(Setup("x").put("arguments.torch_compile", True, "x"), job)[key] == {"multiple": 128}
-    assert pad(Setup("x"), gpt2_job(None, values={"pad_multiple": 20})).notes
+    assert pad(Setup("x", job=job))[key] == {"multiple": 8} and not pad(Setup("x", job=job)).notes
+    assert pad(Setup("x", job=job).put("arguments.torch_compile", True, "x"))[key] == {"multiple": 128}
+    assert pad(Setup("x", job=gpt2_job(None, values={"pad_multiple": 20}))).notes
     with pytest.raises(SettingError, match="pad_multiple=0"):
-        pad(Setup("x"), gpt2_job(None, values={"pad_multiple": 0}))
+        preset("pad-to-multiple", values={"pad_multiple": 0})
     assert multiple_for(named_gpu("A100 80GB"), bytes_per_number=4)[0] == 32
     assert odd_sizes(gpt2_job().model, 8) == ["vocabulary 50257 (the next is 50264)"]  # type: ignore[arg-type]
 
 
 def test_packing_says_what_it_takes() -> None:
     packing, free = TECHNIQUES["packing"], TECHNIQUES["padding-free"]
-    assert packing(Setup("x"), gpt2_job())["trainer_parts.packed_batches"] == {"length": 512}
+    assert packing(Setup("x", job=gpt2_job()))["trainer_parts.packed_batches"] == {"length": 512}
     with pytest.raises(SettingError, match="at most 1024"):
-        packing(Setup("x"), gpt2_job(values={"pack_length": 2048}))
+        packing(Setup("x", job=gpt2_job(values={"pack_length": 2048})))
     assert packed_mask_bytes(4 * 512) == 2048 * 2048
-    setup = free(Setup("x"), gpt2_job())
+    setup = free(Setup("x", job=gpt2_job()))
     assert setup["trainer_parts.packed_batches"] == {} and "2048² bytes" in setup.notes[0]
-    flash = Setup("x").put("model.attn_implementation", "flash_attention_2", "x")
-    assert not free(flash, gpt2_job()).notes
+    flash = Setup("x", job=gpt2_job()).put("model.attn_implementation", "flash_attention_2", "x")
+    assert not free(flash).notes

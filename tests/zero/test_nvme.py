@@ -15,7 +15,7 @@ import pytest
 from hf_memkit.errors import DoesNotFitError, InputError, MissingPackageError, RunError
 from hf_memkit.memlock import can_lock
 from hf_memkit.units import MIB
-from hf_memkit.zero import nvme, nvme_files, swap_guard
+from hf_memkit.zero import nvme, swap_guard
 from hf_memkit.zero.nvme import preflight
 from tests.conftest import ROOT
 
@@ -42,7 +42,7 @@ def files_below(folder: Path) -> list[Path]:
 
 def leave_swap_files(folder: Path) -> Path:
     """What a plain DeepSpeed script leaves behind."""
-    file = nvme_files.swap_folder(folder) / "optimizer" / "rank0" / "0.tensor.swp"
+    file = nvme.swap_folder(folder) / "optimizer" / "rank0" / "0.tensor.swp"
     file.parent.mkdir(parents=True)
     file.write_bytes(bytes(2 * MIB))
     return file
@@ -150,14 +150,14 @@ def test_a_run_holds_its_folder_and_clears_it(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "nvme"
     with nvme.ready(folder, print, needed_bytes=MIB):
         leave_swap_files(folder)
-        assert nvme_files.swap_bytes(folder) >= 2 * MIB
+        assert nvme.swap_bytes(folder) >= 2 * MIB
         busy = preflight(folder, needed_bytes=0)
         assert f"another run (process {os.getpid()} on " in busy.unusable[0]
-        with pytest.raises(InputError, match="give each run a folder of its own"), nvme_files.hold(folder):
+        with pytest.raises(InputError, match="give each run a folder of its own"), nvme.hold(folder):
             pytest.fail("two runs in one folder")
-        assert nvme_files.swap_bytes(folder) >= 2 * MIB, "the second run removed the first one's files"
+        assert nvme.swap_bytes(folder) >= 2 * MIB, "the second run removed the first one's files"
     assert files_below(tmp_path) == []
-    with pytest.raises(RuntimeError), nvme_files.hold(folder):
+    with pytest.raises(RuntimeError), nvme.hold(folder):
         leave_swap_files(folder)
         raise RuntimeError("training failed")
     assert files_below(tmp_path) == []
@@ -167,7 +167,7 @@ def test_files_of_another_program_are_not_touched(tmp_path: Path) -> None:
     file = leave_swap_files(tmp_path)
     found = preflight(tmp_path, needed_bytes=0)
     assert "0.00 GiB of swap files" in found.unusable[0] and f"rm -r {file.parents[2]}" in found.unusable[0]
-    with pytest.raises(InputError, match="by a program other than memkit"), nvme_files.hold(tmp_path):
+    with pytest.raises(InputError, match="by a program other than memkit"), nvme.hold(tmp_path):
         pass
     assert [path for path in files_below(tmp_path) if path.is_file()] == [file]
 
@@ -175,20 +175,20 @@ def test_files_of_another_program_are_not_touched(tmp_path: Path) -> None:
 def test_what_a_killed_run_left_is_reclaimed(tmp_path: Path) -> None:
     script = """
 import os, sys
-from hf_memkit.zero import nvme_files
+from hf_memkit.zero import nvme
 from tests.zero.test_nvme import leave_swap_files
 from pathlib import Path
-with nvme_files.hold(sys.argv[1]):
+with nvme.hold(sys.argv[1]):
     leave_swap_files(Path(sys.argv[1]))
     os.kill(os.getpid(), 9)
 """
     subprocess.run([sys.executable, "-c", script, tmp_path], cwd=ROOT, check=False)
-    assert nvme_files.swap_bytes(tmp_path) >= 2 * MIB
+    assert nvme.swap_bytes(tmp_path) >= 2 * MIB
     found = preflight(tmp_path, needed_bytes=MIB)
     assert found.unusable == () and "left by a run that was killed (process " in found.notes[0]
     said: list[str] = []
     with nvme.ready(tmp_path, said.append, needed_bytes=MIB):
-        assert nvme_files.swap_bytes(tmp_path) == 0
+        assert nvme.swap_bytes(tmp_path) == 0
     assert "left by a run that was killed" in said[0]
     assert files_below(tmp_path) == []
 

@@ -13,8 +13,7 @@ import pytest
 from hf_memkit import resources
 from hf_memkit.errors import InputError
 from hf_memkit.zero import ops
-from hf_memkit.zero.index import preset_index
-from hf_memkit.zero.presets import load
+from hf_memkit.zero.presets import load, preset_index
 from tests.conftest import ROOT
 
 NAMES = resources.names("ds_configs")

@@ -13,7 +13,7 @@ from hf_memkit.hardware import Machine, gpu_of_size, named_gpu
 from hf_memkit.models import ModelFacts, describe
 from hf_memkit.units import GIB
 from hf_memkit.zero.aio import AioMeasurement
-from hf_memkit.zero.index import preset_index
+from hf_memkit.zero.presets import preset_index
 from hf_memkit.zero.sizing import Sized, size_preset
 from tests.fewer import one_each
 

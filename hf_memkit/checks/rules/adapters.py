@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from hf_memkit.adapter_layers import adapted
 from hf_memkit.checks.rule import Found, any_job
 from hf_memkit.checks.subject import Subject
-from hf_memkit.techniques.adapter_sizes import (
+from hf_memkit.techniques.ledger import (
     EMBEDDINGS,
-    adapted,
     copied_parameters,
     quantised_bytes,
     quantised_layers,

@@ -10,7 +10,7 @@ from hf_memkit.checks.subject import Subject
 from hf_memkit.ledger import Ledger, Row
 from hf_memkit.units import MIB, format_size
 from hf_memkit.zero.ledger import zero_ledger
-from hf_memkit.zero.stage_3_nvme import SWAP_BUFFERS
+from hf_memkit.zero.stage_3 import SWAP_BUFFERS
 
 _ZERO = "zero_optimization"
 

@@ -15,7 +15,7 @@ _FILE = "transformers 5.23.0: trainer_optimizer.py"
 
 _TRUE_IF_ANY: Final = ("kahan_sum", "decouple_lr")
 _TAKEN_AS: Final = {"adam_beta1": "betas", "adam_beta2": "betas", "adam_epsilon": "eps"}
-"""What an optimizer is given of them, where it takes it (`hf_memkit.train.optimizer`)."""
+"""What an optimizer is given of them, where it takes it (`hf_memkit.train.trainer`)."""
 _RATE_OF_SGD: Final = 0.01
 """From here on a learning rate is one that was chosen for SGD: AdamW's are far below."""
 

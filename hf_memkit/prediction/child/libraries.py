@@ -27,7 +27,7 @@ from hf_memkit.optimizers import find_optimizer
 from hf_memkit.prediction.child.compiler import replace_compiler
 from hf_memkit.prediction.child.fake_gpu import one_stream
 from hf_memkit.setup import Setup
-from hf_memkit.techniques.optimizer_states import optimizer_of
+from hf_memkit.techniques.ledger import optimizer_of
 
 __all__ = ["install_library_rules", "shapes_from_values_are_unmodelled", "traceable"]
 

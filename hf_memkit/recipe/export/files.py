@@ -1,5 +1,16 @@
 """The files of an exported job: the task's script and `job.py` as they stand in `scripts/`, `args.yaml` with every
 value and its reason, and beside them what the job needs: parts (`hf_memkit/components`), `ds_config.json`, examples.
+
+The sections of `args.yaml` are the setup's own. What only memkit reads is left out (where a model comes from, which
+classes the script names itself), and what was settled here is written as it was settled. Its section `data` says where
+the rows are, and who makes their tokens:
+
+| keys | where the rows are |
+|---|---|
+| `files`, `format`, `format_options` | local files, as `datasets.load_dataset` reads them |
+| `hub_id`, `hub_config`, `hub_split` | the hub |
+| `folder`, `folders` | folders of sound or images |
+| `made_up` | in a file beside the script that makes them, where no hub can be reached |
 """
 
 from __future__ import annotations
@@ -9,22 +20,28 @@ import json
 import os
 import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from hf_memkit import components
 from hf_memkit._version import __version__
 from hf_memkit.errors import InputError
-from hf_memkit.recipe.export.args_file import CONFIG_FILE, args_text, beside
-from hf_memkit.recipe.export.data_section import data_section
+from hf_memkit.models import hub_reachable
+from hf_memkit.presets.files import reasoned_yaml, with_installed_names
 from hf_memkit.recipe.export.scripts import __name__ as SCRIPTS
 from hf_memkit.recipe.run import RecipeRun
-from hf_memkit.recipe.tasks import task_of
+from hf_memkit.recipe.tables import find_tables, read_rows
+from hf_memkit.recipe.tasks import DEFAULT_TASK, Task, task_of
+from hf_memkit.recipe.tasks import __name__ as TASKS_PACKAGE
+from hf_memkit.recipe.tasks.media import files_in, only_table
+from hf_memkit.recipe.tasks.task import Settings
+from hf_memkit.recipe.text_readers import find_text_files
 from hf_memkit.setup import Setup
 from hf_memkit.train import needed_packages
-from hf_memkit.user_files import write_text
+from hf_memkit.user_files import user_path, write_text
 
 __all__ = ["export_script", "start_command"]
 
@@ -43,7 +60,7 @@ def export_script(job: RecipeRun, folder: Path) -> list[Path]:
     """
     setup = job.setup
     task = task_of(setup)
-    data = data_section(setup)
+    data = _data_section(setup)
     script = f"{task.script}.py"
     files = _copies([f"{SCRIPTS}.{task.script}", f"{SCRIPTS}.job", *_parts(setup), *data.modules, *_engine(job)])
     what = "the rehearsal (no GPU) of " if job.is_rehearsal else ""
@@ -53,9 +70,9 @@ def export_script(job: RecipeRun, folder: Path) -> list[Path]:
         f"Run:    {start_command(job, script, 'RANK_OF_THIS_MACHINE')}",
         *textwrap.wrap(f"Needs:  {_requirements(setup, task.script_needs)}", 110, subsequent_indent=" " * 8),
     ]
-    files["args.yaml"] = args_text(job, heading, data.settings)
+    files["args.yaml"] = _args_text(job, heading, data.settings)
     if "deepspeed.config" in setup:
-        files[CONFIG_FILE] = json.dumps(setup["deepspeed.config"], indent=2) + "\n"
+        files[_CONFIG_FILE] = json.dumps(setup["deepspeed.config"], indent=2) + "\n"
     files |= data.files
     taken = [name for name in files if os.path.lexists(folder / name)]
     if taken:
@@ -106,8 +123,8 @@ def _parts(setup: Setup) -> list[str]:
     """The modules of memkit that args.yaml names."""
     names = [*setup.section("model_parts"), *setup.section("trainer_parts")]
     optimizer = str(setup.get("optimizer.class", ""))
-    if beside(optimizer) != optimizer:
-        names.append(beside(optimizer).partition(":")[0])
+    if _beside(optimizer) != optimizer:
+        names.append(_beside(optimizer).partition(":")[0])
     return [f"{components.__name__}.{name}" for name in names]
 
 
@@ -129,3 +146,217 @@ def _requirements(setup: Setup, needs: Iterable[str]) -> str:
     names += needs
     made = f"made with torch {version('torch')}, transformers {version('transformers')}"
     return f"{', '.join(dict.fromkeys(names))} ({made})"
+
+
+_CONFIG_FILE: Final = "ds_config.json"
+
+_COMPONENT: Final = re.compile(r"^hf_memkit\.(components|parts)\.")
+_LOADED: Final = (
+    "name", "dtype", "attn_implementation", "config", "quantization", "device_map", "use_safetensors",
+    "ignore_mismatched_sizes", "pad_vocabulary_to_multiple_of",
+)  # fmt: skip
+_BUILT: Final = ("architecture", "dtype", "attn_implementation", "config", "pad_vocabulary_to_multiple_of")
+
+
+def _args_text(job: RecipeRun, heading: Iterable[str], data: Settings) -> str:
+    """The text of the file.
+
+    Args:
+        job: whose setup it is.
+        heading: the lines that stand above it all.
+        data: the section `data`.
+    """
+    setup = job.setup
+    sections = {
+        "environment": _environment(job),
+        "data": data,
+        "model": _model(setup),
+        "adapter": _with_reasons(setup, "adapter"),
+        "model_parts": _with_reasons(setup, "model_parts"),
+        "arguments": _arguments(setup),
+        "optimizer": _optimizer(setup),
+        "trainer_parts": _with_reasons(setup, "trainer_parts"),
+    }
+    blocks = ["".join(f"# {line}".rstrip() + "\n" for line in heading)]
+    blocks += [f"{name}:\n{reasoned_yaml(found, '  ')}" for name, found in sections.items() if found]
+    return "\n".join(blocks)
+
+
+def _beside(path: str) -> str:
+    """`module:class`, with the name that a component's file has beside a script."""
+    return _COMPONENT.sub("", path)
+
+
+def _local_or_hub(name: str) -> str:
+    """A hub ID as it is, a folder by its whole path: the script may start elsewhere."""
+    return str(Path(name).resolve()) if Path(name).is_dir() else name
+
+
+def _with_reasons(setup: Setup, section: str, names: Iterable[str] | None = None) -> dict[str, tuple[Any, str]]:
+    """The section's values with their reasons; of `names`, in their order, if given."""
+    found = {
+        setting.key.partition(".")[2]: (setting.value, setting.reason)
+        for setting in setup.settings
+        if setting.key.startswith(f"{section}.")
+    }
+    return found if names is None else {name: found[name] for name in names if name in found}
+
+
+def _environment(job: RecipeRun) -> Settings:
+    found = _with_reasons(job.setup, "environment")
+    if job.processes > 1:
+        return found  # torchrun says the rest
+    if not job.setup.get("arguments.use_cpu"):
+        why = "one card: with several in sight Trainer would multiply the batch"
+        found["CUDA_VISIBLE_DEVICES"] = ("0", why)
+    if "deepspeed.config" in job.setup:
+        why = "what a launcher would set, for one process"
+        one = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+        found |= {name: (value, why) for name, value in one.items()}
+        found["MASTER_PORT"] = ("0", "any that is free: two scripts on one machine would both take 29500")
+    return found
+
+
+def _model(setup: Setup) -> Settings:
+    if setup["model.origin"] == "architecture" and setup.get("arguments.use_cpu"):
+        found = _with_reasons(setup, "model", _BUILT)
+        values = {name: each for name, each in found["architecture"][0].items() if name != "transformers_version"}
+        return {
+            **found,
+            "architecture": (values, "RANDOM weights: a small model of the same architecture, to rehearse"),
+        }
+    found = _with_reasons(setup, "model", _LOADED)
+    name, reason = found["name"]
+    return {**found, "name": (_local_or_hub(name), reason)}
+
+
+def _arguments(setup: Setup) -> Settings:
+    found = with_installed_names(_with_reasons(setup, "arguments"))
+    found["output_dir"] = ("run", "checkpoints and the records of memory, beside this file")
+    if "deepspeed.config" in setup:
+        reason = next(setting.reason for setting in setup.settings if setting.key == "deepspeed.preset")
+        found["deepspeed"] = (_CONFIG_FILE, reason)
+    return found
+
+
+def _optimizer(setup: Setup) -> Settings:
+    found = _with_reasons(setup, "optimizer")
+    if found:
+        path, reason = found["class"]
+        found["class"] = (_beside(path), reason)
+    return found
+
+
+_EXAMPLES: Final = "examples.jsonl"
+"""Beside a script: the rows that stand in for the data of a rehearsal without a hub."""
+
+
+@dataclass(frozen=True)
+class _ScriptData:
+    """`settings`: the section; `modules`: of memkit, that lie beside the script; `files`: others, name → text."""
+
+    settings: Settings
+    modules: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+def _data_section(setup: Setup) -> _ScriptData:
+    """What an exported script reads of its data.
+
+    Raises:
+        DataError: local data cannot be used.
+    """
+    task, known = task_of(setup), _with_reasons(setup, "data")
+    where, tokens = _rows(setup, task), _tokens(setup, task)
+    names = (*task.script_reads, "held_out", "evaluated_blocks")
+    found = {**where.settings, **{name: known[name] for name in names}}
+    if task.name == "text-pairs":
+        longest, why = known.get("target_length", known["sequence_length"])
+        found["target_length"] = (min(longest, known["sequence_length"][0]), why)
+    return _ScriptData({**found, **tokens.settings}, (*where.modules, *tokens.modules), where.files)
+
+
+def _has_hub(setup: Setup) -> bool:
+    """Whether the script may load from the hub. One for a card will run elsewhere, and is about the real model: there
+    a hub that cannot be reached is an error that its owner sees. A rehearsal runs here, with what can be had here."""
+    return hub_reachable() or not setup.get("arguments.use_cpu")
+
+
+def _rows(setup: Setup, task: Task) -> _ScriptData:
+    """Where the rows are, and the columns that they have there."""
+    data = setup.section("data")
+    source, path = data["source"], None if data["source"] is None else user_path(str(data["source"]))
+    if source is None and not _has_hub(setup):
+        return _made_up(setup, task)
+    if path is None or not path.exists():
+        name, config, split = data["hub_id"], data["hub_config"], data.get("hub_split", "train")
+        if source is not None:
+            name, _, config = str(source).partition(":")
+            split = "train"
+        where = {"hub_id": name, "hub_config": config or None, "hub_split": split}
+        return _section(setup, where, data["text_column"], data.get("columns", {}))
+    if task.name == DEFAULT_TASK:
+        texts = find_text_files(path)
+        if texts.kind == "text":
+            return _section(setup, _files(texts.paths, "text", sample_by="document"), "text")
+        return _section(setup, _files(texts.paths, texts.kind.lower()), data["text_column"])
+    if path.is_dir() and task.made_up_by:  # files of their own, with or without a table of them
+        table = only_table(path, files_in(path)[1])
+        if table is None:
+            return _section(setup, task.folders(path))
+        path = table
+    found = find_tables(path, task.local_form)
+    there = next((list(row) for _, row in read_rows(found.paths[0], found.kind)), [])
+    if found.kind in ("JSON", "parquet"):
+        where = _files(found.paths, found.kind.lower())
+    else:  # without keep_default_na the text "NA" would be none
+        where = _files(found.paths, "csv", keep_default_na=False, sep="\t" if found.kind == "TSV" else ",")
+    return _section(setup, where, columns=task.columns_among(data["columns"], there))
+
+
+def _section(
+    setup: Setup, where: Mapping[str, Any], text_column: str = "text", columns: Mapping[str, str] | None = None
+) -> _ScriptData:
+    """`where`, for the reason of the setup's source; the columns, where there are any, for that of its own."""
+    known = _with_reasons(setup, "data")
+    found = {name: (value, known["source"][1]) for name, value in where.items()}
+    if task_of(setup).name == DEFAULT_TASK:
+        found["text_column"] = (text_column, known["text_column"][1])
+    elif columns is not None:
+        found["columns"] = (dict(columns), known["columns"][1])
+    return _ScriptData(found)
+
+
+def _files(paths: Sequence[Path], kind: str, **options: Any) -> dict[str, Any]:
+    found = {"files": [str(path.resolve()) for path in paths], "format": kind}
+    return {**found, "format_options": options} if options else found
+
+
+def _made_up(setup: Setup, task: Task) -> _ScriptData:
+    if task.made_up_by:
+        section = _section(setup, {"made_up": True})
+        return _ScriptData(section.settings, (f"{TASKS_PACKAGE}.{task.made_up_by}",))
+    section = _section(setup, {"files": [_EXAMPLES], "format": "json"}, columns=task.columns)
+    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in task.examples())
+    return _ScriptData(section.settings, files={_EXAMPLES: "".join(lines)})
+
+
+def _tokens(setup: Setup, task: Task) -> _ScriptData:
+    """Who makes tokens of texts, or tensors of images and sound: what the model came with, or what is made here."""
+    known = _with_reasons(setup, "data")
+    name, why = known["tokenizer"]
+    own = name is not None and (_has_hub(setup) or Path(name).is_dir())
+    found: dict[str, tuple[Any, str]] = {"tokenizer": (_local_or_hub(name), why) if own else (None, why)}
+    further, modules = task.processor_settings(setup, own)
+    found |= further
+    framing = None if own else task.framing(setup)
+    if framing is not None or (modules and not own):  # a tokenizer is trained
+        found["vocabulary_size"] = known["vocabulary_size"]
+    if framing is not None:
+        why = "of a tokenizer that is trained here, in the order of their IDs"
+        found["special_tokens"] = (dict(framing.tokens), why)
+        if framing.single:
+            found["one_text"] = (framing.single, "what it makes of a text")
+        if framing.pair:
+            found["two_texts"] = (framing.pair, "and of two")
+    return _ScriptData(found, modules)

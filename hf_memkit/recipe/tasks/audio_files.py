@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from hf_memkit.errors import DataError
-from hf_memkit.recipe.table_rows import TABLE_SUFFIXES, find_tables, read_rows
-from hf_memkit.recipe.tasks.media import checked, column_of, files_in, told_at_once
+from hf_memkit.recipe.tables import find_tables, read_rows
+from hf_memkit.recipe.tasks.media import checked, column_of, files_in, only_table, told_at_once
 from hf_memkit.recipe.text_readers import name_of, not_utf8
 
 __all__ = [
@@ -74,20 +74,18 @@ def list_audio(path: Path, columns: Mapping[str, str]) -> AudioFiles:
     found = _below(path)
     sounds = [file for file in found if file.suffix.lower() in SUFFIXES]
     texts = [file for file in found if file.suffix.lower() == ".txt"]
-    tables = [file for file in files_in(path)[1] if file.suffix.lower() in TABLE_SUFFIXES]
-    if not sounds and not tables:
+    table = only_table(path, files_in(path)[1])
+    if not sounds and table is None:
         what = f"it has {len(found)} files of other kinds" if found else "it is empty"
         raise DataError(f"{path}: no sound in it: {what}; expected {LOCAL_FORM}")
-    if len(tables) > 1:
-        raise DataError(f"{path}: {len(tables)} tables ({tables[0].name}, {tables[1].name} …); name one with --data")
-    if tables and texts:
+    if table is None:
+        return _from_pairs(path, sounds, texts)
+    if texts:
         raise DataError(
-            f"{path}: transcripts in two forms: {tables[0].name}, and {len(texts)} .txt files such as "
-            f"{texts[0].name}; keep one of them"
+            f"{path}: transcripts in two forms: {table.name}, and {len(texts)} .txt files such as {texts[0].name}; "
+            f"keep one of them"
         )
-    if tables:
-        return _from_table(tables[0], path, columns, sounds)
-    return _from_pairs(path, sounds, texts)
+    return _from_table(table, path, columns, sounds)
 
 
 def check_audio(file: AudioFile, longest_s: float) -> str:

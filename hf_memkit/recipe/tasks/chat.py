@@ -12,14 +12,13 @@ from hf_memkit.models import hub_reachable
 from hf_memkit.recipe.tables import Table, hold_out, load_table
 from hf_memkit.recipe.tasks.chat_markup import CHATML
 from hf_memkit.recipe.tasks.chat_rows import EXAMPLE, as_json, conversation, form_of
-from hf_memkit.recipe.tasks.chat_template import CHATML_FRAMING, training_template
+from hf_memkit.recipe.tasks.chat_tokens import CHATML_FRAMING, Tokenised, checksum, tokenise, training_template
 from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
 from hf_memkit.recipe.tokenizer import Framing
 from hf_memkit.setup import Setup
 
 if TYPE_CHECKING:
     from hf_memkit.recipe.schema import Data
-    from hf_memkit.recipe.tasks.chat_tokens import Tokenised
 
 __all__ = ["TASK"]
 
@@ -33,7 +32,7 @@ class _Reader:
     def __init__(self) -> None:
         self._form, self._where = "", ""
 
-    def row(self, columns: Mapping[str, str], where: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    def __call__(self, columns: Mapping[str, str], where: str, row: Mapping[str, Any]) -> dict[str, Any]:
         form = form_of(columns, where, row)
         if self._form and form != self._form:
             raise DataError(
@@ -98,9 +97,6 @@ class _Chat(Task):
     def reader(self) -> _Reader:
         return _Reader()
 
-    def row(self, columns: Mapping[str, str], where: str, row: Mapping[str, Any]) -> dict[str, Any]:
-        return _Reader().row(columns, where, row)
-
     def features(self) -> Any:
         import datasets
 
@@ -119,8 +115,6 @@ class _Chat(Task):
         return load_table(self, setup)
 
     def prepare(self, setup: Setup, say: Say) -> Examples:
-        from hf_memkit.recipe.tasks.chat_tokens import checksum, tokenise
-
         data, packing = setup.section("data"), bool(setup["arguments.packing"])
         assistant_only = bool(setup["arguments.assistant_only_loss"])
         table = self.read(setup)
@@ -145,8 +139,6 @@ class _Chat(Task):
             "conversations": made.conversations,
             "tokens": made.tokens,
             "trained_tokens": made.trained_tokens,
-            "cut": made.cut,
-            "without_label": made.without_label,
             "packed": packing,
         }
         return Examples(made.rows, evaluated.rows, tokenizer, checksum(made.rows), facts)
@@ -182,7 +174,7 @@ def _tokenizer(table: Table, data: Mapping[str, Any], say: Say, *, assistant_onl
     from hf_memkit.recipe.data import Documents
     from hf_memkit.recipe.tokenizer import check_vocabulary, get_tokenizer
 
-    documents = Documents(_Contents(table.rows), table.source, table.is_made_up, None)
+    documents = Documents(_Contents(table.rows), table.source)
     chosen = get_tokenizer(
         data["tokenizer"],
         documents,

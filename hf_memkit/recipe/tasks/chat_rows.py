@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from hf_memkit.errors import DataError, did_you_mean
-from hf_memkit.recipe.text_readers import name_of
+from hf_memkit.recipe.text_readers import name_of, whole_characters
 
 __all__ = ["EXAMPLE", "FORMS", "as_json", "conversation", "form_of"]
 
@@ -76,32 +76,30 @@ def conversation(columns: Mapping[str, str], where: str, row: Mapping[str, Any])
     Raises:
         DataError: it is no conversation that can be trained on.
     """
-    messages = _MAKERS[form_of(columns, where, row)](columns["messages"], where, row)
+    form = form_of(columns, where, row)
+    if form == "messages":
+        messages = _listed(f"{where}: {columns[form]}", row[columns[form]])
+    else:
+        messages = _MAKERS[form](where, row)
     _check_order(where, messages)
     return messages
 
 
-def _from_messages(column: str, where: str, row: Mapping[str, Any]) -> list[Message]:
-    return _listed(f"{where}: {column}", row[column], column)
+def _from_conversations(where: str, row: Mapping[str, Any]) -> list[Message]:
+    return _with_system(where, row, _listed(f"{where}: conversations", row["conversations"]))
 
 
-def _from_conversations(column: str, where: str, row: Mapping[str, Any]) -> list[Message]:
-    messages = _listed(f"{where}: conversations", row["conversations"], "conversations")
-    return _with_system(where, row, messages)
-
-
-def _from_prompt(column: str, where: str, row: Mapping[str, Any]) -> list[Message]:
+def _from_prompt(where: str, row: Mapping[str, Any]) -> list[Message]:
     prompt, completion = row["prompt"], row["completion"]
     if isinstance(prompt, list) and isinstance(completion, list):
-        first = _listed(f"{where}: prompt", prompt, "prompt")
-        return [*first, *_listed(f"{where}: completion", completion, "completion")]
+        return [*_listed(f"{where}: prompt", prompt), *_listed(f"{where}: completion", completion)]
     turns = (("user", "prompt"), ("assistant", "completion"))
     return _with_system(
         where, row, [{"role": role, "content": _text(f"{where}: {key}", row[key])} for role, key in turns]
     )
 
 
-def _from_instruction(column: str, where: str, row: Mapping[str, Any]) -> list[Message]:
+def _from_instruction(where: str, row: Mapping[str, Any]) -> list[Message]:
     question = _text(f"{where}: instruction", row["instruction"])
     if row.get("input") not in (None, ""):
         question += "\n\n" + _text(f"{where}: input", row["input"])
@@ -109,8 +107,7 @@ def _from_instruction(column: str, where: str, row: Mapping[str, Any]) -> list[M
     return _with_system(where, row, [{"role": "user", "content": question}, {"role": "assistant", "content": answer}])
 
 
-_MAKERS: Final[Mapping[str, Callable[[str, str, Mapping[str, Any]], list[Message]]]] = {
-    "messages": _from_messages,
+_MAKERS: Final[Mapping[str, Callable[[str, Mapping[str, Any]], list[Message]]]] = {
     "conversations": _from_conversations,
     "prompt and completion": _from_prompt,
     "instruction and output": _from_instruction,
@@ -124,7 +121,7 @@ def _with_system(where: str, row: Mapping[str, Any], messages: list[Message]) ->
     return [{"role": "system", "content": _text(f"{where}: system", row["system"])}, *messages]
 
 
-def _listed(where: str, value: Any, column: str) -> list[Message]:
+def _listed(where: str, value: Any) -> list[Message]:
     if not isinstance(value, list):
         raise DataError(f"{where}: expected a list of messages, found {name_of(value)}; such as {EXAMPLE}")
     if not value:
@@ -187,11 +184,7 @@ def _text(where: str, value: Any, *, may_be_empty: bool = False) -> str:
         raise DataError(f"{where}: expected text, found {name_of(value)}; such as {EXAMPLE}")
     if not may_be_empty and (not value or value.isspace()):
         raise DataError(f"{where}: is empty; every message needs text: fill it in, or take the conversation out")
-    try:
-        value.isascii() or value.encode()
-    except UnicodeEncodeError:  # "\ud800" is valid JSON and no character
-        raise DataError(f"{where}: half of a surrogate pair, which is no character") from None
-    return value
+    return whole_characters(where, value)
 
 
 def _part(where: str, part: Any) -> str:

@@ -3,7 +3,6 @@ time, in the data loader's workers."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, ClassVar, Final
 
 from hf_memkit.errors import DataError, InputError, MissingPackageError
 from hf_memkit.models import ModelFacts, hub_reachable, quiet_transformers
-from hf_memkit.recipe.sources import HubData, kept, load_hub, source_of, stamps
+from hf_memkit.recipe.sources import HubData, kept, source_of, stamps
 from hf_memkit.recipe.tasks.image_files import (
     EXAMPLE,
     LOCAL_FORM,
@@ -20,8 +19,8 @@ from hf_memkit.recipe.tasks.image_files import (
     list_images,
     split_folders,
 )
-from hf_memkit.recipe.tasks.media import column_of, loader_arguments, whole_config
-from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
+from hf_memkit.recipe.tasks.media import checksum, hub_rows, loader_arguments, whole_config
+from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task, label_values
 from hf_memkit.recipe.text_readers import in_one_line
 from hf_memkit.setup import Setup
 
@@ -80,7 +79,7 @@ class _ImageClassification(Task):
         """(rows, labels, what a person reads, whether they bring a held-out part)."""
         if importlib.util.find_spec("PIL") is None:
             raise MissingPackageError("images need pillow, which is missing; run: pip install 'hf-memkit[vision]'")
-        source = source_of(setup)
+        source = source_of(setup, any_ending=True)
         if source is None:
             return *_made_up(), False
         if isinstance(source, HubData):
@@ -93,18 +92,17 @@ class _ImageClassification(Task):
         train, held_out = _split(rows, own, float(setup["data.held_out"]))
         processor, why = _image_processor(setup)
         say(f"Image processor: {why}")
-        facts = {"labels": list(labels), "images": len(rows)}
-        return Examples(train, held_out, processor, _checksum(train, labels), facts)
+        return Examples(
+            train,
+            held_out,
+            processor,
+            checksum(train, "image", "label", repr(tuple(labels))),
+            {"labels": list(labels)},
+        )
 
     def model_values(self, setup: Setup, examples: Examples) -> dict[str, Any]:
-        labels = examples.facts["labels"]
-        return {
-            "num_labels": len(labels),
-            "id2label": dict(enumerate(labels)),
-            "label2id": {label: number for number, label in enumerate(labels)},
-            # A head for other labels is replaced, not refused.
-            "ignore_mismatched_sizes": True,
-        }
+        # A head for other labels is replaced, not refused.
+        return {**label_values(examples), "ignore_mismatched_sizes": True}
 
     def trainer_options(self, setup: Setup, examples: Examples) -> dict[str, Any]:
         import torch
@@ -171,27 +169,17 @@ def _from_files(path: Path, columns: Mapping[str, str]) -> tuple[Any, tuple[str,
     """(rows, labels, what a person reads, whether they bring a held-out part)."""
     found = list_images(path, columns)
     arguments = {"files": found.files, "labels": found.labels, "stamps": stamps(file.path for file in found.files)}
-    return kept(image_rows, _features(found.labels), arguments, found.source), found.labels, found.source, (
-        found.has_held_out
-    )  # fmt: skip
+    rows = kept(image_rows, _features(found.labels), arguments, found.source)
+    return rows, found.labels, found.source, found.has_held_out
 
 
 def _from_hub(wanted: HubData, columns: Mapping[str, str]) -> tuple[Any, tuple[str, ...], str]:
     import datasets
 
-    rows = load_hub(wanted, LOCAL_FORM)
-    image = column_of(wanted.name, rows.column_names, (columns["image"],), "a column of images")
-    label = column_of(wanted.name, rows.column_names, (columns["label"],), "a column of labels")
-    if not isinstance(rows.features[image], datasets.Image):
-        raise DataError(f"{wanted.name}: column {image!r}: expected images, found {rows.features[image]}")
-    rows = rows.select_columns([image, label]).cast_column(image, datasets.Image(decode=False))
-    if not isinstance(rows.features[label], datasets.ClassLabel):
-        rows = rows.class_encode_column(label)
-    labels = tuple(rows.features[label].names)
-    if image != "image":
-        rows = rows.rename_column(image, "image")
-    if label != "label":
-        rows = rows.rename_column(label, "label")
+    rows = hub_rows(wanted, columns, datasets.Image, {"image": "images", "label": "labels"}, LOCAL_FORM)
+    if not isinstance(rows.features["label"], datasets.ClassLabel):
+        rows = rows.class_encode_column("label")
+    labels = tuple(rows.features["label"].names)
     without = sum(number is None or number < 0 for number in rows["label"])
     if without:
         raise DataError(
@@ -236,15 +224,6 @@ def _split(rows: Any, own: bool, share: float) -> tuple[Any, Any]:
     # Before rows are chosen: afterwards `datasets` would write all of them anew.
     rows = rows.add_column("augment", [number not in without for number in range(len(rows))])
     return rows.select(train), rows.select(held_out)
-
-
-def _checksum(train: Any, labels: Any) -> str:
-    digest = hashlib.sha256(repr(tuple(labels)).encode())
-    contents = "sha256" if "sha256" in train.column_names else None
-    for row in train.select_columns([contents or "image", "label"]):
-        image = row[contents] if contents else hashlib.sha256(row["image"]["bytes"] or row["image"]["path"].encode())
-        digest.update(f"{image if contents else image.hexdigest()} {row['label']}\n".encode())
-    return digest.hexdigest()
 
 
 def _image_processor(setup: Setup) -> tuple[Any, str]:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from hf_memkit.errors import DataError
-from hf_memkit.recipe.table_rows import TABLE_SUFFIXES, find_tables, read_rows
-from hf_memkit.recipe.tasks.media import checked, column_of, files_in, told_at_once
+from hf_memkit.recipe.tables import find_tables, read_rows
+from hf_memkit.recipe.tasks.media import checked, column_of, files_in, only_table, told_at_once
 from hf_memkit.recipe.text_readers import in_one_line, name_of
 
 __all__ = [
@@ -72,13 +72,8 @@ def list_images(path: Path, columns: Mapping[str, str]) -> ImageFiles:
         if path.suffix.lower() in SUFFIXES:
             raise DataError(f"{path}: is one image; expected {LOCAL_FORM}, such as {EXAMPLE}")
         return _from_table(path, columns)
-    _, files = files_in(path)
-    tables = [file for file in files if file.suffix.lower() in TABLE_SUFFIXES]
-    if len(tables) > 1:
-        raise DataError(f"{path}: {len(tables)} tables ({tables[0].name}, {tables[1].name} …); name one with --data")
-    if tables:
-        return _from_table(tables[0], columns)
-    return _from_folders(path)
+    table = only_table(path, files_in(path)[1])
+    return _from_folders(path) if table is None else _from_table(table, columns)
 
 
 def check_image(file: ImageFile) -> str:

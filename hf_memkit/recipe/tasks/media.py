@@ -7,6 +7,7 @@ which knows them by path, size and time of change, so that a second run checks n
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,9 +15,21 @@ from pathlib import Path
 from typing import Any, Final
 
 from hf_memkit.errors import DataError, did_you_mean
+from hf_memkit.recipe.sources import HubData, load_hub
+from hf_memkit.recipe.tables import TABLE_SUFFIXES
 from hf_memkit.recipe.tasks.task import Settings
 
-__all__ = ["checked", "column_of", "files_in", "loader_arguments", "told_at_once", "whole_config"]
+__all__ = [
+    "checked",
+    "checksum",
+    "column_of",
+    "files_in",
+    "hub_rows",
+    "loader_arguments",
+    "only_table",
+    "told_at_once",
+    "whole_config",
+]
 
 _TOLD: Final = 5
 """Bad files that a message names; it counts the rest."""
@@ -37,6 +50,56 @@ def column_of(where: str, columns: Iterable[str], names: Sequence[str], example:
     listed = ", ".join(map(repr, there)) or "none"
     hint = did_you_mean(names[0], there)
     raise DataError(f"{where}: no column {names[0]!r}; columns here: {listed}{hint}; expected {example}")
+
+
+def hub_rows(wanted: HubData, columns: Mapping[str, str], kind: Any, roles: Mapping[str, str], local_form: str) -> Any:
+    """The data set's rows, with two columns that are named by their roles; nothing is decoded.
+
+    Args:
+        wanted: the data set.
+        columns: role → the name of its column there.
+        kind: `datasets.Image` or `datasets.Audio`, which the first column must be.
+        roles: role → what it holds, for messages.
+        local_form: what `--data` may be besides.
+
+    Raises:
+        DataError: it cannot be had, or lacks a column.
+    """
+    rows = load_hub(wanted, local_form)
+    names = [
+        column_of(wanted.name, rows.column_names, (columns[role],), f"a column of {what}")
+        for role, what in roles.items()
+    ]
+    if not isinstance(rows.features[names[0]], kind):
+        what = next(iter(roles.values()))
+        raise DataError(f"{wanted.name}: column {names[0]!r}: expected {what}, found {rows.features[names[0]]}")
+    rows = rows.select_columns(names).cast_column(names[0], kind(decode=False))
+    return rows.rename_columns({name: role for name, role in zip(names, roles, strict=True) if name != role})
+
+
+def checksum(rows: Any, media: str, beside: str, start: str = "") -> str:
+    """SHA-256 of the files' contents, each with what the column `beside` says of it. Files that are not here, or were
+    not checked, count by their bytes or names."""
+    digest = hashlib.sha256(start.encode())
+    own = "sha256" in rows.column_names
+    for row in rows.select_columns(["sha256" if own else media, beside]):
+        if not own:
+            content = row[media]["bytes"] or row[media]["path"].encode()
+        name = row["sha256"] if own else hashlib.sha256(content).hexdigest()
+        digest.update(f"{name} {row[beside]}\n".encode())
+    return digest.hexdigest()
+
+
+def only_table(folder: Path, files: Iterable[Path]) -> Path | None:
+    """The table among the files of a folder, if there is one.
+
+    Raises:
+        DataError: there are several.
+    """
+    tables = [file for file in files if file.suffix.lower() in TABLE_SUFFIXES]
+    if len(tables) > 1:
+        raise DataError(f"{folder}: {len(tables)} tables ({tables[0].name}, {tables[1].name} …); name one with --data")
+    return tables[0] if tables else None
 
 
 def files_in(folder: Path) -> tuple[list[Path], list[Path]]:

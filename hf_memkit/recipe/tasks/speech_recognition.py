@@ -3,17 +3,16 @@ a time, in the data loader's workers."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from hf_memkit.errors import DataError, InputError
 from hf_memkit.models import ModelFacts, hub_reachable, quiet_transformers
-from hf_memkit.recipe.sources import HubData, kept, load_hub, source_of, stamps
+from hf_memkit.recipe.sources import HubData, kept, source_of, stamps
 from hf_memkit.recipe.tables import hold_out
 from hf_memkit.recipe.tasks.audio_files import EXAMPLE, LOCAL_FORM, audio_columns, audio_rows, list_audio, text_columns
-from hf_memkit.recipe.tasks.media import column_of, loader_arguments, told_at_once, whole_config
+from hf_memkit.recipe.tasks.media import checksum, hub_rows, loader_arguments, told_at_once, whole_config
 from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
 from hf_memkit.recipe.text_readers import in_one_line
 from hf_memkit.setup import Setup
@@ -76,7 +75,7 @@ class _SpeechRecognition(Task):
 
     def read(self, setup: Setup, longest_s: float = _HEARD_S) -> tuple[Any, str]:
         """(rows, what a person reads)."""
-        source = source_of(setup)
+        source = source_of(setup, any_ending=True)
         if source is None:
             return _made_up()
         if isinstance(source, HubData):
@@ -90,16 +89,15 @@ class _SpeechRecognition(Task):
         say(f"Feature extractor: {heard}")
         tokenizer, why, is_own = _tokenizer(setup, rows)
         say(f"Tokenizer: {why}")
-        rows, left_out = _short_enough(rows, tokenizer, int(setup["data.sequence_length"]), told)
+        rows, left_out = _short_enough(rows, tokenizer, int(setup["data.sequence_length"]))
         if left_out:
             say(f"Left out: {left_out} transcripts of more than {setup['data.sequence_length']} tokens")
         train, held_out = hold_out(rows, float(setup["data.held_out"]))
-        facts = {"files": len(rows), "own_tokenizer": is_own}
         with quiet_transformers():
             from transformers import WhisperProcessor
 
             processor = WhisperProcessor(extractor, tokenizer)
-        return Examples(train, held_out, processor, _checksum(train), facts)
+        return Examples(train, held_out, processor, checksum(train, "audio", "text"), {"own_tokenizer": is_own})
 
     def model_values(self, setup: Setup, examples: Examples) -> dict[str, Any]:
         from hf_memkit.recipe.tasks.whisper_tokenizer import token_values
@@ -166,14 +164,8 @@ def _from_hub(wanted: HubData, columns: Mapping[str, str], longest_s: float) -> 
 
     from hf_memkit.components.speech_batches_sound import SoundError, seconds_of
 
-    rows = load_hub(wanted, LOCAL_FORM)
-    audio = column_of(wanted.name, rows.column_names, (columns["audio"],), "a column of sound")
-    text = column_of(wanted.name, rows.column_names, (columns["text"],), "a column of transcripts")
-    if not isinstance(rows.features[audio], datasets.Audio):
-        raise DataError(f"{wanted.name}: column {audio!r}: expected sound, found {rows.features[audio]}")
-    rows = rows.select_columns([audio, text]).cast_column(audio, datasets.Audio(decode=False))
-    for have, want in ((audio, "audio"), (text, "text")):
-        rows = rows.rename_column(have, want) if have != want else rows
+    rows = hub_rows(wanted, columns, datasets.Audio, {"audio": "sound", "text": "transcripts"}, LOCAL_FORM)
+    text = columns["text"]
     usable: list[int] = []
     for number, row in enumerate(rows):
         where = f"{wanted.name}: row {number + 1}"
@@ -250,7 +242,7 @@ def _tokenizer(setup: Setup, rows: Any) -> tuple[Any, str, bool]:
     return trained, f"byte-level BPE of {len(trained)} entries, trained here on the transcripts; {why}", False
 
 
-def _short_enough(rows: Any, tokenizer: Any, longest: int, source: str) -> tuple[Any, int]:
+def _short_enough(rows: Any, tokenizer: Any, longest: int) -> tuple[Any, int]:
     """(rows whose labels fit, how many do not). Local files are the user's to cut: there that is a mistake.
 
     Raises:
@@ -275,15 +267,6 @@ def _short_enough(rows: Any, tokenizer: Any, longest: int, source: str) -> tuple
         len(rows),
         "transcripts are too long",
     )
-
-
-def _checksum(train: Any) -> str:
-    digest = hashlib.sha256()
-    own = "sha256" in train.column_names
-    for row in train.select_columns(["sha256" if own else "audio", "text"]):
-        content = row["sha256"] if own else hashlib.sha256(row["audio"]["bytes"] or row["audio"]["path"].encode())
-        digest.update(f"{content if own else content.hexdigest()} {row['text']}\n".encode())
-    return digest.hexdigest()
 
 
 TASK = _SpeechRecognition()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hf_memkit.recipe.schema import Data
     from hf_memkit.recipe.tokenizer import Framing
 
-__all__ = ["Examples", "Say", "Settings", "Task"]
+__all__ = ["Examples", "Say", "Settings", "Task", "label_values"]
 
 Say = Callable[[str], None]
 
@@ -49,6 +49,13 @@ class Examples:
     processing_class: Any
     checksum: str
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def label_values(examples: Examples) -> dict[str, Any]:
+    """Config values of a model that tells classes apart, `examples.facts["labels"]`."""
+    labels = examples.facts["labels"]
+    numbers = {label: number for number, label in enumerate(labels)}
+    return {"num_labels": len(labels), "id2label": dict(enumerate(labels)), "label2id": numbers}
 
 
 class Task(ABC):
@@ -110,11 +117,6 @@ class Task(ABC):
         """The setup, of a run or of its rehearsal, with what follows from its other settings. The user's own come
         after."""
         return setup
-
-    def reader(self) -> Any:
-        """What reads the rows of one table (`hf_memkit.recipe.tables.RowTask`): a new one for each where a row must
-        agree with those before it."""
-        return self
 
     @abstractmethod
     def read(self, setup: Setup) -> Any:

@@ -54,17 +54,14 @@ class _LanguageModeling(Task):
         packed = pack(
             documents, chosen.tokenizer, sequence_length=data["sequence_length"], holdout_fraction=data["held_out"]
         )
-        facts = {"tokens": packed.tokens, "documents": packed.documents, "dropped_tokens": packed.dropped_tokens}
         checksum = hashlib.sha256(packed.train.array.tobytes()).hexdigest()
-        return Examples(packed.train, packed.held_out, chosen.tokenizer, checksum, facts)
+        return Examples(packed.train, packed.held_out, chosen.tokenizer, checksum)
 
     def told(self, setup: Setup, examples: Examples, steps: int, each_step: int) -> str:
-        from hf_memkit.recipe.packing import epochs
-
         return (
             f"Blocks: {len(examples.train)} of {setup['data.sequence_length']} tokens to train on, "
             f"{len(examples.held_out)} held out; {steps} steps of {each_step} read them "
-            f"{epochs(steps, each_step, examples.train):.1f} times"
+            f"{steps * each_step / len(examples.train):.1f} times"
         )
 
     def result(self, examples: Examples, evaluated: Any) -> dict[str, Any]:

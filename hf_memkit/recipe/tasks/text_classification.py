@@ -13,16 +13,18 @@ from functools import partial
 from typing import Any, ClassVar, Final
 
 from hf_memkit.errors import DataError
-from hf_memkit.recipe.tables import Table, cell, load_table
-from hf_memkit.recipe.tasks.label_names import OneKind, label_name
-from hf_memkit.recipe.tasks.made_up_texts import kinds_of_text
-from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
-from hf_memkit.recipe.tasks.token_rows import (
+from hf_memkit.recipe.tables import (
+    Table,
     as_tokens,
+    cell,
     checked_text,
     checksum,
+    load_table,
     tokenizer_for,
 )
+from hf_memkit.recipe.tasks.made_up_texts import kinds_of_text
+from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task, label_values
+from hf_memkit.recipe.text_readers import name_of
 from hf_memkit.recipe.tokenizer import Framing
 from hf_memkit.setup import Setup
 
@@ -41,10 +43,15 @@ class _Reader:
     def __init__(self, task: _TextClassification) -> None:
         self._task, self._labels = task, OneKind(task.example)
 
-    def row(self, columns: Mapping[str, str], where: str, row: Mapping[str, Any]) -> dict[str, Any]:
-        found = self._task.row(columns, where, row)
-        self._labels.add(cell(self._task, columns, "label", where, row), columns["label"], where)
-        return found
+    def __call__(self, columns: Mapping[str, str], where: str, row: Mapping[str, Any]) -> dict[str, Any]:
+        task, pair = self._task, None
+        if "text_pair" in row or "text_pair" in columns:
+            pair = checked_text(task, {"text_pair": "text_pair", **columns}, "text_pair", where, row)
+        text = checked_text(task, columns, "text", where, row)
+        label = cell(task, columns, "label", where, row)
+        name = label_name(label, columns["label"], where, task.example)
+        self._labels.add(label, columns["label"], where)
+        return {"text": text, "text_pair": pair, "label": name, "place": where}
 
 
 class _TextClassification(Task):
@@ -69,19 +76,6 @@ class _TextClassification(Task):
     def reader(self) -> _Reader:
         return _Reader(self)
 
-    def row(self, columns: Mapping[str, str], where: str, row: Mapping[str, Any]) -> dict[str, Any]:
-        second = "text_pair" if "text_pair" in row or "text_pair" in columns else None
-        pair = None
-        if second is not None:
-            names = columns if second in columns else {**columns, second: second}
-            pair = checked_text(self, names, second, where, row)
-        return {
-            "text": checked_text(self, columns, "text", where, row),
-            "text_pair": pair,
-            "label": label_name(cell(self, columns, "label", where, row), columns["label"], where, self.example),
-            "place": where,
-        }
-
     def features(self) -> Any:
         import datasets
 
@@ -97,6 +91,8 @@ class _TextClassification(Task):
         return table, _paired(table.rows), _classes(table.rows["label"][:], table.rows["place"], table.source)
 
     def prepare(self, setup: Setup, say: Say) -> Examples:
+        from hf_memkit.components.classification_metrics import last_of_each
+
         data = setup.section("data")
         table, paired, labels = self.read(setup)
         given: list[str] = table.rows["label"][:]
@@ -104,23 +100,15 @@ class _TextClassification(Task):
         texts = ("text", "text_pair") if paired else ("text",)
         tokenizer = tokenizer_for(setup, table, texts, self.framing(setup), say)
         length = int(data["sequence_length"])
-        rows = as_tokens(table.rows, partial(_encode, tokenizer, labels, paired, length))
-        full = _full(rows, length)
-        if full:
-            say(f"Cut: {full} of {len(rows)} texts fill all {length} tokens, and may go on beyond them")
-        held = _held_out(given, float(data["held_out"]))
+        encode = partial(_encode, tokenizer, labels, paired, length)
+        rows = as_tokens(table.rows, encode, {"input_ids": ("texts", length)}, say)
+        held = last_of_each(given, float(data["held_out"]))
         taken = set(held)
         train = rows.select([index for index in range(len(rows)) if index not in taken])
-        facts = {"labels": labels, "examples": len(rows), "full_texts": full, "counts": dict(Counter(given))}
-        return Examples(train, rows.select(held), tokenizer, checksum(train), facts)
+        return Examples(train, rows.select(held), tokenizer, checksum(train), {"labels": labels})
 
     def model_values(self, setup: Setup, examples: Examples) -> dict[str, Any]:
-        labels = examples.facts["labels"]
-        return {
-            "num_labels": len(labels),
-            "id2label": dict(enumerate(labels)),
-            "label2id": {label: number for number, label in enumerate(labels)},
-        }
+        return label_values(examples)
 
     def trainer_options(self, setup: Setup, examples: Examples) -> dict[str, Any]:
         from transformers import DataCollatorWithPadding
@@ -216,29 +204,62 @@ def _encode(
     return {**inputs, "labels": [labels.index(label) for label in rows["label"]]}
 
 
-def _full(rows: Any, length: int) -> int:
-    """Rows that fill the whole length."""
-    import pyarrow.compute as compute  # type: ignore[import-untyped, unused-ignore]
-
-    lengths = compute.list_value_length(rows.data.column("input_ids"))
-    return int(compute.sum(compute.equal(lengths, length)).as_py() or 0)
-
-
-def _held_out(given: Sequence[str], share: float) -> list[int]:
-    """The last `share` of each class, at least one example of it, in an order in which any first part has all classes
-    in about their shares."""
-    import numpy as np
-
-    by_class: dict[str, list[int]] = {}
-    for number, label in enumerate(given):
-        by_class.setdefault(label, []).append(number)
-    held = sorted(number for found in by_class.values() for number in found[-max(1, round(share * len(found))) :])
-    return [held[number] for number in np.random.default_rng(0).permutation(len(held))]
-
-
 def _listed(labels: Sequence[str]) -> str:
     more = f" and {len(labels) - _LISTED} more" if len(labels) > _LISTED else ""
     return ", ".join(label[:40] for label in labels[:_LISTED]) + more
 
 
 TASK = _TextClassification()
+
+
+def label_name(value: Any, column: str, where: str, example: str) -> str:
+    """The name of a class. A class may be a number, also one that a library has made 1.0 of.
+
+    Raises:
+        DataError: there is none, or something that is not one.
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int):
+        if value >= 0:
+            return str(value)
+        raise DataError(f"{where}: column {column!r}: {value} stands for no label; leave such rows out")
+    if not isinstance(value, str):
+        raise DataError(
+            f"{where}: column {column!r}: expected one class, a name or a whole number, found {name_of(value)}; "
+            f"such as {example}"
+        )
+    if not value.strip():
+        raise DataError(f"{where}: column {column!r}: empty; expected a class, such as {example}")
+    return value.strip()
+
+
+class OneKind:
+    """Sees to it that the labels of one table are all numbers or all names: `1` beside `"positive"` is a second way of
+    writing, and would be a class of its own. Text that is a number goes with both: in CSV all is text."""
+
+    def __init__(self, example: str) -> None:
+        self._example, self._first = example, ("", "", "")
+
+    def add(self, value: Any, column: str, where: str) -> None:
+        """Takes a label that `label_name` has taken.
+
+        Raises:
+            DataError: it is of the other kind than those before.
+        """
+        if isinstance(value, str):
+            kind = "" if value.strip().isdecimal() else "a name"
+        else:
+            kind = "true or false" if isinstance(value, bool) else "a number"
+        if not kind:
+            return
+        before, first, place = self._first
+        if not before:
+            self._first = kind, str(value), where
+        elif kind != before:
+            raise DataError(
+                f"{where}: column {column!r}: {str(value)[:40]!r} is {kind}, and {first[:40]!r} in {place} is "
+                f"{before}; write all labels in one way, such as {self._example}"
+            )

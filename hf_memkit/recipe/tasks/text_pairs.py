@@ -12,15 +12,18 @@ from functools import partial
 from typing import Any, ClassVar, Final
 
 from hf_memkit.errors import DataError
-from hf_memkit.recipe.tables import Table, hold_out, load_table
-from hf_memkit.recipe.tasks.made_up_texts import summaries
-from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
-from hf_memkit.recipe.tasks.token_rows import (
+from hf_memkit.recipe.tables import (
+    Reader,
+    Table,
     as_tokens,
     checked_text,
     checksum,
+    hold_out,
+    load_table,
     tokenizer_for,
 )
+from hf_memkit.recipe.tasks.made_up_texts import summaries
+from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
 from hf_memkit.recipe.tokenizer import Framing
 from hf_memkit.setup import Setup
 
@@ -65,8 +68,10 @@ class _TextPairs(Task):
             "arguments.generation_max_length", target_length + 1, "a target, and the token that it begins with"
         )
 
-    def row(self, columns: Mapping[str, str], where: str, row: Mapping[str, Any]) -> dict[str, Any]:
-        return {role: checked_text(self, columns, role, where, row) for role in ("source", "target")}
+    def reader(self) -> Reader:
+        return lambda columns, where, row: {
+            role: checked_text(self, columns, role, where, row) for role in ("source", "target")
+        }
 
     def features(self) -> Any:
         import datasets
@@ -90,15 +95,9 @@ class _TextPairs(Task):
         length, target_length = _lengths(setup)
         # A closure would have to be hashed with all that it sees.
         encode = partial(_encode, tokenizer, data["prefix"], length, target_length)
-        rows = as_tokens(table.rows, encode)
-        sources, targets = (_longest(rows, name, limit) for name, limit in (("input_ids", length),
-                                                                            ("labels", target_length)))  # fmt: skip
-        for what, (count, limit) in (("sources", sources), ("targets", targets)):
-            if count:
-                say(f"Cut: {count} of {len(rows)} {what} fill all {limit} tokens, and may go on beyond them")
-        train, held_out = hold_out(rows, data["held_out"])
-        facts = {"pairs": len(rows), "full_sources": sources[0], "full_targets": targets[0]}
-        return Examples(train, held_out, tokenizer, checksum(train), facts)
+        limits = {"input_ids": ("sources", length), "labels": ("targets", target_length)}
+        train, held_out = hold_out(as_tokens(table.rows, encode, limits, say), data["held_out"])
+        return Examples(train, held_out, tokenizer, checksum(train))
 
     def trainer_options(self, setup: Setup, examples: Examples) -> dict[str, Any]:
         from transformers import DataCollatorForSeq2Seq
@@ -139,15 +138,6 @@ def _encode(
     sources = tokenizer([prefix + text for text in rows["source"]], truncation=True, max_length=length)
     targets = tokenizer(text_target=rows["target"], truncation=True, max_length=target_length)
     return {"input_ids": sources["input_ids"], "labels": targets["input_ids"]}
-
-
-def _longest(rows: Any, name: str, limit: int) -> tuple[int, int]:
-    """(how many rows fill the limit, the limit)."""
-    import pyarrow.compute as compute  # type: ignore[import-untyped, unused-ignore]
-
-    return int(
-        compute.sum(compute.equal(compute.list_value_length(rows.data.column(name)), limit)).as_py() or 0
-    ), limit
 
 
 TASK = _TextPairs()

@@ -7,16 +7,14 @@ alphabet. Of each class the last examples are held out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from datasets import Dataset
 from transformers import AutoModelForSequenceClassification, DataCollatorWithPadding, Trainer, TrainingArguments
 
 from hf_memkit import attach
-from hf_memkit.components.classification_metrics import accuracy_and_f1, likeliest_class
+from hf_memkit.components.classification_metrics import accuracy_and_f1, last_of_each, likeliest_class
 from hf_memkit.recipe.export.scripts.job import TrainingJob
 
 
@@ -24,16 +22,6 @@ def class_names(rows: Dataset, column: str) -> list[str]:
     """The class of each row: its name, where the data set has names, or what stands in the column."""
     names = getattr(rows.features[column], "names", None)
     return [names[value] if names else str(value) for value in rows[column]]
-
-
-def last_of_each(classes: Sequence[str], share: float) -> list[int]:
-    """The numbers of the last `share` of each class, in an order in which any first part has all classes in about
-    their shares."""
-    by_class: dict[str, list[int]] = {}
-    for number, name in enumerate(classes):
-        by_class.setdefault(name, []).append(number)
-    held = sorted(number for found in by_class.values() for number in found[-max(1, round(share * len(found))) :])
-    return [held[number] for number in np.random.default_rng(0).permutation(len(held))]
 
 
 def main() -> None:
