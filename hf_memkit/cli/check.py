@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -148,11 +149,57 @@ def _problems(
     from hf_memkit.checks import read_subject
 
     if file.kind == "recipe":
-        from hf_memkit.cli.check_recipe import recipe_problems
-
-        return recipe_problems(file, machine, gpus)
+        return _recipe_problems(file, machine, gpus)
     subject = read_subject(file, arguments, model=model, machine=machine, gpus=gpus, here=here)
     return apply_rules(subject)
+
+
+def _recipe_problems(file: File, machine: Machine | None, gpus: int | None) -> list[Problem]:
+    """All mistakes of a recipe; if the file itself has none, those of every variant's setup for the recipe's card.
+
+    `machine` is where it is meant to run; None leaves RAM and disk out.
+    """
+    from dataclasses import replace
+
+    from hf_memkit.checks import Problem, Subject
+    from hf_memkit.checks import check as apply_rules
+    from hf_memkit.errors import InputError, RecipeError
+    from hf_memkit.hardware import this_machine
+    from hf_memkit.recipe.schema import read_recipe
+    from hf_memkit.request import Request
+    from hf_memkit.resolve import resolve
+
+    try:
+        recipe = read_recipe(file.path)
+    except RecipeError as error:
+        return [_of_line(file, line) for line in error.problems]
+    found, here = list[Problem](), machine or this_machine()
+    for variant in recipe.variants:
+        try:
+            setup, _ = resolve(Request(variant=variant, gpus=gpus), recipe=recipe, here=here)
+        except InputError as error:
+            key, fix = f"variants.{variant}", "see `memkit recipe`"
+            found.append(Problem("recipe", "error", str(file.path), key, None, str(error), fix))
+            continue
+        subject = Subject.of_setup(setup)
+        subject = subject if machine else replace(subject, machine=None)
+        found += [
+            replace(problem, file=str(file.path), key=f"variants.{variant}: {problem.key}")
+            for problem in apply_rules(subject)
+        ]
+    return found
+
+
+def _of_line(file: File, line: str) -> Problem:
+    """A line of RecipeError, `FILE: KEY: [VALUE:] what is allowed`, as a problem."""
+    from hf_memkit.checks import Problem
+
+    _, _, rest = line.partition(f"{file.path}: ")
+    key, _, what = rest.partition(": ")
+    value: Any = file.content
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return Problem("recipe", "error", str(file.path), key, value, what, "write what is allowed there")
 
 
 def _facts(name: str | None) -> ModelFacts | None:

@@ -10,10 +10,9 @@ if TYPE_CHECKING:
     from hf_memkit.hardware import Gpu, Machine
     from hf_memkit.prediction import Prediction
     from hf_memkit.recipe.launch import Place
-    from hf_memkit.recipe.run import RecipeRun
+    from hf_memkit.recipe.output import RecipeRun
     from hf_memkit.recipe.schema import Recipe
     from hf_memkit.request import Request
-    from hf_memkit.setup import Setup
 
 __all__ = ["machine_here", "refuse_data", "rehearses", "request_of", "resolved_run", "usual_gpus"]
 
@@ -29,22 +28,12 @@ def request_of(options: RunOptions, recipe: Recipe, gpus: int | None = None, nod
     Raises:
         InputError: there is no such variant, model or card, or a value is wrong.
     """
-    from hf_memkit.hardware import described_gpu
-    from hf_memkit.recipe.resolve import refuse_wrong
-    from hf_memkit.recipe.settings import read_own
-    from hf_memkit.techniques.batch import split_batch
-    from hf_memkit.units import parse_size
+    from hf_memkit.recipe.settings import refuse_wrong
+    from hf_memkit.resolve import read_own
 
-    request = options.request
-    described_gpu(request.gpu, request.gpu_memory)
-    if request.ram:
-        parse_size(request.ram, "RAM")
     gpus, nodes = gpus or options.gpus or recipe.gpus, nodes or options.nodes or 1
-    own = read_own(recipe, options.setting)
-    request = replace(request, arguments=own, gpus=gpus, nodes=nodes)
+    request = read_own(replace(options.request, gpus=gpus, nodes=nodes), options.setting, recipe=recipe)
     refuse_wrong(recipe, request)
-    if gpus >= recipe.gpus:  # a rehearsal in fewer processes stands for as many as the recipe is for
-        split_batch(recipe.sequences_per_step, 1, gpus * nodes, own)
     return request
 
 
@@ -93,53 +82,34 @@ def resolved_run(
     Raises:
         DoesNotFitError: no variant fits, or the card that is described is more than the one that is here.
     """
+    from hf_memkit.errors import DoesNotFitError
     from hf_memkit.hardware import described_gpu
-    from hf_memkit.models import hub_reachable
-    from hf_memkit.recipe.choose import choose
+    from hf_memkit.recipe.choose import predicted
+    from hf_memkit.recipe.output import RecipeRun
     from hf_memkit.recipe.rehearse import rehearse
-    from hf_memkit.recipe.run import RecipeRun
-    from hf_memkit.units import parse_size
+    from hf_memkit.resolve import resolve
 
-    described = described_gpu(request.gpu, request.gpu_memory)
-    rehearsed_here = rehearses(options, here)
-    gpus = max(place.gpus, recipe.gpus) if rehearsed_here else place.gpus
+    rehearsed = rehearses(options, here)
+    gpus = max(place.gpus, recipe.gpus) if rehearsed else place.gpus
     request = replace(request, gpus=gpus, nodes=place.nodes)
-    machine = here.with_gpu(described) if described else here
-    machine = machine.with_ram(parse_size(request.ram)) if request.ram else machine
-    prediction = None
-    if options.no_trace or (rehearsed_here and not options.dry_run):
-        setup = _by_formula(recipe, machine, request, rehearses=rehearsed_here)
-    else:
-        setup, prediction = choose(recipe, machine, request, use_hub=hub_reachable())
-    job = RecipeRun(recipe.name, setup.preset, setup, gpus=place.gpus, nodes=place.nodes)
+    judge = None if options.no_trace or (rehearsed and not options.dry_run) else predicted
+    beforehand = judge is None and rehearsed
+    try:
+        setup, prediction = resolve(request, judge, recipe=recipe, here=here, stored=beforehand)
+    except DoesNotFitError:
+        if not beforehand:
+            raise
+        # A rehearsal needs next to nothing: what stands in the target's way is told.
+        first = replace(request, variant=next(iter(recipe.variants)))
+        setup, prediction = resolve(first, recipe=recipe, here=here)
+        why = "the recipe's first choice: here it is rehearsed only, and no variant's target would fit this machine"
+        setup = replace(setup, why=why)
+    described = described_gpu(request.gpu, request.gpu_memory)
     if here.gpu is not None and described is not None and not options.shown_only:
         _refuse_another_card(described, here.gpu)
-    if rehearsed_here:
-        rehearsed = rehearse(recipe, setup, gpus=place.gpus)
-        job = replace(job, setup=rehearsed.setup, target=setup, not_rehearsed=rehearsed.not_rehearsed)
-    return job, prediction
-
-
-def _by_formula(recipe: Recipe, machine: Machine, request: Request, *, rehearses: bool) -> Setup:
-    """Chosen by formula, or for a rehearsal by the recipe's stored predictions where they are of this very setup. A
-    rehearsal needs next to nothing: where this machine's RAM or disk hold no variant, the recipe's first choice is
-    rehearsed, and what stands in its way is told."""
-    from hf_memkit.errors import DoesNotFitError
-    from hf_memkit.models import hub_reachable
-    from hf_memkit.recipe.predictions import chosen_beforehand
-    from hf_memkit.recipe.resolve import resolve
-
-    try:
-        if rehearses and (found := chosen_beforehand(recipe, machine, request, use_hub=hub_reachable())):
-            return found
-        return resolve(recipe, machine, request, use_hub=hub_reachable())
-    except DoesNotFitError:
-        if not rehearses:
-            raise
-    first = replace(request, variant=next(iter(recipe.variants)))
-    setup = resolve(recipe, machine, first, use_hub=hub_reachable())
-    why = "the recipe's first choice: here it is rehearsed only, and no variant's target would fit this machine"
-    return replace(setup, why=why)
+    if rehearsed:
+        return rehearse(recipe, setup, gpus=place.gpus), prediction
+    return RecipeRun(recipe.name, setup.preset, setup, gpus=place.gpus, nodes=place.nodes), prediction
 
 
 def _refuse_another_card(described: Gpu, here: Gpu) -> None:

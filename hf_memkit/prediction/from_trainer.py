@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from hf_memkit.errors import InputError
 from hf_memkit.hardware import described_machine
 from hf_memkit.job import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH, Job
-from hf_memkit.own_arguments import of_trainer
+from hf_memkit.own_arguments import read_trainer
 from hf_memkit.prediction.defaults import TRAINER_DEFAULTS, LookedAt, default_setup, look_at, look_at_config
 from hf_memkit.prediction.predicting import predict
 from hf_memkit.prediction.user_batch import UserBatches, batches_of_example, batches_of_rows, signature_columns
@@ -94,7 +94,7 @@ def predict_trainer(
         given = _of_trainer(model, given)
     refuse_below_one(sequence_length=sequence_length, gpus=gpus, nodes=nodes)
     machine = described_machine(gpu, gpu_memory, ram, None)
-    fields, notes = of_trainer(given.args)
+    fields, notes = read_trainer(given.args)
     own = UserTraining(
         trainer_class=import_path(given.trainer_class, "trainer_class") if given.trainer_class is not None else None,
         metrics=given.metrics,

@@ -219,18 +219,15 @@ def _predicted(recipe: Recipe, name: str, variant: Variant, choice: str, card: G
         InputError: it cannot be predicted.
     """
     from hf_memkit.recipe.choose import choose, predicted
-    from hf_memkit.recipe.resolve import resolve
     from hf_memkit.request import Request
 
     machine = Machine(card, ram_bytes=_PLENTY, disk_free_bytes=_PLENTY, disk_path=".", cpu_count=16)
     request = Request(variant=name, gpus=recipe.gpus, output="run")
+    only = variant.model_copy(update={"checkpointing": [choice] if choice else []})
+    alone = recipe.model_copy(update={"variants": {name: only}})
+    judge = predicted if variant.solve_for is not None else None
     try:
-        setup = resolve(recipe, machine, request, use_hub=False, checkpointing=choice or None)
-        found = None
-        if variant.solve_for is not None:
-            only = variant.model_copy(update={"checkpointing": [choice] if choice else []})
-            alone = recipe.model_copy(update={"variants": {name: only}})
-            setup, found = choose(alone, machine, request, use_hub=False)
+        setup, found = choose(alone, machine, request, use_hub=False, judge=judge)
         if not card.bf16 and _computes_in_bf16(setup):
             return None
         found = found or predicted(setup)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,11 @@ from hf_memkit.memory.records import read_records
 from hf_memkit.recipe.baseline import label_frequency_loss
 from hf_memkit.recipe.environment import set_environment
 from hf_memkit.recipe.grouping import without_needless_grouping
-from hf_memkit.recipe.output import last_checkpoint, write_run
+from hf_memkit.recipe.output import RecipeRun, last_checkpoint, write_run
 from hf_memkit.recipe.prepare import first, prepare_data
 from hf_memkit.recipe.ranks import FOLDER_VARIABLE, Ranks
 from hf_memkit.recipe.swap import Swap, nvme_path
 from hf_memkit.recipe.tasks import Examples, task_of
-from hf_memkit.setup import Setting, Setup
 from hf_memkit.units import GB
 from hf_memkit.zero import ops
 from hf_memkit.zero.process_group import leave_process_group
@@ -37,69 +36,6 @@ if TYPE_CHECKING:
 __all__ = ["RecipeRun", "run"]
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class RecipeRun:
-    """One run of a recipe.
-
-    Attributes:
-        recipe, variant: names.
-        setup: what runs here.
-        target: the setup that this is the rehearsal of; None if this is the real thing.
-        not_rehearsed: what of the target does not run here, each with its reason.
-        gpus: processes on each machine, one card each.
-        nodes: machines.
-        prediction: of what runs here, in its JSON form, where there is one; it stands in the records beside what is
-            measured.
-    """
-
-    recipe: str
-    variant: str
-    setup: Setup
-    target: Setup | None = None
-    not_rehearsed: tuple[Setting, ...] = ()
-    gpus: int = 1
-    nodes: int = 1
-    prediction: Mapping[str, Any] | None = None
-
-    @property
-    def processes(self) -> int:
-        return self.gpus * self.nodes
-
-    @property
-    def output(self) -> str:
-        return str(self.setup["arguments.output_dir"])
-
-    @property
-    def is_rehearsal(self) -> bool:
-        return self.target is not None
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "recipe": self.recipe,
-            "variant": self.variant,
-            "rehearsal": self.is_rehearsal,
-            "gpus": self.gpus,
-            "nodes": self.nodes,
-            "setup": self.setup.to_json(),
-            "target": self.target.to_json() if self.target else None,
-            "not_rehearsed": [setting.to_json() for setting in self.not_rehearsed],
-            "prediction": self.prediction,
-        }
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> RecipeRun:
-        return cls(
-            recipe=content["recipe"],
-            variant=content["variant"],
-            setup=Setup.from_json(content["setup"]),
-            target=Setup.from_json(content["target"]) if content["target"] else None,
-            not_rehearsed=tuple(Setting(**setting) for setting in content["not_rehearsed"]),
-            gpus=content.get("gpus", 1),
-            nodes=content.get("nodes", 1),
-            prediction=content.get("prediction"),
-        )
 
 
 def run(
