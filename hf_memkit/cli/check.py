@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hf_memkit.hardware import Machine
     from hf_memkit.models import ModelFacts
 
-__all__ = ["EXAMPLES", "FailOn", "OutputFormat", "check", "run_check"]
+__all__ = ["EXAMPLES", "FailOn", "OutputFormat", "check"]
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -64,27 +64,6 @@ def check(
     fail_on: FailOn = "error",
     output_format: OutputFormat = None,
     as_json: Json = False,
-) -> int:
-    """Known mistakes, before any model is loaded."""
-    return run_check(
-        files, args=args, model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus, nvme_path=nvme_path,
-        fail_on=fail_on, output_format=output_format, as_json=as_json,
-    )  # fmt: skip
-
-
-def run_check(
-    files: list[str],
-    *,
-    args: str | None,
-    model: str | None,
-    gpu: str | None,
-    gpu_memory: str | None,
-    ram: str | None,
-    gpus: int | None,
-    nvme_path: str | None,
-    fail_on: str,
-    output_format: str | None,
-    as_json: bool,
 ) -> int:
     """Prints every problem of every file. Returns 1 if one is at least as bad as `fail_on`, and otherwise 0.
 

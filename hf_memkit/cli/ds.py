@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hf_memkit.cli.check import FailOn, OutputFormat, run_check
+from hf_memkit.cli.check import FailOn, OutputFormat, check
 from hf_memkit.cli.options import Gpu, GpuMemory, Gpus, Json, Nodes, NvmePath, Ram
 from hf_memkit.request import Request
 
@@ -157,7 +157,7 @@ def check_file(
     output_format: OutputFormat = None,
     as_json: Json = False,
 ) -> int:
-    return run_check(
+    return check(
         [file], args=args, model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus, nvme_path=nvme_path,
         fail_on=fail_on, output_format=output_format, as_json=as_json,
     )  # fmt: skip

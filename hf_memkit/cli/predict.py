@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from hf_memkit.cli.options import Args, Gpu, GpuMemory, Json, Nodes, Ram, SequenceLength, Set, Short, Technique
+from hf_memkit.cli.options import (
+    Args,
+    Gpu,
+    GpuMemory,
+    Json,
+    Nodes,
+    Ram,
+    SequenceLength,
+    Set,
+    Short,
+    Technique,
+    show_what_can_be_shown,
+)
 from hf_memkit.errors import InputError, SettingError
 from hf_memkit.request import Request
 
@@ -75,10 +86,7 @@ def predict(
 
     if short and as_json:
         raise InputError("--short, --json: give one of them; --json has everything")
-    for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a bar gets a question mark, not an error.
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
+    show_what_can_be_shown()
     request = Request(
         recipe=recipe, variant=variant, model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus, nodes=nodes,
         sequence_length=sequence_length, trust_remote_code=trust_remote_code,

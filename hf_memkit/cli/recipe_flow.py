@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hf_memkit.cli.recipe_options import RunOptions
     from hf_memkit.prediction import Prediction
     from hf_memkit.recipe.launch import Place
-    from hf_memkit.recipe.run import RecipeRun
+    from hf_memkit.recipe.output import RecipeRun
     from hf_memkit.recipe.schema import Recipe
     from hf_memkit.setup import Setup
 
@@ -57,7 +57,6 @@ def _here(options: RunOptions, ranks: Ranks) -> int:
     from hf_memkit.cli import render
     from hf_memkit.hardware import use_one_card
     from hf_memkit.recipe.launch import launch
-    from hf_memkit.recipe.mistakes import mistakes_of_run
     from hf_memkit.recipe.output import refuse_used
     from hf_memkit.recipe.schema import load_recipe
 
@@ -96,6 +95,7 @@ def _here(options: RunOptions, ranks: Ranks) -> int:
         return _show(options, recipe, job, prediction)
     if options.export is not None:
         from hf_memkit.recipe.export import export_script, start_command
+        from hf_memkit.recipe.run import mistakes_of_run
 
         for problem in job.setup.problems:
             render.say_to_stderr(f"memkit: warning: the script is for another machine: this one {problem}")
@@ -115,7 +115,7 @@ def _show(options: RunOptions, recipe: Recipe, job: RecipeRun, prediction: Predi
     from hf_memkit.cli import render
     from hf_memkit.cli.predict_next import next_variant
     from hf_memkit.recipe.choose import predicted
-    from hf_memkit.recipe.mistakes import mistakes_of_target
+    from hf_memkit.recipe.run import mistakes_of_target
 
     target = job.target or job.setup
     trace, mistakes = not options.no_trace, mistakes_of_target(target)
@@ -182,7 +182,7 @@ def _with_prediction(
 def _as_rank(options: RunOptions, ranks: Ranks) -> int:
     """One of the processes that a launcher has started: rank 0 decides what runs, and speaks for all."""
     from hf_memkit.cli import render
-    from hf_memkit.recipe.run import RecipeRun
+    from hf_memkit.recipe.output import RecipeRun
     from hf_memkit.recipe.schema import load_recipe
 
     place = options.place(ranks)
@@ -238,8 +238,7 @@ def _refuse_with_resume(options: RunOptions) -> None:
 
 def _earlier_run(options: RunOptions) -> tuple[RecipeRun, dict[str, Any]]:
     """The run that `--resume` means, with the settings it was started with."""
-    from hf_memkit.recipe.output import unfinished_run
-    from hf_memkit.recipe.run import RecipeRun
+    from hf_memkit.recipe.output import RecipeRun, unfinished_run
     from hf_memkit.recipe.schema import load_recipe
 
     request = options.request
@@ -271,7 +270,7 @@ def _refuse_used(job: RecipeRun, *, overwrite: bool) -> None:
 
 def _refuse_mistakes(job: RecipeRun) -> None:
     from hf_memkit.cli import render
-    from hf_memkit.recipe.mistakes import mistakes_of_run
+    from hf_memkit.recipe.run import mistakes_of_run
 
     found = mistakes_of_run(job)
     if mistakes := [str(problem) for problem in found if problem.refuses]:

@@ -21,8 +21,7 @@ from hf_memkit.own_arguments import read_trainer
 from hf_memkit.prediction.defaults import TRAINER_DEFAULTS, LookedAt, default_setup, look_at, look_at_config
 from hf_memkit.prediction.predicting import predict
 from hf_memkit.prediction.user_batch import UserBatches, batches_of_example, batches_of_rows, signature_columns
-from hf_memkit.prediction.user_module import write_module
-from hf_memkit.prediction.user_training import UserTraining, import_path
+from hf_memkit.prediction.user_training import UserTraining, import_path, write_module
 from hf_memkit.request import refuse_below_one, refuse_too_long
 from hf_memkit.setup import Setup
 

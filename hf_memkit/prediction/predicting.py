@@ -21,7 +21,6 @@ from hf_memkit.ledger import Ledger
 from hf_memkit.models import without_collections
 from hf_memkit.prediction.allocator_settings import AllocatorSettings, parse_settings
 from hf_memkit.prediction.capacity import reserved_interval, smallest_cap
-from hf_memkit.prediction.confidence import Confidence, Level
 from hf_memkit.prediction.defaults import refuse_precision
 from hf_memkit.prediction.prediction import Prediction, with_rest
 from hf_memkit.prediction.replay import replay
@@ -30,6 +29,7 @@ from hf_memkit.prediction.trace import Trace
 from hf_memkit.prediction.trace_edit import ExtraAllocation, edited
 from hf_memkit.prediction.trace_request import Device, TraceRequest
 from hf_memkit.prediction.user_training import UserTraining
+from hf_memkit.prediction.verdict import Confidence, Level
 from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.request import refuse_below_one
 from hf_memkit.setup import Setup

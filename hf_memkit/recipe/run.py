@@ -1,41 +1,59 @@
 """Runs a setup: data → blocks → model → Trainer with the memory report → evaluation, trained model, run file.
 
-Nothing is written before the data has been read and found good.
+Nothing is written before the rules of `hf_memkit.checks` and the data have been applied and found good; folders are
+tried by `hf_memkit.recipe.swap`.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from hf_memkit import train
 from hf_memkit._version import __version__
+from hf_memkit.checks import Problem, Subject, check
 from hf_memkit.errors import InputError, RunError
 from hf_memkit.memory.records import read_records
-from hf_memkit.recipe.baseline import label_frequency_loss
 from hf_memkit.recipe.environment import set_environment
-from hf_memkit.recipe.grouping import without_needless_grouping
 from hf_memkit.recipe.output import RecipeRun, last_checkpoint, write_run
-from hf_memkit.recipe.prepare import first, prepare_data
+from hf_memkit.recipe.prepare import first, prepare_data, without_needless_grouping
 from hf_memkit.recipe.ranks import FOLDER_VARIABLE, Ranks
 from hf_memkit.recipe.swap import Swap, nvme_path
 from hf_memkit.recipe.tasks import Examples, task_of
+from hf_memkit.setup import Setup
 from hf_memkit.units import GB
 from hf_memkit.zero import ops
 from hf_memkit.zero.process_group import leave_process_group
 
 if TYPE_CHECKING:
+    import torch
     from transformers import Trainer
 
     from hf_memkit.callback.oom_note import OomNote
 
-__all__ = ["RecipeRun", "run"]
+__all__ = ["RecipeRun", "mistakes_of_run", "mistakes_of_target", "run"]
 
 Say = Callable[[str], None]
+
+
+_IN_THE_SETUP = ("card-too-small", "ram-too-small", "disk-too-small")
+"""The setup's own problems say these, with activations and processes added to what DeepSpeed holds."""
+
+
+def mistakes_of_run(job: RecipeRun) -> list[Problem]:
+    """Known mistakes in what runs here. Of a run that goes on, only its settings are known."""
+    if job.setup.job is not None and not job.is_rehearsal:
+        return mistakes_of_target(job.setup)
+    return check(Subject(job.setup.get("deepspeed.config"), job.setup.arguments, gpus=job.gpus, nodes=job.nodes))
+
+
+def mistakes_of_target(setup: Setup) -> list[Problem]:
+    """Known mistakes in the setup for the card in question, which need not be here."""
+    return [problem for problem in check(setup) if problem.rule not in _IN_THE_SETUP]
 
 
 def run(
@@ -235,7 +253,7 @@ def _result(job: RecipeRun, trainer: Trainer, examples: Examples) -> dict[str, A
         "steps": trainer.state.global_step,
         "held_out_loss_before": before,
         "held_out_loss": after,
-        "label_frequency_loss": label_frequency_loss(trainer) if compared else None,
+        "label_frequency_loss": _label_frequency_loss(trainer) if compared else None,
         **of_data,
         "metrics": _last_metrics(trainer),
         "engine": type(trainer.model_wrapped).__name__,
@@ -252,3 +270,36 @@ def _last_metrics(trainer: Trainer) -> dict[str, float]:
     last: dict[str, Any] = next((each for each in reversed(trainer.state.log_history) if "eval_loss" in each), {})
     named = {key.removeprefix("eval_"): value for key, value in last.items() if key.startswith("eval_")}
     return {key: float(value) for key, value in named.items() if key not in timing}
+
+
+_BATCHES: Final = 500
+"""Of training examples: their labels' frequencies are known well enough from so many."""
+
+
+def _label_frequency_loss(trainer: Trainer) -> float | None:
+    """The held-out loss, in nats a label, of always answering with the training labels' frequencies.
+
+    With n(v) the number of training labels v, N their sum, and V labels in all, the answer gives each label the
+    probability (n(v) + 1) / (N + V). None where the examples are split among several processes.
+    """
+    import torch
+
+    if trainer.args.world_size > 1:
+        return None
+    trained, held_out = (
+        torch.bincount(torch.cat(list(_labels(trainer.get_eval_dataloader(rows)))))
+        for rows in (trainer.train_dataset, trainer.eval_dataset)
+    )
+    labels = max(len(trained), len(held_out))
+    n, seen = (torch.nn.functional.pad(counts, (0, labels - len(counts))).double() for counts in (trained, held_out))
+    nats = -((n + 1) / (n.sum() + labels)).log()
+    return float((seen * nats).sum() / seen.sum())
+
+
+def _labels(batches: Iterable[Any]) -> Iterable[torch.Tensor]:
+    """Those that count in the loss: transformers leaves out -100."""
+    for number, batch in enumerate(batches):
+        if number == _BATCHES:
+            return
+        labels = batch["labels"].flatten().cpu()
+        yield labels[labels >= 0]

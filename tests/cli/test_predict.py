@@ -22,8 +22,8 @@ from hf_memkit.cli.main import main
 from hf_memkit.cli.predict import _resolved, _with_own
 from hf_memkit.cli.predict_next import Next, next_preset
 from hf_memkit.prediction import predict
-from hf_memkit.prediction.confidence import Confidence
 from hf_memkit.prediction.prediction import Prediction, with_rest
+from hf_memkit.prediction.verdict import Confidence
 from hf_memkit.presets import PRESETS
 from hf_memkit.recipe.schema import load_recipe
 from hf_memkit.request import Request
