@@ -174,9 +174,7 @@ def preset(
         gpus=gpus, nodes=nodes, global_batch_size=global_batch_size, sequence_length=sequence_length,
         nvme_path=nvme_path, arguments=read_mapping(arguments or {}, "arguments"),
     )  # fmt: skip
-    setup, _ = resolve(request, whole=False, use_hub=use_hub)
-    assert isinstance(setup, PresetSetup)
-    return setup
+    return PresetSetup.of(resolve(request, whole=False, use_hub=use_hub)[0])
 
 
 def predict_recipe(

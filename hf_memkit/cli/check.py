@@ -73,11 +73,9 @@ def check(
     """
     from hf_memkit.checks.reading import read
     from hf_memkit.checks.rule import SEVERITIES
-    from hf_memkit.cli.libraries import quiet_libraries
     from hf_memkit.errors import InputError
     from hf_memkit.models import refuse_absent
 
-    quiet_libraries()
     _refuse_other("--fail-on", fail_on, SEVERITIES)
     _refuse_other("--output-format", output_format or "text", _FORMATS)
     if as_json and output_format not in (None, "json"):

@@ -165,28 +165,16 @@ def check_file(
 
 def _resolved(request: Request) -> Setup:
     """The preset, sized if a model is named. All input is checked before anything is written."""
-    from hf_memkit.cli.libraries import quiet_libraries
     from hf_memkit.resolve import resolve
 
-    quiet_libraries()
     return resolve(request)[0]
 
 
 def _to_json(setup: Setup) -> dict[str, Any]:
     job = setup.resolved_for
-    model = (
-        None
-        if job.model is None
-        else {
-            "name": job.model.name,
-            "origin": job.model.origin,
-            "parameters": job.model.parameters,
-            "largest_parameter": job.model.largest_parameter,
-        }
-    )
     return {
         "config": setup["deepspeed.config"],
-        "model": model,
+        "model": job.model.to_json() if job.model is not None else None,
         "sizes": setup.get("deepspeed.sizes", []),
         "ledger": setup.ledger.to_json() if job.model is not None else None,
         "machine": job.machine.to_json(),

@@ -135,11 +135,9 @@ def _with_own(
         InputError: a technique that is a preset's name too, with nothing to put it on.
         SettingError: values that are wrong.
     """
-    from hf_memkit.cli.libraries import quiet_libraries
     from hf_memkit.own_arguments import wrong_counts
     from hf_memkit.resolve import read_own
 
-    quiet_libraries()
     name, techniques = preset or "", tuple(technique or ())
     if techniques and not name:  # composed as a preset would be
         from hf_memkit.presets import PRESETS
@@ -177,11 +175,9 @@ def _of_recipe(request: Request, settings: list[str] | None, **options: Any) -> 
         InputError: there is no such recipe, or an option has no place here.
         SettingError: settings that are wrong.
     """
-    from hf_memkit.cli.libraries import quiet_libraries
     from hf_memkit.recipe.schema import load_recipe
     from hf_memkit.resolve import read_own
 
-    quiet_libraries()
     options["trust_remote_code"] = request.trust_remote_code
     wrong = [
         f"--{name.replace('_', '-')}: not with --recipe; {instead}"

@@ -27,8 +27,8 @@ from hf_memkit.request import Request
 from hf_memkit.user_files import refuse_existing, user_path, write_text
 
 if TYPE_CHECKING:
-    from hf_memkit.presets import PresetSetup
     from hf_memkit.presets.files import ArgumentFile
+    from hf_memkit.setup import Setup
 
 __all__ = ["app"]
 
@@ -157,21 +157,17 @@ def copy(
     return 0
 
 
-def _resolved(request: Request, settings: list[str] | None, args: str | None, script: str) -> PresetSetup:
+def _resolved(request: Request, settings: list[str] | None, args: str | None, script: str) -> Setup:
     """The preset, resolved. All input is checked before anything is written."""
-    from hf_memkit.cli.libraries import quiet_libraries
-    from hf_memkit.presets import PresetSetup
     from hf_memkit.presets.outside import SCRIPTS
     from hf_memkit.resolve import read_own, resolve
 
-    quiet_libraries()
     request = read_own(request, settings or (), args)
     if script not in SCRIPTS:
         raise InputError(f"--for {script}: unknown; one of {', '.join(SCRIPTS)}")
     if request.nvme_path is not None:
         request = replace(request, nvme_path=_folder(request.nvme_path))
     setup, _ = resolve(request, whole=False)
-    assert isinstance(setup, PresetSetup)
     job, needless = setup.resolved_for, {"--ram": request.ram, "--sequence-length": request.sequence_length}
     if job.model is None and (names := [name for name, value in needless.items() if value]):
         raise SettingError(f"{', '.join(names)}: nothing can be computed without --model; add it, or leave them out")
@@ -193,7 +189,7 @@ def _folder(path: str) -> str:
     return str(folder)
 
 
-def _file_of(setup: PresetSetup, script: str, deepspeed: str = "") -> ArgumentFile:
+def _file_of(setup: Setup, script: str, deepspeed: str = "") -> ArgumentFile:
     """The file of arguments; `deepspeed` is the path of the DeepSpeed JSON, where there is one."""
     from hf_memkit.presets.files import argument_file
 
@@ -219,7 +215,7 @@ def _target(name: str, destination: str | None, script: str) -> Path | None:
     return path
 
 
-def _write(target: Path, setup: PresetSetup, script: str, args: str | None, *, overwrite: bool) -> list[Path]:
+def _write(target: Path, setup: Setup, script: str, args: str | None, *, overwrite: bool) -> list[Path]:
     """Writes the file and, with DeepSpeed, its JSON beside; returns both.
 
     Raises:

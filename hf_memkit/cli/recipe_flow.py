@@ -37,9 +37,7 @@ __all__ = ["run_recipe"]
 
 def run_recipe(options: RunOptions) -> int:
     """Shows, exports or runs the recipe; returns the exit code."""
-    from hf_memkit.cli.libraries import quiet_libraries
 
-    quiet_libraries()
     ranks = ranks_from_environment()
     try:
         if ranks.launched and not options.shown_only:
@@ -103,11 +101,26 @@ def _here(options: RunOptions, ranks: Ranks) -> int:
             render.say_to_stderr(f"memkit: {'warning' if mistake.refuses else 'hint'}: {mistake}")
         written = export_script(job, Path(options.export))
         return render.exported(written, options.as_json, start_command(job, str(written[0])))
+    job = _opened(job, recipe, options, prediction, overwrite=options.overwrite or bool(request.output))
+    return _train(job, None, ranks, options)
+
+
+def _opened(
+    job: RecipeRun, recipe: Recipe, options: RunOptions, prediction: Prediction | None, *, overwrite: bool
+) -> RecipeRun:
+    """The run as it will be trained, which is told; what cannot run is refused."""
+    from hf_memkit.cli import render
+    from hf_memkit.errors import DoesNotFitError
+    from hf_memkit.recipe.output import refuse_used
+
     if not options.as_json:
         render.opening(recipe, job.target or job.setup, job)
-    _refuse_used(job, overwrite=options.overwrite or bool(request.output))
+    if not job.is_rehearsal and job.setup.problems:
+        raise DoesNotFitError(f"variant {job.variant!r} {'; '.join(job.setup.problems)}")
+    if not overwrite:
+        refuse_used(job.output)
     _refuse_mistakes(job)
-    return _train(_with_prediction(job, recipe, options, prediction), None, ranks, options)
+    return _with_prediction(job, recipe, options, prediction)
 
 
 def _show(options: RunOptions, recipe: Recipe, job: RecipeRun, prediction: Prediction | None) -> int:
@@ -141,12 +154,7 @@ def _resolved_json(recipe: Recipe, setup: Setup) -> dict[str, Any]:
         "nodes": job.nodes,
         "rejected": [{"variant": name, "why": why} for name, why in setup.rejected],
         "machine": job.machine.to_json(),
-        "model": {
-            "name": job.model.name,
-            "origin": job.model.origin,
-            "parameters": job.model.parameters,
-            "largest_parameter": job.model.largest_parameter,
-        },
+        "model": job.model.to_json(),
         "setup": setup.to_json(),
     }
 
@@ -181,7 +189,6 @@ def _with_prediction(
 
 def _as_rank(options: RunOptions, ranks: Ranks) -> int:
     """One of the processes that a launcher has started: rank 0 decides what runs, and speaks for all."""
-    from hf_memkit.cli import render
     from hf_memkit.recipe.output import RecipeRun
     from hf_memkit.recipe.schema import load_recipe
 
@@ -202,11 +209,7 @@ def _as_rank(options: RunOptions, ranks: Ranks) -> int:
             if FOLDER_VARIABLE not in os.environ:  # otherwise the process that started this one has read it
                 refuse_data(options, recipe)
             job, prediction = resolved_run(options, recipe, request, machine_here(request), place)
-            if not options.as_json:
-                render.opening(recipe, job.target or job.setup, job)
-            _refuse_used(job, overwrite=options.overwrite)
-            _refuse_mistakes(job)
-            job = _with_prediction(job, recipe, options, prediction)
+            job = _opened(job, recipe, options, prediction, overwrite=options.overwrite)
         ranks.share("job", [job.to_json(), earlier])
     code = _train(job, earlier, ranks, options)
     if FOLDER_VARIABLE not in os.environ:
@@ -255,17 +258,6 @@ def _same_processes(job: RecipeRun, place: Place) -> None:
             f"--resume: the run in {job.output} has {job.gpus} processes{machines}, and its batch and checkpoints are "
             f"split among so many; start it with {options}"
         )
-
-
-def _refuse_used(job: RecipeRun, *, overwrite: bool) -> None:
-    """What cannot run here, and a folder that another run has."""
-    from hf_memkit.errors import DoesNotFitError
-    from hf_memkit.recipe.output import refuse_used
-
-    if not job.is_rehearsal and job.setup.problems:
-        raise DoesNotFitError(f"variant {job.variant!r} {'; '.join(job.setup.problems)}")
-    if not overwrite:
-        refuse_used(job.output)
 
 
 def _refuse_mistakes(job: RecipeRun) -> None:

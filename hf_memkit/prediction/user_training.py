@@ -104,8 +104,8 @@ _KEPT_ELEMENTS: Final = 2**16
 
 
 def write_module(module: nn.Module, path: Path) -> None:
-    """Writes a module that was built already to `path`, from which another process makes it again: shapes, dtypes, ties,
-    what is frozen and every other attribute are kept, and nothing of the weights is copied.
+    """Writes a module that was built already to `path`, from which another process makes it again: shapes, dtypes,
+    ties, what is frozen and every other attribute are kept, and nothing of the weights is copied.
 
     Raises:
         InputError: another process could not make it again: its class stands in the script that runs, it holds

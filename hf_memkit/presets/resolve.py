@@ -14,7 +14,7 @@ from hf_memkit.own_arguments import is_field, wrong_counts
 from hf_memkit.presets.compose import apply_preset, compose, leave_out_impossible
 from hf_memkit.presets.named import PRESETS
 from hf_memkit.presets.own import settle
-from hf_memkit.presets.setup import PresetSetup
+from hf_memkit.presets.setup import mistakes_of
 from hf_memkit.presets.sharing import share_among_processes
 from hf_memkit.presets.sizes import Sizes, solve
 from hf_memkit.request import Request, refuse_below_one, refuse_too_long
@@ -24,7 +24,7 @@ from hf_memkit.technique import TECHNIQUES, wrong_value
 __all__ = ["preset_for", "resolve_preset"]
 
 
-def resolve_preset(request: Request, *, use_hub: bool | None = None) -> PresetSetup:
+def resolve_preset(request: Request, *, use_hub: bool | None = None) -> Setup:
     """The preset for the model and the machine that were asked for. Arguments of the user's script are left alone.
 
     Raises:
@@ -54,7 +54,7 @@ def resolve_preset(request: Request, *, use_hub: bool | None = None) -> PresetSe
     return preset_for(job, request)
 
 
-def preset_for(job: Job, request: Request) -> PresetSetup:
+def preset_for(job: Job, request: Request) -> Setup:
     """The preset that was asked for, for a job whose model and machine are known.
 
     Raises:
@@ -66,11 +66,10 @@ def preset_for(job: Job, request: Request) -> PresetSetup:
 
     def with_own(setup: Setup) -> Setup:
         settled, replaced = settle(setup, own)
-        assert isinstance(settled, PresetSetup)
         return dataclasses.replace(settled, replaced=replaced)
 
-    def build(left_out: Mapping[str, str]) -> PresetSetup:
-        def of_sizes(sizes: Sizes) -> PresetSetup:
+    def build(left_out: Mapping[str, str]) -> Setup:
+        def of_sizes(sizes: Sizes) -> Setup:
             sized = dataclasses.replace(
                 job,
                 micro_batch_size=sizes.micro_batch,
@@ -78,11 +77,8 @@ def preset_for(job: Job, request: Request) -> PresetSetup:
                 sequence_length=sizes.sequence_length,
             )
             # The user's own come before the ledger: what fits is computed with them.
-            empty = PresetSetup(preset=name, request=request)
-            setup = apply_preset(name, sized, techniques, left_out=left_out, empty=empty, change=with_own)
-            setup = share_among_processes(setup, sized)
-            assert isinstance(setup, PresetSetup)
-            return sizes.put(setup)
+            setup = apply_preset(name, sized, techniques, left_out=left_out, change=with_own)
+            return sizes.put(share_among_processes(dataclasses.replace(setup, request=request), sized))
 
         setup = solve(
             of_sizes,
@@ -95,7 +91,7 @@ def preset_for(job: Job, request: Request) -> PresetSetup:
         return setup.put_model(facts.name, facts.origin, facts.config) if facts is not None else setup
 
     setup = leave_out_impossible(name, techniques, build)
-    mistakes, lacks = setup.mistakes()
+    mistakes, lacks = mistakes_of(setup)
     if refused := [str(problem) for problem in mistakes if problem.refuses]:
         raise SettingError("\n".join(refused))
     hints = [f"Hint: {problem}" for problem in mistakes]

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any, Final
 
 from hf_memkit.argument_values import unknown
-from hf_memkit.checks import RULES, check
 from hf_memkit.compat import GENERATION_FIELDS
 from hf_memkit.errors import InputError
 from hf_memkit.hardware import Machine, described_gpu, described_machine
@@ -20,6 +19,7 @@ from hf_memkit.own_arguments import is_field, length_of
 from hf_memkit.prediction.defaults import LookedAt, default_setup, look_at, refuse_precision, with_class
 from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.presets.resolve import resolve_preset
+from hf_memkit.presets.setup import mistakes_of
 from hf_memkit.request import Request, refuse_too_long
 from hf_memkit.setup import Setup
 
@@ -67,7 +67,6 @@ def resolve_training(request: Request, *, trace: bool) -> Setup:
         shared_worker().start()  # while the model is looked at here, it loads its libraries
     model = look_at(str(model_name), trust_remote_code=request.trust_remote_code, shapes=not request.preset)
     refuse_too_long(model.name, length, model.maximum_length)
-    setup: Setup
     if request.preset:
         if model.own_code:
             raise InputError(
@@ -120,8 +119,7 @@ def _defaults(request: Request, model: LookedAt, fields: dict[str, Any], machine
     train all the same."""
     job = Job(model.facts, machine, gpus=request.gpus or 1, nodes=request.nodes)
     setup = replace(default_setup(model, fields), job=job)
-    found = [each for each in check(setup) if RULES[each.rule].module != "capacity"]
-    notes += [f"{'known mistake' if each.refuses else 'hint'}: {each}" for each in found]
+    notes += [f"{'known mistake' if each.refuses else 'hint'}: {each}" for each in mistakes_of(setup)[0]]
     return setup
 
 
