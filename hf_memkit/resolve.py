@@ -108,13 +108,13 @@ def resolve(
         DoesNotFitError: no variant of a recipe was named, and none fits.
     """
     if recipe is not None or request.recipe is not None:
-        return _of_recipe(request, judge, recipe, here, stored=stored)
+        return _resolve_recipe(request, judge, recipe, here, stored=stored)
     if request.deepspeed:
         from hf_memkit.presets.deepspeed import resolve_deepspeed
 
         return resolve_deepspeed(request), None
     if not whole:
-        return _of_preset(request, use_hub=use_hub), None
+        return _resolve_preset(request, use_hub=use_hub), None
     from hf_memkit.presets.training import resolve_training
 
     return resolve_training(request, trace=judge is not None), None
@@ -237,7 +237,7 @@ def _refuse_no_text(**given: Any) -> None:
         raise InputError(f"{key}={value!r}: must be text, such as {example}")
 
 
-def _of_recipe(
+def _resolve_recipe(
     request: Request, judge: Judge | None, recipe: Recipe | None, here: Machine | None, *, stored: bool
 ) -> tuple[Setup, Prediction | None]:
     """As `memkit recipe` runs it; by its stored predictions where they are asked and are of it."""
@@ -268,7 +268,7 @@ def _of_recipe(
     return choose(recipe, machine, request, use_hub=use_hub, judge=judge)
 
 
-def _of_preset(request: Request, *, use_hub: bool | None) -> Setup:
+def _resolve_preset(request: Request, *, use_hub: bool | None) -> Setup:
     """What the preset says, as far as the model and the machine are known."""
     from hf_memkit.own_arguments import length_of
     from hf_memkit.presets.resolve import resolve_preset

@@ -149,7 +149,7 @@ def _recipe_problems(file: File, machine: Machine | None, gpus: int | None) -> l
     try:
         recipe = read_recipe(file.path)
     except RecipeError as error:
-        return [_of_line(file, line) for line in error.problems]
+        return [_read_line(file, line) for line in error.problems]
     found, here = list[Problem](), machine or this_machine()
     for variant in recipe.variants:
         try:
@@ -167,7 +167,7 @@ def _recipe_problems(file: File, machine: Machine | None, gpus: int | None) -> l
     return found
 
 
-def _of_line(file: File, line: str) -> Problem:
+def _read_line(file: File, line: str) -> Problem:
     """A line of RecipeError, `FILE: KEY: [VALUE:] what is allowed`, as a problem."""
     from hf_memkit.checks import Problem
 

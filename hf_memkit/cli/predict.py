@@ -93,7 +93,7 @@ def predict(
     )  # fmt: skip
     loaded = None
     if recipe is not None:
-        loaded, request = _of_recipe(
+        loaded, request = _read_recipe(
             request, settings,
             preset=preset, technique=technique, args=args, batch_size=batch_size, accumulation=accumulation,
         )  # fmt: skip
@@ -168,7 +168,7 @@ _INSTEAD: Final = {
 """Options that a recipe answers itself, and what to do in their place."""
 
 
-def _of_recipe(request: Request, settings: list[str] | None, **options: Any) -> tuple[Recipe, Request]:
+def _read_recipe(request: Request, settings: list[str] | None, **options: Any) -> tuple[Recipe, Request]:
     """The recipe, and the request with its own arguments.
 
     Raises:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_memkit.cli.recipe_resolve import machine_here, refuse_data, rehearses, request_of, resolved_run, usual_gpus
+from hf_memkit.cli.recipe_resolve import machine_here, read_request, refuse_data, rehearses, resolved_run, usual_gpus
 from hf_memkit.errors import InputError
 from hf_memkit.recipe.ranks import (
     FOLDER_VARIABLE,
@@ -75,7 +75,7 @@ def _here(options: RunOptions, ranks: Ranks) -> int:
         _refuse_mistakes(job)
         return _train(job, earlier, ranks, options)
     recipe = load_recipe(options.request.recipe or "")
-    request = request_of(options, recipe)
+    request = read_request(options, recipe)
     refuse_data(options, recipe)
     if request.output and not (options.overwrite or options.shown_only):
         refuse_used(request.output)  # at once: a folder of memkit's own choice is known with the setup only
@@ -205,7 +205,7 @@ def _as_rank(options: RunOptions, ranks: Ranks) -> int:
             _refuse_mistakes(job)
         else:
             recipe = load_recipe(options.request.recipe or "")
-            request = request_of(options, recipe, place.gpus, place.nodes)
+            request = read_request(options, recipe, place.gpus, place.nodes)
             if FOLDER_VARIABLE not in os.environ:  # otherwise the process that started this one has read it
                 refuse_data(options, recipe)
             job, prediction = resolved_run(options, recipe, request, machine_here(request), place)

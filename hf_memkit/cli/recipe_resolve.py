@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from hf_memkit.recipe.schema import Recipe
     from hf_memkit.request import Request
 
-__all__ = ["machine_here", "refuse_data", "rehearses", "request_of", "resolved_run", "usual_gpus"]
+__all__ = ["machine_here", "read_request", "refuse_data", "rehearses", "resolved_run", "usual_gpus"]
 
 
-def request_of(options: RunOptions, recipe: Recipe, gpus: int | None = None, nodes: int | None = None) -> Request:
+def read_request(options: RunOptions, recipe: Recipe, gpus: int | None = None, nodes: int | None = None) -> Request:
     """The request with its own arguments, whatever is wrong whatever the machine being told at once: before torch is
     imported, or a process is started.
 

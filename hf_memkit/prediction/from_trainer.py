@@ -90,7 +90,7 @@ def predict_trainer(
         model, args, train_dataset, data_collator, processing_class, optimizer_cls_and_kwargs, trainer_class
     )
     if _is_trainer(model):
-        given = _of_trainer(model, given)
+        given = _unpack_trainer(model, given)
     refuse_below_one(sequence_length=sequence_length, gpus=gpus, nodes=nodes)
     machine = described_machine(gpu, gpu_memory, ram, None)
     fields, notes = read_trainer(given.args)
@@ -98,7 +98,7 @@ def predict_trainer(
         trainer_class=import_path(given.trainer_class, "trainer_class") if given.trainer_class is not None else None,
         metrics=given.metrics,
     )
-    notes += _of_evaluation(fields, own)
+    notes += _say_of_evaluation(fields, own)
     batch = int(fields.get(_BATCH, DEFAULT_MICRO_BATCH))
     with tempfile.TemporaryDirectory() as folder:
         looked_at, own = _model(given.model, own, Path(folder), trust_remote_code=trust_remote_code)
@@ -137,7 +137,7 @@ class _Given:
     """Whether its evaluations keep all that the model gives, for metrics."""
 
 
-def _of_evaluation(fields: dict[str, Any], own: UserTraining) -> list[str]:
+def _say_of_evaluation(fields: dict[str, Any], own: UserTraining) -> list[str]:
     """What is to be said of evaluations; what Trainer ignores is taken out of `fields`."""
     notes = []
     if own.trainer_class is None and fields.pop("predict_with_generate", None):
@@ -156,7 +156,7 @@ def _is_trainer(model: Any) -> bool:
     return all(hasattr(model, name) for name in ("training_step", "args", "train_dataset", "data_collator"))
 
 
-def _of_trainer(trainer: Any, given: _Given) -> _Given:
+def _unpack_trainer(trainer: Any, given: _Given) -> _Given:
     """What a Trainer was given, without what is given beside it.
 
     Raises:
