@@ -14,7 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_memkit.cli.recipe_resolve import machine_here, read_request, refuse_data, rehearses, resolved_run, usual_gpus
+from hf_memkit.cli.recipe_options import (
+    RunOptions,
+    machine_here,
+    read_request,
+    refuse_data,
+    rehearses,
+    resolved_run,
+    usual_gpus,
+)
 from hf_memkit.errors import InputError
 from hf_memkit.recipe.ranks import (
     FOLDER_VARIABLE,
@@ -25,7 +33,6 @@ from hf_memkit.recipe.ranks import (
 )
 
 if TYPE_CHECKING:
-    from hf_memkit.cli.recipe_options import RunOptions
     from hf_memkit.prediction import Prediction
     from hf_memkit.recipe.launch import Place
     from hf_memkit.recipe.output import RecipeRun

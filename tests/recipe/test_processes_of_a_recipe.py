@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from hf_memkit.cli.recipe_options import RunOptions
-from hf_memkit.cli.recipe_resolve import machine_here, read_request, rehearses, resolved_run, usual_gpus
+from hf_memkit.cli.recipe_options import RunOptions, machine_here, read_request, rehearses, resolved_run, usual_gpus
 from hf_memkit.hardware import this_machine
 from hf_memkit.models import describe
 from hf_memkit.recipe.ranks import Ranks

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from hf_memkit.cli.recipe_options import RunOptions
-from hf_memkit.cli.recipe_resolve import machine_here, read_request, resolved_run
+from hf_memkit.cli.recipe_options import RunOptions, machine_here, read_request, resolved_run
 from hf_memkit.recipe.launch import Place
 from hf_memkit.recipe.run import RecipeRun
 from hf_memkit.recipe.schema import load_recipe
