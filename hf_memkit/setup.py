@@ -219,6 +219,20 @@ class Setup:
         return self.job
 
     @property
+    def sized_job(self) -> Job:
+        """The job with the batch and the length that the settings say.
+
+        Raises:
+            ValueError: as `resolved_for`.
+        """
+        return replace(
+            self.resolved_for,
+            micro_batch_size=self.micro_batch_size,
+            accumulation=self.accumulation,
+            sequence_length=self.sequence_length,
+        )
+
+    @property
     def micro_batch_size(self) -> int:
         """Sequences of one process in one forward pass."""
         usual = self.job.micro_batch_size if self.job is not None else DEFAULT_MICRO_BATCH

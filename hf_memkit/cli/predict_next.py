@@ -80,14 +80,7 @@ def next_preset(setup: Setup) -> Next | None:
     from hf_memkit.presets.resolve import preset_for
     from hf_memkit.request import Request
 
-    job = replace(
-        setup.resolved_for,
-        micro_batch_size=setup.micro_batch_size,
-        accumulation=setup.accumulation,
-        sequence_length=setup.sequence_length,
-        nvme_path=DEFAULT_NVME,
-        values={},
-    )
+    job = replace(setup.sized_job, nvme_path=DEFAULT_NVME, values={})
     if job.model is None or job.machine.gpu is None:
         return None
     asked = {word.strip() for word in setup.preset.split("+")}

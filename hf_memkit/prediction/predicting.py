@@ -9,14 +9,13 @@ trace on a fake card ── fails ──> trace on fake CPU tensors ── fails
 
 from __future__ import annotations
 
-from dataclasses import replace
 from importlib.metadata import version
 from typing import Final
 
 from hf_memkit.adapter_layers import adapter_tensors
 from hf_memkit.compat import free_order
 from hf_memkit.errors import InputError, TraceFailed
-from hf_memkit.job import DEFAULT_NVME, Job, process_row
+from hf_memkit.job import Job, process_row
 from hf_memkit.ledger import Ledger
 from hf_memkit.models import without_collections
 from hf_memkit.prediction.allocator_settings import AllocatorSettings, parse_settings
@@ -58,14 +57,7 @@ def predict(
         InputError: nothing can be said of this job, with the reason.
         ValueError: the setup has no job.
     """
-    job = replace(
-        setup.resolved_for,
-        micro_batch_size=setup.micro_batch_size,
-        sequence_length=setup.sequence_length,
-        accumulation=setup.accumulation,
-        nvme_path=DEFAULT_NVME,
-        values={},
-    )
+    job = setup.sized_job
     model = job.model
     _refuse_impossible(setup, job)
     refuse_precision({"bf16": bool(setup.get("arguments.bf16"))}, job.machine.gpu)
@@ -238,8 +230,6 @@ def _from_trace(
     rests_on = f"two optimizer steps of {trainer} on {_ON[device]}"
     if split:
         rests_on += ", joined with the formulas of what DeepSpeed holds"
-    host = ledger.rows if ledger is not None else (process_row(job.gpus),)
-    places = Ledger(tuple(host))
     return Prediction(
         peak_allocated_bytes=alone.peak_allocated_bytes,
         peak_reserved_bytes=(low, max(high, alone.peak_reserved_bytes)),  # the phases' own is among them
@@ -254,9 +244,9 @@ def _from_trace(
         peak_module=peak.module,
         confidence=Confidence(_LEVEL[device], rests_on),
         source=f"torch {version('torch')}, transformers {version('transformers')}",
-        host_rss_bytes=places.total_bytes("host") if ledger is not None else None,
-        pinned_bytes=places.total_bytes("pinned") if ledger is not None else None,
-        disk_bytes=places.total_bytes("disk") if ledger is not None else None,
+        host_rss_bytes=ledger.total_bytes("host") if ledger is not None else None,
+        pinned_bytes=ledger.total_bytes("pinned") if ledger is not None else None,
+        disk_bytes=ledger.total_bytes("disk") if ledger is not None else None,
         notes=tuple(notes),
     ).judged(job.machine)
 
