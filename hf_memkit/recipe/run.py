@@ -30,6 +30,8 @@ from hf_memkit.zero import ops
 from hf_memkit.zero.process_group import leave_process_group
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import torch
     from transformers import Trainer
 
@@ -253,7 +255,7 @@ def _result(job: RecipeRun, trainer: Trainer, examples: Examples) -> dict[str, A
         "steps": trainer.state.global_step,
         "held_out_loss_before": before,
         "held_out_loss": after,
-        "label_frequency_loss": _label_frequency_loss(trainer) if compared else None,
+        "label_frequency_loss": label_frequency_loss(trainer) if compared else None,
         **of_data,
         "metrics": _last_metrics(trainer),
         "engine": type(trainer.model_wrapped).__name__,
@@ -276,7 +278,7 @@ _BATCHES: Final = 500
 """Of training examples: their labels' frequencies are known well enough from so many."""
 
 
-def _label_frequency_loss(trainer: Trainer) -> float | None:
+def label_frequency_loss(trainer: Trainer) -> float | None:
     """The held-out loss, in nats a label, of always answering with the training labels' frequencies.
 
     With n(v) the number of training labels v, N their sum, and V labels in all, the answer gives each label the
