@@ -14,8 +14,8 @@ from benchmarks.children import judge, run_child
 from hf_memkit.cards import CARDS
 from hf_memkit.hardware import Gpu, gpu_of_size, named_gpu, this_machine
 from hf_memkit.memory.records import read_records
+from hf_memkit.recipe.choose import resolve
 from hf_memkit.recipe.rehearse import rehearse
-from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.run import RecipeRun
 from hf_memkit.recipe.schema import load_recipe
 from hf_memkit.request import Request

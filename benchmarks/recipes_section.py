@@ -20,9 +20,8 @@ from hf_memkit.errors import MemkitError
 from hf_memkit.hardware import this_machine
 from hf_memkit.memory.records import read_records
 from hf_memkit.prediction import Prediction
-from hf_memkit.recipe.choose import choose
+from hf_memkit.recipe.choose import choose, resolve
 from hf_memkit.recipe.rehearse import rehearse
-from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.run import RecipeRun
 from hf_memkit.recipe.schema import load_recipe
 from hf_memkit.request import Request

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from hf_memkit.checks import check
     from hf_memkit.oom import explain_oom
     from hf_memkit.prediction import predict, predict_trainer
-    from hf_memkit.presets import PresetSetup, preset
-    from hf_memkit.recipe.choose import predict_recipe
+    from hf_memkit.presets import PresetSetup
     from hf_memkit.recipe.schema import load_recipe
+    from hf_memkit.resolve import predict_recipe, preset
     from hf_memkit.setup import Setup
 
 __all__ = [
@@ -48,8 +48,8 @@ __getattr__, __dir__ = lazy_names(
         "load_recipe": "recipe.schema",
         "oom_advice": "callback",
         "predict": "prediction",
-        "predict_recipe": "recipe.choose",
+        "predict_recipe": "resolve",
         "predict_trainer": "prediction",
-        "preset": "presets",
+        "preset": "resolve",
     },
 )

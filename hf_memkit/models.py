@@ -228,6 +228,14 @@ class ModelFacts:
         groups = (tuple(size for size, decayed in pairs if decayed), tuple(size for size, d in pairs if not d))
         return tuple(group for group in groups if group)
 
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "origin": self.origin,
+            "parameters": self.parameters,
+            "largest_parameter": self.largest_parameter,
+        }
+
 
 @without_collections()
 def describe(

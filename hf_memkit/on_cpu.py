@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from hf_memkit.optimizers import find_optimizer
 from hf_memkit.setup import Setting, Setup
@@ -39,10 +39,10 @@ _SLOW: Final = (
 )
 """Those of them that a CPU can run, but not within a rehearsal."""
 
-S = TypeVar("S", bound=Setup)
 
-
-def without_gpu(setup: S, *, rehearsal: bool = False, keep: Container[str] = ()) -> tuple[S, tuple[Setting, ...]]:
+def without_gpu(
+    setup: Setup, *, rehearsal: bool = False, keep: Container[str] = ()
+) -> tuple[Setup, tuple[Setting, ...]]:
     """`setup` as a CPU can run it, and what is left out of it: each setting with its value there, and the reason.
 
     Args:

@@ -20,8 +20,8 @@ from hf_memkit.errors import InputError, SettingError, did_you_mean
 from hf_memkit.request import below_one
 
 __all__ = [
-    "LENGTH_NAMES", "is_field", "length_of", "of_file", "of_mapping", "of_pairs", "of_trainer",
-    "with_technique_values", "wrong_counts",
+    "LENGTH_NAMES", "is_field", "length_of", "read_file", "read_mapping", "read_pairs", "read_trainer",
+    "read_values_and_pairs", "wrong_counts",
 ]  # fmt: skip
 
 LENGTH_NAMES: Final = ("block_size", "max_length", "max_seq_length")
@@ -64,7 +64,7 @@ def wrong_counts(values: Mapping[str, Any], *further: str) -> list[str]:
     return below_one({name: values[name] for name in sorted((*_COUNTS, *further)) if name in values})
 
 
-def of_pairs(
+def read_pairs(
     pairs: Iterable[str], elsewhere: Mapping[str, str] | None = None, further: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """`{field: value}` of `key=value` strings. Values are read as YAML scalars: `1e-4`, `true`, `null`, `text`.
@@ -102,11 +102,11 @@ def of_pairs(
     return values
 
 
-def with_technique_values(pairs: Iterable[str], kinds: Mapping[str, type]) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_values_and_pairs(pairs: Iterable[str], kinds: Mapping[str, type]) -> tuple[dict[str, Any], dict[str, Any]]:
     """(values of techniques, fields of TrainingArguments) of `--set key=value`; `kinds`: name of a value → its type.
 
     Raises:
-        SettingError: as `of_pairs`.
+        SettingError: as `read_pairs`.
     """
     values: dict[str, Any] = {}
     fields, problems = [], []
@@ -121,7 +121,7 @@ def with_technique_values(pairs: Iterable[str], kinds: Mapping[str, type]) -> tu
             problems.append(f"--set {pair}: {error}")
     parsed: dict[str, Any] = {}
     try:
-        parsed = of_pairs(fields)
+        parsed = read_pairs(fields)
     except SettingError as error:
         for line in str(error).splitlines():
             name = line.removeprefix("--set ").partition(":")[0]
@@ -134,7 +134,7 @@ def with_technique_values(pairs: Iterable[str], kinds: Mapping[str, type]) -> tu
     return values, parsed
 
 
-def of_file(file: ReadFile) -> tuple[dict[str, Any], list[str]]:
+def read_file(file: ReadFile) -> tuple[dict[str, Any], list[str]]:
     """What the user's file holds, arguments of the script's own included; and what was changed for that.
 
     Raises:
@@ -168,7 +168,7 @@ def length_of(own: Mapping[str, Any], notes: list[str]) -> int | None:
     return int(own[key])
 
 
-def of_mapping(given: Mapping[str, Any], place: str, also: Iterable[str] = ()) -> dict[str, Any]:
+def read_mapping(given: Mapping[str, Any], place: str, also: Iterable[str] = ()) -> dict[str, Any]:
     """The fields of a dict.
 
     Args:
@@ -194,7 +194,7 @@ def of_mapping(given: Mapping[str, Any], place: str, also: Iterable[str] = ()) -
     return found
 
 
-def of_trainer(args: Any) -> tuple[dict[str, Any], list[str]]:
+def read_trainer(args: Any) -> tuple[dict[str, Any], list[str]]:
     """(the fields that differ from their defaults and decide memory; notes on what was left out).
 
     Args:
@@ -208,7 +208,7 @@ def of_trainer(args: Any) -> tuple[dict[str, Any], list[str]]:
     if args is None:
         return {}, notes
     if isinstance(args, Mapping):
-        found = of_mapping(args, "args", also=compat.GENERATION_FIELDS)
+        found = read_mapping(args, "args", also=compat.GENERATION_FIELDS)
     elif dataclasses.is_dataclass(args) and not isinstance(args, type) and hasattr(args, "train_batch_size"):
         found, notes = _different(args)
     else:

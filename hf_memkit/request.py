@@ -1,4 +1,4 @@
-"""What was asked for: a recipe, a preset or Trainer's defaults; the model, the GPU, and the user's own arguments.
+"""What was asked for: a recipe, a preset, a DeepSpeed preset or Trainer's defaults; model, GPU, and own arguments.
 
 Plain values, as a command line, a file or a caller of the Python API gives them; `resolve` makes a setup of them.
 """
@@ -22,6 +22,7 @@ class Request:
         recipe: a recipe's name, or its YAML file.
         variant: a variant of the recipe, or `"auto"`.
         preset: presets and techniques joined by `+`; empty without a recipe: Trainer's defaults.
+        deepspeed: a DeepSpeed preset by itself.
         techniques: techniques that take the place of those that decide the same thing.
         values: values of techniques, such as the LoRA rank.
         model: hub ID or local folder, in place of the recipe's.
@@ -44,6 +45,7 @@ class Request:
     recipe: str | None = None
     variant: str = "auto"
     preset: str = ""
+    deepspeed: str = ""
     techniques: tuple[str, ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
     model: str | None = None

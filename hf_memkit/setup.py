@@ -38,7 +38,7 @@ from hf_memkit.ledger import Ledger, Row
 from hf_memkit.models import Origin
 from hf_memkit.request import Request
 
-__all__ = ["SECTIONS", "Setting", "Setup"]
+__all__ = ["SECTIONS", "Replaced", "Setting", "Setup"]
 
 SECTIONS: Final = (
     "model",
@@ -81,6 +81,33 @@ class Setting:
         return {"key": self.key, "value": json.loads(json.dumps(self.value)), "reason": self.reason}
 
 
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """A setting of the preset that the user's own argument took the place of, or took away.
+
+    Attributes:
+        setting: as the preset had it.
+        by: the user's field of TrainingArguments.
+        value: its value.
+        why: for a setting that went with it, why; empty for the field itself.
+    """
+
+    setting: Setting
+    by: str
+    value: Any
+    why: str = ""
+
+    def __str__(self) -> str:
+        name = self.setting.key.removeprefix("arguments.")
+        preset = f"the preset's {self.setting.value!r}: {self.setting.reason}"
+        if not self.why:
+            return f"{name} = {self.value!r} is yours, in place of {preset}"
+        return f"{name} is left out, because of your {self.by} = {self.value!r} ({self.why}); {preset}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.setting.to_json(), "by": self.by, "own_value": self.value, "why": self.why}
+
+
 @dataclass(frozen=True)
 class Setup:
     """A preset resolved for one model and one machine.
@@ -97,6 +124,7 @@ class Setup:
         warnings: what of the request is not in it, and makes it another job than the user's.
         why: why this preset or variant, where several were tried.
         rejected: (preset or variant, why not) of those that were tried before it.
+        replaced: what of the preset the user's own arguments took the place of.
     """
 
     preset: str
@@ -110,6 +138,7 @@ class Setup:
     warnings: tuple[str, ...] = field(default=(), compare=False)
     why: str = field(default="", compare=False)
     rejected: tuple[tuple[str, str], ...] = field(default=(), compare=False)
+    replaced: tuple[Replaced, ...] = ()
 
     def put(self, key: str, value: Any, reason: str) -> Self:
         """Another setup with `key` set; a key that exists keeps its place."""
@@ -190,6 +219,20 @@ class Setup:
         if self.job is None:
             raise ValueError(f"setup {self.preset!r} was resolved for no job; give it one: replace(setup, job=Job(…))")
         return self.job
+
+    @property
+    def sized_job(self) -> Job:
+        """The job with the batch and the length that the settings say.
+
+        Raises:
+            ValueError: as `resolved_for`.
+        """
+        return replace(
+            self.resolved_for,
+            micro_batch_size=self.micro_batch_size,
+            accumulation=self.accumulation,
+            sequence_length=self.sequence_length,
+        )
 
     @property
     def micro_batch_size(self) -> int:

@@ -10,16 +10,27 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Final
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the recipes' own config values, whatever the hub has today
 
 from hf_memkit import resources
-from hf_memkit.recipe.predictions import FILE, StoredPrediction, checksum, make, stored
-from hf_memkit.recipe.schema import load_recipe
+from hf_memkit.errors import InputError, MemkitError
+from hf_memkit.hardware import Gpu, Machine, gpu_of_size, named_gpu
+from hf_memkit.recipe.choose import choose, predicted
+from hf_memkit.recipe.predictions import FILE, StoredPrediction, checksum, stored
+from hf_memkit.recipe.schema import Recipe, Variant, load_recipe
+from hf_memkit.request import Request
+from hf_memkit.setup import Setup
 
 PATH = resources.folder("recipes") / FILE
+WITHOUT_BF16: Final = "T4"
+"""The card that stands for those that compute in fp16 only."""
+
+_PLENTY: Final = 2**50
+"""RAM and disk of the machine that is predicted for: what a variant needs does not depend on them."""
 
 
 def main(arguments: list[str]) -> int:
@@ -49,6 +60,59 @@ def main(arguments: list[str]) -> int:
         content["recipes"] = dict(sorted(content["recipes"].items()))
         PATH.write_text(json.dumps({"schema": 1, **content}, indent=1) + "\n", encoding="utf-8")
     return 0
+
+
+def make(recipe: Recipe) -> Iterator[StoredPrediction | tuple[str, str]]:
+    """Predicts every variant; where that cannot be, (variant, why)."""
+    cards = [gpu_of_size(recipe.card)]
+    if recipe.gpus == 1 and cards[0].capacity_bytes <= gpu_of_size("16GB").capacity_bytes:
+        cards.append(named_gpu(WITHOUT_BF16))
+    for name, variant in recipe.variants.items():
+        for choice in variant.checkpointing or [""]:
+            for card in cards:
+                try:
+                    found = _predicted(recipe, name, variant, choice, card)
+                    if found is not None:
+                        yield found
+                except InputError as error:
+                    yield name, str(error)
+
+
+def _predicted(recipe: Recipe, name: str, variant: Variant, choice: str, card: Gpu) -> StoredPrediction | None:
+    """None where the variant computes in a dtype that the card has not.
+
+    Raises:
+        InputError: it cannot be predicted.
+    """
+    machine = Machine(card, ram_bytes=_PLENTY, disk_free_bytes=_PLENTY, disk_path=".", cpu_count=16)
+    request = Request(variant=name, gpus=recipe.gpus, output="run")
+    only = variant.model_copy(update={"checkpointing": [choice] if choice else []})
+    alone = recipe.model_copy(update={"variants": {name: only}})
+    judge = predicted if variant.solve_for is not None else None
+    try:
+        setup, found = choose(alone, machine, request, use_hub=False, judge=judge)
+        if not card.bf16 and _computes_in_bf16(setup):
+            return None
+        found = found or predicted(setup)
+    except MemkitError as error:
+        raise InputError(str(error)) from error
+    return StoredPrediction(
+        variant=name,
+        checkpointing=choice,
+        bf16=card.bf16,
+        micro_batch_size=int(setup["arguments.per_device_train_batch_size"]),
+        accumulation=int(setup["arguments.gradient_accumulation_steps"]),
+        sequence_length=int(setup["data.sequence_length"]),
+        gpus=setup.resolved_for.gpus,
+        nodes=setup.resolved_for.nodes,
+        prediction=found,
+    )
+
+
+def _computes_in_bf16(setup: Setup) -> bool:
+    config = setup.get("deepspeed.config", {})
+    enabled = config.get("bf16", {}).get("enabled")
+    return setup.get("model.dtype") == "bfloat16" or setup.get("arguments.bf16") is True or enabled is True
 
 
 def _check(content: dict[str, Any], names: list[str]) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from hf_memkit.hardware import Machine
     from hf_memkit.models import ModelFacts
 
-__all__ = ["EXAMPLES", "FailOn", "OutputFormat", "check", "run_check"]
+__all__ = ["EXAMPLES", "FailOn", "OutputFormat", "check"]
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -64,27 +65,6 @@ def check(
     output_format: OutputFormat = None,
     as_json: Json = False,
 ) -> int:
-    """Known mistakes, before any model is loaded."""
-    return run_check(
-        files, args=args, model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus, nvme_path=nvme_path,
-        fail_on=fail_on, output_format=output_format, as_json=as_json,
-    )  # fmt: skip
-
-
-def run_check(
-    files: list[str],
-    *,
-    args: str | None,
-    model: str | None,
-    gpu: str | None,
-    gpu_memory: str | None,
-    ram: str | None,
-    gpus: int | None,
-    nvme_path: str | None,
-    fail_on: str,
-    output_format: str | None,
-    as_json: bool,
-) -> int:
     """Prints every problem of every file. Returns 1 if one is at least as bad as `fail_on`, and otherwise 0.
 
     Raises:
@@ -93,11 +73,9 @@ def run_check(
     """
     from hf_memkit.checks.reading import read
     from hf_memkit.checks.rule import SEVERITIES
-    from hf_memkit.cli.libraries import quiet_libraries
     from hf_memkit.errors import InputError
     from hf_memkit.models import refuse_absent
 
-    quiet_libraries()
     _refuse_other("--fail-on", fail_on, SEVERITIES)
     _refuse_other("--output-format", output_format or "text", _FORMATS)
     if as_json and output_format not in (None, "json"):
@@ -148,11 +126,57 @@ def _problems(
     from hf_memkit.checks import read_subject
 
     if file.kind == "recipe":
-        from hf_memkit.cli.check_recipe import recipe_problems
-
-        return recipe_problems(file, machine, gpus)
+        return _recipe_problems(file, machine, gpus)
     subject = read_subject(file, arguments, model=model, machine=machine, gpus=gpus, here=here)
     return apply_rules(subject)
+
+
+def _recipe_problems(file: File, machine: Machine | None, gpus: int | None) -> list[Problem]:
+    """All mistakes of a recipe; if the file itself has none, those of every variant's setup for the recipe's card.
+
+    `machine` is where it is meant to run; None leaves RAM and disk out.
+    """
+    from dataclasses import replace
+
+    from hf_memkit.checks import Problem, Subject
+    from hf_memkit.checks import check as apply_rules
+    from hf_memkit.errors import InputError, RecipeError
+    from hf_memkit.hardware import this_machine
+    from hf_memkit.recipe.schema import read_recipe
+    from hf_memkit.request import Request
+    from hf_memkit.resolve import resolve
+
+    try:
+        recipe = read_recipe(file.path)
+    except RecipeError as error:
+        return [_read_line(file, line) for line in error.problems]
+    found, here = list[Problem](), machine or this_machine()
+    for variant in recipe.variants:
+        try:
+            setup, _ = resolve(Request(variant=variant, gpus=gpus), recipe=recipe, here=here)
+        except InputError as error:
+            key, fix = f"variants.{variant}", "see `memkit recipe`"
+            found.append(Problem("recipe", "error", str(file.path), key, None, str(error), fix))
+            continue
+        subject = Subject.of_setup(setup)
+        subject = subject if machine else replace(subject, machine=None)
+        found += [
+            replace(problem, file=str(file.path), key=f"variants.{variant}: {problem.key}")
+            for problem in apply_rules(subject)
+        ]
+    return found
+
+
+def _read_line(file: File, line: str) -> Problem:
+    """A line of RecipeError, `FILE: KEY: [VALUE:] what is allowed`, as a problem."""
+    from hf_memkit.checks import Problem
+
+    _, _, rest = line.partition(f"{file.path}: ")
+    key, _, what = rest.partition(": ")
+    value: Any = file.content
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return Problem("recipe", "error", str(file.path), key, value, what, "write what is allowed there")
 
 
 def _facts(name: str | None) -> ModelFacts | None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hf_memkit.cli.check import FailOn, OutputFormat, run_check
-from hf_memkit.cli.ds_prepare import Prepared, prepare
+from hf_memkit.cli.check import FailOn, OutputFormat, check
 from hf_memkit.cli.options import Gpu, GpuMemory, Gpus, Json, Nodes, NvmePath, Ram
+from hf_memkit.request import Request
+
+if TYPE_CHECKING:
+    from hf_memkit.setup import Setup
 
 __all__ = ["app"]
 
@@ -67,10 +70,14 @@ def show(
     from hf_memkit.cli.render import say
     from hf_memkit.zero.presets import preset_index
 
-    prepared = prepare(name, model, gpu, gpu_memory, ram, gpus, nodes, nvme_path)
+    request = Request(
+        deepspeed=name, model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus, nodes=nodes,
+        nvme_path=nvme_path,
+    )  # fmt: skip
+    setup = _resolved(request)
     info = preset_index()[name]
     if as_json:
-        print(json.dumps({**info.to_json(), **prepared.to_json()}, indent=2))
+        print(json.dumps({**info.to_json(), **_to_json(setup)}, indent=2))
         return 0
     say(f"{info.name}: {info.summary}")
     say(f"For: {info.for_whom}")
@@ -83,8 +90,8 @@ def show(
         say(f"Needs: {', '.join(needs)}")
     if info.not_on_cpu:
         say(f"Not without a GPU: {info.not_on_cpu}")
-    _print_sizes(prepared)
-    print(json.dumps(prepared.config, indent=2))
+    _print_sizes(setup)
+    print(json.dumps(setup["deepspeed.config"], indent=2))
     return 0
 
 
@@ -109,7 +116,11 @@ def copy(
     from hf_memkit.user_files import refuse_existing, user_path, write_text
     from hf_memkit.zero.presets import refuse_other_deepspeed
 
-    prepared = prepare(name, model, gpu, gpu_memory, ram, gpus, nodes, nvme_path)
+    request = Request(
+        deepspeed=name, model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus, nodes=nodes,
+        nvme_path=nvme_path,
+    )  # fmt: skip
+    setup = _resolved(request)
     target = user_path(destination) if destination else Path(f"{name}.json")
     target = target / f"{name}.json" if target.is_dir() or (destination or "").endswith("/") else target
     launch = target.with_name(f"{target.stem}-accelerate.yaml")
@@ -117,13 +128,13 @@ def copy(
     refuse_other_deepspeed(name)
     for file in files:
         refuse_existing(file, overwrite=overwrite)
-    write_text(target, json.dumps(prepared.config, indent=2) + "\n", overwrite=overwrite)
+    write_text(target, json.dumps(setup["deepspeed.config"], indent=2) + "\n", overwrite=overwrite)
     if accelerate:
-        write_text(launch, _launch_config(target, prepared, gpus, nodes), overwrite=overwrite)
+        write_text(launch, _launch_config(target, setup), overwrite=overwrite)
     if as_json:
-        print(json.dumps({"files": [str(file) for file in files], **prepared.to_json()}, indent=2))
+        print(json.dumps({"files": [str(file) for file in files], **_to_json(setup)}, indent=2))
         return 0
-    _print_sizes(prepared)
+    _print_sizes(setup)
     for file in files:
         say(f"Wrote {file}")
     say(f'Use it: TrainingArguments(..., deepspeed="{target}")')
@@ -146,43 +157,62 @@ def check_file(
     output_format: OutputFormat = None,
     as_json: Json = False,
 ) -> int:
-    return run_check(
+    return check(
         [file], args=args, model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus, nvme_path=nvme_path,
         fail_on=fail_on, output_format=output_format, as_json=as_json,
     )  # fmt: skip
 
 
-def _print_sizes(prepared: Prepared) -> None:
+def _resolved(request: Request) -> Setup:
+    """The preset, sized if a model is named. All input is checked before anything is written."""
+    from hf_memkit.resolve import resolve
+
+    return resolve(request)[0]
+
+
+def _to_json(setup: Setup) -> dict[str, Any]:
+    job = setup.resolved_for
+    return {
+        "config": setup["deepspeed.config"],
+        "model": job.model.to_json() if job.model is not None else None,
+        "sizes": setup.get("deepspeed.sizes", []),
+        "ledger": setup.ledger.to_json() if job.model is not None else None,
+        "machine": job.machine.to_json(),
+        "notes": list(setup.notes),
+        "problems": list(setup.problems),
+    }
+
+
+def _print_sizes(setup: Setup) -> None:
     from rich.console import Console
     from rich.markup import escape
 
     from hf_memkit.cli.render import say
     from hf_memkit.cli.tables import ledger_table, plain_table
 
-    if prepared.sized is not None and prepared.model is not None:
-        model, gpu = prepared.model, prepared.machine.gpu
+    model, gpu = setup.resolved_for.model, setup.resolved_for.machine.gpu
+    if model is not None:
         say(f"Model: {model.name}, {model.parameters:,} parameters, the largest of {model.largest_parameter:,}.")
         say(f"Card: {gpu.name} ({gpu.source})." if gpu else "Card: none here and none named (--gpu, --gpu-memory).")
         wide = Console(highlight=False)
         table = plain_table("key", "value", "why")
-        for choice in prepared.sized.choices:
-            table.add_row(
-                choice.key.removeprefix("zero_optimization."), json.dumps(choice.value), escape(choice.reason)
-            )
+        for size in setup["deepspeed.sizes"]:
+            key = size["key"].removeprefix("zero_optimization.")
+            table.add_row(key, json.dumps(size["value"]), escape(size["reason"]))
         wide.print(table)
-        wide.print(ledger_table(prepared.sized.ledger, wide.width))
+        wide.print(ledger_table(setup.ledger, wide.width))
         say("Activations, the loss and the processes themselves come on top.")
-    for note in prepared.notes:
+    for note in setup.notes:
         say(f"Note: {note}")
-    for problem in prepared.problems:
+    for problem in setup.problems:
         say(f"PROBLEM: {problem}")
 
 
-def _launch_config(target: Path, prepared: Prepared, gpus: int, nodes: int) -> str:
+def _launch_config(target: Path, setup: Setup) -> str:
     import yaml
 
     from hf_memkit.zero.presets import accelerate_config
 
-    stage = int(prepared.config.get("zero_optimization", {}).get("stage", 0))
-    content = accelerate_config(str(target), stage=stage, gpus=gpus, nodes=nodes)
+    job, stage = setup.resolved_for, int(setup.zero.get("stage", 0))
+    content = accelerate_config(str(target), stage=stage, gpus=job.gpus, nodes=job.nodes)
     return yaml.safe_dump(content, sort_keys=False)

@@ -69,10 +69,10 @@ def _arguments(path: str) -> Mapping[str, Any]:
     """What the user's file of arguments holds, each field of its own type, with the DeepSpeed config that it names."""
     from hf_memkit.checks.apply import deepspeed_of
     from hf_memkit.checks.reading import read
-    from hf_memkit.own_arguments import of_file
+    from hf_memkit.own_arguments import read_file
 
     file = read(path)
-    own, _ = of_file(file)
+    own, _ = read_file(file)
     config = deepspeed_of(file)
     return own if config is None else {**own, "deepspeed": config.content}
 

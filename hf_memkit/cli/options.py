@@ -1,7 +1,8 @@
-"""Options that several verbs have, each with its help."""
+"""Options that several verbs have, each with its help; and what they do to the terminal."""
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -19,6 +20,7 @@ __all__ = [
     "Set",
     "Short",
     "Technique",
+    "show_what_can_be_shown",
 ]
 
 Gpu = Annotated[
@@ -45,3 +47,10 @@ Technique = Annotated[
 ]
 Short = Annotated[bool, typer.Option("--short", help="The answer on one screen: the verdict, and what to change.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def show_what_can_be_shown() -> None:
+    """A terminal that cannot show a bar gets a question mark, not an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")

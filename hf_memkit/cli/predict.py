@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from hf_memkit.cli.options import Args, Gpu, GpuMemory, Json, Nodes, Ram, SequenceLength, Set, Short, Technique
-from hf_memkit.cli.predict_prepare import of_recipe, prepare, preset_and_techniques
+from hf_memkit.cli.options import (
+    Args,
+    Gpu,
+    GpuMemory,
+    Json,
+    Nodes,
+    Ram,
+    SequenceLength,
+    Set,
+    Short,
+    Technique,
+    show_what_can_be_shown,
+)
 from hf_memkit.errors import InputError, SettingError
 from hf_memkit.request import Request
 
 if TYPE_CHECKING:
+    from hf_memkit.prediction import Prediction
     from hf_memkit.recipe.schema import Recipe
     from hf_memkit.setup import Setup
 
@@ -75,28 +86,22 @@ def predict(
 
     if short and as_json:
         raise InputError("--short, --json: give one of them; --json has everything")
-    for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a bar gets a question mark, not an error.
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
+    show_what_can_be_shown()
     request = Request(
         recipe=recipe, variant=variant, model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus, nodes=nodes,
         sequence_length=sequence_length, trust_remote_code=trust_remote_code,
     )  # fmt: skip
-    # While the model is looked at here, the process that will trace loads its libraries.
-    before_model = None if no_trace else _start_tracing
-    loaded, prediction = None, None
+    loaded = None
     if recipe is not None:
-        loaded, request = _of_recipe(
+        loaded, request = _read_recipe(
             request, settings,
             preset=preset, technique=technique, args=args, batch_size=batch_size, accumulation=accumulation,
         )  # fmt: skip
-        setup, prediction = of_recipe(loaded, request, before_model)
     elif variant != "auto":
         raise InputError(f"--variant {variant}: is one of a recipe's; name the recipe: --recipe NAME")
     else:
         request = _with_own(request, preset, technique, settings, args, batch_size, accumulation)
-        setup = prepare(request, before_model)
+    setup, prediction = _resolved(request, loaded, trace=not no_trace)
     if prediction is None:
         from hf_memkit.prediction import predict as predict_setup
 
@@ -124,11 +129,24 @@ def _with_own(
     batch_size: int | None,
     accumulation: int | None,
 ) -> Request:
-    """The request with its preset and the user's own arguments."""
-    from hf_memkit.cli.preset_prepare import read_own
-    from hf_memkit.own_arguments import wrong_counts
+    """The request with its preset and the user's own arguments.
 
-    name, techniques = preset_and_techniques(preset, technique or ())
+    Raises:
+        InputError: a technique that is a preset's name too, with nothing to put it on.
+        SettingError: values that are wrong.
+    """
+    from hf_memkit.own_arguments import wrong_counts
+    from hf_memkit.resolve import read_own
+
+    name, techniques = preset or "", tuple(technique or ())
+    if techniques and not name:  # composed as a preset would be
+        from hf_memkit.presets import PRESETS
+
+        name = "+".join(each for each in techniques if each not in PRESETS)
+        if not name:
+            instead = f"needs a preset to go on; there is one of that name: --preset {techniques[0]}"
+            raise InputError(f"--technique {techniques[0]}: {instead}")
+        techniques = tuple(each for each in techniques if each in PRESETS)
     sizes = {
         "per_device_train_batch_size": ("--batch-size", batch_size),
         "gradient_accumulation_steps": ("--accumulation", accumulation),
@@ -150,18 +168,16 @@ _INSTEAD: Final = {
 """Options that a recipe answers itself, and what to do in their place."""
 
 
-def _of_recipe(request: Request, settings: list[str] | None, **options: Any) -> tuple[Recipe, Request]:
+def _read_recipe(request: Request, settings: list[str] | None, **options: Any) -> tuple[Recipe, Request]:
     """The recipe, and the request with its own arguments.
 
     Raises:
         InputError: there is no such recipe, or an option has no place here.
         SettingError: settings that are wrong.
     """
-    from hf_memkit.cli.libraries import quiet_libraries
     from hf_memkit.recipe.schema import load_recipe
-    from hf_memkit.recipe.settings import read_own
+    from hf_memkit.resolve import read_own
 
-    quiet_libraries()
     options["trust_remote_code"] = request.trust_remote_code
     wrong = [
         f"--{name.replace('_', '-')}: not with --recipe; {instead}"
@@ -171,7 +187,23 @@ def _of_recipe(request: Request, settings: list[str] | None, **options: Any) -> 
     if wrong:
         raise InputError("\n".join(wrong))
     recipe = load_recipe(request.recipe or "")
-    return recipe, replace(request, arguments=read_own(recipe, settings or ()))
+    return recipe, read_own(request, settings or (), recipe=recipe)
+
+
+def _resolved(request: Request, recipe: Recipe | None, *, trace: bool) -> tuple[Setup, Prediction | None]:
+    """The setup, whose notes say what was assumed; and its prediction, if it was chosen by one that was made now."""
+    from hf_memkit.recipe.choose import predicted
+    from hf_memkit.resolve import resolve
+
+    setup, prediction = resolve(request, predicted if trace else None, recipe=recipe, stored=True)
+    if recipe is None:
+        return setup, prediction
+    warnings = (
+        f"variant {setup.preset} {problem}"
+        for problem in setup.problems
+        if "by formula" not in problem and "predicted not to fit" not in problem
+    )
+    return replace(setup, notes=(f"variant {setup.preset}: {setup.why}",), warnings=tuple(warnings)), prediction
 
 
 def _request_json(setup: Setup) -> dict[str, Any]:
@@ -189,9 +221,3 @@ def _request_json(setup: Setup) -> dict[str, Any]:
         "sequence_length": setup.sequence_length,
         "accumulation": setup.accumulation,
     }
-
-
-def _start_tracing() -> None:
-    from hf_memkit.prediction.worker import shared_worker
-
-    shared_worker().start()

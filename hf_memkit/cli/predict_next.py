@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 from hf_memkit.units import GIB, format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from hf_memkit.recipe.schema import Recipe
     from hf_memkit.setup import Setup
 
@@ -76,50 +74,24 @@ def next_preset(setup: Setup) -> Next | None:
 
     None where there is none, and where no shapes are known to compute from.
     """
+    from hf_memkit.errors import SettingError
+    from hf_memkit.job import DEFAULT_NVME, shortages
     from hf_memkit.presets import PRESETS
+    from hf_memkit.presets.resolve import preset_for
+    from hf_memkit.request import Request
 
-    job = setup.resolved_for
+    job = replace(setup.sized_job, nvme_path=DEFAULT_NVME, values={})
     if job.model is None or job.machine.gpu is None:
         return None
     asked = {word.strip() for word in setup.preset.split("+")}
     for name, preset in PRESETS.items():
         if name in asked or preset.solves_for != "micro-batch":
             continue
-        other = _in_its_place(name, setup)
-        if other is not None and not other.problems:
-            device, host = other.ledger.total_bytes("device"), other.ledger.total_bytes("host", "pinned")
-            return Next(name, preset.for_whom, device, host)
+        request = replace(setup.request or Request(), preset=name, techniques=(), values={})
+        try:
+            ledger = preset_for(job, request).ledger
+        except SettingError:  # it contradicts the user's own arguments
+            continue
+        if not shortages(ledger, job.machine):
+            return Next(name, preset.for_whom, ledger.total_bytes("device"), ledger.total_bytes("host", "pinned"))
     return None
-
-
-def _in_its_place(name: str, setup: Setup) -> Setup | None:
-    """The preset for this setup's job, without what does not apply to the model; None where a rule refuses it."""
-    from hf_memkit.checks import RULES, check
-    from hf_memkit.errors import SettingError
-    from hf_memkit.job import DEFAULT_NVME
-    from hf_memkit.own_arguments import is_field
-    from hf_memkit.presets.compose import apply_preset, leave_out_impossible
-    from hf_memkit.presets.own import settle
-    from hf_memkit.presets.sharing import share_among_processes
-
-    job = replace(
-        setup.resolved_for,
-        micro_batch_size=setup.micro_batch_size,
-        accumulation=setup.accumulation,
-        sequence_length=setup.sequence_length,
-        nvme_path=DEFAULT_NVME,
-        values={},
-    )
-    given = setup.request.arguments if setup.request is not None else {}
-    own = {key: value for key, value in given.items() if is_field(key)}
-
-    def build(left_out: Mapping[str, str]) -> Setup:
-        made = apply_preset(name, job, left_out=left_out, change=lambda made: settle(made, own)[0])
-        return share_among_processes(made, job)
-
-    try:
-        found = leave_out_impossible(name, (), build)
-    except SettingError:  # it contradicts the user's own arguments
-        return None
-    mistakes = (problem for problem in check(found) if RULES[problem.rule].module != "capacity")
-    return None if any(problem.refuses for problem in mistakes) else found

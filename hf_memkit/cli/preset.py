@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,13 +22,13 @@ from hf_memkit.cli.options import (
     Set,
     Technique,
 )
-from hf_memkit.cli.preset_prepare import file_of, prepare, read_own
-from hf_memkit.errors import InputError
+from hf_memkit.errors import InputError, SettingError
 from hf_memkit.request import Request
 from hf_memkit.user_files import refuse_existing, user_path, write_text
 
 if TYPE_CHECKING:
-    from hf_memkit.presets import PresetSetup
+    from hf_memkit.presets.files import ArgumentFile
+    from hf_memkit.setup import Setup
 
 __all__ = ["app"]
 
@@ -102,9 +103,9 @@ def show(
     )  # fmt: skip
     setup = _resolved(request, settings, args, script)
     if as_json:
-        print(json.dumps({**setup.to_json(), **file_of(setup, script).to_json()}, indent=2))
+        print(json.dumps({**setup.to_json(), **_file_of(setup, script).to_json()}, indent=2))
     else:
-        preset_render.shown(setup, file_of(setup, script, "DEEPSPEED.json"))
+        preset_render.shown(setup, _file_of(setup, script, "DEEPSPEED.json"))
     return 0
 
 
@@ -141,28 +142,60 @@ def copy(
     )  # fmt: skip
     target = _target(name, destination, script)
     setup = _resolved(request, settings, args, script)
-    shown = file_of(setup, script, "DEEPSPEED.json")
+    shown = _file_of(setup, script, "DEEPSPEED.json")
     if target is None:
         print(shown.text(as_yaml=True), end="")
-        preset_render.printed(setup, file_of(setup, script))
+        preset_render.printed(setup, _file_of(setup, script))
         return 0
     new_folder = not target.parent.exists()
     files = _write(target, setup, script, args, overwrite=overwrite)
     if as_json:
-        content = {"files": [str(file) for file in files], **file_of(setup, script, _deepspeed(files)).to_json()}
+        content = {"files": [str(file) for file in files], **_file_of(setup, script, _deepspeed(files)).to_json()}
         print(json.dumps({**setup.to_json(), **content}, indent=2))
         return 0
     preset_render.written(setup, shown, files, script, new_folder=new_folder)
     return 0
 
 
-def _resolved(request: Request, settings: list[str] | None, args: str | None, script: str) -> PresetSetup:
+def _resolved(request: Request, settings: list[str] | None, args: str | None, script: str) -> Setup:
+    """The preset, resolved. All input is checked before anything is written."""
     from hf_memkit.presets.outside import SCRIPTS
+    from hf_memkit.resolve import read_own, resolve
 
     request = read_own(request, settings or (), args)
     if script not in SCRIPTS:
         raise InputError(f"--for {script}: unknown; one of {', '.join(SCRIPTS)}")
-    return prepare(request)
+    if request.nvme_path is not None:
+        request = replace(request, nvme_path=_folder(request.nvme_path))
+    setup, _ = resolve(request, whole=False)
+    job, needless = setup.resolved_for, {"--ram": request.ram, "--sequence-length": request.sequence_length}
+    if job.model is None and (names := [name for name, value in needless.items() if value]):
+        raise SettingError(f"{', '.join(names)}: nothing can be computed without --model; add it, or leave them out")
+    if job.model is not None and job.machine.gpu is None:
+        note = "no GPU here and none named (--gpu, --gpu-memory): one with bf16 is assumed, of any size"
+        setup = setup.with_notes(note)
+    return setup
+
+
+def _folder(path: str) -> str:
+    if not path.strip():
+        raise InputError("--nvme-path: give a folder")
+    folder = user_path(path)
+    if not folder.exists() and not folder.absolute().parent.is_dir():
+        raise InputError(
+            f"--nvme-path {path}: neither it nor the folder above it exists, so that its disk cannot be looked at; "
+            f"give a folder on the disk that shall be used"
+        )
+    return str(folder)
+
+
+def _file_of(setup: Setup, script: str, deepspeed: str = "") -> ArgumentFile:
+    """The file of arguments; `deepspeed` is the path of the DeepSpeed JSON, where there is one."""
+    from hf_memkit.presets.files import argument_file
+
+    assert setup.request is not None
+    own = setup.request.arguments
+    return argument_file(setup, own=own, replaced=setup.replaced, script=script, deepspeed=deepspeed)
 
 
 def _target(name: str, destination: str | None, script: str) -> Path | None:
@@ -182,7 +215,7 @@ def _target(name: str, destination: str | None, script: str) -> Path | None:
     return path
 
 
-def _write(target: Path, setup: PresetSetup, script: str, args: str | None, *, overwrite: bool) -> list[Path]:
+def _write(target: Path, setup: Setup, script: str, args: str | None, *, overwrite: bool) -> list[Path]:
     """Writes the file and, with DeepSpeed, its JSON beside; returns both.
 
     Raises:
@@ -194,7 +227,7 @@ def _write(target: Path, setup: PresetSetup, script: str, args: str | None, *, o
         raise InputError(f"{target}: is the file that --args reads; give another name")
     for file in files:
         refuse_existing(file, overwrite=overwrite)
-    texts = [file_of(setup, script, _deepspeed(files)).text(as_yaml=target.suffix.lower() != ".json")]
+    texts = [_file_of(setup, script, _deepspeed(files)).text(as_yaml=target.suffix.lower() != ".json")]
     texts += [json.dumps(config, indent=2) + "\n"] if config is not None else []
     for file, text in zip(files, texts, strict=True):
         write_text(file, text, overwrite=overwrite)

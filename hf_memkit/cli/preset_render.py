@@ -15,8 +15,8 @@ from hf_memkit.cli.tables import ledger_table, plain_table, settings_list
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hf_memkit.presets import PresetSetup
     from hf_memkit.presets.files import ArgumentFile
+    from hf_memkit.setup import Setup
 
 __all__ = ["presets", "printed", "shown", "techniques", "written"]
 
@@ -61,7 +61,7 @@ def techniques() -> None:
             console.print(table)
 
 
-def shown(setup: PresetSetup, file: ArgumentFile) -> None:
+def shown(setup: Setup, file: ArgumentFile) -> None:
     """A preset: what the machine lacks for it, for whom it is, its techniques, every setting with its reason, the
     ledger, and what a file cannot say."""
     from hf_memkit.presets import PRESETS
@@ -87,9 +87,7 @@ def shown(setup: PresetSetup, file: ArgumentFile) -> None:
     say(f"As a file of arguments: memkit preset copy {setup.preset} args.yaml{beside}")
 
 
-def written(
-    setup: PresetSetup, shown: ArgumentFile, files: list[Path], script: str, *, new_folder: bool = False
-) -> None:
+def written(setup: Setup, shown: ArgumentFile, files: list[Path], script: str, *, new_folder: bool = False) -> None:
     """After the files were written: what they are, how they are used, and what they cannot say (standard error)."""
     target = files[0]
     if new_folder:
@@ -118,7 +116,7 @@ def _use(target: Path, script: str) -> None:
         say(f'Use it: HfArgumentParser(TrainingArguments).parse_yaml_file("{target}")')
 
 
-def printed(setup: PresetSetup, file: ArgumentFile) -> None:
+def printed(setup: Setup, file: ArgumentFile) -> None:
     """After the file went to standard output, whose comments say the rest; on standard error."""
     outside = len(file.outside)
     if outside:
@@ -128,12 +126,12 @@ def printed(setup: PresetSetup, file: ArgumentFile) -> None:
         say_to_stderr(f"PROBLEM: {problem}")
 
 
-def _beside(setup: PresetSetup) -> tuple[str, ...]:
+def _beside(setup: Setup) -> tuple[str, ...]:
     """Techniques that were named beside the preset."""
     return setup.request.techniques if setup.request is not None else ()
 
 
-def _aside(setup: PresetSetup, file: ArgumentFile, tell: Callable[[str], None]) -> None:
+def _aside(setup: Setup, file: ArgumentFile, tell: Callable[[str], None]) -> None:
     for each in file.replaced:
         tell(f"Yours wins: {each}")
     if file.outside:

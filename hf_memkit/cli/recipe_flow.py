@@ -14,7 +14,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hf_memkit.cli.recipe_resolve import machine_here, refuse_data, rehearses, request_of, resolved_run, usual_gpus
+from hf_memkit.cli.recipe_options import (
+    RunOptions,
+    machine_here,
+    read_request,
+    refuse_data,
+    rehearses,
+    resolved_run,
+    usual_gpus,
+)
 from hf_memkit.errors import InputError
 from hf_memkit.recipe.ranks import (
     FOLDER_VARIABLE,
@@ -25,10 +33,9 @@ from hf_memkit.recipe.ranks import (
 )
 
 if TYPE_CHECKING:
-    from hf_memkit.cli.recipe_options import RunOptions
     from hf_memkit.prediction import Prediction
     from hf_memkit.recipe.launch import Place
-    from hf_memkit.recipe.run import RecipeRun
+    from hf_memkit.recipe.output import RecipeRun
     from hf_memkit.recipe.schema import Recipe
     from hf_memkit.setup import Setup
 
@@ -37,9 +44,7 @@ __all__ = ["run_recipe"]
 
 def run_recipe(options: RunOptions) -> int:
     """Shows, exports or runs the recipe; returns the exit code."""
-    from hf_memkit.cli.libraries import quiet_libraries
 
-    quiet_libraries()
     ranks = ranks_from_environment()
     try:
         if ranks.launched and not options.shown_only:
@@ -57,7 +62,6 @@ def _here(options: RunOptions, ranks: Ranks) -> int:
     from hf_memkit.cli import render
     from hf_memkit.hardware import use_one_card
     from hf_memkit.recipe.launch import launch
-    from hf_memkit.recipe.mistakes import mistakes_of_run
     from hf_memkit.recipe.output import refuse_used
     from hf_memkit.recipe.schema import load_recipe
 
@@ -78,7 +82,7 @@ def _here(options: RunOptions, ranks: Ranks) -> int:
         _refuse_mistakes(job)
         return _train(job, earlier, ranks, options)
     recipe = load_recipe(options.request.recipe or "")
-    request = request_of(options, recipe)
+    request = read_request(options, recipe)
     refuse_data(options, recipe)
     if request.output and not (options.overwrite or options.shown_only):
         refuse_used(request.output)  # at once: a folder of memkit's own choice is known with the setup only
@@ -96,6 +100,7 @@ def _here(options: RunOptions, ranks: Ranks) -> int:
         return _show(options, recipe, job, prediction)
     if options.export is not None:
         from hf_memkit.recipe.export import export_script, start_command
+        from hf_memkit.recipe.run import mistakes_of_run
 
         for problem in job.setup.problems:
             render.say_to_stderr(f"memkit: warning: the script is for another machine: this one {problem}")
@@ -103,11 +108,26 @@ def _here(options: RunOptions, ranks: Ranks) -> int:
             render.say_to_stderr(f"memkit: {'warning' if mistake.refuses else 'hint'}: {mistake}")
         written = export_script(job, Path(options.export))
         return render.exported(written, options.as_json, start_command(job, str(written[0])))
+    job = _opened(job, recipe, options, prediction, overwrite=options.overwrite or bool(request.output))
+    return _train(job, None, ranks, options)
+
+
+def _opened(
+    job: RecipeRun, recipe: Recipe, options: RunOptions, prediction: Prediction | None, *, overwrite: bool
+) -> RecipeRun:
+    """The run as it will be trained, which is told; what cannot run is refused."""
+    from hf_memkit.cli import render
+    from hf_memkit.errors import DoesNotFitError
+    from hf_memkit.recipe.output import refuse_used
+
     if not options.as_json:
         render.opening(recipe, job.target or job.setup, job)
-    _refuse_used(job, overwrite=options.overwrite or bool(request.output))
+    if not job.is_rehearsal and job.setup.problems:
+        raise DoesNotFitError(f"variant {job.variant!r} {'; '.join(job.setup.problems)}")
+    if not overwrite:
+        refuse_used(job.output)
     _refuse_mistakes(job)
-    return _train(_with_prediction(job, recipe, options, prediction), None, ranks, options)
+    return _with_prediction(job, recipe, options, prediction)
 
 
 def _show(options: RunOptions, recipe: Recipe, job: RecipeRun, prediction: Prediction | None) -> int:
@@ -115,7 +135,7 @@ def _show(options: RunOptions, recipe: Recipe, job: RecipeRun, prediction: Predi
     from hf_memkit.cli import render
     from hf_memkit.cli.predict_next import next_variant
     from hf_memkit.recipe.choose import predicted
-    from hf_memkit.recipe.mistakes import mistakes_of_target
+    from hf_memkit.recipe.run import mistakes_of_target
 
     target = job.target or job.setup
     trace, mistakes = not options.no_trace, mistakes_of_target(target)
@@ -141,12 +161,7 @@ def _resolved_json(recipe: Recipe, setup: Setup) -> dict[str, Any]:
         "nodes": job.nodes,
         "rejected": [{"variant": name, "why": why} for name, why in setup.rejected],
         "machine": job.machine.to_json(),
-        "model": {
-            "name": job.model.name,
-            "origin": job.model.origin,
-            "parameters": job.model.parameters,
-            "largest_parameter": job.model.largest_parameter,
-        },
+        "model": job.model.to_json(),
         "setup": setup.to_json(),
     }
 
@@ -181,8 +196,7 @@ def _with_prediction(
 
 def _as_rank(options: RunOptions, ranks: Ranks) -> int:
     """One of the processes that a launcher has started: rank 0 decides what runs, and speaks for all."""
-    from hf_memkit.cli import render
-    from hf_memkit.recipe.run import RecipeRun
+    from hf_memkit.recipe.output import RecipeRun
     from hf_memkit.recipe.schema import load_recipe
 
     place = options.place(ranks)
@@ -198,15 +212,11 @@ def _as_rank(options: RunOptions, ranks: Ranks) -> int:
             _refuse_mistakes(job)
         else:
             recipe = load_recipe(options.request.recipe or "")
-            request = request_of(options, recipe, place.gpus, place.nodes)
+            request = read_request(options, recipe, place.gpus, place.nodes)
             if FOLDER_VARIABLE not in os.environ:  # otherwise the process that started this one has read it
                 refuse_data(options, recipe)
             job, prediction = resolved_run(options, recipe, request, machine_here(request), place)
-            if not options.as_json:
-                render.opening(recipe, job.target or job.setup, job)
-            _refuse_used(job, overwrite=options.overwrite)
-            _refuse_mistakes(job)
-            job = _with_prediction(job, recipe, options, prediction)
+            job = _opened(job, recipe, options, prediction, overwrite=options.overwrite)
         ranks.share("job", [job.to_json(), earlier])
     code = _train(job, earlier, ranks, options)
     if FOLDER_VARIABLE not in os.environ:
@@ -238,8 +248,7 @@ def _refuse_with_resume(options: RunOptions) -> None:
 
 def _earlier_run(options: RunOptions) -> tuple[RecipeRun, dict[str, Any]]:
     """The run that `--resume` means, with the settings it was started with."""
-    from hf_memkit.recipe.output import unfinished_run
-    from hf_memkit.recipe.run import RecipeRun
+    from hf_memkit.recipe.output import RecipeRun, unfinished_run
     from hf_memkit.recipe.schema import load_recipe
 
     request = options.request
@@ -258,20 +267,9 @@ def _same_processes(job: RecipeRun, place: Place) -> None:
         )
 
 
-def _refuse_used(job: RecipeRun, *, overwrite: bool) -> None:
-    """What cannot run here, and a folder that another run has."""
-    from hf_memkit.errors import DoesNotFitError
-    from hf_memkit.recipe.output import refuse_used
-
-    if not job.is_rehearsal and job.setup.problems:
-        raise DoesNotFitError(f"variant {job.variant!r} {'; '.join(job.setup.problems)}")
-    if not overwrite:
-        refuse_used(job.output)
-
-
 def _refuse_mistakes(job: RecipeRun) -> None:
     from hf_memkit.cli import render
-    from hf_memkit.recipe.mistakes import mistakes_of_run
+    from hf_memkit.recipe.run import mistakes_of_run
 
     found = mistakes_of_run(job)
     if mistakes := [str(problem) for problem in found if problem.refuses]:

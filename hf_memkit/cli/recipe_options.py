@@ -1,16 +1,25 @@
-"""How `memkit recipe` shall run what was asked for, and where that says its processes run."""
+"""What `memkit recipe` runs, and where: the options and the recipe, checked; this machine; and the setup of both."""
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from hf_memkit.errors import InputError
 from hf_memkit.recipe.launch import MASTER_PORT, Place
 from hf_memkit.recipe.ranks import Ranks
 from hf_memkit.request import Request
 
-__all__ = ["RunOptions"]
+if TYPE_CHECKING:
+    from hf_memkit.hardware import Gpu, Machine
+    from hf_memkit.prediction import Prediction
+    from hf_memkit.recipe.output import RecipeRun
+    from hf_memkit.recipe.schema import Recipe
+
+__all__ = [
+    "RunOptions", "machine_here", "read_request", "refuse_data", "rehearses", "resolved_run", "usual_gpus",
+]  # fmt: skip
 
 _FLAGS = {"setting": "--set", "as_json": "--json"}
 _OPTIONS = (
@@ -114,3 +123,109 @@ class RunOptions:
 
 def _flag(name: str) -> str:
     return _FLAGS.get(name, f"--{name.replace('_', '-')}")
+
+
+def read_request(options: RunOptions, recipe: Recipe, gpus: int | None = None, nodes: int | None = None) -> Request:
+    """The request with its own arguments, whatever is wrong whatever the machine being told at once: before torch is
+    imported, or a process is started.
+
+    Args:
+        options, recipe: the command line and the recipe.
+        gpus, nodes: where a launcher says them.
+
+    Raises:
+        InputError: there is no such variant, model or card, or a value is wrong.
+    """
+    from hf_memkit.recipe.settings import refuse_wrong
+    from hf_memkit.resolve import read_own
+
+    gpus, nodes = gpus or options.gpus or recipe.gpus, nodes or options.nodes or 1
+    request = read_own(replace(options.request, gpus=gpus, nodes=nodes), options.setting, recipe=recipe)
+    refuse_wrong(recipe, request)
+    return request
+
+
+def refuse_data(options: RunOptions, recipe: Recipe) -> None:
+    """Reads what `--data` names; of what is only shown no data set is downloaded.
+
+    Raises:
+        DataError: it cannot be used.
+    """
+    from hf_memkit.models import hub_switched_off
+    from hf_memkit.recipe.settings import check_data
+    from hf_memkit.recipe.sources import is_local
+
+    data = options.request.data
+    if data is not None and (not options.shown_only or hub_switched_off() or is_local(data)):
+        check_data(recipe, data)
+
+
+def machine_here(request: Request) -> Machine:
+    """This machine, with the disks that the request names."""
+    from hf_memkit.hardware import this_machine
+
+    here = this_machine(request.nvme_path or request.output or ".")
+    if request.nvme_path:  # checkpoints go to another disk than the swapped states
+        here = replace(here, output_free_bytes=this_machine(request.output or ".").disk_free_bytes)
+    return here
+
+
+def rehearses(options: RunOptions, here: Machine) -> bool:
+    """Whether what runs is a rehearsal; a card that is only described is shown."""
+    described = bool(options.request.gpu or options.request.gpu_memory)
+    return here.gpu is None and not (described and options.shown_only)
+
+
+def usual_gpus(recipe: Recipe, *, rehearses: bool) -> int:
+    """The cards that the recipe is for; where there is none to run on, two processes rehearse for them all."""
+    return min(2, recipe.gpus) if rehearses else recipe.gpus
+
+
+def resolved_run(
+    options: RunOptions, recipe: Recipe, request: Request, here: Machine, place: Place
+) -> tuple[RecipeRun, Prediction | None]:
+    """(what runs here: the recipe's setup for the machine in question where that has a card, the rehearsal of it
+    without; the prediction that it was chosen by, None if it was chosen by formula).
+
+    Raises:
+        DoesNotFitError: no variant fits, or the card that is described is more than the one that is here.
+    """
+    from hf_memkit.errors import DoesNotFitError
+    from hf_memkit.hardware import described_gpu
+    from hf_memkit.recipe.choose import predicted
+    from hf_memkit.recipe.output import RecipeRun
+    from hf_memkit.recipe.rehearse import rehearse
+    from hf_memkit.resolve import resolve
+
+    rehearsed = rehearses(options, here)
+    gpus = max(place.gpus, recipe.gpus) if rehearsed else place.gpus
+    request = replace(request, gpus=gpus, nodes=place.nodes)
+    judge = None if options.no_trace or (rehearsed and not options.dry_run) else predicted
+    beforehand = judge is None and rehearsed
+    try:
+        setup, prediction = resolve(request, judge, recipe=recipe, here=here, stored=beforehand)
+    except DoesNotFitError:
+        if not beforehand:
+            raise
+        # A rehearsal needs next to nothing: what stands in the target's way is told.
+        first = replace(request, variant=next(iter(recipe.variants)))
+        setup, prediction = resolve(first, recipe=recipe, here=here)
+        why = "the recipe's first choice: here it is rehearsed only, and no variant's target would fit this machine"
+        setup = replace(setup, why=why)
+    described = described_gpu(request.gpu, request.gpu_memory)
+    if here.gpu is not None and described is not None and not options.shown_only:
+        _refuse_another_card(described, here.gpu)
+    if rehearsed:
+        return rehearse(recipe, setup, gpus=place.gpus), prediction
+    return RecipeRun(recipe.name, setup.preset, setup, gpus=place.gpus, nodes=place.nodes), prediction
+
+
+def _refuse_another_card(described: Gpu, here: Gpu) -> None:
+    """A setup for a card that is larger, or computes in bf16, would fail on the one that is here."""
+    from hf_memkit.errors import DoesNotFitError
+
+    if described.usable_bytes > here.usable_bytes or (described.bf16 and not here.bf16):
+        raise DoesNotFitError(
+            f"this machine has {here.name}, which is smaller than {described.name} or lacks its bf16; leave out --gpu "
+            f"and --gpu-memory to run here, or add --dry-run or --export"
+        )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from hf_memkit.cli.options import show_what_can_be_shown
 
 __all__ = ["EXAMPLES", "report"]
 
@@ -39,10 +40,7 @@ def report(
     from hf_memkit.errors import InputError
     from hf_memkit.report.text import PAGE, view
 
-    for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a bar gets a question mark, not an error.
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
+    show_what_can_be_shown()
     if follow and as_json:
         raise InputError("--follow and --json: give one of them; --json prints a run once")
     console = Console(highlight=False)

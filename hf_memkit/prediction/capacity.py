@@ -149,14 +149,7 @@ def perturbed(trace: Trace, seed: int) -> Trace:
     in the course of events; every storage keeps its number, size, category and what made it."""
     source = random.Random(seed)
     early = _workspaces(trace) if seed % 2 else set()
-    result = Trace(
-        sizes_bytes=list(trace.sizes_bytes),
-        category_of=list(trace.category_of),
-        operation_of=list(trace.operation_of),
-        module_of=list(trace.module_of),
-        operations=list(trace.operations),
-        modules=list(trace.modules),
-    )
+    result = trace.without_events()
     result.events.extend(sorted(early))
     begins = {0: len(result.events)}  # where a group of the old events begins in the new ones
     for start, end in _groups(trace):
@@ -207,9 +200,6 @@ def _workspaces(trace: Trace) -> set[int]:
 def _add_extra(trace: Trace, source: random.Random) -> None:
     """A storage that the trace did not see: a small one that stays, or scratch memory that is freed at once."""
     stays = source.random() < _STAYING
-    trace.sizes_bytes.append(ROUND_BYTES if stays else int(ROUND_BYTES * 2 ** source.uniform(0, _SCRATCH_DOUBLINGS)))
-    trace.category_of.append(CATEGORIES.index("other"))
-    trace.operation_of.append(0)
-    trace.module_of.append(0)
-    number = len(trace.sizes_bytes)
+    size_bytes = ROUND_BYTES if stays else int(ROUND_BYTES * 2 ** source.uniform(0, _SCRATCH_DOUBLINGS))
+    number = trace.add(size_bytes, CATEGORIES.index("other"))
     trace.events.extend([number] if stays else [number, -number])

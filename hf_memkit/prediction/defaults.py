@@ -25,7 +25,6 @@ __all__ = [
     "look_at_config",
     "refuse_precision",
     "with_class",
-    "with_model",
 ]
 
 TRAINER_DEFAULTS: Final = "trainer-defaults"
@@ -194,11 +193,6 @@ def default_setup(model: LookedAt, arguments: Mapping[str, Any]) -> Setup:
         setup = setup.put(f"arguments.{name}", value, "yours")
     if deepspeed is not None:
         setup = setup.put("deepspeed.config", _deepspeed(deepspeed), "yours")
-    return with_model(setup, model)
-
-
-def with_model(setup: Setup, model: LookedAt) -> Setup:
-    """Another setup that names this model."""
     return with_class(setup.put_model(model.name, model.origin, model.config), model)
 
 

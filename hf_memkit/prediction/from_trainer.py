@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any, Final
 from hf_memkit.errors import InputError
 from hf_memkit.hardware import described_machine
 from hf_memkit.job import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH, Job
-from hf_memkit.own_arguments import of_trainer
+from hf_memkit.own_arguments import read_trainer
 from hf_memkit.prediction.defaults import TRAINER_DEFAULTS, LookedAt, default_setup, look_at, look_at_config
 from hf_memkit.prediction.predicting import predict
 from hf_memkit.prediction.user_batch import UserBatches, batches_of_example, batches_of_rows, signature_columns
-from hf_memkit.prediction.user_module import write_module
-from hf_memkit.prediction.user_training import UserTraining, import_path
+from hf_memkit.prediction.user_training import UserTraining, import_path, write_module
 from hf_memkit.request import refuse_below_one, refuse_too_long
 from hf_memkit.setup import Setup
 
@@ -91,15 +90,15 @@ def predict_trainer(
         model, args, train_dataset, data_collator, processing_class, optimizer_cls_and_kwargs, trainer_class
     )
     if _is_trainer(model):
-        given = _of_trainer(model, given)
+        given = _unpack_trainer(model, given)
     refuse_below_one(sequence_length=sequence_length, gpus=gpus, nodes=nodes)
     machine = described_machine(gpu, gpu_memory, ram, None)
-    fields, notes = of_trainer(given.args)
+    fields, notes = read_trainer(given.args)
     own = UserTraining(
         trainer_class=import_path(given.trainer_class, "trainer_class") if given.trainer_class is not None else None,
         metrics=given.metrics,
     )
-    notes += _of_evaluation(fields, own)
+    notes += _say_of_evaluation(fields, own)
     batch = int(fields.get(_BATCH, DEFAULT_MICRO_BATCH))
     with tempfile.TemporaryDirectory() as folder:
         looked_at, own = _model(given.model, own, Path(folder), trust_remote_code=trust_remote_code)
@@ -138,7 +137,7 @@ class _Given:
     """Whether its evaluations keep all that the model gives, for metrics."""
 
 
-def _of_evaluation(fields: dict[str, Any], own: UserTraining) -> list[str]:
+def _say_of_evaluation(fields: dict[str, Any], own: UserTraining) -> list[str]:
     """What is to be said of evaluations; what Trainer ignores is taken out of `fields`."""
     notes = []
     if own.trainer_class is None and fields.pop("predict_with_generate", None):
@@ -157,7 +156,7 @@ def _is_trainer(model: Any) -> bool:
     return all(hasattr(model, name) for name in ("training_step", "args", "train_dataset", "data_collator"))
 
 
-def _of_trainer(trainer: Any, given: _Given) -> _Given:
+def _unpack_trainer(trainer: Any, given: _Given) -> _Given:
     """What a Trainer was given, without what is given beside it.
 
     Raises:

@@ -9,19 +9,17 @@ trace on a fake card ── fails ──> trace on fake CPU tensors ── fails
 
 from __future__ import annotations
 
-from dataclasses import replace
 from importlib.metadata import version
 from typing import Final
 
 from hf_memkit.adapter_layers import adapter_tensors
 from hf_memkit.compat import free_order
 from hf_memkit.errors import InputError, TraceFailed
-from hf_memkit.job import DEFAULT_NVME, Job, process_row
+from hf_memkit.job import Job, process_row
 from hf_memkit.ledger import Ledger
 from hf_memkit.models import without_collections
 from hf_memkit.prediction.allocator_settings import AllocatorSettings, parse_settings
 from hf_memkit.prediction.capacity import reserved_interval, smallest_cap
-from hf_memkit.prediction.confidence import Confidence, Level
 from hf_memkit.prediction.defaults import refuse_precision
 from hf_memkit.prediction.prediction import Prediction, with_rest
 from hf_memkit.prediction.replay import replay
@@ -30,6 +28,7 @@ from hf_memkit.prediction.trace import Trace
 from hf_memkit.prediction.trace_edit import ExtraAllocation, edited
 from hf_memkit.prediction.trace_request import Device, TraceRequest
 from hf_memkit.prediction.user_training import UserTraining
+from hf_memkit.prediction.verdict import Confidence, Level
 from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.request import refuse_below_one
 from hf_memkit.setup import Setup
@@ -58,14 +57,7 @@ def predict(
         InputError: nothing can be said of this job, with the reason.
         ValueError: the setup has no job.
     """
-    job = replace(
-        setup.resolved_for,
-        micro_batch_size=setup.micro_batch_size,
-        sequence_length=setup.sequence_length,
-        accumulation=setup.accumulation,
-        nvme_path=DEFAULT_NVME,
-        values={},
-    )
+    job = setup.sized_job
     model = job.model
     _refuse_impossible(setup, job)
     refuse_precision({"bf16": bool(setup.get("arguments.bf16"))}, job.machine.gpu)
@@ -238,8 +230,6 @@ def _from_trace(
     rests_on = f"two optimizer steps of {trainer} on {_ON[device]}"
     if split:
         rests_on += ", joined with the formulas of what DeepSpeed holds"
-    host = ledger.rows if ledger is not None else (process_row(job.gpus),)
-    places = Ledger(tuple(host))
     return Prediction(
         peak_allocated_bytes=alone.peak_allocated_bytes,
         peak_reserved_bytes=(low, max(high, alone.peak_reserved_bytes)),  # the phases' own is among them
@@ -254,9 +244,9 @@ def _from_trace(
         peak_module=peak.module,
         confidence=Confidence(_LEVEL[device], rests_on),
         source=f"torch {version('torch')}, transformers {version('transformers')}",
-        host_rss_bytes=places.total_bytes("host") if ledger is not None else None,
-        pinned_bytes=places.total_bytes("pinned") if ledger is not None else None,
-        disk_bytes=places.total_bytes("disk") if ledger is not None else None,
+        host_rss_bytes=ledger.total_bytes("host") if ledger is not None else None,
+        pinned_bytes=ledger.total_bytes("pinned") if ledger is not None else None,
+        disk_bytes=ledger.total_bytes("disk") if ledger is not None else None,
         notes=tuple(notes),
     ).judged(job.machine)
 

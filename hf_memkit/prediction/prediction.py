@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from hf_memkit.hardware import Machine
-from hf_memkit.prediction.confidence import Confidence
-from hf_memkit.prediction.verdict import VERDICTS, Verdict, judge
+from hf_memkit.prediction.verdict import VERDICTS, Confidence, Verdict, judge
 from hf_memkit.terms import CATEGORIES, PHASES, Category, Phase
 from hf_memkit.units import GIB
 

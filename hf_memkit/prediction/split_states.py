@@ -102,14 +102,7 @@ def _reduced(trace: Trace, share_bytes: int) -> Trace:
     steps = sum(1 for _, phase in trace.marks if phase == "optimizer")
     total = sum(_gradient_sizes(trace)) // max(1, steps)
     scale = min(1.0, share_bytes / total) if total else 0.0
-    result = Trace(
-        sizes_bytes=list(trace.sizes_bytes),
-        category_of=list(trace.category_of),
-        operation_of=list(trace.operation_of),
-        module_of=list(trace.module_of),
-        operations=list(trace.operations),
-        modules=list(trace.modules),
-    )
+    result = trace.without_events()
     whole = 0  # the gradient that has not been reduced yet
 
     def reduce_it() -> None:
@@ -126,7 +119,9 @@ def _reduced(trace: Trace, share_bytes: int) -> Trace:
             elif event > 0:
                 reduce_it()
                 result.sizes_bytes[which] = round(scale * trace.sizes_bytes[which])
-                whole = _another(result, which, trace.sizes_bytes[which])
+                whole = result.add(
+                    trace.sizes_bytes[which], _GRADIENTS, trace.operation_of[which], trace.module_of[which]
+                )
                 result.events.extend((whole, event))
             else:
                 result.events.append(event)
@@ -142,11 +137,3 @@ def _gradient_sizes(trace: Trace) -> Iterator[int]:
         for size, category in zip(trace.sizes_bytes, trace.category_of, strict=True)
         if category == _GRADIENTS
     )  # fmt: skip
-
-
-def _another(trace: Trace, which: int, size_bytes: int) -> int:
-    """The number of a new storage made where storage `which` is."""
-    trace.sizes_bytes.append(size_bytes)
-    for column in (trace.category_of, trace.operation_of, trace.module_of):
-        column.append(column[which])
-    return len(trace.sizes_bytes)

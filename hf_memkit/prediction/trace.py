@@ -73,6 +73,25 @@ class Trace:
     modules: list[str] = field(default_factory=list)
     marks: list[tuple[int, Phase]] = field(default_factory=list)
 
+    def add(self, size_bytes: int, category: int, operation: int = 0, module: int = 0) -> int:
+        """The number of another storage; the caller says in `events` when it is made."""
+        self.sizes_bytes.append(size_bytes)
+        self.category_of.append(category)
+        self.operation_of.append(operation)
+        self.module_of.append(module)
+        return len(self.sizes_bytes)
+
+    def without_events(self) -> Trace:
+        """Another trace with the same storages, which it neither makes nor frees."""
+        return Trace(
+            sizes_bytes=list(self.sizes_bytes),
+            category_of=list(self.category_of),
+            operation_of=list(self.operation_of),
+            module_of=list(self.module_of),
+            operations=list(self.operations),
+            modules=list(self.modules),
+        )
+
     def spans(self) -> Iterator[tuple[int, int, Phase]]:
         """`(first event, one past the last, phase)` of every stretch, in order; empty stretches are left out."""
         start = 0

@@ -44,11 +44,15 @@ def edited(trace: Trace, added: Iterable[ExtraAllocation], keep: Callable[[Categ
     numbers: dict[int, int] = {}
     term_ids: dict[str, int] = {}
 
+    def made(*storage: int) -> int:
+        result.events.append(result.add(*storage))
+        return result.events[-1]
+
     def make(each: ExtraAllocation) -> int:
         if each.term not in term_ids:
             term_ids[each.term] = len(result.operations)
             result.operations.append(each.term)
-        return _append(result, each.size_bytes, CATEGORIES.index(each.category), term_ids[each.term], 0)
+        return made(each.size_bytes, CATEGORIES.index(each.category), term_ids[each.term], 0)
 
     always = [each for each in held if not each.phases]
     for start, end, phase in trace.spans():
@@ -62,8 +66,8 @@ def edited(trace: Trace, added: Iterable[ExtraAllocation], keep: Callable[[Categ
                 continue
             if event > 0:
                 which = event - 1
-                numbers[event] = _append(
-                    result, trace.sizes_bytes[which], trace.category_of[which], trace.operation_of[which],
+                numbers[event] = made(
+                    trace.sizes_bytes[which], trace.category_of[which], trace.operation_of[which],
                     trace.module_of[which],
                 )  # fmt: skip
             elif -event in numbers:
@@ -75,12 +79,3 @@ def edited(trace: Trace, added: Iterable[ExtraAllocation], keep: Callable[[Categ
             always = []
         result.marks.append((len(result.events), phase))
     return result
-
-
-def _append(trace: Trace, size_bytes: int, category: int, operation: int, module: int) -> int:
-    trace.sizes_bytes.append(size_bytes)
-    trace.category_of.append(category)
-    trace.operation_of.append(operation)
-    trace.module_of.append(module)
-    trace.events.append(len(trace.sizes_bytes))
-    return len(trace.sizes_bytes)

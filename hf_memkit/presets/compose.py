@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass
 
 from hf_memkit.checks import RULES, check
 from hf_memkit.errors import InputError, SettingError, did_you_mean
@@ -15,8 +14,6 @@ from hf_memkit.technique import TECHNIQUES, Family, Technique, find_technique, i
 from hf_memkit.techniques import ledger
 
 __all__ = ["apply_preset", "compose", "leave_out_impossible", "with_techniques"]
-
-S = TypeVar("S", bound=Setup)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +55,7 @@ def compose(name: str, extra: Iterable[str] = ()) -> list[Technique]:
     return with_techniques([each.technique for each in found], extra)
 
 
-def leave_out_impossible(name: str, extra: Iterable[str], build: Callable[[Mapping[str, str]], S]) -> S:
+def leave_out_impossible(name: str, extra: Iterable[str], build: Callable[[Mapping[str, str]], Setup]) -> Setup:
     """What `build` makes, without what a preset of `name` has only where it applies and a rule says that it does not.
 
     Args:
@@ -134,7 +131,6 @@ def apply_preset(
     *,
     without: Collection[Family] = (),
     left_out: Mapping[str, str] | None = None,
-    empty: Setup | None = None,
     change: Callable[[Setup], Setup] | None = None,
 ) -> Setup:
     """The preset resolved for `job`. What the machine lacks for it is in the setup's `problems`.
@@ -145,14 +141,13 @@ def apply_preset(
         extra: techniques that take the place of those of the same slot.
         without: families of which no technique is applied.
         left_out: techniques that are left out, each with why, which is noted.
-        empty: the setup to begin with, whose class the result has.
         change: what is done to the setup after its techniques, before its ledger is computed.
 
     Raises:
         InputError: an unknown name.
         SettingError: two techniques decide the same thing; names both.
     """
-    setup = replace(Setup(preset=name) if empty is None else empty, job=job)
+    setup = Setup(preset=name, job=job)
     left_out = left_out or {}
     techniques = [one for one in compose(name, extra) if one.name not in left_out and one.family not in without]
     owner: dict[str, Technique] = {}

@@ -16,8 +16,7 @@ import yaml
 from hf_memkit import compat
 from hf_memkit._version import __version__
 from hf_memkit.presets.outside import Outside, outside_lines, script_arguments
-from hf_memkit.presets.own import Replaced
-from hf_memkit.setup import Setup
+from hf_memkit.setup import Replaced, Setup
 
 __all__ = ["ArgumentFile", "Reasoned", "argument_file", "reasoned_yaml", "with_installed_names"]
 

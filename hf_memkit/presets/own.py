@@ -8,14 +8,13 @@ given would be ignored. What a replaced value took with it is dropped, and every
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from hf_memkit.errors import SettingError
 from hf_memkit.on_cpu import PAGE_LOCKED, unpin_optimizer, without_gpu
-from hf_memkit.setup import Setting, Setup
+from hf_memkit.setup import Replaced, Setting, Setup
 
-__all__ = ["Replaced", "settle", "without_replaced"]
+__all__ = ["settle", "without_replaced"]
 
 _GOES_WITH: Final[dict[str, tuple[str, ...]]] = {
     "optim": ("arguments.optim_args", "arguments.optim_target_modules", "optimizer"),
@@ -31,37 +30,8 @@ _CHECKS: Final = {"activation_checkpointing": ("trainer_parts.verify_checkpointi
 _EXCLUDES: Final = {"bf16": ("arguments.fp16",), "fp16": ("arguments.bf16",)}
 """What cannot be true together with a field that is true (transformers 5.23.0: "At most one of fp16 and bf16")."""
 
-S = TypeVar("S", bound=Setup)
 
-
-@dataclass(frozen=True, slots=True)
-class Replaced:
-    """A setting of the preset that the user's own argument took the place of, or took away.
-
-    Attributes:
-        setting: as the preset had it.
-        by: the user's field of TrainingArguments.
-        value: its value.
-        why: for a setting that went with it, why; empty for the field itself.
-    """
-
-    setting: Setting
-    by: str
-    value: Any
-    why: str = ""
-
-    def __str__(self) -> str:
-        name = self.setting.key.removeprefix("arguments.")
-        preset = f"the preset's {self.setting.value!r}: {self.setting.reason}"
-        if not self.why:
-            return f"{name} = {self.value!r} is yours, in place of {preset}"
-        return f"{name} is left out, because of your {self.by} = {self.value!r} ({self.why}); {preset}"
-
-    def to_json(self) -> dict[str, Any]:
-        return {**self.setting.to_json(), "by": self.by, "own_value": self.value, "why": self.why}
-
-
-def settle(setup: S, own: Mapping[str, Any]) -> tuple[S, tuple[Replaced, ...]]:
+def settle(setup: Setup, own: Mapping[str, Any]) -> tuple[Setup, tuple[Replaced, ...]]:
     """`setup` with the user's own fields of TrainingArguments (today's names), and what they replaced.
 
     A value that is also the preset's replaces nothing and keeps the preset's reason.
@@ -80,7 +50,7 @@ def settle(setup: S, own: Mapping[str, Any]) -> tuple[S, tuple[Replaced, ...]]:
     return settled, replaced
 
 
-def without_replaced(setup: S, own: Mapping[str, Any]) -> tuple[S, tuple[Replaced, ...]]:
+def without_replaced(setup: Setup, own: Mapping[str, Any]) -> tuple[Setup, tuple[Replaced, ...]]:
     """`setup` without what the user's own fields replace, and what that is. Values may be any objects.
 
     Raises:
@@ -114,7 +84,7 @@ def _same(setup: Setup, key: str, value: Any) -> bool:
     return key in setup and setup[key] == value and type(setup[key]) is type(value)
 
 
-def _for_a_cpu(setup: S, own: Mapping[str, Any], replaced: list[Replaced]) -> S:
+def _for_a_cpu(setup: Setup, own: Mapping[str, Any], replaced: list[Replaced]) -> Setup:
     after, left_out = without_gpu(setup, keep=own)
     for each in left_out:
         was = next(s for s in setup.settings if each.key in (s.key, f"{s.key}.offload"))
@@ -129,8 +99,8 @@ def _for_a_cpu(setup: S, own: Mapping[str, Any], replaced: list[Replaced]) -> S:
 
 
 def _drop(
-    setup: S, prefix: str, name: str, value: Any, why: str, own: Mapping[str, Any], replaced: list[Replaced]
-) -> S:
+    setup: Setup, prefix: str, name: str, value: Any, why: str, own: Mapping[str, Any], replaced: list[Replaced]
+) -> Setup:
     """Drops a key, or a section, except what the user gave too."""
     for setting in setup.settings:
         if setting.key != prefix and setting.key.partition(".")[0] != prefix:

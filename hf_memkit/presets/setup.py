@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from hf_memkit import train
 from hf_memkit.checks import RULES, Problem, Subject, check
 from hf_memkit.compat import argument_types, current_name, to_installed_arguments
 from hf_memkit.errors import InputError, SettingError
-from hf_memkit.presets.own import Replaced, without_replaced
+from hf_memkit.presets.own import without_replaced
 from hf_memkit.setup import Setting, Setup
 from hf_memkit.techniques.allocator import VARIABLE, set_allocator
 from hf_memkit.train.model import model_options
@@ -19,12 +19,24 @@ from hf_memkit.zero import ops
 if TYPE_CHECKING:
     from transformers import Trainer, TrainingArguments
 
-__all__ = ["PresetSetup"]
+__all__ = ["PresetSetup", "mistakes_of"]
 
 _OF_TRAINER: Final = {"data_collator", "optimizers", "callbacks"}
 """Names that Trainer takes, should TrainingArguments ever have them too."""
 
 _SIZES: Final = ("per_device_train_batch_size", "gradient_accumulation_steps")
+
+
+def mistakes_of(setup: Setup, own: Mapping[str, Any] | None = None) -> tuple[list[Problem], list[Problem]]:
+    """(mistakes that the rules know in a setup, what they say of the machine's size).
+
+    `own`: fields of TrainingArguments, under today's names, that stand in place of the setup's.
+    """
+    subject = Subject.of_setup(setup)
+    subject = replace(subject, arguments={**(subject.arguments or {}), **(own or {})})
+    found = check(subject)
+    lacks = [problem for problem in found if RULES[problem.rule].module == "capacity"]
+    return [problem for problem in found if problem not in lacks], lacks
 
 
 @dataclass(frozen=True)
@@ -41,12 +53,12 @@ class PresetSetup(Setup):
 
     With the second and third, what TrainingArguments cannot say is yours to do: `outside_arguments` lists it, and
     `install(model)` does the part that belongs on the model.
-
-    Attributes:
-        replaced: what of the preset the user's own arguments took the place of.
     """
 
-    replaced: tuple[Replaced, ...] = ()
+    @classmethod
+    def of(cls, setup: Setup) -> Self:
+        """The same setup, which can also make the objects."""
+        return cls(**{each.name: getattr(setup, each.name) for each in fields(setup)})
 
     @property
     def plain_arguments(self) -> dict[str, Any]:
@@ -120,23 +132,12 @@ class PresetSetup(Setup):
                 f"{batch}; give it to preset(arguments=…), and the other size follows"
             )
         if mine:
-            mistakes, _ = setup.mistakes(mine)
+            mistakes, _ = mistakes_of(setup, mine)
             if refused := [str(problem) for problem in mistakes if problem.refuses]:
                 raise SettingError("\n".join(refused))
         for each in replaced:
             print(f"Yours wins: {each}")
-        return replace(setup, replaced=(*self.replaced, *replaced)), mine
-
-    def mistakes(self, own: Mapping[str, Any] | None = None) -> tuple[list[Problem], list[Problem]]:
-        """(mistakes that the rules know in this setup, what they say of the machine's size).
-
-        `own`: fields of TrainingArguments, under today's names, that stand in place of the setup's.
-        """
-        subject = Subject.of_setup(self)
-        subject = replace(subject, arguments={**(subject.arguments or {}), **(own or {})})
-        found = check(subject)
-        lacks = [problem for problem in found if RULES[problem.rule].module == "capacity"]
-        return [problem for problem in found if problem not in lacks], lacks
+        return PresetSetup.of(replace(setup, replaced=(*self.replaced, *replaced))), mine
 
     def load_model(self, *, random_weights: bool = False, say: Callable[[str], None] = print) -> Any:
         """The model with its dtype, quantisation, padded vocabulary, adapters and parts.
@@ -211,10 +212,10 @@ class PresetSetup(Setup):
         from transformers import Trainer
 
         setup, mine = self._settled(arguments or {})
-        fields = sorted(set(own) & set(argument_types()) - _OF_TRAINER)
-        if fields:
+        misplaced = sorted(set(own) & set(argument_types()) - _OF_TRAINER)
+        if misplaced:
             raise SettingError(
-                f"{fields[0]} is a field of TrainingArguments; give trainer(…, arguments={{{fields[0]!r}: …}})"
+                f"{misplaced[0]} is a field of TrainingArguments; give trainer(…, arguments={{{misplaced[0]!r}: …}})"
             )
         train.require_packages(setup)
         setup._prepare(mine)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 from hf_memkit.job import Job
 from hf_memkit.setup import Setup
@@ -21,8 +21,6 @@ LONGEST_SEQUENCE: Final = 1 << 20
 
 _NOTHING_FITS: Final = "the smallest there is, and it does not fit by formula"
 
-S = TypeVar("S", bound=Setup)
-
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
@@ -34,7 +32,7 @@ class Sizes:
     batch_reason: str = ""
     length_reason: str = ""
 
-    def put(self, setup: S) -> S:
+    def put(self, setup: Setup) -> Setup:
         if self.batch_reason:
             setup = setup.put("arguments.per_device_train_batch_size", self.micro_batch, self.batch_reason)
             setup = setup.put("arguments.gradient_accumulation_steps", self.accumulation, self.batch_reason)
@@ -47,14 +45,14 @@ class Sizes:
 
 
 def solve(
-    build: Callable[[Sizes], S],
+    build: Callable[[Sizes], Setup],
     job: Job,
     *,
     solves_for: Literal["micro-batch", "batch", "sequence"],
     global_batch_size: int | None,
     sequence_length: int | None,
     own: Mapping[str, Any],
-) -> S:
+) -> Setup:
     """The setup with the sizes that fit.
 
     Args:

@@ -1,29 +1,31 @@
-"""Which variant, which of its kinds of checkpointing and which sequence length: chosen by prediction.
+"""Which variant, which of its kinds of checkpointing and which sequence length: one search, whoever judges.
 
-In: what `resolve` takes. Out: what it gives, with the prediction that decided. `resolve` by itself chooses by formula,
-at once; here each candidate is traced, cheapest first, until one fits. A trace takes seconds, so what the formula puts
-far off is not traced, and says so. For models whose activations are in no formula the prediction is the only judge.
+In: a recipe, a machine, a request and a judge. Out: the setup, with the prediction that decided. Each candidate is
+judged, cheapest first, until one fits. A trace takes seconds, so what the formula puts far off is not traced, and says
+so. Without a judge the sums of formulas decide, at once; for models whose activations are in no formula they are a
+lower bound, and a prediction is the only judge.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
-from hf_memkit.errors import DoesNotFitError, InputError, MemkitError
-from hf_memkit.hardware import Gpu, Machine, described_machine
+from hf_memkit.errors import DoesNotFitError, InputError
+from hf_memkit.hardware import Gpu, Machine, gpu_of_size
 from hf_memkit.job import card_shortage
-from hf_memkit.models import hub_reachable
-from hf_memkit.own_arguments import of_trainer
+from hf_memkit.models import describe
 from hf_memkit.prediction import Prediction, predict
-from hf_memkit.recipe.resolve import MULTIPLE, resolve
-from hf_memkit.recipe.schema import Recipe, load_recipe
-from hf_memkit.request import Request
+from hf_memkit.recipe.schema import Recipe
+from hf_memkit.recipe.settings import refuse_wrong
+from hf_memkit.recipe.tasks import find_task
+from hf_memkit.recipe.variant import MULTIPLE, Candidate
+from hf_memkit.request import Request, refuse_too_long
 from hf_memkit.setup import Setup
 from hf_memkit.units import format_size
 
-__all__ = ["FAR_OFF", "Judge", "choose", "nearest_that_fits", "predict_recipe", "predicted"]
+__all__ = ["FAR_OFF", "Judge", "choose", "nearest_that_fits", "predicted", "resolve"]
 
 FAR_OFF: Final = 0.25
 """What a formula puts further above the card than this share of it is not traced. Assumed: against traces of this
@@ -60,58 +62,50 @@ def predicted(setup: Setup, *, trace: bool = True) -> Prediction:
 
 
 @dataclass(frozen=True)
-class _Candidate:
-    """One variant with one kind of checkpointing and one length. `prediction` is None where the formula, or the
-    machine, rules it out, or nothing could be predicted; `why` says why not, or in short what was predicted."""
+class _Judged:
+    """A candidate, and what was said of it. `prediction` is None where the formula, or the machine, rules it out, or
+    nothing could be predicted; `why` says why not, or in short what was predicted."""
 
+    of: Candidate
     setup: Setup
-    prediction: Prediction | None
-    checkpointing: str
+    verdict: str
     why: str
-
-    @property
-    def verdict(self) -> str:
-        return str(self.prediction.verdict) if self.prediction is not None else ""
-
-
-@dataclass(frozen=True)
-class _Search:
-    """What all candidates have in common."""
-
-    recipe: Recipe
-    machine: Machine
-    use_hub: bool
-    judge: Judge
+    prediction: Prediction | None = None
 
 
 def choose(
-    recipe: Recipe, machine: Machine, request: Request, *, use_hub: bool, judge: Judge = predicted
+    recipe: Recipe, machine: Machine, request: Request, *, use_hub: bool, judge: Judge | None = predicted
 ) -> tuple[Setup, Prediction | None]:
-    """The recipe's setup for `machine`, chosen by prediction: the first variant, with its first kind of checkpointing,
-    that is predicted to fit; if none is, the first that is tight. A variant that was asked for by name is always
-    resolved, with the last of its kinds of checkpointing if none fits.
+    """The recipe's setup for `machine`, or for the recipe's own card if the machine has none: the first variant, with
+    its first kind of checkpointing, that fits; if none does, the first that is tight. A variant that was asked for by
+    name is always resolved, with the last of its kinds of checkpointing if none fits: what the machine lacks for it is
+    in the setup's `problems`.
 
     Args:
-        recipe, machine, request, use_hub: as `resolve` takes them.
-        judge: makes the prediction of a candidate.
+        recipe, machine: what is resolved, and where it will run.
+        request: what was asked for beyond the recipe.
+        use_hub: whether the hub may be asked for the model's config.
+        judge: makes the prediction of a candidate; None: the sums of formulas decide, at once.
 
     Returns:
         The setup, and its prediction: None where nothing could be predicted, or nothing was worth predicting.
 
     Raises:
-        InputError, SettingError: as `resolve` does.
+        InputError: unknown variant or model, or a sequence that is longer than the model allows.
+        SettingError: requests that contradict each other, the batch or the variant.
         DoesNotFitError: `auto`, and no variant fits.
     """
-    search = _Search(recipe, machine, use_hub, judge)
+    start = _start(recipe, machine, request, use_hub=use_hub)
     if request.variant != "auto":
-        found = _variant(search, request, "asked for by name", named=True)
-        return replace(found.setup, request=request), found.prediction
+        found = _variant(replace(start, variant=request.variant), judge, "asked for by name")
+        return found.setup, found.prediction
     rejected: list[tuple[str, str]] = []
-    tight: _Candidate | None = None
+    tight: _Judged | None = None
+    later = "the first variant within the card and RAM" if judge is None else "the first variant that fits"
     for name in recipe.variants:
-        first = "the recipe's first choice" if not rejected else "the first variant that fits"
-        found = _variant(search, replace(request, variant=name), first, named=False)
-        found = replace(found, setup=replace(found.setup, rejected=tuple(rejected), request=request))
+        first = later if rejected else "the recipe's first choice"
+        found = _variant(replace(start, variant=name), judge, first)
+        found = replace(found, setup=replace(found.setup, rejected=tuple(rejected)))
         lacks, prediction = found.setup.problems, found.prediction
         if not lacks and (prediction is None or prediction.verdict == "fits"):
             return found.setup, prediction
@@ -123,76 +117,118 @@ def choose(
         others = tuple(each for each in rejected if each[0] != tight.setup.preset)
         return replace(tight.setup, why=why, rejected=others), tight.prediction
     reasons = "; ".join(f"{variant} {why}" for variant, why in rejected)
-    raise DoesNotFitError(f"no variant of {recipe.name} is predicted to fit this machine: {reasons}")
+    fits = "fits" if judge is None else "is predicted to fit"
+    raise DoesNotFitError(f"no variant of {recipe.name} {fits} this machine: {reasons}")
 
 
-def _variant(search: _Search, request: Request, first: str, *, named: bool) -> _Candidate:
+def resolve(recipe: Recipe, machine: Machine, request: Request, *, use_hub: bool) -> Setup:
+    """As `choose`, by formula."""
+    return choose(recipe, machine, request, use_hub=use_hub, judge=None)[0]
+
+
+def _start(recipe: Recipe, machine: Machine, request: Request, *, use_hub: bool) -> Candidate:
+    """What all candidates have in common."""
+    refuse_wrong(recipe, request)
+    name, task = request.model or recipe.model.hub_id, find_task(recipe.task)
+    architecture = recipe.model.architecture if name == recipe.model.hub_id else None
+    model = describe(name, architecture, use_hub=use_hub, auto_class=task.auto_class)
+    length = task.sequence_length(request.sequence_length, recipe.sequence_length, model)
+    refuse_too_long(name, length, model.maximum_length, "--sequence-length ")
+    return Candidate(recipe, request, machine.with_gpu(machine.gpu or gpu_of_size(recipe.card)), model, length)
+
+
+def _variant(candidate: Candidate, judge: Judge | None, first: str) -> _Judged:
     """One variant: the first of its kinds of checkpointing that fits, or the first that is tight, or the last."""
-    tried: list[_Candidate] = []
-    for each in _candidates(search, request, named=named):
+    tried: list[_Judged] = []
+    for each in _candidates(candidate, judge):
         tried.append(each)
         if each.verdict == "fits":
             break
     fitting = [each for each in tried if each.verdict == "fits"]
     tight = [each for each in tried if each.verdict == "tight"]
     best = (fitting or tight or tried[-1:])[0]
-    if best.prediction is None:
-        return best
+    if judge is None:
+        return _by_formula(best, tried, first)
     setup = best.setup
-    if len(tried) > 1 or best.checkpointing:
-        others = "; ".join(f"{each.checkpointing} {each.why}" for each in tried if each is not best)
+    if best.prediction is None:
+        return replace(best, setup=replace(setup, why=first))
+    if kind := best.of.checkpointing:
+        others = "; ".join(f"{each.of.checkpointing} {each.why}" for each in tried if each is not best)
         which = "the first that is predicted to fit" if fitting else "the nearest to fitting, by prediction"
-        setup = setup.with_notes(
-            f"Activation checkpointing: {best.checkpointing}, {which}{f'; not {others}' if others else ''}."
-        )
+        not_these = f"; not {others}" if others else ""
+        setup = setup.with_notes(f"Activation checkpointing: {kind}, {which}{not_these}.")
     return replace(best, setup=replace(setup, why=f"{first} (predicted: {best.why})"))
 
 
-def _candidates(search: _Search, request: Request, *, named: bool) -> Iterator[_Candidate]:
-    """The variant with each of its kinds of checkpointing, cheapest first, each predicted as it is asked for."""
-    variant = search.recipe.variants.get(request.variant)
-    choices: list[str | None] = [*variant.checkpointing] if variant is not None and variant.checkpointing else [None]
-    solves = variant is not None and variant.solve_for == "sequence" and not request.sequence_length
-    for number, choice in enumerate(choices):
-        setup = _resolve(search, request, choice, named=named)
-        if solves:
-            yield _longest(search, setup, request, choice, named=named)
+def _by_formula(best: _Judged, tried: list[_Judged], first: str) -> _Judged:
+    """What the sums chose, with a note on how, and why it is this."""
+    candidate, setup = best.of, best.setup
+    # Other models than causal language models have a class of their own, and no formula for their activations.
+    bare = candidate.model.model_class is not None
+    if kind := candidate.checkpointing:
+        fits = best.verdict == "fits"
+        which = "the first of those listed that fits by formula" if fits else "with none of those listed it fits"
+        without = " (which has no activations of such a model: a prediction may choose another)" if bare else ""
+        sums = (f"{each.of.checkpointing} {format_size(each.setup.ledger.total_bytes('device'))}" for each in tried)
+        note = (
+            f"Activation checkpointing: {kind}, {which}{without}. On the card, by formula: {', '.join(sums)}, of "
+            f"{format_size(candidate.usable_bytes)}."
+        )
+        setup = replace(candidate, note=note).setup()
+    if candidate.request.variant == "auto":
+        ledger, machine, disk = setup.ledger, candidate.machine, setup.ledger.total_bytes("disk")
+        assert machine.gpu is not None
+        parts = [
+            f"{format_size(ledger.total_bytes('device'))} of {format_size(machine.gpu.usable_bytes)} on "
+            f"{machine.gpu.name}",
+            f"{format_size(ledger.total_bytes('host', 'pinned'))} of {format_size(machine.ram_bytes)} of RAM",
+        ]
+        parts += [f"{format_size(disk)} of {format_size(machine.disk_free_bytes)} of disk"] if disk else []
+        without = ", without activations, which are in none" if bare else ""
+        first += f" (estimated by formula{without}: {', '.join(parts)})"
+    return replace(best, setup=replace(setup, why=first))
+
+
+def _candidates(candidate: Candidate, judge: Judge | None) -> Iterator[_Judged]:
+    """The variant with each of its kinds of checkpointing, cheapest first, each judged as it is asked for."""
+    kinds = candidate.recipe.variants[candidate.variant].checkpointing or [""]
+    for number, kind in enumerate(kinds, 1):
+        each = replace(candidate, checkpointing=kind)
+        if judge is None:
+            setup = each.setup()
+            short = card_shortage(setup.ledger, each.machine)
+            yield _Judged(each, setup, "does not fit" if short else "fits", "; ".join(setup.problems))
+        elif each.solves:
+            yield _longest(each, judge)
         else:
-            yield _judged(search, setup, choice, must=named and number == len(choices) - 1)
+            yield _judged(each, judge, must=candidate.request.variant != "auto" and number == len(kinds))
 
 
-def _resolve(search: _Search, request: Request, choice: str | None, *, named: bool) -> Setup:
-    return resolve(
-        search.recipe, search.machine, request, use_hub=search.use_hub, checkpointing=choice, tried=not named
-    )
-
-
-def _judged(search: _Search, setup: Setup, choice: str | None, *, must: bool) -> _Candidate:
+def _judged(candidate: Candidate, judge: Judge, *, must: bool) -> _Judged:
     """One candidate, predicted unless the formula puts it far off. `must`: it was asked for and there is none after
     it, so that it is traced all the same."""
-    machine, label = setup.resolved_for.machine, choice or ""
+    setup, machine = candidate.setup(), candidate.machine
     gpu = machine.gpu
     assert gpu is not None
     short = card_shortage(setup.ledger, machine)
     others = [problem for problem in setup.problems if problem not in short]
     if others and not must:
-        return _Candidate(setup, None, label, "; ".join(others))
+        return _Judged(candidate, setup, "", "; ".join(others))
     needed = setup.ledger.total_bytes("device")
     if needed > (1 + FAR_OFF) * gpu.usable_bytes and not must:
         over = needed / gpu.usable_bytes - 1
         why = f"needs {format_size(needed)} by formula, {over:.0%} above what {gpu.name} leaves: not traced"
-        return _Candidate(setup, None, label, why)
+        return _Judged(candidate, setup, "", why)
     try:
-        prediction = search.judge(setup)
-    except MemkitError as error:
-        if not isinstance(error, InputError):
-            raise
-        return _Candidate(setup, None, label, f"no prediction: {error}")
+        prediction = judge(setup)
+    except InputError as error:
+        return _Judged(candidate, setup, "", f"no prediction: {error}")
     if prediction.verdict in ("fits", "tight"):  # the prediction is the better judge
         setup = replace(setup, problems=tuple(others))
     elif not setup.problems:
         setup = setup.with_problems([f"is predicted not to fit: {prediction.why}"])
-    return _Candidate(setup, prediction, label, "; ".join((*others, _in_short(prediction, gpu))))
+    why = "; ".join((*others, _in_short(prediction, gpu)))
+    return _Judged(candidate, setup, str(prediction.verdict), why, prediction)
 
 
 def _in_short(prediction: Prediction, gpu: Gpu) -> str:
@@ -204,14 +240,13 @@ def _in_short(prediction: Prediction, gpu: Gpu) -> str:
     )
 
 
-def _longest(search: _Search, setup: Setup, request: Request, choice: str | None, *, named: bool) -> _Candidate:
+def _longest(candidate: Candidate, judge: Judge) -> _Judged:
     """The longest sequence that is predicted to fit: the formula's, lowered or raised by what traces say."""
-    job, shortest = setup.resolved_for, search.recipe.sequence_length
-    assert job.machine.gpu is not None and job.model is not None
-    longest, usable = job.model.maximum_length or shortest, job.machine.gpu.usable_bytes
-    length = by_formula = setup.sequence_length
-    best: tuple[int, _Candidate] | None = None
-    last = _judged(search, setup, choice, must=True)
+    shortest, usable = candidate.recipe.sequence_length, candidate.usable_bytes
+    longest = candidate.model.maximum_length or shortest
+    best: tuple[int, _Judged] | None = None
+    last = _judged(candidate, judge, must=True)
+    length = by_formula = last.setup.sequence_length
     seen = {length: last}
     while last.prediction is not None:
         if last.verdict == "fits" and (best is None or length > best[0]):
@@ -219,8 +254,7 @@ def _longest(search: _Search, setup: Setup, request: Request, choice: str | None
         length = _nearer_length(length, last.prediction, shortest=shortest, longest=longest, usable_bytes=usable)
         if length in seen or len(seen) == MOST_TRACES:
             break
-        again = _resolve(search, replace(request, sequence_length=length), choice, named=named)
-        last = seen[length] = _judged(search, again, choice, must=True)
+        last = seen[length] = _judged(replace(candidate, length=length), judge, must=True)
     if best is None:
         return last
     length, found = best
@@ -247,69 +281,13 @@ def _nearer_length(length: int, found: Prediction, *, shortest: int, longest: in
     return max(shortest, min(lower, length - MULTIPLE))
 
 
-def predict_recipe(
-    name: str,
-    *,
-    variant: str = "auto",
-    model: str | None = None,
-    sequence_length: int | None = None,
-    arguments: Mapping[str, Any] | None = None,
-    gpu: str | None = None,
-    gpu_memory: str | None = None,
-    ram: str | None = None,
-    gpus: int | None = None,
-    nodes: int = 1,
-    trace: bool = True,
-) -> Prediction:
-    """What a recipe will need on a card, which need not be here.
-
-    >>> predict_recipe("gpt2-on-16gb", gpu="T4").verdict  # doctest: +SKIP
-    'fits'
-
-    Args:
-        name: a recipe's name, or its YAML file.
-        variant: one of its variants, or `"auto"`: the first that is predicted to fit.
-        model, sequence_length: in the place of the recipe's.
-        arguments: fields of TrainingArguments, which win over the recipe's.
-        gpu: a card's name, or a size such as `"16GB"`; None: this machine's, or else the recipe's own.
-        gpu_memory, ram: sizes in the place of the card's and of this machine's.
-        gpus: cards on each machine; None: the recipe's.
-        nodes: machines.
-        trace: whether the training is traced; False: formulas only, at once.
-
-    Raises:
-        InputError: there is no such recipe, variant, model or card, or nothing can be said of it.
-        SettingError: arguments that are wrong, or contradict the recipe.
-        DoesNotFitError: `"auto"`, and no variant is predicted to fit.
-    """
-    machine = described_machine(gpu, gpu_memory, ram, None)
-    recipe = load_recipe(name)
-    request = Request(
-        recipe=name,
-        variant=variant,
-        model=model,
-        sequence_length=sequence_length,
-        gpus=gpus or recipe.gpus,
-        nodes=nodes,
-        arguments=of_trainer(arguments)[0],
-    )
-    prediction = None
-    if trace:
-        setup, prediction = choose(recipe, machine, request, use_hub=hub_reachable())
-    else:
-        setup = resolve(recipe, machine, request, use_hub=hub_reachable())
-    if prediction is None:
-        prediction = predicted(setup, trace=trace)
-    return prediction.with_notes(f"variant {setup.preset}: {setup.why}")
-
-
 def nearest_that_fits(recipe: Recipe, setup: Setup, *, use_hub: bool, trace: bool = True) -> str | None:
     """The next variant of the recipe that is predicted to fit; None if there is none.
 
     Args:
         recipe: the recipe. Variants stand in the order in which it prefers them.
         setup: of it, and what does not fit.
-        use_hub: as for `resolve`.
+        use_hub: as for `choose`.
         trace: as for `predicted`.
     """
     names = list(recipe.variants)

@@ -1,4 +1,4 @@
-"""The folder of a run: which one to use, what state it is in, and the file that says so.
+"""A run of a recipe and its folder: which one to use, what state it is in, and the file that says so.
 
 `memkit-run.json` holds the run's setup and status. A folder is free (it has no such file), finished, or unfinished
 (running, interrupted, or killed).
@@ -9,13 +9,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from hf_memkit.errors import InputError, RunError
+from hf_memkit.setup import Setting, Setup
 
 __all__ = [
     "RUN_FILE",
+    "RecipeRun",
     "clear",
     "default_output",
     "last_checkpoint",
@@ -27,6 +31,69 @@ __all__ = [
 
 RUN_FILE: Final = "memkit-run.json"
 _HOME: Final = Path("memkit-runs")
+
+
+@dataclass(frozen=True)
+class RecipeRun:
+    """One run of a recipe.
+
+    Attributes:
+        recipe, variant: names.
+        setup: what runs here.
+        target: the setup that this is the rehearsal of; None if this is the real thing.
+        not_rehearsed: what of the target does not run here, each with its reason.
+        gpus: processes on each machine, one card each.
+        nodes: machines.
+        prediction: of what runs here, in its JSON form, where there is one; it stands in the records beside what is
+            measured.
+    """
+
+    recipe: str
+    variant: str
+    setup: Setup
+    target: Setup | None = None
+    not_rehearsed: tuple[Setting, ...] = ()
+    gpus: int = 1
+    nodes: int = 1
+    prediction: Mapping[str, Any] | None = None
+
+    @property
+    def processes(self) -> int:
+        return self.gpus * self.nodes
+
+    @property
+    def output(self) -> str:
+        return str(self.setup["arguments.output_dir"])
+
+    @property
+    def is_rehearsal(self) -> bool:
+        return self.target is not None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "recipe": self.recipe,
+            "variant": self.variant,
+            "rehearsal": self.is_rehearsal,
+            "gpus": self.gpus,
+            "nodes": self.nodes,
+            "setup": self.setup.to_json(),
+            "target": self.target.to_json() if self.target else None,
+            "not_rehearsed": [setting.to_json() for setting in self.not_rehearsed],
+            "prediction": self.prediction,
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> RecipeRun:
+        return cls(
+            recipe=content["recipe"],
+            variant=content["variant"],
+            setup=Setup.from_json(content["setup"]),
+            target=Setup.from_json(content["target"]) if content["target"] else None,
+            not_rehearsed=tuple(Setting(**setting) for setting in content["not_rehearsed"]),
+            gpus=content.get("gpus", 1),
+            nodes=content.get("nodes", 1),
+            prediction=content.get("prediction"),
+        )
 
 
 def default_output(recipe: str, variant: str) -> str:

@@ -2,23 +2,23 @@
 
 A trace takes seconds, and the pack has dozens of variants: `scripts/recipe_predictions.py` makes them once and writes
 `recipes/predictions.json`, where each recipe stands with the checksum of the file that it was made from. A variant is
-predicted with each kind of checkpointing that it lists, for the recipe's own card, and for one that has no bf16.
+predicted there with each kind of checkpointing that it lists, for the recipe's own card, and for one that has no bf16.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from hf_memkit import resources
-from hf_memkit.errors import InputError, MemkitError
-from hf_memkit.hardware import Gpu, Machine, gpu_of_size, named_gpu
+from hf_memkit.errors import InputError
+from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.prediction import Prediction
-from hf_memkit.recipe.schema import NO_CHECKPOINTING, Recipe, Variant
+from hf_memkit.recipe.schema import NO_CHECKPOINTING, Recipe
 from hf_memkit.setup import Setup
 
 if TYPE_CHECKING:
@@ -26,13 +26,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FILE",
-    "WITHOUT_BF16",
     "Option",
     "StoredPrediction",
     "checksum",
     "chosen_beforehand",
     "fitting",
-    "make",
     "options",
     "predicted_beforehand",
     "stored",
@@ -40,12 +38,6 @@ __all__ = [
 
 FILE: Final = "predictions.json"
 """Beside the recipes."""
-
-WITHOUT_BF16: Final = "T4"
-"""The card that stands for those that compute in fp16 only."""
-
-_PLENTY: Final = 2**50
-"""RAM and disk of the machine that is predicted for: what a variant needs does not depend on them."""
 
 
 @dataclass(frozen=True)
@@ -194,62 +186,3 @@ def fitting(recipes: list[Recipe], machine: Machine) -> tuple[list[list[Option]]
             others.append(all_of_it)
     fit.sort(key=lambda some: (some[0].verdict != "fits", -some[0].card_bytes))
     return fit, others
-
-
-def make(recipe: Recipe) -> Iterator[StoredPrediction | tuple[str, str]]:
-    """Predicts every variant; where that cannot be, (variant, why)."""
-    cards = [gpu_of_size(recipe.card)]
-    if recipe.gpus == 1 and cards[0].capacity_bytes <= gpu_of_size("16GB").capacity_bytes:
-        cards.append(named_gpu(WITHOUT_BF16))
-    for name, variant in recipe.variants.items():
-        for choice in variant.checkpointing or [""]:
-            for card in cards:
-                try:
-                    found = _predicted(recipe, name, variant, choice, card)
-                    if found is not None:
-                        yield found
-                except InputError as error:
-                    yield name, str(error)
-
-
-def _predicted(recipe: Recipe, name: str, variant: Variant, choice: str, card: Gpu) -> StoredPrediction | None:
-    """None where the variant computes in a dtype that the card has not.
-
-    Raises:
-        InputError: it cannot be predicted.
-    """
-    from hf_memkit.recipe.choose import choose, predicted
-    from hf_memkit.recipe.resolve import resolve
-    from hf_memkit.request import Request
-
-    machine = Machine(card, ram_bytes=_PLENTY, disk_free_bytes=_PLENTY, disk_path=".", cpu_count=16)
-    request = Request(variant=name, gpus=recipe.gpus, output="run")
-    try:
-        setup = resolve(recipe, machine, request, use_hub=False, checkpointing=choice or None)
-        found = None
-        if variant.solve_for is not None:
-            only = variant.model_copy(update={"checkpointing": [choice] if choice else []})
-            alone = recipe.model_copy(update={"variants": {name: only}})
-            setup, found = choose(alone, machine, request, use_hub=False)
-        if not card.bf16 and _computes_in_bf16(setup):
-            return None
-        found = found or predicted(setup)
-    except MemkitError as error:
-        raise InputError(str(error)) from error
-    return StoredPrediction(
-        variant=name,
-        checkpointing=choice,
-        bf16=card.bf16,
-        micro_batch_size=int(setup["arguments.per_device_train_batch_size"]),
-        accumulation=int(setup["arguments.gradient_accumulation_steps"]),
-        sequence_length=int(setup["data.sequence_length"]),
-        gpus=setup.resolved_for.gpus,
-        nodes=setup.resolved_for.nodes,
-        prediction=found,
-    )
-
-
-def _computes_in_bf16(setup: Setup) -> bool:
-    config = setup.get("deepspeed.config", {})
-    enabled = config.get("bf16", {}).get("enabled")
-    return setup.get("model.dtype") == "bfloat16" or setup.get("arguments.bf16") is True or enabled is True

@@ -7,7 +7,7 @@ a CPU cannot run is taken out and listed with its reason; nothing is left out si
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from hf_memkit.adapter_layers import adapter_tensors
@@ -15,6 +15,7 @@ from hf_memkit.hardware import SLOW_BF16, bf16_slowdown
 from hf_memkit.ledger import Ledger
 from hf_memkit.models import ModelFacts, describe
 from hf_memkit.on_cpu import unpin_optimizer, without_gpu
+from hf_memkit.recipe.output import RecipeRun
 from hf_memkit.recipe.schema import Recipe
 from hf_memkit.recipe.schema import Rehearsal as RehearsalSpec
 from hf_memkit.recipe.tasks import find_task
@@ -22,7 +23,7 @@ from hf_memkit.setup import Setting, Setup
 from hf_memkit.techniques.batch import accumulation_for
 from hf_memkit.zero.ledger import zero_ledger
 
-__all__ = ["Rehearsed", "made_smaller", "rehearse"]
+__all__ = ["made_smaller", "rehearse"]
 
 _SMALL_ENOUGH: Final = 20_000_000
 """A local model of at most so many parameters is rehearsed as it is, with its own weights."""
@@ -30,33 +31,25 @@ _SMALL_ENOUGH: Final = 20_000_000
 _CPU: Final = "this machine has no GPU"
 
 
-@dataclass(frozen=True)
-class Rehearsed:
-    """`setup` is what runs here; `not_rehearsed` are the target's settings that do not, each with the reason."""
-
-    setup: Setup
-    not_rehearsed: tuple[Setting, ...]
-
-
-def rehearse(recipe: Recipe, target: Setup, *, gpus: int | None = None) -> Rehearsed:
+def rehearse(recipe: Recipe, target: Setup, *, gpus: int | None = None) -> RecipeRun:
     """The rehearsal of a recipe's setup, in `gpus` processes on each machine; None: as many as it is for."""
     spec, job = recipe.rehearsal, target.resolved_for
-    rehearsed = Rehearsed(replace(target, ledger=Ledger(), problems=(), notes=()), ())
+    gpus = gpus or job.gpus
+    setup = replace(target, ledger=Ledger(), problems=(), notes=())
+    rehearsed = RecipeRun(recipe.name, target.preset, setup, target, gpus=gpus, nodes=job.nodes)
     model = _rehearsed_model(recipe, target)
     rehearsed = _small_model(rehearsed, spec, model, its_own=model is not job.model)
-    gpus = gpus or job.gpus
-    rehearsed = _few_steps(rehearsed, spec, gpus * job.nodes)
+    rehearsed = _few_steps(rehearsed, spec)
     rehearsed = _several_chunks(rehearsed)
     rehearsed = _cpu_precision(rehearsed)
     rehearsed = _bf16_products(rehearsed)
     setup, left_out = without_gpu(rehearsed.setup, rehearsal=True)
-    setup = find_task(recipe.task).settled(setup)
-    rehearsed = Rehearsed(setup, (*rehearsed.not_rehearsed, *left_out))
     if gpus != job.gpus:
-        reason = f"{gpus * job.nodes} processes stand for them"
-        each = Setting("environment.WORLD_SIZE", job.processes, reason)
-        rehearsed = replace(rehearsed, not_rehearsed=(*rehearsed.not_rehearsed, each))
-    return _with_ledger(_cpu_deepspeed(rehearsed), model, gpus=gpus, nodes=job.nodes)
+        reason = f"{rehearsed.processes} processes stand for them"
+        left_out = (*left_out, Setting("environment.WORLD_SIZE", job.processes, reason))
+    setup = find_task(recipe.task).settled(setup)
+    rehearsed = replace(rehearsed, setup=setup, not_rehearsed=(*rehearsed.not_rehearsed, *left_out))
+    return _with_ledger(_cpu_deepspeed(rehearsed), model)
 
 
 def made_smaller(target: Setup, setup: Setup) -> list[tuple[str, int, int]]:
@@ -75,11 +68,11 @@ def _sequences_per_step(setup: Setup) -> int:
     return math.prod(int(setup.get(f"arguments.{name}", 1)) for name in names)
 
 
-def _put(rehearsed: Rehearsed, section: str, values: dict[str, tuple[Any, str]]) -> Rehearsed:
+def _put(rehearsed: RecipeRun, section: str, values: dict[str, tuple[Any, str]]) -> RecipeRun:
     return replace(rehearsed, setup=rehearsed.setup.put_all(section, values))
 
 
-def _leave_out(rehearsed: Rehearsed, key: str, reason: str) -> Rehearsed:
+def _leave_out(rehearsed: RecipeRun, key: str, reason: str) -> RecipeRun:
     """Notes that the target's setting of `key` is not rehearsed; the caller changes or drops it."""
     left_out = Setting(key, rehearsed.setup[key], reason)
     return replace(rehearsed, not_rehearsed=(*rehearsed.not_rehearsed, left_out))
@@ -100,7 +93,7 @@ def _rehearsed_model(recipe: Recipe, target: Setup) -> ModelFacts:
     )
 
 
-def _small_model(rehearsed: Rehearsed, spec: RehearsalSpec, small: ModelFacts, *, its_own: bool) -> Rehearsed:
+def _small_model(rehearsed: RecipeRun, spec: RehearsalSpec, small: ModelFacts, *, its_own: bool) -> RecipeRun:
     """`its_own`: the rehearsal has a smaller model than the target."""
     if not its_own:
         length = min(spec.sequence_length, small.maximum_length or spec.sequence_length)
@@ -124,8 +117,8 @@ def _small_model(rehearsed: Rehearsed, spec: RehearsalSpec, small: ModelFacts, *
     )
 
 
-def _few_steps(rehearsed: Rehearsed, spec: RehearsalSpec, processes: int) -> Rehearsed:
-    setup = rehearsed.setup
+def _few_steps(rehearsed: RecipeRun, spec: RehearsalSpec) -> RecipeRun:
+    setup, processes = rehearsed.setup, rehearsed.processes
     # With more processes the micro-batch shrinks, and the accumulation stays: it is to be rehearsed too, but not where
     # the target has none, whose engine then does without accumulators.
     accumulates = int(setup["arguments.gradient_accumulation_steps"]) > 1
@@ -173,7 +166,7 @@ def _few_steps(rehearsed: Rehearsed, spec: RehearsalSpec, processes: int) -> Reh
     )
 
 
-def _several_chunks(rehearsed: Rehearsed) -> Rehearsed:
+def _several_chunks(rehearsed: RecipeRun) -> RecipeRun:
     """The loss of a small micro-batch in several chunks too, so that their loop is rehearsed."""
     setup, key = rehearsed.setup, "model_parts.chunked_loss"
     if key not in setup:
@@ -183,7 +176,7 @@ def _several_chunks(rehearsed: Rehearsed) -> Rehearsed:
     return _put(rehearsed, "model_parts", {"chunked_loss": (options, "rehearsal: four chunks a micro-batch")})
 
 
-def _cpu_precision(rehearsed: Rehearsed) -> Rehearsed:
+def _cpu_precision(rehearsed: RecipeRun) -> RecipeRun:
     if not rehearsed.setup.get("arguments.fp16"):
         return rehearsed
     reason = "neither DeepSpeed nor accelerate runs fp16 on a CPU; bf16 stands in, without loss scaling"
@@ -192,7 +185,7 @@ def _cpu_precision(rehearsed: Rehearsed) -> Rehearsed:
     return _put(rehearsed, "model", {"dtype": ("bfloat16", reason)})
 
 
-def _bf16_products(rehearsed: Rehearsed) -> Rehearsed:
+def _bf16_products(rehearsed: RecipeRun) -> RecipeRun:
     """Without instructions for bf16 its products are computed in fp32: weights, gradients and states stay bf16."""
     setup = rehearsed.setup
     bf16 = [key for key, value in (("model.dtype", "bfloat16"), ("arguments.bf16", True)) if setup.get(key) == value]
@@ -207,7 +200,7 @@ def _bf16_products(rehearsed: Rehearsed) -> Rehearsed:
     return _put(rehearsed, "trainer_parts", {"fp32_products": ({}, reason)})
 
 
-def _cpu_deepspeed(rehearsed: Rehearsed) -> Rehearsed:
+def _cpu_deepspeed(rehearsed: RecipeRun) -> RecipeRun:
     """The same preset with buffers for a small model; only what a CPU cannot do is taken out."""
     if "deepspeed.config" not in rehearsed.setup:
         return rehearsed
@@ -235,13 +228,14 @@ def _cpu_deepspeed(rehearsed: Rehearsed) -> Rehearsed:
     return _put(rehearsed, "environment", {"DS_ACCELERATOR": ("cpu", _CPU)})
 
 
-def _with_ledger(rehearsed: Rehearsed, model: ModelFacts, *, gpus: int, nodes: int) -> Rehearsed:
+def _with_ledger(rehearsed: RecipeRun, model: ModelFacts) -> RecipeRun:
     """What the engine holds of the small model, by formula: this machine's disk and limits are tried against it."""
     if "deepspeed.config" not in rehearsed.setup:
         return rehearsed
     accumulates = int(rehearsed.setup["arguments.gradient_accumulation_steps"]) > 1
     ledger = zero_ledger(
-        rehearsed.setup["deepspeed.config"], model, gpus=gpus, nodes=nodes, accumulation=accumulates,
+        rehearsed.setup["deepspeed.config"], model, gpus=rehearsed.gpus, nodes=rehearsed.nodes,
+        accumulation=accumulates,
         adapters=adapter_tensors(model, rehearsed.setup.section("adapter")),
     )  # fmt: skip
     return replace(rehearsed, setup=replace(rehearsed.setup, ledger=ledger))

@@ -1,27 +1,29 @@
 """Runs a setup: data → blocks → model → Trainer with the memory report → evaluation, trained model, run file.
 
-Nothing is written before the data has been read and found good.
+Nothing is written before the rules of `hf_memkit.checks` and the data have been applied and found good; folders are
+tried by `hf_memkit.recipe.swap`.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from hf_memkit import train
 from hf_memkit._version import __version__
+from hf_memkit.checks import Problem, Subject, check
 from hf_memkit.errors import InputError, RunError
 from hf_memkit.memory.records import read_records
 from hf_memkit.recipe.environment import Swap, nvme_path, set_environment
-from hf_memkit.recipe.output import last_checkpoint, write_run
+from hf_memkit.recipe.output import RecipeRun, last_checkpoint, write_run
 from hf_memkit.recipe.prepare import first, prepare_data, without_needless_grouping
 from hf_memkit.recipe.ranks import FOLDER_VARIABLE, Ranks
 from hf_memkit.recipe.tasks import Examples, task_of
-from hf_memkit.setup import Setting, Setup
+from hf_memkit.setup import Setup
 from hf_memkit.units import GB
 from hf_memkit.zero import ops
 from hf_memkit.zero.process_group import leave_process_group
@@ -34,72 +36,25 @@ if TYPE_CHECKING:
 
     from hf_memkit.callback.oom_note import OomNote
 
-__all__ = ["RecipeRun", "run"]
+__all__ = ["RecipeRun", "mistakes_of_run", "mistakes_of_target", "run"]
 
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class RecipeRun:
-    """One run of a recipe.
+_IN_THE_SETUP = ("card-too-small", "ram-too-small", "disk-too-small")
+"""The setup's own problems say these, with activations and processes added to what DeepSpeed holds."""
 
-    Attributes:
-        recipe, variant: names.
-        setup: what runs here.
-        target: the setup that this is the rehearsal of; None if this is the real thing.
-        not_rehearsed: what of the target does not run here, each with its reason.
-        gpus: processes on each machine, one card each.
-        nodes: machines.
-        prediction: of what runs here, in its JSON form, where there is one; it stands in the records beside what is
-            measured.
-    """
 
-    recipe: str
-    variant: str
-    setup: Setup
-    target: Setup | None = None
-    not_rehearsed: tuple[Setting, ...] = ()
-    gpus: int = 1
-    nodes: int = 1
-    prediction: Mapping[str, Any] | None = None
+def mistakes_of_run(job: RecipeRun) -> list[Problem]:
+    """Known mistakes in what runs here. Of a run that goes on, only its settings are known."""
+    if job.setup.job is not None and not job.is_rehearsal:
+        return mistakes_of_target(job.setup)
+    return check(Subject(job.setup.get("deepspeed.config"), job.setup.arguments, gpus=job.gpus, nodes=job.nodes))
 
-    @property
-    def processes(self) -> int:
-        return self.gpus * self.nodes
 
-    @property
-    def output(self) -> str:
-        return str(self.setup["arguments.output_dir"])
-
-    @property
-    def is_rehearsal(self) -> bool:
-        return self.target is not None
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "recipe": self.recipe,
-            "variant": self.variant,
-            "rehearsal": self.is_rehearsal,
-            "gpus": self.gpus,
-            "nodes": self.nodes,
-            "setup": self.setup.to_json(),
-            "target": self.target.to_json() if self.target else None,
-            "not_rehearsed": [setting.to_json() for setting in self.not_rehearsed],
-            "prediction": self.prediction,
-        }
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> RecipeRun:
-        return cls(
-            recipe=content["recipe"],
-            variant=content["variant"],
-            setup=Setup.from_json(content["setup"]),
-            target=Setup.from_json(content["target"]) if content["target"] else None,
-            not_rehearsed=tuple(Setting(**setting) for setting in content["not_rehearsed"]),
-            gpus=content.get("gpus", 1),
-            nodes=content.get("nodes", 1),
-            prediction=content.get("prediction"),
-        )
+def mistakes_of_target(setup: Setup) -> list[Problem]:
+    """Known mistakes in the setup for the card in question, which need not be here."""
+    return [problem for problem in check(setup) if problem.rule not in _IN_THE_SETUP]
 
 
 def run(

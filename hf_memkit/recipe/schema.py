@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -44,31 +44,25 @@ def _has_model_type(architecture: dict[str, Any]) -> dict[str, Any]:
     return architecture
 
 
-def _known_task(name: str) -> str:
-    if name not in TASKS:
-        raise ValueError(f"no task of this name{did_you_mean(name, TASKS)}; allowed: {', '.join(TASKS)}")
-    return name
+def _among(known: Collection[str], what: str, all_of_them: str = "") -> AfterValidator:
+    """A name that is one of `known`; what else is refused says `what` it is not, and where all names are."""
+
+    def checked(name: str) -> str:
+        if name not in known:
+            names = all_of_them or f"allowed: {', '.join(known)}"
+            raise ValueError(f"no {what}{did_you_mean(name, known)}; {names}")
+        return name
+
+    return AfterValidator(checked)
 
 
-def _known_preset(name: str) -> str:
-    if name not in PRESETS:
-        raise ValueError(f"no preset of this name{did_you_mean(name, PRESETS)}; allowed: {', '.join(PRESETS)}")
-    return name
-
-
-def _known_technique(name: str) -> str:
-    if name not in TECHNIQUES:
-        raise ValueError(
-            f"no technique of this name{did_you_mean(name, TECHNIQUES)}; `memkit preset list --techniques` names all"
-        )
-    return name
-
-
-def _known_checkpointing(name: str) -> str:
-    known = [NO_CHECKPOINTING, *(one.name for one in TECHNIQUES.values() if one.family == "checkpointing")]
-    if name not in known:
-        raise ValueError(f"no checkpointing technique{did_you_mean(name, known)}; allowed: {', '.join(known)}")
-    return name
+_TASK: Final = _among(TASKS, "task of this name")
+_PRESET: Final = _among(PRESETS, "preset of this name")
+_TECHNIQUE: Final = _among(TECHNIQUES, "technique of this name", "`memkit preset list --techniques` names all")
+_CHECKPOINTING: Final = _among(
+    (NO_CHECKPOINTING, *(one.name for one in TECHNIQUES.values() if one.family == "checkpointing")),
+    "checkpointing technique",
+)
 
 
 class Model(_Strict):
@@ -116,8 +110,8 @@ class Variant(_Strict):
 
     micro_batch_size: PositiveInt
     learning_rate: PositiveFloat
-    techniques: list[Annotated[str, AfterValidator(_known_technique)]] = Field(default_factory=list)
-    checkpointing: list[Annotated[str, AfterValidator(_known_checkpointing)]] = Field(default_factory=list)
+    techniques: list[Annotated[str, _TECHNIQUE]] = Field(default_factory=list)
+    checkpointing: list[Annotated[str, _CHECKPOINTING]] = Field(default_factory=list)
     values: dict[str, Any] = Field(default_factory=dict)
     solve_for: Literal["sequence"] | None = None
 
@@ -144,7 +138,7 @@ class Recipe(_Strict):
     name: str
     path: Path
     summary: str = Field(min_length=1, max_length=120)
-    task: Annotated[str, AfterValidator(_known_task)] = DEFAULT_TASK
+    task: Annotated[str, _TASK] = DEFAULT_TASK
     model: Model
     data: Data
     card: Annotated[str, AfterValidator(_size)]
@@ -152,7 +146,7 @@ class Recipe(_Strict):
     sequence_length: PositiveInt
     sequences_per_step: PositiveInt
     steps: PositiveInt
-    variants: dict[Annotated[str, AfterValidator(_known_preset)], Variant] = Field(min_length=1)
+    variants: dict[Annotated[str, _PRESET], Variant] = Field(min_length=1)
     rehearsal: Rehearsal
 
 

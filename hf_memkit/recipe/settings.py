@@ -1,31 +1,34 @@
-"""What a recipe's setup says beside its techniques: model, data, how often it saves; and which of the user's fields of
-TrainingArguments it refuses, because the variant answers for them, or would ignore them."""
+"""What a recipe's setup says beside its techniques: model, data, how often it saves, what accumulating in bf16 costs;
+and what of a request is refused, because it is wrong, the variant answers for it, or would ignore it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from hf_memkit.errors import SettingError
-from hf_memkit.hardware import Machine
-from hf_memkit.models import ModelFacts
-from hf_memkit.own_arguments import of_pairs, wrong_counts
+from hf_memkit.errors import InputError, SettingError, did_you_mean
+from hf_memkit.hardware import Machine, described_gpu
+from hf_memkit.models import ModelFacts, longest_sequence, refuse_absent
+from hf_memkit.own_arguments import read_pairs, wrong_counts
 from hf_memkit.presets import PRESETS
 from hf_memkit.recipe.schema import Recipe
 from hf_memkit.recipe.tasks import DEFAULT_TASK, find_task
-from hf_memkit.request import Request
+from hf_memkit.request import Request, refuse_too_long
 from hf_memkit.setup import Setup
-from hf_memkit.units import GIB, format_size
+from hf_memkit.techniques.batch import split_batch
+from hf_memkit.units import GIB, format_size, parse_size
 
 __all__ = [
+    "BF16_SUM_ERROR",
     "CHECKPOINTS",
     "ELSEWHERE",
     "check_data",
     "model_and_data",
     "read_own",
     "refuse_ignored",
-    "refuse_out_of_place",
+    "refuse_wrong",
     "saving",
+    "summing_note",
 ]
 
 CHECKPOINTS = 5
@@ -38,7 +41,7 @@ def read_own(recipe: Recipe, pairs: Iterable[str]) -> dict[str, Any]:
     Raises:
         SettingError: lists every pair that is wrong, or answered for elsewhere.
     """
-    return of_pairs(pairs, ELSEWHERE, find_task(recipe.task).further_arguments)
+    return read_pairs(pairs, ELSEWHERE, find_task(recipe.task).further_arguments)
 
 
 def check_data(recipe: Recipe, source: str) -> None:
@@ -134,12 +137,24 @@ ELSEWHERE: Final = {
 _THE_VARIANT_S = {"activation_checkpointing", "activation_checkpointing_kwargs", "bf16", "fp16"}
 
 
-def refuse_out_of_place(chosen: Mapping[str, Any]) -> None:
-    """Refuses settings that no variant of any recipe takes.
+def refuse_wrong(recipe: Recipe, request: Request) -> None:
+    """Refuses what is wrong whatever the machine: told at once, before torch is imported or a process is started.
 
     Raises:
-        SettingError: lists them.
+        InputError: there is no such variant, model or card, or a sequence is longer than the model allows.
+        SettingError: settings that no recipe takes, or that contradict each other or the batch.
     """
+    described_gpu(request.gpu, request.gpu_memory)
+    if request.ram:
+        parse_size(request.ram, "RAM")
+    if request.variant not in (known := (*recipe.variants, "auto")):
+        raise InputError(
+            f"recipe {recipe.name!r} has no variant {request.variant!r}"
+            f"{did_you_mean(request.variant, known)}; it has: {', '.join(known)}"
+        )
+    chosen = request.arguments
+    if request.max_steps is not None and chosen.get("max_steps", request.max_steps) != request.max_steps:
+        raise SettingError(f"--max-steps {request.max_steps} and --set max_steps={chosen['max_steps']} contradict")
     problems = [f"--set {line}" for line in wrong_counts(chosen, "max_steps")]
     for name in sorted(_THE_VARIANT_S & chosen.keys()):
         problems.append(
@@ -151,6 +166,13 @@ def refuse_out_of_place(chosen: Mapping[str, Any]) -> None:
         )
     if problems:
         raise SettingError("\n".join(problems))
+    name, own = request.model or recipe.model.hub_id, request.model in (None, recipe.model.hub_id)
+    longest = longest_sequence(recipe.model.architecture) if own else refuse_absent(name, known=False)
+    if find_task(recipe.task).auto_class == "AutoModelForCausalLM":  # others read the length in their own way
+        refuse_too_long(name, request.sequence_length, longest, "--sequence-length ")
+    gpus = request.gpus or 1
+    if gpus >= recipe.gpus:  # a rehearsal in fewer processes stands for as many as the recipe is for
+        split_batch(recipe.sequences_per_step, 1, gpus * request.nodes, chosen)
 
 
 def refuse_ignored(setup: Setup, chosen: Mapping[str, Any]) -> None:
@@ -176,3 +198,40 @@ def refuse_ignored(setup: Setup, chosen: Mapping[str, Any]) -> None:
         raise SettingError(
             f"--set optim={chosen['optim']}: {why}; variant {setup.preset!r} works with adamw_torch only"
         )
+
+
+BF16_SUM_ERROR: Final[Mapping[int, tuple[float, float]]] = {
+    2: (0.001748, 0.006886),
+    4: (0.002555, 0.006837),
+    8: (0.003431, 0.006571),
+    16: (0.004564, 0.006488),
+    32: (0.006232, 0.006290),
+}
+"""Micro-batches a step → (relative error of summing their gradients in bf16, and of bf16 arithmetic in any case).
+Measured: benchmarks/results/bf16_accumulation.json, with which a test compares these."""
+
+
+def summing_note(setup: Setup) -> str | None:
+    """The note for a setup that sums micro-gradients in bf16; None for any other. DeepSpeed accumulates apart, and
+    adapters keep fp32 gradients."""
+    count = int(setup.get("arguments.gradient_accumulation_steps", 1))
+    if count == 1 or setup.get("model.dtype") != "bfloat16":
+        return None
+    if "deepspeed.config" in setup or setup.section("adapter"):
+        return None
+    measured = [number for number in BF16_SUM_ERROR if number >= count]
+    cost = ""
+    if measured:
+        summing, arithmetic = BF16_SUM_ERROR[min(measured)]
+        cost = (
+            f": an error of {_percent(summing)} of the gradient's norm, measured with {min(measured)} on a small "
+            f"GPT-2, beside {_percent(arithmetic)} that bf16 arithmetic costs in any case"
+        )
+    return (
+        f"The gradients of the {count} micro-batches of a step are summed in bf16{cost} "
+        f"(docs/techniques/precision.md). A larger micro-batch needs fewer sums."
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"

@@ -16,17 +16,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hf_memkit import preset
+from hf_memkit import predict_recipe, preset
 from hf_memkit.cli import predict_render
 from hf_memkit.cli.main import main
-from hf_memkit.cli.predict import _with_own
+from hf_memkit.cli.predict import _resolved, _with_own
 from hf_memkit.cli.predict_next import Next, next_preset
-from hf_memkit.cli.predict_prepare import of_recipe, prepare
 from hf_memkit.prediction import predict
-from hf_memkit.prediction.confidence import Confidence
 from hf_memkit.prediction.prediction import Prediction, with_rest
+from hf_memkit.prediction.verdict import Confidence
 from hf_memkit.presets import PRESETS
-from hf_memkit.recipe.choose import predict_recipe
 from hf_memkit.recipe.schema import load_recipe
 from hf_memkit.request import Request
 from hf_memkit.setup import Setup
@@ -61,7 +59,8 @@ def prepared(
 ) -> Setup:
     """As the command line prepares it."""
     request = Request(model=model, **asked)
-    return prepare(_with_own(request, preset, [*techniques], [*settings], args, batch_size, accumulation))
+    own = _with_own(request, preset, [*techniques], [*settings], args, batch_size, accumulation)
+    return _resolved(own, None, trace=False)[0]
 
 
 @pytest.fixture
@@ -520,17 +519,17 @@ def test_a_recipe_is_predicted_like_a_model(tiny: str, run: Run) -> None:
 def test_a_recipe_that_was_changed_is_chosen_by_prediction_too(tiny: str) -> None:
     asked = Request(model=tiny, gpu="16GB", sequence_length=64, arguments={"weight_decay": 0.1})
     recipe = load_recipe("gpt2-on-16gb")
-    setup, prediction = of_recipe(recipe, asked, before_model=lambda: None)
+    setup, prediction = _resolved(asked, recipe, trace=True)
     assert setup.preset == "resident" and "(predicted: " in setup.why
     assert prediction is not None and prediction.confidence.level == "trace"
-    formula, prediction = of_recipe(recipe, asked)
+    formula, prediction = _resolved(asked, recipe, trace=False)
     assert prediction is None and "by formula" in formula.why
 
 
 def test_the_cards_that_were_asked_for_win_over_the_recipe_s() -> None:
     recipe = load_recipe("llama-70b-lora-on-8x80gb")
     asked = [Request(variant="sharded", gpu_memory="80GB", gpus=gpus) for gpus in (None, 1, 4)]
-    assert [of_recipe(recipe, each)[0].resolved_for.gpus for each in asked] == [8, 1, 4]
+    assert [_resolved(each, recipe, trace=False)[0].resolved_for.gpus for each in asked] == [8, 1, 4]
 
 
 def test_deepspeed_with_a_model_whose_shapes_are_not_known(tmp_path: Path, run: Run) -> None:

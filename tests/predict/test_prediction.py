@@ -10,9 +10,16 @@ from typing import Any
 import pytest
 
 from hf_memkit.hardware import Gpu, Machine
-from hf_memkit.prediction.confidence import CONTEXT_SLACK_BYTES, LEVELS, SLACK_SHARE, Confidence, Level
 from hf_memkit.prediction.prediction import Prediction, with_rest
-from hf_memkit.prediction.verdict import Judgement, judge
+from hf_memkit.prediction.verdict import (
+    CONTEXT_SLACK_BYTES,
+    LEVELS,
+    SLACK_SHARE,
+    Confidence,
+    Judgement,
+    Level,
+    judge,
+)
 from hf_memkit.terms import CATEGORIES
 from hf_memkit.units import GIB, MIB
 from tests.conftest import ROOT

@@ -14,7 +14,7 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, Trainer, TrainingArguments
 
 from hf_memkit.errors import InputError, SettingError
-from hf_memkit.own_arguments import of_trainer
+from hf_memkit.own_arguments import read_trainer
 from hf_memkit.prediction import Prediction, predict_trainer
 from hf_memkit.prediction.user_batch import batches_of_rows
 from hf_memkit.prediction.worker import shared_worker
@@ -139,14 +139,14 @@ def test_arguments_are_those_that_were_set(tmp_path: Path) -> None:
         str(tmp_path), use_cpu=True, gradient_checkpointing=True, optim="adafactor", hub_token="secret", seed=3,
         lr_scheduler_type="cosine", per_device_train_batch_size=4,
     )  # fmt: skip
-    found, notes = of_trainer(args)
+    found, notes = read_trainer(args)
     assert found == {
         "activation_checkpointing": True, "optim": "adafactor", "lr_scheduler_type": "cosine",
         "per_device_train_batch_size": 4,
     } and not notes  # fmt: skip
-    assert of_trainer({"bf16": True, "gradient_checkpointing": True})[0]["activation_checkpointing"] is True
+    assert read_trainer({"bf16": True, "gradient_checkpointing": True})[0]["activation_checkpointing"] is True
     with pytest.raises(SettingError) as refused:
-        of_trainer({"bf17": True, "max_steps": "many", "per_device_train_batch_size": 0})
+        read_trainer({"bf17": True, "max_steps": "many", "per_device_train_batch_size": 0})
     assert len(str(refused.value).splitlines()) == 3 and "did you mean 'bf16'" in str(refused.value)
 
 

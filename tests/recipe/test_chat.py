@@ -18,13 +18,13 @@ from trl import SFTConfig, SFTTrainer
 from hf_memkit import train
 from hf_memkit.errors import DataError, SettingError
 from hf_memkit.hardware import Machine
-from hf_memkit.own_arguments import of_pairs
+from hf_memkit.own_arguments import read_pairs
+from hf_memkit.recipe.choose import resolve
 from hf_memkit.recipe.data import Documents
 from hf_memkit.recipe.export import export_script
 from hf_memkit.recipe.export.scripts.job import TrainingJob
 from hf_memkit.recipe.export.scripts.train_chat import as_messages
 from hf_memkit.recipe.rehearse import rehearse
-from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.run import RecipeRun
 from hf_memkit.recipe.schema import read_recipe
 from hf_memkit.recipe.tasks import find_task
@@ -192,13 +192,13 @@ def test_what_sfttrainer_has_beyond_trainingarguments_can_be_set(
     recipe_file: Path, machine: Machine, tmp_path: Path
 ) -> None:
     recipe = read_recipe(recipe_file)
-    chosen = of_pairs(["packing=false", "assistant_only_loss=no"], further=find_task(recipe.task).further_arguments)
+    chosen = read_pairs(["packing=false", "assistant_only_loss=no"], further=find_task(recipe.task).further_arguments)
     assert chosen == {"packing": False, "assistant_only_loss": False}
     request = Request(variant="lora", output=str(tmp_path / "run"), arguments=chosen)
     arguments = rehearse(recipe, resolve(recipe, machine, request, use_hub=False)).setup.arguments
     assert arguments["packing"] is False and arguments["assistant_only_loss"] is False
     with pytest.raises(SettingError, match="packing_strategy: no field of TrainingArguments"):
-        of_pairs(["packing_strategy=wrapped"], further=find_task("chat").further_arguments)
+        read_pairs(["packing_strategy=wrapped"], further=find_task("chat").further_arguments)
     unmarked = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     assert training_template(_word_tokenizer(unmarked), "own/model", marked=False) == unmarked
 

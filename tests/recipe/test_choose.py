@@ -17,9 +17,9 @@ from hf_memkit.errors import DoesNotFitError
 from hf_memkit.hardware import Gpu, Machine, gpu_of_size
 from hf_memkit.prediction import Prediction
 from hf_memkit.prediction.prediction import with_rest
-from hf_memkit.recipe.choose import FAR_OFF, choose, nearest_that_fits, predicted
-from hf_memkit.recipe.resolve import MULTIPLE, longest_by_formula, resolve
+from hf_memkit.recipe.choose import FAR_OFF, choose, nearest_that_fits, predicted, resolve
 from hf_memkit.recipe.schema import Recipe, read_recipe
+from hf_memkit.recipe.variant import MULTIPLE, longest_by_formula
 from hf_memkit.request import Request
 from hf_memkit.setup import Setup
 from hf_memkit.units import GIB
@@ -86,8 +86,9 @@ def needs(found: Prediction) -> int:
 def peaks(recipe: Recipe, machine: Machine) -> dict[str, int]:
     found = {}
     for kind in recipe.variants["resident"].checkpointing:
-        resolved = resolve(recipe, machine, Request(variant="resident"), use_hub=False, checkpointing=kind)
-        found[kind] = needs(predicted(resolved))
+        variants = {"resident": recipe.variants["resident"].model_copy(update={"checkpointing": [kind]})}
+        only = recipe.model_copy(update={"variants": variants})
+        found[kind] = needs(predicted(resolve(only, machine, Request(variant="resident"), use_hub=False)))
     return found
 
 

@@ -14,8 +14,8 @@ from hf_memkit import train
 from hf_memkit.components.classification_metrics import accuracy_and_f1
 from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.models import describe
+from hf_memkit.recipe.choose import resolve
 from hf_memkit.recipe.rehearse import rehearse
-from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.recipe.tasks import find_task
 from hf_memkit.recipe.tasks.made_up_texts import kinds_of_text, summaries

@@ -13,12 +13,12 @@ from PIL import Image
 
 from hf_memkit.errors import InputError
 from hf_memkit.hardware import Machine, gpu_of_size
+from hf_memkit.recipe.choose import resolve
 from hf_memkit.recipe.export import export_script
 from hf_memkit.recipe.export.scripts import train_images
 from hf_memkit.recipe.export.scripts.job import TrainingJob
 from hf_memkit.recipe.ranks import ranks_from_environment
 from hf_memkit.recipe.rehearse import rehearse
-from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.run import RecipeRun, run
 from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.request import Request

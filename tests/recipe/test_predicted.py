@@ -9,8 +9,7 @@ import pytest
 from hf_memkit.cli.recipe_flow import _with_prediction
 from hf_memkit.cli.recipe_options import RunOptions
 from hf_memkit.hardware import Machine, gpu_of_size
-from hf_memkit.recipe.choose import nearest_that_fits, predicted
-from hf_memkit.recipe.resolve import resolve
+from hf_memkit.recipe.choose import nearest_that_fits, predicted, resolve
 from hf_memkit.recipe.run import RecipeRun
 from hf_memkit.recipe.schema import Recipe
 from hf_memkit.request import Request

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from hf_memkit.cli.recipe_options import RunOptions
-from hf_memkit.cli.recipe_resolve import machine_here, rehearses, request_of, resolved_run, usual_gpus
+from hf_memkit.cli.recipe_options import RunOptions, machine_here, read_request, rehearses, resolved_run, usual_gpus
 from hf_memkit.hardware import this_machine
 from hf_memkit.models import describe
 from hf_memkit.recipe.ranks import Ranks
@@ -41,7 +40,7 @@ def test_as_many_as_the_recipe_says_and_two_to_rehearse() -> None:
 def test_a_rehearsal_is_of_all_the_cards(asked: int | None, processes: int) -> None:
     options = RunOptions(Request(recipe=NAME, output="run"), gpus=asked, no_trace=True)
     recipe = load_recipe(NAME)
-    request = request_of(options, recipe)
+    request = read_request(options, recipe)
     job, _ = resolved_run(options, recipe, request, machine_here(request), options.place(Ranks(), usual(options)))
     assert job.target is not None and job.target.resolved_for.gpus == 8 and job.gpus == processes
     assert job.target["arguments.per_device_train_batch_size"] == 4

@@ -9,8 +9,8 @@ import pytest
 
 from hf_memkit.hardware import Machine, named_gpu
 from hf_memkit.models import describe
+from hf_memkit.recipe.choose import resolve
 from hf_memkit.recipe.rehearse import rehearse
-from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.schema import Recipe
 from hf_memkit.request import Request
 

@@ -7,19 +7,18 @@ from typing import Any
 
 import pytest
 
-from hf_memkit.cli.predict_prepare import of_recipe
-from hf_memkit.cli.recipe_options import RunOptions
-from hf_memkit.cli.recipe_resolve import machine_here, request_of, resolved_run
+from hf_memkit.cli.recipe_options import RunOptions, machine_here, read_request, resolved_run
 from hf_memkit.recipe.launch import Place
 from hf_memkit.recipe.run import RecipeRun
 from hf_memkit.recipe.schema import load_recipe
 from hf_memkit.request import Request
+from hf_memkit.resolve import resolve
 from hf_memkit.technique import TECHNIQUES
 
 
 def rehearsed(name: str, **asked: Any) -> RecipeRun:
     options, recipe = RunOptions(Request(recipe=name, **asked)), load_recipe(name)
-    request = request_of(options, recipe)
+    request = read_request(options, recipe)
     job, _ = resolved_run(options, recipe, request, machine_here(request), Place(1, 1))
     assert job.is_rehearsal and job.target is not None
     return job
@@ -47,7 +46,7 @@ def test_a_card_without_bf16_is_rehearsed_with_what_was_predicted_for_it() -> No
 
 def test_predicting_a_recipe_takes_the_same_choice() -> None:
     recipe = load_recipe("whisper-small-on-8gb")
-    setup, _ = of_recipe(recipe, Request(recipe=recipe.name, gpu_memory="8GB", ram="32GB"))
+    setup, _ = resolve(Request(recipe=recipe.name, gpu_memory="8GB", ram="32GB"), recipe=recipe, stored=True)
     assert "activation-checkpointing" in setup.techniques and "predicted: " in setup.why
 
 

@@ -11,7 +11,7 @@ from hf_memkit.adapter_layers import adapter_tensors
 from hf_memkit.cards import CARDS
 from hf_memkit.errors import DoesNotFitError, InputError, SettingError
 from hf_memkit.hardware import Machine, gpu_of_size, named_gpu
-from hf_memkit.recipe.resolve import resolve
+from hf_memkit.recipe.choose import resolve
 from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.request import Request
 from hf_memkit.setup import Setup

@@ -6,7 +6,7 @@ import pytest
 
 from hf_memkit.compat import argument_types, to_installed_arguments
 from hf_memkit.errors import SettingError
-from hf_memkit.own_arguments import of_pairs
+from hf_memkit.own_arguments import read_pairs
 from hf_memkit.recipe.settings import ELSEWHERE
 from hf_memkit.techniques.batch import accumulation_for, micro_batch_for
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.compat
 
 def test_values_get_the_field_s_type() -> None:
     pairs = ["learning_rate=1e-4", "optim=adamw_torch", "save_strategy=no", "bf16=true", "logging_steps=5"]
-    values = of_pairs([*pairs, "max_grad_norm=0", "gradient_checkpointing_kwargs={use_reentrant: true}"])
+    values = read_pairs([*pairs, "max_grad_norm=0", "gradient_checkpointing_kwargs={use_reentrant: true}"])
     assert values == {
         "learning_rate": 1e-4, "optim": "adamw_torch", "save_strategy": "no", "bf16": True, "logging_steps": 5,
         "max_grad_norm": 0.0, "activation_checkpointing_kwargs": {"use_reentrant": True},
@@ -25,7 +25,9 @@ def test_values_get_the_field_s_type() -> None:
 
 def test_all_mistakes_are_told_at_once_with_hints() -> None:
     with pytest.raises(SettingError) as caught:
-        of_pairs(["learning_rat=1", "max_steps=abc", "optim=adamw_torchh", "foo", "output_dir=x", "bf16=7"], ELSEWHERE)
+        read_pairs(
+            ["learning_rat=1", "max_steps=abc", "optim=adamw_torchh", "foo", "output_dir=x", "bf16=7"], ELSEWHERE
+        )
     lines = str(caught.value).splitlines()
     assert len(lines) == 6
     assert "did you mean 'learning_rate'" in lines[0]

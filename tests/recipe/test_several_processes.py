@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from hf_memkit.hardware import Machine
+from hf_memkit.recipe.choose import resolve
 from hf_memkit.recipe.export import export_script, start_command
 from hf_memkit.recipe.export.scripts.job import TrainingJob
-from hf_memkit.recipe.mistakes import mistakes_of_target
 from hf_memkit.recipe.rehearse import rehearse
-from hf_memkit.recipe.resolve import resolve
-from hf_memkit.recipe.run import RecipeRun
+from hf_memkit.recipe.run import RecipeRun, mistakes_of_target
 from hf_memkit.recipe.schema import Recipe
 from hf_memkit.request import Request
 from hf_memkit.setup import Setup

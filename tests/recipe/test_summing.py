@@ -7,9 +7,9 @@ import json
 import pytest
 
 from hf_memkit.hardware import Machine
-from hf_memkit.recipe.resolve import resolve
+from hf_memkit.recipe.choose import resolve
 from hf_memkit.recipe.schema import Recipe
-from hf_memkit.recipe.summing import BF16_SUM_ERROR
+from hf_memkit.recipe.settings import BF16_SUM_ERROR
 from hf_memkit.request import Request
 from tests.conftest import ROOT
 

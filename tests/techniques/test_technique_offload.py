@@ -18,8 +18,8 @@ from hf_memkit.components.cpu_offload_optimizer import CPUOffloadAdamW
 from hf_memkit.components.cpu_offload_optimizer import trainer_options as part_options
 from hf_memkit.errors import RunError
 from hf_memkit.hardware import Machine
+from hf_memkit.recipe.choose import resolve
 from hf_memkit.recipe.rehearse import rehearse
-from hf_memkit.recipe.resolve import resolve
 from hf_memkit.recipe.schema import Recipe
 from hf_memkit.request import Request
 from hf_memkit.techniques.ledger import offloaded_parameters

@@ -216,13 +216,8 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._freed(number)
 
     def _made(self, size_bytes: int, category: Category, operation: int) -> int:
-        trace = self.trace
-        trace.sizes_bytes.append(size_bytes)
-        trace.category_of.append(CATEGORIES.index(category))
-        trace.operation_of.append(operation)
-        trace.module_of.append(self._module)
-        number = len(trace.sizes_bytes)
-        trace.events.append(number)
+        number = self.trace.add(size_bytes, CATEGORIES.index(category), operation, self._module)
+        self.trace.events.append(number)
         return number
 
     def _freed(self, number: int) -> None:

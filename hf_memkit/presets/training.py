@@ -1,25 +1,32 @@
-"""What `memkit predict` shall predict: a recipe, a preset, or Trainer's defaults, for a model, a card and a batch."""
+"""A preset, or Trainer's defaults with the user's own arguments, as a whole training: with model, batch and length.
+
+What can be known early is told early: names and values first, then the machine, then the model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from hf_memkit.argument_values import unknown
+from hf_memkit.compat import GENERATION_FIELDS
 from hf_memkit.errors import InputError
+from hf_memkit.hardware import Machine, described_gpu, described_machine
+from hf_memkit.job import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH, Job
+from hf_memkit.models import refuse_absent, why_no_hub
+from hf_memkit.own_arguments import is_field, length_of
+from hf_memkit.prediction.defaults import LookedAt, default_setup, look_at, refuse_precision, with_class
+from hf_memkit.prediction.worker import shared_worker
+from hf_memkit.presets.resolve import resolve_preset
+from hf_memkit.presets.setup import mistakes_of
+from hf_memkit.request import Request, refuse_too_long
+from hf_memkit.setup import Setup
 
-if TYPE_CHECKING:
-    from hf_memkit.hardware import Machine
-    from hf_memkit.prediction import Prediction
-    from hf_memkit.prediction.defaults import LookedAt
-    from hf_memkit.recipe.schema import Recipe
-    from hf_memkit.request import Request
-    from hf_memkit.setup import Setup
+__all__ = ["resolve_training"]
 
-__all__ = ["of_recipe", "prepare", "preset_and_techniques"]
-
-_BATCH = "per_device_train_batch_size"
-_LENGTH = "data.sequence_length"
+_BATCH: Final = "per_device_train_batch_size"
+_LENGTH: Final = "data.sequence_length"
 _NOT_TRAINER_S: Final = frozenset(
     {
         "activation_offloading", "attn_implementation", "dtype", "load_in_4bit", "load_in_8bit", "packing",
@@ -30,27 +37,18 @@ _NOT_TRAINER_S: Final = frozenset(
 sft_config.py)."""
 
 
-def prepare(request: Request, before_model: Callable[[], None] | None = None) -> Setup:
-    """The setup of a preset or of Trainer's defaults. What can be known early is told early: names first, then the
-    model.
+def resolve_training(request: Request, *, trace: bool) -> Setup:
+    """The setup of a preset or of Trainer's defaults. What was assumed is in its `notes`, what makes it another job
+    than the user's in its `warnings`.
 
     Args:
         request: what was asked for, its arguments read.
-        before_model: called when names and values are known to be good, before the model is looked at, which takes
-            seconds.
-
-    Returns:
-        The setup: what was assumed is in its `notes`, what makes it another job than the user's in its `warnings`.
+        trace: whether it will be traced: the process that traces is started once the names are known to be good.
 
     Raises:
         InputError: something that was asked for does not exist, or has no sense.
         SettingError: values that contradict each other, or would have no effect; all are listed.
     """
-    from hf_memkit.hardware import described_gpu, described_machine
-    from hf_memkit.models import refuse_absent, why_no_hub
-    from hf_memkit.own_arguments import is_field, length_of
-    from hf_memkit.request import refuse_too_long
-
     described = described_gpu(request.gpu, request.gpu_memory)
     own, notes = dict(request.arguments), list(request.notes)
     warnings = _left_out(request.args_file, own)
@@ -61,25 +59,20 @@ def prepare(request: Request, before_model: Callable[[], None] | None = None) ->
     longest = refuse_absent(str(model_name))
     length = request.sequence_length or length_of(own, notes)
     refuse_too_long(str(model_name), length, longest)
-    from hf_memkit.prediction.defaults import look_at, refuse_precision, with_class
-
     if not request.preset:
         refuse_precision(own, described)
     # After the rest: looking for this machine's card can take importing torch.
     machine = described_machine(request.gpu, request.gpu_memory, request.ram, None)
-    if before_model is not None:
-        before_model()
+    if trace:
+        shared_worker().start()  # while the model is looked at here, it loads its libraries
     model = look_at(str(model_name), trust_remote_code=request.trust_remote_code, shapes=not request.preset)
     refuse_too_long(model.name, length, model.maximum_length)
-    setup: Setup
     if request.preset:
         if model.own_code:
             raise InputError(
                 f"--preset: presets are sized by the shapes of transformers' own models, and {model.name} brings its "
                 f"own code; leave --preset out, and give arguments with --set or --args"
             )
-        from hf_memkit.presets.resolve import resolve_preset
-
         made = resolve_preset(replace(request, model=model.name, sequence_length=length))
         setup = with_class(made, model)
         notes += [note for note in made.notes if "left out" in note]
@@ -102,54 +95,8 @@ def prepare(request: Request, before_model: Callable[[], None] | None = None) ->
     return replace(setup, request=request, notes=tuple(notes), warnings=tuple(warnings))
 
 
-def of_recipe(
-    recipe: Recipe, request: Request, before_model: Callable[[], None] | None = None
-) -> tuple[Setup, Prediction | None]:
-    """(the recipe's setup, as `memkit recipe` would run it on the card in question; the prediction that it was chosen
-    by, if it was made now).
-
-    It is chosen by the recipe's stored predictions where they are of it, else as `memkit recipe` chooses; by formula
-    without a trace, which is where `before_model` is None.
-
-    Raises:
-        InputError: there is no such variant, model or card.
-        SettingError: settings that are wrong, or contradict the recipe.
-        DoesNotFitError: no variant was named, and none fits.
-    """
-    from hf_memkit.hardware import described_gpu, described_machine
-    from hf_memkit.models import hub_reachable
-    from hf_memkit.recipe.resolve import refuse_wrong
-    from hf_memkit.techniques.batch import split_batch
-
-    described_gpu(request.gpu, request.gpu_memory)
-    request = replace(request, gpus=request.gpus or recipe.gpus)
-    refuse_wrong(recipe, request)
-    split_batch(recipe.sequences_per_step, 1, (request.gpus or 1) * request.nodes, request.arguments)
-    # After the rest: looking for this machine's card can take importing torch.
-    machine = described_machine(request.gpu, request.gpu_memory, request.ram, None)
-    if before_model is not None:
-        before_model()
-    from hf_memkit.recipe.choose import choose
-    from hf_memkit.recipe.predictions import chosen_beforehand
-    from hf_memkit.recipe.resolve import resolve
-
-    reachable, prediction = hub_reachable(), None
-    setup = chosen_beforehand(recipe, machine, request, use_hub=reachable)
-    if setup is None and before_model is not None:
-        setup, prediction = choose(recipe, machine, request, use_hub=reachable)
-    setup = setup or resolve(recipe, machine, request, use_hub=reachable)
-    warnings = (
-        f"variant {setup.preset} {problem}"
-        for problem in setup.problems
-        if "by formula" not in problem and "predicted not to fit" not in problem
-    )
-    return replace(setup, notes=(f"variant {setup.preset}: {setup.why}",), warnings=tuple(warnings)), prediction
-
-
 def _left_out(path: str | None, own: Mapping[str, Any]) -> list[str]:
-    """What the user's file holds that may decide memory, and is no part of the prediction."""
-    from hf_memkit.argument_values import unknown
-
+    """What the user's file holds that may decide memory, and is no part of the setup."""
     if path is None:
         return []
     strange = [str(name) for name in own if unknown(str(name))]
@@ -167,41 +114,17 @@ def _left_out(path: str | None, own: Mapping[str, Any]) -> list[str]:
     return warnings
 
 
-def preset_and_techniques(preset: str | None, techniques: Sequence[str]) -> tuple[str, tuple[str, ...]]:
-    """(the preset; techniques beside it). Techniques without a preset are composed as one would be.
-
-    Raises:
-        InputError: a name that is a preset's and a technique's, with nothing to put it on.
-    """
-    if preset or not techniques:
-        return preset or "", tuple(techniques)
-    from hf_memkit.presets import PRESETS
-
-    alone = [each for each in techniques if each not in PRESETS]
-    if not alone:
-        name = techniques[0]
-        raise InputError(f"--technique {name}: needs a preset to go on; there is one of that name: --preset {name}")
-    return "+".join(alone), tuple(each for each in techniques if each in PRESETS)
-
-
 def _defaults(request: Request, model: LookedAt, fields: dict[str, Any], machine: Machine, notes: list[str]) -> Setup:
     """Trainer's defaults with the user's own; the mistakes that the rules know in them are noted, for Trainer would
     train all the same."""
-    from hf_memkit.checks import RULES, check
-    from hf_memkit.job import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH, Job
-    from hf_memkit.prediction.defaults import default_setup
-
-    job = Job(model.facts, machine, DEFAULT_MICRO_BATCH, DEFAULT_LENGTH, gpus=request.gpus or 1, nodes=request.nodes)
+    job = Job(model.facts, machine, gpus=request.gpus or 1, nodes=request.nodes)
     setup = replace(default_setup(model, fields), job=job)
-    found = [each for each in check(setup) if RULES[each.rule].module != "capacity"]
-    notes += [f"{'known mistake' if each.refuses else 'hint'}: {each}" for each in found]
+    notes += [f"{'known mistake' if each.refuses else 'hint'}: {each}" for each in mistakes_of(setup)[0]]
     return setup
 
 
 def _generating(setup: Setup, own: Mapping[str, Any]) -> Setup:
     """The setup with those of `own` that are Seq2SeqTrainer's, where they say that evaluations generate."""
-    from hf_memkit.compat import GENERATION_FIELDS
-
     if not own.get("predict_with_generate"):
         return setup
     for name in sorted(GENERATION_FIELDS & own.keys()):
@@ -211,8 +134,6 @@ def _generating(setup: Setup, own: Mapping[str, Any]) -> Setup:
 
 def _with_sizes(setup: Setup, length: int | None, longest: int | None) -> Setup:
     """The setup with a batch and a length: its own, what was given, or else what is assumed."""
-    from hf_memkit.job import DEFAULT_LENGTH, DEFAULT_MICRO_BATCH
-
     if f"arguments.{_BATCH}" not in setup:
         setup = setup.put(f"arguments.{_BATCH}", DEFAULT_MICRO_BATCH, "Trainer's default; --batch-size says another")
     if _LENGTH not in setup:

@@ -1,0 +1,91 @@
+"""A DeepSpeed preset as a setup: its constants, or sized for a model and a machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hf_memkit.errors import InputError, MissingPackageError, SettingError
+from hf_memkit.hardware import described_machine
+from hf_memkit.job import Job, process_row, shortages
+from hf_memkit.models import describe, hub_reachable, refuse_absent, why_no_hub
+from hf_memkit.request import Request
+from hf_memkit.setup import Setup
+from hf_memkit.user_files import user_path
+from hf_memkit.zero.presets import load
+from hf_memkit.zero.sizing import size_preset
+
+if TYPE_CHECKING:
+    from hf_memkit.zero.aio import AioMeasurement
+
+__all__ = ["resolve_deepspeed"]
+
+
+def resolve_deepspeed(request: Request) -> Setup:
+    """The preset as it stands, or sized if a model is named; its job has no batch of its own.
+
+    Raises:
+        InputError: there is no such preset, model or card.
+        SettingError: what was asked for would have no effect.
+    """
+    name, model, gpus = request.deepspeed, request.model, request.gpus or 1
+    config = load(name)  # an unknown name is told first
+    if request.nvme_path is not None and not request.nvme_path.strip():
+        raise InputError("--nvme-path: give a folder")
+    path = str(user_path(request.nvme_path)) if request.nvme_path else None
+    if model is None:
+        given = {
+            "--gpu": request.gpu, "--gpu-memory": request.gpu_memory, "--ram": request.ram, "--gpus": gpus > 1,
+            "--nodes": request.nodes > 1,
+        }  # fmt: skip
+        if names := [option for option, value in given.items() if value]:
+            raise SettingError(
+                f"{', '.join(names)}: nothing can be computed without --model; add it, or leave them out"
+            )
+    else:
+        refuse_absent(model)
+    zero = config.get("zero_optimization", {})
+    offloads = [zero.get(part, {}) for part in ("offload_optimizer", "offload_param")]
+    swaps = [section for section in offloads if section.get("device") == "nvme"]
+    if path is not None and not swaps:
+        raise SettingError(f"--nvme-path: preset {name!r} puts nothing on disk; those named zero3-infinity do")
+    notes = []
+    if swaps and path is None:
+        notes.append("nvme_path is a placeholder, /local_nvme: set it, or give --nvme-path")
+    machine = described_machine(request.gpu, request.gpu_memory, request.ram, path)
+    setup = Setup(name, job=Job(None, machine, gpus=gpus, nodes=request.nodes), request=request)
+    if model is None:
+        for section in swaps:
+            section["nvme_path"] = path or section["nvme_path"]
+        notes.append("these are the preset's constants; --model M computes every buffer for your model and machine")
+        return setup.put("deepspeed.config", config, "the preset's constants").with_notes(*notes)
+
+    facts = describe(model, use_hub=hub_reachable(), use_built_in=True)
+    if facts.origin == "architecture":
+        notes.append(f"{why_no_hub()}: the shapes of {model} come from memkit's list of well-known models")
+    measured = _measured_aio(path, config, notes) if swaps and path else None
+    sized = size_preset(name, facts, machine, nvme_path=path, gpus=gpus, nodes=request.nodes, aio=measured)
+    setup = replace(setup, ledger=sized.ledger, job=replace(setup.resolved_for, model=facts))
+    setup = setup.put("deepspeed.config", sized.config, "the preset, sized for the model and the machine")
+    setup = setup.put("deepspeed.sizes", [choice.to_json() for choice in sized.choices], "what was computed, and why")
+    # The processes come on top of DeepSpeed's part of the job; so do activations, of which no batch is known.
+    lacks = shortages(sized.ledger.with_rows([process_row(gpus)]), machine)
+    return setup.with_notes(*notes, *sized.notes).with_problems(lacks)
+
+
+def _measured_aio(path: str, config: Mapping[str, Any], notes: list[str]) -> AioMeasurement | None:
+    """What this disk does with DeepSpeed's own reads and writes; None, with a note, if that cannot be measured."""
+    import torch
+
+    from hf_memkit.zero.aio import measure
+
+    if not Path(path).is_dir():
+        notes.append(f"{path} does not exist here: make it before you train; its speed was not measured")
+        return None
+    try:
+        return measure(path, cpu=not torch.cuda.is_available(), start=config["aio"])
+    except MissingPackageError as error:
+        notes.append(str(error))
+        return None
