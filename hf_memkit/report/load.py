@@ -23,7 +23,7 @@ from hf_memkit.record_types import (
 )
 from hf_memkit.report.ending import Ending, Here, judge_ending, judge_replaced
 from hf_memkit.report.rank_reader import Attempt, RankReader
-from hf_memkit.report.sanitize import number, text, whole
+from hf_memkit.report.sanitize import text
 
 __all__ = ["RankRun", "Run", "RunReader", "load_run"]
 
@@ -206,15 +206,15 @@ def _rank_run(rank: int, reader: RankReader, here: Here) -> RankRun:
 
 def _of_the_newest_start(ranks: tuple[RankRun, ...]) -> tuple[tuple[RankRun, ...], int]:
     """The ranks of the newest training, and how many files an earlier one with more processes has left."""
-    newest = max(ranks, key=lambda rank: number(rank.run, "time") or 0.0)
-    size = whole(newest.run, "world_size")
+    newest = max(ranks, key=lambda rank: rank.run.get("time", 0.0))
+    size = newest.run.get("world_size")
     kept = tuple(rank for rank in ranks if size is None or rank.rank < size)
     return (kept, len(ranks) - len(kept)) if kept else (ranks, 0)
 
 
 def _notes(ranks: tuple[RankRun, ...], left_over: int, unreadable: dict[int, int], newest_schema: int) -> list[str]:
     notes = []
-    size = max((whole(rank.run, "world_size") or 1 for rank in ranks), default=1)
+    size = max((rank.run.get("world_size") or 1 for rank in ranks), default=1)
     missing = sorted(set(range(min(size, 100_000))) - {rank.rank for rank in ranks})
     if missing:
         names = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
@@ -238,15 +238,16 @@ def _notes(ranks: tuple[RankRun, ...], left_over: int, unreadable: dict[int, int
     earlier = ranks[0].earlier
     if earlier:
         attempt, ending = earlier[-1]
-        batch = whole(ranks[0].run.get("after_oom", {}), "train_batch_size")  # tried by auto_find_batch_size
+        # What auto_find_batch_size tried last.
+        batch = ranks[0].run.get("after_oom", {}).get("train_batch_size")
         if batch is None:
-            batch = whole(attempt.run.get("arguments", {}), "per_device_train_batch_size")
-        of = f" (batch size {batch})" if batch is not None else ""
+            batch = attempt.run.get("arguments", {}).get("per_device_train_batch_size")
+        of = f" (batch size {text(batch, 20)})" if batch is not None else ""
         if len(earlier) == 1:
             notes.append(f"an earlier start in the same folder{of} {ending.why}")
         else:
             notes.append(f"{len(earlier)} earlier starts in the same folder; the last of them{of} {ending.why}")
-    lost = sum(whole(rank.end, "lost_records") or 0 for rank in ranks)
+    lost = sum(rank.end.get("lost_records", 0) for rank in ranks if rank.end)
     if lost:
         errors = [rank.end["write_error"] for rank in ranks if rank.end and rank.end.get("write_error")]
         records = f"{lost} records" if lost > 1 else "one record"

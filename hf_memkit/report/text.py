@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hf_memkit.report import wording
 from hf_memkit.report.advice import Advice, advise, finding_sentence
-from hf_memkit.report.modules import places, shown_rows
 from hf_memkit.report.palette import CATEGORY_COLOURS, PHASE_COLOURS
-from hf_memkit.report.prediction_error import furthest_off
 from hf_memkit.report.sanitize import text
-from hf_memkit.report.summary import Summary, summarise, summarise_ranks
+from hf_memkit.report.summary import Summary, furthest_off, summarise, summarise_ranks
 from hf_memkit.units import GIB, format_size
 
 if TYPE_CHECKING:
@@ -210,10 +208,10 @@ def _modules(run: Run) -> Table:
     from rich.text import Text
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for name in ("module", "class", "parameters", "trained", "size", "where"):
+    for name in wording.MODULE_COLUMNS:
         table.add_column(
             name, justify="right" if name in ("parameters", "trained", "size") else "left", overflow="fold"
         )
-    for row in shown_rows(run.first.modules):
-        table.add_row(Text(row.name), Text(row.kind), row.parameters, row.trained, row.size, places(row))
+    for name, kind, *others in wording.module_rows(run):
+        table.add_row(Text(name), Text(kind), *others)
     return table
