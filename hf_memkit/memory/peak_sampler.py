@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_memkit.memory.categories import categories_gib, categories_of
 from hf_memkit.memory.holdings import Holdings, Inventory, held_json
 from hf_memkit.memory.hooks import HookSet, output_embedding
 from hf_memkit.memory.readers import Mark
-from hf_memkit.memory.timeline import Part, Timeline
+from hf_memkit.memory.timeline import Part, Timeline, categories_gib, categories_of
 from hf_memkit.memory.windows import window_size
 from hf_memkit.record_types import OomRecord, StepRecord
 from hf_memkit.terms import Phase

@@ -60,7 +60,7 @@ def _changes(run: Run, summary: Summary) -> tuple[Change, ...]:
             recorded = tuple(map(_recorded, rank.ooms[-1].get("changes", ())))
             return recorded or _suggested(rank, rank.ooms[-1])
     if summary.near:
-        rank = next(rank for rank in run.ranks if rank.rank == summary.rank)
+        rank = run.of(summary.rank)
         moment = _highest_step(rank)
         return _suggested(rank, moment) if moment else ()
     return ()

@@ -49,7 +49,7 @@ def extremes(series: Sequence[Sequence[float | None]], points: int) -> list[int]
 
 def charts(run: Run, summary: Summary) -> dict[str, Chart]:
     """The charts that this run has figures for, by the name of their place in the page."""
-    rank = next(rank for rank in run.ranks if rank.rank == summary.rank)
+    rank = run.of(summary.rank)
     found = {
         "timeline": _timeline(rank, summary) if summary.peak is not None else _held_over_steps(rank),
         "phases": _phases_over_steps(rank),

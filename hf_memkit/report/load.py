@@ -23,7 +23,7 @@ from hf_memkit.record_types import (
 )
 from hf_memkit.report.ending import Ending, Here, judge_ending, judge_replaced
 from hf_memkit.report.rank_reader import Attempt, RankReader
-from hf_memkit.report.sanitize import text
+from hf_memkit.report.sanitize import few, text
 
 __all__ = ["RankRun", "Run", "RunReader", "load_run"]
 
@@ -61,7 +61,7 @@ class RankRun:
     modules: tuple[ModuleFigures, ...]
     end: EndRecord | None
     ending: Ending
-    last: Mapping[str, Any] | None
+    last: Mapping[str, Any]
     earlier: tuple[tuple[Attempt, Ending], ...]
 
 
@@ -87,6 +87,10 @@ class Run:
     def first(self) -> RankRun:
         """The rank that speaks for all where they do not differ."""
         return self.ranks[0]
+
+    def of(self, rank: int) -> RankRun:
+        """The rank of this number."""
+        return next(one for one in self.ranks if one.rank == rank)
 
 
 class RunReader:
@@ -217,12 +221,10 @@ def _notes(ranks: tuple[RankRun, ...], left_over: int, unreadable: dict[int, int
     size = max((rank.run.get("world_size") or 1 for rank in ranks), default=1)
     missing = sorted(set(range(min(size, 100_000))) - {rank.rank for rank in ranks})
     if missing:
-        names = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
-        notes.append(f"{len(missing)} of {size} ranks left no records here: {names}")
-    without_end = [str(rank.rank) for rank in ranks if rank.end is None]
+        notes.append(f"{len(missing)} of {size} ranks left no records here: {few(missing)}")
+    without_end = [rank.rank for rank in ranks if rank.end is None]
     if without_end and len(without_end) < len(ranks):
-        names = ", ".join(without_end[:8]) + (", …" if len(without_end) > 8 else "")
-        notes.append(f"no end recorded yet by rank{'s' if len(without_end) > 1 else ''} {names}")
+        notes.append(f"no end recorded yet by rank{'s' if len(without_end) > 1 else ''} {few(without_end)}")
     if left_over:
         plural = "s" if left_over > 1 else ""
         notes.append(f"{left_over} file{plural} of a training with more processes, left in the folder, not shown")

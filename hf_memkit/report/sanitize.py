@@ -9,12 +9,12 @@ from __future__ import annotations
 import functools
 import math
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
 from hf_memkit.record_types import RECORDS, StepRecord
 
-__all__ = ["clean_record", "number", "text"]
+__all__ = ["clean_record", "few", "number", "text"]
 
 _LIMIT: Final = 1e15
 """No size, count or time of a training comes near it, and floats still hold whole numbers exactly there."""
@@ -43,6 +43,11 @@ def text(value: Any, limit: int = 200) -> str:
     if len(raw) > limit:
         return "".join(shown[: limit - 1]) + "…"
     return "".join(shown)
+
+
+def few(values: Sequence[Any]) -> str:
+    """The first eight, and a sign that there are more."""
+    return ", ".join(text(value, 60) for value in values[:8]) + (", …" if len(values) > 8 else "")
 
 
 def number(fields: Mapping[str, Any], name: str) -> float | None:

@@ -12,7 +12,7 @@ from hf_memkit.report.advice import Advice, finding_sentence
 from hf_memkit.report.charts import extremes
 from hf_memkit.report.html import Html, el, figure_table, join
 from hf_memkit.report.load import Run
-from hf_memkit.report.sanitize import text
+from hf_memkit.report.sanitize import few, text
 from hf_memkit.report.summary import Summary, furthest_off, summarise_ranks
 from hf_memkit.units import GIB, format_size
 
@@ -191,7 +191,7 @@ def _chip(style: str, kind: str = "") -> Html:
 def _timeline(run: Run, summary: Summary, drawn: Mapping[str, Any]) -> Html | None:
     if "timeline" not in drawn:
         return None
-    rank = next(rank for rank in run.ranks if rank.rank == summary.rank)
+    rank = run.of(summary.rank)
     which = f" (rank {rank.rank}, which has the highest peak)" if len(run.ranks) > 1 else ""
     heading = "Over the steps" if summary.peak is not None else "Held between the steps"
     kept = extremes([[step.get("peak_allocated_gib") for step in rank.steps]], _ROWS)
@@ -314,7 +314,7 @@ def _key(traces: Iterable[Mapping[str, Any]]) -> Html | None:
 
 def _out_of_memory(run: Run) -> Html | None:
     """The last OOM of the rank that the run ended by."""
-    rank = next(rank for rank in run.ranks if rank.rank == run.ended_by)
+    rank = run.of(run.ended_by)
     if not rank.ooms:
         return None
     oom = rank.ooms[-1]
@@ -376,8 +376,9 @@ def _facts(run: Run) -> Html:
         if known:
             rows = ((name, _fact(value)) for name, value in known.items())
             shown.append(el("div", el("h3", heading), _terms(rows, "facts")))
-    files = ", ".join(text(rank.path.name, 60) for rank in run.ranks[:8]) + (", …" if len(run.ranks) > 8 else "")
-    source = el("p", f"Records: {files} in {text(run.folder, 300)}", class_="soft")
+    source = el(
+        "p", f"Records: {few([rank.path.name for rank in run.ranks])} in {text(run.folder, 300)}", class_="soft"
+    )
     return _section("facts", "The run", el("div", *shown, class_="pair"), source)
 
 

@@ -148,13 +148,12 @@ def _bar_table(heading: str, values: Mapping[str, float], colours: Mapping[Any, 
 
 
 def _by_place(held: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    rows = {
+    return {
         f"{category}, {place}" if len(held) > 1 else category: value
         for place, categories in held.items()
         for category, value in categories.items()
         if value > 0
     }
-    return rows
 
 
 def _held_elsewhere(summary: Summary) -> str | None:
@@ -166,10 +165,14 @@ def _held_elsewhere(summary: Summary) -> str | None:
     return f"Held between steps, not on the card: {sizes}."
 
 
-def _ranks(run: Run) -> Table:
+def _table() -> Table:
     from rich.table import Table
 
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    return Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+
+
+def _ranks(run: Run) -> Table:
+    table = _table()
     for name in ("rank", "peak GiB", "reserved GiB", "host GiB", "ended"):
         table.add_column(name, justify="left" if name == "ended" else "right", no_wrap=True)
     summaries = summarise_ranks(run)
@@ -204,10 +207,9 @@ def _next(run: Run, summary: Summary, advice: Advice) -> list[RenderableType]:
 
 
 def _modules(run: Run) -> Table:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    table = _table()
     for name in wording.MODULE_COLUMNS:
         table.add_column(
             name, justify="right" if name in ("parameters", "trained", "size") else "left", overflow="fold"

@@ -154,7 +154,7 @@ def unknowable(run: Run, summary: Summary) -> str | None:
 
 def out_of_memory(run: Run) -> str | None:
     """What was asked for and what there was, of the OOM that the run ended by."""
-    rank = next(rank for rank in run.ranks if rank.rank == run.ended_by)
+    rank = run.of(run.ended_by)
     if not rank.ooms:
         return None
     oom: Mapping[str, Any] = rank.ooms[-1]
