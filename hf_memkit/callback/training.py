@@ -15,7 +15,7 @@ import shutil
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,15 +60,15 @@ _OTHERS_S: Final = 1.0
 class CallbackOptions:
     """What the user gave the callback; see there."""
 
-    output_dir: str | Path | None = None
-    phases: bool = True
-    log: Log = "few"
-    summary: bool = True
-    html: bool = True
-    oom_snapshot: bool = False
-    run_facts: Mapping[str, Any] = field(default_factory=dict)
-    readers: Sequence[MemoryReader] | None = None
-    prediction: Mapping[str, Any] | None = None
+    output_dir: str | Path | None
+    phases: bool
+    log: Log
+    summary: bool
+    html: bool
+    oom_snapshot: bool
+    run_facts: Mapping[str, Any]
+    readers: Sequence[MemoryReader] | None
+    prediction: Mapping[str, Any] | None
 
 
 class Training:

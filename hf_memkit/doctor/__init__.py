@@ -17,13 +17,6 @@ def diagnose(nvme_path: str | None = None) -> list[Check]:
         nvme_path: a folder whose disk is measured too, which takes some seconds more. None: the current folder is
             tried and not measured.
     """
-    from hf_memkit.doctor import disk, gpu, host, hub, operators, software
+    from hf_memkit.doctor import gpu, host, operators, software
 
-    return [
-        *software.checks(),
-        *gpu.checks(),
-        *operators.checks(),
-        *host.checks(),
-        *disk.checks(nvme_path),
-        *hub.checks(),
-    ]
+    return [*software.checks(), *gpu.checks(), *operators.checks(), *host.checks(nvme_path)]

@@ -65,15 +65,11 @@ def _card(torch: Any, index: int) -> list[Check]:
         found += f"; torch {torch.__version__} has no kernels for it"
         return [Check(_GROUP, name, "missing", found, "install a torch built for an older CUDA (pytorch.org)", True)]
     results = [Check(_GROUP, name, "ok" if bf16 else "warning", found)]
-    if _is_mig(properties):
+    if "MIG" in properties.name:
         results.append(
             Check(_GROUP, f"MIG of card {index}", "ok", "a slice of a card: its memory is what stands above")
         )
     return results
-
-
-def _is_mig(properties: Any) -> bool:
-    return "MIG" in properties.name
 
 
 def _driver_version() -> str:

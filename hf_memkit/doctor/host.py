@@ -1,4 +1,5 @@
-"""What the CPU computes in, RAM, shared memory, and how much of RAM may be locked."""
+"""What there is beside the cards: what the CPU computes in, RAM and how much of it may be locked, shared memory, the
+disk for NVMe offload, the way to the hub."""
 
 from __future__ import annotations
 
@@ -10,21 +11,27 @@ from typing import Final
 import psutil
 
 from hf_memkit.doctor.check import Check
+from hf_memkit.errors import MemkitError
 from hf_memkit.hardware import SLOW_BF16, bf16_slowdown, this_machine
 from hf_memkit.memlock import can_lock
+from hf_memkit.models import hub_reachable, hub_switched_off
 from hf_memkit.units import MIB, format_gib
+from hf_memkit.user_files import user_path
+from hf_memkit.zero.nvme import Preflight, file_system, preflight
 
 __all__ = ["checks"]
 
-_GROUP: Final = "RAM"
+_RAM: Final = "RAM"
+_DISK: Final = "Disk for NVMe offload"
 _SHARED: Final = Path("/dev/shm")
 _DOCKER_SHARED_BYTES: Final = 64 * MIB
 """What a Docker container gets for /dev/shm where nothing is asked (docker run --shm-size)."""
 
 
-def checks() -> list[Check]:
-    """The CPU's bf16, RAM and its limit, lockable RAM, shared memory."""
-    return [_bf16(), _ram(), _locked(), *_shared()]
+def checks(nvme_path: str | None) -> list[Check]:
+    """The CPU's bf16, RAM and its limit, lockable RAM, shared memory; what stands in the way of offload in `nvme_path`
+    (or the current folder), and the speed of `nvme_path`; the hub."""
+    return [_bf16(), _ram(), _locked(), _shared(), *_disk(nvme_path), _hub()]
 
 
 def _bf16() -> Check:
@@ -42,7 +49,7 @@ def _ram() -> Check:
     found = f"{format_gib(memory.total)}, {format_gib(memory.available)} available; swap {format_gib(swap.total)}"
     if limit < memory.total:
         found = f"{format_gib(limit)} by the container's limit, of {found}"
-    return Check(_GROUP, "RAM", "ok", found)
+    return Check(_RAM, "RAM", "ok", found)
 
 
 def _locked() -> Check:
@@ -51,16 +58,69 @@ def _locked() -> Check:
     shown = "unlimited" if limit == resource.RLIM_INFINITY else format_gib(limit)
     if can_lock(this_machine().ram_bytes):
         by = "" if limit == resource.RLIM_INFINITY else ", and this process is above the limit (CAP_IPC_LOCK)"
-        return Check(_GROUP, "memlock", "ok", f"{shown}{by}")
+        return Check(_RAM, "memlock", "ok", f"{shown}{by}")
     found = f"{shown}: DeepSpeed is aborted where its buffers for NVMe are larger (offload to RAM is not touched)"
-    return Check(_GROUP, "memlock", "warning", found, "ulimit -l unlimited (Docker: --ulimit memlock=-1)")
+    return Check(_RAM, "memlock", "warning", found, "ulimit -l unlimited (Docker: --ulimit memlock=-1)")
 
 
-def _shared() -> list[Check]:
+def _shared() -> Check:
     if not _SHARED.is_dir():
-        return [Check(_GROUP, "/dev/shm", "warning", "none: data loader workers and NCCL need it")]
+        return Check(_RAM, "/dev/shm", "warning", "none: data loader workers and NCCL need it")
     size = shutil.disk_usage(_SHARED).total
     if size > _DOCKER_SHARED_BYTES:
-        return [Check(_GROUP, "/dev/shm", "ok", format_gib(size))]
+        return Check(_RAM, "/dev/shm", "ok", format_gib(size))
     found = f"{format_gib(size)}, Docker's default: data loader workers and NCCL fail with more"
-    return [Check(_GROUP, "/dev/shm", "warning", found, "docker run --shm-size=8g (or --ipc=host)")]
+    return Check(_RAM, "/dev/shm", "warning", found, "docker run --shm-size=8g (or --ipc=host)")
+
+
+def _disk(nvme_path: str | None) -> list[Check]:
+    folder = user_path(nvme_path or ".").absolute()
+    found = preflight(nvme_path or folder, needed_bytes=0)
+    results = _problems(found)
+    if not results:
+        free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
+        kind = file_system(folder) or "unknown file system"
+        good = f"{folder} ({kind}): O_DIRECT works, {format_gib(free)} free"
+        results = [Check(_DISK, "folder", "ok", good)]
+    results += [Check(_DISK, "folder", "warning", note) for note in found.notes]
+    if nvme_path is None:
+        return [*results, Check(_DISK, "speed", "ok", "not measured; with a folder: memkit doctor --nvme-path DIR")]
+    return results if found.unusable else [*results, _speed(nvme_path)]
+
+
+def _problems(found: Preflight) -> list[Check]:
+    """Each problem ends with what mends it, after the last semicolon."""
+    results = []
+    for problem in (*found.unusable, *found.shortages, *found.missing):
+        what, _, fix = problem.removeprefix("--nvme-path ").rpartition("; ")
+        results.append(Check(_DISK, "folder", "missing", what, fix.removeprefix("run: ")))
+    return results
+
+
+def _speed(nvme_path: str) -> Check:
+    import torch
+
+    from hf_memkit.zero.aio import measure
+
+    try:
+        with_folder = user_path(nvme_path)
+        if not with_folder.is_dir():
+            return Check(_DISK, "speed", "warning", f"{nvme_path} does not exist yet", f"mkdir -p {nvme_path}")
+        measured = measure(with_folder, cpu=not torch.cuda.is_available())
+    except MemkitError as error:
+        what, _, fix = str(error).rpartition("; ")
+        return Check(_DISK, "speed", "warning", what, fix)
+    return Check(_DISK, "speed", "ok", measured.label)
+
+
+def _hub() -> Check:
+    """Reached, switched off, or not answering."""
+    if hub_reachable():
+        return Check("Hub", "huggingface.co", "ok", "answers")
+    without = "models and data must be local or cached"
+    if off := hub_switched_off():
+        names = " ".join(each.partition("=")[0] for each in off.split(" and "))
+        found = f"switched off by {off}; {without}"
+        return Check("Hub", "huggingface.co", "warning", found, f"unset {names}")
+    found = f"does not answer; {without}"
+    return Check("Hub", "huggingface.co", "warning", found, "curl -sI https://huggingface.co (shows why)")

@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hf_memkit.memory.error_barrier import ErrorBarrier
 
-__all__ = ["HookSet", "ModelHook", "is_compiled", "needs_whole_graph"]
+__all__ = ["HookSet", "ModelHook", "is_compiled", "needs_whole_graph", "output_embedding"]
 
 
 class InertHook:
@@ -116,6 +116,16 @@ def _hidden_from_dynamo() -> type[ModelHook]:
             super().__call__(*args, **kwargs)
 
     return HiddenHook
+
+
+def output_embedding(model: nn.Module) -> nn.Module | None:
+    """The module that makes logits of hidden states, if the model says which it is."""
+    find = getattr(model, "get_output_embeddings", None)
+    try:
+        head = find() if callable(find) else None
+    except Exception:  # models of the user's own may inherit the method and lack what it asks for
+        return None
+    return head if isinstance(head, nn.Module) else None
 
 
 def is_compiled(args: Any, model: nn.Module) -> bool:

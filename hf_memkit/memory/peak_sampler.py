@@ -16,17 +16,44 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_memkit.memory.categories import categories_gib, categories_of
 from hf_memkit.memory.holdings import Holdings, Inventory, held_json
-from hf_memkit.memory.hooks import HookSet
+from hf_memkit.memory.hooks import HookSet, output_embedding
 from hf_memkit.memory.readers import Mark
-from hf_memkit.memory.schedule import WatchSchedule
-from hf_memkit.memory.timeline import Part, Timeline
+from hf_memkit.memory.timeline import Part, Timeline, categories_gib, categories_of
+from hf_memkit.memory.windows import window_size
 from hf_memkit.record_types import OomRecord, StepRecord
 from hf_memkit.terms import Phase
 from hf_memkit.units import GIB
 
-__all__ = ["PeakSampler"]
+__all__ = ["PeakSampler", "WatchSchedule"]
+
+_FIRST = 3
+_EVERY = 10
+_SHARE = 0.001
+_WINDOWS_A_WATCH = 4
+
+
+class WatchSchedule:
+    """The first three steps, then every tenth; later, where records stand for many steps, one in four records.
+
+    A step is skipped while the last one watched has cost more than a thousandth of the time that went by since.
+    """
+
+    def __init__(self) -> None:
+        self._cost_s = 0.0
+        self._last_s = 0.0
+
+    def is_due(self, index: int, now_s: float) -> bool:
+        """Whether step `index` (from 0) is to be watched."""
+        if index < _FIRST:
+            return True
+        size = window_size(index)
+        every = _EVERY if size == 1 else max(_EVERY, _WINDOWS_A_WATCH * size)
+        return index % every == 0 and self._cost_s <= _SHARE * (now_s - self._last_s)
+
+    def watched(self, cost_s: float, now_s: float) -> None:
+        """A step was watched, and that took `cost_s` seconds of it."""
+        self._cost_s, self._last_s = cost_s, now_s
 
 
 class PeakSampler:
@@ -61,7 +88,7 @@ class PeakSampler:
     def attach(self, model: nn.Module, last_layer: nn.Module | None, hooks: HookSet) -> None:
         """Hooks the output embedding and the last layer. `hooks.remove()` undoes it."""
         self._hooks = hooks
-        head = _output_embedding(model)
+        head = output_embedding(model)
         if head is not None:
             hooks.before_forward(head, self._before_head)
         if last_layer is not None:
@@ -207,13 +234,3 @@ def _hidden_states(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Te
     """The tensor whose gradient shows that backward has left a module; None if backward does not come here."""
     candidates = (*args[:1], kwargs.get("hidden_states"), *kwargs.values())
     return next((value for value in candidates if isinstance(value, torch.Tensor) and value.requires_grad), None)
-
-
-def _output_embedding(model: nn.Module) -> nn.Module | None:
-    """The module that makes logits of hidden states, if the model says which it is."""
-    find = getattr(model, "get_output_embeddings", None)
-    try:
-        head = find() if callable(find) else None
-    except Exception:  # models of the user's own may inherit the method and lack what it asks for
-        return None
-    return head if isinstance(head, nn.Module) else None

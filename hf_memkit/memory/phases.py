@@ -43,13 +43,11 @@ class PhaseTracker:
         self,
         on_boundary: Callable[[Phase], object],
         on_forward: Callable[[tuple[Any, ...], Mapping[str, Any]], object] | None = None,
-        *,
-        merge_optimizer: bool = False,
     ) -> None:
         self.phase: Phase = "load"
         self._on_boundary = on_boundary
         self._on_forward = on_forward
-        self.merge_optimizer = merge_optimizer
+        self.merge_optimizer = False
         self._hooks: HookSet | None = None
         self._in_step = False
 

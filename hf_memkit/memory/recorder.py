@@ -18,16 +18,14 @@ from hf_memkit.memory import facts
 from hf_memkit.memory.error_barrier import ErrorBarrier, describe
 from hf_memkit.memory.hooks import HookSet, is_compiled, needs_whole_graph
 from hf_memkit.memory.inputs import InputCounter
-from hf_memkit.memory.log_numbers import LogNumbers
 from hf_memkit.memory.modules import module_rows
 from hf_memkit.memory.optimizer_state import innermost, optimizer_chain, state_summary
 from hf_memkit.memory.peak_sampler import PeakSampler
-from hf_memkit.memory.peaks import STEP_PHASES, PeakWindow
 from hf_memkit.memory.phases import PhaseTracker
 from hf_memkit.memory.readers import MemoryReader, ReaderGroup, SwapReader, readers_for_this_machine
 from hf_memkit.memory.recompute import RecomputeCounter
 from hf_memkit.memory.records import RecordWriter
-from hf_memkit.memory.schedule import StepWindow
+from hf_memkit.memory.windows import STEP_PHASES, LogNumbers, PeakWindow, StepWindow, raise_to
 from hf_memkit.record_types import EndRecord, Measured, OomRecord, Status, StepRecord
 from hf_memkit.terms import Phase
 
@@ -266,10 +264,7 @@ class RunRecorder:
         if not self._sees_forward and phases is STEP_PHASES:
             numbers.pop("phases", None)  # what forward and backward took stands under `data`
         numbers |= self._capacity
-        for name, highest in _HIGHEST.items():
-            value = numbers.get(name)
-            if value is not None and value > self._highest.get(highest, -1.0):
-                self._highest[highest] = value
+        raise_to(self._highest, {highest: numbers[name] for name, highest in _HIGHEST.items() if name in numbers})
         return cast(Measured, numbers)
 
     def _between_steps(self, kind: Phase, fields: dict[str, Any]) -> None:

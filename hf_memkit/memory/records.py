@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
-from hf_memkit.record_types import StepRecord
+from hf_memkit.record_types import MEAN_OF_STEPS, StepRecord
 
-__all__ = ["SCHEMA", "RecordWriter", "not_given_up", "read_records", "steps"]
+__all__ = ["SCHEMA", "RecordWriter", "merged", "not_given_up", "read_records", "steps"]
 
 SCHEMA: Final = 1
 
@@ -167,6 +167,33 @@ def not_given_up(steps: Mapping[int, Step], start_step: int) -> dict[int, Step]:
     in the same folder.
     """
     return {step: record for step, record in steps.items() if step <= start_step}
+
+
+def merged(
+    first: Mapping[str, Any], second: Mapping[str, Any], *, highest: Iterable[str] = (), lowest: Iterable[str] = ()
+) -> StepRecord:
+    """One `step` record for two: peaks and the longest sequence are maxima, times and sizes means, counters the last,
+    but for those of which the `highest` or `lowest` is asked; `categories` and `held` are those of the higher peak.
+    """
+    weights = max(1, first.get("steps", 1)), max(1, second.get("steps", 1))
+    found = {**first, **second}
+    for name in first.keys() & second.keys():
+        a, b = first[name], second[name]
+        if name.startswith("peak_") or name == "longest_sequence" or name in highest:
+            found[name] = max(a, b)
+        elif name in lowest:
+            found[name] = min(a, b)
+        elif name in MEAN_OF_STEPS:
+            found[name] = (a * weights[0] + b * weights[1]) / sum(weights)
+        elif name == "phases":
+            found[name] = {phase: _higher(a.get(phase, {}), b.get(phase, {})) for phase in {**a, **b}}
+    if first.get("peak_allocated_gib", 0.0) > second.get("peak_allocated_gib", 0.0):
+        found |= {name: first[name] for name in ("categories", "held") if name in first}
+    return cast(StepRecord, {**found, "steps": sum(weights)})
+
+
+def _higher(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
+    return {name: max(first.get(name, value), second.get(name, value)) for name, value in {**first, **second}.items()}
 
 
 def _record(kind: str, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from typing import Any
 from hf_memkit.oom import Change, suggest
 from hf_memkit.record_types import ProposedChange, StepRecord
 from hf_memkit.report.diagnosis import diagnose
-from hf_memkit.report.finding import Finding
 from hf_memkit.report.load import RankRun, Run
-from hf_memkit.report.sanitize import number, text
+from hf_memkit.report.sanitize import text
+from hf_memkit.report.series import Finding
 from hf_memkit.report.summary import Summary
 
 __all__ = ["Advice", "advise", "finding_sentence"]
@@ -60,7 +60,7 @@ def _changes(run: Run, summary: Summary) -> tuple[Change, ...]:
             recorded = tuple(map(_recorded, rank.ooms[-1].get("changes", ())))
             return recorded or _suggested(rank, rank.ooms[-1])
     if summary.near:
-        rank = next(rank for rank in run.ranks if rank.rank == summary.rank)
+        rank = run.of(summary.rank)
         moment = _highest_step(rank)
         return _suggested(rank, moment) if moment else ()
     return ()
@@ -69,7 +69,7 @@ def _changes(run: Run, summary: Summary) -> tuple[Change, ...]:
 def _highest_step(rank: RankRun) -> StepRecord:
     """The step with the highest peak, of those that were looked at closely if there are any."""
     looked = [step for step in rank.steps if step.get("categories")]
-    return max(looked or rank.steps, key=lambda step: number(step, "peak_allocated_gib") or 0.0, default=StepRecord())
+    return max(looked or rank.steps, key=lambda step: step.get("peak_allocated_gib", 0.0), default=StepRecord())
 
 
 def _suggested(rank: RankRun, moment: Mapping[str, Any]) -> tuple[Change, ...]:
@@ -84,7 +84,7 @@ def _recorded(change: ProposedChange) -> Change:
         text(value, 120) if isinstance(value, str) else value,
         text(change.get("reason", ""), 400),
         text(change.get("cost", ""), 300),
-        number(change, "saves_gib"),
+        change.get("saves_gib"),
         text(basis, 200) if basis else None,
         change.get("current"),
     )

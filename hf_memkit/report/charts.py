@@ -10,13 +10,12 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from hf_memkit.report.downsample import extremes
 from hf_memkit.report.load import RankRun, Run
-from hf_memkit.report.sanitize import number, text, whole
+from hf_memkit.report.sanitize import text
 from hf_memkit.report.summary import Summary, summarise_ranks
 from hf_memkit.terms import CATEGORIES, PHASES
 
-__all__ = ["charts", "plotly_text"]
+__all__ = ["charts", "extremes", "plotly_text"]
 
 POINTS: Final = 2000
 _GIB: Final = "%{y:.2f} GiB"
@@ -26,14 +25,31 @@ _SMALL_GIB: Final = 0.1
 Chart = dict[str, Any]
 
 
-def plotly_text(value: Any, limit: int = 80) -> str:
+def plotly_text(value: Any) -> str:
     """Text that Plotly shows as it is: no tag, no link, no template of figures."""
-    return html.escape(text(value, limit), quote=False).replace("%{", "%&#123;").replace("$", "&#36;")
+    return html.escape(text(value, 80), quote=False).replace("%{", "%&#123;").replace("$", "&#36;")
+
+
+def extremes(series: Sequence[Sequence[float | None]], points: int) -> list[int]:
+    """At most `points` positions to draw of series of one length: evenly spread parts, and of each part the position
+    where each series is highest; the first and the last always."""
+    length = max(map(len, series), default=0)
+    if length <= points:
+        return list(range(length))
+    parts = max(1, (points - 2) // max(1, len(series)))
+    chosen = {0, length - 1}
+    for part in range(parts):
+        begin, end = part * length // parts, (part + 1) * length // parts
+        for values in series:
+            known = [i for i in range(begin, end) if values[i] is not None]
+            if known:
+                chosen.add(max(known, key=lambda i: values[i] or 0.0))
+    return sorted(chosen)
 
 
 def charts(run: Run, summary: Summary) -> dict[str, Chart]:
     """The charts that this run has figures for, by the name of their place in the page."""
-    rank = next(rank for rank in run.ranks if rank.rank == summary.rank)
+    rank = run.of(summary.rank)
     found = {
         "timeline": _timeline(rank, summary) if summary.peak is not None else _held_over_steps(rank),
         "phases": _phases_over_steps(rank),
@@ -58,14 +74,14 @@ def _timeline(rank: RankRun, summary: Summary) -> Chart | None:
             traces.append(_line(name, steps, columns[key], colour, dash))
     for name, records, symbol in (("evaluation", rank.evaluations, "diamond"), ("save", rank.saves, "square")):
         traces += _marks(name, records, symbol)
-    last = whole(rank.steps[-1], "step") or 0
+    last = rank.steps[-1]["step"]
     for oom in rank.ooms:
-        height = number(oom, "allocated_gib") or number(oom, "peak_allocated_gib")
+        height = oom.get("allocated_gib") or oom.get("peak_allocated_gib")
         if height is not None:
-            at = whole(oom, "step") or last + 1
+            at = oom.get("step") or last + 1
             traces.append(_points("out of memory", [at], [height], "x", "var(--bad)", size=13))
     if summary.capacity_gib is not None:
-        ends = [whole(rank.steps[0], "step"), last]
+        ends = [rank.steps[0]["step"], last]
         name = "what the allocator may take" if summary.capped else "the card"
         traces.append(_line(name, ends, [summary.capacity_gib] * 2, "var(--bad)", "dash"))
     return _chart(traces, "step", "GiB on the card")
@@ -89,10 +105,10 @@ def _stack(steps: Sequence[Mapping[str, Any]], name: str, *, summed: bool) -> li
 
     def value(step: Mapping[str, Any], category: str) -> float:
         places = list(step[name].values()) if summed else [step[name]]
-        return sum(number(place, f"{category}_gib") or 0.0 for place in places)
+        return float(sum(place.get(f"{category}_gib", 0.0) for place in places))
 
-    looked = [looked[i] for i in extremes([[number(step, "peak_allocated_gib") for step in looked]], POINTS)]
-    x = [whole(step, "step") for step in looked]
+    looked = [looked[i] for i in extremes([[step.get("peak_allocated_gib") for step in looked]], POINTS)]
+    x = [step["step"] for step in looked]
     traces = []
     for category in CATEGORIES:
         y = [_round(value(step, category)) for step in looked]
@@ -110,28 +126,24 @@ def _stack(steps: Sequence[Mapping[str, Any]], name: str, *, summed: bool) -> li
 def _phases_over_steps(rank: RankRun) -> Chart | None:
     traces = []
     for phase in PHASES:
-        values = [number(step.get("phases", {}).get(phase), "peak_allocated_gib") for step in rank.steps]
+        values = [step.get("phases", {}).get(phase, {}).get("peak_allocated_gib") for step in rank.steps]
         if sum(value is not None for value in values) > 1:
             kept = extremes([values], POINTS)
-            x = [whole(rank.steps[i], "step") for i in kept]
+            x = [rank.steps[i]["step"] for i in kept]
             traces.append(_line(phase, x, [_round(values[i]) for i in kept], f"var(--phase-{phase})", "solid"))
     return _chart(traces, "step", "peak allocated, GiB") if traces else None
 
 
 def _scatter(rank: RankRun, name: str, axis: str) -> Chart | None:
     """The peak of each step against a size of its inputs, if that varies at all."""
-    known = [
-        (step, x, y)
-        for step in rank.steps
-        if (x := number(step, name)) is not None and (y := number(step, "peak_allocated_gib")) is not None
-    ]
-    if len({x for _, x, _ in known}) < 2:
+    known: list[Mapping[str, Any]] = [step for step in rank.steps if name in step and "peak_allocated_gib" in step]
+    if len({step[name] for step in known}) < 2:
         return None
-    known = [known[i] for i in extremes([[y for _, _, y in known]], POINTS)]
-    steps = [whole(step, "step") for step, _, _ in known]
+    known = [known[i] for i in extremes([[step["peak_allocated_gib"] for step in known]], POINTS)]
+    steps = [step["step"] for step in known]
     trace = {
-        "type": "scatter", "mode": "markers", "name": "step", "x": [x for _, x, _ in known],
-        "y": [_round(y) for _, _, y in known], "customdata": steps,
+        "type": "scatter", "mode": "markers", "name": "step", "x": [step[name] for step in known],
+        "y": [_round(step["peak_allocated_gib"]) for step in known], "customdata": steps,
         "marker": {"size": 6, "color": steps, "colorscale": "Viridis", "showscale": True,
                    "colorbar": {"title": {"text": "step"}, "thickness": 8, "outlinewidth": 0}},
         "hovertemplate": f"step %{{customdata}}: {_GIB} with %{{x:,}}<extra></extra>",
@@ -177,20 +189,20 @@ def _host(rank: RankRun) -> Chart | None:
 def _thinned(
     steps: Sequence[Mapping[str, Any]], names: Sequence[str]
 ) -> tuple[list[int | None], dict[str, list[float | None]]]:
-    columns = {name: [number(step, name) for step in steps] for name in names}
+    columns = {name: [step.get(name) for step in steps] for name in names}
     kept = extremes(list(columns.values()), POINTS)
-    x = [whole(steps[i], "step") for i in kept]
+    x = [steps[i]["step"] for i in kept]
     return x, {name: [_round(values[i]) for i in kept] for name, values in columns.items()}
 
 
 def _marks(name: str, records: Sequence[Mapping[str, Any]], symbol: str) -> list[dict[str, Any]]:
-    known = [(record, y) for record in records if (y := number(record, "peak_allocated_gib")) is not None]
-    known = [known[i] for i in extremes([[y for _, y in known]], POINTS)]
+    known = [record for record in records if "peak_allocated_gib" in record]
+    known = [known[i] for i in extremes([[record["peak_allocated_gib"] for record in known]], POINTS)]
     if not known:
         return []
-    x = [whole(record, "step") for record, _ in known]
-    trace = _points(name, x, [_round(y) for _, y in known], symbol, "var(--ink)")
-    trace["customdata"] = [plotly_text(record.get("checkpoint") or name) for record, _ in known]
+    x, y = [record.get("step") for record in known], [_round(record["peak_allocated_gib"]) for record in known]
+    trace = _points(name, x, y, symbol, "var(--ink)")
+    trace["customdata"] = [plotly_text(record.get("checkpoint") or name) for record in known]
     trace["hovertemplate"] = f"{_GIB}<extra>%{{customdata}}</extra>"
     return [trace]
 

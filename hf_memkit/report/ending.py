@@ -11,13 +11,14 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from hf_memkit.memory.cgroup import oom_kills
+from hf_memkit.record_types import HostFacts, RunRecord
 from hf_memkit.report.rank_reader import Attempt
-from hf_memkit.report.sanitize import number, text, whole
+from hf_memkit.report.sanitize import text
 from hf_memkit.terms import at
 
 __all__ = ["Ending", "EndingKind", "Here", "judge_ending", "judge_replaced"]
@@ -51,7 +52,7 @@ class Ending:
     step: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": self.kind, "why": self.why, "cause": self.cause, "step": self.step}
+        return asdict(self)
 
 
 def _boot_id() -> str | None:
@@ -88,15 +89,15 @@ def judge_ending(attempt: Attempt, here: Here) -> Ending:
     step = attempt.last_step
     if attempt.end is not None:
         return _by_its_own_word(attempt, attempt.end, step)
-    host = attempt.run.get("host")
-    if not isinstance(host, Mapping) or not host.get("hostname"):
+    host = attempt.run.get("host", {})
+    if not host.get("hostname"):
         return _gone_or_unknown(attempt, "its records do not say where it ran, so it cannot be looked up")
     if host["hostname"] != here.hostname:
         where = text(host["hostname"], 60)
         return _gone_or_unknown(
             attempt, f"it ran on another machine ({where}): only there can be seen whether it still runs"
         )
-    pid, started = whole(host, "pid"), number(host, "process_started")
+    pid, started = host.get("pid"), host.get("process_started")
     if host.get("boot_id") != here.boot_id:
         return _killed(attempt, host, None, f"{text(here.hostname, 60)} was started anew since its last record")
     if pid is None:
@@ -107,7 +108,7 @@ def judge_ending(attempt: Attempt, here: Here) -> Ending:
     return _killed(attempt, host, here, f"its process {pid} is gone")
 
 
-def judge_replaced(attempt: Attempt, following: Mapping[str, Any]) -> Ending:
+def judge_replaced(attempt: Attempt, following: RunRecord) -> Ending:
     """How a start ended that another start followed: no process of it is left to look for.
 
     Args:
@@ -115,9 +116,8 @@ def judge_replaced(attempt: Attempt, following: Mapping[str, Any]) -> Ending:
         following: the `run` record of the next one. After an error that was caught on the way, as
             `auto_find_batch_size` does, it alone knows of it (`after_oom`).
     """
-    caught = following.get("after_oom")
-    if isinstance(caught, Mapping) and not attempt.ooms:
-        return Ending("out of memory", _ran_out(caught), step=attempt.last_step)
+    if "after_oom" in following and not attempt.ooms:
+        return Ending("out of memory", _ran_out(following["after_oom"]), step=attempt.last_step)
     if attempt.end is not None:
         return _by_its_own_word(attempt, attempt.end, attempt.last_step)
     if attempt.ooms:
@@ -138,8 +138,7 @@ def _cut(attempt: Attempt) -> str | None:
     if lost is None:
         return None
     # By the clock; within its millisecond by the step.
-    last_s, lost_s = number(attempt.last, "time") or 0.0, number(lost, "time") or 0.0
-    if (last_s, attempt.last_step or 0) > (lost_s, (whole(lost, "step") or 1) - 1):
+    if (attempt.last.get("time", 0.0), attempt.last_step or 0) > (lost.get("time", 0.0), (lost.get("step") or 1) - 1):
         return None
     return text(lost.get("write_error") or "no reason known", 80)
 
@@ -157,7 +156,7 @@ def _by_its_own_word(attempt: Attempt, end: Mapping[str, Any], recorded: int | N
 def _ended(attempt: Attempt, end: Mapping[str, Any], step: int | None) -> Ending:
     status = end.get("status")
     if end.get("lost_records"):
-        step = whole(end, "step") or step
+        step = end.get("step") or step
     after = f" after step {step}" if step is not None else " before its first step ended"
     if status == "finished":
         return Ending("finished", f"finished{after if step is not None else ' without a step'}", step=step)
@@ -182,7 +181,7 @@ def _out_of_memory(attempt: Attempt) -> Ending:
 
 
 def _ran_out(oom: Mapping[str, Any]) -> str:
-    return f"ran out of memory {at(text(oom.get('phase') or '', 20), whole(oom, 'step'))}".rstrip()
+    return f"ran out of memory {at(text(oom.get('phase') or '', 20), oom.get('step'))}".rstrip()
 
 
 def _gone_or_unknown(attempt: Attempt, why: str) -> Ending:
@@ -200,9 +199,8 @@ def _running(attempt: Attempt, pid: int, now_s: float) -> Ending:
         return Ending(
             "running", f"running (process {pid}); since {since} its records cannot be written: {cut}", step=step
         )
-    written = number(attempt.last, "time")
-    silent_s = now_s - written if written is not None else 0.0
-    step_s = (number(attempt.last, "step_time_ms") or 0.0) / 1000
+    silent_s = now_s - attempt.last.get("time", now_s)
+    step_s = attempt.last.get("step_time_ms", 0.0) / 1000
     if silent_s > max(_SILENT_S, _SILENT_STEPS * step_s):
         quiet = (
             f"its process {pid} lives, but has written nothing for {silent_s / 60:.0f} min: it hangs, does something"
@@ -211,22 +209,21 @@ def _running(attempt: Attempt, pid: int, now_s: float) -> Ending:
     return Ending("running", f"running (process {pid}); {now}", step=step)
 
 
-def _killed(attempt: Attempt, host: Mapping[str, Any], here: Here | None, how: str) -> Ending:
+def _killed(attempt: Attempt, host: HostFacts, here: Here | None, how: str) -> Ending:
     """No `end`, and no process: who ended it, as far as anybody can tell. `here` is None after a reboot."""
     if attempt.ooms and attempt.last is attempt.ooms[-1]:
         return _out_of_memory(attempt)
     step = attempt.last_step
     stopped = f"stopped without a word {_after(attempt)}; {how}"
-    before, killed = whole(host, "oom_kills"), None
+    before, killed = host.get("oom_kills"), None
     if here is not None and before is not None and (now := here.count_oom_kills()) is not None:
         killed = now - before
-    left = number(attempt.last, "host_available_gib")
-    short = _nearly_gone(attempt)
+    left = attempt.last.get("host_available_gib")
     if killed and killed > 0:
         count = "a process" if killed == 1 else f"{killed} processes"
         why = f"{stopped}. Since it began, the kernel has killed {count} of this control group for want of host memory"
         return Ending("killed", f"{why}: most likely this one", "host memory", step)
-    if short:
+    if short := _nearly_gone(attempt):
         why = f"{stopped}. Host memory was nearly gone at its last record ({short}): the kernel's OOM killer is likely"
         return Ending("killed", why, "host memory", step)
     enough = f" Host memory was not short at its last record ({left:.1f} GiB left)." if left is not None else ""
@@ -237,9 +234,8 @@ def _killed(attempt: Attempt, host: Mapping[str, Any], here: Here | None, how: s
 def _nearly_gone(attempt: Attempt) -> str | None:
     """What was left at the last record, in words, if it was next to nothing."""
     hardware = attempt.run.get("hardware", {})
-    limits = [size for name in ("ram_limit_gib", "ram_gib") if (size := number(hardware, name))]
-    total = min(limits, default=None)
-    left, rss = number(attempt.last, "host_available_gib"), number(attempt.last, "host_rss_gib")
+    total = min(filter(None, (hardware.get("ram_limit_gib"), hardware.get("ram_gib"))), default=None)
+    left, rss = attempt.last.get("host_available_gib"), attempt.last.get("host_rss_gib")
     if total is None:
         return None
     if left is not None and left <= _NEARLY_GONE * total:

@@ -6,12 +6,14 @@ was finished, one a second at most, and the report at the end.
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from hf_memkit.report.load import Run, RunReader
-from hf_memkit.report.sanitize import number, text
+from hf_memkit.report.sanitize import text
 from hf_memkit.report.text import view
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ __all__ = ["follow"]
 _LOOK_S: Final = 1.0
 
 
-def follow(run_dir: str | Path, console: Console, *, modules: bool = False, look_s: float = _LOOK_S) -> Run | None:
+def follow(run_dir: str | Path, console: Console, *, modules: bool = False) -> Run | None:
     """Shows the run until it has ended, and returns it; None if it was stopped (Ctrl-C) before there was any record.
 
     A run that is not there yet is waited for. A run on another machine cannot be seen to die: there it ends with its
@@ -32,17 +34,14 @@ def follow(run_dir: str | Path, console: Console, *, modules: bool = False, look
         run_dir: the folder that has or will have the records.
         console: where to.
         modules: with the table by module, at the end.
-        look_s: seconds between two looks at the files.
 
     Raises:
         InputError: a file that cannot be read.
     """
     reader = RunReader(Path(run_dir))
-    run: Run | None = None
-    try:
-        run = (_live if console.is_terminal else _lines)(reader, console, look_s)
-    except KeyboardInterrupt:
-        run = reader.run()
+    with contextlib.suppress(KeyboardInterrupt):
+        (_live if console.is_terminal else _lines)(reader, console)
+    run = reader.run()
     if run is not None:
         console.print(view(run, console.width, modules=modules), crop=False)
     return run
@@ -52,56 +51,50 @@ def _wait_text(folder: Path) -> str:
     return f"Waiting for records in {text(folder)} (memory-rank*.jsonl). Ctrl-C stops."
 
 
-def _goes_on(run: Run) -> bool:
-    return run.ending.kind == "running" or (run.ending.kind == "unknown" and run.first.end is None)
+def _looks(reader: RunReader) -> Iterator[tuple[bool, Run | None]]:
+    """Looks until the run has ended: whether the files grew, and the run that goes on, if there is one."""
+    while True:
+        grew = reader.read()
+        run = reader.run()  # also when nothing is new: the process may be gone
+        if run is not None and run.ending.kind != "running" and (run.ending.kind != "unknown" or run.first.end):
+            return
+        yield grew, run
+        time.sleep(_LOOK_S)
 
 
-def _live(reader: RunReader, console: Console, look_s: float) -> Run | None:
+def _live(reader: RunReader, console: Console) -> None:
     from rich.live import Live
     from rich.text import Text
 
     with Live(Text(_wait_text(reader.folder)), console=console, auto_refresh=False, transient=True) as live:
         live.refresh()
         shown: str | None = None
-        while True:
-            grew = reader.read()
-            run = reader.run()  # also when nothing is new: the process may be gone
-            if run is not None:
-                if not _goes_on(run):
-                    return run
-                if grew or run.ending.why != shown:
-                    shown = run.ending.why
-                    live.update(view(run, console.width), refresh=True)
-            time.sleep(look_s)
+        for grew, run in _looks(reader):
+            if run is not None and (grew or run.ending.why != shown):
+                shown = run.ending.why
+                live.update(view(run, console.width), refresh=True)
 
 
-def _lines(reader: RunReader, console: Console, look_s: float) -> Run | None:
+def _lines(reader: RunReader, console: Console) -> None:
     from rich.text import Text
 
     waiting, shown = False, None
-    while True:
-        grew = reader.read()
-        run = reader.run()
+    for grew, run in _looks(reader):
         if run is None:
             if not waiting:
                 waiting = True
                 console.print(Text(_wait_text(reader.folder)), soft_wrap=True)
-        else:
-            if not _goes_on(run):
-                return run
-            last = run.first.steps[-1] if run.first.steps else None
-            if grew and last is not None and last.get("step") != shown:
-                shown = last.get("step")
-                console.print(Text(_step_line(run)), soft_wrap=True)
-        time.sleep(look_s)
+        elif grew and run.first.steps and run.first.steps[-1]["step"] != shown:
+            shown = run.first.steps[-1]["step"]
+            console.print(Text(_step_line(run)), soft_wrap=True)
 
 
 def _step_line(run: Run) -> str:
     """`step 17: peak 13.2 GiB, reserved 14.1 of 15.8 GiB, host 4.1 GiB, 1214 ms`, the highest over the ranks."""
-    newest = [rank.steps[-1] for rank in run.ranks if rank.steps]
+    newest: list[Mapping[str, Any]] = [rank.steps[-1] for rank in run.ranks if rank.steps]
 
     def highest(name: str) -> float | None:
-        return max((value for step in newest if (value := number(step, name)) is not None), default=None)
+        return max((step[name] for step in newest if name in step), default=None)
 
     step = int(highest("step") or 0)
     capacity = highest("capacity_gib")

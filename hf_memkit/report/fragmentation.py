@@ -18,9 +18,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Final
 
-from hf_memkit.report.finding import Finding
 from hf_memkit.report.other_processes import available_gib
-from hf_memkit.report.series import Column, Steps, pairs
+from hf_memkit.report.series import Column, Finding, Steps, pairs
 
 __all__ = ["find_fragmentation"]
 

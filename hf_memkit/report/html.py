@@ -10,7 +10,6 @@ from hf_memkit.report.sanitize import text
 
 __all__ = ["Html", "el", "figure_table", "join"]
 
-_VOID: Final = frozenset({"br", "col", "hr", "meta"})
 _LONGEST: Final = 4000
 
 
@@ -25,20 +24,17 @@ def join(parts: Iterable[Html | str | None], between: str = "") -> Html:
     return Html(between.join(_escaped(part) for part in parts if part is not None))
 
 
-def el(tag: str, *children: Html | str | None, **attributes: str | bool | None) -> Html:
+def el(tag: str, *children: Html | str | None, **attributes: str | None) -> Html:
     """`el("a", "x < y", class_="n", data_step="3")` → `<a class="n" data-step="3">x &lt; y</a>`.
 
     Tags and names of attributes are constants of this package; values and children may be anything.
     """
-    shown = []
-    for name, value in attributes.items():
-        attribute = name.rstrip("_").replace("_", "-")
-        if value is True:
-            shown.append(f" {attribute}")
-        elif value is not None and value is not False:
-            shown.append(f' {attribute}="{_escaped(value)}"')
-    opened = f"<{tag}{''.join(shown)}>"
-    return Html(opened if tag in _VOID else f"{opened}{join(children)}</{tag}>")
+    shown = (
+        f' {name.rstrip("_").replace("_", "-")}="{_escaped(value)}"'
+        for name, value in attributes.items()
+        if value is not None
+    )
+    return Html(f"<{tag}{''.join(shown)}>{join(children)}</{tag}>")
 
 
 def figure_table(

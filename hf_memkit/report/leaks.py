@@ -16,8 +16,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Final
 
-from hf_memkit.report.finding import Finding
-from hf_memkit.report.series import Column, Steps, pairs, running_max, typical_spread
+from hf_memkit.report.series import Column, Finding, Steps, pairs, running_max, typical_spread
 from hf_memkit.report.trend import MIN_VALUES, Trend, find_trend
 
 __all__ = ["find_leaks"]

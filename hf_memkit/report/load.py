@@ -23,7 +23,7 @@ from hf_memkit.record_types import (
 )
 from hf_memkit.report.ending import Ending, Here, judge_ending, judge_replaced
 from hf_memkit.report.rank_reader import Attempt, RankReader
-from hf_memkit.report.sanitize import number, text, whole
+from hf_memkit.report.sanitize import few, text
 
 __all__ = ["RankRun", "Run", "RunReader", "load_run"]
 
@@ -61,7 +61,7 @@ class RankRun:
     modules: tuple[ModuleFigures, ...]
     end: EndRecord | None
     ending: Ending
-    last: Mapping[str, Any] | None
+    last: Mapping[str, Any]
     earlier: tuple[tuple[Attempt, Ending], ...]
 
 
@@ -87,6 +87,10 @@ class Run:
     def first(self) -> RankRun:
         """The rank that speaks for all where they do not differ."""
         return self.ranks[0]
+
+    def of(self, rank: int) -> RankRun:
+        """The rank of this number."""
+        return next(one for one in self.ranks if one.rank == rank)
 
 
 class RunReader:
@@ -206,23 +210,21 @@ def _rank_run(rank: int, reader: RankReader, here: Here) -> RankRun:
 
 def _of_the_newest_start(ranks: tuple[RankRun, ...]) -> tuple[tuple[RankRun, ...], int]:
     """The ranks of the newest training, and how many files an earlier one with more processes has left."""
-    newest = max(ranks, key=lambda rank: number(rank.run, "time") or 0.0)
-    size = whole(newest.run, "world_size")
+    newest = max(ranks, key=lambda rank: rank.run.get("time", 0.0))
+    size = newest.run.get("world_size")
     kept = tuple(rank for rank in ranks if size is None or rank.rank < size)
     return (kept, len(ranks) - len(kept)) if kept else (ranks, 0)
 
 
 def _notes(ranks: tuple[RankRun, ...], left_over: int, unreadable: dict[int, int], newest_schema: int) -> list[str]:
     notes = []
-    size = max((whole(rank.run, "world_size") or 1 for rank in ranks), default=1)
+    size = max((rank.run.get("world_size") or 1 for rank in ranks), default=1)
     missing = sorted(set(range(min(size, 100_000))) - {rank.rank for rank in ranks})
     if missing:
-        names = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
-        notes.append(f"{len(missing)} of {size} ranks left no records here: {names}")
-    without_end = [str(rank.rank) for rank in ranks if rank.end is None]
+        notes.append(f"{len(missing)} of {size} ranks left no records here: {few(missing)}")
+    without_end = [rank.rank for rank in ranks if rank.end is None]
     if without_end and len(without_end) < len(ranks):
-        names = ", ".join(without_end[:8]) + (", …" if len(without_end) > 8 else "")
-        notes.append(f"no end recorded yet by rank{'s' if len(without_end) > 1 else ''} {names}")
+        notes.append(f"no end recorded yet by rank{'s' if len(without_end) > 1 else ''} {few(without_end)}")
     if left_over:
         plural = "s" if left_over > 1 else ""
         notes.append(f"{left_over} file{plural} of a training with more processes, left in the folder, not shown")
@@ -238,15 +240,16 @@ def _notes(ranks: tuple[RankRun, ...], left_over: int, unreadable: dict[int, int
     earlier = ranks[0].earlier
     if earlier:
         attempt, ending = earlier[-1]
-        batch = whole(ranks[0].run.get("after_oom", {}), "train_batch_size")  # tried by auto_find_batch_size
+        # What auto_find_batch_size tried last.
+        batch = ranks[0].run.get("after_oom", {}).get("train_batch_size")
         if batch is None:
-            batch = whole(attempt.run.get("arguments", {}), "per_device_train_batch_size")
-        of = f" (batch size {batch})" if batch is not None else ""
+            batch = attempt.run.get("arguments", {}).get("per_device_train_batch_size")
+        of = f" (batch size {text(batch, 20)})" if batch is not None else ""
         if len(earlier) == 1:
             notes.append(f"an earlier start in the same folder{of} {ending.why}")
         else:
             notes.append(f"{len(earlier)} earlier starts in the same folder; the last of them{of} {ending.why}")
-    lost = sum(whole(rank.end, "lost_records") or 0 for rank in ranks)
+    lost = sum(rank.end.get("lost_records", 0) for rank in ranks if rank.end)
     if lost:
         errors = [rank.end["write_error"] for rank in ranks if rank.end and rank.end.get("write_error")]
         records = f"{lost} records" if lost > 1 else "one record"

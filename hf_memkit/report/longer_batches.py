@@ -16,9 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from hf_memkit.report.finding import Finding
 from hf_memkit.report.other_processes import available_gib
-from hf_memkit.report.series import Column, Steps, pairs, ranks, running_max
+from hf_memkit.report.series import Column, Finding, Steps, pairs, ranks, running_max
 
 __all__ = ["find_longer_batches"]
 

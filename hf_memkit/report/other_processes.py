@@ -13,8 +13,7 @@ from statistics import median
 from typing import Final
 
 from hf_memkit.hardware import CONTEXT_BYTES
-from hf_memkit.report.finding import Finding
-from hf_memkit.report.series import Column, Steps, pairs
+from hf_memkit.report.series import Column, Finding, Steps, pairs
 from hf_memkit.units import GIB
 
 __all__ = ["available_gib", "find_another_process"]

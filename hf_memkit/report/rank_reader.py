@@ -7,12 +7,12 @@ step records than any chart shows, neighbours are merged.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final
 
-from hf_memkit.memory.records import SCHEMA, not_given_up
+from hf_memkit.memory.records import SCHEMA, merged, not_given_up
 from hf_memkit.record_types import (
     EndRecord,
     EvaluateRecord,
@@ -23,12 +23,9 @@ from hf_memkit.record_types import (
     SaveRecord,
     StepRecord,
 )
-from hf_memkit.report.downsample import halve
-from hf_memkit.report.sanitize import clean_record, number, whole
+from hf_memkit.report.sanitize import clean_record
 
 __all__ = ["Attempt", "RankReader"]
-
-AnyRecord = TypeVar("AnyRecord", EvaluateRecord, SaveRecord)
 
 _BLOCK: Final = 2**20
 _LONGEST_LINE: Final = 2**24
@@ -58,7 +55,7 @@ class Attempt:
     ooms: list[OomRecord] = field(default_factory=list)
     end: EndRecord | None = None
     lost: LostRecord | None = None
-    last: Mapping[str, Any] | None = None
+    last: Mapping[str, Any] = field(default_factory=dict)
     last_step: int | None = None
 
 
@@ -135,51 +132,62 @@ class RankReader:
         if record is None or not isinstance(record.get("kind"), str):
             self.unreadable += 1
             return
-        self.newest_schema = max(self.newest_schema, whole(record, "schema") or SCHEMA)
+        self.newest_schema = max(self.newest_schema, record.get("schema") or SCHEMA)
         kind = record["kind"]
         if kind == "run" or not self.attempts:
             self.attempts = [*self.attempts[1 - _MOST_STARTS :], Attempt()]
         attempt = self.attempts[-1]
         if kind == "lost":  # it stands before the records that were written before it
-            attempt.lost = cast(LostRecord, record)
+            attempt.lost = record
             return
         attempt.last = record
         if kind == "run":
-            attempt.run = cast(RunRecord, record)
-            self._begin(whole(record, "start_step"))
-        elif kind == "step" and whole(record, "step") is not None:
-            self._step(attempt, cast(StepRecord, record))
+            attempt.run = record
+            self._begin(record.get("start_step"))
+        elif kind == "step" and "step" in record:
+            self._step(attempt, record)
         elif kind == "evaluate":
-            _keep(self.evaluations, cast(EvaluateRecord, record))
+            _keep(self.evaluations, record)
         elif kind == "save":
-            _keep(self.saves, cast(SaveRecord, record))
+            _keep(self.saves, record)
         elif kind == "modules":
             self.modules = record.get("rows", [])
         elif kind == "oom":
-            attempt.ooms.append(cast(OomRecord, record))
+            attempt.ooms.append(record)
         elif kind == "end":
-            attempt.end = cast(EndRecord, record)
+            attempt.end = record
 
     def _begin(self, start_step: int | None) -> None:
         """Steps after the one that a start goes on from belong to a training that was given up."""
         if start_step is None:
             return
         self.steps = not_given_up(self.steps, start_step)
-        self.evaluations = [r for r in self.evaluations if (whole(r, "step") or 0) <= start_step and start_step]
-        self.saves = [r for r in self.saves if (whole(r, "step") or 0) <= start_step and start_step]
+        self.evaluations = [r for r in self.evaluations if r.get("step", 0) <= start_step and start_step]
+        self.saves = [r for r in self.saves if r.get("step", 0) <= start_step and start_step]
         if start_step == 0:
             self.modules = []
 
     def _step(self, attempt: Attempt, record: StepRecord) -> None:
-        step = int(record["step"])
-        attempt.last_step = step
-        self.steps[step] = record
+        attempt.last_step = record["step"]
+        self.steps[record["step"]] = record
         if len(self.steps) > _MOST:
-            merged = halve([self.steps[s] for s in sorted(self.steps)])
-            self.steps = {int(r["step"]): r for r in merged}
+            kept = halved([self.steps[s] for s in sorted(self.steps)])
+            self.steps = {r["step"]: r for r in kept}
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def halved(steps: Sequence[StepRecord]) -> list[StepRecord]:
+    """Each two neighbours as one record, of which the host's figures are the worst."""
+    pairs = [
+        merged(
+            *steps[i : i + 2], highest=("host_rss_gib", "pinned_gib", "disk_swap_gib"), lowest=("host_available_gib",)
+        )
+        for i in range(0, len(steps) - 1, 2)
+    ]
+    return pairs if len(steps) % 2 == 0 else [*pairs, steps[-1]]
+
+
+def _parsed(line: bytes) -> Any:
+    """The record, clean; None if the line is none."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -187,9 +195,9 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
     return clean_record(record) if isinstance(record, dict) else None
 
 
-def _keep(records: list[AnyRecord], record: AnyRecord) -> None:
+def _keep(records: list[Any], record: Any) -> None:
     """Adds a record; of too many, the one with the higher peak of each two neighbours stays."""
     records.append(record)
     if len(records) > _MOST:
         pairs = zip(records[0:-1:2], records[1:-1:2], strict=True)  # _MOST is even: the newest has no partner
-        records[:-1] = [max(pair, key=lambda r: number(r, "peak_allocated_gib") or 0.0) for pair in pairs]
+        records[:-1] = [max(pair, key=lambda r: r.get("peak_allocated_gib", 0.0)) for pair in pairs]

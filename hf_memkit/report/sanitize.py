@@ -6,15 +6,15 @@ can neither steer a terminal nor reorder a line. HTML is escaped where it is mad
 
 from __future__ import annotations
 
+import functools
 import math
 import unicodedata
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, get_args, get_origin, get_type_hints, is_typeddict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
-from hf_memkit.record_types import RECORDS
+from hf_memkit.record_types import RECORDS, StepRecord
 
-__all__ = ["clean_record", "number", "text", "whole"]
+__all__ = ["clean_record", "few", "number", "text"]
 
 _LIMIT: Final = 1e15
 """No size, count or time of a training comes near it, and floats still hold whole numbers exactly there."""
@@ -26,58 +26,6 @@ ends Python."""
 _STEERING: Final = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})
 """Unicode categories of what a terminal or a browser obeys rather than shows: control characters (ANSI escapes begin
 with one), formatting (bidirectional overrides, zero width), private use, surrogates, line and paragraph separators."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Contract:
-    """The fields of all records by what they may hold; a name means the same wherever it stands.
-
-    Attributes:
-        nested: mappings whose fields have the contract's names, and how many levels deep.
-        free: mappings whose fields have names of the user's.
-        rows: lists of mappings with the contract's names.
-        numbers: numbers.
-        ranges: a number where it was measured, `[low, high]` where it was predicted.
-    """
-
-    nested: dict[str, int] = field(default_factory=dict)
-    free: set[str] = field(default_factory=set)
-    rows: set[str] = field(default_factory=set)
-    numbers: set[str] = field(default_factory=set)
-    ranges: set[str] = field(default_factory=set)
-
-    @classmethod
-    def of(cls, records: Iterable[type]) -> _Contract:
-        contract = cls()
-        for record in records:
-            contract._take(record)
-        return contract
-
-    def _take(self, record: type) -> int:
-        """Takes the names in `record` and what it is made of; returns how many levels of them it has inside."""
-        deepest = 0
-        for name, hint in get_type_hints(record).items():
-            origin, inner, levels = get_origin(hint), get_args(hint), 0
-            if is_typeddict(hint):
-                levels = 1 + self._take(hint)
-            elif origin is dict and is_typeddict(inner[1]):
-                levels = 2 + self._take(inner[1])
-            elif origin is dict:
-                self.free.add(name)
-            elif origin is list and is_typeddict(inner[0]):
-                self._take(inner[0])
-                self.rows.add(name)
-            elif list[float] in inner:
-                self.ranges.add(name)
-            elif hint is int or hint is float:
-                self.numbers.add(name)
-            if levels:
-                self.nested[name] = max(levels, self.nested.get(name, 0))
-            deepest = max(deepest, levels)
-        return deepest
-
-
-_CONTRACT: Final = _Contract.of(RECORDS.values())
 
 
 def text(value: Any, limit: int = 200) -> str:
@@ -97,54 +45,88 @@ def text(value: Any, limit: int = 200) -> str:
     return "".join(shown)
 
 
-def number(fields: Mapping[str, Any] | None, name: str) -> float | None:
-    """`fields[name]` if it is a finite number of a plausible size, else None."""
-    value = fields.get(name) if isinstance(fields, dict) else None
+def few(values: Sequence[Any]) -> str:
+    """The first eight, and a sign that there are more."""
+    return ", ".join(text(value, 60) for value in values[:8]) + (", …" if len(values) > 8 else "")
+
+
+def number(fields: Mapping[str, Any], name: str) -> float | None:
+    """`fields[name]` if it is a finite number of a plausible size, else None: for what nobody has cleaned."""
+    value = fields.get(name)
+    return None if _number(value) is None else value
+
+
+def clean_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record without what has another type than its class says: the rest can be used without a look. One of a kind
+    that this memkit does not know is looked at as a step is."""
+    kind = record.get("kind")
+    hint = RECORDS.get(kind, StepRecord) if isinstance(kind, str) else StepRecord
+    cleaned: dict[str, Any] = _cleaner(hint)(record)
+    return cleaned
+
+
+def _number(value: Any) -> float | None:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
     # Compared before it becomes a float: a whole number may be too large to become one.
     return float(value) if -_LIMIT <= value <= _LIMIT and math.isfinite(value) else None
 
 
-def whole(fields: Mapping[str, Any] | None, name: str) -> int | None:
-    """`fields[name]` if it is a whole number of a plausible size, else None."""
-    value = number(fields, name)
-    return int(value) if value is not None and value.is_integer() else None
+def _whole(value: Any) -> int | None:
+    found = _number(value)
+    return int(found) if found is not None and found.is_integer() else None
 
 
-def clean_record(record: Mapping[str, Any], levels: int = 0) -> dict[str, Any]:
-    """The record without what has another type than the contract says: the rest can be used without a look.
-
-    `levels`: how many levels below this one hold the contract's fields too.
-    """
-    clean: dict[str, Any] = {}
-    for name, value in record.items():
-        if value is None or (isinstance(value, float) and not math.isfinite(value)):
-            continue
-        if name in _CONTRACT.numbers or name.endswith(("_gib", "_ms")):
-            if number(record, name) is not None or (name in _CONTRACT.ranges and isinstance(value, list)):
-                clean[name] = value
-        elif name in _CONTRACT.nested:
-            if isinstance(value, Mapping):
-                clean[name] = clean_record(value, _CONTRACT.nested[name] - 1)
-        elif name in _CONTRACT.free:
-            if isinstance(value, Mapping):
-                clean[name] = _shallow(value, _FREE_DEPTH)
-        elif name in _CONTRACT.rows:
-            if isinstance(value, list):
-                clean[name] = [clean_record(row) for row in value if isinstance(row, Mapping)]
-        elif isinstance(value, Mapping) and levels > 0:
-            clean[name] = clean_record(value, levels - 1)
-        else:
-            clean[name] = _shallow(value, _FREE_DEPTH)
-    return clean
+@functools.cache
+def _cleaner(hint: Any) -> Callable[[Any], Any]:
+    """A function that gives a value of this type as it is to be used, or None for a value of another type."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if hint is int:
+        return _whole
+    if hint is float:
+        return _number
+    if hint is str or origin is Literal:
+        return lambda value: value if isinstance(value, str) else None
+    if is_typeddict(hint):
+        fields = {name: _cleaner(each) for name, each in get_type_hints(hint).items()}
+        return lambda value: _fields(value, lambda name: fields.get(name) or _by_unit(name))
+    if origin is dict and inner[1] is not Any:
+        each = _cleaner(inner[1])
+        return lambda value: _fields(value, lambda name: each)
+    if origin is dict:
+        return lambda value: _of_the_user(value) if isinstance(value, dict) else None
+    if origin is list and is_typeddict(inner[0]):
+        row = _cleaner(inner[0])
+        return lambda value: [row(one) for one in value if isinstance(one, dict)] if isinstance(value, list) else None
+    if list[float] in inner:  # `[low, high]` where it was predicted
+        return lambda value: _range(value) if isinstance(value, list) else _number(value)
+    return _of_the_user
 
 
-def _shallow(value: Any, levels: int) -> Any:
+def _fields(value: Any, cleaner: Callable[[str], Callable[[Any], Any]]) -> dict[str, Any] | None:
+    if not isinstance(value, dict):
+        return None
+    cleaned = ((name, cleaner(name)(each)) for name, each in value.items())
+    return {name: each for name, each in cleaned if each is not None}
+
+
+def _range(values: list[Any]) -> list[float]:
+    return [each for each in map(_number, values) if each is not None]
+
+
+def _by_unit(name: str) -> Callable[[Any], Any]:
+    """For a field that this memkit does not know."""
+    return _number if name.endswith(("_gib", "_ms")) else _of_the_user
+
+
+def _of_the_user(value: Any, levels: int = _FREE_DEPTH) -> Any:
+    """What may be anything, without what JSON cannot say and what nobody reads."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if levels == _FREE_DEPTH else str(value)
     if not isinstance(value, dict | list):
-        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        return value
     if levels == 0:
         return "…"
     if isinstance(value, list):
-        return [_shallow(item, levels - 1) for item in value]
-    return {name: _shallow(item, levels - 1) for name, item in value.items()}
+        return [_of_the_user(item, levels - 1) for item in value]
+    return {name: _of_the_user(item, levels - 1) for name, item in value.items()}

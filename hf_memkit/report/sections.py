@@ -9,13 +9,11 @@ from typing import Any, Final
 from hf_memkit.oom import Change
 from hf_memkit.report import wording
 from hf_memkit.report.advice import Advice, finding_sentence
-from hf_memkit.report.downsample import extremes
+from hf_memkit.report.charts import extremes
 from hf_memkit.report.html import Html, el, figure_table, join
 from hf_memkit.report.load import Run
-from hf_memkit.report.modules import places, shown_rows
-from hf_memkit.report.prediction_error import furthest_off
-from hf_memkit.report.sanitize import number, text, whole
-from hf_memkit.report.summary import Summary, summarise_ranks
+from hf_memkit.report.sanitize import few, text
+from hf_memkit.report.summary import Summary, furthest_off, summarise_ranks
 from hf_memkit.units import GIB, format_size
 
 __all__ = ["sections"]
@@ -89,6 +87,10 @@ def sections(run: Run, summary: Summary, advice: Advice, drawn: Mapping[str, Any
 
 def _section(name: str, heading: str, *children: Html | str | None) -> Html:
     return el("section", el("h2", heading), *children, id=name)
+
+
+def _terms(rows: Iterable[tuple[str, str]], kind: str) -> Html:
+    return el("dl", *(part for name, value in rows for part in (el("dt", name), el("dd", value))), class_=kind)
 
 
 def _headline(run: Run, summary: Summary) -> Html:
@@ -189,10 +191,10 @@ def _chip(style: str, kind: str = "") -> Html:
 def _timeline(run: Run, summary: Summary, drawn: Mapping[str, Any]) -> Html | None:
     if "timeline" not in drawn:
         return None
-    rank = next(rank for rank in run.ranks if rank.rank == summary.rank)
+    rank = run.of(summary.rank)
     which = f" (rank {rank.rank}, which has the highest peak)" if len(run.ranks) > 1 else ""
     heading = "Over the steps" if summary.peak is not None else "Held between the steps"
-    kept = extremes([[number(step, "peak_allocated_gib") for step in rank.steps]], _ROWS)
+    kept = extremes([[step.get("peak_allocated_gib") for step in rank.steps]], _ROWS)
     columns = ("step", "peak allocated", "peak reserved", "longest sequence", "tokens", "host memory", "ms")
     rows = [_step_row(rank.steps[i]) for i in kept]
     table = figure_table("Some of the steps, the highest peaks among them; GiB", columns, rows, numbers=range(7))
@@ -206,12 +208,11 @@ def _timeline(run: Run, summary: Summary, drawn: Mapping[str, Any]) -> Html | No
 
 def _step_row(step: Mapping[str, Any]) -> list[str]:
     def shown(name: str, form: str) -> str:
-        value = number(step, name)
-        return "–" if value is None else format(value, form)
+        return format(step[name], form) if name in step else "–"
 
     counts = [shown(name, ",.0f") for name in ("longest_sequence", "tokens")]
     sizes = [shown(name, ".2f") for name in ("peak_allocated_gib", "peak_reserved_gib")]
-    return [str(whole(step, "step")), *sizes, *counts, shown("host_rss_gib", ".2f"), shown("step_time_ms", ",.0f")]
+    return [str(step["step"]), *sizes, *counts, shown("host_rss_gib", ".2f"), shown("step_time_ms", ",.0f")]
 
 
 def _phases(summary: Summary, drawn: Mapping[str, Any]) -> Html | None:
@@ -313,25 +314,22 @@ def _key(traces: Iterable[Mapping[str, Any]]) -> Html | None:
 
 def _out_of_memory(run: Run) -> Html | None:
     """The last OOM of the rank that the run ended by."""
-    rank = next(rank for rank in run.ranks if rank.rank == run.ended_by)
+    rank = run.of(run.ended_by)
     if not rank.ooms:
         return None
     oom = rank.ooms[-1]
-    rows = [(label, shown) for label, shown in _moment(oom) if shown]
-    listed = el("dl", *(part for label, shown in rows for part in (el("dt", label), el("dd", shown))), class_="facts")
+    listed = _terms(((label, shown) for label, shown in _moment(oom) if shown), "facts")
     message = el("pre", text(oom.get("error", ""), 3000)) if oom.get("error") else None
     line = wording.out_of_memory(run) or ""
-    return el("section", el("h2", "The moment memory ran out"), el("p", line), listed, message, id="oom")
+    return _section("oom", "The moment memory ran out", el("p", line), listed, message)
 
 
 def _moment(oom: Mapping[str, Any]) -> list[tuple[str, str]]:
     def gib(name: str) -> str:
-        value = number(oom, name)
-        return "" if value is None else f"{value:.2f} GiB"
+        return f"{oom[name]:.2f} GiB" if name in oom else ""
 
     def count(name: str) -> str:
-        value = whole(oom, name)
-        return "" if value is None else f"{value:,}"
+        return f"{oom[name]:,}" if name in oom else ""
 
     inputs = oom.get("inputs", {})
     shapes = ", ".join(f"{text(name, 40)} {text(shape, 40)}" for name, shape in inputs.items())
@@ -355,18 +353,11 @@ def _moment(oom: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _modules(run: Run) -> Html | None:
     """The table by module, as of the first rank."""
-    rows = shown_rows(run.first.modules)
+    rows = wording.module_rows(run)
     if not rows:
         return None
-    shown = [
-        (
-            row.name, row.kind, row.parameters, row.trained, row.size, places(row),
-        )
-        for row in rows
-    ]  # fmt: skip
-    columns = ("module", "class", "parameters", "trained", "size", "where")
-    table = figure_table("Parameters and their bytes by module", columns, shown, numbers=(2, 3, 4))
-    return el("section", el("h2", "By module"), el("div", table, class_="tall"), id="modules")
+    table = figure_table("Parameters and their bytes by module", wording.MODULE_COLUMNS, rows, numbers=(2, 3, 4))
+    return _section("modules", "By module", el("div", table, class_="tall"))
 
 
 def _facts(run: Run) -> Html:
@@ -383,11 +374,12 @@ def _facts(run: Run) -> Html:
     for heading, values in groups:
         known = {name: value for name, value in values.items() if value is not None}
         if known:
-            rows = [part for name, value in known.items() for part in (el("dt", name), el("dd", _fact(value)))]
-            shown.append(el("div", el("h3", heading), el("dl", *rows, class_="facts")))
-    files = ", ".join(text(rank.path.name, 60) for rank in run.ranks[:8]) + (", …" if len(run.ranks) > 8 else "")
-    source = el("p", f"Records: {files} in {text(run.folder, 300)}", class_="soft")
-    return el("section", el("h2", "The run"), el("div", *shown, class_="pair"), source, id="facts")
+            rows = ((name, _fact(value)) for name, value in known.items())
+            shown.append(el("div", el("h3", heading), _terms(rows, "facts")))
+    source = el(
+        "p", f"Records: {few([rank.path.name for rank in run.ranks])} in {text(run.folder, 300)}", class_="soft"
+    )
+    return _section("facts", "The run", el("div", *shown, class_="pair"), source)
 
 
 def _fact(value: Any) -> str:
@@ -402,5 +394,4 @@ def _fact(value: Any) -> str:
 
 def _glossary() -> Html:
     """The words, two lines each."""
-    words = [part for word, meaning in _WORDS for part in (el("dt", word), el("dd", meaning))]
-    return el("section", el("h2", "Words"), el("dl", *words, class_="glossary"), id="words")
+    return _section("words", "Words", _terms(_WORDS, "glossary"))

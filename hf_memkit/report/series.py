@@ -1,14 +1,48 @@
-"""Step records as columns of numbers. In: records as they were read. Out: numbers or None, in order of steps."""
+"""What the diagnosis works with: step records as columns of numbers, and what it finds in them.
+
+In: records as they were read. Out: numbers or None, in order of steps.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
-__all__ = ["Column", "Steps", "pairs", "ranks", "running_max", "typical_spread"]
+from hf_memkit.report.sanitize import number
+
+__all__ = ["KINDS", "Column", "Finding", "Kind", "Steps", "pairs", "ranks", "running_max", "typical_spread"]
+
+Kind = Literal["leak", "longer batches", "fragmentation", "another process"]
+"""What can be wrong with memory over the steps of a training."""
+
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What went wrong, where it began, and what to do.
+
+    Attributes:
+        kind: see `Kind`.
+        first_step: optimizer step at which it began.
+        why: one sentence with the figures it is concluded from.
+        fix: one sentence: what to set, or what to look for in the code.
+        figures: the figures by name, units in the names (`_gib`, `_mib_per_step`); steps and counts have none. Those
+            that begin with `projected_` are projections, the others measured.
+    """
+
+    kind: Kind
+    first_step: int
+    why: str
+    fix: str
+    figures: dict[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
 
 Column = list[float | None]
 
@@ -34,7 +68,7 @@ class Steps:
                 last[step] = record
         self.numbers: list[int] = sorted(last)
         self.records = [last[step] for step in self.numbers]
-        self.run: Mapping[str, Any] = run if isinstance(run, Mapping) else {}
+        self.run: Mapping[str, Any] = run or {}
         self._columns: dict[str, Column] = {}
 
     def __len__(self) -> int:
@@ -43,13 +77,13 @@ class Steps:
     def column(self, name: str) -> Column:
         """The field `name` of each record; None where it is absent or no finite number."""
         if name not in self._columns:
-            self._columns[name] = [_number(record.get(name)) for record in self.records]
+            self._columns[name] = [number(record, name) for record in self.records]
         return self._columns[name]
 
     def named(self) -> Column:
         """GiB on the device that are known to be weights, gradients, optimizer states or buffers: `held`, which only
         some records have, carried on until the next. All None where no record has it."""
-        found = [_named(record.get("held")) for record in self.records]
+        found = [_named(_inside(record, "held", "device")) for record in self.records]
         current = next((value for value in found if value is not None), None)
         carried: Column = []
         for value in found:
@@ -60,13 +94,13 @@ class Steps:
     def capacity_gib(self) -> float | None:
         """The card's capacity."""
         capacities = [value for value in self.column("capacity_gib") if value is not None]
-        capacity = capacities[-1] if capacities else _number(self.hardware().get("capacity_gib"))
+        capacity = capacities[-1] if capacities else number(self.hardware(), "capacity_gib")
         return capacity if capacity is not None and capacity > 0 else None
 
     def usable_gib(self) -> float | None:
         """What PyTorch's allocator may take: the card's capacity, or its share where one was set."""
         capacity = self.capacity_gib()
-        share = _number(self.hardware().get("allocator_cap_fraction"))
+        share = number(self.hardware(), "allocator_cap_fraction")
         return capacity * share if capacity is not None and share is not None and 0 < share < 1 else capacity
 
     def before_step_gib(self) -> Column:
@@ -74,12 +108,11 @@ class Steps:
 
         With several micro-batches or steps in a record it is until the last forward: the same or more.
         """
-        return [_before_step(record.get("phases")) for record in self.records]
+        return [number(_inside(record, "phases", "data"), "peak_reserved_gib") for record in self.records]
 
     def hardware(self) -> Mapping[str, Any]:
         """`hardware` of the `run` record, or nothing."""
-        hardware = self.run.get("hardware")
-        return hardware if isinstance(hardware, Mapping) else {}
+        return _inside(self.run, "hardware")
 
     def processes(self) -> list[range]:
         """Ranges of records that one process wrote, in order: at a resume counters and warm-up start again."""
@@ -98,23 +131,17 @@ class Steps:
         return [range(a, b) for a, b in pairwise(bounds) if b > a]
 
 
-def _number(value: Any) -> float | None:
-    if type(value) is not float and type(value) is not int:
-        return None
-    return value if math.isfinite(value) else None
+def _inside(record: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+    """What the record has under these names, one in the other; empty if that is no mapping."""
+    for name in names:
+        found = record.get(name)
+        record = found if isinstance(found, Mapping) else {}
+    return record
 
 
-def _before_step(phases: Any) -> float | None:
-    data = phases.get("data") if isinstance(phases, Mapping) else None
-    return _number(data.get("peak_reserved_gib")) if isinstance(data, Mapping) else None
-
-
-def _named(held: Any) -> float | None:
-    device = held.get("device") if isinstance(held, Mapping) else None
-    if not isinstance(device, Mapping):
-        return None
+def _named(device: Mapping[str, Any]) -> float | None:
     names = ("weights_gib", "gradients_gib", "optimizer_gib", "buffers_gib")
-    values = [value for name in names if (value := _number(device.get(name))) is not None]
+    values = [value for name in names if (value := number(device, name)) is not None]
     return sum(values) if values else None
 
 

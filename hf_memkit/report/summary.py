@@ -6,20 +6,24 @@ Several ranks: the figures are those of the rank with the highest peak, but for 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from hf_memkit.record_types import OomRecord, StepRecord
 from hf_memkit.report.load import RankRun, Run
-from hf_memkit.report.prediction_error import compared
-from hf_memkit.report.sanitize import number, whole
 from hf_memkit.terms import CATEGORIES, PHASES
 
-__all__ = ["NEAR", "Peak", "Summary", "summarise", "summarise_ranks"]
+__all__ = ["ACCEPTED_SHARE", "NEAR", "Peak", "Summary", "compared", "furthest_off", "summarise", "summarise_ranks"]
 
 NEAR: Final = 0.9
 """Of the card. Above it an ordinary change (a batch a tenth longer, a library's workspace) does not fit."""
+
+Compared = tuple[str, str, float | None]
+"""(what, predicted GiB or a range `low–high`, measured GiB or None)."""
+
+ACCEPTED_SHARE: Final = 0.02
+"""Of the predicted peak: a category that is no further off than this is taken for right."""
 
 _PLACES: Final = ("device", "host", "pinned", "disk")
 
@@ -75,7 +79,7 @@ class Summary:
     steps: int
     step_time_ms: float | None
     retries: int
-    predicted: tuple[tuple[str, str, float | None], ...]
+    predicted: tuple[Compared, ...]
 
     @property
     def near(self) -> bool:
@@ -98,11 +102,54 @@ def summarise_ranks(run: Run) -> list[Summary]:
     return [_of_rank(rank) for rank in run.ranks]
 
 
+def compared(
+    prediction: Mapping[str, Any],
+    peak_gib: float | None,
+    reserved_gib: float | None,
+    phases: Mapping[str, float],
+    categories: Mapping[str, float],
+) -> Iterator[Compared]:
+    """A row for everything that was predicted: the peaks, then phases, then categories.
+
+    Args:
+        prediction: by its JSON names; empty if there is none.
+        peak_gib, reserved_gib: measured highest; None: not measured.
+        phases, categories: measured GiB by name.
+    """
+    of_phases, of_categories = prediction.get("phases", {}), prediction.get("categories", {})
+    rows: list[tuple[str, Any, float | None]] = [
+        ("peak allocated", prediction.get("peak_allocated_gib"), peak_gib),
+        ("peak reserved", prediction.get("peak_reserved_gib"), reserved_gib),
+        *((phase, of_phases.get(phase, {}).get("peak_allocated_gib"), phases.get(phase)) for phase in PHASES),
+        *((name, of_categories.get(f"{name}_gib"), categories.get(name)) for name in CATEGORIES),
+    ]
+    for what, predicted, measured in rows:
+        if ends := predicted if isinstance(predicted, list) else [predicted] if predicted is not None else []:
+            yield what, "–".join(f"{end:.2f}" for end in ends[:2]), measured
+
+
+def furthest_off(rows: Sequence[Compared]) -> str | None:
+    """A sentence that names the category furthest off; None where no category was both predicted and measured."""
+    peak = next((float(predicted) for what, predicted, _ in rows if what == "peak allocated"), 0.0)
+    both = [
+        (what, float(predicted), measured)
+        for what, predicted, measured in rows
+        if what in CATEGORIES and measured is not None and "–" not in predicted
+    ]
+    if not both or peak <= 0:
+        return None
+    what, predicted, measured = max(both, key=lambda row: abs(row[2] - row[1]))
+    off = measured - predicted
+    if abs(off) <= ACCEPTED_SHARE * peak:
+        return f"Every category is within {100 * ACCEPTED_SHARE:.0f} % of the predicted peak."
+    return f"Furthest off: {what}, predicted {predicted:.2f} GiB, measured {measured:.2f} GiB ({off:+.2f} GiB)."
+
+
 def _of_rank(rank: RankRun) -> Summary:
     hardware = rank.run.get("hardware", {})
     records: list[Mapping[str, Any]] = [rank.run, *rank.steps, *rank.evaluations, *rank.saves, *rank.ooms]
-    whole_card = _highest(records, "capacity_gib") or number(hardware, "capacity_gib")
-    cap = number(hardware, "allocator_cap_fraction")
+    whole_card = _highest(records, "capacity_gib") or hardware.get("capacity_gib")
+    cap = hardware.get("allocator_cap_fraction")
     capped = cap if cap is not None and 0 < cap < 1 else None
     capacity = whole_card * (capped or 1.0) if whole_card else None
     peak = _peak(rank)
@@ -114,7 +161,7 @@ def _of_rank(rank: RankRun) -> Summary:
         headroom = capacity - reserved - (0.0 if capped else others or 0.0)
     looked_at = _looked_at(rank)
     categories = _by_category(looked_at.get("categories", {}))
-    times = [t for record in rank.steps if (t := number(record, "step_time_ms")) is not None]
+    times = [record["step_time_ms"] for record in rank.steps if "step_time_ms" in record]
     phases = _phases(rank)
     return Summary(
         rank=rank.rank,
@@ -126,12 +173,12 @@ def _of_rank(rank: RankRun) -> Summary:
         others_gib=others,
         headroom_gib=headroom,
         categories=categories,
-        categories_step=whole(looked_at, "step"),
+        categories_step=looked_at.get("step"),
         categories_reserved_gib=_highest([looked_at], "peak_reserved_gib"),
         phases=phases,
         held=_held(rank),
         host=_host(records, hardware),
-        steps=sum(whole(record, "steps") or 1 for record in rank.steps),
+        steps=sum(record.get("steps") or 1 for record in rank.steps),
         step_time_ms=statistics.median(times) if times else None,
         retries=_retries(rank),
         predicted=tuple(
@@ -141,51 +188,43 @@ def _of_rank(rank: RankRun) -> Summary:
 
 
 def _highest(records: Iterable[Mapping[str, Any]], name: str) -> float | None:
-    return max((value for record in records if (value := number(record, name)) is not None), default=None)
+    return max((record[name] for record in records if name in record), default=None)
 
 
 def _peak(rank: RankRun) -> Peak | None:
     """Over load, steps, evaluations, saves and the moment of an OOM; of equal ones the first."""
-    kinds = [("load", [rank.run]), (None, rank.steps), ("evaluate", rank.evaluations), ("save", rank.saves)]
+    kinds: list[tuple[str | None, Sequence[Mapping[str, Any]]]] = [
+        ("load", [rank.run]), (None, rank.steps), ("evaluate", rank.evaluations), ("save", rank.saves)
+    ]  # fmt: skip
     found: list[Peak] = []
     for phase, records in kinds:
         for record in records:
-            value = number(record, "peak_allocated_gib")
-            if value is not None:
-                step = whole(record, "step") if record is not rank.run else None
-                found.append(Peak(value, phase or _highest_phase(record), step, rank.rank))
+            if "peak_allocated_gib" in record:
+                step = record.get("step") if record is not rank.run else None
+                found.append(Peak(record["peak_allocated_gib"], phase or _highest_phase(record), step, rank.rank))
     for oom in rank.ooms:
-        values = [v for name in ("peak_allocated_gib", "allocated_gib") if (v := number(oom, name)) is not None]
-        if values:
+        gib = max(oom.get("peak_allocated_gib", -1.0), oom.get("allocated_gib", -1.0))
+        if gib >= 0:
             phase = oom.get("phase")
-            found.append(Peak(max(values), phase if phase in PHASES else None, whole(oom, "step"), rank.rank))
+            found.append(Peak(gib, phase if phase in PHASES else None, oom.get("step"), rank.rank))
     return max(found, key=lambda peak: peak.gib, default=None)
 
 
 def _highest_phase(step: Mapping[str, Any]) -> str | None:
     phases = step.get("phases", {})
-    known = {phase: number(phases.get(phase), "peak_allocated_gib") for phase in PHASES}
-    values = {phase: value for phase, value in known.items() if value is not None}
-    return max(values, key=lambda phase: values[phase], default=None)
+    known = [phase for phase in PHASES if "peak_allocated_gib" in phases.get(phase, {})]
+    return max(known, key=lambda phase: phases[phase]["peak_allocated_gib"], default=None)
 
 
 def _phases(rank: RankRun) -> dict[str, float]:
-    found: dict[str, float] = {}
-    groups = [("load", [rank.run]), ("evaluate", rank.evaluations), ("save", rank.saves)]
-    for name, records in groups:
-        value = _highest(records, "peak_allocated_gib")
-        if value is not None:
-            found[name] = value
-    for oom in rank.ooms:
-        value = _highest([oom], "allocated_gib")
-        if value is not None and oom.get("phase") in PHASES:
-            found[oom["phase"]] = max(found.get(oom["phase"], 0.0), value)
+    seen: list[tuple[str | None, float | None]] = [("load", rank.run.get("peak_allocated_gib"))]
+    seen += [("evaluate", record.get("peak_allocated_gib")) for record in rank.evaluations]
+    seen += [("save", record.get("peak_allocated_gib")) for record in rank.saves]
+    seen += [(oom.get("phase"), oom.get("allocated_gib")) for oom in rank.ooms]
     for step in rank.steps:
-        for phase in PHASES:
-            value = number(step.get("phases", {}).get(phase), "peak_allocated_gib")
-            if value is not None:
-                found[phase] = max(found.get(phase, 0.0), value)
-    return {phase: found[phase] for phase in PHASES if phase in found}
+        seen += [(phase, peaks.get("peak_allocated_gib")) for phase, peaks in step.get("phases", {}).items()]
+    found = {phase: [gib for name, gib in seen if name == phase and gib is not None] for phase in PHASES}
+    return {phase: max(values) for phase, values in found.items() if values}
 
 
 def _looked_at(rank: RankRun) -> StepRecord | OomRecord:
@@ -194,12 +233,11 @@ def _looked_at(rank: RankRun) -> StepRecord | OomRecord:
         if _by_category(oom.get("categories", {})):
             return oom
     looked = [step for step in rank.steps if _by_category(step.get("categories", {}))]
-    return max(looked, key=lambda step: number(step, "peak_allocated_gib") or 0.0, default=StepRecord())
+    return max(looked, key=lambda step: step.get("peak_allocated_gib", 0.0), default=StepRecord())
 
 
 def _by_category(fields: Mapping[str, Any]) -> dict[str, float]:
-    found = {category: number(fields, f"{category}_gib") for category in CATEGORIES}
-    return {category: value for category, value in found.items() if value is not None}
+    return {category: fields[f"{category}_gib"] for category in CATEGORIES if f"{category}_gib" in fields}
 
 
 def _held(rank: RankRun) -> dict[str, dict[str, float]]:
@@ -211,8 +249,8 @@ def _held(rank: RankRun) -> dict[str, dict[str, float]]:
 
 
 def _host(records: Iterable[Mapping[str, Any]], hardware: Mapping[str, Any]) -> dict[str, float]:
-    available = [v for record in records if (v := number(record, "host_available_gib")) is not None]
-    totals = [v for name in ("ram_limit_gib", "ram_gib") if (v := number(hardware, name))]
+    available = [record["host_available_gib"] for record in records if "host_available_gib" in record]
+    totals = filter(None, (hardware.get("ram_limit_gib"), hardware.get("ram_gib")))
     found = {
         "rss_gib": _highest(records, "host_rss_gib"),
         "available_gib": min(available, default=None),
@@ -224,18 +262,11 @@ def _host(records: Iterable[Mapping[str, Any]], hardware: Mapping[str, Any]) -> 
 
 
 def _others(steps: Iterable[Mapping[str, Any]]) -> float | None:
-    found = []
-    for step in steps:
-        used, reserved = number(step, "device_used_gib"), number(step, "reserved_gib")
-        if used is not None and reserved is not None:
-            found.append(max(0.0, used - reserved))
-    return max(found, default=None)
+    both = [step for step in steps if "device_used_gib" in step and "reserved_gib" in step]
+    return max((max(0.0, step["device_used_gib"] - step["reserved_gib"]) for step in both), default=None)
 
 
 def _retries(rank: RankRun) -> int:
     """Since the training began; the counter counts since the process did."""
-    counts = [count for step in rank.steps if (count := whole(step, "alloc_retries")) is not None]
-    if not counts:
-        return 0
-    before = whole(rank.run, "alloc_retries")
-    return max(0, counts[-1] - (before if before is not None else 0))
+    counts = [step["alloc_retries"] for step in rank.steps if "alloc_retries" in step]
+    return max(0, counts[-1] - rank.run.get("alloc_retries", 0)) if counts else 0

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hf_memkit.report import wording
 from hf_memkit.report.advice import Advice, advise, finding_sentence
-from hf_memkit.report.modules import places, shown_rows
 from hf_memkit.report.palette import CATEGORY_COLOURS, PHASE_COLOURS
-from hf_memkit.report.prediction_error import furthest_off
 from hf_memkit.report.sanitize import text
-from hf_memkit.report.summary import Summary, summarise, summarise_ranks
+from hf_memkit.report.summary import Summary, furthest_off, summarise, summarise_ranks
 from hf_memkit.units import GIB, format_size
 
 if TYPE_CHECKING:
@@ -150,13 +148,12 @@ def _bar_table(heading: str, values: Mapping[str, float], colours: Mapping[Any, 
 
 
 def _by_place(held: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    rows = {
+    return {
         f"{category}, {place}" if len(held) > 1 else category: value
         for place, categories in held.items()
         for category, value in categories.items()
         if value > 0
     }
-    return rows
 
 
 def _held_elsewhere(summary: Summary) -> str | None:
@@ -168,10 +165,14 @@ def _held_elsewhere(summary: Summary) -> str | None:
     return f"Held between steps, not on the card: {sizes}."
 
 
-def _ranks(run: Run) -> Table:
+def _table() -> Table:
     from rich.table import Table
 
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    return Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+
+
+def _ranks(run: Run) -> Table:
+    table = _table()
     for name in ("rank", "peak GiB", "reserved GiB", "host GiB", "ended"):
         table.add_column(name, justify="left" if name == "ended" else "right", no_wrap=True)
     summaries = summarise_ranks(run)
@@ -206,14 +207,13 @@ def _next(run: Run, summary: Summary, advice: Advice) -> list[RenderableType]:
 
 
 def _modules(run: Run) -> Table:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for name in ("module", "class", "parameters", "trained", "size", "where"):
+    table = _table()
+    for name in wording.MODULE_COLUMNS:
         table.add_column(
             name, justify="right" if name in ("parameters", "trained", "size") else "left", overflow="fold"
         )
-    for row in shown_rows(run.first.modules):
-        table.add_row(Text(row.name), Text(row.kind), row.parameters, row.trained, row.size, places(row))
+    for name, kind, *others in wording.module_rows(run):
+        table.add_row(Text(name), Text(kind), *others)
     return table

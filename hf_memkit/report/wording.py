@@ -1,20 +1,24 @@
-"""The sentences that text and page share. In: a run and its figures. Out: one line each, cleaned."""
+"""What text and page share. In: a run and its figures. Out: sentences of one line each, rows of a table, cleaned."""
 
 from __future__ import annotations
 
 import shlex
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Final, Literal
 
 from hf_memkit.report.load import Run
-from hf_memkit.report.sanitize import number, text, whole
+from hf_memkit.report.sanitize import text
 from hf_memkit.report.summary import Summary
 from hf_memkit.report.trend import MIN_VALUES
 from hf_memkit.terms import at
+from hf_memkit.units import format_size
 
 __all__ = [
+    "MODULE_COLUMNS",
     "course",
     "highest",
     "host",
+    "module_rows",
     "nothing_to_do",
     "out_of_memory",
     "reserved",
@@ -29,7 +33,7 @@ def title(run: Run, summary: Summary) -> str:
     """`GPT2LMHeadModel, 1,558 M parameters, on Tesla T4, 15.8 GiB`"""
     record = run.first.run
     parts = [text(record.get("model_class") or "A model that its records do not name", 60)]
-    parameters, trainable = whole(record, "parameters"), whole(record, "trainable_parameters")
+    parameters, trainable = record.get("parameters"), record.get("trainable_parameters")
     if parameters:
         part = f"{_millions(parameters)} parameters"
         if trainable is not None and trainable < parameters:
@@ -150,23 +154,23 @@ def unknowable(run: Run, summary: Summary) -> str | None:
 
 def out_of_memory(run: Run) -> str | None:
     """What was asked for and what there was, of the OOM that the run ended by."""
-    rank = next(rank for rank in run.ranks if rank.rank == run.ended_by)
+    rank = run.of(run.ended_by)
     if not rank.ooms:
         return None
-    oom = rank.ooms[-1]
+    oom: Mapping[str, Any] = rank.ooms[-1]
     whose = "host memory" if oom.get("cause") == "host memory" else "memory"
-    line = f"Out of {whose} {at(text(oom.get('phase') or '', 20), whole(oom, 'step'))}".rstrip()
+    line = f"Out of {whose} {at(text(oom.get('phase') or '', 20), oom.get('step'))}".rstrip()
     if len(run.ranks) > 1:
         line += f" on rank {rank.rank}"
     figures = [
-        (f"{value:.2f} GiB {words}")
+        f"{oom[name]:.2f} GiB {words}"
         for name, words in (
             ("requested_gib", "asked for"),
             ("free_gib", "free on the card"),
             ("allocated_gib", "in use"),
             ("capacity_gib", "capacity"),
         )
-        if (value := number(oom, name)) is not None
+        if name in oom
     ]
     return f"{line}{': ' if figures else ''}{', '.join(figures)}."
 
@@ -185,6 +189,38 @@ def nothing_to_do(run: Run, summary: Summary) -> str:
     if not fits:
         return "Nothing to do: no growth of memory was found over the steps."
     return f"Nothing to do{fits}, and no growth was found over the steps."
+
+
+MODULE_COLUMNS: Final = ("module", "class", "parameters", "trained", "size", "where")
+
+
+def module_rows(run: Run) -> list[tuple[str, ...]]:
+    """The table by module, as of the first rank, and the sum of all rows below them.
+
+    A record has the figures of one of `repeats` equal modules, which the name says (`h.0…47`), a row here those of all
+    of them, so that the rows add up.
+    """
+    found = []
+    totals = [0, 0, 0]
+    for module in run.first.modules:
+        repeats = max(1, module.get("repeats", 1))
+        counts = [
+            repeats * count
+            for count in (module.get("parameters", 0), module.get("trainable_parameters", 0), module.get("bytes", 0))
+        ]
+        totals = [total + count for total, count in zip(totals, counts, strict=True)]
+        places = {text(place, 20): repeats * size for place, size in module.get("places", {}).items()}
+        each = places if len(places) < 2 else (f"{place} {format_size(size)}" for place, size in places.items())
+        name, kind = text(module.get("name") or "(the model itself)", 120), text(module.get("class", ""), 60)
+        found.append((name, kind, *_counts(*counts), ", ".join(each)))
+    return [*found, ("all", "", *_counts(*totals), "")] if found else []
+
+
+def _counts(parameters: int, trained: int, size: int) -> tuple[str, str, str]:
+    of_them = (
+        "all" if trained == parameters and parameters else f"{trained:,}" if trained else "no" if parameters else ""
+    )
+    return f"{parameters:,}", of_them, format_size(size)
 
 
 def _to_spare(summary: Summary) -> str:

@@ -11,9 +11,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 
 from hf_memkit.callback import attach
 from hf_memkit.compat import to_installed_arguments
-from hf_memkit.memory.categories import categories_of
 from hf_memkit.memory.records import read_records, steps
-from hf_memkit.memory.timeline import Moment, Segment
+from hf_memkit.memory.timeline import Moment, Segment, categories_of
 from tests.memory.live_storages import GIB, LiveStorages
 
 LENGTH, BATCH, LAYERS = 32, 4, 4

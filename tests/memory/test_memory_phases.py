@@ -8,9 +8,9 @@ import torch
 from transformers import Trainer, TrainerCallback
 
 from hf_memkit.callback import MemoryReportCallback, attach
-from hf_memkit.memory.log_numbers import LogNumbers
 from hf_memkit.memory.recorder import RunRecorder
 from hf_memkit.memory.records import read_records, steps
+from hf_memkit.memory.windows import LogNumbers
 
 
 @pytest.fixture

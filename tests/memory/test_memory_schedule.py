@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from hf_memkit.memory.error_barrier import ErrorBarrier
+from hf_memkit.memory.peak_sampler import WatchSchedule
 from hf_memkit.memory.readers import HostReader
 from hf_memkit.memory.recorder import RunRecorder
 from hf_memkit.memory.records import read_records, steps
-from hf_memkit.memory.schedule import SINGLE_STEPS, StepWindow, WatchSchedule, window_size
+from hf_memkit.memory.windows import SINGLE_STEPS, StepWindow, window_size
 
 
 def test_windows_double() -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from hf_memkit.report.prediction_error import compared, furthest_off
+from hf_memkit.report.sanitize import clean_record
+from hf_memkit.report.summary import compared, furthest_off
 
-PREDICTION = {
+PREDICTED = {
     "peak_allocated_gib": 10.0,
     "peak_reserved_gib": [10.5, 11.5],
     "phases": {"backward": {"peak_allocated_gib": 10.0, "peak_reserved_gib": None}, "optimizer": "?"},
     "categories": {"weights_gib": 3.0, "activations_gib": 6.0, "loss_gib": 1.0, "other_gib": float("nan")},
 }
+PREDICTION = clean_record({"kind": "run", "prediction": PREDICTED})["prediction"]
 
 
 def test_rows_stand_side_by_side_and_the_term_that_is_off_is_named() -> None:
@@ -27,4 +29,4 @@ def test_what_is_right_is_said_too() -> None:
     assert furthest_off(rows) == "Every category is within 2 % of the predicted peak."
     assert furthest_off(tuple(compared(PREDICTION, 10.1, None, {}, {}))) is None
     assert tuple(compared({}, 10.0, 11.0, {"backward": 10.0}, {"weights": 1.0})) == ()
-    assert tuple(compared({"phases": 7, "categories": ["x"]}, 1.0, 1.0, {}, {})) == ()
+    assert tuple(compared(clean_record({"phases": 7, "categories": ["x"]}), 1.0, 1.0, {}, {})) == ()

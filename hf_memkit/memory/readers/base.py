@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from hf_memkit.memory.error_barrier import describe
 from hf_memkit.units import GIB
 
-__all__ = ["Every", "Mark", "MemoryReader", "ReaderGroup"]
+__all__ = ["Every", "Mark", "MemoryReader", "Occasional", "ReaderGroup"]
 
 
 @runtime_checkable
@@ -73,6 +73,27 @@ class Every:
         self._next_s = -math.inf
 
 
+class Occasional:
+    """A reader of numbers without peaks, beside the device's allocator, that looks every `seconds` at most."""
+
+    device: torch.device | None = None
+
+    def __init__(self, seconds: float) -> None:
+        self._every = Every(seconds)
+
+    def refresh(self) -> None:
+        self._every.now()
+
+    def peak(self) -> dict[str, float]:
+        return {}
+
+    def reset_peak(self) -> None:
+        return None
+
+    def capacity(self) -> dict[str, float]:
+        return {}
+
+
 class ReaderGroup:
     """All readers as one. A reader that raises loses its numbers for that call; `errors` keeps its first message."""
 
@@ -94,13 +115,13 @@ class ReaderGroup:
             for reader in self.readers:
                 if hasattr(reader, "refresh"):
                     reader.refresh()
-        return self._merge("read", lambda reader: reader.read())
+        return self._asked("read", self.readers)
 
     def peak(self) -> dict[str, float]:
-        return self._merge("peak", lambda reader: reader.peak())
+        return self._asked("peak", self.readers)
 
     def capacity(self) -> dict[str, float]:
-        return self._merge("capacity", lambda reader: reader.capacity())
+        return self._asked("capacity", self.readers)
 
     def reset_peak(self) -> None:
         if self._allocator is None:
@@ -108,46 +129,36 @@ class ReaderGroup:
         try:
             self._allocator.reset_peak()
         except Exception as error:
-            self._note("reset_peak", error)
+            self._note(self._allocator, "reset_peak", error)
 
     def mark(self) -> Mark:
         """The allocator now; asked at every boundary."""
         if self._allocator is None:
             return _NOTHING
         if self._mark is None:
-            return self._mark_of_two()
+            return self._mark_of_two(self._allocator)
         try:
             return self._mark()
         except Exception as error:
-            self._note("mark", error)
+            self._note(self._allocator, "mark", error)
             return _NOTHING
 
-    def _mark_of_two(self) -> Mark:
+    def _mark_of_two(self, reader: MemoryReader) -> Mark:
         """From a reader that has no `mark`."""
-        assert self._allocator is not None
-        sizes: dict[str, float] = {}
-        for method, ask in (("read", self._allocator.read), ("peak", self._allocator.peak)):
-            try:
-                sizes |= ask()
-            except Exception as error:
-                self._note(method, error)
+        sizes = {**self._asked("read", [reader]), **self._asked("peak", [reader])}
         names = ("allocated_gib", "peak_allocated_gib", "peak_reserved_gib")
-        return Mark(*(_bytes(sizes.get(name)) for name in names))
+        return Mark(*(round(sizes[name] * GIB) if name in sizes else None for name in names))
 
-    def _note(self, method: str, error: Exception) -> None:
-        self.errors.setdefault(f"{type(self._allocator).__name__}.{method}", describe(error))
-
-    def _merge(self, method: str, call: Callable[[MemoryReader], dict[str, float]]) -> dict[str, float]:
-        merged: dict[str, float] = {}
-        for reader in self.readers:
+    def _asked(self, method: str, readers: Iterable[MemoryReader]) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for reader in readers:
             try:
-                for name, value in call(reader).items():
+                for name, value in getattr(reader, method)().items():
                     if value is not None and math.isfinite(value):
-                        merged[name] = value
+                        found[name] = value
             except Exception as error:
-                self.errors.setdefault(f"{type(reader).__name__}.{method}", describe(error))
-        return merged
+                self._note(reader, method, error)
+        return found
 
-
-def _bytes(size_gib: float | None) -> int | None:
-    return None if size_gib is None or not math.isfinite(size_gib) else round(size_gib * GIB)
+    def _note(self, reader: MemoryReader, method: str, error: Exception) -> None:
+        self.errors.setdefault(f"{type(reader).__name__}.{method}", describe(error))

@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from hf_memkit.memory.cgroup import available_bytes
-from hf_memkit.memory.readers.base import Every
+from hf_memkit.memory.readers.base import Every, Occasional
 from hf_memkit.units import GIB
 from hf_memkit.zero.engine_tensors import swapped_bytes
 
@@ -23,22 +23,7 @@ _AVAILABLE_EVERY_S = 0.5
 _SWAP_EVERY_S = 5.0
 
 
-class _OffDevice:
-    """A reader of numbers without peaks."""
-
-    device: torch.device | None = None
-
-    def peak(self) -> dict[str, float]:
-        return {}
-
-    def reset_peak(self) -> None:
-        return None
-
-    def capacity(self) -> dict[str, float]:
-        return {}
-
-
-class HostReader(_OffDevice):
+class HostReader(Occasional):
     """This process's memory in RAM, and what is left for it.
 
     The first is looked up every tenth of a second at most, the second every half, and repeated in between: the kernel
@@ -46,12 +31,12 @@ class HostReader(_OffDevice):
     """
 
     def __init__(self) -> None:
-        self._own_every = Every(_OWN_EVERY_S)
+        super().__init__(_OWN_EVERY_S)
         self._available_every = Every(_AVAILABLE_EVERY_S)
         self._counters: dict[str, float] = {}
 
     def read(self) -> dict[str, float]:
-        if self._own_every.is_due():
+        if self._every.is_due():
             self._counters["host_rss_gib"] = self._rss_bytes() / GIB
             if self._available_every.is_due():
                 limited = available_bytes()
@@ -60,7 +45,7 @@ class HostReader(_OffDevice):
         return dict(self._counters)
 
     def refresh(self) -> None:
-        self._own_every.now()
+        super().refresh()
         self._available_every.now()
 
     def _rss_bytes(self) -> int:
@@ -75,7 +60,7 @@ class HostReader(_OffDevice):
             os.close(descriptor)
 
 
-class PinnedReader(_OffDevice):
+class PinnedReader(Occasional):
     """Page-locked RAM that torch's allocator for it has taken, cached blocks included.
 
     Block sizes are powers of two, and memory that a library locked by itself is not in it
@@ -83,7 +68,7 @@ class PinnedReader(_OffDevice):
     """
 
     def __init__(self) -> None:
-        self._every = Every(_AVAILABLE_EVERY_S)
+        super().__init__(_AVAILABLE_EVERY_S)
         self._read: Callable[[], Any] | None = getattr(torch.cuda, "host_memory_stats_as_nested_dict", None)
 
     def read(self) -> dict[str, float]:
@@ -92,23 +77,17 @@ class PinnedReader(_OffDevice):
         allocated = self._read().get("allocated_bytes")
         return {} if allocated is None else {"pinned_gib": allocated["current"] / GIB}
 
-    def refresh(self) -> None:
-        self._every.now()
 
-
-class SwapReader(_OffDevice):
+class SwapReader(Occasional):
     """What this process has in ZeRO-Infinity's files, summed every five seconds at most."""
 
     def __init__(self, folders: Sequence[Path], rank: int) -> None:
+        super().__init__(_SWAP_EVERY_S)
         self._folders = tuple(folders)
         self._rank = rank
-        self._every = Every(_SWAP_EVERY_S)
 
     def read(self) -> dict[str, float]:
         if not self._every.is_due():
             return {}
         sizes = [size for folder in self._folders for size in swapped_bytes(folder, self._rank).values()]
         return {"disk_swap_gib": sum(sizes) / GIB}
-
-    def refresh(self) -> None:
-        self._every.now()

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hf_memkit.memory.readers.base import Every
+from hf_memkit.memory.readers.base import Occasional
 from hf_memkit.units import GIB
 
 __all__ = ["NvmlReader"]
@@ -23,18 +23,17 @@ _EVERY_S = 0.5
 _MUCH_MORE = 1.25
 
 
-class NvmlReader:
+class NvmlReader(Occasional):
     """Use of the whole card, of this process outside torch's allocator (CUDA context, libraries), and of others.
 
     Listing the processes of a card takes milliseconds, so that is done every half second at most; in between, these
     numbers are absent.
     """
 
-    def __init__(self, device: torch.device | int | None = None, *, every_s: float = _EVERY_S) -> None:
-        self.device: torch.device | None = None
+    def __init__(self, device: torch.device | int | None = None) -> None:
+        super().__init__(_EVERY_S)
         index = device.index if isinstance(device, torch.device) else device
         self._index = torch.cuda.current_device() if index is None else index
-        self._every = Every(every_s)
         self._handle: Any = None
 
     def read(self) -> dict[str, float]:
@@ -59,18 +58,6 @@ class NvmlReader:
             if all(used is not None for _, used in processes):
                 counters["other_processes_gib"] = (sum(used or 0 for _, used in processes) - own) / GIB
         return counters
-
-    def refresh(self) -> None:
-        self._every.now()
-
-    def peak(self) -> dict[str, float]:
-        return {}
-
-    def reset_peak(self) -> None:
-        return None
-
-    def capacity(self) -> dict[str, float]:
-        return {}
 
 
 def _handle(pynvml: Any, properties: Any) -> Any:

@@ -56,7 +56,7 @@ def install_cuda_attention(capability: tuple[int, int]) -> None:
             masked=attn_mask is not None,
             grouped=fewer_keys,
             dropout=dropout_p,
-            trained=torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value)),
+            trained=_trained(query, key, value),
             causal_across=is_causal and query.shape[-2] != key.shape[-2],
         )
         chosen = kernel_on_card(capability, call)
@@ -138,6 +138,18 @@ def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(each.to(dtype) if each.is_floating_point() else each for each in tensors)
 
 
+def _trained(*tensors: torch.Tensor) -> bool:
+    """Whether a backward pass can follow."""
+    return torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
+
+
+def _added(mask: Any, dtype: torch.dtype) -> Any:
+    """A mask of yes and no as numbers that are added to the scores."""
+    if mask.dtype is not torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), -math.inf)
+
+
 def _flash(q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: float | None, grouped: bool) -> Any:
     size = q.shape[-1]
     scale = 1 / math.sqrt(size) if scale is None else scale
@@ -151,23 +163,19 @@ def _efficient(
     q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: float | None, grouped: bool
 ) -> Any:
     if mask is not None:
-        if mask.dtype is torch.bool:
-            mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask.logical_not(), -math.inf)
+        mask = _added(mask, q.dtype)
         if mask.shape[-1] % 16:  # rows of the mask begin at multiples of 16 bytes
             padded = F.pad(mask, (0, 16 - mask.shape[-1] % 16))
             mask = padded[..., : mask.shape[-1]]
         mask = mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-    for_backward = torch.is_grad_enabled() and any(each.requires_grad for each in (q, k, v))
     attend = torch.ops.aten._scaled_dot_product_efficient_attention
-    return attend(q, k, v, mask, for_backward, dropout, causal, scale=scale)[0]
+    return attend(q, k, v, mask, _trained(q, k, v), dropout, causal, scale=scale)[0]
 
 
 def _cudnn(q: Any, k: Any, v: Any, mask: Any, dropout: float, causal: bool, scale: float | None, grouped: bool) -> Any:
-    if mask is not None and mask.dtype is torch.bool:
-        mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask.logical_not(), -math.inf)
-    for_backward = torch.is_grad_enabled() and any(each.requires_grad for each in (q, k, v))
+    mask = None if mask is None else _added(mask, q.dtype)
     attend = torch.ops.aten._scaled_dot_product_cudnn_attention
-    return attend(q, k, v, mask, for_backward, dropout, causal, False, scale=scale)[0]
+    return attend(q, k, v, mask, _trained(q, k, v), dropout, causal, False, scale=scale)[0]
 
 
 def _composed(

@@ -1,5 +1,6 @@
 """A machine with one card, as far as torch, accelerate and transformers ask, FakeTensors that can be moved there, and
-one CUDA stream, on which all is done at once.
+one CUDA stream, on which all is done at once. Nothing is compiled: not under a tracer, and nothing eager is passed off
+as compiled.
 
 Each replacement stands here with the question that it answers; none has an effect outside the child process.
 """
@@ -7,6 +8,7 @@ Each replacement stands here with the question that it answers; none has an effe
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -15,7 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["Event", "Stream", "made_up_values", "movable_modules", "one_card", "one_stream"]
+from hf_memkit.errors import Unmodelled
+
+__all__ = ["Event", "Stream", "made_up_values", "movable_modules", "one_card", "one_stream", "replace_compiler"]
 
 
 def one_card(capability: tuple[int, int], capacity_bytes: int) -> None:
@@ -23,7 +27,6 @@ def one_card(capability: tuple[int, int], capacity_bytes: int) -> None:
     from torch._subclasses import fake_tensor
     from torch.cuda.amp import common
 
-    nothing: Callable[..., None] = lambda *args, **kwargs: None  # noqa: E731
     properties = SimpleNamespace(
         name="fake card", major=capability[0], minor=capability[1], total_memory=capacity_bytes,
         multi_processor_count=100, is_integrated=0, gcnArchName="", warp_size=32,
@@ -47,14 +50,14 @@ def one_card(capability: tuple[int, int], capacity_bytes: int) -> None:
         "_lazy_init", "set_device", "manual_seed", "manual_seed_all", "set_rng_state", "set_rng_state_all",
         "empty_cache", "synchronize", "reset_peak_memory_stats", "ipc_collect",
     ):  # fmt: skip
-        answers[name] = nothing
+        answers[name] = _nothing
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
     common.amp_definitely_not_available = lambda: False  # autocast would switch itself off
     _kernels_of_a_card()
     # FakeTensorMode would start CUDA to find its current device.
     fake_tensor.FakeTensorMode.avoid_device_init = property(lambda self: True)  # type: ignore[assignment, method-assign]
-    fake_tensor.init_gpu_context = nothing  # type: ignore[assignment]
+    fake_tensor.init_gpu_context = _nothing  # type: ignore[assignment]
 
 
 def _kernels_of_a_card() -> None:
@@ -148,20 +151,17 @@ def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
     )
 
 
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """It has happened already, or cannot happen here."""
+
+
 class Event:
     """Something that has happened already."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
-    def record(self, stream: Any = None) -> None:
-        pass
-
-    def wait(self, stream: Any = None) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
+    record = wait = synchronize = _nothing
 
     def query(self) -> bool:
         return True
@@ -174,17 +174,10 @@ class Stream(contextlib.nullcontext[None]):
         super().__init__()
         self.device = torch.device("cuda:0")
 
-    def wait_stream(self, stream: Any) -> None:
-        pass
-
-    def wait_event(self, event: Any) -> None:
-        pass
+    wait_stream = wait_event = synchronize = _nothing
 
     def record_event(self, event: Any = None) -> Any:
         return event or Event()
-
-    def synchronize(self) -> None:
-        pass
 
     def query(self) -> bool:
         return True
@@ -208,9 +201,54 @@ def one_stream() -> None:
     answers: dict[str, Any] = {
         "Stream": Stream, "ExternalStream": Stream, "Event": Event, "StreamContext": _Device,
         "stream": lambda *args, **kwargs: contextlib.nullcontext(),
-        "current_stream": Stream, "default_stream": Stream, "set_stream": lambda *args, **kwargs: None,
+        "current_stream": Stream, "default_stream": Stream, "set_stream": _nothing,
         "device": _Device, "device_of": _Device,
     }  # fmt: skip
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
-    torch.Tensor.record_stream = lambda self, stream: None  # type: ignore[method-assign, assignment]
+    torch.Tensor.record_stream = _nothing  # type: ignore[method-assign]
+
+
+def replace_compiler() -> None:
+    """Puts `_compiled` in the place of `torch.compile`."""
+    torch.compile = _compiled
+
+
+def _compiled(model: Any = None, **options: Any) -> Any:
+    """In place of `torch.compile`: the one compiled function of the pack, torchao's AdamW step of one parameter,
+    becomes its bound; else `Unmodelled` is raised when it runs."""
+    if model is None:
+        return functools.partial(_compiled, **options)
+    if _stance() == "force_eager":
+        return model
+    if (
+        getattr(model, "__module__", "") == "torchao.optim.adam"
+        and getattr(model, "__name__", "") == "single_param_adam"
+    ):
+        return _fused_step
+    if not isinstance(model, Callable):  # type: ignore[arg-type]
+        return model
+
+    @functools.wraps(model)
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        name = getattr(model, "__qualname__", type(model).__name__)
+        raise Unmodelled(f"torch.compile({name}): what a compiled function keeps cannot be traced")
+
+    return refuse
+
+
+def _fused_step(p: torch.Tensor, *rest: Any) -> None:
+    """torchao 0.18.0: optim/adam.py, `single_param_adam`: the parameter is the first argument.
+
+    Compiled, the step reads weight, gradient and states, and writes weight and states. What lies between is fused;
+    only what two kernels share could be memory: both new moments, which are reduced to a scale for each block and then
+    quantised by it. They are taken as fp32 here: a bound from above, not measured on a GPU.
+    """
+    torch.empty((2, *p.shape), dtype=torch.float32, device=p.device)
+
+
+def _stance() -> str:
+    """What `torch.compiler.set_stance` was told (torch 2.6 and later)."""
+    from torch._dynamo import eval_frame
+
+    return str(getattr(getattr(eval_frame, "_stance", None), "stance", "default"))

@@ -6,8 +6,8 @@ Each is installed before the case, in the child process only, and where the setu
 |---|---|
 | Triton (Liger's kernels) | a kernel is not launched; what the Python around it allocates is the library's own |
 | bitsandbytes | paged states are host memory; a norm that is asked for by value is made and not read |
-| bitsandbytes, 4 bits | `linear_4bit.py` |
-| torchao's low-bit AdamW | its compiled step is bounded (`compiler.py`) |
+| bitsandbytes, 4 bits | `models.py` |
+| torchao's low-bit AdamW | its compiled step is bounded (`fake_gpu.py`) |
 | APOLLO | its random projection without a generator of the card's own |
 | CUDA streams | one stream (`fake_gpu.py`) |
 """
@@ -24,8 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from hf_memkit.errors import Unmodelled
 from hf_memkit.optimizers import find_optimizer
-from hf_memkit.prediction.child.compiler import replace_compiler
-from hf_memkit.prediction.child.fake_gpu import one_stream
+from hf_memkit.prediction.child.fake_gpu import one_stream, replace_compiler
 from hf_memkit.setup import Setup
 from hf_memkit.techniques.ledger import optimizer_of
 

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from transformers import TrainerCallback
 
 from hf_memkit.memory.error_barrier import ErrorBarrier
-from hf_memkit.memory.hooks import HookSet
+from hf_memkit.memory.hooks import HookSet, output_embedding
 from hf_memkit.memory.optimizer_state import innermost, states_of, tensors_in
 from hf_memkit.memory.phases import PhaseTracker
 from hf_memkit.prediction.child.tracer import StorageTracer
@@ -64,7 +64,7 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
         decoder = decoder_of(model)
         if decoder is not None and decoder is not model:
             decoder.register_forward_hook(self._decoder_ends)
-        elif (head := head_of(model)) is not None:
+        elif (head := output_embedding(model)) is not None:
             head.register_forward_pre_hook(self._head_begins)
         for parameter in model.parameters():
             if parameter.requires_grad:
@@ -174,11 +174,4 @@ def decoder_of(model: Any) -> nn.Module | None:
     """The model without its head, under PEFT's wrapper too; None where transformers keeps it in several parts."""
     unwrapped = model.get_base_model() if hasattr(model, "get_base_model") else model
     found = getattr(unwrapped, getattr(unwrapped, "base_model_prefix", "") or "-", None)
-    return found if isinstance(found, nn.Module) else None
-
-
-def head_of(model: Any) -> nn.Module | None:
-    """The layer that makes the logits, where transformers knows it."""
-    getter = getattr(model, "get_output_embeddings", None)
-    found = getter() if getter is not None else None
     return found if isinstance(found, nn.Module) else None

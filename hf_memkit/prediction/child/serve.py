@@ -45,7 +45,7 @@ def _load() -> str | None:
     import torch
 
     from hf_memkit.prediction.child import cuda_device_guard
-    from hf_memkit.prediction.child.compiler import replace_compiler
+    from hf_memkit.prediction.child.fake_gpu import replace_compiler
     from hf_memkit.prediction.child.quick_imports import import_late, is_loaded, quick_imports
 
     torch.set_num_threads(1)
@@ -67,7 +67,7 @@ def _load() -> str | None:
     # has imported them.
     transformers.trainer.is_datasets_available = lambda: is_loaded("datasets")
     accelerate.utils.other.is_deepspeed_available = lambda: is_loaded("deepspeed")
-    return _Fork(cuda_device_guard.self_test).end(60)  # now: a backward pass loads much of what is loaded here anyway
+    return _forked(cuda_device_guard.self_test, 60)  # now: a backward pass loads much of what is loaded here anyway
 
 
 def _supervised(job: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -104,34 +104,24 @@ def _case(request: dict[str, Any], result: Path, modules: Path) -> None:
 
 
 def _forked(function: Callable[[], None], limit_s: float) -> str | None:
-    """Runs `function` in a process of its own. None if it ended well, or how it ended."""
-    return _Fork(function).end(limit_s)
-
-
-class _Fork:
-    """`function` in a process of its own, from now on."""
-
-    def __init__(self, function: Callable[[], None]) -> None:
-        self._child = os.fork()
-        if self._child == 0:
-            _leave(function)
-
-    def end(self, limit_s: float) -> str | None:
-        """Waits for it. None if it ended well, or how it ended: a signal, a time limit."""
-        watched = os.pidfd_open(self._child)
-        try:
-            ready, _, _ = select.select([watched], [], [], limit_s)
-            if not ready:
-                os.kill(self._child, signal.SIGKILL)
-        finally:
-            os.close(watched)
-        _, status = os.waitpid(self._child, 0)
+    """Runs `function` in a process of its own. None if it ended well, or how it ended: a signal, a time limit."""
+    child = os.fork()
+    if child == 0:
+        _leave(function)
+    watched = os.pidfd_open(child)
+    try:
+        ready, _, _ = select.select([watched], [], [], limit_s)
         if not ready:
-            return f"no answer within {limit_s:g} s"
-        if os.WIFSIGNALED(status):
-            return signal.Signals(os.WTERMSIG(status)).name
-        code = os.waitstatus_to_exitcode(status)
-        return None if code == 0 else f"exit code {code}"
+            os.kill(child, signal.SIGKILL)
+    finally:
+        os.close(watched)
+    _, status = os.waitpid(child, 0)
+    if not ready:
+        return f"no answer within {limit_s:g} s"
+    if os.WIFSIGNALED(status):
+        return signal.Signals(os.WTERMSIG(status)).name
+    code = os.waitstatus_to_exitcode(status)
+    return None if code == 0 else f"exit code {code}"
 
 
 def _leave(function: Any) -> NoReturn:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,11 +39,7 @@ def as_dataset(rows: Rows) -> Any:
     """`rows` as SFTTrainer takes them."""
     from datasets import Dataset
 
-    def each() -> Iterator[dict[str, Any]]:
-        for number in range(len(rows)):
-            yield rows[number]
-
-    return Dataset.from_list(list(each()))
+    return Dataset.from_list([rows[number] for number in range(len(rows))])
 
 
 def tokenizer() -> Any:

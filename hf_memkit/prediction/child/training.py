@@ -6,10 +6,10 @@ In: a request (`prediction/trace_request.py`). Out: a `Trace`. Runs in a process
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,8 @@ def trace_training(request: TraceRequest) -> Trace:
         if is_sft(setup) and request.device == "cuda":
             install_fused_head()
         setup = traceable(setup)
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
     from hf_memkit.prediction.child.gpu_events import GpuEvents
     from hf_memkit.prediction.child.phase_hooks import TrainingWatch
     from hf_memkit.prediction.child.tracer import StorageTracer
@@ -70,7 +72,8 @@ def trace_training(request: TraceRequest) -> Trace:
     with (
         tempfile.TemporaryDirectory() as folder,
         shapes_from_values_are_unmodelled(),
-        _fakes(request.device),
+        # The real tensors of a CPU are to compare with.
+        nullcontext() if request.device == "real cpu" else FakeTensorMode(allow_non_fake_inputs=True),
         tracer,
     ):
         options = own_arguments(setup, folder, on_cpu=device_type == "cpu", save=request.save)
@@ -214,18 +217,6 @@ def _with_values(collator: Any) -> Any:
             return collator(samples)
 
     return collate
-
-
-@contextlib.contextmanager
-def _fakes(device: str) -> Iterator[None]:
-    """Fake tensors, unless the real ones of a CPU are wanted to compare with."""
-    if device == "real cpu":
-        yield
-        return
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        yield
 
 
 def _write_nothing() -> None:
