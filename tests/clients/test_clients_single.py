@@ -10,7 +10,7 @@ import pytest
 
 from hf_memkit.memory.records import steps
 from hf_memkit.units import GIB
-from tests.clients.clients import ATTACH, COMMON, SPOILT, STEPS, Client, add_line, callback_in, script
+from tests.clients.clients import ATTACH, COMMON, SPOILT, STEPS, Client, callback_in, script
 from tests.clients.compare import assert_complete, assert_same_output, assert_same_results, ended
 
 pytestmark = pytest.mark.longer
@@ -152,9 +152,3 @@ def test_what_only_some_clients_do(ran: Path) -> None:
     assert lora["model_class"] == "PeftModelForCausalLM" and lora["trainable_parameters"] * 20 < lora["parameters"]
     evaluated = [r for r in ended(ran / "run_summarization" / "with").records() if r["kind"] == "evaluate"]
     assert all("eval_generated_words" in record["metrics"] for record in evaluated)
-
-
-def test_a_line_without_a_place_is_an_error() -> None:
-    with pytest.raises(ValueError, match="0 lines have"):
-        add_line("a\nb\n", "x", "c")
-    assert add_line("a\n  b\n", "x", "b") == "a\n  x\n  b\n"
