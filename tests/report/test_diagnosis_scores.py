@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.diagnosis.generated_runs import RUNS, generate, runs
+from benchmarks.diagnosis.scores import KINDS, Scores, score
 from hf_memkit.report.diagnosis import diagnose
 from tests.record_shape import misfits
-from tests.report.diagnosis_scores import KINDS, Scores, score
-from tests.report.generated_runs import RUNS, generate, runs
 
 MIB = 2**20
 
@@ -33,9 +33,9 @@ def test_held_out_half() -> None:
     _assert_good(score(runs("held-out"), diagnose), detection=0.95, alarms=0.02)
 
 
-@pytest.mark.longer
+@pytest.mark.exhaustive
 def test_real_trainings(tmp_path: Path) -> None:
-    from tests.report.real_runs import real_runs
+    from benchmarks.diagnosis.real_runs import real_runs
 
     found = score(real_runs(tmp_path), diagnose)
     assert found.runs >= 20
