@@ -93,8 +93,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.operators)
         item.add_marker(pytest.mark.alone)
         item.add_marker(pytest.mark.timeout(1200))  # the first of them waits for all the trainings
-    # The callback must work with every supported transformers: CI runs its tests against the oldest too.
-    if item.path.is_relative_to(ROOT / "tests" / "memory"):
+    # What it records must be right with every supported transformers: CI runs these tests against the oldest too.
+    if item.path.is_relative_to(ROOT / "tests" / "memory") and "make_trainer" in getattr(item, "fixturenames", ()):
         item.add_marker(pytest.mark.compat)
 
 
@@ -163,11 +163,11 @@ def _loud_transformers() -> Iterator[None]:
 
 VARIANTS = (
     pytest.param("resident", marks=pytest.mark.longer),
-    pytest.param("offload", marks=pytest.mark.operators),
+    pytest.param("offload", marks=[pytest.mark.operators, pytest.mark.exhaustive]),
     pytest.param("infinity", marks=pytest.mark.operators),
-    pytest.param("lora", marks=pytest.mark.longer),
+    pytest.param("lora", marks=pytest.mark.exhaustive),
 )
-"""Of the recipe gpt2-on-16gb, for what trains."""
+"""Of the recipe gpt2-on-16gb, for what trains: one without an engine, and the one with the most of it."""
 
 Memkit = Callable[..., subprocess.CompletedProcess[str]]
 Quick = Callable[..., Ran]

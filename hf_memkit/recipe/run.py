@@ -1,7 +1,7 @@
 """Runs a setup: data → blocks → model → Trainer with the memory report → evaluation, trained model, run file.
 
 Nothing is written before the rules of `hf_memkit.checks` and the data have been applied and found good; folders are
-tried by `hf_memkit.recipe.swap`.
+tried by `hf_memkit.recipe.environment`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,9 @@ def test_every_recipe_and_variant_is_a_case() -> None:
 
 @pytest.mark.longer
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("recipe", ["vit-large-on-8gb", "llama-8b-qlora-on-16gb"])
+@pytest.mark.parametrize(
+    "recipe", ["vit-large-on-8gb", pytest.param("llama-8b-qlora-on-16gb", marks=pytest.mark.exhaustive)]
+)
 def test_a_case_runs_end_to_end(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Resolving, rehearsing, child, records, evidence; marked as a rehearsal, with nothing measured of a card."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

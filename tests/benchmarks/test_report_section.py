@@ -102,14 +102,6 @@ def test_another_process_is_looked_for_in_the_card_s_use() -> None:
     assert "0 after" in report_section.judge_neighbour(rows, made[:2], ["another process"])[0]
 
 
-def test_the_overhead_s_bar() -> None:
-    def rows(inside_us: float) -> list[dict[str, Any]]:
-        return [{"arm": "nothing", "step_us": 100_000.0}, {"arm": "memkit", "inside_us": inside_us}]
-
-    assert report_section.judge_overhead(rows(290.0))["status"] == "holds"
-    assert report_section.judge_overhead(rows(310.0))["why"] == "0.31% of a step"
-
-
 def test_cases_have_names_of_their_own_and_say_what_they_need() -> None:
     cases = report_cases.cases()
     assert len({case.name for case in cases}) == len(cases)

@@ -24,7 +24,6 @@ def kinds(records: list[dict[str, Any]]) -> list[str]:
     return [record["kind"] for record in records]
 
 
-@pytest.mark.compat
 def test_record_contract(make_trainer: Any, tmp_path: Path) -> None:
     predicted = {"peak_allocated_gib": 0.5, "categories": {"weights_gib": 0.25}}
     callback = MemoryReportCallback(run_facts={"recipe": "tiny"}, prediction=predicted)

@@ -42,11 +42,6 @@ def test_a_broken_file_is_one_line_with_its_place(tmp_path: Path, name: str, tex
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"ds\.json: cannot be read: No such file"):
-        check_file(tmp_path / "ds.json")
-
-
 @pytest.mark.parametrize(
     ("content", "kind"),
     [

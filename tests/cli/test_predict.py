@@ -97,13 +97,9 @@ def tiny(tmp_path: Path) -> str:
         ((*XL, "--technique", "lgier"), "'lgier'"),
         ((*XL, "--gpu", "T44"), "unknown GPU 'T44'"),
         (("--model", "gpt2-xl", "--gpu-memory", "16XB"), "not a size"),
-        ((*XL, "--ram", "lots"), "not a size"),
         ((*XL, "--batch-size", "0"), "--batch-size"),
-        ((*XL, "--accumulation", "0"), "--accumulation"),
         ((*XL, "--sequence-length", "1025"), "longer than gpt2-xl allows (1024)"),
-        ((*XL, "--preset", "resident", "--sequence-length", "1025"), "longer than gpt2-xl allows (1024)"),
         ((*XL, "--batch-size", "4", "--set", "per_device_train_batch_size=8"), "these are one"),
-        ((*XL, "--set", "per_device_train_batch_size=0"), "must be a whole number above 0"),
         ((*XL, "--set", "learning_rat=1"), "did you mean 'learning_rate'"),
         ((*XL, "--set", "bf16=true", "--set", "fp16=true"), "at most one"),
         ((*XL, "--args", "nowhere.json"), "cannot be read"),
@@ -111,42 +107,23 @@ def tiny(tmp_path: Path) -> str:
         ((*XL, "--preset", "lora+resident"), "take one"),
         ((*XL, "--preset", "resident", "--set", "rank=4"), "values of this preset"),
         ((*XL, "--technique", "lora"), "--preset lora"),
-        (("--model", "narrow"), "Padding_idx must be within num_embeddings"),
         (("--model", "negative"), "negative dimension -32"),
-        (("--model", "worded"), "n_embd"),
-        (("--model", "untyped"), "`model_type`"),
         (("--model", "unheard-of"), "model type `nope`"),
         (("--model", "headless"), "names no class"),
         (("--model", "broken"), "not a valid JSON"),
-        (("--model", "empty"), "has no config.json"),
-        (("--model", ""), "give a hub ID or a folder"),
-        (("--model", "small", "--sequence-length", "65"), "longer than small allows (64)"),
         ((*XL, "--gpus", "0"), "--gpus"),
-        ((*XL, "--nodes", "-1"), "--nodes"),
         ((*XL, "--batch-size", "1.5"), "--batch-size"),
-        ((*XL, "--batch-size", "many"), "--batch-size"),
-        (("--model", "gpt2-xl", "--gpu", ""), "unknown GPU ''"),
-        (("--model", "gpt2-xl", "--gpu-memory", "-16GB"), "not a size"),
         (("--model", "gpt2-xl", "--gpu-memory", "0.1GB"), "the CUDA context alone"),
-        ((*XL, "--set", "bf16"), "write key=value"),
-        ((*XL, "--set", "bf16=maybe"), "must be bool, and is str"),
-        ((*XL, "--set", "max_steps=1.5"), "must be int, and is float"),
-        ((*XL, "--set", "optim=adamm"), "must be one of adamw_torch"),
-        ((*XL, "--set", "gradient_accumulation_steps=0"), "must be a whole number above 0"),
         ((*XL, "--args", "broken.json"), "broken.json: line 1"),
-        ((*XL, "--args", "typo.json"), "did you mean 'per_device_train_batch_size'"),
         ((*XL, "--short", "--json"), "give one of them"),
-        ((*XL, "--args", "wrong.json"), "max_steps=five: must be int"),
         ((*XL, "--args", "ds.json"), "this is a deepspeed"),
         ((*XL, "--set", "deepspeed=nowhere.json"), "cannot be read"),
-        ((*XL, "--set", "deepspeed=broken.json"), "is no JSON"),
         ((*XL, "--set", "fsdp=full_shard"), "FSDP is not modelled"),
         ((*XL, "--batch-size", "1000000000000"), "give a smaller batch"),
         ((*XL, "--gpus", "1000000000"), "give fewer"),
         ((*XL, "--variant", "lora"), "--recipe NAME"),
         (("--recipe", "gpt2-on-17gb"), "unknown recipe 'gpt2-on-17gb'"),
         (("--recipe", "gpt2-on-16gb", "--preset", "lora"), "not with --recipe"),
-        (("--recipe", "gpt2-on-16gb", "--variant", "lorra"), "did you mean 'lora'"),
     ],
 )
 def test_wrong_input_gets_one_line_and_writes_nothing(
@@ -155,21 +132,15 @@ def test_wrong_input_gets_one_line_and_writes_nothing(
     configs = {
         "odd": {"model_type": "memkit-odd", "auto_map": {"AutoConfig": "odd.OddConfig"}},
         "crooked": {**GPT2, "n_head": 3},
-        "narrow": {"model_type": "llama", **LLAMA_SIZES, "pad_token_id": 200},
         "negative": {**GPT2, "n_embd": -32},
-        "worded": {**GPT2, "n_embd": "wide"},
-        "untyped": {"n_embd": 32},
         "unheard-of": {"model_type": "nope"},
         "headless": {"model_type": "t5"},
-        "small": GPT2,
     }
     texts = {
-        "broken.json": "{", "wrong.json": '{"max_steps": "five"}', "ds.json": '{"zero_optimization": {"stage": 2}}',
-        "mine.json": '{"learning_rate": 1e-4}', "typo.json": '{"per_device_train_batchsize": 4}',
+        "broken.json": "{", "ds.json": '{"zero_optimization": {"stage": 2}}', "mine.json": '{"learning_rate": 1e-4}',
     }  # fmt: skip
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{")
-    (tmp_path / "empty").mkdir()
     for name, config in configs.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps(config))
@@ -181,7 +152,7 @@ def test_wrong_input_gets_one_line_and_writes_nothing(
     lines = err.splitlines()
     assert all(line.startswith("memkit: error: ") for line in lines) and said in err, err
     assert len(lines) == (1 if "lora+resident" not in arguments else len(set(lines))), err
-    assert {path.name for path in tmp_path.iterdir()} == {*configs, *texts, "broken", "empty"}
+    assert {path.name for path in tmp_path.iterdir()} == {*configs, *texts, "broken"}
 
 
 class _Hub(http.server.BaseHTTPRequestHandler):

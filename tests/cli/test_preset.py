@@ -182,36 +182,26 @@ def test_problems_stand_first(run: Run) -> None:
     ("arguments", "said"),
     [
         (("show", "lorra"), "did you mean 'lora'"),
-        (("show", "lora+resident"), "'lora'"),
         (("show", "lora+resident"), "'resident'"),
         (("copy", "lora", "args.toml"), "give .yaml, .json"),
         (("copy", "lora", "/proc/none/args.yaml"), "cannot be written"),
         (("copy", "lora", "--args", "nowhere.json"), "cannot be read"),
         (("copy", "lora", "--args", "broken.json"), "line 1, column 2"),
-        (("copy", "lora", "--args", "control.json"), "line 1, column 4: Invalid control character\n"),
-        (("copy", "lora", "--args", "open.json"), "line 1, column 2: Unterminated string\n"),
         (("copy", "lora", "--args", "twice.yaml"), "stands there twice"),
-        (("copy", "lora", "--args", "wrong.json"), "wrong.json: max_steps=five: must be int"),
-        (("copy", "lora", "--args", "both.json"), "same field"),
         (
             ("copy", "lora", "--args", "typo.yaml"),
             "typo.yaml: lora_target_module: no field of this name; did you mean",
         ),
-        (("copy", "lora", "--args", "ds.json"), "this is a deepspeed"),
         (("copy", "lora", "--for", "axolotl"), "one of trainer, run_clm, trl"),
-        (("show", "lora", "--set", "rank=much"), "rank=much: must be int"),
         (("show", "lora", "--set", "learning_rat=1"), "did you mean 'learning_rate'"),
         (("show", "lora", "--set", "rnk=4"), "values of this preset: "),
         (("show", "lora", "--gpu", "T44"), "unknown GPU 'T44'"),
         (("show", "lora", "--model", "no/such-model"), "no/such-model"),
         (("show", "lora", "--ram", "64GB"), "--ram: nothing can be computed without --model"),
-        (("show", "lora", "--batch-size", "0"), "--batch-size"),
-        (("show", "lora", *FOR_16_GB, "--sequence-length", "4096"), "longer than gpt2-xl allows (1024)"),
         (("show", "lora", "--batch-size", "30", "--set", "per_device_train_batch_size=7"), "does not divide 30"),
         (("show", "infinity", "--nvme-path", " "), "--nvme-path: give a folder"),
         (("show", "infinity", "--nvme-path", "/no/such"), "--nvme-path /no/such: neither it nor the folder above"),
         (("show", "lean", "--technique", "lgier"), "did you mean 'liger'?"),
-        (("show", "lora", "--set", "rank=0"), "rank=0 must be at least 1"),
         (("show", "offload", "--set", "deepspeed=mine.json"), "brings its own DeepSpeed config"),
     ],
 )
@@ -220,13 +210,8 @@ def test_wrong_input_gets_a_line_each_and_writes_nothing(
 ) -> None:
     files: dict[str, Any] = {
         "broken.json": "{a",
-        "control.json": '{"a\n": 1}',
-        "open.json": '{"a',
         "twice.yaml": "max_steps: 1\nmax_steps: 2\n",
         "typo.yaml": "lora_target_module: [q_proj]\nlora_r: 4\nmy_own: 3\n",
-        "wrong.json": '{"max_steps": "five"}',
-        "both.json": '{"gradient_checkpointing": true, "activation_checkpointing": false}',
-        "ds.json": '{"zero_optimization": {"stage": 2}}',
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
@@ -236,16 +221,3 @@ def test_wrong_input_gets_a_line_each_and_writes_nothing(
     assert all(line.startswith("memkit: error: ") for line in lines) and said in err, err
     assert len(lines) == (2 if "lora+resident" in arguments else 1), err
     assert {path.name for path in tmp_path.iterdir()} == set(files)
-
-
-def test_small_sizes_are_read_in_their_own_unit(run: Run, tmp_path: Path) -> None:
-    config = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 64, "n_positions": 64, "model_type": "gpt2"}
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
-    asked = ("show", "checkpointed", "--model", "model", "--gpu-memory", "16GB", "--sequence-length", "64")
-    code, out, err = run(*asked)
-    assert code == 0, err
-    table = out[out.index("Bytes estimated by formula") :]
-    assert "KiB" in table and "0.00" not in table
-    ledger = json.loads(run(*asked, "--json")[1])["ledger"]
-    assert 0 < ledger["device"][0]["gib"] < 0.01, "in JSON a size stays a number of GiB"

@@ -6,8 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -15,7 +16,6 @@ import pytest
 from tests.clients.clients import Client
 from tests.conftest import ROOT
 
-Drive = Callable[..., None]
 BOTH = ("without", "with")
 
 
@@ -39,12 +39,14 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**found, "PYTHONPATH": path, "HF_HOME": str(tmp_path_factory.mktemp("cache"))}
 
 
-def write_jobs(clients: Sequence[Client], ways: Sequence[str], folder: Path, inputs: Path) -> Path:
+def write_jobs(
+    clients: Sequence[Client], ways: Sequence[str], further: Mapping[str, Sequence[str]], folder: Path, inputs: Path
+) -> Path:
     """A folder for each client and way, and the list of jobs for `tests.clients.drive`."""
     jobs: list[dict[str, Any]] = []
     for client in clients:
         # What libraries say once in a process must be said before the comparison begins.
-        for way in ways if jobs else ("warm-up", *ways):
+        for way in (*(() if jobs else ("warm-up",)), *ways, *further.get(client.name, ())):
             place = folder / client.name / way
             place.mkdir(parents=True)
             arguments = [argument.format(inputs=inputs) for argument in client.arguments]
@@ -61,11 +63,17 @@ def write_jobs(clients: Sequence[Client], ways: Sequence[str], folder: Path, inp
 def drive(inputs: Path, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Runs all clients in one process, or in the processes of torchrun, and returns the folder of their folders."""
 
-    def run(clients: Sequence[Client], *, ways: Sequence[str] = BOTH, processes: int = 1) -> Path:
+    def run(
+        clients: Sequence[Client],
+        *,
+        ways: Sequence[str] = BOTH,
+        further: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        processes: int = 1,
+    ) -> Path:
         folder = tmp_path_factory.mktemp("clients")
         launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node", str(processes), "-m"]
         command = [sys.executable, "-m", *(launcher if processes > 1 else []), "tests.clients.drive"]
-        jobs = write_jobs(clients, ways, folder, inputs)
+        jobs = write_jobs(clients, ways, further, folder, inputs)
         ran = subprocess.run([*command, str(jobs)], env=environment, capture_output=True, text=True, timeout=300)
         assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-5000:]
         return folder

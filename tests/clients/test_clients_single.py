@@ -10,7 +10,7 @@ import pytest
 
 from hf_memkit.memory.records import steps
 from hf_memkit.units import GIB
-from tests.clients.clients import ATTACH, COMMON, SPOILT, STEPS, Client, add_line, callback_in, script
+from tests.clients.clients import ATTACH, COMMON, SPOILT, STEPS, Client, callback_in, script
 from tests.clients.compare import assert_complete, assert_same_output, assert_same_results, ended
 
 pytestmark = pytest.mark.longer
@@ -52,12 +52,14 @@ CLIENTS = (
     ),
     Client("notebook_cell", script("notebook_cell"), ATTACH, (), times=2),
 )  # fmt: skip
+COUNTED = ("run_clm", "run_summarization", "train_own_trainer")
+"""Those that accumulate and recompute, generate, and have a Trainer of their own."""
 SPOILT_CLIENT = replace(next(client for client in CLIENTS if client.name == "run_lora"), name="spoilt", added=SPOILT)
 
 
 @pytest.fixture(scope="module")
 def ran(drive: Callable[..., Path]) -> Path:
-    return drive((*CLIENTS, SPOILT_CLIENT), ways=("without", "with", "counted"))
+    return drive((*CLIENTS, SPOILT_CLIENT), further=dict.fromkeys(COUNTED, ("counted",)))
 
 
 @pytest.mark.parametrize("name", [client.name for client in CLIENTS])
@@ -121,7 +123,7 @@ def test_what_is_held_is_what_the_model_has(name: str, ran: Path) -> None:
     assert sum(row["bytes"] * row.get("repeats", 1) for row in rows) == pytest.approx(held["weights_gib"], rel=0.02)
 
 
-@pytest.mark.parametrize("name", [client.name for client in CLIENTS])
+@pytest.mark.parametrize("name", COUNTED)
 def test_phases_and_categories_of_real_scripts(name: str, ran: Path) -> None:
     """Over a count of every storage, which has what a card's allocator has."""
     counted = ended(ran / name / "counted")
@@ -152,9 +154,3 @@ def test_what_only_some_clients_do(ran: Path) -> None:
     assert lora["model_class"] == "PeftModelForCausalLM" and lora["trainable_parameters"] * 20 < lora["parameters"]
     evaluated = [r for r in ended(ran / "run_summarization" / "with").records() if r["kind"] == "evaluate"]
     assert all("eval_generated_words" in record["metrics"] for record in evaluated)
-
-
-def test_a_line_without_a_place_is_an_error() -> None:
-    with pytest.raises(ValueError, match="0 lines have"):
-        add_line("a\nb\n", "x", "c")
-    assert add_line("a\n  b\n", "x", "b") == "a\n  x\n  b\n"

@@ -38,7 +38,8 @@ def model(folder: Path) -> ModelFacts:
 
 @pytest.fixture(scope="session")
 def single(folder: Path, pytestconfig: pytest.Config) -> Results:
-    return drive(pytestconfig, folder, [sys.executable, "-m", "tests.engine.preset_driver"])
+    driver = [sys.executable, "-m", "tests.engine.preset_driver"]
+    return drive(pytestconfig, folder, [*driver, "--half", "0"], [*driver, "--half", "1"])
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +48,7 @@ def double(folder: Path, pytestconfig: pytest.Config) -> Results:
     return drive(pytestconfig, folder, [sys.executable, "-m", *launcher], processes=2)
 
 
-def drive(config: pytest.Config, folder: Path, command: list[str], *, processes: int = 1) -> Results:
+def drive(config: pytest.Config, folder: Path, *commands: list[str], processes: int = 1) -> Results:
     """Trains the cases, and returns their results. Whatever went wrong fails the cases that it stopped.
 
     It takes a minute or two: a dot a case is printed.
@@ -60,21 +61,24 @@ def drive(config: pytest.Config, folder: Path, command: list[str], *, processes:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         environment.pop(name, None)
-    if config.option.exhaustive:
-        command = [*command, "--exhaustive"]
+    further = ["--exhaustive"] if config.option.exhaustive else []
     capture = config.pluginmanager.getplugin("capturemanager")
     with (place / "log.txt").open("w+") as log:
         started = time.monotonic()
-        ran = subprocess.Popen([*command, str(place)], env=environment, stdout=log, stderr=log)
+        ran = [
+            subprocess.Popen([*command, *further, str(place)], env=environment, stdout=log, stderr=log)
+            for command in commands
+        ]
         told = 0
-        while ran.poll() is None and time.monotonic() < started + 1100:
+        while any(each.poll() is None for each in ran) and time.monotonic() < started + 1100:
             time.sleep(0.5)
             done = len(list(place.glob("*/rank0.json")))
             with capture.global_and_fixture_disabled():
                 print("." * (done - told), end="", flush=True)
             told = done
-        ran.kill()
-        returncode = ran.wait()
+        for each in ran:
+            each.kill()
+        returncodes = [each.wait() for each in ran]
     said = (place / "log.txt").read_text()[-8000:]
 
     def results(case: str) -> list[dict[str, Any]]:
@@ -84,5 +88,5 @@ def drive(config: pytest.Config, folder: Path, command: list[str], *, processes:
             assert result["error"] is None, result["error"]
         return found
 
-    assert returncode == 0, said
+    assert not any(returncodes), said
     return results

@@ -1,13 +1,15 @@
 """Trains the cases of `preset_cases` one after the other in this process, or in each process of a launcher.
 
-    python -m tests.engine.preset_driver [--exhaustive] FOLDER [CASE …]
+    python -m tests.engine.preset_driver [--exhaustive] [--half 0|1] FOLDER
 
 `FOLDER/initial` holds the weights to start from. What each case came to is written to `FOLDER/CASE/rank0.json`. With
-one process an error ends the case; with several it ends the run, because the other processes wait.
+one process an error ends the case; with several it ends the run, because the other processes wait. `--half`: every
+other case, so that a process a core trains them all; what else is looked at belongs to the second.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import gc
 import json
@@ -44,12 +46,12 @@ from tests.engine.zero_r_cases import CASES as ZERO_R
 RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
-def main(folder: Path, wanted: list[str], *, exhaustive: bool = False) -> None:
+def main(folder: Path, half: int | None, *, exhaustive: bool) -> None:
     torch.set_num_threads(1)
     logging.set_verbosity_error()
-    for case in one_process() if WORLD_SIZE == 1 else two_processes():
-        if case.name not in wanted if wanted else case.exhaustive and not exhaustive:
-            continue
+    every = one_process() if WORLD_SIZE == 1 else two_processes()
+    cases = [case for case in every if exhaustive or not case.exhaustive]
+    for case in cases if half is None else cases[half::2]:
         result: dict[str, Any] = {"error": None}
         place = folder / case.name
         place.mkdir(exist_ok=True)
@@ -62,11 +64,11 @@ def main(folder: Path, wanted: list[str], *, exhaustive: bool = False) -> None:
         if result["error"] and WORLD_SIZE > 1:
             sys.stdout.flush()
             os._exit(1)
-    if not wanted:
+    if half != 0:
         more = one_more(folder) if WORLD_SIZE == 1 else {name: zero_r_cases.train(name, folder) for name in ZERO_R}
         (folder / f"more-rank{RANK}.json").write_text(json.dumps(more))
     leave_process_group()
-    (folder / f"threads-rank{RANK}.json").write_text(json.dumps(thread_names()))
+    (folder / f"threads-{half}-rank{RANK}.json").write_text(json.dumps(thread_names()))
 
 
 def one_more(folder: Path) -> dict[str, Any]:
@@ -204,5 +206,9 @@ def close(trainer: LossTrainer) -> None:
 
 
 if __name__ == "__main__":
-    arguments = [argument for argument in sys.argv[1:] if argument != "--exhaustive"]
-    main(Path(arguments[0]), arguments[1:], exhaustive="--exhaustive" in sys.argv)
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--half", type=int, choices=(0, 1))
+    parser.add_argument("--exhaustive", action="store_true")
+    asked = parser.parse_args()
+    main(asked.folder, asked.half, exhaustive=asked.exhaustive)

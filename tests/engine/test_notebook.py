@@ -13,10 +13,6 @@ from tests.conftest import ROOT
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
-def test_there_is_one() -> None:
-    assert NOTEBOOKS
-
-
 @pytest.mark.longer
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

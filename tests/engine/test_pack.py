@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,30 +28,36 @@ FURTHER = [(name, variant) for name, variant in PACK if name != "gpt2-on-16gb"]
 """Those of gpt2-on-16gb are rehearsed whole in test_variants.py, and exported in test_export.py."""
 
 
-def techniques(case: tuple[str, str]) -> tuple[str, ...]:
+def techniques(case: tuple[str, str], families: Sequence[str] = ("offload", "adapters", "optimizers")) -> list[str]:
     """Of a variant: its engine, its adapters and its optimizer."""
     name, variant = case
     own = (*PRESETS[variant].techniques, *read_recipe(ROOT / "recipes" / f"{name}.yaml").variants[variant].techniques)
     last = {TECHNIQUES[each].family: each for each in own}
-    return tuple(last[family] for family in ("offload", "adapters", "optimizers") if family in last)
+    return [last[family] for family in families if family in last]
+
+
+def engine(case: tuple[str, str]) -> str:
+    return " ".join(techniques(case, ["offload"]))
 
 
 def task(case: tuple[str, str]) -> str:
     return read_recipe(ROOT / "recipes" / f"{case[0]}.yaml").task
 
 
-def marked(cases: list[Any]) -> list[Any]:
+def marked(cases: list[Any], *, bf16: bool = True) -> list[Any]:
     """With the markers of those that DeepSpeed trains, and of all but those of images."""
     found = []
+    quick = [pytest.mark.bf16] if bf16 else []
     for case in cases:
         on_an_engine = any(name.startswith("zero") for name in techniques(case.values))
         longer = task(case.values) != "image-classification"
-        marks = [pytest.mark.operators] * on_an_engine + [pytest.mark.longer if longer else pytest.mark.bf16]
+        marks = [pytest.mark.operators] * on_an_engine + ([pytest.mark.longer] if longer else quick)
         found.append(pytest.param(*case.values, marks=[*case.marks, *marks]))
     return found
 
 
-VARIED = marked(one_each(sorted(FURTHER, key=lambda case: case[1] != "resident"), task, techniques))
+RESIDENT_FIRST = sorted(FURTHER, key=lambda case: case[1] != "resident")
+VARIED = marked(one_each(RESIDENT_FIRST, task, lambda case: " ".join(techniques(case))))
 """A variant for each task, with 16-bit weights where there is one, which its inputs must fit; and one for
 each engine with its adapters and optimizer. The others repeat these."""
 
@@ -63,13 +70,6 @@ STEPS, TOKENS = (20, 40), 40_000
 
 def test_the_pack_is_whole() -> None:
     assert FILES and sorted(path.stem for path in FILES) == resources.names("recipes")
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_header_says_what_it_is_for(path: Path) -> None:
-    header = [line for line in path.read_text().splitlines() if line.startswith("#")]
-    for word in ("# For ", "# Card ", "# RAM ", "# Run ", "# Lower first "):
-        assert any(line.startswith(word) for line in header), f"{path.name} has no line {word!r}"
 
 
 @pytest.mark.parametrize(("name", "variant"), PACK)

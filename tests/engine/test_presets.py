@@ -1,7 +1,7 @@
 """Every DeepSpeed preset through real Trainer and DeepSpeed makes the losses and weights of plain Trainer.
 
-One process trains all single-process cases, one launcher all cases of two processes (`preset_driver`). Tolerances are
-twice what was measured, on mean losses of about 7.5 nats.
+Two processes share the single-process cases, one launcher trains all cases of two processes (`preset_driver`).
+Tolerances are twice what was measured, on mean losses of about 7.5 nats.
 """
 
 from __future__ import annotations

@@ -9,10 +9,14 @@ import pytest
 
 from tests.conftest import Quick, read_json_lines
 
-pytestmark = [pytest.mark.compat, pytest.mark.bf16]
 
-
-@pytest.mark.parametrize("variant", ["resident", "lora"])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param("resident", marks=[pytest.mark.compat, pytest.mark.bf16]),
+        pytest.param("lora", marks=[pytest.mark.compat, pytest.mark.longer]),
+    ],
+)
 def test_a_few_steps(quick_memkit: Quick, tmp_path: Path, text_file: Path, variant: str) -> None:
     command = ["recipe", "gpt2-on-16gb", "--variant", variant, "--data", str(text_file), "--max-steps", "3"]
     ran = quick_memkit(*command, "--output", "run", "--json")

@@ -17,7 +17,8 @@ from tests.conftest import VARIANTS, Memkit, read_json_lines
 
 pytestmark = pytest.mark.longer
 
-STEPS = 60  # the recipe's rehearsal
+STEPS = {"infinity": 24}
+"""Of the others 60, as the recipe rehearses. Fewer show that it learns; test_presets.py compares the losses."""
 LAYERS = 2
 MICRO_BATCHES = {"offload": 1}  # of the others two
 
@@ -48,17 +49,20 @@ def saved_model_loss(content: dict[str, Any], folder: Path) -> float:
 @pytest.mark.timeout(1200)  # the first run builds DeepSpeed's operators
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_rehearsal_learns_and_leaves_proof(memkit: Memkit, tmp_path: Path, variant: str) -> None:
-    started = time.monotonic()
-    ran = memkit("recipe", "gpt2-on-16gb", "--variant", variant, "--output", "run")
+    started, steps = time.monotonic(), STEPS.get(variant, 60)
+    fewer = ["--max-steps", str(steps)] if variant in STEPS else []
+    ran = memkit("recipe", "gpt2-on-16gb", "--variant", variant, "--output", "run", *fewer)
     print(f"{variant}: {time.monotonic() - started:.0f} s")
     assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
 
     content = json.loads((tmp_path / "run" / "memkit-run.json").read_text())
     result = content["result"]
-    assert content["status"] == "finished" and content["rehearsal"] and result["steps"] == STEPS
+    assert content["status"] == "finished" and content["rehearsal"] and result["steps"] == steps
     print(variant, result["held_out_loss_before"], result["held_out_loss"])
     if variant == "lora":  # adapters beside random weights cannot learn the text, but must clearly move towards it
         assert result["held_out_loss"] < result["held_out_loss_before"] - 0.3
+    elif variant in STEPS:
+        assert result["held_out_loss"] < result["held_out_loss_before"] - 0.6
     else:
         assert result["held_out_loss"] < result["unigram_loss"] - 0.15
 
@@ -66,13 +70,13 @@ def test_a_rehearsal_learns_and_leaves_proof(memkit: Memkit, tmp_path: Path, var
     assert all(record["schema"] == 1 for record in records)
     kinds = Counter(record["kind"] for record in records)
     assert kinds["run"] == kinds["end"] == 1 and kinds["evaluate"] == 2 and kinds["save"] >= 5
-    assert [record["step"] for record in records if record["kind"] == "step"] == list(range(1, STEPS + 1))
+    assert [record["step"] for record in records if record["kind"] == "step"] == list(range(1, steps + 1))
     end = records[-1]
     assert end["kind"] == "end" and end["status"] == "finished"
     assert end["callback_errors"] == 0 and end["reader_errors"] == {}, end
     assert end["optimizer_classes"][-1] == EXPECTED[variant]["optimizers"]
     assert result["engine"] == EXPECTED[variant]["engine"]
-    assert end["recomputed_layers"] == STEPS * MICRO_BATCHES.get(variant, 2) * LAYERS
+    assert end["recomputed_layers"] == steps * MICRO_BATCHES.get(variant, 2) * LAYERS
     if variant == "resident":
         for moment in ("exp_avg", "exp_avg_sq"):
             assert set(end["optimizer_states"][moment]) == {"OptimState8bit", "float32"}

@@ -15,6 +15,8 @@ from hf_memkit.memory.records import read_records, steps
 from hf_memkit.memory.timeline import Moment, Segment, categories_of
 from tests.memory.live_storages import GIB, LiveStorages
 
+pytestmark = pytest.mark.compat
+
 LENGTH, BATCH, LAYERS = 32, 4, 4
 
 

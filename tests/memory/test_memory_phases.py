@@ -71,13 +71,6 @@ def with_log_probs(module: Any, args: Any, output: Any) -> Any:
     return output
 
 
-def test_a_loss_of_another_output(make_trainer: Any, boundaries: list[str]) -> None:
-    trainer = make_trainer([MemoryReportCallback()], trainer_class=OfAnotherOutput, max_steps=1)
-    trainer.model.register_forward_hook(with_log_probs)  # before ours
-    trainer.train()
-    assert boundaries == ["load", "data", "forward", "backward", "optimizer"]
-
-
 @pytest.mark.parametrize("trainer_class", [OwnLoss, LossOutside])
 def test_losses_of_the_users_own(make_trainer: Any, boundaries: list[str], trainer_class: type[Trainer]) -> None:
     callback = MemoryReportCallback()
@@ -154,8 +147,13 @@ class ReferenceBetween(Trainer):  # type: ignore[misc]
         return (first.logsumexp(-1) - second.mean(-1)).mean()
 
 
-def test_passes_without_gradients_inside_a_step(make_trainer: Any, boundaries: list[str]) -> None:
-    make_trainer([MemoryReportCallback()], trainer_class=Generates, max_steps=1).train()
+@pytest.mark.parametrize("trainer_class", [Generates, OfAnotherOutput])
+def test_one_pass_with_gradients_is_the_step_s(
+    make_trainer: Any, boundaries: list[str], trainer_class: type[Trainer]
+) -> None:
+    trainer = make_trainer([MemoryReportCallback()], trainer_class=trainer_class, max_steps=1)
+    trainer.model.register_forward_hook(with_log_probs)  # before ours
+    trainer.train()
     assert boundaries == ["load", "data", "forward", "backward", "optimizer"]
 
 

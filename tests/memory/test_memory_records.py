@@ -2,8 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 from hf_memkit.memory.records import RecordWriter, read_records, steps
@@ -82,15 +80,3 @@ def test_a_write_that_fails_is_counted_not_raised(tmp_path: Path) -> None:
     writer = RecordWriter(tmp_path / "r.jsonl")
     assert not writer.write("step", {"x": Unprintable()})
     assert writer.write("step", {"x": 1}) and writer.lost == 1
-
-
-def test_a_full_disk_does_not_raise() -> None:
-    full = Path("/dev/full")
-    if full.exists():
-        assert not RecordWriter(full).write("step", {})
-
-
-def test_reading_needs_neither_torch_nor_transformers() -> None:
-    code = "import sys, hf_memkit.memory.records; print(sorted({'torch','transformers','psutil'} & set(sys.modules)))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "[]"

@@ -188,11 +188,6 @@ def test_which_cards_compute_in_bf16(name: str, has: bool) -> None:
     assert ("arguments.bf16" in changes) is has and ("arguments.fp16" in changes) is not has
 
 
-def test_eager_attention() -> None:
-    assert all_of(run(attention="eager"), oom())["model.attn_implementation"].value == "sdpa"
-    assert "model.attn_implementation" not in all_of(run(), oom())
-
-
 def test_states_in_ram_where_the_ram_holds_them() -> None:
     assert all_of(run(), oom())["arguments.deepspeed"].value == "zero2-offload.json"
     assert "arguments.deepspeed" not in all_of(run(hardware={"ram_gib": 16.0}), oom())
@@ -314,12 +309,6 @@ def test_a_step_record_speaks_for_the_phase_of_its_peak() -> None:
 def test_records_that_say_little_give_few_changes_and_no_error(record: dict[str, Any], moment: dict[str, Any]) -> None:
     for change in suggest(record, moment, limit=99):
         assert change.saves_gib is None and change.basis is None
-
-
-def test_an_evaluation_without_predictions_is_not_told_to_drop_them() -> None:
-    changes = all_of(run(), oom("evaluate", prediction_loss_only=True))
-    assert set(changes) == {"arguments.per_device_eval_batch_size"}
-    assert "arguments.eval_accumulation_steps" in all_of(run(), oom("evaluate", prediction_loss_only=False))
 
 
 def test_a_change_that_makes_no_room_is_not_proposed() -> None:

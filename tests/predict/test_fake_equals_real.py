@@ -19,8 +19,6 @@ from tests.predict.architectures import ARCHITECTURES, SETTINGS
 from tests.predict.fake_and_real import changes_of_kernel, peaks
 from tests.predict.fake_and_real_child import REFUSED, Child, assert_equal
 
-pytestmark = pytest.mark.tracing
-
 CASES: Final = tuple(
     (architecture.name, setting)
     for architecture in ARCHITECTURES
@@ -45,6 +43,7 @@ def test_every_architecture_and_every_setting_is_run() -> None:
     assert len(CASES) + len(REFUSED) == len(ARCHITECTURES) * len(SETTINGS)
 
 
+@pytest.mark.tracing
 @pytest.mark.parametrize(("architecture", "setting"), pairs(CASES, of_each=3))
 def test_fake_equals_real(child: Child, architecture: str, setting: str) -> None:
     fake, real = (child.ask(architecture, setting, kind) for kind in ("fake", "real"))

@@ -13,8 +13,6 @@ from tests.fewer import pairs
 from tests.predict.architectures import MIXTURES, SETTINGS, UNSEEN
 from tests.predict.fake_and_real_child import Child, assert_equal
 
-pytestmark = pytest.mark.tracing
-
 UNSEEN_CASES: Final = tuple((architecture.name, setting) for architecture in UNSEEN for setting in SETTINGS)
 
 FURTHER: Final = (

@@ -91,11 +91,3 @@ def test_every_preset_that_a_page_names_is_accepted() -> None:
         else:
             assert made.settings
     assert not refused, "\n".join(refused)
-
-
-def test_what_is_refused_is_found() -> None:
-    told = given(call_at('see `preset("lean+liger", model=…, values={"rank": 1}, train_dataset=data)` (or not)', 5))
-    assert told == ("lean+liger", {"values": {"rank": 1}})
-    with pytest.raises(InputError):
-        preset(told[0])
-    assert given(call_at("preset(…)", 0)) is None and given(call_at("preset(values=…)", 0)) is None

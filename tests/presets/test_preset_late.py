@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from datasets import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from hf_memkit import preset
-from hf_memkit.errors import InputError, RunError, SettingError
+from hf_memkit.errors import RunError, SettingError
 
 CPU = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no"}
 
@@ -62,22 +61,6 @@ def test_a_field_of_training_arguments_is_told_from_one_of_trainer(model: str, t
 def test_without_a_card_the_way_on_is_named(model: str, tmp_path: Path) -> None:
     with pytest.raises(RunError, match=re.escape("arguments={'use_cpu': True}")):
         preset("8bit", model=model, gpu_memory="16GB").training_arguments(str(tmp_path))
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"name": 8}, "must be a name"),
-        ({"name": "lean", "model": object()}, "hub ID or a folder"),
-        ({"name": "lean", "gpu_memory": 16}, "must be text, such as '16GB'"),
-        ({"name": "lean", "techniques": ["8bit"]}, "'8bit' is a preset"),
-        ({"name": "lean+liger"}, "--technique liger"),
-    ],
-)
-def test_plain_mistakes_get_one_clear_line(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message) as caught:
-        preset(given.pop("name"), **given)
-    assert "\n" not in str(caught.value)
 
 
 def test_nothing_that_fits_is_not_called_fitting() -> None:

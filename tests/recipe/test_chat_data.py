@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,16 +19,11 @@ from hf_memkit.recipe.tasks.chat_made_up import made_up_conversations
 from hf_memkit.recipe.tasks.chat_rows import EXAMPLE, conversation
 from hf_memkit.setup import Setup
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 USER = {"role": "user", "content": "Hello"}
 ANSWER = {"role": "assistant", "content": "Good day."}
 GOOD = {"messages": [USER, ANSWER]}
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
-    return folder
 
 
 def setup_for(source: Path | None, columns: dict[str, str] | None = None) -> Setup:

@@ -15,15 +15,10 @@ from hf_memkit.recipe.tasks import find_task
 from hf_memkit.recipe.tasks.task import Examples
 from hf_memkit.setup import Setup
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 TASK = find_task("text-classification")
 EXAMPLE = TASK.example
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
-    return folder
 
 
 def prepared(

@@ -63,6 +63,38 @@ def write_rows(path: Path, *rows: object) -> Path:
     return write(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
+REFUSED: list[tuple[str, str | bytes, str]] = [
+    ("a.txt", "", "{}: no text in it: empty, or only white space"),
+    ("a.txt", " \n\t\n", "{}: no text in it"),
+    ("a.txt", "one\ncafé".encode()[:-1], "{}:2: expected UTF-8 text, found the byte 0xc3"),
+    ("a.txt", "text".encode("utf-16"), "found UTF-16; convert it: iconv"),
+    ("a.bin", b"ok\n\x00\x01", "{}:2: expected text, found a NUL byte: this is a binary file"),
+    ("a.csv", "text\nhello\n", "convert it to JSON lines or parquet"),
+    ("a.json", "[]", "no text in it"),
+    ("a.jsonl", "\n", "no text in it"),
+    ("a.jsonl", '{"text": "one"}\n{"text": "two"}\n{"text": "thr\n', "{}:3: not JSON ("),
+    ("a.jsonl", '{"text": "thr\n', "expected one object a line, or one array of objects"),
+    ("a.json", '[{"text": "one"},\n{"text": }]', "{}:2: not JSON ("),
+    ("a.json", '[{"text": "a"}, 2]', "item 2: expected an object"),
+    ("a.jsonl", '"one"\n', """{}:1: expected an object such as {"text": "…"}, found 'one'"""),
+    ("a.jsonl", '{"text": "one"}\n{"text": 3}\n', "{}:2: column 'text': expected text, found 3"),
+    ("a.jsonl", '{"text": null}\n', "{}:1: column 'text': expected text, found null"),
+    ("a.jsonl", '{"text": ["a"]}\n', "{}:1: column 'text': expected text, found an array"),
+    ("a.jsonl", '{"text": {}}\n', "{}:1: column 'text': expected text, found an object"),
+    ("a.jsonl", '{"text": "\\ud800"}\n', "{}:1: column 'text': half of a surrogate pair"),
+    ("a.jsonl", b'{"text": "caf\xe9"}\n', "{}:1: expected UTF-8 text, found the byte 0xe9"),
+    ("a.jsonl", '{"text": ' + "[" * 200_000, "{}:1: JSON nested too deeply"),
+    ("a.parquet", "just text", "{}: not a parquet file that can be read: "),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "said"), REFUSED, ids=range(len(REFUSED)))
+def test_what_is_no_text_is_refused(tmp_path: Path, name: str, content: str | bytes, said: str) -> None:
+    path = write(tmp_path / name, content)
+    assert said.replace("{}", str(path)) in refusal(path)
+    assert [each.name for each in tmp_path.iterdir()] == [name], "nothing is written beside it"
+
+
 class TestText:
     def test_a_file_is_one_document_with_its_lines_and_blank_lines(self, tmp_path: Path) -> None:
         documents = load(write(tmp_path / "a.txt", "one\ntwo\n\nthree\n"))
@@ -94,36 +126,10 @@ class TestText:
         assert max(map(len, texts)) <= 200
         assert texts[0].endswith(ends)
 
-    def test_a_very_long_line(self, tmp_path: Path) -> None:
-        line = "0123456789" * 300_000
-        texts = list(load(write(tmp_path / "a.txt", line)))
-        assert "".join(texts) == line
-        assert max(map(len, texts)) == text_readers.DOCUMENT_CHARACTERS
-
-    def test_no_text(self, tmp_path: Path) -> None:
-        path = write(tmp_path / "a.txt", "")
-        assert refusal(path) == f"{path}: no text in it: empty, or only white space"
-        assert "no text in it" in refusal(write(tmp_path / "b.txt", " \n\t\n"))
-
     def test_not_utf8_names_the_line(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(text_readers, "_CHUNK_BYTES", 4)
         path = write(tmp_path / "a.txt", b"one\ntwo\ncaf\xe9 three\n")
         assert refusal(path).startswith(f"{path}:3: expected UTF-8 text, found the byte 0xe9")
-
-    def test_a_character_torn_at_the_end(self, tmp_path: Path) -> None:
-        path = write(tmp_path / "a.txt", "one\ncafé".encode()[:-1])
-        assert refusal(path).startswith(f"{path}:2: expected UTF-8 text, found the byte 0xc3")
-
-    def test_utf16(self, tmp_path: Path) -> None:
-        message = refusal(write(tmp_path / "a.txt", "text".encode("utf-16")))
-        assert "found UTF-16; convert it: iconv" in message
-
-    def test_binary(self, tmp_path: Path) -> None:
-        path = write(tmp_path / "a.bin", b"ok\n\x00\x01")
-        assert refusal(path) == f"{path}:2: expected text, found a NUL byte: this is a binary file"
-
-    def test_a_table_is_not_text(self, tmp_path: Path) -> None:
-        assert "convert it to JSON lines or parquet" in refusal(write(tmp_path / "a.csv", "text\nhello\n"))
 
     def test_a_pipe_is_refused(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe")
@@ -149,16 +155,6 @@ class TestJson:
     def test_another_column(self, tmp_path: Path) -> None:
         assert list(load(write_rows(tmp_path / "a.jsonl", {"body": "one"}), text_column="body")) == ["one"]
 
-    def test_a_line_that_does_not_parse(self, tmp_path: Path) -> None:
-        path = write(tmp_path / "a.jsonl", '{"text": "one"}\n{"text": "two"}\n{"text": "thr\n')
-        message = refusal(path)
-        assert message.startswith(f"{path}:3: not JSON (")
-        assert message.endswith("expected one object a line, or one array of objects")
-
-    def test_an_array_that_does_not_parse(self, tmp_path: Path) -> None:
-        path = write(tmp_path / "a.json", '[{"text": "one"},\n{"text": }]')
-        assert refusal(path).startswith(f"{path}:2: not JSON (")
-
     def test_the_column_is_missing(self, tmp_path: Path) -> None:
         path = write_rows(
             tmp_path / "a.jsonl", {"text": "one"}, {"id": "a1", "n": 3, "story": "once", "url": "http://a"}
@@ -173,32 +169,6 @@ class TestJson:
         assert "'prosa' looks like the text" in message
         assert "looks like" not in refusal(write_rows(tmp_path / "b.jsonl", {"n": 3}))
 
-    @pytest.mark.parametrize(("value", "found"), [(3, "3"), (None, "null"), (["a"], "an array"), ({}, "an object")])
-    def test_the_column_is_no_text(self, tmp_path: Path, value: object, found: str) -> None:
-        path = write_rows(tmp_path / "a.jsonl", {"text": "one"}, {"text": value})
-        assert refusal(path) == f"{path}:2: column 'text': expected text, found {found}"
-
-    def test_no_object(self, tmp_path: Path) -> None:
-        path = write(tmp_path / "a.jsonl", '"one"\n')
-        assert refusal(path) == f"""{path}:1: expected an object such as {{"text": "…"}}, found 'one'"""
-        assert "item 2: expected an object" in refusal(write(tmp_path / "a.json", '[{"text": "a"}, 2]'))
-
-    def test_half_a_surrogate_pair(self, tmp_path: Path) -> None:
-        path = write(tmp_path / "a.jsonl", '{"text": "\\ud800"}\n')
-        assert refusal(path).startswith(f"{path}:1: column 'text': half of a surrogate pair")
-
-    def test_not_utf8(self, tmp_path: Path) -> None:
-        path = write(tmp_path / "a.jsonl", b'{"text": "one"}\n{"text": "caf\xe9"}\n')
-        assert refusal(path).startswith(f"{path}:2: expected UTF-8 text, found the byte 0xe9")
-
-    def test_nested_too_deeply(self, tmp_path: Path) -> None:
-        path = write(tmp_path / "a.jsonl", '{"text": ' + "[" * 200_000)
-        assert refusal(path) == f"{path}:1: JSON nested too deeply"
-
-    def test_no_text(self, tmp_path: Path) -> None:
-        assert "no text in it" in refusal(write(tmp_path / "a.json", "[]"))
-        assert "no text in it" in refusal(write(tmp_path / "a.jsonl", "\n"))
-
 
 class TestParquet:
     @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
@@ -207,24 +177,12 @@ class TestParquet:
         pq.write_table(table, tmp_path / "a.parquet")
         assert list(load(tmp_path / "a.parquet")) == ["one", "two"]
 
-    def test_the_column_is_missing(self, tmp_path: Path) -> None:
-        path = tmp_path / "a.parquet"
-        pq.write_table(pa.table({"id": [1], "content": ["one"]}), path)
-        assert refusal(path) == (
-            f"{path}: no column 'text'; columns here: 'id', 'content'; "
-            "'content' looks like the text: set data.text_column to it in the recipe's file"
-        )
-
     def test_the_column_is_no_text(self, tmp_path: Path) -> None:
         path = tmp_path / "a.parquet"
         pq.write_table(pa.table({"text": [1, 2]}), path)
         assert refusal(path) == f"{path}: column 'text': expected text, found int64"
         pq.write_table(pa.table({"text": ["one", None]}), path)
         assert refusal(path) == f"{path}: row 2: column 'text': expected text, found null"
-
-    def test_no_parquet_inside(self, tmp_path: Path) -> None:
-        path = write(tmp_path / "a.parquet", "just text")
-        assert refusal(path).startswith(f"{path}: not a parquet file that can be read: ")
 
 
 class TestFolder:
@@ -271,11 +229,6 @@ class TestFolder:
     def test_a_broken_link(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").symlink_to(tmp_path / "gone")
         assert refusal(tmp_path) == f"{tmp_path / 'a.txt'}: cannot be read: No such file or directory"
-
-    def test_nothing_is_written_into_it(self, tmp_path: Path) -> None:
-        write(tmp_path / "a.txt", "one")
-        load(tmp_path)
-        assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
 @contextlib.contextmanager

@@ -20,14 +20,9 @@ from hf_memkit.recipe.tasks.image_classification import _from_files, _split
 from hf_memkit.recipe.tasks.image_files import EXAMPLE, LOCAL_FORM, SUFFIXES
 from hf_memkit.recipe.tasks.made_up_images import LABELS, made_up_images
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 _COLUMNS = {"image": "image", "label": "label"}
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
-    return folder
 
 
 def picture(path: Path, colour: tuple[int, int, int] = (200, 30, 30), side: int = 40) -> Path:

@@ -59,11 +59,6 @@ def test_nothing_is_dropped_where_the_blocks_come_out_even(tokenizer: Any) -> No
     assert len(packed.train) == 3
 
 
-def test_the_counts_add_up(packed: Packed) -> None:
-    assert packed.documents == len(TEXTS)
-    assert packed.tokens == (len(packed.train) + len(packed.held_out)) * 64 + packed.dropped_tokens
-
-
 def test_documents_without_text_leave_no_trace(packed: Packed, tokenizer: Any) -> None:
     gaps = documents_of("", *(part for text in TEXTS for part in (text, " \n")), "")
     again = pack(gaps, tokenizer, sequence_length=64, holdout_fraction=0.1)
@@ -196,11 +191,3 @@ def test_unigram_loss_is_the_least_loss_without_context(packed: Packed) -> None:
     assert ForCausalLMLoss(logits, labels, vocab_size=1000).item() == pytest.approx(bound, abs=1e-5)
     flatter = (counts + 1).log().expand(*blocks.shape, 1000)
     assert ForCausalLMLoss(flatter, labels, vocab_size=1000).item() > bound
-
-
-def test_unigram_loss_of_many_blocks() -> None:
-    tokens = np.random.default_rng(0).integers(0, 50, (3000, 8)).astype(np.int32)
-    tokens[2000:] += 50
-    _, counts = np.unique(tokens[:, 1:], return_counts=True)
-    share = counts / counts.sum()
-    assert unigram_loss(Blocks(tokens)) == pytest.approx(float(-(share * np.log(share)).sum()), abs=1e-12)

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,16 +16,11 @@ from hf_memkit.recipe.tables import load_table
 from hf_memkit.recipe.tasks import find_task
 from hf_memkit.setup import Setup
 
+pytestmark = pytest.mark.usefixtures("cache")
+
 TASK = find_task("text-pairs")
 EXAMPLE = TASK.example
 GOOD = {"source": "one two", "target": "eins zwei"}
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path_factory.mktemp("cache")
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
-    return folder
 
 
 def setup_of(data: Path | str, **columns: str) -> Setup:

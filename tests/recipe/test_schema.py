@@ -20,10 +20,6 @@ from hf_memkit.units import GIB
 FILES = sorted(resources.folder("recipes").rglob("*.y*ml"))
 
 
-def test_there_are_recipes() -> None:
-    assert FILES
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_shipped_recipes_are_valid_and_begin_with_a_spoken_header(path: Path) -> None:
     recipe = read_recipe(path)
@@ -53,13 +49,6 @@ def test_the_figures_in_the_header_are_those_of_the_ledgers(recipe: Recipe, mach
         pytest.approx(needed("infinity", "disk"), abs=1),
     ]
     assert not resolve(recipe, small, Request(variant="offload"), use_hub=False).problems
-
-
-def test_the_parameters_are_those_of_gpt2_xl(recipe: Recipe) -> None:
-    model = describe(recipe.model.hub_id, recipe.model.architecture, use_hub=False)
-    assert model.parameters == 1_557_611_200
-    assert (model.layers, model.width, model.vocabulary) == (48, 1600, 50257)
-    assert model.largest_parameter == 50257 * 1600
 
 
 def test_all_mistakes_are_told_at_once(recipe: Recipe, tmp_path: Path) -> None:

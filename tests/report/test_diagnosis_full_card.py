@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -137,13 +136,6 @@ def test_long_inputs_that_are_known_from_the_first_steps_are_no_news() -> None:
 
 def test_long_inputs_that_are_a_part_of_the_data_are_no_news() -> None:
     assert diagnose(at(dict.fromkeys(range(11, 201, 7), 1320))) == []
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_lengths_up_to_the_card_without_one_that_stands_apart_are_no_news(seed: int) -> None:
-    chance = random.Random(seed)
-    length = [chance.randint(100, 1320) for _ in range(201)]
-    assert diagnose(training(length=length.__getitem__)) == []
 
 
 def test_a_long_input_that_left_room_before_a_leak_filled_the_card() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from typing import Any
 
@@ -55,19 +54,6 @@ def test_one_longer_batch_that_fills_the_card() -> None:
 def test_one_longer_batch_that_leaves_room_is_no_news() -> None:
     short = changing_lengths(5)
     assert diagnose(training(length=lambda step: 800 if step == 143 else short(step))) == []
-
-
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("activations", [2.0, 8.0, 9.5])
-def test_lengths_that_change_all_the_time_are_healthy(seed: int, activations: float) -> None:
-    chance = random.Random(seed)
-    length = [min(512, int(math.exp(chance.gauss(5, 0.5)))) for _ in range(201)]
-    assert diagnose(training(length=length.__getitem__, activations=activations, seed=seed)) == []
-
-
-def test_a_change_far_from_the_card_is_no_news() -> None:
-    records = training(length=lambda step: 100 if step < 100 else 512, capacity=80)
-    assert diagnose(records) == []
 
 
 def test_a_peak_that_rose_for_another_reason_is_no_longer_batch() -> None:
@@ -249,12 +235,6 @@ def test_communicators_of_the_first_step_are_no_other_process() -> None:
         if record["step"] == 1:
             assert "device_used_gib" in record
     assert diagnose(records) == []
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_readings_that_jitter_are_no_other_process(seed: int) -> None:
-    chance = random.Random(seed)
-    assert diagnose(training(others=lambda step: chance.uniform(0, 1.5))) == []
 
 
 def test_readings_of_another_card_are_no_other_process() -> None:

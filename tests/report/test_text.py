@@ -38,21 +38,6 @@ def test_a_healthy_run_is_one_screen_and_the_verdict_comes_first(tmp_path: Path)
     assert bars["activations"] > bars["loss"] > 0
 
 
-@pytest.mark.parametrize("width", [40, 60, 200])
-def test_other_widths(tmp_path: Path, width: int) -> None:
-    shown = text_report(load_run(made.write(tmp_path, made.healthy(20))), width)
-    *lines, page = shown.splitlines()
-    assert max(map(len, lines)) <= width and "backward" in shown and page.startswith("As a page: memkit report /")
-
-
-def test_an_out_of_memory_says_what_happened_and_what_to_change(tmp_path: Path) -> None:
-    shown = " ".join(text_report(load_run(made.write(tmp_path, made.out_of_memory()))).split())
-    assert shown.startswith("Out of memory in backward of step 61: 1.04 GiB asked for, 0.31 GiB free on the card")
-    assert "• per_device_train_batch_size = 2:" in shown and "Saves 4.04 GiB (half of" in shown
-    assert "• activation_checkpointing = True:" in shown
-    assert "Longer batches since step" in shown
-
-
 def test_near_the_card_there_are_changes_of_this_job(tmp_path: Path) -> None:
     shown = " ".join(text_report(load_run(made.write(tmp_path, made.healthy(60, longest=1600)))).split())
     assert re.match(

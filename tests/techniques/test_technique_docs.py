@@ -88,31 +88,6 @@ def test_evidence_becomes_tables(docs: ModuleType, tmp_path: Path) -> None:
     assert "loss 3.100 **the losses differ** |" in docs.gpu_table("loss", docs.measured(tmp_path))
 
 
-def test_curves_are_laid_beside_their_baseline(docs: ModuleType) -> None:
-    shared = {"architecture": "gpt2", "baseline": "adamw", "learning_rate": 1e-3}
-    content = {
-        "steps": 2000,
-        "model": {"layers": 2, "width": 64, "vocabulary": 1013, "length": 64, "batch": 8, "parameters": 170_000},
-        "text": {"source": "some text"},
-        "arms": {
-            "adamw": {**shared, "technique": None, "held_out": [[50, 5.0], [2000, 4.0]]},
-            "8-bit": {**shared, "technique": "adamw-8bit", "held_out": [[50, 5.0], [2000, 4.02]]},
-        },
-    }
-    table = docs.curves_table(content)
-    assert "| 8-bit | `adamw-8bit` | 0.001 | 4.0200 | 4.0000 | +0.50 % |" in table
-    assert "| adamw | – | 0.001 | 4.0000 | 4.0000 | – |" in table
-
-
-def test_bytes_of_both_kinds_of_weights_are_in_one_row(docs: ModuleType) -> None:
-    one = {"technique": "adamw-8bit", "model": "gpt2", "weights": "float32", "parameters": 1000}
-    one |= {"state_bytes_a_parameter": 2.5, "gradient_bytes": 2000}
-    models = {"gpt2": {"n_layer": 2, "n_embd": 768, "vocab_size": 50257}}
-    other = {**one, "weights": "bfloat16", "state_bytes_a_parameter": 2.25}
-    table = docs.bytes_table({"rows": [one, other], "models": models})
-    assert "| `adamw-8bit` | gpt2 | 2.500 | 2.250 | 50 % |" in table
-
-
 def test_a_page_keeps_its_words_and_gets_the_blocks_it_lacks(docs: ModuleType, tmp_path: Path) -> None:
     page = tmp_path / "loss.md"
     page.write_text("# Loss\n\nWords.\n\n<!-- evidence: a -->\nold\n<!-- end -->\n\nMore words.\n")

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from benchmarks.diagnosis.job_sketches import NORMAL, Sketch, ordinary_plan, sketch_job
+from benchmarks.diagnosis.simulated_job import Draft, Job, Plan, Scenario, Shape
+from benchmarks.diagnosis.simulated_training import simulate
 from hf_memkit.units import GIB
-from tests.report.job_sketches import NORMAL, Sketch, ordinary_plan, sketch_job
-from tests.report.simulated_job import Draft, Job, Plan, Scenario, Shape
-from tests.report.simulated_training import simulate
 
 __all__ = ["FAULTY"]
 

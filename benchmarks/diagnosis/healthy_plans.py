@@ -7,9 +7,9 @@ import random
 from dataclasses import replace
 from typing import Final
 
+from benchmarks.diagnosis.job_sketches import Sketch, ordinary_plan, sketch_job
+from benchmarks.diagnosis.simulated_job import Draft, Scenario
 from hf_memkit.units import GIB
-from tests.report.job_sketches import Sketch, ordinary_plan, sketch_job
-from tests.report.simulated_job import Draft, Scenario
 
 __all__ = ["HEALTHY"]
 

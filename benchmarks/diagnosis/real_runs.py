@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from transformers import Trainer, TrainerCallback
 
-from tests.report.generated_runs import GeneratedRun
-from tests.report.real_trainings import Hoard, RealCase, train
+from benchmarks.diagnosis.generated_runs import GeneratedRun
+from benchmarks.diagnosis.real_trainings import Hoard, RealCase, train
 
 __all__ = ["CASES", "real_runs"]
 

@@ -1,8 +1,8 @@
 """How often a diagnosis is right. In: runs with a known truth, and a detector. Out: rates by kind.
 
 ```
-python -m tests.report.diagnosis_scores tune  # the half to choose thresholds with; names what was missed
-python -m tests.report.diagnosis_scores all   # both halves and the real runs: benchmarks/results/diagnosis.json
+python -m benchmarks.diagnosis.scores tune  # the half to choose thresholds with; names what was missed
+python -m benchmarks.diagnosis.scores all   # both halves and the real runs: benchmarks/results/diagnosis.json
 ```
 
 Detection: of the states that must be said, how many were. False alarms: of the runs, how many were told a kind that
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from tests.report.generated_runs import GeneratedRun, State, runs
+from benchmarks.diagnosis.generated_runs import GeneratedRun, State, runs
 
 __all__ = ["KINDS", "Scores", "score"]
 
@@ -161,7 +161,7 @@ def _main() -> None:
         scores = score(runs("tune"), diagnose)
         print(scores.text(), *scores.wrong, sep="\n")
         return
-    from tests.report.real_runs import real_runs
+    from benchmarks.diagnosis.real_runs import real_runs
 
     with tempfile.TemporaryDirectory() as folder:
         all_scores = {
@@ -172,7 +172,7 @@ def _main() -> None:
     for name, scores in all_scores.items():
         print(f"--- {name} ---", scores.text(), sep="\n")
     evidence = {
-        "command": "python -m tests.report.diagnosis_scores all",
+        "command": "python -m benchmarks.diagnosis.scores all",
         "what": {
             "tune": "generated runs with which thresholds were chosen",
             "held-out": "generated runs that were scored once thresholds were fixed",

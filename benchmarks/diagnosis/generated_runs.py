@@ -39,11 +39,11 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from benchmarks.diagnosis.faulty_plans import FAULTY
+from benchmarks.diagnosis.healthy_plans import HEALTHY
+from benchmarks.diagnosis.simulated_job import Draft, Hidden, Scenario
+from benchmarks.diagnosis.simulated_training import simulate
 from hf_memkit.units import GIB, MIB
-from tests.report.faulty_plans import FAULTY
-from tests.report.healthy_plans import HEALTHY
-from tests.report.simulated_job import Draft, Hidden, Scenario
-from tests.report.simulated_training import simulate
 
 __all__ = ["DECK", "RUNS", "GeneratedRun", "Half", "State", "generate", "half_of", "runs", "truth", "write_draws"]
 
@@ -89,7 +89,7 @@ def runs(half: Half) -> Iterator[GeneratedRun]:
 def generate(seed: int) -> GeneratedRun:
     """The run of this seed; the same on every machine."""
     run = _draw(seed, _draws()[seed])
-    assert run is not None, f"seed {seed} shows something else now: python -m tests.report.generated_runs"
+    assert run is not None, f"seed {seed} shows something else now: python -m benchmarks.diagnosis.generated_runs"
     return run
 
 

@@ -12,9 +12,9 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.diagnosis.simulated_allocator import Block, OutOfDeviceMemory, SimulatedAllocator
+from benchmarks.diagnosis.simulated_job import GROUPS, Hidden, Job, Plan, Shape
 from hf_memkit.units import GIB
-from tests.report.simulated_allocator import Block, OutOfDeviceMemory, SimulatedAllocator
-from tests.report.simulated_job import GROUPS, Hidden, Job, Plan, Shape
 
 __all__ = ["simulate"]
 

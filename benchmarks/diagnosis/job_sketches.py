@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
+from benchmarks.diagnosis.simulated_job import Job, Plan, Shape
 from hf_memkit.units import GIB
-from tests.report.simulated_job import Job, Plan, Shape
 
 __all__ = ["NORMAL", "Sketch", "ordinary_plan", "sketch_job"]
 

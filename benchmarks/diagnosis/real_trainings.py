@@ -13,13 +13,13 @@ from torch import nn
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+from benchmarks.diagnosis.counted_memory import CountedMemory
+from benchmarks.diagnosis.generated_runs import GeneratedRun, truth
+from benchmarks.diagnosis.simulated_job import Hidden
 from hf_memkit.callback import MemoryReportCallback
 from hf_memkit.compat import to_installed_arguments
 from hf_memkit.memory.records import read_records, steps
 from hf_memkit.units import GIB
-from tests.report.counted_memory import CountedMemory
-from tests.report.generated_runs import GeneratedRun, truth
-from tests.report.simulated_job import Hidden
 
 __all__ = ["RealCase", "train"]
 
@@ -120,7 +120,7 @@ def train(case: RealCase, folder: Path) -> GeneratedRun:
     }
     assert kinds == case.meant, f"{case.name}: shows {kinds}; {json.dumps(figures)}"
     run = next(record for record in reversed(records) if record["kind"] == "run")
-    return GeneratedRun(case.name, found, run, states or ())
+    return GeneratedRun(case.name, [dict(step) for step in found], run, states or ())
 
 
 def _one_process(

@@ -17,8 +17,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.diagnosis.simulated_allocator import Block, OutOfDeviceMemory, SimulatedAllocator
 from hf_memkit.units import GIB
-from tests.report.simulated_allocator import Block, OutOfDeviceMemory, SimulatedAllocator
 
 __all__ = ["CountedMemory"]
 
