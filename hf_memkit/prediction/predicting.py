@@ -9,6 +9,7 @@ trace on a fake card ── fails ──> trace on fake CPU tensors ── fails
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Final
 

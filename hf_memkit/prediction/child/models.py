@@ -19,7 +19,7 @@ from hf_memkit.models import quiet_transformers
 from hf_memkit.setup import Setup
 from hf_memkit.train import install_model_parts
 
-__all__ = ["build_fake_model"]
+__all__ = ["build_fake_model", "quantise_linears"]
 
 
 def build_fake_model(setup: Setup, *, trust_remote_code: bool = False) -> Any:
@@ -47,7 +47,7 @@ def build_fake_model(setup: Setup, *, trust_remote_code: bool = False) -> Any:
         if _has_own_output_layer(setup):
             _untie(model)
         if "model.quantization" in setup:
-            _quantise_linears(model, setup["model.quantization"])
+            quantise_linears(model, setup["model.quantization"])
         if setup.section("adapter"):
             model = _with_adapters(model, setup.section("adapter"))
     install_model_parts(model, setup)
@@ -108,7 +108,7 @@ def _with_adapters(model: Any, options: dict[str, Any]) -> Any:
         return get_peft_model(model, LoraConfig(**options))
 
 
-def _quantise_linears(model: nn.Module, options: Mapping[str, Any]) -> None:
+def quantise_linears(model: nn.Module, options: Mapping[str, Any]) -> None:
     """Replaces the linear layers of a transformers model, as loading in 4 bits does. `options`: fields of
     `transformers.BitsAndBytesConfig`.
 
