@@ -1,8 +1,10 @@
-"""Measures memkit on a GPU, offline, in sections of under nine minutes, and keeps the results as evidence.
+"""Measures memkit on a GPU, offline, in slices of under nine minutes, and keeps the results as evidence.
 
-    python benchmarks/gpu.py --section recipe          # measures what is not measured yet; run again to go on
-    python benchmarks/gpu.py --section deepspeed --list   # shows the cases
-    python benchmarks/gpu.py --section deepspeed --rehearse   # the same path on a CPU; never evidence
+    python benchmarks/gpu.py                           # what is not measured yet, most valuable first; exit code 1:
+                                                       # time was up, run it again to go on
+    python benchmarks/gpu.py --section deepspeed       # one section; --list shows its cases
+    python benchmarks/gpu.py --rehearse                # the same path on a CPU; never evidence
+    for each in scripts/*_docs.py; do .venv/bin/python "$each"; done      # every table, from the results
 
 Every case runs in a process of its own. Its result is written to `benchmarks/results/SECTION.json` as soon as it is
 known: fits, does not fit (out of memory), refused (with the reason), or failed (with the error). Without a GPU: one
@@ -35,17 +37,18 @@ from benchmarks.children import CASE_S
 from benchmarks.provenance import RESULTS, provenance
 from hf_memkit.hardware import this_machine, use_one_card
 
-SECTION_S: Final = 8 * 60  # no case starts after this, so that a section ends within nine minutes
+SLICE_S: Final = 8 * 60  # no case starts after this, so that a slice ends within nine minutes
 STEPS: Final = 12
 
 SECTIONS: Final[Mapping[str, ModuleType]] = {
+    "predict": predict_section,
     "recipe": recipe_section,
     "recipes": recipes_section,
+    "techniques": techniques_section,
     "deepspeed": deepspeed_section,
     "report": report_section,
-    "techniques": techniques_section,
-    "predict": predict_section,
 }
+"""In the order of value: what memkit says before a GPU is used comes first."""
 
 
 def load_results(path: Path) -> dict[str, dict[str, Any]]:
@@ -68,7 +71,7 @@ def case_limit_s(section: str, case: Any) -> float:
 
 
 def run_section(
-    section: str, path: Path, *, on_cpu: bool, max_steps: int, only: str | None, section_s: float = SECTION_S
+    section: str, path: Path, *, on_cpu: bool, max_steps: int, only: str | None, section_s: float = SLICE_S
 ) -> int:
     """Measures the cases of a section that have no result yet; 0 if all of them then have one, 1 if time ran out."""
     started = time.monotonic()
@@ -77,7 +80,7 @@ def run_section(
         if case.name in rows or (only is not None and only not in case.name):
             continue
         if time.monotonic() - started + case_limit_s(section, case) > section_s:
-            print(f"time is up before {case.name}; run this section again to go on")
+            print(f"time is up before {case.name}; run it again to go on")
             return 1
         measured = SECTIONS[section].measure(case, on_cpu=on_cpu, max_steps=max_steps)
         row = {"case": case.name, **asdict(case), **measured, **provenance()}
@@ -92,7 +95,7 @@ def run_section(
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--section", choices=sorted(SECTIONS), required=True, help="what to measure")
+    parser.add_argument("--section", choices=sorted(SECTIONS), help="what to measure; left out: everything")
     parser.add_argument("--list", action="store_true", help="show the section's cases")
     parser.add_argument("--only", help="only cases whose name contains this")
     parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps a case")
@@ -101,17 +104,24 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--child", metavar="DIR", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     use_one_card()
+    sections = [options.section] if options.section else list(SECTIONS)
     if options.child:
         return int(SECTIONS[options.section].child(options.child))
     if options.list:
-        print("\n".join(str(case) for case in SECTIONS[options.section].cases()))
+        print("\n".join(str(case) for section in sections for case in SECTIONS[section].cases()))
         return 0
     if not options.rehearse and this_machine().gpu is None:
         print("benchmarks/gpu.py: this machine has no CUDA GPU; nothing was measured", file=sys.stderr)
         return 2
-    name = f"{options.section}-rehearsal" if options.rehearse else options.section
-    path = options.out / f"{name}.json"
-    return run_section(options.section, path, on_cpu=options.rehearse, max_steps=options.steps, only=options.only)
+    until = time.monotonic() + SLICE_S
+    for section in sections:
+        path = options.out / f"{section}{'-rehearsal' * options.rehearse}.json"
+        left = until - time.monotonic()
+        if run_section(
+            section, path, on_cpu=options.rehearse, max_steps=options.steps, only=options.only, section_s=left
+        ):
+            return 1
+    return 0
 
 
 if __name__ == "__main__":

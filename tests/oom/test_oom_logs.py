@@ -126,9 +126,9 @@ def test_a_message_is_found_once_wherever_it_lies_in_a_line_without_end() -> Non
 def test_a_line_of_a_million_characters_takes_linear_time(line: str) -> None:
     def seconds(length: int) -> float:
         text = (line * (length // len(line) + 1))[:length]
-        started = time.perf_counter()
+        started = time.process_time()
         find_messages(text)
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     seconds(1_000)
     # Ten times the text takes about ten times as long; what grows with the square would take a hundred.
