@@ -198,10 +198,7 @@ class PeakSampler:
         self.timeline.mark(self._sample("forward"))
         self.timeline.body_ends()
         if hidden is not None and hidden.requires_grad and self._hooks is not None:
-            self._hooks.on_gradient(hidden, self._at_head if counts else self._at_last_layer)
-
-    def _at_head(self, gradient: torch.Tensor) -> None:
-        self._loss_is_over(gradient)
+            self._hooks.on_gradient(hidden, self._loss_is_over if counts else self._at_last_layer)
 
     def _at_last_layer(self, gradient: torch.Tensor) -> None:
         if not self._head_runs:  # else it has been told where the head's input was

@@ -89,14 +89,12 @@ class Trend:
         start: level there, in the unit of the values.
         end: level at the end.
         per_step: pace, jumps left out.
-        noise: standard deviation of the values around their level.
     """
 
     first_step: int
     start: float
     end: float
     per_step: float
-    noise: float
 
 
 def find_trend(steps: Sequence[int], values: Sequence[float], least: float, *, stairs: bool = True) -> Trend | None:
@@ -154,7 +152,7 @@ def _judge(steps: Sequence[int], values: Sequence[float], least: float, stairs: 
         span = paused[0][-1] - paused[0][0]
     elif many or not stairs or not _is_staircase(steps, values, sum(gains)):
         return None
-    return Trend(steps[0], envelope[0], envelope[-1], sum(gains) / span, noise)
+    return Trend(steps[0], envelope[0], envelope[-1], sum(gains) / span)
 
 
 def _stretches(steps: Sequence[int], values: Sequence[float]) -> tuple[list[float], list[float], float]:

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import torch
 
-from hf_memkit.prediction.child.tracer import StorageTracer
 from hf_memkit.prediction.gpu_memory import (
     cublas_workspace_bytes,
     efficient_backward_bytes,
@@ -18,6 +17,7 @@ from hf_memkit.prediction.gpu_memory import (
     foreach_norm_bytes,
     four_bit_product_bytes,
 )
+from hf_memkit.terms import Category
 
 __all__ = ["GpuEvents"]
 
@@ -68,11 +68,14 @@ _SCRATCH: Final[Mapping[str, Callable[[Arguments, Mapping[str, Any]], int]]] = {
 
 
 class GpuEvents:
-    """Workspaces and scratch memory of one training on one card."""
+    """Workspaces and scratch memory of one training on one card.
 
-    def __init__(self, capability: tuple[int, int]) -> None:
-        self.tracer: StorageTracer | None = None
+    `keep(bytes, category, name)` puts what stays into the trace.
+    """
+
+    def __init__(self, capability: tuple[int, int], keep: Callable[[int, Category, str], None]) -> None:
         self._capability = capability
+        self._keep = keep
         self._with_workspace: set[bool] = set()
         # By id: an operation stays, its own hash is computed in Python.
         self._known: dict[int, tuple[bool, Callable[[Arguments, Mapping[str, Any]], int] | None]] = {}
@@ -91,7 +94,6 @@ class GpuEvents:
     def _workspace(self) -> None:
         """cuBLAS keeps a workspace for each thread that calls it: autograd's backward has a thread of its own."""
         backward = torch._C._current_graph_task_id() != -1
-        if backward in self._with_workspace or self.tracer is None:
-            return
-        self._with_workspace.add(backward)
-        self.tracer.keep(cublas_workspace_bytes(self._capability), "buffers", "cuBLAS workspace")
+        if backward not in self._with_workspace:
+            self._with_workspace.add(backward)
+            self._keep(cublas_workspace_bytes(self._capability), "buffers", "cuBLAS workspace")

@@ -43,14 +43,12 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
         self._guard = ErrorBarrier()
         self._names: dict[int, str] = {}
         self._stack: list[str] = []
-        self._root: nn.Module | None = None
         self._outside_step: list[Category] = []
         self.optimizer_steps = 0
 
     # ---- Trainer's events ----
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        self._root = model
         self._label_weights(model)
         self._names = {id(module): name for name, module in model.named_modules()}
         hooks = HookSet(model, self._guard)

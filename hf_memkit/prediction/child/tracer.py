@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from hf_memkit.prediction.child.constant_propagation import WITHOUT_FAKE, KnownValues
 from hf_memkit.prediction.child.fast_fakes import FastFakes
+from hf_memkit.prediction.child.gpu_events import GpuEvents
 from hf_memkit.prediction.child.kernel_rules import KERNEL_RULES
 from hf_memkit.prediction.trace import Trace
 from hf_memkit.terms import CATEGORIES, Category, Phase
@@ -43,17 +44,13 @@ _OF_SHAPES: Final = frozenset(KERNEL_RULES) - {_ADD}
 _RULES: Final = {id(operation): rule for operation, rule in WITHOUT_FAKE.items()}
 """By id, here and below: an operation stays, its own hash is computed in Python."""
 
-Extra = Callable[[Any, tuple[Any, ...], Mapping[str, Any], Any], int]
-"""(operation, arguments, keyword arguments, result) → bytes that the device's kernel takes meanwhile and torch's
-dispatcher does not see."""
-
 
 class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Fills `trace` while it is active.
 
     Args:
         device_type: which storages count, such as `"cuda"`.
-        extra: scratch memory of the device's own kernels, if any.
+        capability: of the card whose own libraries' memory is traced too; None: of none.
 
     Attributes:
         trace: what has been recorded; complete after `finish`.
@@ -62,13 +59,13 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         items: how often the value of a tensor was asked for, by module, and was made up.
     """
 
-    def __init__(self, device_type: str, extra: Extra | None = None) -> None:
+    def __init__(self, device_type: str, capability: tuple[int, int] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace(operations=[""], modules=[""])
         self.default: Category = "other"
         self.items: Counter[str] = Counter()
         self._device_type = device_type
-        self._extra = extra
+        self._gpu = GpuEvents(capability, self.keep) if capability is not None else None
         self._live: dict[int, int] = {}  # address of the storage → its number
         self._watched: dict[int, weakref.ref[Any]] = {}
         self._operation_ids: dict[int | str, int] = {}
@@ -178,7 +175,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     for leaf in tree_leaves(each):
                         if isinstance(leaf, torch.Tensor):
                             self._watch(leaf, func, args)
-        if self._extra is not None and (scratch := self._extra(func, args, kwargs, result)):
+        if self._gpu is not None and (scratch := self._gpu.scratch(func, args, kwargs, result)):
             self._freed(self._made(scratch, self.default, self._operation(f"{func} (scratch)")))
         return result
 

@@ -59,15 +59,11 @@ def trace_training(request: TraceRequest) -> Trace:
         setup = traceable(setup)
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from hf_memkit.prediction.child.gpu_events import GpuEvents
     from hf_memkit.prediction.child.phase_hooks import TrainingWatch
     from hf_memkit.prediction.child.tracer import StorageTracer
 
     device_type = "cuda" if request.device == "cuda" else "cpu"
-    events = GpuEvents(request.capability) if device_type == "cuda" else None
-    tracer = StorageTracer(device_type, events.scratch if events else None)
-    if events is not None:
-        events.tracer = tracer
+    tracer = StorageTracer(device_type, request.capability if device_type == "cuda" else None)
     watch = TrainingWatch(tracer)
     with (
         tempfile.TemporaryDirectory() as folder,
