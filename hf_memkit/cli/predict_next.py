@@ -75,9 +75,10 @@ def next_preset(setup: Setup) -> Next | None:
     None where there is none, and where no shapes are known to compute from.
     """
     from hf_memkit.errors import SettingError
-    from hf_memkit.job import DEFAULT_NVME, shortages
+    from hf_memkit.job import DEFAULT_NVME
     from hf_memkit.presets import PRESETS
     from hf_memkit.presets.resolve import preset_for
+    from hf_memkit.presets.setup import mistakes_of
     from hf_memkit.request import Request
 
     job = replace(setup.sized_job, nvme_path=DEFAULT_NVME, values={})
@@ -89,9 +90,11 @@ def next_preset(setup: Setup) -> Next | None:
             continue
         request = replace(setup.request or Request(), preset=name, techniques=(), values={})
         try:
-            ledger = preset_for(job, request).ledger
+            made = preset_for(job, request)
         except SettingError:  # it contradicts the user's own arguments
             continue
-        if not shortages(ledger, job.machine):
-            return Next(name, preset.for_whom, ledger.total_bytes("device"), ledger.total_bytes("host", "pinned"))
+        lacks = {str(problem) for problem in mistakes_of(made)[1]}  # which say less than the ledger does
+        if lacks.issuperset(made.problems):
+            device, host = made.ledger.total_bytes("device"), made.ledger.total_bytes("host", "pinned")
+            return Next(name, preset.for_whom, device, host)
     return None
