@@ -88,7 +88,7 @@ def test_a_section_flushes_every_case_stops_in_time_and_goes_on(
     assert all(row["versions"]["torch"] and row["hardware"]["ram_gib"] > 0 for row in rows)
 
 
-@pytest.mark.longer
+@pytest.mark.exhaustive
 def test_a_case_runs_end_to_end_in_its_own_process(tmp_path: Path) -> None:
     """The whole path with a real child, Trainer and records; marked as a rehearsal, in a file of its own."""
     command = [sys.executable, str(SCRIPT), "--section", "recipe", "--rehearse", "--only", "lora 16GB", "--steps", "4"]
