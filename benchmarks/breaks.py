@@ -41,7 +41,8 @@ def outcome(copy: Path, entry: dict[str, Any]) -> str:
     patch = str(FOLDER / entry["patch"])
     if subprocess.run(["git", "apply", patch], cwd=copy, capture_output=True).returncode != 0:
         return "NOT APPLIED: the code has moved; make the patch anew"
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", entry["caught_by"]]
+    pytest = [sys.executable, "-m", "pytest", "--exhaustive", "-q", "-x", "-p", "no:cacheprovider"]
+    command = [*pytest, entry["caught_by"]]
     started = time.monotonic()
     ran = subprocess.run(command, cwd=copy, env={**os.environ, "PYTHONPATH": str(copy)}, capture_output=True)
     subprocess.run(["git", "apply", "--reverse", patch], cwd=copy, check=True)

@@ -104,7 +104,6 @@ def _traced(row: Row, capability: tuple[int, int], capacity_bytes: int) -> Any:
 
     from hf_memkit.prediction.child.attention import install_cuda_attention
     from hf_memkit.prediction.child.fake_gpu import made_up_values, movable_modules, one_card
-    from hf_memkit.prediction.child.gpu_events import GpuEvents
     from hf_memkit.prediction.child.kernel_rules import learn_counts
     from hf_memkit.prediction.child.phase_hooks import TrainingWatch
     from hf_memkit.prediction.child.tracer import StorageTracer
@@ -114,9 +113,7 @@ def _traced(row: Row, capability: tuple[int, int], capacity_bytes: int) -> Any:
     movable_modules()
     made_up_values()
     learn_counts()
-    events = GpuEvents(capability)
-    tracer = StorageTracer("cuda", events.scratch)
-    events.tracer = tracer
+    tracer = StorageTracer("cuda", capability)
     watch = TrainingWatch(tracer)
     with tempfile.TemporaryDirectory() as folder, FakeTensorMode(allow_non_fake_inputs=True), tracer:
         model = getattr(models, models.attribute(row))()

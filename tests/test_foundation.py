@@ -200,16 +200,13 @@ def test_named_cards_have_less_than_their_box_says(name: str) -> None:
     ("spelling", "name"),
     [
         ("rtx 4060 ti 16gb", "RTX 4060 Ti 16GB"),
-        ("RTX4060Ti-16GB", "RTX 4060 Ti 16GB"),
         ("NVIDIA GeForce RTX 4060 Ti 16GB", "RTX 4060 Ti 16GB"),
         ("4090", "RTX 4090"),
         ("h100", "H100 80GB"),
         # As nvidia-smi names them.
         ("NVIDIA A100-SXM4-80GB", "A100 80GB"),
-        ("NVIDIA A100-PCIE-40GB", "A100 40GB"),
         ("Tesla V100-SXM2-16GB", "V100 16GB"),
         ("NVIDIA H100 80GB HBM3", "H100 80GB"),
-        ("Tesla P100-PCIE-16GB", "P100"),
     ],
 )
 def test_cards_are_known_by_any_spelling(spelling: str, name: str) -> None:

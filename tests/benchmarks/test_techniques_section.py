@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import gpu, techniques_cases, techniques_child, techniques_section
+from benchmarks import gpu, techniques_child, techniques_section
 from benchmarks.techniques_cases import COVERED, LADDERS, MODELS, UPON, Case, cases, comparisons, rungs
 from hf_memkit.technique import TECHNIQUES
 
@@ -137,13 +137,3 @@ def trained(case: Case, tmp_path: Path) -> dict[str, Any]:
     result: dict[str, Any] = json.loads((tmp_path / "result.json").read_text())
     assert "refused" not in result, result
     return result
-
-
-def test_sequences_of_unequal_lengths_count_without_padding(tmp_path: Path) -> None:
-    result = trained(techniques_cases.case("gpt2", (), data="unequal"), tmp_path)
-    assert len(result["losses"]) == STEPS and result["tokens_per_s"] > 0
-
-
-def test_an_evaluation_follows_with_a_metric_that_reads_logits(tmp_path: Path) -> None:
-    result = trained(techniques_cases.case("llama-1b", (), evaluates=True), tmp_path)
-    assert 0 <= result["evaluated"]["eval_accuracy"] <= 1

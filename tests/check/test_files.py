@@ -112,15 +112,6 @@ def test_a_field_that_is_also_a_section_of_deepspeed_makes_no_deepspeed_config(t
     assert read(arguments).kind == "deepspeed"
 
 
-def test_both_places_of_a_mismatch_are_named(tmp_path: Path, preset: Path) -> None:
-    preset.write_text(json.dumps(load("zero2") | {"gradient_accumulation_steps": 2}))
-    arguments = tmp_path / "args.json"
-    arguments.write_text(json.dumps({"gradient_accumulation_steps": 8}))
-    (problem,) = check_file(preset, arguments)
-    assert f"gradient_accumulation_steps=2 (in {preset})" in problem.why
-    assert f"gradient_accumulation_steps=8 (in {arguments})" in problem.why
-
-
 def test_the_page_is_written_from_the_rules() -> None:
     assert runpy.run_path(str(ROOT / "scripts" / "check_docs.py"))["main"](["--check"]) == 0
 

@@ -89,11 +89,6 @@ def test_a_command_stands_in_one_piece_in_80_columns(
     assert all(f"\n{name} " in shown for name in resources.names("recipes"))
 
 
-def test_a_card_without_bf16_gets_the_variants_made_for_it(capsys: pytest.CaptureFixture[str]) -> None:
-    fits = {(each["recipe"], each["variant"]) for each in listed(capsys, "--gpu", "T4", "--ram", "13GB")["fits"]}
-    assert {("bert-large-on-8gb", "checkpointed"), ("bert-large-on-8gb", "lora")} <= fits
-
-
 @pytest.mark.parametrize(
     "given",
     [["--export", "job"], ["--copy", "mine.yaml"], ["--dry-run"], ["--variant", "lora"], ["--set", "seed=1"]],

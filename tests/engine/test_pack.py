@@ -28,8 +28,8 @@ FURTHER = [(name, variant) for name, variant in PACK if name != "gpt2-on-16gb"]
 """Those of gpt2-on-16gb are rehearsed whole in test_variants.py, and exported in test_export.py."""
 
 
-def techniques(case: tuple[str, str], families: Sequence[str] = ("offload", "adapters", "optimizers")) -> list[str]:
-    """Of a variant: its engine, its adapters and its optimizer."""
+def techniques(case: tuple[str, str], families: Sequence[str] = ("offload", "adapters")) -> list[str]:
+    """Of a variant: its engine and its adapters."""
     name, variant = case
     own = (*PRESETS[variant].techniques, *read_recipe(ROOT / "recipes" / f"{name}.yaml").variants[variant].techniques)
     last = {TECHNIQUES[each].family: each for each in own}
@@ -59,7 +59,7 @@ def marked(cases: list[Any], *, bf16: bool = True) -> list[Any]:
 RESIDENT_FIRST = sorted(FURTHER, key=lambda case: case[1] != "resident")
 VARIED = marked(one_each(RESIDENT_FIRST, task, lambda case: " ".join(techniques(case))))
 """A variant for each task, with 16-bit weights where there is one, which its inputs must fit; and one for
-each engine with its adapters and optimizer. The others repeat these."""
+each engine with its adapters. The others repeat these, with an optimizer that tests/techniques trains with."""
 
 ADAPTERS = ("lora", "qlora")
 """Adapters beside random weights cannot learn much; they must move."""

@@ -84,12 +84,6 @@ def test_a_config_that_contradicts_itself(tmp_path: Path, config: dict[str, Any]
     assert said in str(refused.value) and "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["nobody/no-such-model", "./nowhere", "/no/such/folder"])
-def test_no_such_model(name: str) -> None:
-    with pytest.raises(InputError, match=name):
-        look_at(name, use_hub=False)
-
-
 def test_the_defaults_are_only_what_was_given(tmp_path: Path) -> None:
     model = look_at(folder(tmp_path / "tiny", GPT2))
     setup = default_setup(model, {"optim": "adafactor", "bf16": True})

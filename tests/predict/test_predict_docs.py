@@ -41,22 +41,6 @@ def test_without_evidence_nothing_is_claimed(script: dict[str, Any], tmp_path: P
     assert script["gpu_table"](tmp_path) == "Not yet measured on a GPU."
 
 
-def test_the_worst_of_each_architecture_is_shown(script: dict[str, Any], tmp_path: Path) -> None:
-    rows = [{"architecture": "t5", "error": -0.004}, {"architecture": "t5", "error": 0.001}]
-    unseen = [
-        {"architecture": "phi", "error": 0.002, "first": {"error": 0.09}},
-        {"architecture": "phi", "refused": "no", "first": {"refused": "no"}},
-    ]
-    evidence = {
-        "versions": {"torch": "2.13", "transformers": "5.23"}, "bar": 0.005, "command": "python x",
-        "known": {"rows": rows}, "unseen": {"rows": unseen},
-    }  # fmt: skip
-    (tmp_path / "e.json").write_text(json.dumps(evidence))
-    table = script["equality_table"](tmp_path / "e.json")
-    assert "| t5 | 2 | 2 | 0.40 % | – |" in table
-    assert "| phi (not known when the tracer was made) | 1 (1 refused) | 1 | 0.20 % | 9.00 % |" in table
-
-
 def test_a_card_s_worst_and_what_was_called_fits_are_shown(script: dict[str, Any], tmp_path: Path) -> None:
     def row(case: str, verdict: str, status: str, error: float) -> dict[str, Any]:
         return {
@@ -70,18 +54,6 @@ def test_a_card_s_worst_and_what_was_called_fits_are_shown(script: dict[str, Any
     table = script["gpu_table"](tmp_path)
     assert "3 trainings" in table and "| allocated | 2.0 % | 4.0 % (b) |" in table
     assert 'Called "fits", and did not: b.' in table and "| b | 10.00 | 9.60 | -4.0 % | fits | does not fit |" in table
-
-
-def test_speed_stands_beside_what_peers_answer(script: dict[str, Any], tmp_path: Path) -> None:
-    row = {
-        "model": "gpt2-xl", "length": 1024, "whole_s": 9.94, "kept_s": None, "ram_gib": 1.24, "answer_gib": 31.456,
-        "peers": {"one": {"answer_gib": 23.2, "of": "states", "whole_s": 3.0}, "two": {"error": "x", "whole_s": 1.0}},
-    }  # fmt: skip
-    evidence = {"hardware": {"cpu_count": 2}, "versions": {"torch": "2"}, "command": "python y", "rows": [row]}
-    (tmp_path / "s.json").write_text(json.dumps(evidence))
-    table = script["speed_table"](tmp_path / "s.json")
-    assert "| gpt2-xl, 1024 tokens | 9.9 | – | 1.2 | 31.46 |" in table
-    assert "| gpt2-xl | one | 23.20 | states | 3.0 |" in table and "| two | none: it failed |" in table
 
 
 def test_the_page_s_python_compiles() -> None:

@@ -55,12 +55,12 @@ def predicted(setup: Setup, model: ModelFacts, gpus: int, nodes: int, *, trace: 
     return predict(replace(setup, job=Job(model, MACHINE, 1, 64, gpus=gpus, nodes=nodes)), trace=trace)
 
 
+TRACED = {"zero1": [], "zero2-offload": [], "zero3-infinity": [], "zero3": [pytest.mark.longer]}
+"""One of each stage and of each place that states go to; the others are set otherwise, and split as these are."""
+
+
 @pytest.mark.parametrize(
-    "preset",
-    [
-        pytest.param(name, marks=[] if name in ("zero1", "zero2-offload", "zero3-infinity") else [pytest.mark.longer])
-        for name in preset_index()
-    ],
+    "preset", [pytest.param(name, marks=TRACED.get(name, [pytest.mark.exhaustive])) for name in preset_index()]
 )
 def test_every_preset_is_predicted_to_the_end(preset: str) -> None:
     """Traced, on 1 to 1024 ranks: a number comes out, more cards never need more of each, and RAM, pinned RAM and disk

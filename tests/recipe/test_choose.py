@@ -27,7 +27,7 @@ from tests.predict.test_prediction import made
 
 SMALL = {
     "model_type": "llama",
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 2,
     "hidden_size": 512,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,

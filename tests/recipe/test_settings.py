@@ -13,16 +13,6 @@ from hf_memkit.techniques.batch import accumulation_for, micro_batch_for
 pytestmark = pytest.mark.compat
 
 
-def test_values_get_the_field_s_type() -> None:
-    pairs = ["learning_rate=1e-4", "optim=adamw_torch", "save_strategy=no", "bf16=true", "logging_steps=5"]
-    values = read_pairs([*pairs, "max_grad_norm=0", "gradient_checkpointing_kwargs={use_reentrant: true}"])
-    assert values == {
-        "learning_rate": 1e-4, "optim": "adamw_torch", "save_strategy": "no", "bf16": True, "logging_steps": 5,
-        "max_grad_norm": 0.0, "activation_checkpointing_kwargs": {"use_reentrant": True},
-    }  # fmt: skip
-    assert type(values["logging_steps"]) is int
-
-
 def test_all_mistakes_are_told_at_once_with_hints() -> None:
     with pytest.raises(SettingError) as caught:
         read_pairs(

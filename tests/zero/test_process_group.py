@@ -18,7 +18,7 @@ from tests.conftest import ROOT
     [
         pytest.param("leave", 0, id="leave_process_group"),
         # Why it is needed: torch's own function joins nothing while parameters refer to the group, and some die.
-        pytest.param("destroy", 10, id="destroy_process_group", marks=pytest.mark.longer),
+        pytest.param("destroy", 10, id="destroy_process_group", marks=pytest.mark.exhaustive),
     ],
 )
 def test_threads_of_the_group_are_joined(tmp_path: Path, how: str, threads_left: int) -> None:
