@@ -143,6 +143,10 @@ _ON: Final[dict[Device, str]] = {"cuda": "a fake card", "cpu": "fake CPU tensors
 _LEVEL: Final[dict[Device, Level]] = {"cuda": "trace", "cpu": "cpu trace", "real cpu": "cpu trace"}
 
 
+MEASURED_ON: Final = "an A100 and an L40S, by others (docs/predict.md)"
+"""On which GPUs traces were compared with trainings: benchmarks/results/published.json."""
+
+
 def _devices(notes: list[str]) -> tuple[Device, ...]:
     worker = shared_worker()
     try:
@@ -243,7 +247,7 @@ def _from_trace(
         peak_phase=peak.phase,
         peak_operation=peak.operation,
         peak_module=peak.module,
-        confidence=Confidence(_LEVEL[device], rests_on),
+        confidence=Confidence(_LEVEL[device], rests_on, None if split or device != "cuda" else MEASURED_ON),
         source=f"torch {version('torch')}, transformers {version('transformers')}",
         host_rss_bytes=ledger.total_bytes("host") if ledger is not None else None,
         pinned_bytes=ledger.total_bytes("pinned") if ledger is not None else None,

@@ -14,6 +14,7 @@ from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.job import Job
 from hf_memkit.prediction import Prediction, predict
 from hf_memkit.prediction.defaults import default_setup, look_at_config
+from hf_memkit.prediction.predicting import MEASURED_ON
 from hf_memkit.prediction.worker import Worker, shared_worker
 from hf_memkit.setup import Setup
 from hf_memkit.units import GIB
@@ -36,7 +37,7 @@ def predicted(setup: Setup | None = None, **options: Any) -> Prediction:
 
 def test_a_trace_is_the_first_choice() -> None:
     found = predicted()
-    assert found.confidence.level == "trace" and "not yet measured on a GPU" in str(found.confidence)
+    assert found.confidence.level == "trace" and found.confidence.measured_on == MEASURED_ON
     assert found.verdict == "fits" and found.peak_phase == "backward" and found.peak_operation
     low, high = found.peak_reserved_bytes
     assert found.peak_allocated_bytes <= found.smallest_cap_bytes and low <= high

@@ -1,0 +1,76 @@
+"""What others measured beside what memkit predicts: the pages show the evidence, and the evidence every row."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import published, published_models, published_summary
+from hf_memkit.prediction.predicting import MEASURED_ON
+from tests.conftest import ROOT
+
+EVIDENCE: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / "published.json").read_text())
+ROWS = published_models.read_rows(published_models.FOLDER / "memory.jsonl")
+
+
+def test_pages_show_the_evidence() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "published_docs.py"), "--check"]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_no_row_is_left_out() -> None:
+    found = {row["id"]: row for row in EVIDENCE["rows"]}
+    assert ROWS.keys() <= found.keys()
+    for name, row in found.items():
+        assert ("today" in row) != ("not_predicted" in row), name
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "scripts"))
+        page = runpy.run_path(str(ROOT / "scripts" / "published_docs.py"))["whole"](EVIDENCE)
+    shown = len(re.findall(r"^\| (?!model|source|-).* × |^\| Llama-3.2-3B, ", page, re.MULTILINE))
+    assert shown == sum("today" in row for row in found.values())
+
+
+def test_the_gpus_that_a_confidence_names_are_those_of_the_evidence() -> None:
+    gpus = {row["gpu"].removeprefix("NVIDIA ").split()[0] for row in EVIDENCE["rows"] if "today" in row}
+    assert all(gpu in MEASURED_ON for gpu in gpus)
+
+
+def test_errors_keep_what_runs_out_and_what_lies_outside_a_range() -> None:
+    def row(measured: float, estimate: float) -> dict[str, Any]:
+        answer = {"peak_allocated_gib": estimate, "peak_reserved_gib": [estimate, estimate + 1]}
+        return {"measured": "max_allocated", "gib": measured, "gpu": "A100 80GB", "then": answer, "peers": {}}
+
+    allocated, reserved = published_summary.protocol([row(10, 9.9), row(10, 10.2)])
+    assert (allocated.too_low, reserved.too_low) == (1, 0)
+    assert allocated.errors.worst == pytest.approx(0.02) and allocated.errors.median == pytest.approx(0.015)
+    assert 0 < allocated.saved_gib < reserved.saved_gib, "what runs out saves nothing"
+    for measured, error in ((4, 0.25), (5.5, 0), (8, -0.25)):
+        kept = {"measured": "max_reserved", "gib": measured, "today": {"peak_reserved_gib": [5, 6]}}
+        assert published_summary.reserved_error(kept, "today") == pytest.approx(error)
+
+
+@pytest.mark.tracing
+def test_a_row_is_predicted_as_it_was_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of one layer, with the row's own method: the path that all rows go."""
+    row = dict(ROWS["fms-2024-11-14-056"], micro_batch=1, seq_len=64)
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    monkeypatch.setenv(published_models.ROWS, str(path))
+    small = {"num_hidden_layers": 1, "hidden_size": 256, "intermediate_size": 512, "vocab_size": 1000}
+    models = tmp_path / "published_rows"
+    models.mkdir()
+    config = {**(published_models.config_of(row) or {}), **small}
+    (models / "models.json").write_text(json.dumps({row["model"]: {"config": config, "as_trained": {}}}))
+    monkeypatch.setattr(published_models, "FOLDER", models)
+    model = getattr(published_models, published_models.attribute(row))()
+    kept = {name.split(".")[-2]: parameter.dtype for name, parameter in model.named_parameters()}
+    assert str(kept["norm"]) == "torch.float32" and str(kept["lm_head"]) == "torch.bfloat16"
+    assert published.why_not(row) is None and published.why_not({**row, "gpus": 2}) is not None
