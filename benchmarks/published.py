@@ -2,11 +2,12 @@
 
     python benchmarks/published.py                      # all rows, then results/published.json
     python benchmarks/published.py --only fms-2024-11   # rows whose id begins so; nothing is written
-    python benchmarks/published.py --rows FILE          # other rows, in the format of published_rows/memory.jsonl
+    python benchmarks/published.py --rows FILE [FILE…]  # other rows, in the format of published_rows/memory.jsonl
 
 ```
 published_rows/memory.jsonl ──┬─> with today's libraries: predict_trainer ───────────────┬─> results/published.json
-  (facts, with their source)  ├─> with the libraries of that day: published_then.py ──────┤       └─> docs/predict.md
+  further.jsonl (facts, with  │
+  their source)               ├─> with the libraries of that day: published_then.py ──────┤       └─> docs/predict.md
   comparable.json ────────────┘   (transformers 4.x in .compat/, which is made by pip)     └─> README.md
 ```
 
@@ -14,6 +15,11 @@ Each row is predicted with its own settings. Whether today's libraries allocate 
 by reading both, before anything was predicted, by model family, method and version (`comparable.json`, with source
 lines): the code is the same, near (its one difference, computed from shapes, is below 1.25 %), or different. With the
 libraries of that day it is the same. Nothing is left out because of its error.
+
+`measured` says what a row's figure is. `max_allocated` and `max_reserved` are PyTorch's own. `active_bytes` is what
+was allocated, and freed blocks that another stream still waited for. `nvml_less_context` is what NVML showed after the
+training less a context: what was reserved, and what the context grew by (from torch 2.0 on a kernel is loaded when it
+is first used). A row with an `outcome` and no figure says whether the training fitted.
 
 PEFT's table tells no length of its longest batch, which is the same in all of its rows: it is fitted on one of them
 (`FITTED_ON`), and that row is not judged.
@@ -44,25 +50,31 @@ from benchmarks.published_models import FOLDER, Row  # noqa: E402
 __all__ = ["FITTED_ON", "why_not"]
 
 FITTED_ON: Final = "peft-2026-07-lora--llama-3.2-3B-rank64-rslora"
+_ROWS: Final = [FOLDER / "memory.jsonl", FOLDER / "further.jsonl"]
 _LENGTHS: Final = range(600, 769)
 """Among which the length of PEFT's longest batch is: texts are cut at 768 tokens."""
+_TODAY: Final = {"adamw_hf": "adamw_torch_fused"}
+"""What transformers no longer has, and what comes nearest: `adamw_hf` had one temporary, of the largest parameter."""
+_NO_TOKENIZERS: Final = ("transformers==4.6.", "transformers==4.16.")
+"""Those whose tokenizers has no wheel for this Python; `published_then.py` does without."""
 
 Found = dict[str, Any]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=Path, default=FOLDER / "memory.jsonl")
+    parser.add_argument("--rows", type=Path, nargs="+", default=_ROWS)
     parser.add_argument("--only", default="", metavar="PREFIX")
     parser.add_argument("--today", action="store_true", help="today's libraries only")
     options = parser.parse_args()
-    rows = {name: row for name, row in models.read_rows(options.rows).items() if name.startswith(options.only)}
+    every = models.read_rows(*options.rows)
+    rows = {name: row for name, row in every.items() if name.startswith(options.only)}
     found: dict[str, Found] = {name: _facts(row) for name, row in rows.items()}
     expressed = {name: row for name, row in rows.items() if why_not(row) is None}
-    os.environ[models.ROWS] = str(options.rows.resolve())
+    os.environ[models.ROWS] = os.pathsep.join(str(path.resolve()) for path in options.rows)
     with ThreadPoolExecutor(max_workers=2) as pool:
-        then = pool.submit(_then, expressed, options.rows) if not options.today else None
-        length = _fitted_length(models.read_rows(options.rows).get(FITTED_ON)) if _of_peft(expressed) else None
+        then = pool.submit(_then, expressed) if not options.today else None
+        length = _fitted_length(every.get(FITTED_ON)) if _of_peft(expressed) else None
         if length:
             print(f"{FITTED_ON}: its reserved memory is that of {length} tokens", flush=True)
         for name, row in expressed.items():
@@ -73,7 +85,7 @@ def main() -> int:
         for name, answer in then.result().items() if then is not None else ():
             found[name]["then"] = answer
             _say(found[name], "then")
-    if options.only or options.today or options.rows != FOLDER / "memory.jsonl":
+    if options.only or options.today or options.rows != _ROWS:
         return 0
     from benchmarks.provenance import RESULTS, provenance
 
@@ -87,7 +99,7 @@ def main() -> int:
 
 def why_not(row: Row) -> str | None:
     """Why a row cannot be predicted: its settings are none of a Trainer's, or memkit does not model them."""
-    if row["gpus"] != 1:
+    if row["gpus"] != 1 and "deepspeed" not in row:
         return f"{row['sharding'].split(',')[0]} on {row['gpus']} GPUs: FSDP is not modelled"
     if "no optimizer" in row["method"] or row["optimizer"].startswith("none"):
         return "no optimizer step and no labels: no training with Trainer"
@@ -98,10 +110,15 @@ def why_not(row: Row) -> str | None:
 
 def _facts(row: Row) -> Found:
     """What stands beside the prediction."""
-    kept = ("id", "source", "model", "method", "micro_batch", "seq_len", "gpu", "measured", "gib", "also", "versions")
+    kept = (
+        "id", "source", "model", "task", "method", "micro_batch", "seq_len", "gpus", "gpu", "measured",
+        "measured_detail", "gib", "outcome", "also", "missing", "versions",
+    )  # fmt: skip
     found: Found = {key: row[key] for key in kept if key in row}
     if (reason := why_not(row)) is not None:
         found["not_predicted"] = reason
+    elif "deepspeed" in row:
+        found["not_then"] = "what DeepSpeed holds is memkit's arithmetic for the DeepSpeed of today"
     version = row.get("versions", {}).get("transformers", "")
     for entry in json.loads((FOLDER / "comparable.json").read_text(encoding="utf-8")):
         same = (entry["family"], entry["method"]) == (models.family_of(row), models.kind_of(row))
@@ -116,32 +133,42 @@ def _today(row: Row, length: int | None) -> Found:
     from hf_memkit.errors import MemkitError
 
     tokens = int(row["seq_len"] or length or 0)
-    example: dict[str, Any] = dict.fromkeys(("input_ids", "labels"), ((tokens,), "int64"))
-    if row["seq_len"] is None:  # texts of several lengths are padded, and the longest is not padded
+    example: dict[str, Any] = models.example_of(row, tokens)
+    if row["seq_len"] is None or row.get("padded"):  # texts of several lengths, and the longest is not padded
         example["attention_mask"] = [1] * (tokens - 1) + [0]
     arguments: dict[str, Any] = {
         "per_device_train_batch_size": row["micro_batch"],
         "gradient_accumulation_steps": row["accumulation"],
         "gradient_checkpointing": row["checkpointing"],
-        "optim": "adamw_torch",
         "save_strategy": "no",
         **models.precision_of(row),
     }
-    if row["checkpointing"]:
-        arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": True}  # the default of that day
+    if row["checkpointing"]:  # reentrant: the default of that day
+        arguments["gradient_checkpointing_kwargs"] = {"use_reentrant": row.get("reentrant", True)}
+    if row["fused_loss"].startswith("Liger"):
+        arguments["use_liger_kernel"] = True
+    optimizer = models.optimizer_of(row)
+    if isinstance(optimizer, str):
+        arguments["optim"] = _TODAY.get(optimizer, optimizer)
+    sharded = "deepspeed" in row
+    if sharded:
+        arguments["deepspeed"] = row["deepspeed"]
     try:
         found = predict_trainer(
-            f"benchmarks.published_models:{models.attribute(row)}",
+            models.transformers_config(row) if sharded else f"benchmarks.published_models:{models.attribute(row)}",
             arguments,
             example=example,
+            optimizer_cls_and_kwargs=optimizer if isinstance(optimizer, tuple) else None,
             trainer_class="benchmarks.published_trainer:KeepsOutputs" if models.kind_of(row) == "PEFT" else None,
             gpu=row["gpu"].removeprefix("NVIDIA "),
+            gpus=row["gpus"],
         )
     except MemkitError as error:
         return {"error": str(error)}
     said = found.to_json()
     return {
         **{name: said[name] for name in ("peak_allocated_gib", "peak_reserved_gib", "outside_allocator_gib")},
+        **({"verdict": said["verdict"]} if "outcome" in row else {}),
         "between_steps_gib": said["phases"]["data"]["peak_allocated_gib"],
         "peak_phase": found.peak_phase,
         "peak_operation": found.peak_operation,
@@ -165,13 +192,17 @@ def _fitted_length(row: Row | None) -> int | None:
     return low
 
 
-def _then(rows: Mapping[str, Row], path: Path) -> dict[str, Found]:
+def _then(rows: Mapping[str, Row]) -> dict[str, Found]:
     """What the tracer finds with the libraries of the rows' own day."""
     found: dict[str, Found] = {}
-    old = [row for row in rows.values() if row.get("versions", {}).get("transformers", "5").startswith("4.")]
+    old = [
+        row
+        for row in rows.values()
+        if row.get("versions", {}).get("transformers", "5").startswith("4.") and "deepspeed" not in row
+    ]
     for versions, group in groupby(old, key=lambda row: _packages(row["versions"])):
         folder = _environment(versions)
-        script = [sys.executable, str(ROOT / "benchmarks" / "published_then.py"), str(path.resolve())]
+        script = [sys.executable, str(ROOT / "benchmarks" / "published_then.py")]
         environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
         ran = subprocess.run(
             [*script, *(row["id"] for row in group)], env=environment, stdout=subprocess.PIPE, text=True, check=True,
@@ -220,7 +251,8 @@ def _environment(packages: tuple[str, ...]) -> Path:
     folder = ROOT / ".compat" / "published" / "-".join(packages).replace("==", "-")
     if not (folder / "complete").exists():
         _install(folder, packages)
-        _install(folder, tuple(_needed(folder, "tokenizers", "huggingface-hub")))
+        beside = ("huggingface-hub",) if packages[0].startswith(_NO_TOKENIZERS) else ("tokenizers", "huggingface-hub")
+        _install(folder, tuple(_needed(folder, *beside)))
         (folder / "complete").touch()
     return folder
 
@@ -245,6 +277,9 @@ def _say(found: Found, which: str) -> None:
         print(f"{found['id']}  {which}: {answer['error'][:150]}", flush=True)
         return
     low, high = answer["peak_reserved_gib"]
+    if found["gib"] is None:
+        print(f"{found['id']}  {which}: {found['outcome']}, predicted: {answer['verdict']}, {high:.2f}", flush=True)
+        return
     print(
         f"{found['id']}  {which}: measured {found['gib']:.4f} ({found['measured']}), predicted "
         f"{answer['peak_allocated_gib']:.4f} ({answer['peak_allocated_gib'] / found['gib'] - 1:+.3%}), reserved "

@@ -1,7 +1,7 @@
 """The models of the published rows, made as their trainings made them, on tensors without memory.
 
 `"benchmarks.published_models:fms_2025_02_008"` names the model of the row `fms-2025-02-008`: a function without
-arguments, as `predict_trainer` takes it. `__getattr__` finds it among the rows of the file that the environment
+arguments, as `predict_trainer` takes it. `__getattr__` finds it among the rows of the files that the environment
 variable `MEMKIT_PUBLISHED_ROWS` names. `published_then.py` calls the same functions under the libraries of that day.
 """
 
@@ -21,10 +21,13 @@ __all__ = [
     "adapter_of",
     "attribute",
     "config_of",
+    "example_of",
     "family_of",
     "kind_of",
+    "optimizer_of",
     "precision_of",
     "read_rows",
+    "transformers_config",
 ]
 
 FOLDER: Final = Path(__file__).resolve().parent / "published_rows"
@@ -44,9 +47,16 @@ _NOT_TOLD: Final[Mapping[str, Mapping[str, Any]]] = {
 _LORA: Final = re.compile(r"r=(?P<r>\d+) alpha=(?P<alpha>\d+) dropout=(?P<dropout>[\d.]+) targets (?P<targets>\S+)")
 
 
-def read_rows(path: str | Path) -> dict[str, Row]:
-    """The rows of a file in JSON lines, by `id`."""
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
+_TASKS: Final = {
+    "text-classification": "AutoModelForSequenceClassification",
+    "question-answering": "AutoModelForQuestionAnswering",
+}
+"""Rows without `task` train causal language models."""
+
+
+def read_rows(*paths: str | Path) -> dict[str, Row]:
+    """The rows of files in JSON lines, by `id`."""
+    lines = [line for path in paths for line in Path(path).read_text(encoding="utf-8").splitlines()]
     return {row["id"]: row for row in map(json.loads, lines)}
 
 
@@ -57,7 +67,7 @@ def attribute(row: Row) -> str:
 
 def __getattr__(name: str) -> Callable[[], Any]:
     if ROWS in os.environ:
-        for row in read_rows(os.environ[ROWS]).values():
+        for row in read_rows(*os.environ[ROWS].split(os.pathsep)).values():
             if attribute(row) == name:
                 return functools.partial(_model, row)
     raise AttributeError(name)
@@ -85,6 +95,8 @@ def kind_of(row: Row) -> str:
     method = row["method"]
     if method.startswith("{") or row["source"].startswith("huggingface/peft"):
         return "PEFT"
+    if "deepspeed" in row:
+        return f"DeepSpeed ZeRO-{row['deepspeed']['zero_optimization']['stage']}"
     if method.startswith("QLoRA"):
         return "QLoRA, upcast" if "prepare_model_for_kbit_training" in row["note"] else "QLoRA"
     return "LoRA" if method.startswith("LoRA") else "full"
@@ -94,6 +106,34 @@ def precision_of(row: Row) -> dict[str, bool]:
     """`bf16` and `fp16` of TrainingArguments."""
     said = row["mixed_precision"]
     return {"bf16": said.startswith("bf16"), "fp16": said.startswith("fp16")}
+
+
+def example_of(row: Row, tokens: int) -> dict[str, tuple[tuple[int, ...], str]]:
+    """One row of its data: (shape, dtype) by name."""
+    sequence, number = ((tokens,), "int64"), ((), "int64")
+    if row.get("task") == "text-classification":
+        return {"input_ids": sequence, "labels": number}
+    if row.get("task") == "question-answering":  # padded to one length
+        return dict.fromkeys(("input_ids", "attention_mask"), sequence) | dict.fromkeys(
+            ("start_positions", "end_positions"), number
+        )
+    return dict.fromkeys(("input_ids", "labels"), sequence)
+
+
+def optimizer_of(row: Row) -> str | tuple[type, dict[str, Any]] | None:
+    """`optim` of TrainingArguments, or a class and its arguments; None: DeepSpeed's JSON names it."""
+    said = row["optimizer"]
+    if "deepspeed" in row:
+        return None
+    if said.startswith("bitsandbytes.optim.Adam8bit"):
+        from bitsandbytes.optim import Adam8bit
+
+        return Adam8bit, {"lr": 5e-5}
+    if said.startswith("adafactor, with a full first moment"):
+        from transformers.optimization import Adafactor
+
+        return Adafactor, {"lr": 1e-3, "relative_step": False, "beta1": 0.9}
+    return str(re.split(r"\W", said)[0]) if said.startswith(("adamw_hf", "adafactor")) else "adamw_torch"
 
 
 def adapter_of(row: Row) -> dict[str, Any] | None:
@@ -135,11 +175,11 @@ def _model(row: Row) -> Any:
             from peft import prepare_model_for_kbit_training
 
             model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=row["checkpointing"])
-    if row["checkpointing"]:
-        model.enable_input_require_grads()  # as TRL does where all weights are frozen
     adapter = adapter_of(row)
     if adapter is None:
         return model
+    if row["checkpointing"]:
+        model.enable_input_require_grads()  # as TRL does where all weights are frozen
     from peft import get_peft_model
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
@@ -150,27 +190,38 @@ def _model(row: Row) -> Any:
     return model
 
 
-def _without_adapters(row: Row) -> Any:
-    import torch
+def transformers_config(row: Row) -> Any:
+    """The config as transformers reads it, from the hub where its values are not kept here."""
     import transformers
 
     values = config_of(row)
     if values is None:
-        config = transformers.AutoConfig.from_pretrained(row["model"])
-    else:
-        config = transformers.AutoConfig.for_model(values.pop("model_type"), **values)
+        return transformers.AutoConfig.from_pretrained(row["model"])
+    return transformers.AutoConfig.for_model(values.pop("model_type"), **values)
+
+
+def _without_adapters(row: Row) -> Any:
+    import torch
+    import transformers
+
+    config = transformers_config(row)
     window = getattr(config, "sliding_window", None)
     if row["attention"].startswith("flash_attention") and window:
         if row["seq_len"] > window:
             raise ValueError(f"{row['seq_len']} tokens are more than the window of {window}: another kernel")
         config.sliding_window = None  # the package takes the window as a number; SDPA would be given a mask
-    old = transformers.__version__.startswith("4.")
-    module = "transformers.modeling_utils" if old else "transformers.initialization"
-    dtype = {"torch_dtype" if old else "dtype": torch.bfloat16}
-    no_init_weights = __import__(module, fromlist=["no_init_weights"]).no_init_weights
-    with no_init_weights():
-        # SDPA chooses the kernel that the flash-attn package has; the package itself has none for fake tensors.
-        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", **dtype)
+    made_by = getattr(transformers, _TASKS.get(row.get("task", ""), "AutoModelForCausalLM"))
+    major, minor = map(int, transformers.__version__.split(".")[:2])
+    if (major, minor) < (4, 36):  # one kind of attention and, where no file is read, one type
+        assert row["attention"] == "eager" and row["weights_dtype"] == "float32"
+        return made_by.from_config(config)
+    module = "transformers.modeling_utils" if major == 4 else "transformers.initialization"
+    dtype = torch.float32 if row["weights_dtype"] == "float32" else torch.bfloat16
+    # SDPA chooses the kernel that the flash-attn package has; the package itself has none for fake tensors.
+    attention = "eager" if row["attention"] == "eager" else "sdpa"
+    with __import__(module, fromlist=["no_init_weights"]).no_init_weights():
+        options = {"attn_implementation": attention, "torch_dtype" if major == 4 else "dtype": dtype}
+        model = made_by.from_config(config, **options)
     model.tie_weights()
     return model
 
