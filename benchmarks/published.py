@@ -204,10 +204,10 @@ def _then(rows: Mapping[str, Row]) -> dict[str, Found]:
         folder = _environment(versions)
         script = [sys.executable, str(ROOT / "benchmarks" / "published_then.py")]
         environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
-        ran = subprocess.run(
-            [*script, *(row["id"] for row in group)], env=environment, stdout=subprocess.PIPE, text=True, check=True,
-            stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        names = [row["id"] for row in group]
+        ran = subprocess.run([*script, *names], env=environment, capture_output=True, text=True)
+        last = (ran.stderr.strip().splitlines() or [f"exit code {ran.returncode}"])[-1]
+        found.update({name: {"error": last} for name in names})  # of those that are not told below
         for line in ran.stdout.splitlines():
             answer = json.loads(line)
             found[answer.pop("id")] = answer

@@ -167,10 +167,15 @@ def _resolved(request: Request, settings: list[str] | None, args: str | None, sc
         raise InputError(f"--for {script}: unknown; one of {', '.join(SCRIPTS)}")
     if request.nvme_path is not None:
         request = replace(request, nvme_path=_folder(request.nvme_path))
+    needless = {"--ram": request.ram, "--sequence-length": request.sequence_length}
+    names = ", ".join(name for name, value in needless.items() if value)
+    without = SettingError(f"{names}: nothing can be computed without --model; add it, or leave them out")
+    if names and not (request.model or request.arguments.get("model_name_or_path")):
+        raise without  # before torch is imported
     setup, _ = resolve(request, whole=False)
-    job, needless = setup.resolved_for, {"--ram": request.ram, "--sequence-length": request.sequence_length}
-    if job.model is None and (names := [name for name, value in needless.items() if value]):
-        raise SettingError(f"{', '.join(names)}: nothing can be computed without --model; add it, or leave them out")
+    job = setup.resolved_for
+    if names and job.model is None:
+        raise without
     if job.model is not None and job.machine.gpu is None:
         note = "no GPU here and none named (--gpu, --gpu-memory): one with bf16 is assumed, of any size"
         setup = setup.with_notes(note)

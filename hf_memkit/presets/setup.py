@@ -122,7 +122,7 @@ class PresetSetup(Setup):
         Raises:
             SettingError: as `training_arguments` does.
         """
-        mine = {current_name(name): value for name, value in own.items()}
+        mine = {current_name(name): getattr(value, "value", value) for name, value in own.items()}  # enums are texts
         setup, replaced = without_replaced(self, mine)
         changed = [name for name in _SIZES if name in mine and mine[name] != self.get(f"arguments.{name}")]
         batch = self.request.global_batch_size if self.request is not None else None

@@ -29,8 +29,6 @@ from hf_memkit.zero import ops
 from hf_memkit.zero.process_group import leave_process_group
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import torch
     from transformers import Trainer
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from transformers import EvalPrediction, Trainer, TrainerCallback, TrainingArguments
 
+from hf_memkit import preset
 from hf_memkit.components import streamed_metrics
 from hf_memkit.components.pad_batches import PadBatches
 from hf_memkit.errors import SettingError
-from hf_memkit.presets import preset
 from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES
 from hf_memkit.techniques.activation_bytes import cache_bytes, cache_bytes_of

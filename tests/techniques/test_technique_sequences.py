@@ -15,10 +15,10 @@ from transformers import (
     TrainingArguments,
 )
 
+from hf_memkit import preset
 from hf_memkit.components import check_length_grouping, packed_batches, pad_batches
 from hf_memkit.errors import SettingError
 from hf_memkit.hardware import named_gpu
-from hf_memkit.presets import preset
 from hf_memkit.setup import Setup
 from hf_memkit.technique import TECHNIQUES
 from hf_memkit.techniques.sequences import multiple_for, odd_sizes, packed_mask_bytes
