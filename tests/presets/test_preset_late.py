@@ -9,6 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel
+from transformers.training_args import OptimizerNames
 
 from hf_memkit import preset
 from hf_memkit.errors import RunError, SettingError
@@ -47,6 +48,9 @@ def test_late_arguments_are_said_and_checked(
     setup = preset("resident", model=model, gpu_memory="16GB")
     with pytest.raises(SettingError, match="rounds 16-bit weights to nearest"):
         setup.trainer(str(tmp_path), arguments={**CPU, "optim": "adamw_torch"}, train_dataset=data)
+    with pytest.raises(SettingError, match="galore_adamw_layerwise"):
+        late = {"optim": OptimizerNames.GALORE_ADAMW_LAYERWISE, "gradient_accumulation_steps": 4}
+        setup.training_arguments(str(tmp_path), **late)
     setup = preset("checkpointed", model=model, gpu_memory="16GB", arguments=CPU)
     capsys.readouterr()
     setup.training_arguments(str(tmp_path), activation_checkpointing=False)
