@@ -20,6 +20,8 @@ EVIDENCE = ROOT / "benchmarks" / "results" / "published.json"
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.published_summary import (  # noqa: E402
+    ALLOCATED,
+    RESERVED,
     Errors,
     allocated_error,
     errors,
@@ -49,14 +51,11 @@ def short(content: Mapping[str, Any]) -> str:
     for code, words in _CODE.items():
         found = errors(allocated_error(row, "today") for row in rows if row.get("code") == code)
         lines.append(_line("peak allocated", f"today's; {words}", found))
-    kept = [row for row in rows if row["id"] != content["fitted_on"]]
-    lines.append(
-        _line(
-            "peak reserved, outside the predicted range",
-            "today's",
-            errors(reserved_error(row, "today") for row in kept),
-        )
-    )
+    outside = "peak reserved, outside the predicted range"
+    lines.append(_line(outside, "those of that day", errors(reserved_error(row, "then") for row in rows)))
+    for code, words in _CODE.items():
+        kept = [row for row in rows if row.get("code") == code and row["id"] != content["fitted_on"]]
+        lines.append(_line(outside, f"today's; {words}", errors(reserved_error(row, "today") for row in kept)))
     seen = errors(total_error(row, "then") for row in rows)
     lines.append(_line("nvidia-smi, outside the predicted range", "those of that day", seen))
     return "\n".join(lines)
@@ -69,17 +68,15 @@ def whole(content: Mapping[str, Any]) -> str:
         f"`{EVIDENCE.name}`: memkit {content['versions']['memkit']}, torch {content['versions']['torch']}, "
         f"transformers {content['versions']['transformers']}, peft {content['versions']['peft']}.",
     ]
-    for code, words in _CODE.items():
-        found = [
-            row for row in rows if row.get("code") == code and row["measured"] == "max_allocated" and "today" in row
-        ]
-        if found:
-            parts.append(f"**Peak allocated, {words}**\n\n{_allocated(found)}\n\n{_reasons(found)}")
-    others = [row for row in rows if "code" not in row and row["measured"] == "max_allocated" and "today" in row]
-    if others:
-        parts.append(f"**Peak allocated, code not compared**\n\n{_allocated(others)}")
-    if found := [row for row in rows if row["measured"] == "max_reserved" and "today" in row]:
-        parts.append(f"**Peak reserved**\n\n{_reserved(found, content)}")
+    measured = [row for row in rows if "today" in row and "gib" in row]
+    codes = {**_CODE, None: "code not compared"}
+    for what, kinds in (("allocated", ALLOCATED), ("reserved", RESERVED)):
+        for code, words in codes.items():
+            if found := [row for row in measured if row["measured"] in kinds and row.get("code") == code]:
+                table = _allocated(found) if what == "allocated" else _reserved(found, content)
+                parts += [f"**Peak {what}; {words}**", table, _reasons(found)]
+    if found := [row for row in rows if "today" in row and "gib" not in row]:
+        parts += ["**Whether it fits**", _outcomes(found)]
     skipped = Counter(
         f"{row['source'].split()[0]}: {reason}" for row in rows if (reason := row.get("not_predicted")) is not None
     )
@@ -88,7 +85,7 @@ def whole(content: Mapping[str, Any]) -> str:
         + "\n".join(f"| {name} | {count} |" for name, count in sorted(skipped.items()))
     )
     parts.append(f"Made by `{content['command']}`. Rows and sources: `benchmarks/published_rows/`.")
-    return "\n\n".join(parts)
+    return "\n\n".join(part for part in parts if part)
 
 
 def _allocated(rows: Iterable[Row]) -> str:
@@ -101,9 +98,9 @@ def _allocated(rows: Iterable[Row]) -> str:
         then, best = row.get("then", {}), _best(row)
         seen = row.get("also", {}).get("nvidia_smi_peak_gib")
         cells = [
-            f"{row['model'].split('/')[-1]}, {_method(row)}",
+            _name(row),
             f"{row['micro_batch']} × {row['seq_len']}",
-            f"{row['gpu']}, {row.get('versions', {}).get('transformers', 'not told')}",
+            _where(row),
             f"{row['gib']:.3f}",
             _predicted(then, row) if then else "–",
             _predicted(row["today"], row),
@@ -116,33 +113,65 @@ def _allocated(rows: Iterable[Row]) -> str:
 
 
 def _reserved(rows: Iterable[Row], content: Mapping[str, Any]) -> str:
-    lines = [
-        f"The longest batch of PEFT's table is not told. It is the same in every row: fitted on one of them (marked), "
-        f"it has {content['fitted_length']} tokens.",
-        "",
-        "| model, method | batch | GPU, transformers | measured, GiB | predicted range, GiB | outside it |",
-        "|---|---|---|---|---|---|",
+    rows = list(rows)
+    lines = []
+    if any(row["seq_len"] is None for row in rows):
+        lines += [
+            "The longest batch of PEFT's table is not told. It is the same in every row: fitted on one of them "
+            f"(marked), it has {content['fitted_length']} tokens.",
+            "",
+        ]
+    lines += [
+        "| model, method | batch × tokens | GPU, transformers | measured, GiB | with the libraries of that day, GiB "
+        "| outside it | with today's, GiB | outside it |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        error = reserved_error(row, "today")
         cells = [
-            f"{row['model'].split('/')[-1]}, {_method(row)}"
-            + (" (fitted)" if row["id"] == content["fitted_on"] else ""),
-            str(row["micro_batch"]),
-            f"{row['gpu'].removeprefix('NVIDIA ')}, {row.get('versions', {}).get('transformers', 'not told')}",
+            _name(row) + (" (fitted)" if row["id"] == content["fitted_on"] else ""),
+            f"{row['micro_batch']} × {row['seq_len'] or content['fitted_length']}",
+            _where(row),
             f"{row['gib']:.3f}",
-            _range(row["today"], context=False),
-            "–" if error is None else "within" if error == 0 else _signed(error),
         ]
+        for which in ("then", "today"):
+            error = reserved_error(row, which)
+            cells.append(_range(row[which], context=False) if which in row else "–")
+            cells.append("–" if error is None else "within" if error == 0 else _signed(error))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _outcomes(rows: Iterable[Row]) -> str:
+    lines = [
+        "| model, method | batch × tokens | GPU, transformers | what happened | predicted |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        cells = [
+            _name(row), f"{row['micro_batch']} × {row['seq_len']}", _where(row), row["outcome"].replace("_", " "),
+            str(row["today"].get("verdict", "cannot be traced")),
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _name(row: Row) -> str:
+    return f"{row['model'].split('/')[-1]}, {_method(row)}"
+
+
+def _where(row: Row) -> str:
+    several = f"{row['gpus']} × " if row.get("gpus", 1) > 1 else ""
+    return f"{several}{row['gpu'].removeprefix('NVIDIA ')}, {row.get('versions', {}).get('transformers', 'not told')}"
 
 
 def _reasons(rows: Iterable[Row]) -> str:
     """Why the code counts as it does, once for each reason."""
     found: dict[str, list[str]] = {}
     for row in rows:
-        name = f"{row['model'].split('/')[-1]} {_method(row)}, {row['versions']['transformers']}"
+        if "why" not in row:
+            continue
+        kind = "PEFT's methods" if row["method"].startswith("{") else _method(row)
+        name = f"{row['model'].split('/')[-1]} {kind}, {row['versions']['transformers']}"
         if name not in found.setdefault(row["why"], []):
             found[row["why"]].append(name)
     return "\n".join(f"* {'; '.join(names)}: {why}" for why, names in found.items())

@@ -143,8 +143,8 @@ _ON: Final[dict[Device, str]] = {"cuda": "a fake card", "cpu": "fake CPU tensors
 _LEVEL: Final[dict[Device, Level]] = {"cuda": "trace", "cpu": "cpu trace", "real cpu": "cpu trace"}
 
 
-MEASURED_ON: Final = "an A100 and an L40S, by others (docs/predict.md)"
-"""On which GPUs traces were compared with trainings: benchmarks/results/published.json."""
+MEASURED_ON: Final = "GPUs of others: docs/predict.md"
+"""Where traces were compared with trainings: benchmarks/results/published.json."""
 
 
 def _devices(notes: list[str]) -> tuple[Device, ...]:
