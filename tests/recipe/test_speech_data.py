@@ -230,15 +230,15 @@ def test_a_transcript_with_too_many_tokens(tmp_path: Path, processor: Any) -> No
     (pairs(tmp_path) / "one.txt").write_text("one " * 40)
     rows = load(tmp_path)
     count = len(label_tokens(processor.tokenizer, "one " * 40))
-    assert _short_enough(rows, processor.tokenizer, count, "x") == (rows, 0)
+    assert _short_enough(rows, processor.tokenizer, count) == (rows, 0)
     with pytest.raises(DataError) as caught:
-        _short_enough(rows, processor.tokenizer, count - 1, "x")
+        _short_enough(rows, processor.tokenizer, count - 1)
     assert str(caught.value) == (
         f"{tmp_path}/one.wav: its transcript has {count} tokens, and {count - 1} is the most; cut file and text into "
         f"pieces, or give a larger --sequence-length"
     )
     of_hub = rows.remove_columns("where")
-    short, left_out = _short_enough(of_hub, processor.tokenizer, count - 1, "x")
+    short, left_out = _short_enough(of_hub, processor.tokenizer, count - 1)
     assert left_out == 1 and short["text"] == ["the words of two"]
 
 
