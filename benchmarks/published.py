@@ -1,6 +1,6 @@
 """Predicted beside measured: trainings that others ran on real GPUs, and what memkit says of them.
 
-    python benchmarks/published.py                      # all rows, then results/published.json
+    python benchmarks/published.py                      # all rows; results/published.json, row by row
     python benchmarks/published.py --only fms-2024-11   # rows whose id begins so; nothing is written
     python benchmarks/published.py --rows FILE [FILE…]  # other rows, in the format of published_rows/memory.jsonl
 
@@ -33,6 +33,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import distributions
@@ -45,9 +46,10 @@ sys.path.insert(0, str(ROOT))  # also runs from a checkout that is not installed
 
 from benchmarks import published_models as models  # noqa: E402
 from benchmarks.predict_peers import PEERS  # noqa: E402
+from benchmarks.provenance import RESULTS  # noqa: E402
 from benchmarks.published_models import FOLDER, Row  # noqa: E402
 
-__all__ = ["FITTED_ON", "why_not"]
+__all__ = ["FITTED_ON", "Evidence", "why_not"]
 
 FITTED_ON: Final = "peft-2026-07-lora--llama-3.2-3B-rank64-rslora"
 _ROWS: Final = [FOLDER / "memory.jsonl", FOLDER / "further.jsonl"]
@@ -69,32 +71,77 @@ def main() -> int:
     options = parser.parse_args()
     every = models.read_rows(*options.rows)
     rows = {name: row for name, row in every.items() if name.startswith(options.only)}
-    found: dict[str, Found] = {name: _facts(row) for name, row in rows.items()}
     expressed = {name: row for name, row in rows.items() if why_not(row) is None}
     os.environ[models.ROWS] = os.pathsep.join(str(path.resolve()) for path in options.rows)
+    evidence = Evidence(None if options.only or options.today or options.rows != _ROWS else RESULTS / "published.json")
     with ThreadPoolExecutor(max_workers=2) as pool:
-        then = pool.submit(_then, expressed) if not options.today else None
-        length = _fitted_length(every.get(FITTED_ON)) if _of_peft(expressed) else None
-        if length:
-            print(f"{FITTED_ON}: its reserved memory is that of {length} tokens", flush=True)
-        for name, row in expressed.items():
-            found[name]["today"] = _today(row, length)
-            _say(found[name], "today")
-        for name, answer in _peers(expressed).items() if not options.today else ():
-            found[name]["peers"] = answer
-        for name, answer in then.result().items() if then is not None else ():
-            found[name]["then"] = answer
-            _say(found[name], "then")
-    if options.only or options.today or options.rows != _ROWS:
-        return 0
-    from benchmarks.provenance import RESULTS, provenance
-
-    content = {
-        "command": "python benchmarks/published.py", **provenance(), "fitted_on": FITTED_ON, "fitted_length": length,
-        "rows": list(found.values()),
-    }  # fmt: skip
-    (RESULTS / "published.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        then = None if options.today else pool.submit(_then, expressed, evidence)
+        length = _fitted_length(every.get(FITTED_ON), evidence) if _of_peft(expressed) else None
+        for row in expressed.values():
+            if not evidence.has(row, "today"):
+                evidence.put(row, "today", _today(row, length))
+        if not options.today:
+            _peers(expressed, evidence)
+        if then is not None:
+            then.result()
+    evidence.complete(rows)
     return 0
+
+
+class Evidence:
+    """What has been found, by row; kept in a file after each answer, so that a run that was stopped goes on.
+
+    Args:
+        path: the file; None: nothing is kept.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        from benchmarks.provenance import provenance
+
+        self._path = path
+        self._lock = threading.Lock()
+        self._about: Found = {"command": "python benchmarks/published.py", **provenance(), "fitted_on": FITTED_ON}
+        self._rows: dict[str, Found] = {}
+        if path is not None and path.exists():
+            old = json.loads(path.read_text(encoding="utf-8"))
+            if old["versions"] == self._about["versions"] and not old["complete"]:  # else everything is done anew
+                self._about |= {key: old[key] for key in ("fitted_length",) if key in old}
+                self._rows = {row["id"]: row for row in old["rows"]}
+
+    def put(self, row: Row, which: str, answer: Found) -> None:
+        """Keeps an answer to a row, and shows it."""
+        with self._lock:
+            found = self._rows.setdefault(row["id"], _facts(row))
+            found[which] = answer
+            if which != "peers":
+                _say(found, which)
+            self._write()
+
+    def has(self, row: Row, which: str) -> bool:
+        return which in self._rows.get(row["id"], {})
+
+    @property
+    def length(self) -> int | None:
+        """Of PEFT's longest batch, once it is fitted."""
+        return self._about.get("fitted_length")
+
+    def fitted(self, length: int) -> None:
+        with self._lock:
+            self._about["fitted_length"] = length
+            self._write()
+
+    def complete(self, rows: Mapping[str, Row]) -> None:
+        """All rows in their order, with those that were not predicted."""
+        with self._lock:
+            self._rows = {name: self._rows.get(name) or _facts(row) for name, row in rows.items()}
+            self._write(complete=True)
+
+    def _write(self, *, complete: bool = False) -> None:
+        if self._path is not None:
+            content = {**self._about, "complete": complete, "rows": list(self._rows.values())}
+            temporary = self._path.with_suffix(".tmp")
+            temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            temporary.replace(self._path)
 
 
 def why_not(row: Row) -> str | None:
@@ -180,66 +227,70 @@ def _of_peft(rows: Mapping[str, Row]) -> bool:
     return any(row["seq_len"] is None for row in rows.values())
 
 
-def _fitted_length(row: Row | None) -> int | None:
+def _fitted_length(row: Row | None, evidence: Evidence) -> int | None:
     """The length at which the middle of the predicted range meets the row's reserved memory: found by halving."""
-    if row is None:
-        return None
+    if row is None or evidence.length is not None:
+        return evidence.length
     low, high = _LENGTHS[0], _LENGTHS[-1]
     while low < high:
         middle = (low + high) // 2
         reserved = _today(row, middle)["peak_reserved_gib"]
         low, high = (middle + 1, high) if sum(reserved) / 2 < row["gib"] else (low, middle)
+    print(f"{FITTED_ON}: its reserved memory is that of {low} tokens", flush=True)
+    evidence.fitted(low)
     return low
 
 
-def _then(rows: Mapping[str, Row]) -> dict[str, Found]:
+def _then(rows: Mapping[str, Row], evidence: Evidence) -> None:
     """What the tracer finds with the libraries of the rows' own day."""
-    found: dict[str, Found] = {}
     old = [
         row
         for row in rows.values()
-        if row.get("versions", {}).get("transformers", "5").startswith("4.") and "deepspeed" not in row
+        if row.get("versions", {}).get("transformers", "5").startswith("4.")
+        and "deepspeed" not in row
+        and not evidence.has(row, "then")
     ]
     for versions, group in groupby(old, key=lambda row: _packages(row["versions"])):
         folder = _environment(versions)
         script = [sys.executable, str(ROOT / "benchmarks" / "published_then.py")]
         environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
-        names = [row["id"] for row in group]
-        ran = subprocess.run([*script, *names], env=environment, capture_output=True, text=True)
-        last = (ran.stderr.strip().splitlines() or [f"exit code {ran.returncode}"])[-1]
-        found.update({name: {"error": last} for name in names})  # of those that are not told below
-        for line in ran.stdout.splitlines():
-            answer = json.loads(line)
-            found[answer.pop("id")] = answer
-    return found
+        asked = {row["id"]: row for row in group}
+        with subprocess.Popen(
+            [*script, *asked], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        ) as child:
+            assert child.stdout is not None
+            for line in child.stdout:
+                answer = json.loads(line)
+                evidence.put(asked.pop(answer.pop("id")), "then", answer)
+        for row in asked.values():
+            evidence.put(row, "then", {"error": f"the process ended with {child.returncode}"})
 
 
-def _peers(rows: Mapping[str, Row]) -> dict[str, Found]:
+def _peers(rows: Mapping[str, Row], evidence: Evidence) -> None:
     """What else a user would go by, of the rows that measured allocated memory and whose model's config is kept."""
-    asked = {
-        name: {
-            "config": config, "batch": row["micro_batch"], "length": row["seq_len"], "dtype": "bfloat16",
-            "bytes_a_parameter": {"full": 16, "LoRA": 2}.get(models.kind_of(row), 0.5),
-        }
-        for name, row in rows.items()
-        if row["measured"] == "max_allocated" and (config := models.config_of(row)) is not None
-    }  # fmt: skip
     answers: dict[tuple[str, str], Found] = {}
-    found: dict[str, Found] = {name: {} for name in asked}
-    for name, request in asked.items():
+    for row in rows.values():
+        config = models.config_of(row)
+        if row["measured"] != "max_allocated" or row.get("task") or config is None or evidence.has(row, "peers"):
+            continue
+        kind, found = models.kind_of(row), Found()
+        asked = {
+            "config": config, "dtype": "bfloat16", "bytes_a_parameter": {"full": 16, "LoRA": 2}.get(kind, 0.5),
+        }  # fmt: skip
         for peer in PEERS:
-            if peer == "torch MemTracker" and models.kind_of(rows[name]) != "full":
-                continue  # its step is written by hand, without adapters
-            if peer != "torch MemTracker":  # the others know no batch
-                request = {**request, "batch": None, "length": None}
+            request = asked
+            if peer == "torch MemTracker":  # the only one that knows a batch; its step is written by hand, no adapters
+                if kind != "full":
+                    continue
+                request = {**asked, "batch": row["micro_batch"], "length": row["seq_len"]}
             key = peer, json.dumps(request)
             if key not in answers:
                 command = [sys.executable, str(ROOT / "benchmarks" / "predict_peers.py"), *key]
                 ran = subprocess.run(command, capture_output=True, text=True)
                 last = (ran.stderr.strip().splitlines() or [""])[-1]
                 answers[key] = json.loads(ran.stdout.splitlines()[-1]) if ran.returncode == 0 else {"error": last}
-            found[name][peer] = answers[key]
-    return found
+            found[peer] = answers[key]
+        evidence.put(row, "peers", found)
 
 
 def _packages(versions: Mapping[str, str]) -> tuple[str, ...]:

@@ -58,7 +58,7 @@ class Protocol:
 def allocated_error(row: Row, which: str) -> float | None:
     """Predicted peak allocated beside the measured one, as a share; None: one of them is not there."""
     answer = row.get(which, {})
-    if row["measured"] not in ALLOCATED or "gib" not in row or "peak_allocated_gib" not in answer:
+    if row["measured"] not in ALLOCATED or row.get("gib") is None or "peak_allocated_gib" not in answer:
         return None
     return float(answer["peak_allocated_gib"] / row["gib"] - 1)
 
@@ -67,7 +67,7 @@ def reserved_error(row: Row, which: str) -> float | None:
     """How far the measured reserved memory lies outside the predicted range, as a share of it: 0 within, above 0 where
     the prediction is too high; None: one of them is not there."""
     answer = row.get(which, {})
-    if row["measured"] not in RESERVED or "gib" not in row or "peak_reserved_gib" not in answer:
+    if row["measured"] not in RESERVED or row.get("gib") is None or "peak_reserved_gib" not in answer:
         return None
     low, high = answer["peak_reserved_gib"]
     nearest = min(max(row["gib"], low), high)
@@ -84,7 +84,7 @@ def errors(found: Iterable[float | None]) -> Errors | None:
 
 def protocol(rows: Iterable[Row]) -> list[Protocol]:
     """memkit and the other tools, each on the rows that it answers."""
-    measured = [row for row in rows if row["measured"] == "max_allocated" and "gib" in row]
+    measured = [row for row in rows if row["measured"] == "max_allocated" and row.get("gib") is not None]
     ways: dict[str, Callable[[Row], float | None]] = {
         "memkit, peak allocated": lambda row: row.get("then", {}).get("peak_allocated_gib"),
         "memkit, upper end of reserved": lambda row: row.get("then", {}).get("peak_reserved_gib", [None, None])[1],

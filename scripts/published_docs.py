@@ -68,14 +68,14 @@ def whole(content: Mapping[str, Any]) -> str:
         f"`{EVIDENCE.name}`: memkit {content['versions']['memkit']}, torch {content['versions']['torch']}, "
         f"transformers {content['versions']['transformers']}, peft {content['versions']['peft']}.",
     ]
-    measured = [row for row in rows if "today" in row and "gib" in row]
+    measured = [row for row in rows if "today" in row and row.get("gib") is not None]
     codes = {**_CODE, None: "code not compared"}
     for what, kinds in (("allocated", ALLOCATED), ("reserved", RESERVED)):
         for code, words in codes.items():
             if found := [row for row in measured if row["measured"] in kinds and row.get("code") == code]:
                 table = _allocated(found) if what == "allocated" else _reserved(found, content)
                 parts += [f"**Peak {what}; {words}**", table, _reasons(found)]
-    if found := [row for row in rows if "today" in row and "gib" not in row]:
+    if found := [row for row in rows if "today" in row and row.get("gib") is None]:
         parts += ["**Whether it fits**", _outcomes(found)]
     skipped = Counter(
         f"{row['source'].split()[0]}: {reason}" for row in rows if (reason := row.get("not_predicted")) is not None
