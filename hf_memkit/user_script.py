@@ -1,0 +1,85 @@
+"""A user's training script, run as Python itself would run it.
+
+`memkit run` and `memkit predict` hand their process over. As after `python SCRIPT ARGUMENTS` and `python -m MODULE
+ARGUMENTS`, `__main__`, `__file__`, `sys.argv` and `sys.path[0]` are the script's: what it defines can be pickled, also
+for workers that are spawned.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hf_memkit.errors import InputError
+
+__all__ = ["UserScript"]
+
+
+@dataclass(frozen=True, slots=True)
+class UserScript:
+    """A script or module, and the arguments that it gets.
+
+    Attributes:
+        target: path of the script, or dotted name of the module.
+        is_module: whether `target` is a module's name (`-m`).
+        arguments: what stands behind it on the command line.
+    """
+
+    target: str
+    is_module: bool = False
+    arguments: tuple[str, ...] = ()
+
+    @classmethod
+    def found(cls, target: str, arguments: Sequence[str] = (), *, is_module: bool = False) -> UserScript:
+        """The script, if it is there.
+
+        Raises:
+            InputError: there is no such file, or it is a folder without `__main__.py`. A module is looked for when it
+                is run: that imports its package.
+        """
+        if not is_module:
+            path = Path(target)
+            if not path.exists():
+                raise InputError(f"{target}: there is no such file; write the path of your training script")
+            if path.is_dir() and not (path / "__main__.py").exists():
+                raise InputError(f"{target}: is a folder; write the path of a script in it")
+        return cls(target, is_module, tuple(arguments))
+
+    def __str__(self) -> str:
+        return f"-m {self.target}" if self.is_module else self.target
+
+    def run(self) -> None:
+        """Runs it in this process, which is its own from then on. What it raises comes through, SystemExit too."""
+        main = types.ModuleType("__main__")
+        name, code = self._module_code(main) if self.is_module else self._file_code(main)
+        sys.modules["__main__"] = main
+        sys.argv = [name, *self.arguments]
+        exec(code, vars(main))
+
+    def _file_code(self, main: types.ModuleType) -> tuple[str, Any]:
+        given = Path(self.target)
+        path = given / "__main__.py" if given.is_dir() else given
+        sys.path[0] = str(given.resolve() if given.is_dir() else given.resolve().parent)
+        vars(main).update(__file__=str(path.absolute()), __builtins__=__builtins__)
+        return self.target, compile(path.read_bytes(), str(path.absolute()), "exec")
+
+    def _module_code(self, main: types.ModuleType) -> tuple[str, Any]:
+        sys.path[0] = str(Path.cwd())
+        spec = importlib.util.find_spec(self.target)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{self.target}.__main__")
+        if spec is None or spec.loader is None or not hasattr(spec.loader, "get_code"):
+            raise InputError(f"-m {self.target}: there is no such module to run")
+        vars(main).update(
+            __file__=spec.origin, __spec__=spec, __package__=spec.parent, __loader__=spec.loader,
+            __builtins__=__builtins__,
+        )  # fmt: skip
+        code = spec.loader.get_code(spec.name)
+        if code is None:
+            raise InputError(f"-m {self.target}: has no Python code to run")
+        return str(spec.origin), code
