@@ -74,16 +74,14 @@ def main() -> int:
     expressed = {name: row for name, row in rows.items() if why_not(row) is None}
     os.environ[models.ROWS] = os.pathsep.join(str(path.resolve()) for path in options.rows)
     evidence = Evidence(None if options.only or options.today or options.rows != _ROWS else RESULTS / "published.json")
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        then = None if options.today else pool.submit(_then, expressed, evidence)
+    with ThreadPoolExecutor(max_workers=1) as pool:  # beside today's libraries, what runs in processes of its own
+        beside = [] if options.today else [pool.submit(way, expressed, evidence) for way in (_then, _peers)]
         length = _fitted_length(every.get(FITTED_ON), evidence) if _of_peft(expressed) else None
         for row in expressed.values():
             if not evidence.has(row, "today"):
                 evidence.put(row, "today", _today(row, length))
-        if not options.today:
-            _peers(expressed, evidence)
-        if then is not None:
-            then.result()
+        for each in beside:
+            each.result()
     evidence.complete(rows)
     return 0
 
