@@ -8,8 +8,9 @@ from typing import Any, Literal, Self
 
 from hf_memkit.prediction.user_training import UserTraining
 from hf_memkit.setup import Setup
+from hf_memkit.user_script import UserScript
 
-__all__ = ["Device", "TraceRequest"]
+__all__ = ["Device", "ScriptRequest", "TraceRequest"]
 
 Device = Literal["cuda", "cpu", "real cpu"]
 """Fake tensors on a (fake) card; fake tensors on the CPU; real tensors on the CPU, which the tests compare with."""
@@ -58,4 +59,40 @@ class TraceRequest:
         values["setup"] = Setup.from_json(content["setup"])
         values["capability"] = tuple(content["capability"])
         values["own"] = UserTraining.from_json(content["own"]) if content["own"] is not None else None
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptRequest:
+    """One script to run up to its training, which is traced.
+
+    Attributes:
+        script: which, with its arguments.
+        folder, environment: the ones it would be started in.
+        device, capability, capacity_bytes: as of a `TraceRequest`.
+        gpu_name: what the card calls itself.
+        longest: whether batches are made of the longest rows; False: of those that the script's loader gives first.
+        stdin: number of the file that it reads answers from; None: it gets none.
+    """
+
+    script: UserScript
+    folder: str
+    environment: dict[str, str]
+    device: Device = "cuda"
+    capability: tuple[int, int] = (8, 0)
+    capacity_bytes: int = 80 * 2**30
+    gpu_name: str = "NVIDIA A100-SXM4-80GB"
+    longest: bool = True
+    stdin: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        script = {name: getattr(self.script, name) for name in ("target", "is_module", "arguments")}
+        return {**{name: getattr(self, name) for name in self.__slots__}, "script": script}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
+        values = {name: content[name] for name in cls.__slots__}
+        script = content["script"]
+        values["script"] = UserScript(script["target"], script["is_module"], tuple(script["arguments"]))
+        values["capability"] = tuple(content["capability"])
         return cls(**values)

@@ -21,7 +21,7 @@ from typing import IO, Any, Final
 
 from hf_memkit.errors import TraceFailed
 from hf_memkit.prediction.trace import Trace
-from hf_memkit.prediction.trace_request import TraceRequest
+from hf_memkit.prediction.trace_request import ScriptRequest, TraceRequest
 
 __all__ = ["LIMIT_S", "Worker", "shared_worker"]
 
@@ -34,14 +34,20 @@ _START: Final = ("-m", "hf_memkit.prediction.child.serve")
 class Worker:
     """A child process that traces trainings, one at a time.
 
+    Args:
+        limit_s: after how many seconds a training is stopped; a script never is.
+        open_files: numbers of files that it takes over, for scripts, which then write to this process's standard
+            error; None: what it writes is kept, to be shown if it fails.
+
     Attributes:
         without_shim: why fake CUDA tensors cannot be used there; None if they can. Known once a case was asked for, or
             after `wait`.
     """
 
-    def __init__(self, limit_s: float = LIMIT_S) -> None:
+    def __init__(self, limit_s: float = LIMIT_S, *, open_files: tuple[int, ...] | None = None) -> None:
         self.without_shim: str | None = None
         self._limit_s = limit_s
+        self._open_files = open_files
         self._lock = RLock()  # one line out, one line in: two threads would read each other's
         self._process: subprocess.Popen[str] | None = None
         self._errors: IO[bytes] | None = None
@@ -55,7 +61,8 @@ class Worker:
 
     def _start(self) -> None:
         self.close()
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        if self._open_files is None:
+            self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         # The predicted card is another one than this machine's; and once torch has looked for a card, no process that
         # is forked can use it.
@@ -67,6 +74,7 @@ class Worker:
         self._process = subprocess.Popen(
             [sys.executable, *_START],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=environment,
+            pass_fds=self._open_files or (),
         )  # fmt: skip
         self._waited = False
 
@@ -88,26 +96,32 @@ class Worker:
         Raises:
             TraceFailed: the training raised, its process died, or it took too long.
         """
-        with self._lock, tempfile.TemporaryDirectory() as folder:
-            self.wait()
-            result = Path(folder) / "result.json"
-            job = {"request": request.to_json(), "result": str(result), "limit_s": self._limit_s}
-            assert self._process is not None and self._process.stdin is not None
-            try:
-                self._process.stdin.write(json.dumps(job) + "\n")
-                self._process.stdin.flush()
-            except BrokenPipeError:
-                raise self._gone() from None
-            ended = self._answer()
-            if ended["status"] != "done" or not result.exists():
-                raise TraceFailed(f"tracing this training ended its process: {ended['why']}", kind=str(ended["why"]))
-            content: Mapping[str, Any] = json.loads(result.read_text())
+        content, why = self._asked({"request": request.to_json(), "limit_s": self._limit_s})
+        if content is None:
+            raise TraceFailed(f"tracing this training ended its process: {why}", kind=str(why))
         if "error" in content:
             error = content["error"]
             first = (error["message"].strip().splitlines() or [""])[0]
             said = first if error["ours"] else f"{error['type']}: {first}"
             raise TraceFailed(said, kind=error["type"], refused=error["ours"], details=error["traceback"])
         return Trace.from_json(content["trace"])
+
+    def run(self, request: ScriptRequest) -> tuple[Mapping[str, Any] | None, str | None]:
+        """(what came of a script, None where its process ended without a word; how that ended)."""
+        return self._asked({"script": request.to_json()})
+
+    def _asked(self, job: dict[str, Any]) -> tuple[Mapping[str, Any] | None, str | None]:
+        with self._lock, tempfile.TemporaryDirectory() as folder:
+            self.wait()
+            result = Path(folder) / "result.json"
+            assert self._process is not None and self._process.stdin is not None
+            try:
+                self._process.stdin.write(json.dumps({**job, "result": str(result)}) + "\n")
+                self._process.stdin.flush()
+            except BrokenPipeError:
+                raise self._gone() from None
+            ended = self._answer()
+            return json.loads(result.read_text()) if result.exists() else None, ended["why"]
 
     def close(self) -> None:
         """Ends the child process."""

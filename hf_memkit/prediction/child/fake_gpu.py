@@ -22,13 +22,13 @@ from hf_memkit.errors import Unmodelled
 __all__ = ["Event", "Stream", "made_up_values", "movable_modules", "one_card", "one_stream", "replace_compiler"]
 
 
-def one_card(capability: tuple[int, int], capacity_bytes: int) -> None:
+def one_card(capability: tuple[int, int], capacity_bytes: int, name: str = "fake card") -> None:
     """Makes `torch.cuda` describe one card of this compute capability, on which nothing can be run."""
     from torch._subclasses import fake_tensor
     from torch.cuda.amp import common
 
     properties = SimpleNamespace(
-        name="fake card", major=capability[0], minor=capability[1], total_memory=capacity_bytes,
+        name=name, major=capability[0], minor=capability[1], total_memory=capacity_bytes,
         multi_processor_count=100, is_integrated=0, gcnArchName="", warp_size=32,
     )  # fmt: skip
     answers: dict[str, Any] = {
@@ -41,6 +41,7 @@ def one_card(capability: tuple[int, int], capacity_bytes: int) -> None:
         "get_device_properties": lambda *args, **kwargs: properties,
         "mem_get_info": lambda *args, **kwargs: (capacity_bytes, capacity_bytes),
         "is_current_stream_capturing": lambda: False,  # asked at each step of an optimizer
+        "memory_stats": lambda *args, **kwargs: {},
         "is_bf16_supported": lambda *args, **kwargs: capability >= (8, 0),
         # The state of a generator that is not there: as large as a real one's, and on the host.
         "get_rng_state": lambda *args, **kwargs: torch.zeros(16, dtype=torch.uint8),

@@ -28,7 +28,7 @@ from hf_memkit.prediction.child.fake_gpu import one_stream, replace_compiler
 from hf_memkit.setup import Setup
 from hf_memkit.techniques.ledger import optimizer_of
 
-__all__ = ["install_library_rules", "shapes_from_values_are_unmodelled", "traceable"]
+__all__ = ["before_a_script", "install_library_rules", "shapes_from_values_are_unmodelled", "traceable"]
 
 _LOOKS_AT_DATA: Final = ("trainer_parts.check_length_grouping",)
 """Parts that refuse the user's data, of which there is none here."""
@@ -87,6 +87,14 @@ def install_library_rules(setup: Setup, *, on_card: bool) -> None:
         _kernels_are_not_launched()
     if "trainer_parts.packed_batches" in setup or setup.get("arguments.packing"):
         _rows_are_packed(with_masks=not _with_flash_package(setup))
+
+
+def before_a_script(*, on_card: bool) -> None:
+    """The rules that a script needs before it says what it trains."""
+    replace_compiler()
+    _constants_can_be_copied()
+    if on_card:
+        _tf32_is_available()
 
 
 @contextlib.contextmanager

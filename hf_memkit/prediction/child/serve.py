@@ -74,7 +74,10 @@ def _supervised(job: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """How the case ended, and the modules that it imported."""
     result = Path(job["result"])
     modules = result.with_name("modules.json")
-    why = _forked(lambda: _case(job["request"], result, modules), float(job["limit_s"]))
+    if "script" in job:
+        why = _forked(lambda: _script(job["script"], result), None)
+    else:
+        why = _forked(lambda: _case(job["request"], result, modules), float(job["limit_s"]))
     imported = json.loads(modules.read_text()) if why is None and modules.exists() else []
     return {"status": "done" if why is None else "died", "why": why}, imported
 
@@ -103,7 +106,14 @@ def _case(request: dict[str, Any], result: Path, modules: Path) -> None:
     modules.write_text(json.dumps([name for name in sys.modules if name not in before]))
 
 
-def _forked(function: Callable[[], None], limit_s: float) -> str | None:
+def _script(request: dict[str, Any], result: Path) -> None:
+    from hf_memkit.prediction.child.script import run_script
+    from hf_memkit.prediction.trace_request import ScriptRequest
+
+    run_script(ScriptRequest.from_json(request), result)
+
+
+def _forked(function: Callable[[], None], limit_s: float | None) -> str | None:
     """Runs `function` in a process of its own. None if it ended well, or how it ended: a signal, a time limit."""
     child = os.fork()
     if child == 0:

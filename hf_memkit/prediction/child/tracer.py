@@ -76,7 +76,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> Self:
         mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
-        if mode is not None:
+        if mode is not None and self._values is None:
             self._values = KnownValues()
             self._run = FastFakes(mode).run
         super().__enter__()  # type: ignore[no-untyped-call]

@@ -1,0 +1,316 @@
+"""What happens when a script calls `train()`: two optimizer steps are traced with the Trainer that it made, then what
+its arguments ask for besides, and nothing is run after that.
+
+In: the user's Trainer, ready to train. Out: a trace, and what the training is, as plain data. The same steps are made
+with real tensors on a CPU, to compare with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hf_memkit.errors import Unmodelled
+from hf_memkit.prediction.child.generation import generates, generating
+from hf_memkit.prediction.child.phase_hooks import TrainingWatch
+from hf_memkit.prediction.child.tracer import StorageTracer
+
+__all__ = ["MICRO_BATCHES", "STEPS", "traced_training"]
+
+STEPS: Final = 2
+MICRO_BATCHES: Final = 2
+_EVALUATED: Final = 2
+_MOST_ROWS: Final = 1_000
+_MOST_SECONDS: Final = 5.0
+
+_LIBRARIES: Final = ("transformers.", "accelerate.", "trl.", "peft.", "hf_memkit.")
+
+Batches = Sequence[Any]
+Found = dict[str, Any]
+
+
+def traced_training(
+    trainer: Any,
+    tracer: StorageTracer,
+    fake: Callable[[], contextlib.AbstractContextManager[Any]],
+    *,
+    longest: bool = True,
+) -> Found:
+    """Trains two steps with `trainer`, which is changed for that.
+
+    Args:
+        trainer: as the script made it.
+        tracer: records what is made; active within `fake`.
+        fake: the context in which tensors are fake (or, to compare with, real).
+        longest: whether batches are made of the longest rows; False: of those that the script's own loader gives.
+
+    Raises:
+        Unmodelled: something of it cannot be traced.
+    """
+    arguments = trainer.args
+    _refuse(trainer)
+    about = _about(trainer)
+    notes: list[str] = about["notes"]
+    accumulation = min(int(arguments.gradient_accumulation_steps), MICRO_BATCHES)
+    batches, said = _batches(trainer.get_train_dataloader, STEPS * accumulation, longest=longest)
+    notes.append(said)
+    about |= _sizes(batches)
+    evaluates = str(getattr(arguments.eval_strategy, "value", arguments.eval_strategy)) != "no"
+    evaluated: Batches = ()
+    if evaluates:
+        evaluated, _ = _batches(trainer.get_eval_dataloader, _EVALUATED, longest=longest)
+    with tempfile.TemporaryDirectory() as folder:
+        _shorten(trainer, folder, accumulation)
+        watch = TrainingWatch(tracer)
+        notes += _callbacks(trainer, watch)
+        original = type(trainer).__mro__[-2] if False else _plain_train()
+        with fake():
+            _everything_is_on_its_device(trainer.model)
+            trainer.get_train_dataloader = lambda: _Loader(batches, trainer.args)
+            original(trainer)
+            if evaluates:
+                _evaluate(trainer, evaluated)
+            trace = tracer.finish(watch.phase)
+    if watch.optimizer_steps != STEPS:
+        raise Unmodelled(f"train() made {watch.optimizer_steps} optimizer steps in place of {STEPS}")
+    return {"trace": trace.to_json(), "about": about}
+
+
+_original_train: list[Any] = []
+
+
+def remember_train(original: Any) -> None:
+    """Trainer's own `train`, before it was replaced."""
+    _original_train.append(original)
+
+
+def _plain_train() -> Any:
+    return _original_train[0]
+
+
+def _refuse(trainer: Any) -> None:
+    arguments = trainer.args
+    if arguments.torch_compile:
+        raise Unmodelled(
+            "torch_compile: a compiled model keeps and recomputes what its compiler decides, which a trace of the "
+            "eager model does not show; predict with --torch_compile False, and measure"
+        )
+    if getattr(trainer, "is_fsdp_enabled", False):
+        raise Unmodelled("fsdp: is not modelled; predict without it, or with a DeepSpeed JSON")
+
+
+def _about(trainer: Any) -> Found:
+    """What is trained, for the one who reads the prediction."""
+    arguments, model = trainer.args, trainer.model
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    counted = {id(each): each for each in model.parameters()}.values()
+    evaluates = str(getattr(arguments.eval_strategy, "value", arguments.eval_strategy)) != "no"
+    notes = []
+    if evaluates and trainer.compute_metrics is not None and arguments.eval_accumulation_steps is None:
+        notes.append(
+            "compute_metrics is not called; the GPU keeps the predictions of all batches of an evaluation, and those "
+            f"of {_EVALUATED} are counted; eval_accumulation_steps=1 moves them to RAM"
+        )
+    return {
+        "trainer": type(trainer).__name__,
+        "model": type(base).__name__,
+        "model_name": str(getattr(getattr(base, "config", None), "_name_or_path", "") or ""),
+        "parameters": sum(each.numel() for each in counted),
+        "trainable_parameters": sum(each.numel() for each in counted if each.requires_grad),
+        "micro_batch_size": int(arguments.per_device_train_batch_size),
+        "accumulation": int(arguments.gradient_accumulation_steps),
+        "optimizer": str(getattr(arguments.optim, "value", arguments.optim)),
+        "notes": notes,
+    }
+
+
+def _sizes(batches: Batches) -> Found:
+    ids = [each["input_ids"] for each in batches if isinstance(each, Mapping) and "input_ids" in each]
+    shapes = [tuple(each.shape) for each in ids if isinstance(each, torch.Tensor)]
+    return {"sequence_length": max((shape[-1] for shape in shapes if len(shape) > 1), default=None)}
+
+
+# ---- batches ----
+
+
+def _batches(loader_of: Callable[[], Any], count: int, *, longest: bool) -> tuple[Batches, str]:
+    """Batches of real tensors on the host, as the script's collator makes them; and where they come from."""
+    loader = _on_host(loader_of())
+    if longest and (found := _longest(loader)) is not None:
+        batch, said = found
+        return [batch] * count, said
+    batches = list(itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader, count)), count))
+    if not batches:
+        raise Unmodelled("the data loader gives no batch")
+    if longest:
+        batches = [max(batches, key=_elements)] * count
+    return batches, f"batches: the first {count} of the script's own data loader"
+
+
+def _on_host(loader: Any) -> Any:
+    """The loader without what accelerate does beside it: workers, page-locked memory, moving to the GPU."""
+    for name in ("device", "torch_device_mesh"):
+        if hasattr(loader, name):
+            setattr(loader, name, None)
+    for name, value in (("num_workers", 0), ("pin_memory", False), ("prefetch_factor", None)):
+        with contextlib.suppress(AttributeError, ValueError):
+            object.__setattr__(loader, name, value)
+    with contextlib.suppress(AttributeError, ValueError):
+        object.__setattr__(loader, "persistent_workers", False)
+    return loader
+
+
+def _longest(loader: Any) -> tuple[Any, str] | None:
+    """A batch of the longest rows among the first that are read; None where rows are batched some other way."""
+    dataset, collate = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None)
+    size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    if dataset is None or collate is None or not size:
+        return None
+    rows = _first_rows(dataset)
+    if not rows:
+        return None
+    order = sorted(rows, key=_elements, reverse=True)[: int(size)]
+    rows_of_batch = list(itertools.islice(itertools.cycle(order), int(size)))
+    batch = collate(rows_of_batch)
+    return batch, f"a batch of the longest of {len(rows)} rows of the training data"
+
+
+def _first_rows(dataset: Any) -> list[Any]:
+    until = time.monotonic() + _MOST_SECONDS
+    found = []
+    by_number = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    rows = (dataset[number] for number in range(len(dataset))) if by_number else iter(dataset)
+    for row in itertools.islice(rows, _MOST_ROWS):
+        found.append(row)
+        if time.monotonic() > until:
+            break
+    return found
+
+
+def _elements(value: Any) -> int:
+    """Numbers in a row or a batch."""
+    total = 0
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            total += leaf.numel()
+        elif hasattr(leaf, "shape"):
+            total += math.prod(leaf.shape)
+        elif isinstance(leaf, int | float):
+            total += 1
+        elif hasattr(leaf, "size") and isinstance(leaf.size, tuple):  # an image
+            total += math.prod(leaf.size)
+    return total
+
+
+class _Loader:
+    """Stands for a data loader: batches that were made outside, as tensors of the traced training."""
+
+    def __init__(self, batches: Batches, arguments: Any) -> None:
+        self._batches, self._arguments = batches, arguments
+        self.dataset: Sequence[Any] = range(len(batches) * max(1, arguments.train_batch_size))
+        self.batch_size = arguments.train_batch_size
+        self.sampler = self.batch_sampler = None
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._batches:
+            made = tree_map(_made_here, batch)
+            device = self._arguments.device
+            yield tree_map(lambda leaf, to=device: leaf.to(to) if isinstance(leaf, torch.Tensor) else leaf, made)
+            del made
+
+
+def _made_here(leaf: Any) -> Any:
+    """A tensor like a real one, made in the traced training, with its values where they are few whole numbers."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    if type(leaf) is torch.Tensor and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None:
+        return leaf.clone()
+    if leaf.is_floating_point() or leaf.numel() > 2**20:
+        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="cpu")
+    return torch.tensor(leaf.tolist(), dtype=leaf.dtype)
+
+
+# ---- the user's Trainer, shortened ----
+
+
+def _shorten(trainer: Any, folder: str, accumulation: int) -> None:
+    """Two steps, no logs, no dashboards, no pushes, nothing written but to a folder that goes away."""
+    arguments = trainer.args
+    saves = str(getattr(arguments.save_strategy, "value", arguments.save_strategy)) != "no"
+    plain = {
+        "output_dir": folder,
+        "max_steps": STEPS,
+        "num_train_epochs": 1,
+        "gradient_accumulation_steps": accumulation,
+        "report_to": [],
+        "save_strategy": "steps" if saves else "no",
+        "save_steps": STEPS,
+        "eval_strategy": "no",
+        "eval_on_start": False,
+        "logging_strategy": "no",
+        "logging_first_step": False,
+        "load_best_model_at_end": False,
+        "disable_tqdm": True,
+        "auto_find_batch_size": False,
+        "push_to_hub": False,
+        "resume_from_checkpoint": None,
+        "dataloader_pin_memory": False,
+        "dataloader_num_workers": 0,
+        "dataloader_persistent_workers": False,
+        "dataloader_prefetch_factor": None,
+        "restore_callback_states_from_checkpoint": False,
+    }
+    for name, value in plain.items():
+        if hasattr(arguments, name):
+            object.__setattr__(arguments, name, value)
+    trainer.accelerator.gradient_accumulation_steps = 1
+    if generates(arguments, type(trainer)):
+        trainer.__class__ = generating(type(trainer))
+
+
+def _callbacks(trainer: Any, watch: Any) -> list[str]:
+    """Leaves Trainer's own flow and the watch; says which of the user's could have changed what is predicted."""
+    from transformers import DefaultFlowCallback, TrainerCallback
+
+    notes = []
+    for each in trainer.callback_handler.callbacks:
+        kind = type(each)
+        if kind.__module__.startswith(_LIBRARIES):
+            continue
+        events = [name for name in dir(TrainerCallback) if name.startswith("on_")]
+        own = [name for name in events if getattr(kind, name, None) is not getattr(TrainerCallback, name)]
+        if own:
+            notes.append(f"callback {kind.__name__} is not called ({', '.join(own)})")
+    trainer.callback_handler.callbacks = [DefaultFlowCallback(), watch]
+    return notes
+
+
+def _everything_is_on_its_device(model: Any) -> None:
+    """Buffers that are real on the host become tensors of the traced training, in the same place."""
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None:
+        return
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and not isinstance(buffer, FakeTensor) and buffer.device.type == "cpu":
+                module._buffers[name] = _made_here(buffer)
+
+
+def _evaluate(trainer: Any, batches: Batches) -> None:
+    arguments = trainer.args
+    if trainer.compute_metrics is not None:
+        trainer.compute_metrics = lambda prediction, compute_result=True: {}
+    trainer.get_eval_dataloader = lambda *args, **kwargs: _Loader(batches, arguments)
+    trainer.evaluate()

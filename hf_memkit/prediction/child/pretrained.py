@@ -1,0 +1,102 @@
+"""`from_pretrained` without weights: the config is read, parameters are shapes, and no file of weights is opened.
+
+What transformers does around it is its own: class, dtype, attention, device map, adapters, missing heads, ties. Of a
+model of the hub the config alone is fetched, and where that names no dtype the header of its safetensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from hf_memkit.errors import Unmodelled
+from hf_memkit.prediction.child.real_and_fake import RealAndFake
+
+__all__ = ["weights_are_shapes"]
+
+
+def weights_are_shapes(boundary: RealAndFake) -> None:
+    """Replaces how transformers finds and reads checkpoints, in this process (transformers 5.23.0: modeling_utils.py,
+    `_get_resolved_checkpoint_files`, `PreTrainedModel._load_pretrained_model`)."""
+    from transformers import modeling_utils
+    from transformers.integrations.accelerate import expand_device_map
+
+    resolve = modeling_utils._get_resolved_checkpoint_files
+
+    def resolved(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        name = kwargs.get("pretrained_model_name_or_path", args[0] if args else None)
+        if name is None or Path(str(name)).is_dir():
+            return resolve(*args, **kwargs)  # type: ignore[no-any-return]
+        return None, {"dtype": _dtype_on_hub(str(name), dict(kwargs.get("download_kwargs") or {}))}
+
+    def load(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *args: Any) -> Any:
+        if load_config.hf_quantizer is not None:
+            raise Unmodelled("from_pretrained with a quantised checkpoint or quantization_config: not modelled yet")
+        names = [name for name, _ in (*model.named_parameters(remove_duplicate=False), *model.named_buffers())]
+        places = expand_device_map(load_config.device_map, names)
+        _made(model, places, load_config.dtype_plan or {}, boundary)
+        return _loading_info(), None
+
+    modeling_utils._get_resolved_checkpoint_files = resolved
+    modeling_utils.PreTrainedModel._load_pretrained_model = staticmethod(load)
+
+
+def _made(model: nn.Module, places: dict[str, Any], dtypes: dict[str, torch.dtype], boundary: RealAndFake) -> None:
+    """Gives parameters and buffers that are on the meta device their place; what is tied stays tied."""
+    kept = _pattern(dtypes)
+    made: dict[int, Any] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            path = f"{prefix}.{name}" if prefix else name
+            if tensor is None or tensor.device.type != "meta" or name in module._non_persistent_buffers_set:
+                continue
+            if id(tensor) not in made:
+                dtype = kept(path) if tensor.is_floating_point() else None
+                shaped = torch.empty_like(tensor, dtype=dtype or tensor.dtype)
+                new = boundary.empty_like(shaped, places.get(path, "cpu"))
+                if isinstance(tensor, nn.Parameter):
+                    new = nn.Parameter(new, tensor.requires_grad)
+                new._is_hf_initialized = True  # type: ignore[attr-defined]
+                made[id(tensor)] = tensor, new  # the old one too: its id must not be given away
+            table = module._parameters if name in module._parameters else module._buffers
+            table[name] = made[id(tensor)][1]
+
+
+def _pattern(dtypes: dict[str, torch.dtype]) -> Any:
+    """The dtype that a model keeps for a parameter whatever it is loaded in (norms in fp32); None: none."""
+    if not dtypes:
+        return lambda path: None
+    from transformers.core_model_loading import build_glob_alternation
+
+    alternation, by_group, _ = build_glob_alternation(list(dtypes))
+
+    def find(path: str) -> Any:
+        found = alternation.search(path)
+        return dtypes[by_group[found.lastgroup]] if found else None
+
+    return find
+
+
+def _loading_info() -> Any:
+    from transformers.utils.loading_report import LoadStateDictInfo
+
+    return LoadStateDictInfo(
+        missing_keys=set(), unexpected_keys=set(), mismatched_keys=set(),
+        error_msgs=[], conversion_errors={}, skipped_pp_keys=set(),
+    )  # fmt: skip
+
+
+def _dtype_on_hub(name: str, options: dict[str, Any]) -> torch.dtype:
+    """What most of a checkpoint's weights are stored in, by the header of its safetensors; fp32 where there is none."""
+    from huggingface_hub import get_safetensors_metadata
+
+    names = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+    with contextlib.suppress(Exception):  # offline, .bin files
+        counts = get_safetensors_metadata(name, revision=options.get("revision"), token=options.get("token"))
+        largest = max(counts.parameter_count.items(), key=lambda pair: pair[1])[0]
+        return names.get(str(largest), torch.float32)
+    return torch.float32

@@ -1,0 +1,154 @@
+"""What is fake in a user's script before it trains: parameters, and what lies on the GPU. All else is real.
+
+```
+tensor = torch.arange(8)           real: data, lengths, splits, what is tokenised and cached
+nn.Linear(8, 8).weight             fake: a parameter is a shape
+tensor.to("cuda")                  fake: there is no such memory
+model(tensor)                      fake: made from one that is
+```
+
+Nothing that is made up can become a file or a decision: who asks a fake tensor for its values is stopped, with the
+line of the script. Libraries get an answer where they only look (`bool`, `.item()`), as in the traced steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import traceback
+import types
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hf_memkit.errors import Unmodelled
+from hf_memkit.prediction.child.tracer import StorageTracer
+
+__all__ = ["RealAndFake", "is_library", "line_of"]
+
+_ITEM: Final = torch.ops.aten._local_scalar_dense.default
+_LIBRARIES: Final = ("site-packages", "dist-packages", "/lib/python3")
+
+
+class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Active while the script runs, on its main thread.
+
+    Args:
+        tracer: records what is made on the GPU.
+
+    Attributes:
+        fake_mode: the mode that all fake tensors belong to.
+    """
+
+    def __init__(self, tracer: StorageTracer) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._tracer = tracer
+
+    def __enter__(self) -> RealAndFake:
+        _parameters_are_fake(self.empty_like)
+        _values_are_refused()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    @contextlib.contextmanager
+    def all_fake(self) -> Iterator[None]:
+        """Within it every tensor that is made is fake."""
+        with self.fake_mode, self._tracer:
+            yield
+
+    def empty_like(self, tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+        """A fake tensor of the same shape, strides and dtype."""
+        device = tensor.device if device is None else device
+        with self.all_fake():
+            return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if FakeTensor not in types:
+            device = kwargs.get("device")
+            if device is None or torch.device(device).type != "cuda":
+                return func(*args, **kwargs)
+        if func is _ITEM and _asked_by_script():
+            _refuse("value", "item")
+        try:
+            with self.all_fake():
+                return func(*args, **kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            _refuse("values", str(func))
+
+
+def line_of(found: types.TracebackType | None) -> str:
+    """`"train.py, line 12"`: the innermost line of the user's own code in a traceback; empty if there is none."""
+    place = ""
+    for frame, line in traceback.walk_tb(found):
+        if not is_library(frame.f_code.co_filename):
+            place = f"{Path(frame.f_code.co_filename).name}, line {line}"
+    return place
+
+
+def is_library(file: str) -> bool:
+    """Whether a file of code belongs to an installed library, and not to the user."""
+    return file.startswith("<") or __package_folder__ in file or any(part in file for part in _LIBRARIES)
+
+
+__package_folder__: Final = str(Path(__file__).resolve().parents[2])
+
+
+def _asked_by_script() -> bool:
+    """Whether the first caller outside torch is the user's."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if "/torch/" not in file and __package_folder__ not in file and not file.startswith("<"):
+            return not is_library(file)
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def _refuse(what: str, asked: str) -> NoReturn:
+    raise Unmodelled(
+        f"the {what} of a tensor of the model or on the GPU ({asked}): a prediction "
+        f"has shapes and no values before train(); compute it after train(), or only where training really runs"
+    )
+
+
+def _parameters_are_fake(empty_like: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """A parameter keeps its shape, and its memory is given back before anything is written to it."""
+    original = nn.Parameter.__new__
+
+    def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+        if isinstance(data, torch.Tensor) and type(data) in (torch.Tensor, nn.Parameter) and data.device.type == "cpu":
+            data = empty_like(data)
+        return original(cls, data, requires_grad)
+
+    nn.Parameter.__new__ = staticmethod(new)  # type: ignore[method-assign]
+
+
+def _values_are_refused() -> None:
+    """`numpy` and `tolist` would give what is made up to whoever writes it down."""
+
+    def refuse(name: str) -> Any:
+        def refused(self: torch.Tensor, *args: Any, **kwargs: Any) -> NoReturn:
+            _refuse("values", name)
+
+        return refused
+
+    for name in ("numpy", "tolist", "__array__"):
+        setattr(FakeTensor, name, refuse(name))
