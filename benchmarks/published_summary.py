@@ -7,6 +7,7 @@ been the estimate; the memory that the cap would have saved.
 from __future__ import annotations
 
 import functools
+import math
 import random
 import statistics
 from collections.abc import Callable, Iterable, Mapping
@@ -14,13 +15,17 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hf_memkit.hardware import described_machine
+from hf_memkit.prediction.verdict import SLACK_SHARE
 from hf_memkit.units import GIB
 
 ALLOCATED: Final = ("max_allocated", "active_bytes")
 RESERVED: Final = ("max_reserved", "nvml_less_context")
 """What a row's figure is to be compared with (`published.py` says what each is)."""
 
-__all__ = ["Errors", "Protocol", "allocated_error", "errors", "halves", "protocol", "reserved_error", "total_error"]
+__all__ = [
+    "Calibration", "Errors", "Protocol",
+    "allocated_error", "calibrations", "errors", "fitted_slack_mib", "protocol", "reserved_error", "total_error",
+]  # fmt: skip
 
 Row = Mapping[str, Any]
 
@@ -116,9 +121,97 @@ def total_error(row: Row, which: str) -> float | None:
     return float(min(max(seen, low), high) / seen - 1)
 
 
-def halves(rows: Iterable[Row]) -> tuple[list[Row], list[Row]]:
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """One half of the trainings that tell what their GPU held, beside the predicted range of reserved memory.
+
+    Attributes:
+        half: what it is for.
+        models: whose trainings they are.
+        below, within, above: trainings below, in and above the range.
+        covered: trainings that do not exceed the upper end with a verdict's slack.
+        worst_mib: by how much the worst exceeds it; below 0 where none does.
+    """
+
+    half: str
+    models: tuple[str, ...]
+    below: int
+    within: int
+    above: int
+    covered: int
+    worst_mib: float
+
+
+_COVERED: Final = 0.95
+_STEP_MIB: Final = 50
+
+
+def calibrations(rows: Iterable[Row], fitted_on: str, slack_mib: float) -> tuple[Calibration, Calibration]:
+    """The half that the slack beside the share is fitted on, and the half that judges it.
+
+    Args:
+        rows: of the evidence.
+        fitted_on: the row that a length was fitted on, which is left out.
+        slack_mib: what verdicts add beside their share.
+    """
+    fitting, judging = _halves(_telling(rows, fitted_on))
+    return _calibration("fitted on", fitting, slack_mib), _calibration("judged on", judging, slack_mib)
+
+
+def fitted_slack_mib(rows: Iterable[Row], fitted_on: str) -> int:
+    """The least multiple of 50 MiB with which 95 % of the fitting half's trainings are covered."""
+    fitting, _ = _halves(_telling(rows, fitted_on))
+    excess = sorted(_excess_mib(row) for row in fitting)
+    enough = excess[math.ceil(_COVERED * len(excess)) - 1]
+    return _STEP_MIB * math.ceil(max(0.0, enough) / _STEP_MIB)
+
+
+def _calibration(half: str, rows: list[Row], slack_mib: float) -> Calibration:
+    ends = [(_held_gib(row), *_best(row)["peak_reserved_gib"]) for row in rows]
+    below, above = sum(held < low for held, low, _ in ends), sum(held > high for held, _, high in ends)
+    excess = [_excess_mib(row) - slack_mib for row in rows]
+    return Calibration(
+        half, tuple(sorted({row["model"] for row in rows})), below, len(rows) - below - above, above,
+        sum(each <= 0 for each in excess), max(excess),
+    )  # fmt: skip
+
+
+def _telling(rows: Iterable[Row], fitted_on: str) -> list[Row]:
+    """Trainings on one GPU, predicted with code that allocates as theirs did, that tell what the GPU held."""
+    return [
+        row
+        for row in rows
+        if row.get("gpus") == 1
+        and row["id"] != fitted_on
+        and ("peak_reserved_gib" in row.get("then", {}) or row.get("code") in ("same", "near"))
+        and "peak_reserved_gib" in _best(row)
+        and _held_gib(row) is not None
+    ]
+
+
+def _best(row: Row) -> Row:
+    """The prediction with the libraries of that day where there is one."""
+    then: Row = row.get("then", {})
+    return then if "peak_reserved_gib" in then else row.get("today", {})
+
+
+def _held_gib(row: Row) -> float | None:
+    """Reserved memory as measured, or what nvidia-smi showed less the assumed context."""
+    seen = row.get("also", {}).get("nvidia_smi_peak_gib")
+    if seen is not None:
+        return float(seen - _best(row)["outside_allocator_gib"])
+    return row.get("gib") if row["measured"] in RESERVED else None
+
+
+def _excess_mib(row: Row) -> float:
+    """By how much the GPU held more than the range's upper end with a verdict's share of slack."""
+    held, share = _held_gib(row), SLACK_SHARE["trace"][1]
+    assert held is not None
+    return float(1024 * (held - (1 + share) * _best(row)["peak_reserved_gib"][1]))
+
+
+def _halves(rows: list[Row]) -> tuple[list[Row], list[Row]]:
     """(rows that constants may be fitted on, rows that judge them): a model's rows stay together."""
-    rows = list(rows)
     names = sorted({row["model"] for row in rows})
     random.Random(CALIBRATION_SEED).shuffle(names)
     fitting = set(names[: (len(names) + 1) // 2])

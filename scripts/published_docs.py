@@ -24,11 +24,15 @@ from benchmarks.published_summary import (  # noqa: E402
     RESERVED,
     Errors,
     allocated_error,
+    calibrations,
     errors,
     protocol,
     reserved_error,
     total_error,
 )
+
+from hf_memkit.prediction.verdict import CONTEXT_SLACK_BYTES  # noqa: E402
+from hf_memkit.units import MIB  # noqa: E402
 
 Row = Mapping[str, Any]
 
@@ -194,6 +198,21 @@ def protocols(content: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def calibrated(content: Mapping[str, Any]) -> str:
+    """What the slack of verdicts was fitted on, and how it does on the other half."""
+    slack = CONTEXT_SLACK_BYTES / MIB
+    lines = [
+        "| half | models | trainings | below the range | within | above | covered with slack | worst beyond it, MiB |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for half in calibrations(content["rows"], content["fitted_on"], slack):
+        count = half.below + half.within + half.above
+        worst = f"{half.worst_mib:.0f}" if half.worst_mib > 0 else "none"
+        cells = [half.half, ", ".join(half.models), count, half.below, half.within, half.above, half.covered, worst]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
 def _line(measured: str, libraries: str, found: Errors | None) -> str:
     if found is None:
         return f"| {measured} | {libraries} | 0 | – | – |"
@@ -241,7 +260,7 @@ def tables(path: Path = EVIDENCE) -> dict[Path, dict[str, str]]:
     """Each page's tables."""
     content = json.loads(path.read_text())
     return {
-        ROOT / "docs" / "predict.md": {"published": whole(content), "protocol": protocols(content)},
+        ROOT / "docs" / "predict.md": {"published": whole(content), "protocol": protocols(content), "slack": calibrated(content)},
         ROOT / "README.md": {"published": short(content)},
     }
 

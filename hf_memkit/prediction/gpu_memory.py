@@ -1,6 +1,7 @@
 """What a card's own libraries take beside the tensors that torch's dispatcher sees: one table, with sources.
 
-Nothing here has been measured on a card of ours yet: `CALIBRATED` says so, and every prediction that uses it.
+The figures follow from the libraries' sources. Peaks that others measured on GPUs are met with them, where the same
+libraries are traced (docs/predict.md): nothing was fitted.
 
 Left out, because small or rare: flash attention's split over keys in forward (only where batch × heads are too few to
 fill the card), the sort of an embedding's backward (about 32 bytes a token), cuSOLVER's workspace in GaLore's
@@ -15,15 +16,12 @@ from typing import Final
 from hf_memkit.units import MIB
 
 __all__ = [
-    "CALIBRATED",
     "cublas_workspace_bytes",
     "efficient_backward_bytes",
     "flash_backward_bytes",
     "foreach_norm_bytes",
     "four_bit_product_bytes",
 ]
-
-CALIBRATED: Final = False
 
 Shape = tuple[int, ...]
 

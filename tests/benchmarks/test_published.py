@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from benchmarks import published, published_models, published_summary
+from hf_memkit.prediction.verdict import CONTEXT_SLACK_BYTES
+from hf_memkit.units import MIB
 from tests.conftest import ROOT
 
 EVIDENCE: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / "published.json").read_text())
@@ -49,6 +51,15 @@ def test_errors_keep_what_runs_out_and_what_lies_outside_a_range() -> None:
     for measured, error in ((4, 0.25), (5.5, 0), (8, -0.25)):
         kept = {"measured": "max_reserved", "gib": measured, "today": {"peak_reserved_gib": [5, 6]}}
         assert published_summary.reserved_error(kept, "today") == pytest.approx(error)
+
+
+def test_slack_is_what_the_fitting_half_asks_for() -> None:
+    """New evidence that asks for another slack is noticed; the judging half is covered."""
+    slack_mib = CONTEXT_SLACK_BYTES // MIB
+    assert published_summary.fitted_slack_mib(EVIDENCE["rows"], EVIDENCE["fitted_on"]) == slack_mib
+    fitting, judging = published_summary.calibrations(EVIDENCE["rows"], EVIDENCE["fitted_on"], slack_mib)
+    assert not set(fitting.models) & set(judging.models)
+    assert judging.covered == judging.below + judging.within + judging.above
 
 
 @pytest.mark.tracing

@@ -118,10 +118,10 @@ def verdict(reserved: int, cap: int, level: Level = "trace", **more: Any) -> Jud
     )
 
 
-# 16 GiB of card, 1 GiB outside the allocator: 15 GiB are usable. With a slack of 5 % and 100 MiB that is enough for
-# (15 × 1024 − 100) / 1.05 = 14533.33 MiB; with 10 % for 13872.73 MiB; with 30 % for 11738.46 MiB.
+# 16 GiB of card, 1 GiB outside the allocator: 15 GiB are usable. With a slack of 5 % and 200 MiB that is enough for
+# (15 × 1024 − 200) / 1.05 = 14438.10 MiB; with 10 % for 13781.82 MiB; with 30 % for 11661.54 MiB.
 @pytest.mark.parametrize(
-    ("level", "most", "cap"), [("trace", 14533, 14533), ("cpu trace", 13872, 13872), ("formula", 11738, 13872)]
+    ("level", "most", "cap"), [("trace", 14438, 14438), ("cpu trace", 13781, 13781), ("formula", 11661, 13781)]
 )
 def test_verdicts_at_their_bounds(level: Level, most: int, cap: int) -> None:
     assert verdict(most * MIB, GIB, level).verdict == "fits"
@@ -132,15 +132,15 @@ def test_verdicts_at_their_bounds(level: Level, most: int, cap: int) -> None:
 
 def test_verdicts_say_why_with_their_numbers() -> None:
     fits = verdict(12 * GIB, 11 * GIB)
-    # 12 × 1.05 = 12.6 GiB, and 100 MiB = 0.0977 GiB.
-    assert "at most 12.00 GiB (12.70 GiB with 5 % and 100 MiB of slack), and a card leaves 15.00 GiB" in fits.why
+    # 12 × 1.05 = 12.6 GiB, and 200 MiB = 0.195 GiB.
+    assert "at most 12.00 GiB (12.80 GiB with 5 % and 200 MiB of slack), and a card leaves 15.00 GiB" in fits.why
     tight = verdict(15 * GIB, 11 * GIB)
     assert "up to 15.00 GiB" in tight.why and "in 11.00 GiB" in tight.why and "slow" in tight.why
     close = verdict(15 * GIB, 15 * GIB - MIB)
     assert close.verdict == "does not fit" and "too close to promise" in close.why
     formula = verdict(12 * GIB, 12 * GIB, "formula")
-    # 12 × 1.1 and 12 × 1.3 GiB, each with 100 MiB.
-    assert "13.30 GiB with 10 %" in formula.why and "15.70 GiB with 30 %" in formula.why and "trace" in formula.why
+    # 12 × 1.1 and 12 × 1.3 GiB, each with 200 MiB.
+    assert "13.40 GiB with 10 %" in formula.why and "15.80 GiB with 30 %" in formula.why and "trace" in formula.why
     over = verdict(20 * GIB, 16 * GIB)
     assert over.verdict == "does not fit" and "in no less than 16.00 GiB" in over.why and "close" not in over.why
 
@@ -165,8 +165,8 @@ def test_without_a_card_there_is_no_verdict() -> None:
 
 
 def test_judged_takes_the_card_s_capacity_and_what_lies_outside_the_allocator() -> None:
-    # 12290 MiB reserved: × 1.05 + 100 = 13004.5 MiB with slack; 500 MiB outside: 13504.5 MiB in all.
-    for capacity, expected in ((13505 * MIB, "fits"), (13504 * MIB, "tight")):
+    # 12290 MiB reserved: × 1.05 + 200 = 13104.5 MiB with slack; 500 MiB outside: 13604.5 MiB in all.
+    for capacity, expected in ((13605 * MIB, "fits"), (13604 * MIB, "tight")):
         judged = made().judged(MACHINE.with_gpu(CARD.with_capacity(capacity)))
         assert (judged.verdict, judged.capacity_bytes) == (expected, capacity)
 
