@@ -30,7 +30,6 @@ from benchmarks.published_summary import (  # noqa: E402
     reserved_error,
     total_error,
 )
-
 from hf_memkit.prediction.verdict import CONTEXT_SLACK_BYTES  # noqa: E402
 from hf_memkit.units import MIB  # noqa: E402
 
@@ -260,7 +259,11 @@ def tables(path: Path = EVIDENCE) -> dict[Path, dict[str, str]]:
     """Each page's tables."""
     content = json.loads(path.read_text())
     return {
-        ROOT / "docs" / "predict.md": {"published": whole(content), "protocol": protocols(content), "slack": calibrated(content)},
+        ROOT / "docs" / "predict.md": {
+            "published": whole(content),
+            "protocol": protocols(content),
+            "slack": calibrated(content),
+        },
         ROOT / "README.md": {"published": short(content)},
     }
 

@@ -39,16 +39,16 @@ SLACK_SHARE: Final[dict[Level, tuple[float, float]]] = {
 """Shares of the smallest cap and of the reserved bytes that a verdict adds to them:
 
 * trace: 5 %, the worst error that is accepted of a predicted peak; what `CONTEXT_SLACK_BYTES` is fitted beside.
-* cpu trace: other kernels, another attention, other autocast lists; assumed. torch accepts ±10 % for its own tracker of
-  traced steps against CUDA (pytorch: test/distributed/_tools/test_mem_tracker.py, `delta=0.1`).
+* cpu trace: other kernels, another attention, other autocast lists; assumed. torch accepts ±10 % for its own tracker
+  of traced steps against CUDA (pytorch: test/distributed/_tools/test_mem_tracker.py, `delta=0.1`).
 * formula: the large terms only, and no replay of the allocator, whose segments took up to a quarter more than was
-  allocated in traced steps of small models, with the trace's 5 % on top; assumed. Where the card is full, the allocator
-  makes do with little more than what is allocated.
+  allocated in traced steps of small models, with the trace's 5 % on top; assumed. Where the card is full, the
+  allocator makes do with little more than what is allocated.
 """
 
 CONTEXT_SLACK_BYTES: Final = 200 * MIB
 """The CUDA context is assumed at 500 MiB (`hardware.CONTEXT_BYTES`) and grows in training, as libraries load kernels
-when they are first used. The least multiple of 50 MiB with which 95 % of the trainings of the fitting half are covered:
+when they are first used. The least multiple of 50 MiB with which 95 % of the fitting half's trainings are covered:
 `fitted_slack_mib` in benchmarks/published_summary.py, which a test compares with this."""
 
 
