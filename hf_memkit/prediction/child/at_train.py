@@ -8,6 +8,7 @@ with real tensors on a CPU, to compare with.
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import math
 import tempfile
@@ -71,11 +72,10 @@ def traced_training(
         _shorten(trainer, folder, accumulation)
         watch = TrainingWatch(tracer)
         notes += _callbacks(trainer, watch)
-        original = type(trainer).__mro__[-2] if False else _plain_train()
         with fake():
-            _everything_is_on_its_device(trainer.model)
+            tracer.adopt(_weights(), "weights")
             trainer.get_train_dataloader = lambda: _Loader(batches, trainer.args)
-            original(trainer)
+            _original_train[0](trainer)
             if evaluates:
                 _evaluate(trainer, evaluated)
             trace = tracer.finish(watch.phase)
@@ -90,10 +90,6 @@ _original_train: list[Any] = []
 def remember_train(original: Any) -> None:
     """Trainer's own `train`, before it was replaced."""
     _original_train.append(original)
-
-
-def _plain_train() -> Any:
-    return _original_train[0]
 
 
 def _refuse(trainer: Any) -> None:
@@ -156,15 +152,11 @@ def _batches(loader_of: Callable[[], Any], count: int, *, longest: bool) -> tupl
 
 
 def _on_host(loader: Any) -> Any:
-    """The loader without what accelerate does beside it: workers, page-locked memory, moving to the GPU."""
-    for name in ("device", "torch_device_mesh"):
-        if hasattr(loader, name):
-            setattr(loader, name, None)
-    for name, value in (("num_workers", 0), ("pin_memory", False), ("prefetch_factor", None)):
-        with contextlib.suppress(AttributeError, ValueError):
-            object.__setattr__(loader, name, value)
-    with contextlib.suppress(AttributeError, ValueError):
-        object.__setattr__(loader, "persistent_workers", False)
+    """The loader without what happens beside it: workers, and accelerate moving batches to the GPU."""
+    for each in (loader, getattr(loader, "base_dataloader", None)):
+        for name, value in (("device", None), ("num_workers", 0), ("prefetch_factor", None), ("persistent_workers", False)):
+            if hasattr(each, name):
+                object.__setattr__(each, name, value)
     return loader
 
 
@@ -234,7 +226,7 @@ def _made_here(leaf: Any) -> Any:
     """A tensor like a real one, made in the traced training, with its values where they are few whole numbers."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    if type(leaf) is torch.Tensor and torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None:
+    if not _is_traced():
         return leaf.clone()
     if leaf.is_floating_point() or leaf.numel() > 2**20:
         return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="cpu")
@@ -296,16 +288,21 @@ def _callbacks(trainer: Any, watch: Any) -> list[str]:
     return notes
 
 
-def _everything_is_on_its_device(model: Any) -> None:
-    """Buffers that are real on the host become tensors of the traced training, in the same place."""
-    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None:
-        return
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    for module in model.modules():
+def _weights() -> list[torch.Tensor]:
+    """Parameters and buffers of all modules that there are, teachers and reference models included. Buffers that are
+    real become tensors of the traced training, in the same place."""
+    found = []
+    for module in [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]:
         for name, buffer in module._buffers.items():
-            if buffer is not None and not isinstance(buffer, FakeTensor) and buffer.device.type == "cpu":
+            if buffer is not None and type(buffer) is torch.Tensor and _is_traced():
                 module._buffers[name] = _made_here(buffer)
+        found += [each for each in (*module._parameters.values(), *module._buffers.values()) if each is not None]
+    return found
+
+
+def _is_traced() -> bool:
+    """Whether tensors that are made now are fake."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
 def _evaluate(trainer: Any, batches: Batches) -> None:

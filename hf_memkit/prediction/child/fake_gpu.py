@@ -208,6 +208,8 @@ def one_stream() -> None:
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
     torch.Tensor.record_stream = _nothing  # type: ignore[method-assign]
+    torch.Tensor.pin_memory = lambda self, device=None: self  # type: ignore[method-assign]
+    torch.Tensor.is_pinned = lambda self, device=None: False  # type: ignore[method-assign]
 
 
 def replace_compiler() -> None:

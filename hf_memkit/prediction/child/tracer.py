@@ -110,6 +110,15 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     if storage is not None:
                         self.trace.category_of[storage - 1] = number
 
+    def adopt(self, tensors: Iterable[torch.Tensor], category: Category) -> None:
+        """Counts tensors that were made before this was active, and names what they hold."""
+        tensors = list(tensors)
+        self.default, before = category, self.default
+        for tensor in tensors:
+            self._watch(tensor, "before training", ())
+        self.default = before
+        self.label(tensors, category)
+
     def keep(self, size_bytes: int, category: Category, operation: str) -> None:
         """Something of the device's libraries that is made now and stays."""
         self._made(size_bytes, category, self._operation(operation))
