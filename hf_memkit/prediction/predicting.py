@@ -24,7 +24,7 @@ from hf_memkit.prediction.capacity import reserved_interval, smallest_cap
 from hf_memkit.prediction.defaults import refuse_precision
 from hf_memkit.prediction.prediction import Prediction, with_rest
 from hf_memkit.prediction.replay import replay
-from hf_memkit.prediction.split_states import is_split, one_rank, split_notes, without_engine
+from hf_memkit.prediction.split_states import bucket_bytes, is_split, one_rank, split_notes, without_engine
 from hf_memkit.prediction.trace import Trace
 from hf_memkit.prediction.trace_edit import ExtraAllocation, edited
 from hf_memkit.prediction.trace_request import Device, TraceRequest
@@ -203,7 +203,7 @@ def _from_trace(
     split = is_split(setup)
     if split:
         assert ledger is not None
-        trace = one_rank(trace, ledger)
+        trace = one_rank(trace, ledger, bucket_bytes(setup))
         notes.extend(split_notes(ledger))
     elif job.processes > 1:
         gradients = sum(

@@ -11,7 +11,7 @@ are the ledger's, whose sizes are DeepSpeed's own arithmetic of partitions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any, Final
 
 from hf_memkit.ledger import Ledger, Row
@@ -19,15 +19,26 @@ from hf_memkit.prediction.trace import Trace
 from hf_memkit.prediction.trace_edit import ExtraAllocation, edited
 from hf_memkit.setup import Setup
 from hf_memkit.terms import CATEGORIES, Category, Phase
+from hf_memkit.zero.settings import ZeroSettings
 from hf_memkit.zero.terms import Term
 
-__all__ = ["is_split", "one_rank", "split_notes", "without_engine"]
+__all__ = ["bucket_bytes", "is_split", "one_rank", "split_notes", "without_engine"]
 
 _TRACED: Final[frozenset[Category]] = frozenset({"activations", "loss", "other"})
 """What is taken from the trace; the ledger has the rest."""
 
-_TRACED_TERMS: Final = (Term.GRADIENTS, Term.GRADIENT_PARTITION, Term.LARGEST_GRADIENT)
+_TRACED_TERMS: Final = (
+    Term.GRADIENTS, Term.GRADIENT_PARTITION, Term.GRADIENT_PARTITION_AGAIN, Term.LARGEST_GRADIENT,
+    Term.FLATTENED_BUCKET, Term.FP64_GRADIENT,
+)  # fmt: skip
 """Rows of gradients that come and go with the backward pass, which the trace knows gradient by gradient."""
+
+_FROM_THE_FIRST_STEP: Final = (Term.MOMENTS,)
+"""Rows that the first optimizer step makes, out of what activations have left free (deepspeed 0.19.8:
+ops/adam/fused_adam.py 155; runtime/zero/stage_1_and_2.py 943, stage3.py 1310: the states are made by the step)."""
+
+_FP64_OF_16_BIT: Final = 4
+"""Times the bytes of a 16-bit gradient."""
 
 _COMPUTING: Final[tuple[Phase, ...]] = ("forward", "backward", "evaluate")
 _GATHERED: Final = (Term.LIVE_PARAMETERS, Term.ALL_GATHER_BUFFER)
@@ -55,12 +66,30 @@ def without_engine(setup: Setup) -> Setup:
     return setup.put("arguments.optim", "sgd", "the ledger has the optimizer's states")
 
 
-def one_rank(trace: Trace, ledger: Ledger) -> Trace:
-    """The trace of `without_engine` joined with the device rows of the ledger."""
+def bucket_bytes(setup: Setup) -> int:
+    """Bytes of gradients that are reduced at once."""
+    settings = ZeroSettings.from_config(setup["deepspeed.config"])
+    return settings.element_bytes * settings.bucket_elements if settings.buckets else 0
+
+
+def one_rank(trace: Trace, ledger: Ledger, bucket_bytes: int = 0) -> Trace:
+    """The trace of `without_engine` joined with the device rows of the ledger.
+
+    Args:
+        trace: of `without_engine`.
+        ledger: of the setup.
+        bucket_bytes: of one bucket of gradients (`bucket_bytes` of the setup); 0: each gradient is reduced by itself.
+    """
     rows = [row for row in ledger.rows if row.place == "device" and row.category not in _TRACED]
     terms = {row.term: row for row in rows if row.term in _TRACED_TERMS}
     added = [
-        ExtraAllocation(row.size_bytes, row.category, row.term, _phases(row))
+        ExtraAllocation(
+            row.size_bytes,
+            row.category,
+            row.term,
+            _phases(row),
+            "optimizer" if row.term in _FROM_THE_FIRST_STEP else None,
+        )
         for row in rows
         if row.term not in _TRACED_TERMS
     ]
@@ -69,9 +98,7 @@ def one_rank(trace: Trace, ledger: Ledger) -> Trace:
         for size, category, operation in zip(trace.sizes_bytes, trace.category_of, trace.operation_of, strict=True)
         if trace.operations[operation] == "cuBLAS workspace" and category >= 0
     ]
-    if Term.GRADIENTS not in terms:
-        share = terms[Term.GRADIENT_PARTITION].size_bytes if Term.GRADIENT_PARTITION in terms else 0
-        trace = _reduced(trace, share)
+    trace = _reduced(trace, {term: row.size_bytes for term, row in terms.items()}, bucket_bytes)
     return edited(trace, [*added, *workspaces], keep=(_TRACED | {"gradients"}).__contains__)
 
 
@@ -96,44 +123,72 @@ def _phases(row: Row) -> tuple[Phase, ...]:
     return () if row.phase is None else (row.phase,)
 
 
-def _reduced(trace: Trace, share_bytes: int) -> Trace:
-    """Gradients as stages 2 and 3 leave them: whole until the next one comes, by then reduced into a bucket; a share
-    of each stays as long as the traced gradient, all of one step together `share_bytes`."""
-    steps = sum(1 for _, phase in trace.marks if phase == "optimizer")
-    total = sum(_gradient_sizes(trace)) // max(1, steps)
-    scale = min(1.0, share_bytes / total) if total else 0.0
+def _reduced(trace: Trace, sizes: Mapping[str, int], bucket_bytes: int) -> Trace:
+    """Gradients as the engine leaves them, and what it makes and drops to reduce them.
+
+    Stages 0 and 1 keep them whole, and reduce them when backward has ended. With stages 2 and 3 each is whole until
+    the next one comes, by then copied into a bucket, which is reduced when the next gradient has no room in it. What
+    spans processes is flattened first; what the process owns goes into a buffer for all that it owns, made at the
+    first of it, which is the last process's; and what goes to the host is normed in fp64. With accumulation that
+    buffer is there twice from the second micro-batch on (deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 2367, 2187,
+    1886, 1042).
+
+    Args:
+        sizes: of the traced terms that the ledger has.
+        bucket_bytes: bytes of one bucket.
+    """
+    keeps = Term.GRADIENTS in sizes
     result = trace.without_events()
-    whole = 0  # the gradient that has not been reduced yet
+    whole = 0  # the gradient that has not been copied yet
+    bucket: list[int] = []  # bytes of the gradients that have not been reduced yet
+    partition = again = 0
+
+    def make(term: Term, size: int) -> int:
+        if not size:
+            return 0
+        if term.value not in result.operations:
+            result.operations.append(term.value)
+        number = result.add(size, CATEGORIES.index(term.category), result.operations.index(term.value))
+        result.events.append(number)
+        return number
+
+    def drop(number: int) -> int:
+        if number:
+            result.events.append(-number)
+        return 0
 
     def reduce_it() -> None:
-        nonlocal whole
-        if whole:
-            result.events.append(-whole)
-            whole = 0
+        nonlocal partition, again
+        if not bucket:
+            return
+        drop(make(Term.FLATTENED_BUCKET, min(sizes.get(Term.FLATTENED_BUCKET, 0), sum(bucket))))
+        if not partition:
+            partition = make(Term.GRADIENT_PARTITION, sizes.get(Term.GRADIENT_PARTITION, 0))
+        elif not again and accumulates:
+            again = make(Term.GRADIENT_PARTITION_AGAIN, sizes.get(Term.GRADIENT_PARTITION_AGAIN, 0))
+        drop(make(Term.FP64_GRADIENT, min(sizes.get(Term.FP64_GRADIENT, 0), _FP64_OF_16_BIT * max(bucket))))
+        bucket.clear()
 
+    accumulates = False  # whether this is a later micro-batch of a step
     for start, end, phase in trace.spans():
         for event in trace.events[start:end]:
             which = abs(event) - 1
-            if trace.category_of[which] != _GRADIENTS:
-                result.events.append(event)
-            elif event > 0:
-                reduce_it()
-                result.sizes_bytes[which] = round(scale * trace.sizes_bytes[which])
-                whole = result.add(
-                    trace.sizes_bytes[which], _GRADIENTS, trace.operation_of[which], trace.module_of[which]
-                )
-                result.events.extend((whole, event))
-            else:
-                result.events.append(event)
+            if trace.category_of[which] == _GRADIENTS and event > 0:
+                size = trace.sizes_bytes[which]
+                if not keeps and bucket and sum(bucket) + size > bucket_bytes:
+                    reduce_it()
+                bucket.append(size)
+                if not keeps:
+                    drop(whole)
+                    result.sizes_bytes[which] = 0
+                    whole = result.add(size, _GRADIENTS, trace.operation_of[which], trace.module_of[which])
+                    result.events.append(whole)
+            result.events.append(event)
         if phase == "backward":
             reduce_it()
+            whole, again = drop(whole), drop(again)
+            accumulates = bool(partition)
+        elif phase == "optimizer":
+            partition, accumulates = drop(partition), False
         result.marks.append((len(result.events), phase))
     return result
-
-
-def _gradient_sizes(trace: Trace) -> Iterator[int]:
-    return (
-        size
-        for size, category in zip(trace.sizes_bytes, trace.category_of, strict=True)
-        if category == _GRADIENTS
-    )  # fmt: skip

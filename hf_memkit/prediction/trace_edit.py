@@ -13,19 +13,22 @@ __all__ = ["ExtraAllocation", "edited"]
 
 @dataclass(frozen=True, slots=True)
 class ExtraAllocation:
-    """Memory that is held from the end of loading on, or in each stretch of some phases.
+    """Memory that is held from the end of loading on, from a later phase on, or in each stretch of some phases.
 
     Attributes:
         size_bytes: its size.
         category: what it holds.
         term: its name, which stands where a traced storage has its operation.
         phases: those in which it is held; none: always.
+        since: the phase that makes it, after what is held in that phase only, to stay; None: it is there from the
+            start.
     """
 
     size_bytes: int
     category: Category
     term: str
     phases: tuple[Phase, ...] = ()
+    since: Phase | None = None
 
 
 def edited(trace: Trace, added: Iterable[ExtraAllocation], keep: Callable[[Category], bool] = lambda _: True) -> Trace:
@@ -54,13 +57,18 @@ def edited(trace: Trace, added: Iterable[ExtraAllocation], keep: Callable[[Categ
             result.operations.append(each.term)
         return made(each.size_bytes, CATEGORIES.index(each.category), term_ids[each.term], 0)
 
-    always = [each for each in held if not each.phases]
+    always = [each for each in held if not each.phases and each.since is None]
+    later = [each for each in held if each.since is not None]
     for start, end, phase in trace.spans():
         if phase != "load":
             for each in always:
                 make(each)
             always = []
         here = [make(each) for each in held if phase in each.phases]
+        for each in later:
+            if each.since == phase:
+                make(each)
+        later = [each for each in later if each.since != phase]
         for event in trace.events[start:end]:
             if not kept[abs(event) - 1]:
                 continue

@@ -38,7 +38,7 @@ def stage_1_2_rows(
         size = settings.element_bytes * frozen.parameters
         source = "deepspeed 0.19.8: runtime/engine.py: the module is cast whole, and only what is trained flattened"
         rows.append(Term.FROZEN_WEIGHTS.row("device", size, source))
-    rows += _card_gradients(settings, model, parts)
+    rows += _card_gradients(settings, model, parts, accumulation=accumulation)
     if settings.buckets:
         rows.append(
             Term.GRADIENT_BUCKETS.row(
@@ -48,6 +48,16 @@ def stage_1_2_rows(
                 "backward",
             )
         )
+        if parts.processes > 1:
+            elements = min(max(settings.bucket_elements, model.largest_parameter), model.parameters)
+            rows.append(
+                Term.FLATTENED_BUCKET.row(
+                    "device",
+                    settings.element_bytes * elements,
+                    f"{_SOURCE} 2365: what of a bucket belongs to several processes is copied to be reduced",
+                    "backward",
+                )
+            )
     if (settings.optimizer_type or "").lower().startswith("onebit"):
         errors = 4 * model.parameters + 4 * model.parameters // parts.processes
         rows.append(
@@ -67,7 +77,7 @@ def _shares(settings: ZeroSettings, parts: Split) -> tuple[int, ...]:
     return parts.flat_shares if settings.stage else parts.flat_groups
 
 
-def _card_gradients(settings: ZeroSettings, model: ModelFacts, parts: Split) -> list[Row]:
+def _card_gradients(settings: ZeroSettings, model: ModelFacts, parts: Split, *, accumulation: bool) -> list[Row]:
     element = settings.element_bytes
     offloaded = settings.optimizer.device != "none"
     rows = []
@@ -86,8 +96,12 @@ def _card_gradients(settings: ZeroSettings, model: ModelFacts, parts: Split) -> 
             )
         )
         if not offloaded:
-            share = settings.accumulator_bytes * sum(parts.flat_shares)
-            rows.append(Term.GRADIENT_PARTITION.row("device", share, f"{_SOURCE} 1270, 2708"))
+            compact = settings.accumulator_bytes == 4 > element  # 1270: flat, to the element
+            share = settings.accumulator_bytes * (sum(parts.flat_shares) if compact else _most_touched(model, parts))
+            rows.append(Term.GRADIENT_PARTITION.row("device", share, f"{_SOURCE} 1270, 2187: whole parameters"))
+            if accumulation and not compact:
+                source = f"{_SOURCE} 1042: from the second micro-batch on, added when it ends"
+                rows.append(Term.GRADIENT_PARTITION_AGAIN.row("device", share, source, "backward"))
     if offloaded:
         rows.append(
             Term.OUTGOING_GRADIENT.row(
@@ -96,7 +110,39 @@ def _card_gradients(settings: ZeroSettings, model: ModelFacts, parts: Split) -> 
                 f"{_SOURCE} 659: temp_grad_buffer_for_gpu_offload",
             )
         )
+        rows.append(
+            Term.FP64_GRADIENT.row(
+                "device",
+                8 * _largest_piece(model, parts),
+                f"{_SOURCE} 1886: of the largest piece of a parameter that a process owns",
+                "backward",
+            )
+        )
     return rows
+
+
+def _most_touched(model: ModelFacts, parts: Split) -> int:
+    """Elements of the parameters of which one process owns something, of the process that has most."""
+    elements = [0] * parts.processes
+    for group, share in zip(model.groups, parts.flat_shares, strict=True):
+        start = 0
+        for size in group:
+            for process in range(start // share, (start + size - 1) // share + 1):
+                elements[process] += size
+            start += size
+    return max(elements)
+
+
+def _largest_piece(model: ModelFacts, parts: Split) -> int:
+    """Most elements of one parameter that one process owns."""
+    most = 0
+    for group, share in zip(model.groups, parts.flat_shares, strict=True):
+        start = 0
+        for size in group:
+            first = min(size, share - start % share)
+            most = max(most, first, min(size - first, share))
+            start += size
+    return most
 
 
 def _states_on_card(settings: ZeroSettings, parts: Split) -> list[Row]:

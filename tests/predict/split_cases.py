@@ -45,9 +45,16 @@ ONE: Final = {
     **{f"stage {stage}, few samples": case(stage, bf16=True, batch=2) for stage in (2, 3)},
     "stage 1, fp32": case(1, bf16=False),
     "stage 2, accumulation": case(2, bf16=True, accumulation=2),
+    "stage 2, few samples, accumulation": case(2, bf16=True, accumulation=2, batch=2),
     "stage 3, checkpointing": case(3, bf16=True, checkpointing=True),
 }
 """Of one process."""
 
-TWO: Final = {name: ONE[name] for name in ("stage 1", "stage 3", "stage 3, few samples")}
+TWO: Final = {
+    name: ONE[name]
+    for name in (
+        "stage 1", "stage 2", "stage 2, few samples", "stage 2, few samples, accumulation", "stage 3",
+        "stage 3, few samples",
+    )
+}  # fmt: skip
 """Of two."""

@@ -142,6 +142,22 @@ def small_trace() -> Trace:
     return trace
 
 
+def accumulated_trace() -> Trace:
+    """A step of two micro-batches: gradients of 4 KiB, the second of which is added to the first."""
+    trace = Trace(operations=["op"], modules=[""])
+    gradients = CATEGORIES.index("gradients")
+    kept = trace.add(4096, gradients)
+    trace.events.append(kept)
+    trace.marks.append((1, "backward"))
+    added = trace.add(4096, gradients)
+    trace.events += [added, -added]
+    trace.marks.append((3, "backward"))
+    step = trace.add(512, CATEGORIES.index("activations"))
+    trace.events += [step, -step, -kept]
+    trace.marks.append((6, "optimizer"))
+    return trace
+
+
 def row(term: str, size_bytes: int, category: Any, phase: Any = None) -> Row:
     return Row("device", category, term, size_bytes, "a test's", phase)
 
@@ -154,13 +170,60 @@ def test_whole_gradients_come_as_they_are_traced() -> None:
     assert found["backward"] == 10240 + 2048 + 4096 + 6144
 
 
-def test_reduced_gradients_leave_their_share() -> None:
-    """Stage 2 of four ranks: each is whole until the next one comes, and a quarter of it stays."""
+def test_what_a_process_owns_of_the_gradients_is_made_at_the_first_of_them() -> None:
+    """Stage 2 of four ranks, whose last one owns the first gradient: all of its quarter is there from then on."""
     terms = (row("largest gradient", 6144, "gradients", "backward"), row("gradient partition", 2560, "gradients"))
     found = one_rank(small_trace(), Ledger(terms)).peaks_by_phase()
     assert found["forward"] == 2048
-    assert found["backward"] == 2048 + 1024 + 1536 + 6144
+    assert found["backward"] == 2048 + 2560 + 6144
     assert found["optimizer"] == 2560 + 512
+
+
+def test_a_bucket_is_reduced_when_it_is_full() -> None:
+    """Two buckets of 8 KiB: the second gradient has no room, so that the first is reduced before it comes. What of it
+    belongs to several processes is flattened, and dropped before the partition is made."""
+    terms = (
+        row("largest gradient", 6144, "gradients", "backward"), row("gradient partition", 512, "gradients"),
+        row("gradient buckets", 16384, "buffers", "backward"),
+        row("gradient bucket, flattened to be reduced", 8192, "gradients", "backward"),
+    )  # fmt: skip
+    found = one_rank(small_trace(), Ledger(terms), 8192).peaks_by_phase()
+    assert found["backward"] == 16384 + 2048 + 512 + 6144 + 6144 - 2048, "the activation is gone when the second is"
+    found = one_rank(small_trace(), Ledger(terms), 16384).peaks_by_phase()
+    assert found["backward"] == 16384 + 8192 + 6144, "both at once, at the end, and at most a bucket"
+
+
+def test_the_norm_of_an_offloaded_gradient_is_taken_in_fp64() -> None:
+    """Four times a 16-bit gradient's bytes, at most what one process owns of a parameter."""
+    largest = row("largest gradient", 6144, "gradients", "backward")
+    for owned, copy in ((20480, 20480), (32768, 4 * 6144)):
+        norm = row("gradient in fp64, for its norm", owned, "gradients")
+        found = one_rank(small_trace(), Ledger((largest, norm))).peaks_by_phase()
+        assert found["backward"] == 6144 + copy and found["optimizer"] == 512
+    whole = (row("gradients", 10240, "gradients"), row("gradient in fp64, for its norm", 20480, "gradients"))
+    assert one_rank(small_trace(), Ledger(whole)).peaks_by_phase()["backward"] == 10240 + 20480, "stage 1: at the end"
+
+
+def test_later_micro_batches_have_a_partition_of_their_own() -> None:
+    trace = accumulated_trace()
+    rows = (
+        row("largest gradient", 6144, "gradients", "backward"), row("gradient partition", 2560, "gradients"),
+        row("gradient partition of a later micro-batch", 2560, "gradients", "backward"),
+    )  # fmt: skip
+    found = one_rank(trace, Ledger(rows)).peaks_by_phase()
+    assert found["backward"] == 2 * 2560 + 4096 and found["optimizer"] == 2560 + 512
+
+
+def test_moments_come_with_the_first_step() -> None:
+    """What activations have left free holds them."""
+    joined = one_rank(small_trace(), Ledger((row("moments", 8192, "optimizer"), row("weights, flat", 512, "weights"))))
+    held = []
+    live = 0
+    for start, end, phase in joined.spans():
+        for event in joined.events[start:end]:
+            live += joined.sizes_bytes[abs(event) - 1] * (1 if event > 0 else -1)
+        held += [live] * (phase == "forward")
+    assert held == [512 + 2048, 512 + 8192 + 2048]
 
 
 def test_gradients_that_leave_the_card_leave_nothing() -> None:

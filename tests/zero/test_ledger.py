@@ -43,7 +43,8 @@ def test_stages_split_what_they_are_named_for(model: ModelFacts) -> None:
         for ledger in (first, second, third):
             assert of(ledger, "device", *states) == pytest.approx(12 * N / gpus, rel=1e-4)
         assert of(first, "device", "gradients") == of(first, "device", "weights, flat") == 2 * N
-        assert of(second, "device", "gradient partition") == pytest.approx(2 * N / gpus, rel=1e-4)
+        partition = of(second, "device", "gradient partition")
+        assert 2 * N <= gpus * partition < 2 * (N + 2 * gpus * model.largest_parameter), "whole parameters"
         assert of(third, "device", "weight partition") == pytest.approx(2 * N / gpus, rel=1e-4)
 
 
@@ -106,6 +107,40 @@ def test_processes_own_what_their_share_touches(model: ModelFacts) -> None:
     """Two parameters of four elements, cut just between them: each process accumulates one."""
     ledger = zero_ledger(load("zero2-offload"), model, gpus=2, adapters=(4, 4))
     assert of(ledger, "host", "16-bit accumulators") == 2 * (4 + 4)
+
+
+def test_what_is_normed_is_the_largest_piece_that_a_process_owns(model: ModelFacts) -> None:
+    """12 elements between two processes: of 8 and 4, six and two of the first are theirs. One process owns all."""
+    for gpus, piece in ((1, 8), (2, 6), (3, 4)):
+        ledger = zero_ledger(load("zero2-offload"), model, gpus=gpus, adapters=(8, 4))
+        assert of(ledger, "device", "gradient in fp64, for its norm") == 8 * piece
+
+
+def test_what_is_reduced_between_processes_is_flattened_first(model: ModelFacts) -> None:
+    assert not any("flattened to be" in row.term for row in zero_ledger(load("zero2"), model).rows)
+    for adapters, elements in (((30_000_000,) * 3, 50_000_000), ((80_000_000,), 80_000_000), ((4, 4), 8)):
+        ledger = zero_ledger(load("zero2"), model, gpus=2, adapters=adapters)
+        assert of(ledger, "device", "gradient bucket, flattened to be reduced") == 2 * elements
+
+
+def test_later_micro_batches_have_a_partition_of_their_own(model: ModelFacts) -> None:
+    """It has the type of the reduced gradients; accumulators of another type are added to at once."""
+    partition, again = "gradient partition", "gradient partition of a later micro-batch"
+    ledger = zero_ledger(load("zero2"), model, gpus=8)
+    assert of(ledger, "device", partition) == of(ledger, "device", again)
+    for other in (
+        zero_ledger(load("zero2"), model, gpus=8, accumulation=False),
+        zero_ledger({**load("zero2"), "data_types": {"grad_accum_dtype": "fp32"}}, model, gpus=8),
+    ):
+        assert again not in {row.term for row in other.rows}
+
+
+def test_the_gradient_partition_has_room_for_whole_parameters(model: ModelFacts) -> None:
+    """Of 12 elements each process owns six; both own some of the first eight, and the second owns the other four."""
+    ledger = zero_ledger(load("zero2"), model, gpus=2, adapters=(8, 4))
+    assert of(ledger, "device", "gradient partition") == 2 * 12
+    flat = zero_ledger({**load("zero2"), "data_types": {"grad_accum_dtype": "fp32"}}, model, gpus=2, adapters=(8, 4))
+    assert of(flat, "device", "gradient partition") == 4 * 6
 
 
 def test_flat_groups_are_padded_to_twice_the_processes(model: ModelFacts) -> None:
