@@ -13,8 +13,9 @@ from typing import Any, Final, NoReturn
 import typer
 
 from hf_memkit._version import __version__
-from hf_memkit.cli import check, doctor, ds, explain, predict, preset, recipe, report
+from hf_memkit.cli import check, doctor, ds, explain, predict, preset, recipe, report, run
 from hf_memkit.errors import MemkitError
+from hf_memkit.run_script import ScriptRun
 
 __all__ = ["main", "main_and_exit"]
 
@@ -56,6 +57,12 @@ app.command(
     epilog=predict.EXAMPLES,
 )(predict.predict)
 app.command(
+    "run",
+    cls=run.RunCommand,
+    help="Your training script as it is, with a report of its memory: no line of it is changed.",
+    epilog=run.EXAMPLES,
+)(run.run)
+app.command(
     "report",
     help="Where the memory went: a finished or running job's records as text or one page.",
     epilog=report.EXAMPLES,
@@ -83,9 +90,10 @@ def _memkit(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
     # DeepSpeed's launcher puts this before all other arguments; its environment variables say the same.
-    local_rank: int = typer.Option(0, "--local_rank", hidden=True),
+    local_rank: int | None = typer.Option(None, "--local_rank", hidden=True),
 ) -> None:
-    if context.invoked_subcommand != "doctor":  # which shows what the libraries find by themselves
+    # `doctor` shows what the libraries find by themselves, and in `run` they are the script's.
+    if context.invoked_subcommand not in ("doctor", "run"):
         _quiet_libraries()
 
 
@@ -107,9 +115,15 @@ def _quiet_libraries() -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command line and returns its exit code."""
+    """Runs the command line and returns its exit code; what a script of `memkit run` raises comes through."""
+    excepthook = sys.excepthook
     try:
-        result = app(args=arguments, prog_name="memkit", standalone_mode=False)
+        try:
+            result = app(args=arguments, prog_name="memkit", standalone_mode=False)
+        finally:
+            sys.excepthook = excepthook  # which Typer replaces
+        if isinstance(result, ScriptRun):
+            result.prepare()
     except MemkitError as error:
         for line in str(error).splitlines():
             print(f"memkit: error: {line}", file=sys.stderr)
@@ -129,6 +143,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (typer.Abort, KeyboardInterrupt):
         print("memkit: stopped at once; a run's records and last checkpoint are whole: --resume", file=sys.stderr)
         return 1
+    if isinstance(result, ScriptRun):
+        result.run()  # not within `try`: its errors are its own
     return result if isinstance(result, int) else 0
 
 
