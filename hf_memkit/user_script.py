@@ -106,11 +106,11 @@ def _look_first_in(folder: Path) -> None:
 
 
 def _spec(module: str) -> ModuleSpec | None:
+    if module.startswith(".") or module == "__main__":
+        return None
     try:
         return importlib.util.find_spec(module)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{module}.".startswith(f"{error.name}."):
             return None
         raise  # what its package imports is missing
-    except ValueError as error:  # `-m ..x`, or `-m __main__`
-        raise InputError(f"-m {module}: {error}") from None

@@ -28,8 +28,9 @@ _INSTEAD: Final = {
     ("memkit recipe", "--batch-size"): "write --set per_device_train_batch_size=B",
     ("memkit recipe", "--preset"): "a recipe's variants are its presets: --variant",
     ("memkit recipe", "--technique"): "techniques belong to the recipe's file: --copy FILE writes it, to be changed",
+    ("memkit run", "--…"): "what the script gets stands behind --",
 }
-"""Options of other verbs that people give to one that has none such, and what to write there."""
+"""Options of other verbs that people give to one that has none such, and what to write there; `--…` is any that is unknown."""
 
 app = typer.Typer(
     name="memkit",
@@ -136,7 +137,8 @@ def main(arguments: list[str] | None = None) -> int:
             asked = error.ctx.command_path if error.ctx is not None else _verb(arguments)
             # What has no class of its own is a word too many.
             option = getattr(error, "option_name", "" if type(error) is _UsageError else None)
-            instead = _INSTEAD.get((asked, option or ""), "") if option is not None else ""
+            any_other = _INSTEAD.get((asked, "--…"), "") if said.startswith("No such option") else ""
+            instead = _INSTEAD.get((asked, option or ""), any_other) if option is not None else ""
             said = said.partition(" (Possible")[0] + f"; {instead}" if instead else said
             print(f"memkit: error: {said} (see `{asked} --help`)", file=sys.stderr)
         return 2
