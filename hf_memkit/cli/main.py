@@ -30,7 +30,7 @@ _INSTEAD: Final = {
     ("memkit recipe", "--technique"): "techniques belong to the recipe's file: --copy FILE writes it, to be changed",
     ("memkit run", "--…"): "what the script gets stands behind --",
 }
-"""Options of other verbs that people give to one that has none such, and what to write there; `--…` is any that is unknown."""
+"""Options that people give to a verb that has none such, and what to write there; `--…` is any other."""
 
 app = typer.Typer(
     name="memkit",
