@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.abc
 import importlib.util
 import itertools
 import os
@@ -169,8 +168,8 @@ def _when_imported(name: str, then: Callable[[types.ModuleType], None]) -> None:
         sys.meta_path.insert(0, _Import(name, then))
 
 
-class _Import(importlib.abc.MetaPathFinder):
-    """Waits for one import, and is gone then."""
+class _Import:
+    """A finder on `sys.meta_path`. Waits for one import, and is gone then."""
 
     def __init__(self, name: str, then: Callable[[types.ModuleType], None]) -> None:
         self._name, self._then = name, then
@@ -206,11 +205,13 @@ def _hide_memkit() -> None:
 
 def _own(traceback: TracebackType | None) -> TracebackType | None:
     """What stands below memkit in the traceback, without the frames of what was put into Trainer."""
+    from hf_memkit.callback import oom_watch
+
     entries = []
     while traceback is not None:
         entries.append(traceback)
         traceback = traceback.tb_next
-    memkit = (__file__, user_script.__file__)
+    memkit = (__file__, user_script.__file__, oom_watch.__file__)  # of the last one the link in Ctrl-C's chain
     files = [entry.tb_frame.f_code.co_filename for entry in entries]
     begin = files.index(__file__) if __file__ in files else 0
     own = [entry for entry, file in zip(entries[begin:], files[begin:], strict=True) if file not in memkit]
