@@ -194,24 +194,26 @@ class _Import:
 
 def _hide_memkit() -> None:
     """Has Python, which is about to show the exception that ends the script, show the script's frames only."""
+    # Not within the hook: an import may call `exec` with a text (dataclasses do), by which Python forgets that Ctrl-C
+    # has ended the script, and exits with 1 (CPython 3.11: Python/pythonrun.c, `run_eval_code_obj`).
+    from hf_memkit.callback import oom_watch
+
+    files = (__file__, user_script.__file__, oom_watch.__file__)  # of the last the link in Ctrl-C's chain
     show = sys.excepthook
 
     def without_memkit(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        own = _own(traceback)
+        own = _own(traceback, files)
         show(kind, error.with_traceback(own), own)
 
     sys.excepthook = without_memkit
 
 
-def _own(traceback: TracebackType | None) -> TracebackType | None:
-    """What stands below memkit in the traceback, without the frames of what was put into Trainer."""
-    from hf_memkit.callback import oom_watch
-
+def _own(traceback: TracebackType | None, memkit: tuple[str, ...]) -> TracebackType | None:
+    """What stands below this module's first frame in the traceback, without frames of the files of `memkit`."""
     entries = []
     while traceback is not None:
         entries.append(traceback)
         traceback = traceback.tb_next
-    memkit = (__file__, user_script.__file__, oom_watch.__file__)  # of the last one the link in Ctrl-C's chain
     files = [entry.tb_frame.f_code.co_filename for entry in entries]
     begin = files.index(__file__) if __file__ in files else 0
     own = [entry for entry, file in zip(entries[begin:], files[begin:], strict=True) if file not in memkit]
