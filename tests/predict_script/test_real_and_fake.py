@@ -12,6 +12,7 @@ import pytest
 
 from tests.predict_script.conftest import Predict
 
+
 @pytest.fixture(autouse=True)
 def starts(tmp_path: Path) -> None:
     (tmp_path / "starts.jsonl").write_text(STARTS)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +18,16 @@ from torch import nn
 
 from hf_memkit.errors import Unmodelled
 
-__all__ = ["Event", "Stream", "become", "made_up_values", "movable_modules", "one_card", "one_stream", "replace_compiler"]
+__all__ = [
+    "Event",
+    "Stream",
+    "become",
+    "made_up_values",
+    "movable_modules",
+    "one_card",
+    "one_stream",
+    "replace_compiler",
+]
 
 
 def one_card(capability: tuple[int, int], capacity_bytes: int, name: str = "fake card") -> None:
@@ -112,8 +120,8 @@ def made_up_values() -> None:
 
 
 def movable_modules() -> None:
-    """`Module.to` on fake parameters, or from real ones to a card: each stays the object that it was, so that optimizers
-    and ties keep it."""
+    """`Module.to` on fake parameters, or from real ones to a card: each stays the object that it was, so that
+    optimizers and ties keep it."""
 
     def apply(self: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
         if recurse:
@@ -207,7 +215,7 @@ def one_stream() -> None:
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
     torch.Tensor.record_stream = _nothing  # type: ignore[method-assign]
-    torch.Tensor.pin_memory = lambda self, device=None: self  # type: ignore[method-assign]
+    torch.Tensor.pin_memory = lambda self, device=None: self  # type: ignore
     torch.Tensor.is_pinned = lambda self, device=None: False  # type: ignore[method-assign]
 
 

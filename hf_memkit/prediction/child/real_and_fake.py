@@ -72,7 +72,7 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Ends it for good: what is made from here on is fake, and may be made up."""
         for name, original in self._refused.items():
             setattr(FakeTensor, name, original)
-        self.__exit__(None, None, None)
+        super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def all_fake(self) -> Iterator[None]:
@@ -196,7 +196,7 @@ def _models_are_not_saved() -> None:
     def save_file_of_values(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         return None if _has_fakes(tensors) else save_file(tensors, *args, **kwargs)
 
-    torch.save = save_values
+    torch.save = save_values  # type: ignore[assignment]
     safetensors.torch.save_file = modeling_utils.safe_save_file = save_file_of_values
 
 
