@@ -22,7 +22,6 @@ __all__ = ["main", "main_and_exit"]
 _UsageError: type[Any] = typer.BadParameter.__bases__[0]
 
 _INSTEAD: Final = {
-    ("memkit predict", ""): "the model goes after --model",
     ("memkit recipe", "--accumulation"): "write --set gradient_accumulation_steps=N",
     ("memkit recipe", "--batch-size"): "write --set per_device_train_batch_size=B",
     ("memkit recipe", "--preset"): "a recipe's variants are its presets: --variant",
@@ -85,6 +84,7 @@ def _memkit(
     # DeepSpeed's launcher puts this before all other arguments; its environment variables say the same.
     local_rank: int = typer.Option(0, "--local_rank", hidden=True),
 ) -> None:
+    context.obj = dict(os.environ)  # as the user has it, for a script of theirs
     if context.invoked_subcommand != "doctor":  # which shows what the libraries find by themselves
         _quiet_libraries()
 
@@ -123,6 +123,8 @@ def main(arguments: list[str] | None = None) -> int:
             # What has no class of its own is a word too many.
             option = getattr(error, "option_name", "" if type(error) is _UsageError else None)
             instead = _INSTEAD.get((asked, option or ""), "") if option is not None else ""
+            if option and asked == "memkit predict" and _names_a_script(arguments):
+                instead = f"the script's own arguments go behind --: -- {option}"
             said = said.partition(" (Possible")[0] + f"; {instead}" if instead else said
             print(f"memkit: error: {said} (see `{asked} --help`)", file=sys.stderr)
         return 2
@@ -130,6 +132,11 @@ def main(arguments: list[str] | None = None) -> int:
         print("memkit: stopped at once; a run's records and last checkpoint are whole: --resume", file=sys.stderr)
         return 1
     return result if isinstance(result, int) else 0
+
+
+def _names_a_script(arguments: list[str] | None) -> bool:
+    words = sys.argv[1:] if arguments is None else arguments
+    return any(word.endswith(".py") or word in ("-m", "--module") for word in words)
 
 
 def _verb(arguments: list[str] | None) -> str:

@@ -1,0 +1,209 @@
+"""`memkit predict SCRIPT`: a training script as it stands, run up to `Trainer.train()`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from hf_memkit.errors import InputError, ScriptFailed
+from hf_memkit.user_script import UserScript
+
+if TYPE_CHECKING:
+    from hf_memkit.prediction.from_script import ScriptTraining
+    from hf_memkit.prediction.prediction import Prediction
+
+__all__ = ["found_script", "predict_script", "refuse_beside_a_script"]
+
+
+def found_script(script: str | None, module: str | None, arguments: Sequence[str]) -> UserScript:
+    """The script or module that the command line names.
+
+    Raises:
+        InputError: there is none.
+    """
+    if module is not None:  # then the first word behind -- is an argument
+        return UserScript.found(module, [*([script] if script is not None else []), *arguments], is_module=True)
+    assert script is not None
+    if not Path(script).exists():
+        is_path = script.endswith(".py") or "/" in script
+        what = "write the path of your training script" if is_path else "a model goes after --model"
+        raise InputError(f"{script}: there is no such file; {what} (see `memkit predict --help`)")
+    return UserScript.found(script, arguments)
+
+
+_OWN: Final = {
+    "model": "--model_name_or_path NAME",
+    "batch_size": "--per_device_train_batch_size B",
+    "accumulation": "--gradient_accumulation_steps N",
+    "sequence_length": "the one that sets the length of its rows",
+    "args": "FILE",
+    "set": "--KEY VALUE",
+    "trust_remote_code": "--trust_remote_code",
+}
+"""Options that are arguments of a script, and what those often are called."""
+
+_NO_PLACE: Final = {
+    "preset": "the script decides everything; its settings for your script: memkit preset show NAME --for trainer",
+    "technique": "the script decides everything; what it needs in a script: memkit preset show NAME --for trainer",
+    "recipe": "give one of the two",
+    "variant": "is one of a recipe's",
+    "no_trace": "a script is always traced",
+}
+
+
+def refuse_beside_a_script(**options: Any) -> None:
+    """
+    Raises:
+        InputError: options that contradict a script, a line each.
+    """
+    wrong = []
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        if value and name in _OWN:
+            wrong.append(f"{option}: with a script it is the script's own argument: put it behind --: -- {_OWN[name]}")
+        elif value:
+            wrong.append(f"{option}: not with a script; {_NO_PLACE[name]}")
+    if wrong:
+        raise InputError("\n".join(wrong))
+
+
+def predict_script(
+    script: UserScript,
+    *,
+    gpu: str | None,
+    gpu_memory: str | None,
+    ram: str | None,
+    gpus: int,
+    nodes: int,
+    environment: Mapping[str, str] | None,
+    short: bool,
+    as_json: bool,
+) -> int:
+    """Predicts it and shows what was found; the exit code."""
+    try:
+        with _ended_by_sigterm():
+            from hf_memkit.hardware import described_machine
+            from hf_memkit.prediction.from_script import predict_script_training
+
+            machine = described_machine(gpu, gpu_memory, ram, None)
+            _say(f"{script} runs on this machine up to Trainer.train(); what it writes before that, it writes")
+            with _status(script):
+                prediction, training = predict_script_training(
+                    script, machine, gpus=gpus, nodes=nodes, environment=environment
+                )
+    except ScriptFailed as error:
+        print(error.text, file=sys.stderr)
+        raise
+    except KeyboardInterrupt:
+        _say(f"stopped; nothing of {script} runs any more")
+        return 1
+    if ram is not None:
+        prediction = prediction.with_notes("--ram has no effect: what a script needs of RAM is not predicted")
+    if as_json:
+        print(json.dumps({**prediction.to_json(), "request": _request_json(training), "try_next": None}, indent=2))
+    else:
+        _show(prediction, training, short=short)
+    return 1 if prediction.verdict == "does not fit" else 0
+
+
+def _say(line: str) -> None:
+    print(f"memkit: {line}", file=sys.stderr, flush=True)
+
+
+_FIRST_S: Final = 10.0
+
+
+@contextlib.contextmanager
+def _status(script: UserScript) -> Iterator[None]:
+    """On a terminal, now and then a line that time goes by. It is a line of its own, further apart each time: what the
+    script draws or asks stays as it is."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    done = threading.Event()
+
+    def lines() -> None:
+        seconds, wait = _FIRST_S, _FIRST_S
+        while not done.wait(wait):
+            _say(f"{script} runs up to Trainer.train(): {seconds:.0f} s")
+            seconds, wait = 2 * seconds, seconds
+
+    threading.Thread(target=lines, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+@contextlib.contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends this process as an exception does: what the script has started is ended first."""
+
+    def leave(number: int, _: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _show(prediction: Prediction, training: ScriptTraining, *, short: bool) -> None:
+    from rich.console import Console
+
+    from hf_memkit.cli import predict_render
+
+    console = Console(highlight=False)
+    change = predict_render.advice(prediction, None, "script")
+    found = predict_render.page(prediction, _title(training), change, console.width, short=short)
+    console.print(found, crop=False)
+
+
+def _title(training: ScriptTraining) -> str:
+    from hf_memkit.cli.predict_render import accumulated, cards
+
+    setup = training.setup
+    name = setup["model.name"]
+    model = training.model if name == training.model else f"{training.model} ({name})"
+    parameters = f"{training.parameters:,} parameters"
+    if training.trainable_parameters != training.parameters:
+        parameters += f", {training.trainable_parameters:,} of them trained"
+    rows = setup.micro_batch_size
+    shape = f"{rows} × {training.sequence_length} tokens" if training.sequence_length else f"a batch of {rows}"
+    return (
+        f"{training.script}: {training.trainer}, {model}, {parameters}; {cards(setup)}; "
+        f"{shape} a card{accumulated(setup)}"
+    )
+
+
+def _request_json(training: ScriptTraining) -> dict[str, Any]:
+    setup = training.setup
+    job = setup.resolved_for
+    return {
+        "script": training.script.target,
+        "is_module": training.script.is_module,
+        "arguments": list(training.script.arguments),
+        "trainer": training.trainer,
+        "model": setup["model.name"],
+        "model_class": training.model,
+        "parameters": training.parameters,
+        "trainable_parameters": training.trainable_parameters,
+        "optimizer": training.optimizer,
+        "gpu": job.machine.gpu.to_json() if job.machine.gpu else None,
+        "gpus": job.gpus,
+        "nodes": job.nodes,
+        "micro_batch_size": setup.micro_batch_size,
+        "sequence_length": training.sequence_length,
+        "accumulation": setup.accumulation,
+    }
