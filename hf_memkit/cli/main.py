@@ -123,7 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
             # What has no class of its own is a word too many.
             option = getattr(error, "option_name", "" if type(error) is _UsageError else None)
             instead = _INSTEAD.get((asked, option or ""), "") if option is not None else ""
-            if option and asked == "memkit predict" and _names_a_script(arguments):
+            if type(error).__name__ == "NoSuchOption" and asked == "memkit predict" and _names_a_script(arguments):
                 instead = f"the script's own arguments go behind --: -- {option}"
             said = said.partition(" (Possible")[0] + f"; {instead}" if instead else said
             print(f"memkit: error: {said} (see `{asked} --help`)", file=sys.stderr)

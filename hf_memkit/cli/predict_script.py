@@ -90,8 +90,9 @@ def predict_script(
     try:
         with _ended_by_sigterm():
             from hf_memkit.hardware import described_machine
-            from hf_memkit.prediction.from_script import predict_script_training
+            from hf_memkit.prediction.from_script import predict_script_training, refuse_unreadable
 
+            refuse_unreadable(script)
             machine = described_machine(gpu, gpu_memory, ram, None)
             _say(f"{script} runs on this machine up to Trainer.train(); what it writes before that, it writes")
             with _status(script):
@@ -120,11 +121,16 @@ def _say(line: str) -> None:
 _FIRST_S: Final = 10.0
 
 
+def is_terminal() -> bool:
+    """Whether a person may be looking at standard error."""
+    return sys.stderr.isatty()
+
+
 @contextlib.contextmanager
 def _status(script: UserScript) -> Iterator[None]:
     """On a terminal, now and then a line that time goes by. It is a line of its own, further apart each time: what the
     script draws or asks stays as it is."""
-    if not sys.stderr.isatty():
+    if not is_terminal():
         yield
         return
     done = threading.Event()

@@ -15,7 +15,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,7 +33,7 @@ from hf_memkit.setup import Setup
 from hf_memkit.techniques.allocator import VARIABLE, user_settings
 from hf_memkit.user_script import UserScript
 
-__all__ = ["PRESET", "ScriptTraining", "predict_script", "predict_script_training"]
+__all__ = ["PRESET", "ScriptTraining", "predict_script", "predict_script_training", "refuse_unreadable"]
 
 PRESET: Final = "script"
 """What stands in the place of a preset's name: the script decides everything."""
@@ -123,7 +123,7 @@ def predict_script_training(
         InputError, ScriptFailed: as `predict_script`.
     """
     refuse_below_one(gpus=gpus, nodes=nodes)
-    _refuse_unread(script)
+    refuse_unreadable(script)
     environment = dict(os.environ if environment is None else environment)
     _allocator(environment)  # what torch would refuse is refused before anything runs
     content, device, notes = _ran(script, machine, environment)
@@ -181,11 +181,9 @@ def _allocator(environment: Mapping[str, str]) -> str | None:
     return found[1]
 
 
-# ---- what can be seen before the script runs ----
+def refuse_unreadable(script: UserScript) -> None:
+    """What can be seen before it runs.
 
-
-def _refuse_unread(script: UserScript) -> None:
-    """
     Raises:
         InputError: it cannot be read, is no Python, or there is no such package.
         ScriptFailed: Python finds a mistake in its syntax.
@@ -222,6 +220,14 @@ def _ran(
     capability = gpu.capability if gpu is not None else None
     if capability is None:
         capability = 8.0 if gpu is None or gpu.bf16 else 7.5
+    request = ScriptRequest(
+        script,
+        folder=str(Path.cwd()),
+        environment=environment,
+        capability=(int(capability), round(capability * 10) % 10),
+    )
+    if gpu is not None:
+        request = replace(request, capacity_bytes=gpu.capacity_bytes, gpu_name=f"NVIDIA {gpu.name}")
     with _standard_input() as stdin, contextlib.closing(Worker(open_files=(stdin,))) as worker:
         device: Device = "cuda"
         try:
@@ -229,18 +235,7 @@ def _ran(
             if worker.without_shim is not None:
                 device = "cpu"
                 notes.append(f"fake CUDA tensors do not work with this torch: {worker.without_shim}")
-            content, why = worker.run(
-                ScriptRequest(
-                    script,
-                    folder=str(Path.cwd()),
-                    environment=environment,
-                    device=device,
-                    capability=(int(capability), round(capability * 10) % 10),
-                    capacity_bytes=gpu.capacity_bytes if gpu is not None else 80 * 2**30,
-                    stdin=stdin,
-                    **({} if gpu is None else {"gpu_name": f"NVIDIA {gpu.name}"}),
-                )
-            )
+            content, why = worker.run(replace(request, device=device, stdin=stdin))
         except TraceFailed as failure:
             raise InputError(f"{script} cannot be predicted here: {failure}") from failure
     if content is None or "trace" not in content:
