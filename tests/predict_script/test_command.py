@@ -129,8 +129,8 @@ def last(said: str) -> str:
 
 
 def test_a_script_is_predicted_as_it_stands(run: Run, tmp_path: Path) -> None:
-    """Would notice: arguments that do not reach it, output on standard output, a variable that hides the GPU asked for,
-    a second train() in place of the first, processes that the script leaves."""
+    """Would notice: arguments that do not reach it, output on standard output, a variable that hides the GPU, a second
+    train() in place of the first, processes that the script leaves."""
     code, out, said, written = run(
         TINY
         + """
