@@ -8,6 +8,7 @@ with real tensors on a CPU, to compare with.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import itertools
 import math
@@ -17,9 +18,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
 from hf_memkit.errors import Unmodelled
+from hf_memkit.prediction.child.fake_gpu import become
 from hf_memkit.prediction.child.generation import generates, generating
 from hf_memkit.prediction.child.phase_hooks import TrainingWatch
 from hf_memkit.prediction.child.tracer import StorageTracer
@@ -64,7 +65,11 @@ def traced_training(
     batches, said = _batches(trainer.get_train_dataloader, STEPS * accumulation, longest=longest)
     notes.append(said)
     about |= _sizes(batches)
-    evaluates = str(getattr(arguments.eval_strategy, "value", arguments.eval_strategy)) != "no"
+    evaluates = _asked(arguments.eval_strategy)
+    if getattr(trainer, "memkit_evaluates", False):
+        notes.append("evaluate() before train(): is predicted after the two steps, with the optimizer's states")
+        evaluates = True
+    trainer.memkit_traced = True
     evaluated: Batches = ()
     if evaluates:
         evaluated, _ = _batches(trainer.get_eval_dataloader, _EVALUATED, longest=longest)
@@ -73,7 +78,7 @@ def traced_training(
         watch = TrainingWatch(tracer)
         notes += _callbacks(trainer, watch)
         with fake():
-            tracer.adopt(_weights(), "weights")
+            tracer.adopt(_weights(tracer.device_type), "weights")
             trainer.get_train_dataloader = lambda: _Loader(batches, trainer.args)
             _original_train[0](trainer)
             if evaluates:
@@ -108,9 +113,8 @@ def _about(trainer: Any) -> Found:
     arguments, model = trainer.args, trainer.model
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     counted = {id(each): each for each in model.parameters()}.values()
-    evaluates = str(getattr(arguments.eval_strategy, "value", arguments.eval_strategy)) != "no"
     notes = []
-    if evaluates and trainer.compute_metrics is not None and arguments.eval_accumulation_steps is None:
+    if _asked(arguments.eval_strategy) and trainer.compute_metrics is not None and arguments.eval_accumulation_steps is None:
         notes.append(
             "compute_metrics is not called; the GPU keeps the predictions of all batches of an evaluation, and those "
             f"of {_EVALUATED} are counted; eval_accumulation_steps=1 moves them to RAM"
@@ -126,6 +130,10 @@ def _about(trainer: Any) -> Found:
         "optimizer": str(getattr(arguments.optim, "value", arguments.optim)),
         "notes": notes,
     }
+
+
+def _asked(strategy: Any) -> bool:
+    return str(getattr(strategy, "value", strategy)) != "no"
 
 
 def _sizes(batches: Batches) -> Found:
@@ -189,17 +197,12 @@ def _first_rows(dataset: Any) -> list[Any]:
 
 def _elements(value: Any) -> int:
     """Numbers in a row or a batch."""
-    total = 0
-    for leaf in tree_leaves(value):
-        if isinstance(leaf, torch.Tensor):
-            total += leaf.numel()
-        elif hasattr(leaf, "shape"):
-            total += math.prod(leaf.shape)
-        elif isinstance(leaf, int | float):
-            total += 1
-        elif hasattr(leaf, "size") and isinstance(leaf.size, tuple):  # an image
-            total += math.prod(leaf.size)
-    return total
+    if isinstance(value, Mapping):
+        return sum(map(_elements, value.values()))
+    if isinstance(value, tuple | list):
+        return len(value) if value and isinstance(value[0], int | float) else sum(map(_elements, value))
+    shape = getattr(value, "shape", None) or getattr(value, "size", None)  # an image has a size
+    return math.prod(shape) if isinstance(shape, tuple) else int(isinstance(value, int | float))
 
 
 class _Loader:
@@ -215,11 +218,19 @@ class _Loader:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
+        device, made = self._arguments.device, functools.partial(_mapped, _made_here)
         for batch in self._batches:
-            made = tree_map(_made_here, batch)
-            device = self._arguments.device
-            yield tree_map(lambda leaf, to=device: leaf.to(to) if isinstance(leaf, torch.Tensor) else leaf, made)
-            del made
+            # accelerate moves a batch to the GPU when it is fetched
+            yield _mapped(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, made(batch))
+
+
+def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """As Trainer goes through a batch (transformers: `Trainer._prepare_input`)."""
+    if isinstance(value, Mapping):
+        return type(value)({key: _mapped(function, each) for key, each in value.items()})  # type: ignore[call-arg]
+    if isinstance(value, tuple | list):
+        return type(value)(_mapped(function, each) for each in value)
+    return function(value)
 
 
 def _made_here(leaf: Any) -> Any:
@@ -239,7 +250,7 @@ def _made_here(leaf: Any) -> Any:
 def _shorten(trainer: Any, folder: str, accumulation: int) -> None:
     """Two steps, no logs, no dashboards, no pushes, nothing written but to a folder that goes away."""
     arguments = trainer.args
-    saves = str(getattr(arguments.save_strategy, "value", arguments.save_strategy)) != "no"
+    saves = _asked(arguments.save_strategy)
     plain = {
         "output_dir": folder,
         "max_steps": STEPS,
@@ -288,14 +299,17 @@ def _callbacks(trainer: Any, watch: Any) -> list[str]:
     return notes
 
 
-def _weights() -> list[torch.Tensor]:
-    """Parameters and buffers of all modules that there are, teachers and reference models included. Buffers that are
-    real become tensors of the traced training, in the same place."""
-    found = []
+def _weights(device_type: str) -> list[torch.Tensor]:
+    """Parameters and buffers of all modules that there are, teachers and reference models included. What is real, on
+    the host, becomes part of the traced training: buffers, and where that is on the host parameters too."""
+    found: list[torch.Tensor] = []
     for module in [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]:
         for name, buffer in module._buffers.items():
             if buffer is not None and type(buffer) is torch.Tensor and _is_traced():
                 module._buffers[name] = _made_here(buffer)
+        for parameter in module._parameters.values():
+            if type(parameter) is torch.nn.Parameter and _is_traced() and device_type == "cpu":
+                become(parameter, torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype))
         found += [each for each in (*module._parameters.values(), *module._buffers.values()) if each is not None]
     return found
 

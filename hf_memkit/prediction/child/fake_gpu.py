@@ -19,7 +19,7 @@ from torch import nn
 
 from hf_memkit.errors import Unmodelled
 
-__all__ = ["Event", "Stream", "made_up_values", "movable_modules", "one_card", "one_stream", "replace_compiler"]
+__all__ = ["Event", "Stream", "become", "made_up_values", "movable_modules", "one_card", "one_stream", "replace_compiler"]
 
 
 def one_card(capability: tuple[int, int], capacity_bytes: int, name: str = "fake card") -> None:
@@ -112,38 +112,37 @@ def made_up_values() -> None:
 
 
 def movable_modules() -> None:
-    """`Module.to` on fake parameters makes new parameters: they can neither be swapped nor given other data.
-
-    What is used twice (tied weights) stays one parameter.
-    """
-    moved: dict[int, tuple[weakref.ref[nn.Parameter], nn.Parameter]] = {}
+    """`Module.to` on fake parameters, or from real ones to a card: each stays the object that it was, so that optimizers
+    and ties keep it."""
 
     def apply(self: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
         if recurse:
             for child in self.children():
                 child._apply(function)  # type: ignore[no-untyped-call]
-        for name, parameter in self._parameters.items():
+        for parameter in self._parameters.values():
             if parameter is None:
-                continue
-            known = moved.get(id(parameter))
-            if known is not None and known[0]() is parameter:
-                self._parameters[name] = known[1]
                 continue
             with torch.no_grad():
                 new = function(parameter)
-            if new is parameter or _same(new, parameter):
-                continue
-            replacement = nn.Parameter(new, parameter.requires_grad)
-            for key in vars(parameter).keys() - vars(replacement).keys():  # such as what an optimizer looks for
-                setattr(replacement, key, getattr(parameter, key))
-            moved[id(parameter)] = weakref.ref(parameter), replacement
-            self._parameters[name] = replacement
+            if new is not parameter and not _same(new, parameter):
+                become(parameter, new)
         for name, buffer in self._buffers.items():
             if buffer is not None:
                 self._buffers[name] = function(buffer)
         return self
 
     nn.Module._apply = apply  # type: ignore[method-assign]
+
+
+def become(parameter: nn.Parameter, new: torch.Tensor) -> None:
+    """Gives a parameter another tensor, on another device too, which `Tensor.data` cannot (torch 2.13: as
+    `torch.utils.swap_tensors`, which refuses what a fake mode remembers by a weak reference)."""
+    other = nn.Parameter(new, parameter.requires_grad)
+    for key in vars(parameter).keys() - vars(other).keys():  # such as what an optimizer looks for
+        setattr(other, key, getattr(parameter, key))
+    parameter.__class__, other.__class__ = other.__class__, parameter.__class__
+    parameter.__dict__, other.__dict__ = other.__dict__, parameter.__dict__
+    torch._C._swap_tensor_impl(parameter, other)
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

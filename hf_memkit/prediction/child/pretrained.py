@@ -58,8 +58,8 @@ def _made(model: nn.Module, places: dict[str, Any], dtypes: dict[str, torch.dtyp
                 dtype = kept(path) if tensor.is_floating_point() else None
                 shaped = torch.empty_like(tensor, dtype=dtype or tensor.dtype)
                 new = boundary.empty_like(shaped, places.get(path, "cpu"))
-                if isinstance(tensor, nn.Parameter):
-                    new = nn.Parameter(new, tensor.requires_grad)
+                if isinstance(tensor, nn.Parameter):  # frozen ones are thawed: core_model_loading.py, 1447
+                    new = nn.Parameter(new, new.is_floating_point())
                 new._is_hf_initialized = True  # type: ignore[attr-defined]
                 made[id(tensor)] = tensor, new  # the old one too: its id must not be given away
             table = module._parameters if name in module._parameters else module._buffers

@@ -2,7 +2,8 @@
 
 ```
 tensor = torch.arange(8)           real: data, lengths, splits, what is tokenised and cached
-nn.Linear(8, 8).weight             fake: a parameter is a shape
+GPT2LMHeadModel(config)            fake: its parameters are shapes
+nn.Linear(8, 8)                    real while all such parameters are small, then fake
 tensor.to("cuda")                  fake: there is no such memory
 model(tensor)                      fake: made from one that is
 ```
@@ -57,9 +58,15 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> RealAndFake:
         _parameters_are_fake(self.empty_like)
-        _values_are_refused()
+        self._refused = _values_are_refused()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
+
+    def leave(self) -> None:
+        """Ends it for good: what is made from here on is fake, and may be made up."""
+        for name, original in self._refused.items():
+            setattr(FakeTensor, name, original)
+        self.__exit__(None, None, None)
 
     @contextlib.contextmanager
     def all_fake(self) -> Iterator[None]:
@@ -129,20 +136,44 @@ def _refuse(what: str, asked: str) -> NoReturn:
     )
 
 
+_REAL_ELEMENTS: Final = 2**24
+"""Of all parameters that a script makes itself: their values can be looked at, and take 64 MiB."""
+
+
 def _parameters_are_fake(empty_like: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """A parameter keeps its shape, and its memory is given back before anything is written to it."""
-    original = nn.Parameter.__new__
+    """A parameter keeps its shape, and its memory is given back before anything is written to it: those of models of
+    transformers, and what is large."""
+    from transformers import PreTrainedModel
+
+    original, begin, end = nn.Parameter.__new__, PreTrainedModel.__init__, PreTrainedModel.post_init
+    making: list[int] = []  # the model of transformers that is being made, without those inside it
+    real = 0
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not making:
+            making.append(id(self))
+        begin(self, *args, **kwargs)
+
+    def post_init(self: Any) -> None:
+        if making == [id(self)]:
+            making.clear()
+        end(self)
 
     def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+        nonlocal real
         if isinstance(data, torch.Tensor) and type(data) in (torch.Tensor, nn.Parameter) and data.device.type == "cpu":
-            data = empty_like(data)
+            real += data.numel()
+            if making or real > _REAL_ELEMENTS:
+                data = empty_like(data)
         return original(cls, data, requires_grad)
 
     nn.Parameter.__new__ = staticmethod(new)  # type: ignore[method-assign]
+    PreTrainedModel.__init__ = init
+    PreTrainedModel.post_init = post_init
 
 
-def _values_are_refused() -> None:
-    """`numpy` and `tolist` would give what is made up to whoever writes it down."""
+def _values_are_refused() -> dict[str, Any]:
+    """`numpy` and `tolist` would give what is made up to whoever writes it down; returns what stood there."""
 
     def refuse(name: str) -> Any:
         def refused(self: torch.Tensor, *args: Any, **kwargs: Any) -> NoReturn:
@@ -150,5 +181,7 @@ def _values_are_refused() -> None:
 
         return refused
 
-    for name in ("numpy", "tolist", "__array__"):
+    originals = {name: getattr(FakeTensor, name) for name in ("numpy", "tolist", "__array__")}
+    for name in originals:
         setattr(FakeTensor, name, refuse(name))
+    return originals

@@ -87,6 +87,8 @@ def _pretend(request: ScriptRequest, result: Path) -> tuple[Any, Any]:
         boundary = RealAndFake(tracer)
         weights_are_shapes(boundary)
     at_train.remember_train(Trainer.train)
+    if boundary is not None:
+        Trainer.evaluate = _evaluate_later(Trainer.evaluate)
 
     def train(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
         try:
@@ -107,6 +109,19 @@ def _pretend(request: ScriptRequest, result: Path) -> tuple[Any, Any]:
     return tracer, boundary
 
 
+def _evaluate_later(original: Any) -> Any:
+    """An evaluation before `train()` would be made up: it is predicted after the two steps, and its loss is no number.
+    """
+
+    def evaluate(self: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
+        if getattr(self, "memkit_traced", False):
+            return original(self, *args, metric_key_prefix=metric_key_prefix, **kwargs)  # type: ignore[no-any-return]
+        self.memkit_evaluates = True
+        return {f"{metric_key_prefix}_loss": float("nan")}
+
+    return evaluate
+
+
 def _traced(trainer: Any, tracer: Any, boundary: Any, request: ScriptRequest) -> dict[str, Any]:
     from contextlib import ExitStack, contextmanager
 
@@ -121,7 +136,7 @@ def _traced(trainer: Any, tracer: Any, boundary: Any, request: ScriptRequest) ->
     from hf_memkit.prediction.child.fake_gpu import made_up_values
     from hf_memkit.prediction.child.training import _write_nothing
 
-    boundary.__exit__(None, None, None)  # what is made from here on is fake
+    boundary.leave()
 
     @contextmanager
     def fake() -> Any:

@@ -56,6 +56,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         trace: what has been recorded; complete after `finish`.
         default: the category of what is made from now on, and nothing else names.
         module: the dotted name of the module that is running, set from outside.
+        device_type: which storages count.
         items: how often the value of a tensor was asked for, by module, and was made up.
     """
 
@@ -64,7 +65,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.trace = Trace(operations=[""], modules=[""])
         self.default: Category = "other"
         self.items: Counter[str] = Counter()
-        self._device_type = device_type
+        self.device_type = device_type
         self._gpu = GpuEvents(capability, self.keep) if capability is not None else None
         self._live: dict[int, int] = {}  # address of the storage → its number
         self._watched: dict[int, weakref.ref[Any]] = {}
@@ -104,7 +105,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Names what `tensors` hold, whenever it was made."""
         number = CATEGORIES.index(category)
         for tensor in tensors:
-            if isinstance(tensor, torch.Tensor) and _device_type(tensor) == self._device_type:
+            if isinstance(tensor, torch.Tensor) and _device_type(tensor) == self.device_type:
                 for plain in plain_tensors(tensor):
                     storage = self._live.get(plain.untyped_storage()._cdata)
                     if storage is not None:
@@ -203,7 +204,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _watch(self, tensor: torch.Tensor, func: Any, args: tuple[Any, ...]) -> None:
         storage = tensor.untyped_storage()
         address = storage._cdata
-        if address in self._live or _device_type(tensor) != self._device_type:
+        if address in self._live or _device_type(tensor) != self.device_type:
             return
         size = storage.nbytes()
         if size == 0:
@@ -230,7 +231,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.trace.events.append(-number)
 
     def _category_of(self, tensor: Any) -> Category | None:
-        if not isinstance(tensor, torch.Tensor) or _device_type(tensor) != self._device_type:
+        if not isinstance(tensor, torch.Tensor) or _device_type(tensor) != self.device_type:
             return None
         number = self._live.get(tensor.untyped_storage()._cdata)
         return None if number is None else CATEGORIES[self.trace.category_of[number - 1]]
