@@ -52,10 +52,11 @@ EXAMPLES = """[bold]Examples[/bold]
 def predict(
     context: typer.Context,
     script: Annotated[
-        str | None, typer.Argument(help="A training script. Its code runs here, up to Trainer.train().")
+        str | None,
+        typer.Argument(metavar="SCRIPT", help="A training script. Its code runs here, up to Trainer.train()."),
     ] = None,
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARGUMENTS]", help="The script's own arguments, behind --.")
+        list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="The script's own arguments, behind --.")
     ] = None,
     module: Annotated[
         str | None, typer.Option("-m", "--module", metavar="MODULE", help="A module in place of a script (python -m).")
