@@ -7,10 +7,10 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final
 
 from hf_memkit.errors import InputError, ScriptFailed
 from hf_memkit.user_script import UserScript
@@ -88,12 +88,13 @@ def predict_script(
 ) -> int:
     """Predicts it and shows what was found; the exit code."""
     try:
-        with _ended_by_sigterm():
+        with _ended_by_signals() as ended:
             from hf_memkit.hardware import described_machine
             from hf_memkit.prediction.from_script import predict_script_training, refuse_unreadable
 
             refuse_unreadable(script)
             machine = described_machine(gpu, gpu_memory, ram, None)
+            ended()
             _say(f"{script} runs on this machine up to Trainer.train(); what it writes before that, it writes")
             with _status(script):
                 prediction, training = predict_script_training(
@@ -149,20 +150,31 @@ def _status(script: UserScript) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends this process as an exception does: what the script has started is ended first."""
+def _ended_by_signals() -> Iterator[Callable[[], None]]:
+    """SIGTERM ends this process as Ctrl-C does, with an exception: what the script has started is ended first. Gives a
+    function that raises that again: Python may lose it while it imports."""
+    came: list[int] = []
 
-    def leave(number: int, _: FrameType | None) -> NoReturn:
-        raise SystemExit(128 + number)
+    def leave(number: int, _: FrameType | None = None) -> None:
+        came.append(number)
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+    def again() -> None:
+        for number in came:
+            leave(number)
 
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield again
         return
-    before = signal.signal(signal.SIGTERM, leave)
+    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: handler for number, handler in found.items() if handler not in (None, signal.SIG_IGN)}
+    for number in before:
+        signal.signal(number, leave)
     try:
-        yield
+        yield again
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _show(prediction: Prediction, training: ScriptTraining, *, short: bool) -> None:

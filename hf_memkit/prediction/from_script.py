@@ -13,6 +13,7 @@ import contextlib
 import importlib.machinery
 import os
 import sys
+import termios
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -250,9 +251,13 @@ def _standard_input() -> Iterator[int]:
         number = os.dup(0)
     except OSError:
         number = os.open(os.devnull, os.O_RDONLY)
+    before = termios.tcgetattr(number) if os.isatty(number) else None
     try:
         yield number
     finally:
+        # A script that is ended while it asks cannot give the terminal back as it was.
+        if before is not None and termios.tcgetattr(number) != before:
+            termios.tcsetattr(number, termios.TCSADRAIN, before)
         os.close(number)
 
 

@@ -22,9 +22,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "predict notes.yaml": ("--args notes.yaml",),
     "predict -m no_such.module": ("-m no_such.module: there is no module 'no_such'",),
     "predict -m": ("requires an argument", "memkit predict --help"),
-    "predict notes.txt --model gpt2 --batch-size 4": (
-        "--model: with a script", "-- --per_device_train_batch_size B",
-    ),  # fmt: skip
+    "predict notes.txt --model gpt2 --batch-size 4": ("--model: with a", "-- --per_device_train_batch_size B"),
     "predict notes.txt --recipe gpt2-on-16gb --no-trace": ("--recipe: not with a script", "--no-trace: not with"),
     "predict train.py --learning_rate 1e-5": ("behind --: -- --learning_rate", "memkit predict --help"),
     "predict --model": ("memkit predict --help",),

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -336,6 +338,9 @@ def work(number):
     time.sleep(300)
 
 if __name__ == "__main__":
+    if os.isatty(0):
+        import tty
+        tty.setraw(0)
     work_of = multiprocessing.get_context(sys.argv[1]).Pool(2)
     found = work_of.map_async(work, range(2))
     other = subprocess.Popen(["sleep", "300"], start_new_session=True)
@@ -348,9 +353,11 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(("how", "number", "code"), [("fork", signal.SIGINT, 1), ("spawn", signal.SIGTERM, 143)])
 def test_stopping_it_leaves_nothing_behind(tmp_path: Path, how: str, number: int, code: int) -> None:
     """A script that prepares data in a pool. Would notice: workers, programs and the child process that go on after
-    Ctrl-C or SIGTERM; a traceback for it."""
+    Ctrl-C or SIGTERM; a traceback for it; a terminal that shows no more what is typed."""
     (tmp_path / "train.py").write_text(PREPARES)
-    process = started(tmp_path, "train.py", "--gpu", "T4", "--", how, start_new_session=True)
+    ours, theirs_end = pty.openpty()
+    terminal = termios.tcgetattr(ours)
+    process = started(tmp_path, "train.py", "--gpu", "T4", "--", how, start_new_session=True, stdin=theirs_end)
     try:
         until = time.monotonic() + 90
         while len(list(tmp_path.glob("pid-*"))) < 4 and time.monotonic() < until:
@@ -358,7 +365,7 @@ def test_stopping_it_leaves_nothing_behind(tmp_path: Path, how: str, number: int
             time.sleep(0.05)
         below = psutil.Process(process.pid).children(recursive=True)
         theirs = [psutil.Process(int(path.name[4:])) for path in tmp_path.glob("pid-*")]
-        assert len(theirs) == 4
+        assert len(theirs) == 4 and termios.tcgetattr(ours) != terminal
         at = time.monotonic()
         if number == signal.SIGINT:
             os.killpg(process.pid, number)  # as a terminal does: every process of the group gets it
@@ -371,8 +378,11 @@ def test_stopping_it_leaves_nothing_behind(tmp_path: Path, how: str, number: int
         assert lines[0].startswith("memkit: train.py runs on") and "Traceback" not in said
         assert lines[1:] == (["memkit: stopped; nothing of train.py runs any more"] if code == 1 else [])
         assert not [each for each in {*below, *theirs} if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+        assert termios.tcgetattr(ours) == terminal
     finally:
         process.kill()
+        os.close(ours)
+        os.close(theirs_end)
 
 
 def test_a_memkit_that_is_killed_takes_the_script_along(tmp_path: Path) -> None:
