@@ -7,13 +7,14 @@ for workers that are spawned.
 
 from __future__ import annotations
 
+import builtins
 import importlib.util
 import sys
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from typing import Any
 
 from hf_memkit.errors import InputError
 
@@ -55,31 +56,61 @@ class UserScript:
 
     def run(self) -> None:
         """Runs it in this process, which is its own from then on. What it raises comes through, SystemExit too."""
+        code = self.take_over()
+        exec(code, vars(sys.modules["__main__"]))
+
+    def take_over(self) -> types.CodeType:
+        """Makes this process the script's, up to its first line. The code that is returned is for `__main__`.
+
+        Raises:
+            InputError: there is no such module, or none that can be run.
+            SyntaxError: of the script, as Python tells it.
+        """
         main = types.ModuleType("__main__")
+        vars(main).update(__builtins__=builtins, __annotations__={})
         name, code = self._module_code(main) if self.is_module else self._file_code(main)
         sys.modules["__main__"] = main
         sys.argv = [name, *self.arguments]
-        exec(code, vars(main))
+        return code
 
-    def _file_code(self, main: types.ModuleType) -> tuple[str, Any]:
+    def _file_code(self, main: types.ModuleType) -> tuple[str, types.CodeType]:
         given = Path(self.target)
         path = given / "__main__.py" if given.is_dir() else given
-        sys.path[0] = str(given.resolve() if given.is_dir() else given.resolve().parent)
-        vars(main).update(__file__=str(path.absolute()), __builtins__=__builtins__)
-        return self.target, compile(path.read_bytes(), str(path.absolute()), "exec")
+        _look_first_in(given.resolve() if given.is_dir() else given.resolve().parent)
+        file = str(path.absolute())
+        vars(main).update(__file__=file, __cached__=None, __loader__=SourceFileLoader("__main__", file))
+        # Without `dont_inherit` this module's `from __future__` would be the script's too.
+        return self.target, compile(path.read_bytes(), file, "exec", dont_inherit=True)
 
-    def _module_code(self, main: types.ModuleType) -> tuple[str, Any]:
-        sys.path[0] = str(Path.cwd())
-        spec = importlib.util.find_spec(self.target)
+    def _module_code(self, main: types.ModuleType) -> tuple[str, types.CodeType]:
+        _look_first_in(Path.cwd())
+        spec = _spec(self.target)
         if spec is not None and spec.submodule_search_locations is not None:
-            spec = importlib.util.find_spec(f"{self.target}.__main__")
+            spec = _spec(f"{self.target}.__main__")
         if spec is None or spec.loader is None or not hasattr(spec.loader, "get_code"):
             raise InputError(f"-m {self.target}: there is no such module to run")
-        vars(main).update(
-            __file__=spec.origin, __spec__=spec, __package__=spec.parent, __loader__=spec.loader,
-            __builtins__=__builtins__,
-        )  # fmt: skip
         code = spec.loader.get_code(spec.name)
         if code is None:
             raise InputError(f"-m {self.target}: has no Python code to run")
+        vars(main).update(
+            __file__=spec.origin, __cached__=spec.cached, __spec__=spec, __package__=spec.parent,
+            __loader__=spec.loader,
+        )  # fmt: skip
         return str(spec.origin), code
+
+
+def _look_first_in(folder: Path) -> None:
+    """In place of the folder that Python put first for memkit; with `python -P` it has put none."""
+    if not sys.flags.safe_path:
+        sys.path[0] = str(folder)
+
+
+def _spec(module: str) -> ModuleSpec | None:
+    if module.startswith(".") or module == "__main__":
+        return None
+    try:
+        return importlib.util.find_spec(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module}.".startswith(f"{error.name}."):
+            return None
+        raise  # what its package imports is missing

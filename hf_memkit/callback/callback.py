@@ -13,7 +13,7 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol
 
 from transformers import TrainerCallback
 
@@ -60,7 +60,7 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
             the peaks are then those since the process began.
         log: what the logs of training steps get, under `memory/`: `"few"` (peaks, share of the card, fragmentation,
             headroom), `"all"` numbers there are, or `"none"`.
-        summary: print a summary when training ends or runs out of memory.
+        summary: print a summary when training ends or runs out of memory; `"stderr"`: on standard error.
         html: write `memory-report.html` beside the records then. After any other error
             `memkit report FOLDER --html FILE` makes it from the records.
         oom_snapshot: have the allocator remember where its blocks come from, and write them beside the records when
@@ -80,7 +80,7 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
         *,
         phases: bool = True,
         log: Log = "few",
-        summary: bool = True,
+        summary: bool | Literal["stderr"] = True,
         html: bool = True,
         oom_snapshot: bool = False,
         run_facts: Mapping[str, Any] | None = None,
@@ -138,6 +138,8 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.close()  # auto_find_batch_size begins again without an end; so does a training after one that raised
         before, self._training, self._barrier = self._training, None, ErrorBarrier()
+        if self._trainer is not None and self._gives_way(self._trainer()):
+            return
         self._barrier.call("on_train_begin", self._begin, args, state, kwargs, before)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -179,6 +181,11 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
         trainer = self._trainer() if self._trainer is not None else None
         engine = trainer.model_wrapped if trainer is not None else None
         self._training.begin(self, kwargs["model"], kwargs.get("optimizer"), engine=engine, before=before)
+
+    def _gives_way(self, trainer: Any) -> bool:
+        """Whether the Trainer was given another one after this: two would take the counters from one another."""
+        callbacks = trainer.callback_handler.callbacks if trainer is not None else ()
+        return any(isinstance(other, MemoryReportCallback) and other is not self for other in callbacks)
 
     def _say_what_logs_reach(self, args: Any, state: Any) -> None:
         """Once: a callback that a user gives a Trainer is told after its integrations."""

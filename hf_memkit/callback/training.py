@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 
@@ -63,7 +64,7 @@ class CallbackOptions:
     output_dir: str | Path | None
     phases: bool
     log: Log
-    summary: bool
+    summary: bool | Literal["stderr"]
     html: bool
     oom_snapshot: bool
     run_facts: Mapping[str, Any]
@@ -203,7 +204,7 @@ class Training:
         if run is not None and self._options.html:
             self._barrier.call("page", write_page, run, folder / PAGE)
         if run is not None and self._options.summary:
-            self._barrier.call("summary", _print_summary, run)
+            self._barrier.call("summary", _print_summary, run, on_stderr=self._options.summary == "stderr")
 
     def _speaks(self) -> bool:
         """Whether this rank, which is not the first, reports: it ran out of memory, and none of those before it did.
@@ -273,9 +274,11 @@ def _write_end(writer: RecordWriter, watch: ExceptionWatch, process: int) -> Non
         writer.close()
 
 
-def _print_summary(run: Run) -> None:
+def _print_summary(run: Run, *, on_stderr: bool) -> None:
     """Prints the summary, which names the page if there is one."""
     from tqdm.auto import tqdm  # type: ignore[import-untyped]
 
     width = min(shutil.get_terminal_size((100, 24)).columns, _WIDEST)
-    tqdm.write(text_report(run, width))  # a plain print would land in the middle of a progress bar
+    tqdm.write(
+        text_report(run, width), sys.stderr if on_stderr else sys.stdout
+    )  # a plain print would land in the middle of a progress bar

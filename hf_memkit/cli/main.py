@@ -13,8 +13,9 @@ from typing import Any, Final, NoReturn
 import typer
 
 from hf_memkit._version import __version__
-from hf_memkit.cli import check, doctor, ds, explain, predict, preset, recipe, report
+from hf_memkit.cli import check, doctor, ds, explain, predict, preset, recipe, report, run
 from hf_memkit.errors import MemkitError
+from hf_memkit.run_script import ScriptRun
 
 __all__ = ["main", "main_and_exit"]
 
@@ -26,8 +27,10 @@ _INSTEAD: Final = {
     ("memkit recipe", "--batch-size"): "write --set per_device_train_batch_size=B",
     ("memkit recipe", "--preset"): "a recipe's variants are its presets: --variant",
     ("memkit recipe", "--technique"): "techniques belong to the recipe's file: --copy FILE writes it, to be changed",
+    ("memkit predict", "--…"): "what the script gets stands behind --",
+    ("memkit run", "--…"): "what the script gets stands behind --",
 }
-"""Options of other verbs that people give to one that has none such, and what to write there."""
+"""Options that people give to a verb that has none such, and what to write there; `--…` is any other."""
 
 app = typer.Typer(
     name="memkit",
@@ -54,6 +57,12 @@ app.command(
     help="What a training will need, by phase and category, and whether it fits a card; no GPU is needed.",
     epilog=predict.EXAMPLES,
 )(predict.predict)
+app.command(
+    "run",
+    cls=run.RunCommand,
+    help="Your training script as it is, with a report of its memory: no line of it is changed.",
+    epilog=run.EXAMPLES,
+)(run.run)
 app.command(
     "report",
     help="Where the memory went: a finished or running job's records as text or one page.",
@@ -82,10 +91,11 @@ def _memkit(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
     # DeepSpeed's launcher puts this before all other arguments; its environment variables say the same.
-    local_rank: int = typer.Option(0, "--local_rank", hidden=True),
+    local_rank: int | None = typer.Option(None, "--local_rank", hidden=True),
 ) -> None:
-    context.obj = dict(os.environ)  # as the user has it, for a script of theirs
-    if context.invoked_subcommand != "doctor":  # which shows what the libraries find by themselves
+    context.obj = dict(os.environ)  # as the user has it, for a script that is predicted
+    # `doctor` shows what the libraries find by themselves, and in `run` they are the script's.
+    if context.invoked_subcommand not in ("doctor", "run"):
         _quiet_libraries()
 
 
@@ -107,9 +117,15 @@ def _quiet_libraries() -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command line and returns its exit code."""
+    """Runs the command line and returns its exit code; what a script of `memkit run` raises comes through."""
+    excepthook = sys.excepthook
     try:
-        result = app(args=arguments, prog_name="memkit", standalone_mode=False)
+        try:
+            result = app(args=arguments, prog_name="memkit", standalone_mode=False)
+        finally:
+            sys.excepthook = excepthook  # which Typer replaces
+        if isinstance(result, ScriptRun):
+            result.prepare()
     except MemkitError as error:
         for line in str(error).splitlines():
             print(f"memkit: error: {line}", file=sys.stderr)
@@ -122,21 +138,24 @@ def main(arguments: list[str] | None = None) -> int:
             asked = error.ctx.command_path if error.ctx is not None else _verb(arguments)
             # What has no class of its own is a word too many.
             option = getattr(error, "option_name", "" if type(error) is _UsageError else None)
-            instead = _INSTEAD.get((asked, option or ""), "") if option is not None else ""
-            if type(error).__name__ == "NoSuchOption" and asked == "memkit predict" and _names_a_script(arguments):
-                instead = f"the script's own arguments go behind --: -- {option}"
+            any_other = _INSTEAD.get((asked, "--…"), "") if said.startswith("No such option") else ""
+            if asked == "memkit predict" and not _names_a_script(arguments):
+                any_other = ""
+            instead = _INSTEAD.get((asked, option or ""), any_other) if option is not None else ""
             said = said.partition(" (Possible")[0] + f"; {instead}" if instead else said
             print(f"memkit: error: {said} (see `{asked} --help`)", file=sys.stderr)
         return 2
     except (typer.Abort, KeyboardInterrupt):
         print("memkit: stopped at once; a run's records and last checkpoint are whole: --resume", file=sys.stderr)
         return 1
+    if isinstance(result, ScriptRun):
+        result.run()  # not within `try`: its errors are its own
     return result if isinstance(result, int) else 0
 
 
 def _names_a_script(arguments: list[str] | None) -> bool:
     words = sys.argv[1:] if arguments is None else arguments
-    return any(word.endswith(".py") or word in ("-m", "--module") for word in words)
+    return any(word.endswith(".py") or word == "-m" for word in words)
 
 
 def _verb(arguments: list[str] | None) -> str:

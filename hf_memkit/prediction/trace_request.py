@@ -73,6 +73,7 @@ class ScriptRequest:
         gpu_name: what the card calls itself.
         longest: whether batches are made of the longest rows; False: of those that the script's loader gives first.
         stdin: number of the file that it reads answers from; None: it gets none.
+        processes, per_node: ranks in all, one GPU each, and those of one machine.
     """
 
     script: UserScript
@@ -84,6 +85,8 @@ class ScriptRequest:
     gpu_name: str = "NVIDIA A100-SXM4-80GB"
     longest: bool = True
     stdin: int | None = None
+    processes: int = 1
+    per_node: int = 1
 
     def to_json(self) -> dict[str, Any]:
         script = {name: getattr(self.script, name) for name in ("target", "is_module", "arguments")}

@@ -23,6 +23,7 @@ from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.fake_gpu import become
 from hf_memkit.prediction.child.generation import generates, generating
 from hf_memkit.prediction.child.phase_hooks import TrainingWatch
+from hf_memkit.prediction.child.script_engine import about_engine, as_the_engine_has_it
 from hf_memkit.prediction.child.tracer import StorageTracer
 
 __all__ = ["MICRO_BATCHES", "STEPS", "traced_training"]
@@ -58,7 +59,7 @@ def traced_training(
         Unmodelled: something of it cannot be traced.
     """
     arguments = trainer.args
-    _refuse(trainer)
+    _refuse(trainer, tracer.device_type)
     about = _about(trainer)
     notes: list[str] = about["notes"]
     accumulation = min(int(arguments.gradient_accumulation_steps), MICRO_BATCHES)
@@ -79,10 +80,13 @@ def traced_training(
         notes += _callbacks(trainer, watch)
         with fake():
             tracer.adopt(_weights(tracer.device_type), "weights")
-            trainer.get_train_dataloader = lambda: _Loader(batches, trainer.args)
+            if _is_traced() and generates(arguments, type(trainer)):
+                trainer.__class__ = generating(type(trainer))
+            dtype = as_the_engine_has_it(trainer)
+            trainer.get_train_dataloader = lambda: _Loader(batches, trainer.args, dtype)
             _original_train[0](trainer)
             if evaluates:
-                _evaluate(trainer, evaluated)
+                _evaluate(trainer, evaluated, dtype)
             trace = tracer.finish(watch.phase)
     if watch.optimizer_steps != STEPS:
         raise Unmodelled(f"train() made {watch.optimizer_steps} optimizer steps in place of {STEPS}")
@@ -97,8 +101,14 @@ def remember_train(original: Any) -> None:
     _original_train.append(original)
 
 
-def _refuse(trainer: Any) -> None:
+def _refuse(trainer: Any, device_type: str) -> None:
+    """
+    Raises:
+        Unmodelled: what cannot be traced, or is no training on a GPU.
+    """
     arguments = trainer.args
+    if arguments.device.type != device_type:
+        raise Unmodelled(f"this training runs on the {arguments.device.type.upper()}: predict it without use_cpu")
     if arguments.torch_compile:
         raise Unmodelled(
             "torch_compile: a compiled model keeps and recomputes what its compiler decides, which a trace of the "
@@ -120,6 +130,7 @@ def _about(trainer: Any) -> Found:
             f"of {_EVALUATED} are counted; eval_accumulation_steps=1 moves them to RAM"
         )
     return {
+        "deepspeed": about_engine(trainer),
         "trainer": type(trainer).__name__,
         "model": type(base).__name__,
         "model_name": str(getattr(getattr(base, "config", None), "_name_or_path", "") or ""),
@@ -208,8 +219,8 @@ def _elements(value: Any) -> int:
 class _Loader:
     """Stands for a data loader: batches that were made outside, as tensors of the traced training."""
 
-    def __init__(self, batches: Batches, arguments: Any) -> None:
-        self._batches, self._arguments = batches, arguments
+    def __init__(self, batches: Batches, arguments: Any, dtype: torch.dtype | None) -> None:
+        self._batches, self._arguments, self._dtype = batches, arguments, dtype
         self.dataset: Sequence[Any] = range(len(batches) * max(1, arguments.train_batch_size))
         self.batch_size = arguments.train_batch_size
         self.sampler = self.batch_sampler = None
@@ -218,10 +229,10 @@ class _Loader:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Any]:
-        device, made = self._arguments.device, functools.partial(_mapped, _made_here)
+        device, dtype = self._arguments.device, self._dtype
         for batch in self._batches:
-            # accelerate moves a batch to the GPU when it is fetched
-            yield _mapped(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, made(batch))
+            # accelerate moves a batch to the GPU when it is fetched; DeepSpeed's has its weights' dtype
+            yield _mapped(functools.partial(_moved, device=device, dtype=dtype), _mapped(_made_here, batch))
 
 
 def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
@@ -231,6 +242,12 @@ def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
     if isinstance(value, tuple | list):
         return type(value)(_mapped(function, each) for each in value)
     return function(value)
+
+
+def _moved(leaf: Any, *, device: torch.device, dtype: torch.dtype | None) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return leaf.to(device, dtype if leaf.is_floating_point() else None)
 
 
 def _made_here(leaf: Any) -> Any:
@@ -278,8 +295,6 @@ def _shorten(trainer: Any, folder: str, accumulation: int) -> None:
         if hasattr(arguments, name):
             object.__setattr__(arguments, name, value)
     trainer.accelerator.gradient_accumulation_steps = 1
-    if generates(arguments, type(trainer)):
-        trainer.__class__ = generating(type(trainer))
 
 
 def _callbacks(trainer: Any, watch: Any) -> list[str]:
@@ -319,9 +334,9 @@ def _is_traced() -> bool:
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
-def _evaluate(trainer: Any, batches: Batches) -> None:
+def _evaluate(trainer: Any, batches: Batches, dtype: torch.dtype | None) -> None:
     arguments = trainer.args
     if trainer.compute_metrics is not None:
         trainer.compute_metrics = lambda prediction, compute_result=True: {}
-    trainer.get_eval_dataloader = lambda *args, **kwargs: _Loader(batches, arguments)
+    trainer.get_eval_dataloader = lambda *args, **kwargs: _Loader(batches, arguments, dtype)
     trainer.evaluate()

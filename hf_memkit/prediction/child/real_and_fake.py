@@ -33,6 +33,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hf_memkit.errors import Unmodelled
+from hf_memkit.prediction.child.fake_gpu import become
 from hf_memkit.prediction.child.tracer import StorageTracer
 
 __all__ = ["RealAndFake", "is_library", "line_of"]
@@ -141,35 +142,25 @@ _REAL_ELEMENTS: Final = 2**24
 
 
 def _parameters_are_fake(empty_like: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """A parameter keeps its shape, and its memory is given back before anything is written to it: those of models of
-    transformers, and what is large."""
-    from transformers import PreTrainedModel
-
-    original, begin, end = nn.Parameter.__new__, PreTrainedModel.__init__, PreTrainedModel.post_init
-    making: list[int] = []  # the model of transformers that is being made, without those inside it
+    """A parameter keeps its shape, and its memory is given back before anything is written to it: those of libraries'
+    modules, and what is large. What is put into a fake one by `.data` is fake, too."""
+    original, plain = nn.Parameter.__new__, torch.Tensor.data
     real = 0
-
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        if not making:
-            making.append(id(self))
-        begin(self, *args, **kwargs)
-
-    def post_init(self: Any) -> None:
-        if making == [id(self)]:
-            making.clear()
-        end(self)
 
     def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
         nonlocal real
         if isinstance(data, torch.Tensor) and type(data) in (torch.Tensor, nn.Parameter) and data.device.type == "cpu":
-            real += data.numel()
-            if making or real > _REAL_ELEMENTS:
+            own = _asked_by_script()
+            real += data.numel() if own else 0
+            if not own or real > _REAL_ELEMENTS:
                 data = empty_like(data)
         return original(cls, data, requires_grad)
 
+    def set_data(self: Any, value: torch.Tensor) -> None:
+        become(self, value if isinstance(value, FakeTensor) else empty_like(value))
+
     nn.Parameter.__new__ = staticmethod(new)  # type: ignore[method-assign]
-    PreTrainedModel.__init__ = init
-    PreTrainedModel.post_init = post_init
+    FakeTensor.data = property(plain.__get__, set_data)  # type: ignore[assignment, attr-defined]
 
 
 def _values_are_refused() -> dict[str, Any]:

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import traceback
+import warnings
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -17,6 +18,11 @@ from hf_memkit.errors import MemkitError
 from hf_memkit.prediction.trace_request import ScriptRequest
 
 __all__ = ["run_script"]
+
+_RANKS: Final = (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_USE_DEEPSPEED",
+)  # fmt: skip
+"""The traced training is one process, whatever the one that asks is; of several it is told by `ranks.py`."""
 
 _PACKAGE: Final = str(Path(__file__).resolve().parents[2])
 
@@ -48,9 +54,10 @@ def run_script(request: ScriptRequest, result: Path) -> None:
 
 def _its_own_world(request: ScriptRequest) -> None:
     os.environ.clear()
-    os.environ.update(request.environment)
+    os.environ.update({name: each for name, each in request.environment.items() if name not in _RANKS})
     os.environ.update({"HF_DEACTIVATE_ASYNC_LOAD": "1", "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"})
     os.chdir(request.folder)
+    sys.path[1:1] = [each for each in request.environment.get("PYTHONPATH", "").split(os.pathsep) if each]
     if request.stdin is not None:
         os.dup2(request.stdin, 0)
         sys.stdin = os.fdopen(0, closefd=False)
@@ -79,16 +86,20 @@ def _pretend(request: ScriptRequest, result: Path) -> tuple[Any, Any]:
         from hf_memkit.prediction.child.kernel_rules import learn_counts
         from hf_memkit.prediction.child.libraries import before_a_script
         from hf_memkit.prediction.child.pretrained import weights_are_shapes
+        from hf_memkit.prediction.child.ranks import one_of_several
         from hf_memkit.prediction.child.real_and_fake import RealAndFake
+        from hf_memkit.prediction.child.script_engine import without_engines
 
         learn_counts()
         movable_modules()
         before_a_script(on_card=on_card)
+        without_engines()
+        if request.processes > 1:
+            one_of_several(request.processes, request.per_node)
         boundary = RealAndFake(tracer)
         weights_are_shapes(boundary)
     at_train.remember_train(Trainer.train)
-    if boundary is not None:
-        Trainer.evaluate = _evaluate_later(Trainer.evaluate)
+    Trainer.evaluate = _evaluate_later(Trainer.evaluate)
 
     def train(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
         try:
@@ -125,6 +136,8 @@ def _evaluate_later(original: Any) -> Any:
 def _traced(trainer: Any, tracer: Any, boundary: Any, request: ScriptRequest) -> dict[str, Any]:
     from contextlib import ExitStack, contextmanager
 
+    import transformers
+
     from hf_memkit.prediction.child.at_train import traced_training
     from hf_memkit.prediction.child.libraries import (
         install_library_rules,
@@ -140,6 +153,8 @@ def _traced(trainer: Any, tracer: Any, boundary: Any, request: ScriptRequest) ->
 
     @contextmanager
     def fake() -> Any:
+        warnings.simplefilter("ignore")  # what libraries say of tensors without memory
+        transformers.utils.logging.disable_progress_bar()
         made_up_values()
         _write_nothing()
         install_library_rules(_setup_of(trainer), on_card=request.device == "cuda")

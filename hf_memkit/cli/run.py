@@ -1,0 +1,70 @@
+"""`memkit run`: a training script as it is, with a report of its memory."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from hf_memkit.errors import InputError
+from hf_memkit.run_script import ScriptRun
+from hf_memkit.user_files import user_path
+from hf_memkit.user_script import UserScript
+
+__all__ = ["EXAMPLES", "RunCommand", "run"]
+
+EXAMPLES = """[bold]Examples[/bold]
+
+  memkit run train.py -- --output_dir out    as `python train.py --output_dir out`, with a report in out
+
+  memkit run -m my_package.train -- …        as `python -m my_package.train …`
+
+  torchrun --nproc_per_node 4 -m hf_memkit run train.py -- …     also: accelerate launch -m hf_memkit run …,
+  deepspeed --module hf_memkit run …
+"""
+
+
+class RunCommand(TyperCommand):
+    """Where there is a `--`, memkit's options stand before it. Without one all that stands behind the script's name
+    is the script's, as after `python`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.allow_interspersed_args = "--" in args
+        return super().parse_args(ctx, args)
+
+
+def run(
+    context: typer.Context,
+    script: Annotated[
+        str, typer.Argument(metavar="SCRIPT", help="Path of the script; with -m, a module's dotted name.")
+    ],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="What the script gets.")
+    ] = None,
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as after `python -m`.")] = False,
+    records: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Folder of records and page; else the Trainer's output_dir."),
+    ] = None,
+    log: Annotated[
+        str, typer.Option(metavar="few|all|none", help="The numbers that the Trainer's logs and dashboards get.")
+    ] = "few",
+    phases: Annotated[
+        bool,
+        typer.Option(
+            " /--no-phases", show_default=False, help="Leave torch's peak counter alone; the script reads it itself."
+        ),
+    ] = True,
+) -> ScriptRun:
+    """A script as it is, with a report of its memory."""
+    if log not in (allowed := ("few", "all", "none")):
+        raise InputError(f"--log {log}: give {', '.join(allowed)}")
+    folder = user_path(records).absolute() if records is not None else None  # the script may change its folder
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise InputError(f"--records {records}: is a file; give a folder")
+    # DeepSpeed's launcher gives it to the script as its first argument.
+    local_rank = context.find_root().params["local_rank"]
+    given = [*([f"--local_rank={local_rank}"] if local_rank is not None else []), *(arguments or ())]
+    options = {"output_dir": folder, "log": log, "phases": phases, "summary": "stderr"}
+    return ScriptRun(UserScript.found(script, given, is_module=module), options)

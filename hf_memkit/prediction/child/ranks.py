@@ -1,0 +1,65 @@
+"""One rank of several, as `torchrun` would start it: the environment, a process group that answers, and collectives
+that are over at once. Nothing is sent, and no other process is there.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["one_of_several", "rank_environment"]
+
+
+def rank_environment(processes: int, per_node: int) -> dict[str, str]:
+    """What `torchrun` sets for the first rank."""
+    return {
+        "RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(per_node), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
+    }  # fmt: skip
+
+
+def one_of_several(processes: int, per_node: int) -> None:
+    """Replaces the process group and what is asked of it, in this process."""
+    import accelerate.data_loader
+    import accelerate.utils.operations as operations
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    os.environ.update(rank_environment(processes, per_node))
+    torch.cuda.device_count = lambda: per_node
+    start = dist.init_process_group
+
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        if not dist.is_initialized():
+            start("fake", store=FakeStore(), rank=0, world_size=processes)
+
+    def gathered(tensor: Any) -> Any:
+        return operations.recursively_apply(
+            lambda each: torch.cat([each[None] if each.ndim == 0 else each] * processes), tensor,
+            error_on_other_type=True,
+        )  # fmt: skip
+
+    def objects(found: list[Any], value: Any, *args: Any, **kwargs: Any) -> None:
+        found[:] = [value] * len(found)
+
+    dist.init_process_group = init_process_group
+    for name in ("all_reduce", "broadcast", "barrier", "all_gather", "all_gather_into_tensor", "reduce",
+                 "broadcast_object_list", "monitored_barrier"):  # fmt: skip
+        setattr(dist, name, lambda *args, **kwargs: None)
+    dist.all_gather_object = objects
+    operations._gpu_gather = gathered
+    operations._gpu_gather_object = lambda value: [each for each in value] * processes
+    operations._gpu_broadcast = lambda data, src=0: data
+    operations.reduce = lambda tensor, reduction="mean", scale=1.0: tensor
+    accelerate.data_loader.synchronize_rng_states = lambda *args, **kwargs: None
+    # Its buckets of gradients are added to the trace.
+    torch.nn.parallel.DistributedDataParallel = _Unwrapped  # type: ignore[assignment, misc]
+
+
+class _Unwrapped:
+    """`DistributedDataParallel(model)` is the model."""
+
+    def __new__(cls, module: Any, *args: Any, **kwargs: Any) -> Any:
+        return module

@@ -1,0 +1,79 @@
+"""DeepSpeed in a user's script: the training is traced without its engine, and what the engine does to the model is
+done before. What it holds is computed by the process that asks (`prediction/split_states.py`).
+
+`TrainingArguments(deepspeed=…)` keeps its field, and accelerate is told nothing of it: no process group, no
+`zero.Init`, no engine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["about_engine", "as_the_engine_has_it", "without_engines"]
+
+_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def without_engines() -> None:
+    """Replaces how `TrainingArguments` takes a DeepSpeed JSON (transformers 5.23.0: training_args.py,
+    `__post_init__`)."""
+    from transformers import TrainingArguments
+
+    original = TrainingArguments.__post_init__
+
+    def post_init(self: Any) -> None:
+        given, halves = self.deepspeed, {name: getattr(self, name) for name in _HALF}
+        if not given:
+            return original(self)  # type: ignore[no-any-return]
+        self.deepspeed = self.memkit_engine = None
+        for name in halves:  # the engine's weights are in 16 bits; there is no autocast
+            setattr(self, name, False)
+        original(self)
+        self.deepspeed, self.memkit_engine = given, _config(given)
+        for name, value in halves.items():
+            object.__setattr__(self, name, value)
+        return None
+
+    TrainingArguments.__post_init__ = post_init
+
+
+def about_engine(trainer: Any) -> dict[str, Any] | None:
+    """The config, and the trained model's parameters by size: what the ledger is computed from. None: no engine."""
+    config = getattr(trainer.args, "memkit_engine", None)
+    if config is None:
+        return None
+    decayed = set(trainer.get_decay_parameter_names(trainer.model))
+    rows = [(name, each.numel(), each.requires_grad) for name, each in trainer.model.named_parameters()]
+    return {
+        "config": config,
+        "sizes": [size for _, size, _ in rows],
+        "trained": [trained for _, _, trained in rows],
+        "decayed": [name in decayed for name, _, _ in rows],
+    }
+
+
+def as_the_engine_has_it(trainer: Any) -> torch.dtype | None:
+    """Weights in the engine's dtype, which batches get as well, and an optimizer without states; returns the dtype,
+    None where weights stay as they are."""
+    arguments = trainer.args
+    config = getattr(arguments, "memkit_engine", None)
+    if config is None:
+        return None
+    arguments.optim = "sgd"
+    trainer.optimizer = trainer.lr_scheduler = None
+    for name, dtype in _HALF.items():
+        wanted = config.get(name, {}).get("enabled", False)
+        if wanted is True or (wanted == "auto" and getattr(arguments, name)):
+            trainer.model.to(dtype)
+            return dtype
+    return None
+
+
+def _config(given: Any) -> dict[str, Any]:
+    found = given if isinstance(given, Mapping) else json.loads(Path(given).read_text(encoding="utf-8"))
+    return dict(found)

@@ -1,0 +1,223 @@
+"""A user's script with a report of its memory. In: the script. Out: what it does without memkit, and beside that the
+records, page, summary and advice of every Trainer that it makes.
+
+The process is the script's. Neither torch nor transformers is imported before the script does: what it puts into
+`os.environ` in its first lines (HF_HOME, CUDA_VISIBLE_DEVICES …) acts as it does without memkit. So the two classes of
+transformers that are changed are changed at the moment they have been imported:
+
+- `Trainer.__init__` attaches a MemoryReportCallback at its end;
+- `TrainingArguments.__post_init__`, where DeepSpeed is asked for, names stale build locks, and without a launcher sets
+  what a launcher would set for one process.
+
+What memkit has to say goes to standard error, on one rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import itertools
+import os
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from types import TracebackType
+from typing import Any, Final
+
+from hf_memkit import user_script
+from hf_memkit.user_script import UserScript
+
+__all__ = ["ScriptRun"]
+
+_MPI_SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+"""Set by mpirun for each process; then DeepSpeed finds the others through mpi4py, and not through the environment."""
+
+
+class ScriptRun:
+    """One run of a script in this process.
+
+    Args:
+        script: which, with its arguments.
+        options: those of MemoryReportCallback, for each Trainer of the script that has none.
+    """
+
+    def __init__(self, script: UserScript, options: Mapping[str, Any]) -> None:
+        self.script = script
+        self._options = dict(options)
+        self._code: types.CodeType | None = None
+        self._made_trainer = False
+        self._asked_for_deepspeed = False
+        self._set_environment = False
+
+    def prepare(self) -> None:
+        """Makes the process the script's, up to its first line.
+
+        Raises:
+            InputError: there is no such module.
+        """
+        _when_imported("transformers.trainer", self._report_of_trainers)
+        _when_imported("transformers.training_args", self._prepare_for_deepspeed)
+        try:
+            self._code = self.script.take_over()
+        except BaseException:
+            _hide_memkit()
+            raise
+
+    def run(self) -> None:
+        """Runs it. What it raises comes through, and Python shows it without memkit's frames."""
+        assert self._code is not None, "prepare() comes first"
+        process = os.getpid()
+        try:
+            exec(self._code, vars(sys.modules["__main__"]))
+        except SystemExit as left:
+            if left.code in (None, 0):
+                self._end(process)
+            raise
+        except BaseException:
+            _hide_memkit()
+            raise
+        self._end(process)
+
+    def _end(self, process: int) -> None:
+        if process != os.getpid():  # a process that the script forked
+            return
+        if not self._made_trainer:
+            _say(f"{self.script} made no Trainer: nothing was recorded")
+        if self._set_environment:
+            from hf_memkit.zero.process_group import leave_process_group
+
+            with contextlib.suppress(Exception):  # else a run that is done could still abort; see there
+                leave_process_group()
+
+    def _report_of_trainers(self, trainer: types.ModuleType) -> None:
+        plain = trainer.Trainer.__init__
+
+        @functools.wraps(plain)
+        def with_report(trainer: Any, *args: Any, **kwargs: Any) -> None:
+            plain(trainer, *args, **kwargs)
+            self._made_trainer = True
+            try:
+                self._attach(trainer)
+            except Exception as error:
+                _say(f"nothing is recorded of this Trainer: {type(error).__name__}: {error}")
+
+        trainer.Trainer.__init__ = with_report
+
+    def _attach(self, trainer: Any) -> None:
+        from hf_memkit.callback import MemoryReportCallback, attach
+
+        if not any(isinstance(other, MemoryReportCallback) for other in trainer.callback_handler.callbacks):
+            attach(trainer, **self._options)
+
+    def _prepare_for_deepspeed(self, training_args: types.ModuleType) -> None:
+        plain = training_args.TrainingArguments.__post_init__
+
+        @functools.wraps(plain)
+        def with_environment(arguments: Any, *args: Any, **kwargs: Any) -> None:
+            by_accelerate = os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() in ("1", "true", "yes")
+            if (arguments.deepspeed or by_accelerate) and not self._asked_for_deepspeed:
+                self._asked_for_deepspeed = True
+                self._set_environment = _set_environment_of_one_process()
+                _name_stale_locks()
+            plain(arguments, *args, **kwargs)
+
+        training_args.TrainingArguments.__post_init__ = with_environment
+
+
+def _say(words: str) -> None:
+    if os.environ.get("RANK", "0") == "0":
+        print(f"memkit: {words}", file=sys.stderr, flush=True)
+
+
+def _set_environment_of_one_process() -> bool:
+    """Sets it where DeepSpeed could not find it out: without a launcher, mpirun and mpi4py. True if it was set."""
+    if any(name in os.environ for name in _MPI_SIZES) or importlib.util.find_spec("mpi4py") is not None:
+        return False
+    from hf_memkit.zero.process_group import single_process_environment
+
+    variables = single_process_environment()
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
+    if variables:
+        _say(f"DeepSpeed without a launcher: one process (RANK=0, WORLD_SIZE=1, port {os.environ['MASTER_PORT']})")
+    return bool(variables)
+
+
+def _name_stale_locks() -> None:
+    """Of this machine, and so by its first process."""
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        return
+    from hf_memkit.zero import ops
+
+    for lock in ops.stale_locks(ops.extension_roots()):
+        print(
+            f"memkit: {lock} is held by no process: a build of DeepSpeed's operators was killed, and whoever needs it "
+            f"waits for ever without a word; if this run does, stop it and: rm {lock}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _when_imported(name: str, then: Callable[[types.ModuleType], None]) -> None:
+    """Calls `then` with the module once it has been imported, or at once if it was."""
+    if name in sys.modules:
+        then(sys.modules[name])
+    else:
+        sys.meta_path.insert(0, _Import(name, then))
+
+
+class _Import:
+    """A finder on `sys.meta_path`. Waits for one import, and is gone then."""
+
+    def __init__(self, name: str, then: Callable[[types.ModuleType], None]) -> None:
+        self._name, self._then = name, then
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)  # by whoever else finds it
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def then_change(module: types.ModuleType) -> None:
+                execute(module)
+                self._then(module)
+
+            spec.loader.exec_module = then_change  # type: ignore[method-assign]  # of this loader alone
+        return spec
+
+
+def _hide_memkit() -> None:
+    """Has Python, which is about to show the exception that ends the script, show the script's frames only."""
+    # Not within the hook: an import may call `exec` with a text (dataclasses do), by which Python forgets that Ctrl-C
+    # has ended the script, and exits with 1 (CPython 3.11: Python/pythonrun.c, `run_eval_code_obj`).
+    from hf_memkit.callback import oom_watch
+
+    files = (__file__, user_script.__file__, oom_watch.__file__)  # of the last the link in Ctrl-C's chain
+    show = sys.excepthook
+
+    def without_memkit(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        own = _own(traceback, files)
+        show(kind, error.with_traceback(own), own)
+
+    sys.excepthook = without_memkit
+
+
+def _own(traceback: TracebackType | None, memkit: tuple[str, ...]) -> TracebackType | None:
+    """What stands below this module's first frame in the traceback, without frames of the files of `memkit`."""
+    entries = []
+    while traceback is not None:
+        entries.append(traceback)
+        traceback = traceback.tb_next
+    files = [entry.tb_frame.f_code.co_filename for entry in entries]
+    begin = files.index(__file__) if __file__ in files else 0
+    own = [entry for entry, file in zip(entries[begin:], files[begin:], strict=True) if file not in memkit]
+    for entry, after in itertools.pairwise([*own, None]):
+        if entry is not None:
+            entry.tb_next = after
+    return own[0] if own else None

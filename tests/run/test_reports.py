@@ -1,0 +1,114 @@
+"""What `memkit run` adds to scripts that train: records, page and advice, and not a bit of a loss."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_memkit.memory.records import read_records, steps
+from hf_memkit.zero import ops
+from tests.run.conftest import Start
+
+MEMKIT = ("-m", "hf_memkit", "run")
+PAGE = "memory-report.html"
+
+
+@pytest.fixture(autouse=True)
+def trains(script: Callable[[str], Path]) -> None:
+    script("trains.py")
+
+
+def found(folder: Path, name: str, rank: int = 0) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / f"{name}-{rank}.json").read_text())
+    return content
+
+
+def recorded(folder: Path, rank: int = 0) -> list[str]:
+    return [record["kind"] for record in read_records(folder / f"memory-rank{rank}.jsonl")]
+
+
+@pytest.mark.compat
+def test_every_trainer_is_recorded_once_and_computes_what_it_computes_without(start: Start, tmp_path: Path) -> None:
+    """Finds: a random number or a variable that memkit takes or sets, a library that it imports before the script has
+    set its variables, two callbacks in one Trainer, a script's own callback replaced, words on standard output."""
+    plain = start("trains.py", "many", "plain").ended()
+    assert plain.code == 0, plain.err
+    # After the other: beside one another the two would take turns on a small machine, and last as long.
+    memkit = start(*MEMKIT, "trains.py", "--log", "none", "--", "many", "reported").ended()
+    assert memkit.code == 0, memkit.err
+    assert found(tmp_path, "reported") == found(tmp_path, "plain")
+    assert found(tmp_path, "plain")["home"] == str(tmp_path / "a home of the script's own")
+
+    kinds = ["run", "modules", "step", "step", "step", "end"]
+    assert [recorded(tmp_path / "reported" / name) for name in ("first", "second", "own", "own too")] == [kinds] * 4
+    pages = sorted(str(page.parent.relative_to(tmp_path / "reported")) for page in tmp_path.glob(f"reported/*/{PAGE}"))
+    assert pages == ["first", "own", "second"]
+    assert not list(tmp_path.glob("reported/third/memory*")) + list(tmp_path.glob("reported/fourth/memory*"))
+
+    assert memkit.err.count("Finished after step 3") == 2 and f"Page: reported/first/{PAGE}" in memkit.err
+    assert "memkit" not in memkit.out and "Finished" not in memkit.out and "memory/" not in memkit.out
+    assert memkit.out.count("'loss'") == plain.out.count("'loss'") == 12
+
+
+def test_out_of_memory_ends_with_advice(start: Start, tmp_path: Path) -> None:
+    """Finds: an error that is swallowed or loses its traceback, advice that nobody sees, memkit's own frames."""
+    memkit = start(*MEMKIT, "trains.py", "oom", "out").ended()
+    assert memkit.code == 1
+    shown = memkit.err[memkit.err.index("Traceback (most recent call last)") :]
+    first_frame = shown.splitlines()[1]
+    assert first_frame == f'  File "{tmp_path}/trains.py", line {first_frame.split()[3][:-1]}, in <module>'
+    assert "hf_memkit" not in shown[: shown.index("torch.OutOfMemoryError: CUDA")]
+    assert "memkit: out of memory in forward of step 2" in shown and "What would help most" in shown
+    assert recorded(tmp_path / "out")[-2:] == ["oom", "end"] and (tmp_path / "out" / PAGE).exists()
+
+
+@pytest.mark.longer
+def test_two_ranks_under_torchrun(start: Start, tmp_path: Path) -> None:
+    """Finds: a rank without records, a summary by each rank, a launcher's variables changed, `--records` ignored."""
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    memkit = start(*torchrun, *MEMKIT, "--records", "here", "trains.py", "--", "ranks", "out").ended()
+    assert memkit.code == 0, memkit.err
+    for rank in (0, 1):
+        assert found(tmp_path, "out", rank)["rank"] == rank and len(found(tmp_path, "out", rank)["losses"]) == 3
+        assert len(steps(read_records(tmp_path / "here" / f"memory-rank{rank}.jsonl"))) == 3
+    assert memkit.err.count("Finished after step 3") == 1 and "2 ranks" in memkit.err
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "zero2.json"
+    path.write_text('{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": "auto"}')
+    return path
+
+
+def test_deepspeed_without_a_launcher_gets_the_environment_of_one_process(
+    start: Start, tmp_path: Path, config: Path
+) -> None:
+    """Finds: "No module named 'mpi4py'", a variable of the user's replaced, and a lock on which DeepSpeed would wait
+    for ever, unnamed. The script only makes its TrainingArguments: no operator is built."""
+    lock = tmp_path / "extensions" / "cpu_adam" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    variables = {"TORCH_EXTENSIONS_DIR": str(lock.parents[1]), "MASTER_PORT": "29712"}
+    memkit = start(*MEMKIT, "trains.py", "deepspeed", "out", config, "arguments only", **variables).ended()
+    assert memkit.code == 0, memkit.err
+    assert found(tmp_path, "out")["environment"] == {
+        "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29712",
+    }  # fmt: skip
+    assert "memkit: DeepSpeed without a launcher: one process (RANK=0, WORLD_SIZE=1, port 29712)" in memkit.err
+    (named,) = [line for line in memkit.err.splitlines() if str(lock) in line]
+    assert named.startswith("memkit: ") and named.endswith(f"rm {lock}")
+    assert lock.exists() and "made no Trainer" in memkit.err
+
+
+@pytest.mark.operators
+def test_deepspeed_without_a_launcher_trains(start: Start, tmp_path: Path, config: Path) -> None:
+    """Finds: an environment with which the engine does not start, or the process aborts at its end."""
+    variables = {"TORCH_EXTENSIONS_DIR": str(ops.extensions_folder(cpu=True))}
+    memkit = start(*MEMKIT, "trains.py", "deepspeed", "out", config, **variables).ended()
+    assert memkit.code == 0, memkit.err
+    assert len(found(tmp_path, "out")["losses"]) == 3 and recorded(tmp_path / "out")[-1] == "end"
