@@ -56,11 +56,9 @@ def predict(
         typer.Argument(metavar="SCRIPT", help="A training script. Its code runs here, up to Trainer.train()."),
     ] = None,
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="The script's own arguments, behind --.")
+        list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="What the script gets.")
     ] = None,
-    module: Annotated[
-        str | None, typer.Option("-m", "--module", metavar="MODULE", help="A module in place of a script (python -m).")
-    ] = None,
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as after `python -m`.")] = False,
     model: Annotated[str | None, typer.Option(help="Hub ID or local folder; no weights are loaded.")] = None,
     preset: Annotated[
         str | None, typer.Option(help="A preset, or several joined by +. None: Trainer's defaults.")
@@ -104,10 +102,12 @@ def predict(
     if short and as_json:
         raise InputError("--short, --json: give one of them; --json has everything")
     show_what_can_be_shown()
-    if script is not None or module is not None:
+    if module and script is None:
+        raise InputError("-m: write the name of the module behind it")
+    if script is not None:
         from hf_memkit.cli.predict_script import found_script, predict_script, refuse_beside_a_script
 
-        given = found_script(script, module, arguments or ())
+        given = found_script(script, arguments or (), is_module=module)
         refuse_beside_a_script(
             model=model, preset=preset, recipe=recipe, variant=variant != "auto", batch_size=batch_size,
             sequence_length=sequence_length, accumulation=accumulation, args=args, set=settings, technique=technique,

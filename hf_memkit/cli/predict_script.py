@@ -22,20 +22,17 @@ if TYPE_CHECKING:
 __all__ = ["found_script", "predict_script", "refuse_beside_a_script"]
 
 
-def found_script(script: str | None, module: str | None, arguments: Sequence[str]) -> UserScript:
+def found_script(target: str, arguments: Sequence[str], *, is_module: bool) -> UserScript:
     """The script or module that the command line names.
 
     Raises:
         InputError: there is none.
     """
-    if module is not None:  # then the first word behind -- is an argument
-        return UserScript.found(module, [*([script] if script is not None else []), *arguments], is_module=True)
-    assert script is not None
-    if not Path(script).exists():
-        is_path = script.endswith(".py") or "/" in script
+    if not is_module and not Path(target).exists():
+        is_path = target.endswith(".py") or "/" in target
         what = "write the path of your training script" if is_path else "a model goes after --model"
-        raise InputError(f"{script}: there is no such file; {what} (see `memkit predict --help`)")
-    return UserScript.found(script, arguments)
+        raise InputError(f"{target}: there is no such file; {what} (see `memkit predict --help`)")
+    return UserScript.found(target, arguments, is_module=is_module)
 
 
 _OWN: Final = {

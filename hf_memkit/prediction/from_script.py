@@ -127,7 +127,7 @@ def predict_script_training(
     refuse_unreadable(script)
     environment = dict(os.environ if environment is None else environment)
     _allocator(environment)  # what torch would refuse is refused before anything runs
-    content, device, notes = _ran(script, machine, environment)
+    content, device, notes = _ran(script, machine, environment, processes=gpus * nodes, per_node=gpus)
     trace, about = Trace.from_json(content["trace"]), content["about"]
     notes += about["notes"]
     if machine.gpu is None:
@@ -214,7 +214,7 @@ def refuse_unreadable(script: UserScript) -> None:
 
 
 def _ran(
-    script: UserScript, machine: Machine, environment: dict[str, str]
+    script: UserScript, machine: Machine, environment: dict[str, str], **ranks: int
 ) -> tuple[Mapping[str, Any], Device, list[str]]:
     """(what came of it, with a trace; on which device; notes)."""
     gpu, notes = machine.gpu, list[str]()
@@ -226,6 +226,7 @@ def _ran(
         folder=str(Path.cwd()),
         environment=environment,
         capability=(int(capability), round(capability * 10) % 10),
+        **ranks,
     )
     if gpu is not None:
         request = replace(request, capacity_bytes=gpu.capacity_bytes, gpu_name=f"NVIDIA {gpu.name}")
