@@ -34,6 +34,8 @@ ENGINES: Final = [name for name in ALL if name.startswith("deepspeed")]
 PLAIN: Final = [name for name in ALL if name not in ENGINES]
 GENERATES: Final = {"summarization", "whisper_finetune"}
 """Their evaluations generate: a bound, of which a real answer may fall short."""
+RECURRENT: Final = {"own_module", "own_module_optimizers"}
+"""torch has no shapes for cuDNN's recurrent layers: refused on a GPU, with the script's line."""
 LIBRARIES: Final = Path(__file__).parents[2] / ".compat" / "scripts"
 """What `.ci/run` installs there: FlagEmbedding, whose requirements are not needed to train."""
 
@@ -95,5 +97,9 @@ def test_what_is_predicted_is_what_a_real_training_allocates(
         error = predicted.get(phase, 0) / measured - 1
         highest = 0.10 if name in GENERATES and phase == "evaluate" else EXACT
         assert -EXACT <= error <= highest, f"{phase}: {predicted.get(phase)} for {measured}"
+    if name in RECURRENT:
+        with pytest.raises(AssertionError, match=r"own_module.py, line 45.*_thnn_fused_gru_cell|_thnn_fused_gru_cell.*line 45"):
+            ran(worker, folder, tmp_path, name, "cuda")
+        return
     content = ran(worker, folder, tmp_path, name, "cuda")
     assert by_phase(content)["backward"] > 0 and content["about"]["parameters"] > 0

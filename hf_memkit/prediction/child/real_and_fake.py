@@ -31,6 +31,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.fake_gpu import become
@@ -54,12 +55,16 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, tracer: StorageTracer) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+        # What torch has no shapes for it would run on real tensors, which a GPU that is not there cannot.
+        self.fake_mode = FakeTensorMode(
+            allow_non_fake_inputs=True, allow_fallback_kernels=tracer.device_type != "cuda"
+        )
         self._tracer = tracer
 
     def __enter__(self) -> RealAndFake:
         _parameters_are_fake(self.empty_like)
         self._refused = _values_are_refused()
+        _models_are_not_saved()
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -176,3 +181,26 @@ def _values_are_refused() -> dict[str, Any]:
     for name in originals:
         setattr(FakeTensor, name, refuse(name))
     return originals
+
+
+def _models_are_not_saved() -> None:
+    """What has no values is written to no file: a script that saves its model before it trains goes on without."""
+    import safetensors.torch
+    from transformers import modeling_utils
+
+    save, save_file = torch.save, safetensors.torch.save_file
+
+    def save_values(content: Any, *args: Any, **kwargs: Any) -> Any:
+        return None if _has_fakes(content) else save(content, *args, **kwargs)
+
+    def save_file_of_values(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        return None if _has_fakes(tensors) else save_file(tensors, *args, **kwargs)
+
+    torch.save = save_values
+    safetensors.torch.save_file = modeling_utils.safe_save_file = save_file_of_values
+
+
+def _has_fakes(content: Any) -> bool:
+    leaves = tree_leaves(content)
+    parameters = [each for leaf in leaves if isinstance(leaf, nn.Module) for each in leaf.state_dict().values()]
+    return any(isinstance(leaf, FakeTensor) for leaf in (*leaves, *parameters))

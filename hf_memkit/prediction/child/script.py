@@ -6,6 +6,7 @@ the script's from then on and ends at `train()`.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -100,7 +101,9 @@ def _pretend(request: ScriptRequest, result: Path) -> tuple[Any, Any]:
         weights_are_shapes(boundary)
     at_train.remember_train(Trainer.train)
     Trainer.evaluate = _evaluate_later(Trainer.evaluate)
+    _trainers_leave_nothing()
 
+    @functools.wraps(Trainer.train)
     def train(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
         try:
             found = _traced(self, tracer, boundary, request)
@@ -120,10 +123,31 @@ def _pretend(request: ScriptRequest, result: Path) -> tuple[Any, Any]:
     return tracer, boundary
 
 
+def _trainers_leave_nothing() -> None:
+    """Trainer makes its folder, and its repository on the hub, when it is made (transformers 5.23.0: trainer.py 604)."""
+    from transformers import Trainer
+
+    original = Trainer.__init__
+
+    @functools.wraps(original)  # libraries ask for its parameters
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        arguments = kwargs.get("args", args[1] if len(args) > 1 else None)
+        folder = Path(getattr(arguments, "output_dir", None) or "trainer_output").absolute()
+        made = [each for each in (folder, *folder.parents) if not each.exists()]
+        original(self, *args, **kwargs)
+        for each in made:
+            if each.is_dir() and not any(each.iterdir()):
+                each.rmdir()
+
+    Trainer.__init__ = init
+    Trainer.init_hf_repo = lambda self, *args, **kwargs: None
+
+
 def _evaluate_later(original: Any) -> Any:
     """An evaluation before `train()` would be made up: it is predicted after the two steps, and its loss is no number.
     """
 
+    @functools.wraps(original)
     def evaluate(self: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
         if getattr(self, "memkit_traced", False):
             return original(self, *args, metric_key_prefix=metric_key_prefix, **kwargs)  # type: ignore[no-any-return]
@@ -185,7 +209,7 @@ def _failure(error: MemkitError) -> dict[str, Any]:
 
     return {
         "error": {
-            "type": type(error).__name__, "message": str(error), "ours": True, "place": line_of(error.__traceback__),
+            "type": type(error).__name__, "message": str(error), "ours": True, "place": line_of((error.__cause__ or error).__traceback__),
             "traceback": traceback.format_exc()[-4000:],
         }
     }  # fmt: skip
