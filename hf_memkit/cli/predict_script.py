@@ -103,8 +103,8 @@ def predict_script(
     except KeyboardInterrupt:
         _say(f"stopped; nothing of {script} runs any more")
         return 1
-    if ram is not None:
-        prediction = prediction.with_notes("--ram has no effect: what a script needs of RAM is not predicted")
+    if ram is not None and prediction.host_rss_bytes is None:
+        prediction = prediction.with_notes("--ram has no effect: RAM is predicted of scripts with DeepSpeed alone")
     if as_json:
         print(json.dumps({**prediction.to_json(), "request": _request_json(training), "try_next": None}, indent=2))
     else:

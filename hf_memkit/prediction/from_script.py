@@ -22,7 +22,9 @@ from typing import Any, Final
 
 from hf_memkit.errors import InputError, ScriptFailed, TraceFailed
 from hf_memkit.hardware import Machine, described_machine
-from hf_memkit.job import Job
+from hf_memkit.job import Job, process_row
+from hf_memkit.ledger import Ledger
+from hf_memkit.models import ModelFacts
 from hf_memkit.prediction.allocator_settings import parse_settings
 from hf_memkit.prediction.predicting import from_trace
 from hf_memkit.prediction.prediction import Prediction
@@ -33,6 +35,7 @@ from hf_memkit.request import refuse_below_one
 from hf_memkit.setup import Setup
 from hf_memkit.techniques.allocator import VARIABLE, user_settings
 from hf_memkit.user_script import UserScript
+from hf_memkit.zero.ledger import zero_ledger
 
 __all__ = ["PRESET", "ScriptTraining", "predict_script", "predict_script_training", "refuse_unreadable"]
 
@@ -127,16 +130,17 @@ def predict_script_training(
     refuse_unreadable(script)
     environment = dict(os.environ if environment is None else environment)
     _allocator(environment)  # what torch would refuse is refused before anything runs
-    content, device, notes = _ran(script, machine, environment, processes=gpus * nodes, per_node=gpus)
+    content, device, notes = _ran(script, machine, environment, gpus=gpus, nodes=nodes)
     trace, about = Trace.from_json(content["trace"]), content["about"]
     notes += about["notes"]
     if machine.gpu is None:
         notes.append("no GPU here and none named (gpu, gpu_memory): there is no verdict")
     if gpus * nodes > 1:
-        notes.append("the script ran as one process; its gradients are reduced as DistributedDataParallel does")
+        notes.append(f"the script ran as the first of {gpus * nodes} ranks, and the others were not started")
     setup = _setup(about, machine, gpus, nodes, {**environment, **about.get("environment", {})})
+    ledger = _engine_ledger(about["deepspeed"], setup.sized_job) if about.get("deepspeed") else None
     found = from_trace(
-        trace, device, setup, setup.sized_job, None, notes, trainer=f"{about['trainer']}, as {script} makes it,"
+        trace, device, setup, setup.sized_job, ledger, notes, trainer=f"{about['trainer']}, as {script} makes it,"
     )
     training = ScriptTraining(
         script=script,
@@ -164,9 +168,33 @@ def _setup(about: Mapping[str, Any], machine: Machine, gpus: int, nodes: int, en
         optim=(about["optimizer"], "the script's"),
     )
     setup = setup.put("model.name", about["model_name"] or about["model"], "the script's")
+    if about.get("deepspeed"):
+        setup = setup.put("deepspeed.config", about["deepspeed"]["config"], "the script's")
     if (text := _allocator(environment)) is not None:
         setup = setup.put(f"environment.{VARIABLE}", text, "your environment's, or set by the script")
     return setup
+
+
+def _engine_ledger(engine: Mapping[str, Any], job: Job) -> Ledger:
+    """What DeepSpeed holds of the parameters that the script's model has."""
+    rows = list(zip(engine["sizes"], engine["decayed"], engine["trained"], strict=True))
+    trained = [(size, decayed) for size, decayed, is_trained in rows if is_trained]
+    frozen = [(size, decayed) for size, decayed, is_trained in rows if not is_trained]
+    held = zero_ledger(
+        engine["config"], _shapes(frozen or trained), gpus=job.gpus, nodes=job.nodes,
+        accumulation=job.accumulation > 1, adapters=[size for size, _ in trained] if frozen else (),
+    )  # fmt: skip
+    return Ledger((*held.rows, process_row(job.gpus)))
+
+
+def _shapes(parameters: Sequence[tuple[int, bool]]) -> ModelFacts:
+    """As much of a model's facts as DeepSpeed's arithmetic needs."""
+    sizes = tuple(size for size, _ in parameters)
+    return ModelFacts(
+        name="", origin="local", config={}, parameters=sum(sizes), largest_parameter=max(sizes), sizes=sizes,
+        decayed=tuple(decayed for _, decayed in parameters), tied=0, layers=0, width=0, vocabulary=0,
+        maximum_length=None,
+    )  # fmt: skip
 
 
 def _allocator(environment: Mapping[str, str]) -> str | None:
@@ -214,7 +242,7 @@ def refuse_unreadable(script: UserScript) -> None:
 
 
 def _ran(
-    script: UserScript, machine: Machine, environment: dict[str, str], **ranks: int
+    script: UserScript, machine: Machine, environment: dict[str, str], *, gpus: int, nodes: int
 ) -> tuple[Mapping[str, Any], Device, list[str]]:
     """(what came of it, with a trace; on which device; notes)."""
     gpu, notes = machine.gpu, list[str]()
@@ -226,7 +254,8 @@ def _ran(
         folder=str(Path.cwd()),
         environment=environment,
         capability=(int(capability), round(capability * 10) % 10),
-        **ranks,
+        processes=gpus * nodes,
+        per_node=gpus,
     )
     if gpu is not None:
         request = replace(request, capacity_bytes=gpu.capacity_bytes, gpu_name=f"NVIDIA {gpu.name}")

@@ -202,7 +202,7 @@ def test_one_that_does_not_fit_is_told_what_to_change_in_its_own_words(run: Run)
     assert out.startswith("DOES NOT FIT: ")
     assert "Give a smaller per_device_train_batch_size or shorter rows." in out and "--batch-size" not in out
     assert "preset" not in out and "2 × a card of 4GB" in out
-    assert "the script ran as one process" in out and "--ram has no effect" in out
+    assert "the script ran as the first of 2 ranks" in out and "--ram has no effect" in out
 
 
 def test_the_allocator_s_variable_is_the_user_s(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,6 +216,34 @@ def test_the_allocator_s_variable_is_the_user_s(run: Run, monkeypatch: pytest.Mo
     found = json.loads(out)
     assert found["request"]["script"] == "train.py" and found["request"]["micro_batch_size"] == 2
     assert found["peak_reserved_gib"][0] * 2**30 % 2**21 == 0
+
+
+def test_what_deepspeed_holds_is_computed_from_the_script_s_model(run: Run, tmp_path: Path) -> None:
+    """Would notice: an engine that is left out, ranks that are not counted, adapters that count as the whole model."""
+    zero = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto"}
+    (tmp_path / "ds.json").write_text(json.dumps(zero))
+    script = (
+        TINY
+        + """
+model = tiny()
+for name, each in model.named_parameters():
+    each.requires_grad = "mlp" in name or "mlp" not in sys.argv
+trainer(model, bf16=True, deepspeed="ds.json").train()
+"""
+    )
+    found = []
+    for gpus, trained in (("1", "all"), ("2", "all"), ("1", "mlp")):
+        code, out, said, written = run(script, trained, options=("--gpu-memory", "16GB", "--gpus", gpus, "--json"))
+        assert code == 0, said + written
+        found.append(json.loads(out))
+    one, two, adapters = ({name: 2**30 * size for name, size in each["categories"].items()} for each in found)
+    parameters, few = found[0]["request"]["parameters"], found[2]["request"]["trainable_parameters"]
+    # fp32 weights and two moments of what is trained; a few buffers of the step beside them
+    assert 12 * parameters <= one["optimizer_gib"] < 14 * parameters
+    assert one["optimizer_gib"] / 2 == pytest.approx(two["optimizer_gib"], rel=0.1)
+    assert 12 * few <= adapters["optimizer_gib"] < 14 * few < 12 * parameters
+    assert "joined with the formulas of what DeepSpeed holds" in found[0]["confidence"]["rests_on"]
+    assert found[1]["host_rss_gib"] == 2 * found[0]["host_rss_gib"]
 
 
 # ---- scripts that do not come to train() ----
