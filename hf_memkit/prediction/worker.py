@@ -39,8 +39,8 @@ class Worker:
 
     Args:
         limit_s: after how many seconds a training is stopped; a script never is.
-        open_files: numbers of files that it takes over, for scripts, which write to this process's standard error;
-            None: no scripts. What else it writes is kept, to be shown if it fails.
+        open_files: numbers of files that it takes over, for scripts, which then write to this process's standard
+            error. What else it writes is kept, to be shown if it fails; None: what scripts write, too.
 
     Attributes:
         without_shim: why fake CUDA tensors cannot be used there; None if they can. Known once a case was asked for, or
@@ -56,6 +56,7 @@ class Worker:
         self._errors: IO[bytes] | None = None
         self._output: int | None = None  # this process's standard error, for scripts
         self._waited = False
+        self._runs_scripts = False
 
     def start(self) -> None:
         """Starts the process, if it does not run, and comes back at once: it loads its libraries meanwhile."""
@@ -116,6 +117,7 @@ class Worker:
     def run(self, request: ScriptRequest) -> tuple[Mapping[str, Any] | None, str | None]:
         """(what came of a script, None where its process ended without a word; how that ended)."""
         self.wait()
+        self._runs_scripts = True
         content, why = self._asked({"script": request.to_json(), "output": self._output})
         return (content if why is None else None), why
 
@@ -144,7 +146,7 @@ class Worker:
                 if stream is not None:
                     with contextlib.suppress(OSError):
                         stream.close()
-            if self._open_files is not None and self._waited:
+            if self._runs_scripts:  # it ends what they have started
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_END_S)
             process.kill()

@@ -1,9 +1,9 @@
 """The child process: loads the libraries once, then forks a process for each case.
 
 A line of JSON comes in, `{"request": …, "result": PATH, "limit_s": …}`, or for a user's script `{"script": …,
-"result": PATH, "output": NUMBER}`; a line goes out when the case is over, `{"status": "done" | "died", "why": …}`.
-What the case came to stands in the file at PATH. A case may change its process as it likes, and die in it: the next
-one starts from the same loaded libraries.
+"result": PATH, "output": NUMBER | null}`; a line goes out when the case is over, `{"status": "done" | "died", "why":
+…}`. What the case came to stands in the file at PATH. A case may change its process as it likes, and die in it: the
+next one starts from the same loaded libraries.
 
 Nothing is left behind. When standard input ends, because the one that asks is done or gone, a case that runs is ended,
 with all that it started; so is what a script leaves when its case is over.
@@ -126,8 +126,9 @@ def _script(job: dict[str, Any], result: Path, answers: int) -> None:
 
     os.close(answers)  # what the script starts may outlive this process
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # never the requests
-    for number in (1, 2):
-        os.dup2(job["output"], number)
+    if job["output"] is not None:
+        for number in (1, 2):
+            os.dup2(job["output"], number)
     sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
     run_script(ScriptRequest.from_json(job["script"]), result)
 
