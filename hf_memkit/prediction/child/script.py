@@ -77,9 +77,11 @@ def _pretend(request: ScriptRequest, result: Path) -> tuple[Any, Any]:
     if on_card:
         from hf_memkit.prediction.child.attention import install_cuda_attention
         from hf_memkit.prediction.child.fake_gpu import one_card, one_stream
+        from hf_memkit.prediction.child.flash_attn_package import install_flash_attn
 
         one_card(request.capability, request.capacity_bytes, request.gpu_name)
         install_cuda_attention(request.capability)
+        install_flash_attn(request.capability)
         one_stream()
     if request.device != "real cpu":
         from hf_memkit.prediction.child.fake_gpu import movable_modules
@@ -167,7 +169,7 @@ def _traced(trainer: Any, tracer: Any, boundary: Any, request: ScriptRequest) ->
 
 
 def _setup_of(trainer: Any) -> Any:
-    """What the rules of libraries ask of a setup: the optimizer, Liger, packing."""
+    """What the rules of libraries ask of a setup: the optimizer, Liger, packing, attention."""
     from hf_memkit.setup import Setup
 
     arguments = trainer.args
@@ -177,6 +179,9 @@ def _setup_of(trainer: Any) -> Any:
         setup = setup.put("arguments.use_liger_kernel", True, "the script's")
     if getattr(arguments, "packing", False):
         setup = setup.put("arguments.packing", True, "the script's")
+    attention = getattr(getattr(trainer.model, "config", None), "_attn_implementation", None)
+    if isinstance(attention, str):
+        setup = setup.put("model.attn_implementation", attention, "the script's")
     return setup
 
 
