@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from hf_memkit.errors import Unmodelled
+from hf_memkit.prediction.child.cuda_questions import replace_everywhere
 
 __all__ = ["install_flash_attn"]
 
@@ -159,13 +160,11 @@ def _transformers_finds_it() -> None:
     answers: dict[str, Callable[..., bool]] = {
         "is_flash_attn_2_available": yes, "is_flash_attn_3_available": yes, "is_flash_attn_greater_or_equal": at_least,
     }  # fmt: skip
-    loaded = [vars(module) for name, module in list(sys.modules.items()) if name.partition(".")[0] == "transformers"]
     for name, answer in answers.items():
         original = getattr(import_utils, name)
-        rows = modeling_flash_attention_utils.FLASH_ATTENTION_COMPATIBILITY_MATRIX.values()
-        for names in (*loaded, *rows):
-            for key in [key for key, value in names.items() if value is original]:
-                names[key] = answer
+        replace_everywhere(original, answer, ("transformers",))
+        for row in modeling_flash_attention_utils.FLASH_ATTENTION_COMPATIBILITY_MATRIX.values():
+            row.update({key: answer for key, value in row.items() if value is original})
 
 
 def _as_hub_kernel(package: ModuleType) -> None:

@@ -60,6 +60,7 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __enter__(self) -> RealAndFake:
         _parameters_are_fake(self.empty_like)
         self._refused = _values_are_refused()
+        torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(…, device="cuda")` is made here, then moved
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -67,6 +68,7 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Ends it for good: what is made from here on is fake, and may be made up."""
         for name, original in self._refused.items():
             setattr(FakeTensor, name, original)
+        torch._C._set_only_lift_cpu_tensors(False)
         self.__exit__(None, None, None)
 
     @contextlib.contextmanager

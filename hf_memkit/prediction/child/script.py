@@ -76,13 +76,17 @@ def _pretend(request: ScriptRequest, result: Path) -> tuple[Any, Any]:
     boundary: Any = None
     if on_card:
         from hf_memkit.prediction.child.attention import install_cuda_attention
+        from hf_memkit.prediction.child.cuda_questions import answer_scripts
         from hf_memkit.prediction.child.fake_gpu import one_card, one_stream
         from hf_memkit.prediction.child.flash_attn_package import install_flash_attn
+        from hf_memkit.prediction.child.loaded_files import files_load_to_card
 
         one_card(request.capability, request.capacity_bytes, request.gpu_name)
         install_cuda_attention(request.capability)
         install_flash_attn(request.capability)
         one_stream()
+        answer_scripts(tracer, request.capacity_bytes)
+        files_load_to_card()
     if request.device != "real cpu":
         from hf_memkit.prediction.child.fake_gpu import movable_modules
         from hf_memkit.prediction.child.kernel_rules import learn_counts
