@@ -19,6 +19,7 @@ __all__ = [
     "cublas_workspace_bytes",
     "efficient_backward_bytes",
     "flash_backward_bytes",
+    "flash_varlen_backward_bytes",
     "foreach_norm_bytes",
     "four_bit_product_bytes",
 ]
@@ -63,6 +64,23 @@ def flash_backward_bytes(query: Shape, key: Shape, element_bytes: int) -> int:
     scratch = 4 * batch * heads * _up(length, 128) * (_up(size, 32 if size <= 128 else 64) + 1)
     if key_heads != heads:
         scratch += 2 * batch * key_length * heads * size * element_bytes
+    return scratch
+
+
+def flash_varlen_backward_bytes(query: Shape, key: Shape, sequences: int, element_bytes: int) -> int:
+    """As `flash_backward_bytes`, for sequences one behind the other, each of which begins at a block of its own.
+
+    Args:
+        query, key: shapes, (tokens, heads, head size).
+        sequences: how many there are.
+        element_bytes: of an element of the queries.
+
+    Source: as there, `mha_varlen_bwd`; the flash-attn package 2.8.3 takes the same.
+    """
+    tokens, heads, size = query
+    scratch = 4 * heads * (tokens + 128 * sequences) * (_up(size, 32 if size <= 128 else 64) + 1)
+    if key[1] != heads:
+        scratch += 2 * key[0] * heads * size * element_bytes
     return scratch
 
 

@@ -37,7 +37,8 @@ def one_card(capability: tuple[int, int], capacity_bytes: int, name: str = "fake
 
     properties = SimpleNamespace(
         name=name, major=capability[0], minor=capability[1], total_memory=capacity_bytes,
-        multi_processor_count=100, is_integrated=0, gcnArchName="", warp_size=32,
+        multi_processor_count=100, is_integrated=0, gcnArchName="", warp_size=32, max_threads_per_multi_processor=2048,
+        regs_per_multiprocessor=65536, shared_memory_per_block=49152, L2_cache_size=40 * 2**20,
     )  # fmt: skip
     answers: dict[str, Any] = {
         "is_available": lambda: True,
@@ -171,6 +172,10 @@ class Event:
 
     record = wait = synchronize = _nothing
 
+    def elapsed_time(self, end_event: Any) -> float:
+        """In milliseconds; more than none, because scripts divide by it."""
+        return 1.0
+
     def query(self) -> bool:
         return True
 
@@ -182,6 +187,7 @@ class Stream(contextlib.nullcontext[None]):
         super().__init__()
         self.device = torch.device("cuda:0")
 
+    priority = stream_id = cuda_stream = 0
     wait_stream = wait_event = synchronize = _nothing
 
     def record_event(self, event: Any = None) -> Any:

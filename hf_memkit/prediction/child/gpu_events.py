@@ -14,6 +14,7 @@ from hf_memkit.prediction.gpu_memory import (
     cublas_workspace_bytes,
     efficient_backward_bytes,
     flash_backward_bytes,
+    flash_varlen_backward_bytes,
     foreach_norm_bytes,
     four_bit_product_bytes,
 )
@@ -38,6 +39,14 @@ def _flash(args: Arguments, kwargs: Mapping[str, Any]) -> int:
     return flash_backward_bytes(tuple(query.shape), tuple(key.shape), query.element_size())
 
 
+def _flash_varlen(args: Arguments, kwargs: Mapping[str, Any]) -> int:
+    query, key, sequences = args[1], args[2], args[6]
+    if not _on_card(query) or sequences is None:
+        return 0
+    shapes = tuple(query.shape), tuple(key.shape)
+    return flash_varlen_backward_bytes(*shapes, sequences.shape[0] - 1, query.element_size())
+
+
 def _efficient(args: Arguments, kwargs: Mapping[str, Any]) -> int:
     if not _on_card(args[1]):
         return 0
@@ -60,6 +69,7 @@ def _norms(args: Arguments, kwargs: Mapping[str, Any]) -> int:
 
 _SCRATCH: Final[Mapping[str, Callable[[Arguments, Mapping[str, Any]], int]]] = {
     "aten::_scaled_dot_product_flash_attention_backward": _flash,
+    "aten::_flash_attention_backward": _flash_varlen,
     "aten::_scaled_dot_product_cudnn_attention_backward": _flash,
     "aten::_scaled_dot_product_efficient_attention_backward": _efficient,
     "aten::_foreach_norm": _norms,

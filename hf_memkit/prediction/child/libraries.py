@@ -135,7 +135,7 @@ def _constants_can_be_copied() -> None:
 
 
 def _with_flash_package(setup: Setup) -> bool:
-    return "flash_attention" in str(setup.get("model.attn_implementation") or "")
+    return "flash" in str(setup.get("model.attn_implementation") or "")
 
 
 def _installed(*names: str) -> bool:

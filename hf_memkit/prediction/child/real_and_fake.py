@@ -50,6 +50,7 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tracer: records what is made on the GPU.
 
     Attributes:
+        tracer: as it was given.
         fake_mode: the mode that all fake tensors belong to.
     """
 
@@ -59,12 +60,13 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.fake_mode = FakeTensorMode(
             allow_non_fake_inputs=True, allow_fallback_kernels=tracer.device_type != "cuda"
         )
-        self._tracer = tracer
+        self.tracer = tracer
 
     def __enter__(self) -> RealAndFake:
         _parameters_are_fake(self.empty_like)
         self._refused = _values_are_refused()
         _models_are_not_saved()
+        torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(…, device="cuda")` is made here, then moved
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -72,12 +74,13 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Ends it for good: what is made from here on is fake, and may be made up."""
         for name, original in self._refused.items():
             setattr(FakeTensor, name, original)
+        torch._C._set_only_lift_cpu_tensors(False)
         super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def all_fake(self) -> Iterator[None]:
         """Within it every tensor that is made is fake."""
-        with self.fake_mode, self._tracer:
+        with self.fake_mode, self.tracer:
             yield
 
     def empty_like(self, tensor: torch.Tensor, device: Any = None) -> torch.Tensor:

@@ -24,13 +24,16 @@ from transformers import Trainer
 from hf_memkit.errors import MemkitError
 from hf_memkit.prediction.child.at_train import traced_training
 from hf_memkit.prediction.child.attention import install_cuda_attention
+from hf_memkit.prediction.child.cuda_questions import answer_scripts
 from hf_memkit.prediction.child.fake_gpu import made_up_values, movable_modules, one_card, one_stream
+from hf_memkit.prediction.child.flash_attn_package import install_flash_attn
 from hf_memkit.prediction.child.kernel_rules import learn_counts
 from hf_memkit.prediction.child.libraries import (
     before_a_script,
     install_library_rules,
     shapes_from_values_are_unmodelled,
 )
+from hf_memkit.prediction.child.loaded_files import files_load_to_card
 from hf_memkit.prediction.child.pretrained import weights_are_shapes
 from hf_memkit.prediction.child.ranks import one_of_several
 from hf_memkit.prediction.child.real_and_fake import RealAndFake, is_library, line_of
@@ -95,7 +98,10 @@ def _pretend(request: ScriptRequest, boundary: RealAndFake) -> None:
     if on_card:
         one_card(request.capability, request.capacity_bytes, request.gpu_name)
         install_cuda_attention(request.capability)
+        install_flash_attn(request.capability)
         one_stream()
+        answer_scripts(boundary.tracer, request.capacity_bytes)
+        files_load_to_card()
     learn_counts()
     movable_modules()
     before_a_script(on_card=on_card)
@@ -159,21 +165,22 @@ def _traced(tracer: StorageTracer, boundary: RealAndFake | None, trainer: Any, t
         transformers.utils.logging.disable_progress_bar()
         made_up_values()
         write_nothing()
-        install_library_rules(_setup_of(trainer.args), on_card=tracer.device_type == "cuda")
+        install_library_rules(_setup_of(trainer), on_card=tracer.device_type == "cuda")
         with shapes_from_values_are_unmodelled(), boundary.all_fake():
             yield
 
     return traced_training(trainer, train, tracer, fake, longest=longest)
 
 
-def _setup_of(arguments: Any) -> Setup:
-    """What the rules of libraries ask of a setup: the optimizer, Liger, packing."""
-    why = "the script's"
+def _setup_of(trainer: Any) -> Setup:
+    """What the rules of libraries ask of a setup: the optimizer, Liger, packing, attention."""
+    arguments, why = trainer.args, "the script's"
     setup = Setup(preset="script").put("arguments.optim", str(getattr(arguments.optim, "value", arguments.optim)), why)
     for name in ("use_liger_kernel", "packing"):
         if getattr(arguments, name, False):
             setup = setup.put(f"arguments.{name}", True, why)
-    return setup
+    attention = getattr(getattr(trainer.model, "config", None), "_attn_implementation", None)
+    return setup.put("model.attn_implementation", attention, why) if isinstance(attention, str) else setup
 
 
 def _failure(error: Exception) -> Found:
