@@ -190,6 +190,9 @@ class Stream(contextlib.nullcontext[None]):
     priority = stream_id = cuda_stream = 0
     wait_stream = wait_event = synchronize = _nothing
 
+    def is_capturing(self) -> bool:
+        return False
+
     def record_event(self, event: Any = None) -> Any:
         return event or Event()
 
@@ -210,7 +213,8 @@ def one_stream() -> None:
     A block that another stream still reads is not reused at once by the real allocator (`Tensor.record_stream`); here
     it is. Memory that is page-locked is the host's.
     """
-    if getattr(torch.version, "cuda", None) and torch._C._cuda_getDeviceCount() > 0:
+    count = getattr(torch._C, "_cuda_getDeviceCount", None)  # only in a build for CUDA
+    if count is not None and count() > 0:
         return
     answers: dict[str, Any] = {
         "Stream": Stream, "ExternalStream": Stream, "Event": Event, "StreamContext": _Device,
