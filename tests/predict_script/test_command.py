@@ -404,7 +404,7 @@ def test_stopping_it_leaves_nothing_behind(tmp_path: Path, how: str, number: int
         assert (process.returncode, out) == (code, ""), said
         lines = said.splitlines()
         assert lines[0].startswith("memkit: train.py runs on") and "Traceback" not in said
-        assert lines[1:] == (["memkit: stopped; nothing of train.py runs any more"] if code == 1 else [])
+        assert lines[1:] == (["memkit: stopped; nothing of the script runs any more"] if code == 1 else [])
         assert not [each for each in {*below, *theirs} if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
         assert termios.tcgetattr(ours) == terminal
     finally:
