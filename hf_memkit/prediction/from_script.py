@@ -319,14 +319,8 @@ def _failed(script: UserScript, content: Mapping[str, Any] | None, why: str | No
         return _never_trained(script, content["exit"])
     if "script_error" in content:
         kind, text = content["script_error"]["type"], content["script_error"]["text"]
-        if content.get("in_train"):
-            said = (
-                f"{name_of(script)}: {kind} in one of the two steps that are traced of Trainer.train(); if it trains "
-                f"without memkit, please report this"
-            )
-        else:
-            said = f"{name_of(script)}: {kind} before Trainer.train(); mend that, and predict again"
-        return ScriptFailed(said, text=text)
+        instead = "mend that, and predict again. If it comes under memkit alone, please report it"
+        return ScriptFailed(f"{name_of(script)}: {kind}; {instead}", text=text)
     error = content["error"]
     return InputError(f"{error['place'] or name_of(script)}: {error['message']}")
 
