@@ -87,13 +87,14 @@ def predict_script(
     try:
         with _ended_by_signals() as ended:
             from hf_memkit.hardware import described_machine
-            from hf_memkit.prediction.from_script import predict_script_training, refuse_unreadable
+            from hf_memkit.prediction.from_script import name_of, predict_script_training, refuse_unreadable
 
             refuse_unreadable(script)
             machine = described_machine(gpu, gpu_memory, ram, None)
             ended()
-            _say(f"{script} runs on this machine up to Trainer.train(); what it writes before that, it writes")
-            with _status(script):
+            name = name_of(script)
+            _say(f"{name} runs on this machine up to Trainer.train(); what it writes before that, it writes")
+            with _status(name):
                 prediction, training = predict_script_training(
                     script, machine, gpus=gpus, nodes=nodes, environment=environment
                 )
@@ -101,7 +102,7 @@ def predict_script(
         print(error.text, file=sys.stderr)
         raise
     except KeyboardInterrupt:
-        _say(f"stopped; nothing of {script} runs any more")
+        _say("stopped; nothing of the script runs any more")
         return 1
     if ram is not None and prediction.host_rss_bytes is None:
         prediction = prediction.with_notes("--ram has no effect: RAM is predicted of scripts with DeepSpeed alone")
@@ -125,7 +126,7 @@ def is_terminal() -> bool:
 
 
 @contextlib.contextmanager
-def _status(script: UserScript) -> Iterator[None]:
+def _status(name: str) -> Iterator[None]:
     """On a terminal, now and then a line that time goes by. It is a line of its own, further apart each time: what the
     script draws or asks stays as it is."""
     if not is_terminal():
@@ -136,7 +137,7 @@ def _status(script: UserScript) -> Iterator[None]:
     def lines() -> None:
         seconds, wait = _FIRST_S, _FIRST_S
         while not done.wait(wait):
-            _say(f"{script} runs up to Trainer.train(): {seconds:.0f} s")
+            _say(f"{name} runs up to Trainer.train(): {seconds:.0f} s")
             seconds, wait = 2 * seconds, seconds
 
     threading.Thread(target=lines, daemon=True).start()
@@ -187,6 +188,7 @@ def _show(prediction: Prediction, training: ScriptTraining, *, short: bool) -> N
 
 def _title(training: ScriptTraining) -> str:
     from hf_memkit.cli.predict_render import accumulated, cards
+    from hf_memkit.prediction.from_script import name_of
 
     setup = training.setup
     name = setup["model.name"]
@@ -197,7 +199,7 @@ def _title(training: ScriptTraining) -> str:
     rows = setup.micro_batch_size
     shape = f"{rows} × {training.sequence_length} tokens" if training.sequence_length else f"a batch of {rows}"
     return (
-        f"{training.script}: {training.trainer}, {model}, {parameters}; {cards(setup)}; "
+        f"{name_of(training.script)}: {training.trainer}, {model}, {parameters}; {cards(setup)}; "
         f"{shape} a card{accumulated(setup)}"
     )
 

@@ -37,7 +37,7 @@ from hf_memkit.techniques.allocator import VARIABLE, user_settings
 from hf_memkit.user_script import UserScript
 from hf_memkit.zero.ledger import zero_ledger
 
-__all__ = ["PRESET", "ScriptTraining", "predict_script", "predict_script_training", "refuse_unreadable"]
+__all__ = ["PRESET", "ScriptTraining", "name_of", "predict_script", "predict_script_training", "refuse_unreadable"]
 
 PRESET: Final = "script"
 """What stands in the place of a preset's name: the script decides everything."""
@@ -107,6 +107,11 @@ class ScriptTraining:
     setup: Setup
 
 
+def name_of(script: UserScript) -> str:
+    """`"train.py"` or `"-m trl.scripts.sft"`: what a script is called in sentences."""
+    return str(script) if script.is_module else Path(script.target).resolve().name
+
+
 def predict_script_training(
     script: UserScript,
     machine: Machine,
@@ -140,7 +145,13 @@ def predict_script_training(
     setup = _setup(about, machine, gpus, nodes, {**environment, **about.get("environment", {})})
     ledger = _engine_ledger(about["deepspeed"], setup.sized_job) if about.get("deepspeed") else None
     found = from_trace(
-        trace, device, setup, setup.sized_job, ledger, notes, trainer=f"{about['trainer']}, as {script} makes it,"
+        trace,
+        device,
+        setup,
+        setup.sized_job,
+        ledger,
+        notes,
+        trainer=f"{about['trainer']}, as {name_of(script)} makes it,",
     )
     training = ScriptTraining(
         script=script,
@@ -167,7 +178,8 @@ def _setup(about: Mapping[str, Any], machine: Machine, gpus: int, nodes: int, en
         gradient_accumulation_steps=(accumulation, "the script's"),
         optim=(about["optimizer"], "the script's"),
     )
-    setup = setup.put("model.name", about["model_name"] or about["model"], "the script's")
+    model = about["model_name"] or about["model"]
+    setup = setup.put("model.name", Path(model).name if Path(model).is_absolute() else model, "the script's")
     if about.get("deepspeed"):
         setup = setup.put("deepspeed.config", about["deepspeed"]["config"], "the script's")
     if (text := _allocator(environment)) is not None:
@@ -268,7 +280,7 @@ def _ran(
                 notes.append(f"fake CUDA tensors do not work with this torch: {worker.without_shim}")
             content, why = worker.run(replace(request, device=device, stdin=stdin))
         except TraceFailed as failure:
-            raise InputError(f"{script} cannot be predicted here: {failure}") from failure
+            raise InputError(f"{name_of(script)} cannot be predicted here: {failure}") from failure
     if content is None or "trace" not in content:
         raise _failed(script, content, why)
     return content, device, notes
@@ -299,26 +311,22 @@ def _failed(script: UserScript, content: Mapping[str, Any] | None, why: str | No
     if content is None:
         if why is not None and why.startswith("SIG"):
             memory = " (the machine may have run out of RAM)" if why == "SIGKILL" else ""
-            return InputError(f"{script}: its process was ended by {why} before two steps were traced{memory}")
-        return InputError(f"{script} ended its process ({why or 'exit code 0'}): {_NOTHING}")
+            return InputError(
+                f"{name_of(script)}: its process was ended by {why} before two steps were traced{memory}"
+            )
+        return InputError(f"{name_of(script)} ended its process ({why or 'exit code 0'}): {_NOTHING}")
     if "never_trained" in content:
         return _never_trained(script, content["exit"])
     if "script_error" in content:
         kind, text = content["script_error"]["type"], content["script_error"]["text"]
-        if content.get("in_train"):
-            said = (
-                f"{script}: {kind} in one of the two steps that are traced of Trainer.train(); if it trains without "
-                f"memkit, please report this"
-            )
-        else:
-            said = f"{script}: {kind} before Trainer.train(); mend that, and predict again"
-        return ScriptFailed(said, text=text)
+        instead = "mend that, and predict again. If it comes under memkit alone, please report it"
+        return ScriptFailed(f"{name_of(script)}: {kind}; {instead}", text=text)
     error = content["error"]
-    return InputError(f"{error['place'] or script}: {error['message']}")
+    return InputError(f"{error['place'] or name_of(script)}: {error['message']}")
 
 
 def _never_trained(script: UserScript, exited: int | str | None) -> InputError:
-    said = f"{script} ended without calling Trainer.train(): {_NOTHING}"
+    said = f"{name_of(script)} ended without calling Trainer.train(): {_NOTHING}"
     if isinstance(exited, str):
         return ScriptFailed(said, text=exited)
     if exited:

@@ -259,9 +259,9 @@ ENDS = {
     ),
     "ends its process": ("import os; os._exit(7)", "ended its process (exit code 7): nothing to predict", ""),
     "is killed": ("import os; os.kill(os.getpid(), 9)", "its process was ended by SIGKILL", "RAM"),
-    "asks": ("input('Go on? ')", "train.py: EOFError before Trainer.train()", "EOF when reading a line"),
-    "misses its data": ("open('data.csv')", "train.py: FileNotFoundError before Trainer.train()", 'train.py", line 1'),
-    "misses a package": ("import no_such", "ModuleNotFoundError before", "No module named 'no_such'"),
+    "asks": ("input('Go on? ')", "train.py: EOFError; mend that", "EOF when reading a line"),
+    "misses its data": ("open('data.csv')", "train.py: FileNotFoundError; mend that", 'train.py", line 1'),
+    "misses a package": ("import no_such", "ModuleNotFoundError; mend", "No module named 'no_such'"),
     "asks for a value": (
         TINY + "\nmodel = tiny()\nprint(float(model.lm_head.weight.sum()))", "train.py, line 19: the value", ""
     ),
@@ -288,7 +288,7 @@ def test_a_mistake_of_syntax_is_shown_before_anything_is_started(run: Run) -> No
 
 
 def test_an_exception_in_the_traced_steps_is_the_script_s(run: Run) -> None:
-    """Would notice: a loss that fails being told as an exception before train()."""
+    """Would notice: a loss that fails being told as memkit's error, and memkit's frames in its traceback."""
     code, _, said, _ = run(
         TINY
         + """
@@ -299,14 +299,14 @@ class Mine(Trainer):
 Mine(tiny(), TrainingArguments("out", report_to="none"), train_dataset=rows).train()
 """
     )
-    assert code == 2 and "ValueError: my loss" in said
-    assert "ValueError in one of the two steps that are traced" in last(said)
+    assert code == 2 and "ValueError: my loss" in said and "hf_memkit" not in said
+    assert "train.py: ValueError; mend that" in last(said)
 
 
 def test_from_python(run: Run, tmp_path: Path) -> None:
     """Would notice: an exception whose traceback nobody sees, arguments that are given twice."""
     run("print(undefined)")
-    with pytest.raises(ScriptFailed, match="NameError before") as caught:
+    with pytest.raises(ScriptFailed, match="NameError; mend") as caught:
         predict_script("train.py", gpu="T4")
     assert "name 'undefined' is not defined" in caught.value.__notes__[0]
     with pytest.raises(InputError, match="has its own"):
@@ -404,7 +404,7 @@ def test_stopping_it_leaves_nothing_behind(tmp_path: Path, how: str, number: int
         assert (process.returncode, out) == (code, ""), said
         lines = said.splitlines()
         assert lines[0].startswith("memkit: train.py runs on") and "Traceback" not in said
-        assert lines[1:] == (["memkit: stopped; nothing of train.py runs any more"] if code == 1 else [])
+        assert lines[1:] == (["memkit: stopped; nothing of the script runs any more"] if code == 1 else [])
         assert not [each for each in {*below, *theirs} if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
         assert termios.tcgetattr(ours) == terminal
     finally:
