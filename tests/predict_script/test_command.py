@@ -167,7 +167,6 @@ trainer(model, per_device_train_batch_size=64).train()
     assert len(left) == 2 and not any(map(psutil.pid_exists, left))
 
 
-@pytest.mark.xfail(reason="torch.load with map_location='cuda' asks for a real card's storage", strict=True)
 def test_a_checkpoint_that_is_loaded_onto_the_gpu(run: Run) -> None:
     """Would notice: weights that are really read onto a card that is not there."""
     code, _, said, written = run(

@@ -12,6 +12,7 @@ import functools
 import gc
 import itertools
 import math
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -128,6 +129,7 @@ def _about(trainer: Any) -> Found:
         )
     notes.append("the first train() of the script is predicted; nothing after it was run")
     return {
+        "environment": {name: each for name, each in os.environ.items() if name.endswith("ALLOC_CONF")},
         "deepspeed": about_engine(trainer),
         "trainer": type(trainer).__name__,
         "model": type(base).__name__,

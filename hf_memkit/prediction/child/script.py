@@ -161,8 +161,10 @@ def _traced(tracer: StorageTracer, boundary: RealAndFake | None, trainer: Any, t
 
     @contextlib.contextmanager
     def fake() -> Iterator[None]:
-        warnings.simplefilter("ignore")  # what libraries say of tensors without memory
+        # What libraries say of tensors without memory, and of a save that writes nothing.
+        warnings.simplefilter("ignore")
         transformers.utils.logging.disable_progress_bar()
+        transformers.utils.logging.set_verbosity_error()
         made_up_values()
         write_nothing()
         install_library_rules(_setup_of(trainer), on_card=tracer.device_type == "cuda")
@@ -209,7 +211,13 @@ def _users_traceback(error: BaseException) -> str:
     return "".join(found.format())
 
 
+_OWN_PROCESS: Final = os.getpid()
+
+
 def _write(result: Path, content: Found) -> None:
+    """Once, and by this process alone: a child that the script forked may come here too."""
+    if os.getpid() != _OWN_PROCESS:
+        os._exit(1)
     temporary = result.with_suffix(".tmp")
     temporary.write_text(json.dumps(content))
     temporary.replace(result)
