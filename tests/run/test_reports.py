@@ -72,13 +72,13 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=50, n_positions=16))
 rows = [{"input_ids": list(range(8)), "labels": list(range(8))}] * 8
-arguments = TrainingArguments(sys.argv[1], max_steps=2, per_device_train_batch_size=2, report_to="none", save_strategy="no")
+arguments = TrainingArguments(sys.argv[1], max_steps=2, report_to="none", save_strategy="no")
 Trainer(model, arguments, train_dataset=rows).train()
 """
 
 
 def test_a_prediction_stands_beside_what_is_measured(start: Start, tmp_path: Path) -> None:
-    """Finds: a prediction that runs in the script's process, or that no report sees; one that fails and stops the run."""
+    """Finds: a prediction in the script's own process, or that no report sees; one that fails and stops the run."""
     (tmp_path / "tiny.py").write_text(PREDICTED)
     memkit = start(*MEMKIT, "--predict", "tiny.py", "--", "out").ended()
     assert memkit.code == 0 and "memkit: predicted: " in memkit.err, memkit.err
