@@ -26,11 +26,10 @@ from hf_memkit.prediction.child.generation import generates, generating
 from hf_memkit.prediction.child.phase_hooks import TrainingWatch
 from hf_memkit.prediction.child.script_engine import about_engine, as_the_engine_has_it
 from hf_memkit.prediction.child.tracer import StorageTracer
+from hf_memkit.prediction.child.training import MICRO_BATCHES, STEPS
 
-__all__ = ["MICRO_BATCHES", "STEPS", "traced_training"]
+__all__ = ["traced_training"]
 
-STEPS: Final = 2
-MICRO_BATCHES: Final = 2
 _EVALUATED: Final = 2
 _MOST_ROWS: Final = 1_000
 _MOST_SECONDS: Final = 5.0
