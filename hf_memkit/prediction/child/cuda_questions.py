@@ -103,7 +103,7 @@ def _accelerator(stats: Any, memory_info: Any, nothing: Any) -> None:
             if hasattr(module, name):
                 setattr(module, name, answer)
     if hasattr(torch.accelerator, "device_index"):
-        torch.accelerator.device_index = torch.cuda.device
+        torch.accelerator.device_index = torch.cuda.device  # type: ignore[misc, assignment]
 
 
 class _AnyGenerator(type(torch._C.Generator)):  # type: ignore[misc]
@@ -115,11 +115,14 @@ class _Generator(torch._C.Generator, metaclass=_AnyGenerator):
     """A generator of the card is one of the host that says otherwise: fake tensors take no numbers from it (torch
     2.13: a build without CUDA aborts the process when one is made)."""
 
+    memkit_device: torch.device
+
     def __new__(cls, device: Any = "cpu") -> _Generator:
-        made: _Generator = torch._C.Generator.__new__(cls, "cpu" if torch.device(device).type == "cuda" else device)
-        made._device = torch.device(device)
+        make: Any = torch._C.Generator.__new__
+        made: _Generator = make(cls, "cpu" if torch.device(device).type == "cuda" else device)
+        made.memkit_device = torch.device(device)
         return made
 
     @property
-    def device(self) -> torch.device:
-        return self._device
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self.memkit_device

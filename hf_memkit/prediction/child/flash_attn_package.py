@@ -137,7 +137,9 @@ def _module(name: str, content: dict[str, Any]) -> ModuleType:
     module.__spec__ = spec = ModuleSpec(name, None, origin=__file__, is_package=name == parent)
     module.__file__ = __file__
     if name == parent:
-        module.__path__ = spec.submodule_search_locations = list(found.submodule_search_locations or ()) if found else []
+        module.__path__ = spec.submodule_search_locations = (
+            list(found.submodule_search_locations or ()) if found else []
+        )
     vars(module).update(content)
     sys.modules[name] = module
     return module
@@ -183,9 +185,7 @@ def _as_hub_kernel(package: ModuleType) -> None:
         if repository.strip() not in [f"kernels-community/{name}" for name in _HUB]:
             return original(attn_implementation, attention_wrapper, *args, **kwargs)
         ALL_ATTENTION_FUNCTIONS.register(attn_implementation, attention_wrapper or flash_attention_forward)
-        ALL_MASK_ATTENTION_FUNCTIONS.register(
-            attn_implementation, ALL_MASK_ATTENTION_FUNCTIONS["flash_attention_2"]
-        )
+        ALL_MASK_ATTENTION_FUNCTIONS.register(attn_implementation, ALL_MASK_ATTENTION_FUNCTIONS["flash_attention_2"])
         return package
 
     hub_kernels.load_and_register_attn_kernel = load

@@ -127,7 +127,9 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def live_bytes(self) -> tuple[int, int]:
         """(what is allocated now, the most that was)."""
         sizes = self.trace.sizes_bytes
-        totals = list(itertools.accumulate(sizes[each - 1] if each > 0 else -sizes[-each - 1] for each in self.trace.events))
+        totals = list(
+            itertools.accumulate(sizes[each - 1] if each > 0 else -sizes[-each - 1] for each in self.trace.events)
+        )
         return (totals[-1], max(totals)) if totals else (0, 0)
 
     def finish(self, phase: Phase) -> Trace:
