@@ -42,14 +42,14 @@ def answer_scripts(tracer: StorageTracer, capacity_bytes: int) -> None:
         "initial_seed": lambda: 0, "get_per_process_memory_fraction": lambda *args, **kwargs: 1.0,
         "can_device_access_peer": lambda *args: True, "get_arch_list": lambda: _architectures(),
         "is_tf32_supported": lambda: torch.cuda.get_device_capability() >= (8, 0),
-        **{name: lambda *args, **kwargs: 0 for name in (*_FROM_NVML, "current_blas_handle")},
-        **{
-            name: nothing
-            for name in (
+        **dict.fromkeys((*_FROM_NVML, "current_blas_handle"), lambda *args, **kwargs: 0),
+        **dict.fromkeys(
+            (
                 "init", "seed", "seed_all", "set_per_process_memory_fraction", "reset_accumulated_memory_stats",
                 "reset_max_memory_allocated", "reset_max_memory_cached", "_record_memory_history", "_dump_snapshot",
-            )
-        },
+            ),
+            nothing,
+        ),
     }  # fmt: skip
     for module in (torch.cuda, torch.cuda.memory, torch.cuda.random):
         for name, answer in answers.items():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -152,7 +151,8 @@ def become(parameter: nn.Parameter, new: torch.Tensor) -> None:
     for key in vars(parameter).keys() - vars(other).keys():  # such as what an optimizer looks for
         setattr(other, key, getattr(parameter, key))
     gradient = parameter.grad  # bitsandbytes 0.50.2 sets `p.data` in its step, optim/optimizer.py
-    if gradient is not None and (gradient.shape, gradient.dtype, gradient.device) == (new.shape, new.dtype, new.device):
+    kinds = [(each.shape, each.dtype, each.device) for each in (new, gradient) if each is not None]
+    if gradient is not None and kinds[0] == kinds[1]:
         other.grad = gradient
     parameter.__class__, other.__class__ = other.__class__, parameter.__class__
     parameter.__dict__, other.__dict__ = other.__dict__, parameter.__dict__
