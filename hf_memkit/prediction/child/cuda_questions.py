@@ -42,8 +42,14 @@ def answer_scripts(tracer: StorageTracer, capacity_bytes: int) -> None:
         "initial_seed": lambda: 0, "get_per_process_memory_fraction": lambda *args, **kwargs: 1.0,
         "can_device_access_peer": lambda *args: True, "get_arch_list": lambda: _architectures(),
         "is_tf32_supported": lambda: torch.cuda.get_device_capability() >= (8, 0),
-        **{name: lambda *args, **kwargs: 0 for name in (*_FROM_NVML, "current_blas_handle")},
-        **dict.fromkeys(("init", "seed", "seed_all", "set_per_process_memory_fraction", "reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached", "_record_memory_history", "_dump_snapshot"), nothing),
+        **dict.fromkeys((*_FROM_NVML, "current_blas_handle"), lambda *args, **kwargs: 0),
+        **dict.fromkeys(
+            (
+                "init", "seed", "seed_all", "set_per_process_memory_fraction", "reset_accumulated_memory_stats",
+                "reset_max_memory_allocated", "reset_max_memory_cached", "_record_memory_history", "_dump_snapshot",
+            ),
+            nothing,
+        ),
     }  # fmt: skip
     for module in (torch.cuda, torch.cuda.memory, torch.cuda.random):
         for name, answer in answers.items():
@@ -97,7 +103,7 @@ def _accelerator(stats: Any, memory_info: Any, nothing: Any) -> None:
             if hasattr(module, name):
                 setattr(module, name, answer)
     if hasattr(torch.accelerator, "device_index"):
-        torch.accelerator.device_index = torch.cuda.device
+        torch.accelerator.device_index = torch.cuda.device  # type: ignore[misc, assignment]
 
 
 class _AnyGenerator(type(torch._C.Generator)):  # type: ignore[misc]
@@ -109,11 +115,14 @@ class _Generator(torch._C.Generator, metaclass=_AnyGenerator):
     """A generator of the card is one of the host that says otherwise: fake tensors take no numbers from it (torch
     2.13: a build without CUDA aborts the process when one is made)."""
 
+    memkit_device: torch.device
+
     def __new__(cls, device: Any = "cpu") -> _Generator:
-        made: _Generator = torch._C.Generator.__new__(cls, "cpu" if torch.device(device).type == "cuda" else device)
-        made._device = torch.device(device)
+        make: Any = torch._C.Generator.__new__
+        made: _Generator = make(cls, "cpu" if torch.device(device).type == "cuda" else device)
+        made.memkit_device = torch.device(device)
         return made
 
     @property
-    def device(self) -> torch.device:
-        return self._device
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self.memkit_device

@@ -38,7 +38,8 @@ def one_card(capability: tuple[int, int], capacity_bytes: int, name: str = "fake
     properties = SimpleNamespace(
         name=name, major=capability[0], minor=capability[1], total_memory=capacity_bytes,
         multi_processor_count=100, is_integrated=0, gcnArchName="", warp_size=32, max_threads_per_multi_processor=2048,
-        regs_per_multiprocessor=65536, shared_memory_per_block=49152, L2_cache_size=40 * 2**20,
+        regs_per_multiprocessor=65536, shared_memory_per_block=49152, shared_memory_per_block_optin=101376, uuid="",
+        L2_cache_size=40 * 2**20,
     )  # fmt: skip
     answers: dict[str, Any] = {
         "is_available": lambda: True,
@@ -149,6 +150,10 @@ def become(parameter: nn.Parameter, new: torch.Tensor) -> None:
     other = nn.Parameter(new, parameter.requires_grad)
     for key in vars(parameter).keys() - vars(other).keys():  # such as what an optimizer looks for
         setattr(other, key, getattr(parameter, key))
+    gradient = parameter.grad  # bitsandbytes 0.50.2 sets `p.data` in its step, optim/optimizer.py
+    kinds = [(each.shape, each.dtype, each.device) for each in (new, gradient) if each is not None]
+    if gradient is not None and kinds[0] == kinds[1]:
+        other.grad = gradient
     parameter.__class__, other.__class__ = other.__class__, parameter.__class__
     parameter.__dict__, other.__dict__ = other.__dict__, parameter.__dict__
     torch._C._swap_tensor_impl(parameter, other)
@@ -188,10 +193,11 @@ class Stream(contextlib.nullcontext[None]):
         self.device = torch.device("cuda:0")
 
     priority = stream_id = cuda_stream = 0
-    wait_stream = wait_event = synchronize = _nothing
 
     def is_capturing(self) -> bool:
         return False
+
+    wait_stream = wait_event = synchronize = _nothing
 
     def record_event(self, event: Any = None) -> Any:
         return event or Event()
@@ -213,7 +219,7 @@ def one_stream() -> None:
     A block that another stream still reads is not reused at once by the real allocator (`Tensor.record_stream`); here
     it is. Memory that is page-locked is the host's.
     """
-    count = getattr(torch._C, "_cuda_getDeviceCount", None)  # only in a build for CUDA
+    count = getattr(torch._C, "_cuda_getDeviceCount", None)  # a build for the CPU has none
     if count is not None and count() > 0:
         return
     answers: dict[str, Any] = {

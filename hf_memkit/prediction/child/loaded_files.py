@@ -73,7 +73,7 @@ def _safetensors() -> None:
         def __init__(self, filename: Any, framework: str, device: Any = "cpu", **options: Any) -> None:
             self._device = torch.device(device)
             host = "cpu" if self._device.type == "cuda" else device
-            self._file = original(filename, framework, host, **options)
+            self._file: Any = original(filename, framework, host, **options)
 
         def __enter__(self) -> Opened:
             self._file.__enter__()

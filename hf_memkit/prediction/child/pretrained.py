@@ -33,7 +33,7 @@ def weights_are_shapes(boundary: RealAndFake) -> None:
             return resolve(*args, **kwargs)  # type: ignore[no-any-return]
         return None, {"dtype": _dtype_on_hub(str(name), dict(kwargs.get("download_kwargs") or {}))}
 
-    def load(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *args: Any) -> Any:
+    def load(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *args: Any, **kwargs: Any) -> Any:
         if load_config.hf_quantizer is not None:
             raise Unmodelled("from_pretrained with a quantised checkpoint or quantization_config: not modelled yet")
         names = [name for name, _ in (*model.named_parameters(remove_duplicate=False), *model.named_buffers())]

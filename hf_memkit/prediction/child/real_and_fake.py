@@ -40,6 +40,7 @@ from hf_memkit.prediction.child.tracer import StorageTracer
 __all__ = ["RealAndFake", "is_library", "line_of"]
 
 _ITEM: Final = torch.ops.aten._local_scalar_dense.default
+_TORCHS_OWN: Final = ("/torch/nn/", "/torch/amp/", "/torch/optim/")
 _LIBRARIES: Final = ("site-packages", "dist-packages", "/lib/python3")
 
 
@@ -64,6 +65,7 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> RealAndFake:
         _parameters_are_fake(self.empty_like)
+        _nothing_is_drawn_again()
         self._refused = _values_are_refused()
         _models_are_not_saved()
         torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(…, device="cuda")` is made here, then moved
@@ -97,11 +99,13 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if kwargs.get("pin_memory"):  # a build without CUDA ends the process; it is the host's memory either way
+            kwargs = {**kwargs, "pin_memory": False}
         if FakeTensor not in types:
             device = kwargs.get("device")
             if device is None or torch.device(device).type != "cuda":
                 return func(*args, **kwargs)
-        if func is _ITEM and _asked_by_script():
+        if func is _ITEM and not _asked_by_torch() and _asked_by_script():
             _refuse("value", "item")
         try:
             with self.all_fake():
@@ -125,6 +129,14 @@ def is_library(file: str) -> bool:
 
 
 __package_folder__: Final = str(Path(__file__).resolve().parents[2])
+
+
+def _asked_by_torch() -> bool:
+    """Whether torch itself looks at the value, such as an initialisation that the script has called."""
+    frame = sys._getframe(2)
+    while __package_folder__ in frame.f_code.co_filename and frame.f_back is not None:
+        frame = frame.f_back
+    return any(part in frame.f_code.co_filename for part in _TORCHS_OWN)
 
 
 def _asked_by_script() -> bool:
@@ -169,6 +181,20 @@ def _parameters_are_fake(empty_like: Callable[[torch.Tensor], torch.Tensor]) -> 
 
     nn.Parameter.__new__ = staticmethod(new)  # type: ignore[method-assign]
     FakeTensor.data = property(plain.__get__, set_data)  # type: ignore[assignment, attr-defined]
+
+
+def _nothing_is_drawn_again() -> None:
+    """What is outside of its bounds would be drawn again until nothing is, for ever: a fake tensor cannot say so (torch
+    2.13: nn/init.py, `_no_grad_trunc_normal_`)."""
+    original = nn.init._no_grad_trunc_normal_
+
+    def drawn(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if isinstance(tensor, FakeTensor):
+            with torch.no_grad():
+                return tensor.normal_()
+        return original(tensor, *args, **kwargs)
+
+    nn.init._no_grad_trunc_normal_ = drawn
 
 
 def _values_are_refused() -> dict[str, Any]:
