@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hf_memkit.callback import MemoryReportCallback, attach, oom_advice
     from hf_memkit.checks import check
     from hf_memkit.oom import explain_oom
-    from hf_memkit.prediction import predict, predict_trainer
+    from hf_memkit.prediction import predict, predict_script, predict_trainer
     from hf_memkit.presets import PresetSetup
     from hf_memkit.recipe.schema import load_recipe
     from hf_memkit.resolve import predict_recipe, preset
@@ -32,6 +32,7 @@ __all__ = [
     "oom_advice",
     "predict",
     "predict_recipe",
+    "predict_script",
     "predict_trainer",
     "preset",
 ]
@@ -49,6 +50,7 @@ __getattr__, __dir__ = lazy_names(
         "oom_advice": "callback",
         "predict": "prediction",
         "predict_recipe": "resolve",
+        "predict_script": "prediction",
         "predict_trainer": "prediction",
         "preset": "resolve",
     },

@@ -6,6 +6,7 @@ MemkitError
 │   ├── RecipeError       a recipe file that is not valid; lists every problem of the file
 │   ├── DataError         training data that cannot be used
 │   ├── SettingError      a setting that does not exist, has the wrong type, or cannot go with another one
+│   ├── ScriptFailed      a user's script that raised, or ended, before it trained
 │   └── Unmodelled        what a traced training cannot show
 ├── DoesNotFitError       the job needs more GPU, RAM or disk than this machine has (exit code 1)
 ├── MissingPackageError   an optional package is needed; names the command that installs it (exit code 1)
@@ -30,6 +31,7 @@ __all__ = [
     "MissingPackageError",
     "RecipeError",
     "RunError",
+    "ScriptFailed",
     "SettingError",
     "TraceFailed",
     "Unmodelled",
@@ -63,6 +65,18 @@ class DataError(InputError):
 
 class SettingError(InputError):
     """A setting that does not exist, has the wrong type, or cannot go with another one."""
+
+
+class ScriptFailed(InputError):
+    """A user's script that raised, or ended, before it trained.
+
+    Attributes:
+        text: what Python prints of that: a traceback.
+    """
+
+    def __init__(self, message: str, *, text: str) -> None:
+        self.text = text.rstrip("\n")
+        super().__init__(message)
 
 
 class Unmodelled(InputError):

@@ -18,7 +18,9 @@ import contextlib
 import functools
 import importlib.util
 import itertools
+import json
 import os
+import subprocess
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +31,7 @@ from typing import Any, Final
 from hf_memkit import user_script
 from hf_memkit.user_script import UserScript
 
-__all__ = ["ScriptRun"]
+__all__ = ["ScriptRun", "predicted"]
 
 _MPI_SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 """Set by mpirun for each process; then DeepSpeed finds the others through mpi4py, and not through the environment."""
@@ -124,6 +126,27 @@ class ScriptRun:
             plain(arguments, *args, **kwargs)
 
         training_args.TrainingArguments.__post_init__ = with_environment
+
+
+def predicted(script: UserScript) -> dict[str, Any] | None:
+    """What the script will need, as `memkit predict --json` says it in a process of its own; None if it cannot be
+    predicted, or on a rank that is not the first."""
+    environment = os.environ
+    if environment.get("RANK", "0") != "0":
+        return None
+    world = int(environment.get("WORLD_SIZE", "1"))
+    local = int(environment.get("LOCAL_WORLD_SIZE", str(world)))
+    command = [
+        sys.executable, "-m", "hf_memkit", "predict", *(["-m"] if script.is_module else []), script.target, "--json",
+        "--gpus", str(local), "--nodes", str(max(1, world // local)), "--", *script.arguments,
+    ]  # fmt: skip
+    ran = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    if not ran.stdout.startswith("{"):
+        _say("it could not be predicted (above); it runs without")
+        return None
+    found: dict[str, Any] = json.loads(ran.stdout)
+    _say(f"predicted: {found['verdict'] or 'no verdict'}: {found['why']}")
+    return found
 
 
 def _say(words: str) -> None:

@@ -140,6 +140,19 @@ def gpu_names() -> str:
     return textwrap.fill(f"{names}.", 110, break_long_words=False).replace("~", " ")
 
 
+def overhead_table(path: Path = RESULTS / "script_overhead.json") -> str:
+    """What a prediction of a script takes beside its own imports and data."""
+    if not path.exists():
+        return "Not measured yet."
+    evidence = json.loads(path.read_text())
+    lines = ["| model | the script's own imports and data | `memkit predict` | more |", "|---|---|---|---|"]
+    for row in evidence["rows"]:
+        alone, whole = row["script_alone_s"], row["predict_s"]
+        lines.append(f"| {row['model']} | {alone:.1f} s | {whole:.1f} s | {whole - alone:.1f} s |")
+    cores = evidence["hardware"]["cpu_count"]
+    return "\n".join([*lines, "", f"On {cores} CPU cores. Made by `{evidence['command']}`."])
+
+
 def tables(folder: Path = RESULTS) -> dict[Path, dict[str, str]]:
     """Each page's tables."""
     return {
@@ -148,7 +161,8 @@ def tables(folder: Path = RESULTS) -> dict[Path, dict[str, str]]:
             "speed": speed_table(folder / "predict_speed.json"),
             "gpu": gpu_table(folder),
             "gpus": gpu_names(),
-        }
+        },
+        ROOT / "docs" / "your-script.md": {"overhead": overhead_table(folder / "script_overhead.json")},
     }
 
 

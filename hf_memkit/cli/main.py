@@ -23,11 +23,11 @@ __all__ = ["main", "main_and_exit"]
 _UsageError: type[Any] = typer.BadParameter.__bases__[0]
 
 _INSTEAD: Final = {
-    ("memkit predict", ""): "the model goes after --model",
     ("memkit recipe", "--accumulation"): "write --set gradient_accumulation_steps=N",
     ("memkit recipe", "--batch-size"): "write --set per_device_train_batch_size=B",
     ("memkit recipe", "--preset"): "a recipe's variants are its presets: --variant",
     ("memkit recipe", "--technique"): "techniques belong to the recipe's file: --copy FILE writes it, to be changed",
+    ("memkit predict", "--…"): "what the script gets stands behind --",
     ("memkit run", "--…"): "what the script gets stands behind --",
 }
 """Options that people give to a verb that has none such, and what to write there; `--…` is any other."""
@@ -93,6 +93,7 @@ def _memkit(
     # DeepSpeed's launcher puts this before all other arguments; its environment variables say the same.
     local_rank: int | None = typer.Option(None, "--local_rank", hidden=True),
 ) -> None:
+    context.obj = dict(os.environ)  # as the user has it, for a script that is predicted
     # `doctor` shows what the libraries find by themselves, and in `run` they are the script's.
     if context.invoked_subcommand not in ("doctor", "run"):
         _quiet_libraries()
@@ -138,6 +139,8 @@ def main(arguments: list[str] | None = None) -> int:
             # What has no class of its own is a word too many.
             option = getattr(error, "option_name", "" if type(error) is _UsageError else None)
             any_other = _INSTEAD.get((asked, "--…"), "") if said.startswith("No such option") else ""
+            if asked == "memkit predict" and not _names_a_script(arguments):
+                any_other = ""
             instead = _INSTEAD.get((asked, option or ""), any_other) if option is not None else ""
             said = said.partition(" (Possible")[0] + f"; {instead}" if instead else said
             print(f"memkit: error: {said} (see `{asked} --help`)", file=sys.stderr)
@@ -148,6 +151,11 @@ def main(arguments: list[str] | None = None) -> int:
     if isinstance(result, ScriptRun):
         result.run()  # not within `try`: its errors are its own
     return result if isinstance(result, int) else 0
+
+
+def _names_a_script(arguments: list[str] | None) -> bool:
+    words = sys.argv[1:] if arguments is None else arguments
+    return any(word.endswith(".py") or word == "-m" for word in words)
 
 
 def _verb(arguments: list[str] | None) -> str:

@@ -33,6 +33,12 @@ __all__ = ["EXAMPLES", "predict"]
 
 EXAMPLES = """[bold]Examples[/bold]
 
+  memkit predict train.py --gpu "RTX 4090" -- --model_name_or_path gpt2-xl --per_device_train_batch_size 8
+
+  memkit predict -m trl.scripts.sft --gpu-memory 24GB -- --config sft.yaml
+
+  A script's code runs on this machine, up to Trainer.train(): what it writes before that, it writes.
+
   memkit predict --model gpt2-xl --gpu T4                                Trainer's defaults
 
   memkit predict --model gpt2-xl --preset resident --gpu-memory 16GB --batch-size 8 --sequence-length 1024
@@ -44,6 +50,15 @@ EXAMPLES = """[bold]Examples[/bold]
 
 
 def predict(
+    context: typer.Context,
+    script: Annotated[
+        str | None,
+        typer.Argument(metavar="SCRIPT", help="A training script. Its code runs here, up to Trainer.train()."),
+    ] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="What the script gets.")
+    ] = None,
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as after `python -m`.")] = False,
     model: Annotated[str | None, typer.Option(help="Hub ID or local folder; no weights are loaded.")] = None,
     preset: Annotated[
         str | None, typer.Option(help="A preset, or several joined by +. None: Trainer's defaults.")
@@ -87,6 +102,21 @@ def predict(
     if short and as_json:
         raise InputError("--short, --json: give one of them; --json has everything")
     show_what_can_be_shown()
+    if module and script is None:
+        raise InputError("-m: write the name of the module behind it")
+    if script is not None:
+        from hf_memkit.cli.predict_script import found_script, predict_script, refuse_beside_a_script
+
+        given = found_script(script, arguments or (), is_module=module)
+        refuse_beside_a_script(
+            model=model, preset=preset, recipe=recipe, variant=variant != "auto", batch_size=batch_size,
+            sequence_length=sequence_length, accumulation=accumulation, args=args, set=settings, technique=technique,
+            no_trace=no_trace, trust_remote_code=trust_remote_code,
+        )  # fmt: skip
+        return predict_script(
+            given, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus or 1, nodes=nodes,
+            environment=context.obj, short=short, as_json=as_json,
+        )  # fmt: skip
     request = Request(
         recipe=recipe, variant=variant, model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus, nodes=nodes,
         sequence_length=sequence_length, trust_remote_code=trust_remote_code,

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from hf_memkit.prediction.prediction import Prediction
     from hf_memkit.setup import Setup
 
-__all__ = ["advice", "answer", "basis", "brief", "show", "tables", "view", "warnings"]
+__all__ = [
+    "accumulated", "advice", "answer", "basis", "brief", "cards", "page", "show", "tables", "view", "warnings",
+]  # fmt: skip
 
 _COLOURS: Final = {"fits": "bold green", "tight": "bold yellow", "does not fit": "bold red"}
 _GAP: Final = 2
@@ -31,6 +33,11 @@ _SHORTEST: Final = 8
 _LONGEST_WARNING: Final = 1000
 _LONGEST_NOTE: Final = 300
 """Characters of a warning, and of a note, which may hold a library's whole message; `--json` has all of it."""
+
+_SMALLER: Final = {
+    "variant": "a smaller --sequence-length",
+    "script": "a smaller per_device_train_batch_size or shorter rows",
+}
 
 _SHORT_ANSWER: Final = 240
 _SHORT_LINE: Final = 140
@@ -57,12 +64,25 @@ def view(
     of_recipe = setup.request is not None and setup.request.recipe is not None
     what = "variant" if of_recipe else "preset" if setup.resolved_for.model is not None else ""
     change = advice(prediction, instead, what)
-    head = [*warnings(setup.warnings, short=short), *answer(prediction, change, short=short)]
+    return page(prediction, _title(setup), change, width, above=setup.warnings, short=short)
+
+
+def page(
+    prediction: Prediction,
+    title: str,
+    change: Sequence[str],
+    width: int,
+    *,
+    above: Sequence[str] = (),
+    short: bool = False,
+) -> Group:
+    """Warnings (`above`), the verdict, what to change, what is predicted (`title`), then the numbers."""
+    head = [*warnings(above, short=short), *answer(prediction, change, short=short)]
     if short:
         rest = "Leave out --short to see RAM and notes; --json prints every number."
-        return Group(*head, Text(text(_title(setup), _SHORT_LINE)), *brief(prediction), Text(rest))
-    title = [Text(""), Text(_title(setup), style="bold"), Text("")]
-    return Group(*head, *title, *tables(prediction, width), Text(""), *basis(prediction, leave_out=setup.warnings))
+        return Group(*head, Text(text(title, _SHORT_LINE)), *brief(prediction), Text(rest))
+    named = [Text(""), Text(title, style="bold"), Text("")]
+    return Group(*head, *named, *tables(prediction, width), Text(""), *basis(prediction, leave_out=above))
 
 
 def warnings(lines: Iterable[str], *, short: bool = False) -> list[Text]:
@@ -112,16 +132,23 @@ def brief(prediction: Prediction) -> list[Text]:
 
 
 def _title(setup: Setup) -> str:
-    job = setup.resolved_for
-    facts, gpu = job.model, job.machine.gpu
+    facts = setup.resolved_for.model
     parameters = f", {facts.parameters:,} parameters" if facts is not None else ""
+    shape = f"{setup.micro_batch_size} × {setup.sequence_length} tokens"
+    return f"{setup['model.name']}{parameters}; {setup.preset}; {cards(setup)}; {shape} a card{accumulated(setup)}"
+
+
+def cards(setup: Setup) -> str:
+    """`"2 × RTX 4090, 23.99 GiB"`."""
+    job = setup.resolved_for
+    gpu = job.machine.gpu
     card = f"{gpu.name}, {format_gib(gpu.capacity_bytes)}" if gpu is not None else "no card"
-    times = f"{job.processes} × " if job.processes > 1 else ""
-    accumulated = f", {setup.accumulation} times a step" if setup.accumulation > 1 else ""
-    return (
-        f"{setup['model.name']}{parameters}; {setup.preset}; {times}{card}; "
-        f"{setup.micro_batch_size} × {setup.sequence_length} tokens a card{accumulated}"
-    )
+    return f"{job.processes} × {card}" if job.processes > 1 else card
+
+
+def accumulated(setup: Setup) -> str:
+    """`", 4 times a step"`, or nothing."""
+    return f", {setup.accumulation} times a step" if setup.accumulation > 1 else ""
 
 
 def _peak(prediction: Prediction) -> str:
@@ -185,11 +212,11 @@ def advice(prediction: Prediction, instead: Next | NextVariant | None, what: str
     Args:
         prediction: of the job.
         instead: what is known to fit in its place.
-        what: `"preset"` or `"variant"`, whichever that is; `""`: none was looked for.
+        what: `"preset"` or `"variant"`, whichever that is; `"script"`: the user's own; `""`: none was looked for.
     """
     if prediction.verdict not in ("tight", "does not fit"):
         return []
-    smaller = "a smaller --sequence-length" if what == "variant" else "a smaller --batch-size or --sequence-length"
+    smaller = _SMALLER.get(what, "a smaller --batch-size or --sequence-length")
     largest, lines = prediction.largest_category, []
     outside = prediction.outside_allocator_bytes
     least = prediction.confidence.cap_with_slack(prediction.smallest_cap_bytes)

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperCommand
 
 from hf_memkit.errors import InputError
-from hf_memkit.run_script import ScriptRun
+from hf_memkit.run_script import ScriptRun, predicted
 from hf_memkit.user_files import user_path
 from hf_memkit.user_script import UserScript
 
@@ -50,6 +50,9 @@ def run(
     log: Annotated[
         str, typer.Option(metavar="few|all|none", help="The numbers that the Trainer's logs and dashboards get.")
     ] = "few",
+    predict: Annotated[
+        bool, typer.Option("--predict", help="Predict it first; the report shows both beside each other.")
+    ] = False,
     phases: Annotated[
         bool,
         typer.Option(
@@ -66,5 +69,6 @@ def run(
     # DeepSpeed's launcher gives it to the script as its first argument.
     local_rank = context.find_root().params["local_rank"]
     given = [*([f"--local_rank={local_rank}"] if local_rank is not None else []), *(arguments or ())]
+    found = UserScript.found(script, given, is_module=module)
     options = {"output_dir": folder, "log": log, "phases": phases, "summary": "stderr"}
-    return ScriptRun(UserScript.found(script, given, is_module=module), options)
+    return ScriptRun(found, {**options, "prediction": predicted(found) if predict else None})

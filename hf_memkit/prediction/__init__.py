@@ -12,9 +12,10 @@ A real Trainer takes two optimizer steps on fake tensors in a child process (`ch
 (`trace.py`) is replayed through a model of PyTorch's caching allocator (`replay.py`), and judged (`verdict.py`).
 """
 
+from hf_memkit.prediction.from_script import predict_script
 from hf_memkit.prediction.from_trainer import predict_trainer
 from hf_memkit.prediction.predicting import predict
 from hf_memkit.prediction.prediction import Prediction
 from hf_memkit.prediction.verdict import Confidence
 
-__all__ = ["Confidence", "Prediction", "predict", "predict_trainer"]
+__all__ = ["Confidence", "Prediction", "predict", "predict_script", "predict_trainer"]

@@ -39,7 +39,7 @@ from hf_memkit.terms import CATEGORIES, Phase
 from hf_memkit.train import missing_package
 from hf_memkit.zero.ledger import zero_ledger
 
-__all__ = ["predict"]
+__all__ = ["from_trace", "predict"]
 
 
 def predict(
@@ -86,7 +86,8 @@ def predict(
                     break
                 notes.append(f"not traced on {_ON[device]}: {failure}")
                 continue
-            return _from_trace(found, device, setup, job, ledger, notes)
+            trainer = "TRL's SFTTrainer" if setup.get("trainer.class") == "trl:SFTTrainer" else "transformers.Trainer"
+            return from_trace(found, device, setup, job, ledger, notes, trainer=trainer)
     if len(failures) > 1 and _is_the_users(failures[-1]):
         # The real Trainer fails at it on both devices: no formula makes that a training.
         raise InputError(f"this training cannot be traced: {failures[-1]}") from failures[-1]
@@ -197,9 +198,20 @@ def _ledger(setup: Setup, job: Job) -> Ledger | None:
 
 
 @without_collections()
-def _from_trace(
-    trace: Trace, device: Device, setup: Setup, job: Job, ledger: Ledger | None, notes: list[str]
+def from_trace(
+    trace: Trace, device: Device, setup: Setup, job: Job, ledger: Ledger | None, notes: list[str], *, trainer: str
 ) -> Prediction:
+    """A trace, put through the allocator and judged.
+
+    Args:
+        trace: of two optimizer steps.
+        device: where its tensors lay.
+        setup: what else decides bytes: the allocator's settings, what DeepSpeed splits.
+        job: the machine, and how many processes there are.
+        ledger: what is not on the card, and what DeepSpeed splits; None: not known.
+        notes: what is to be said beside it; more is added.
+        trainer: what trained, in words.
+    """
     split = is_split(setup)
     if split:
         assert ledger is not None
@@ -231,7 +243,6 @@ def _from_trace(
     cap = smallest_cap(trace, settings, card_bytes=card, without_cap=plain)
     low, high = reserved_interval(trace, settings, card_bytes=card, smallest_cap_bytes=cap, without_cap=plain)
     peak = trace.peak()
-    trainer = "TRL's SFTTrainer" if setup.get("trainer.class") == "trl:SFTTrainer" else "transformers.Trainer"
     rests_on = f"two optimizer steps of {trainer} on {_ON[device]}"
     if split:
         rests_on += ", joined with the formulas of what DeepSpeed holds"

@@ -28,6 +28,9 @@ __all__ = ["LIMIT_S", "Worker", "shared_worker"]
 LIMIT_S: Final = 300.0
 """After how many seconds a case is stopped."""
 
+_END_S: Final = 10.0
+"""How long the child may take to end what a script has started."""
+
 _START: Final = ("-m", "hf_memkit.prediction.child.serve")
 
 
@@ -37,7 +40,7 @@ class Worker:
     Args:
         limit_s: after how many seconds a training is stopped; a script never is.
         open_files: numbers of files that it takes over, for scripts, which then write to this process's standard
-            error; None: what it writes is kept, to be shown if it fails.
+            error. What else it writes is kept, to be shown if it fails; None: what scripts write, too.
 
     Attributes:
         without_shim: why fake CUDA tensors cannot be used there; None if they can. Known once a case was asked for, or
@@ -51,7 +54,9 @@ class Worker:
         self._lock = RLock()  # one line out, one line in: two threads would read each other's
         self._process: subprocess.Popen[str] | None = None
         self._errors: IO[bytes] | None = None
+        self._output: int | None = None  # this process's standard error, for scripts
         self._waited = False
+        self._runs_scripts = False
 
     def start(self) -> None:
         """Starts the process, if it does not run, and comes back at once: it loads its libraries meanwhile."""
@@ -61,8 +66,11 @@ class Worker:
 
     def _start(self) -> None:
         self.close()
-        if self._open_files is None:
-            self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        open_files = self._open_files or ()
+        if self._open_files is not None:
+            self._output = os.dup(2)
+            open_files = (*self._open_files, self._output)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         # The predicted card is another one than this machine's; and once torch has looked for a card, no process that
         # is forked can use it.
@@ -74,7 +82,7 @@ class Worker:
         self._process = subprocess.Popen(
             [sys.executable, *_START],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=environment,
-            pass_fds=self._open_files or (),
+            pass_fds=open_files,
         )  # fmt: skip
         self._waited = False
 
@@ -108,7 +116,10 @@ class Worker:
 
     def run(self, request: ScriptRequest) -> tuple[Mapping[str, Any] | None, str | None]:
         """(what came of a script, None where its process ended without a word; how that ended)."""
-        return self._asked({"script": request.to_json()})
+        self.wait()
+        self._runs_scripts = True
+        content, why = self._asked({"script": request.to_json(), "output": self._output})
+        return (content if why is None else None), why
 
     def _asked(self, job: dict[str, Any]) -> tuple[Mapping[str, Any] | None, str | None]:
         with self._lock, tempfile.TemporaryDirectory() as folder:
@@ -120,22 +131,32 @@ class Worker:
                 self._process.stdin.flush()
             except BrokenPipeError:
                 raise self._gone() from None
-            ended = self._answer()
+            try:
+                ended = self._answer()
+            except KeyboardInterrupt:  # what comes of this case would be taken for the next one's
+                self.close()
+                raise
             return json.loads(result.read_text()) if result.exists() else None, ended["why"]
 
     def close(self) -> None:
-        """Ends the child process."""
+        """Ends the child process, and all that scripts have started in it."""
         process, self._process = self._process, None
         if process is not None:
             for stream in (process.stdin, process.stdout):
                 if stream is not None:
                     with contextlib.suppress(OSError):
                         stream.close()
+            if self._runs_scripts:  # it ends what they have started
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_END_S)
             process.kill()
             process.wait()
         if self._errors is not None:
             self._errors.close()
             self._errors = None
+        if self._output is not None:
+            os.close(self._output)
+            self._output = None
 
     def _answer(self) -> dict[str, Any]:
         assert self._process is not None and self._process.stdout is not None

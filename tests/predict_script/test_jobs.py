@@ -8,12 +8,10 @@ predicted on fake CPU tensors, where every phase has to have the same peak; then
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +23,7 @@ from hf_memkit.prediction.worker import Worker
 from hf_memkit.user_script import UserScript
 from tests.predict.fake_and_real import _changes, peaks
 
-pytestmark = [pytest.mark.operators, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.longer, pytest.mark.timeout(600)]
 
 JOBS: Final = Path(__file__).parent / "jobs"
 WRITTEN: Final = JOBS / "written"
@@ -34,8 +32,10 @@ ENGINES: Final = [name for name in ALL if name.startswith("deepspeed")]
 PLAIN: Final = [name for name in ALL if name not in ENGINES]
 GENERATES: Final = {"summarization", "whisper_finetune"}
 """Their evaluations generate: a bound, of which a real answer may fall short."""
+RECURRENT: Final = {"own_module", "own_module_optimizers"}
+"""torch has no shapes for cuDNN's recurrent layers: refused on a GPU, with the script's line."""
 LIBRARIES: Final = Path(__file__).parents[2] / ".compat" / "scripts"
-"""What `.ci/run` installs there: FlagEmbedding, whose requirements are not needed to train."""
+"""What `scripts/setup --dev` installs there: FlagEmbedding."""
 
 EXACT: Final = 0.005
 
@@ -46,13 +46,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, str(JOBS / "prepare.py"), str(made)], check=True, env=environment)
     return made
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    made = Worker()
-    yield made
-    made.close()
 
 
 def ran(worker: Worker, folder: Path, out: Path, name: str, device: Device) -> dict[str, Any]:
@@ -83,10 +76,6 @@ def by_phase(content: dict[str, Any]) -> dict[str, int]:
 def test_what_is_predicted_is_what_a_real_training_allocates(
     worker: Worker, folder: Path, tmp_path: Path, name: str
 ) -> None:
-    if ALL[name].get("module", "").startswith("FlagEmbedding"):
-        assert importlib.util.find_spec("FlagEmbedding") or (LIBRARIES / "FlagEmbedding").exists(), (
-            "pip install --no-deps --target .compat/scripts FlagEmbedding==1.4.2"
-        )
     real = by_phase(ran(worker, folder, tmp_path, name, "real cpu"))
     predicted = by_phase(ran(worker, folder, tmp_path, name, "cpu"))
     for phase, measured in real.items():
@@ -95,5 +84,9 @@ def test_what_is_predicted_is_what_a_real_training_allocates(
         error = predicted.get(phase, 0) / measured - 1
         highest = 0.10 if name in GENERATES and phase == "evaluate" else EXACT
         assert -EXACT <= error <= highest, f"{phase}: {predicted.get(phase)} for {measured}"
+    if name in RECURRENT:
+        with pytest.raises(AssertionError, match=r"_thnn_fused_gru_cell.*own_module.py, line 45"):
+            ran(worker, folder, tmp_path, name, "cuda")
+        return
     content = ran(worker, folder, tmp_path, name, "cuda")
     assert by_phase(content)["backward"] > 0 and content["about"]["parameters"] > 0

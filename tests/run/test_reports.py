@@ -66,6 +66,29 @@ def test_out_of_memory_ends_with_advice(start: Start, tmp_path: Path) -> None:
     assert recorded(tmp_path / "out")[-2:] == ["oom", "end"] and (tmp_path / "out" / PAGE).exists()
 
 
+PREDICTED = """
+import sys
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=50, n_positions=16))
+rows = [{"input_ids": list(range(8)), "labels": list(range(8))}] * 8
+arguments = TrainingArguments(sys.argv[1], max_steps=2, report_to="none", save_strategy="no")
+Trainer(model, arguments, train_dataset=rows).train()
+"""
+
+
+def test_a_prediction_stands_beside_what_is_measured(start: Start, tmp_path: Path) -> None:
+    """Finds: a prediction in the script's own process, or that no report sees; one that fails and stops the run."""
+    (tmp_path / "tiny.py").write_text(PREDICTED)
+    memkit = start(*MEMKIT, "--predict", "tiny.py", "--", "out").ended()
+    assert memkit.code == 0 and "memkit: predicted: " in memkit.err, memkit.err
+    run = read_records(tmp_path / "out" / "memory-rank0.jsonl")[0]
+    assert run["kind"] == "run" and run["prediction"]["phases"]["backward"]["peak_allocated_gib"] > 0
+    (tmp_path / "other.py").write_text("print('no Trainer here')")
+    memkit = start(*MEMKIT, "--predict", "other.py").ended()
+    assert memkit.code == 0 and memkit.out == "no Trainer here\n" and "could not be predicted" in memkit.err
+
+
 @pytest.mark.longer
 def test_two_ranks_under_torchrun(start: Start, tmp_path: Path) -> None:
     """Finds: a rank without records, a summary by each rank, a launcher's variables changed, `--records` ignored."""

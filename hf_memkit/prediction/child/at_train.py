@@ -12,6 +12,7 @@ import functools
 import gc
 import itertools
 import math
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,11 +26,10 @@ from hf_memkit.prediction.child.generation import generates, generating
 from hf_memkit.prediction.child.phase_hooks import TrainingWatch
 from hf_memkit.prediction.child.script_engine import about_engine, as_the_engine_has_it
 from hf_memkit.prediction.child.tracer import StorageTracer
+from hf_memkit.prediction.child.training import MICRO_BATCHES, STEPS
 
-__all__ = ["MICRO_BATCHES", "STEPS", "traced_training"]
+__all__ = ["traced_training"]
 
-STEPS: Final = 2
-MICRO_BATCHES: Final = 2
 _EVALUATED: Final = 2
 _MOST_ROWS: Final = 1_000
 _MOST_SECONDS: Final = 5.0
@@ -42,6 +42,7 @@ Found = dict[str, Any]
 
 def traced_training(
     trainer: Any,
+    train: Callable[[Any], Any],
     tracer: StorageTracer,
     fake: Callable[[], contextlib.AbstractContextManager[Any]],
     *,
@@ -51,6 +52,7 @@ def traced_training(
 
     Args:
         trainer: as the script made it.
+        train: `Trainer.train` itself.
         tracer: records what is made; active within `fake`.
         fake: the context in which tensors are fake (or, to compare with, real).
         longest: whether batches are made of the longest rows; False: of those that the script's own loader gives.
@@ -70,7 +72,6 @@ def traced_training(
     if getattr(trainer, "memkit_evaluates", False):
         notes.append("evaluate() before train(): is predicted after the two steps, with the optimizer's states")
         evaluates = True
-    trainer.memkit_traced = True
     evaluated: Batches = ()
     if evaluates:
         evaluated, _ = _batches(trainer.get_eval_dataloader, _EVALUATED, longest=longest)
@@ -84,7 +85,7 @@ def traced_training(
                 trainer.__class__ = generating(type(trainer))
             dtype = as_the_engine_has_it(trainer)
             trainer.get_train_dataloader = lambda: _Loader(batches, trainer.args, dtype)
-            _original_train[0](trainer)
+            train(trainer)
             if evaluates:
                 _evaluate(trainer, evaluated, dtype)
             trace = tracer.finish(watch.phase)
@@ -93,18 +94,10 @@ def traced_training(
     return {"trace": trace.to_json(), "about": about}
 
 
-_original_train: list[Any] = []
-
-
-def remember_train(original: Any) -> None:
-    """Trainer's own `train`, before it was replaced."""
-    _original_train.append(original)
-
-
 def _refuse(trainer: Any, device_type: str) -> None:
     """
     Raises:
-        Unmodelled: what cannot be traced, or is no training on a GPU.
+        Unmodelled: what cannot be traced, or is no training on the device.
     """
     arguments = trainer.args
     if arguments.device.type != device_type:
@@ -124,12 +117,18 @@ def _about(trainer: Any) -> Found:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     counted = {id(each): each for each in model.parameters()}.values()
     notes = []
-    if _asked(arguments.eval_strategy) and trainer.compute_metrics is not None and arguments.eval_accumulation_steps is None:
+    if (
+        _asked(arguments.eval_strategy)
+        and trainer.compute_metrics is not None
+        and arguments.eval_accumulation_steps is None
+    ):
         notes.append(
             "compute_metrics is not called; the GPU keeps the predictions of all batches of an evaluation, and those "
             f"of {_EVALUATED} are counted; eval_accumulation_steps=1 moves them to RAM"
         )
+    notes.append("the first train() of the script is predicted; nothing after it was run")
     return {
+        "environment": {name: each for name, each in os.environ.items() if name.endswith("ALLOC_CONF")},
         "deepspeed": about_engine(trainer),
         "trainer": type(trainer).__name__,
         "model": type(base).__name__,
@@ -173,7 +172,8 @@ def _batches(loader_of: Callable[[], Any], count: int, *, longest: bool) -> tupl
 def _on_host(loader: Any) -> Any:
     """The loader without what happens beside it: workers, and accelerate moving batches to the GPU."""
     for each in (loader, getattr(loader, "base_dataloader", None)):
-        for name, value in (("device", None), ("num_workers", 0), ("prefetch_factor", None), ("persistent_workers", False)):
+        plain = {"device": None, "num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
+        for name, value in plain.items():
             if hasattr(each, name):
                 object.__setattr__(each, name, value)
     return loader

@@ -122,8 +122,8 @@ def made_up_values() -> None:
 
 
 def movable_modules() -> None:
-    """`Module.to` on fake parameters, or from real ones to a card: each stays the object that it was, so that optimizers
-    and ties keep it."""
+    """`Module.to` on fake parameters, or from real ones to a card: each stays the object that it was, so that
+    optimizers and ties keep it."""
 
     def apply(self: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
         if recurse:
@@ -231,7 +231,7 @@ def one_stream() -> None:
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
     torch.Tensor.record_stream = _nothing  # type: ignore[method-assign]
-    torch.Tensor.pin_memory = lambda self, device=None: self  # type: ignore[method-assign]
+    torch.Tensor.pin_memory = lambda self, device=None: self  # type: ignore
     torch.Tensor.is_pinned = lambda self, device=None: False  # type: ignore[method-assign]
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import re
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -111,22 +110,15 @@ def shapes_from_values_are_unmodelled() -> Iterator[None]:
     try:
         yield
     except UnsupportedOperatorException as error:
-        raise _without_shapes(error.func) from error
-    except NotImplementedError as error:
-        operation = re.search(r"aten::\w+", str(error))
-        if operation is None:
-            raise
-        raise _without_shapes(operation[0]) from error
+        raise Unmodelled(
+            f"{error.func}: torch does not know what this kernel makes on a GPU, so it cannot be traced"
+        ) from error
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         operation = getattr(error, "func", error)
         raise Unmodelled(
             f"{operation}: the size of its result depends on values, and a prediction has none (routing to experts "
             f"one by one, boolean indexing)"
         ) from error
-
-
-def _without_shapes(operation: object) -> Unmodelled:
-    return Unmodelled(f"{operation}: torch does not know what this kernel makes on a GPU, so it cannot be traced")
 
 
 def _constants_can_be_copied() -> None:

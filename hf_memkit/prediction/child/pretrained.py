@@ -91,7 +91,7 @@ def _loading_info() -> Any:
 
 
 def _dtype_on_hub(name: str, options: dict[str, Any]) -> torch.dtype:
-    """What most of a checkpoint's weights are stored in, by the header of its safetensors; fp32 where there is none."""
+    """What most of a checkpoint's weights are stored in, by its safetensors' header; fp32 where there is none."""
     from huggingface_hub import get_safetensors_metadata
 
     names = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}

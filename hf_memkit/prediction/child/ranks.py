@@ -48,14 +48,14 @@ def one_of_several(processes: int, per_node: int) -> None:
     for name in ("all_reduce", "broadcast", "barrier", "all_gather", "all_gather_into_tensor", "reduce",
                  "broadcast_object_list", "monitored_barrier"):  # fmt: skip
         setattr(dist, name, lambda *args, **kwargs: None)
-    dist.all_gather_object = objects
+    vars(dist)["all_gather_object"] = objects
     operations._gpu_gather = gathered
-    operations._gpu_gather_object = lambda value: [each for each in value] * processes
+    operations._gpu_gather_object = lambda value: list(value) * processes
     operations._gpu_broadcast = lambda data, src=0: data
     operations.reduce = lambda tensor, reduction="mean", scale=1.0: tensor
     accelerate.data_loader.synchronize_rng_states = lambda *args, **kwargs: None
     # Its buckets of gradients are added to the trace.
-    torch.nn.parallel.DistributedDataParallel = _Unwrapped  # type: ignore[assignment, misc]
+    torch.nn.parallel.DistributedDataParallel = _Unwrapped  # type: ignore[misc]
 
 
 class _Unwrapped:

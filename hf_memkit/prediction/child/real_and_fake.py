@@ -31,6 +31,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.fake_gpu import become
@@ -50,18 +51,23 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tracer: records what is made on the GPU.
 
     Attributes:
+        tracer: as it was given.
         fake_mode: the mode that all fake tensors belong to.
     """
 
     def __init__(self, tracer: StorageTracer) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self._tracer = tracer
+        # What torch has no shapes for it would run on real tensors, which a GPU that is not there cannot.
+        self.fake_mode = FakeTensorMode(
+            allow_non_fake_inputs=True, allow_fallback_kernels=tracer.device_type != "cuda"
+        )
+        self.tracer = tracer
 
     def __enter__(self) -> RealAndFake:
         _parameters_are_fake(self.empty_like)
         _nothing_is_drawn_again()
         self._refused = _values_are_refused()
+        _models_are_not_saved()
         torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(…, device="cuda")` is made here, then moved
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -71,12 +77,12 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for name, original in self._refused.items():
             setattr(FakeTensor, name, original)
         torch._C._set_only_lift_cpu_tensors(False)
-        self.__exit__(None, None, None)
+        super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def all_fake(self) -> Iterator[None]:
         """Within it every tensor that is made is fake."""
-        with self.fake_mode, self._tracer:
+        with self.fake_mode, self.tracer:
             yield
 
     def empty_like(self, tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
@@ -178,8 +184,8 @@ def _parameters_are_fake(empty_like: Callable[[torch.Tensor], torch.Tensor]) -> 
 
 
 def _nothing_is_drawn_again() -> None:
-    """What is outside of its bounds would be drawn again until nothing is, for ever: a fake tensor cannot say so (torch
-    2.13: nn/init.py, `_no_grad_trunc_normal_`)."""
+    """What is outside of its bounds would be drawn again until nothing is, for ever: a fake tensor cannot say so
+    (torch 2.13: nn/init.py, `_no_grad_trunc_normal_`)."""
     original = nn.init._no_grad_trunc_normal_
 
     def drawn(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -204,3 +210,26 @@ def _values_are_refused() -> dict[str, Any]:
     for name in originals:
         setattr(FakeTensor, name, refuse(name))
     return originals
+
+
+def _models_are_not_saved() -> None:
+    """What has no values is written to no file: a script that saves its model before it trains goes on without."""
+    import safetensors.torch
+    from transformers import modeling_utils
+
+    save, save_file = torch.save, safetensors.torch.save_file
+
+    def save_values(content: Any, *args: Any, **kwargs: Any) -> Any:
+        return None if _has_fakes(content) else save(content, *args, **kwargs)
+
+    def save_file_of_values(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        return None if _has_fakes(tensors) else save_file(tensors, *args, **kwargs)
+
+    torch.save = save_values  # type: ignore[assignment]
+    safetensors.torch.save_file = modeling_utils.safe_save_file = save_file_of_values
+
+
+def _has_fakes(content: Any) -> bool:
+    leaves = tree_leaves(content)
+    parameters = [each for leaf in leaves if isinstance(leaf, nn.Module) for each in leaf.state_dict().values()]
+    return any(isinstance(leaf, FakeTensor) for leaf in (*leaves, *parameters))

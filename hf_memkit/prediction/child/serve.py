@@ -1,8 +1,12 @@
 """The child process: loads the libraries once, then forks a process for each case.
 
-A line of JSON comes in, `{"request": …, "result": PATH, "limit_s": …}`; a line goes out when the case is over,
-`{"status": "done" | "died" | "timeout", "signal": …}`. What the case came to stands in the file at PATH. A case may
-change its process as it likes, and die in it: the next one starts from the same loaded libraries.
+A line of JSON comes in, `{"request": …, "result": PATH, "limit_s": …}`, or for a user's script `{"script": …,
+"result": PATH, "output": NUMBER | null}`; a line goes out when the case is over, `{"status": "done" | "died", "why":
+…}`. What the case came to stands in the file at PATH. A case may change its process as it likes, and die in it: the
+next one starts from the same loaded libraries.
+
+Nothing is left behind. When standard input ends, because the one that asks is done or gone, a case that runs is ended,
+with all that it started; so is what a script leaves when its case is over.
 
     python -m hf_memkit.prediction.child.serve
 """
@@ -10,6 +14,7 @@ change its process as it likes, and die in it: the next one starts from the same
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import select
@@ -19,15 +24,22 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
+
+import psutil
 
 from hf_memkit.prediction.child.quick_imports import load_again
 
 __all__ = ["serve"]
 
+_DEATH_SIGNAL: Final = 1  # linux/prctl.h: PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER
+_TAKES_ORPHANS: Final = 36
+
 
 def serve() -> None:
     """Answers requests until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the one that asks ends all of this
+    ctypes.CDLL(None).prctl(_TAKES_ORPHANS, 1)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print where they like
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # nothing is computed
@@ -35,7 +47,7 @@ def serve() -> None:
     print(json.dumps({"ready": True, "shim": shim}), file=answers, flush=True)
     for line in sys.stdin:
         job = json.loads(line)
-        answer, modules = _supervised(job)
+        answer, modules = _supervised(job, answers.fileno())
         print(json.dumps(answer), file=answers, flush=True)
         load_again(modules)  # while nobody waits
 
@@ -70,12 +82,13 @@ def _load() -> str | None:
     return _forked(cuda_device_guard.self_test, 60)  # now: a backward pass loads much of what is loaded here anyway
 
 
-def _supervised(job: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _supervised(job: dict[str, Any], answers: int) -> tuple[dict[str, Any], list[str]]:
     """How the case ended, and the modules that it imported."""
     result = Path(job["result"])
     modules = result.with_name("modules.json")
     if "script" in job:
-        why = _forked(lambda: _script(job["script"], result), None)
+        why = _forked(lambda: _script(job, result, answers), None)
+        _end_what_is_left()
     else:
         why = _forked(lambda: _case(job["request"], result, modules), float(job["limit_s"]))
     imported = json.loads(modules.read_text()) if why is None and modules.exists() else []
@@ -106,32 +119,71 @@ def _case(request: dict[str, Any], result: Path, modules: Path) -> None:
     modules.write_text(json.dumps([name for name in sys.modules if name not in before]))
 
 
-def _script(request: dict[str, Any], result: Path) -> None:
+def _script(job: dict[str, Any], result: Path, answers: int) -> None:
+    """Runs a user's script with its own standard input and output."""
     from hf_memkit.prediction.child.script import run_script
     from hf_memkit.prediction.trace_request import ScriptRequest
 
-    run_script(ScriptRequest.from_json(request), result)
+    os.close(answers)  # what the script starts may outlive this process
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # never the requests
+    if job["output"] is not None:
+        for number in (1, 2):
+            os.dup2(job["output"], number)
+    sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
+    run_script(ScriptRequest.from_json(job["script"]), result)
 
 
 def _forked(function: Callable[[], None], limit_s: float | None) -> str | None:
     """Runs `function` in a process of its own. None if it ended well, or how it ended: a signal, a time limit."""
+    server = os.getpid()
     child = os.fork()
     if child == 0:
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != server:
+            os._exit(1)
         _leave(function)
     watched = os.pidfd_open(child)
+    poll = select.poll()
+    poll.register(watched, select.POLLIN)
+    poll.register(0, 0)  # reports when the other end is closed
     try:
-        ready, _, _ = select.select([watched], [], [], limit_s)
-        if not ready:
+        happened = dict(poll.poll(None if limit_s is None else 1000 * limit_s))
+        if watched not in happened:
             os.kill(child, signal.SIGKILL)
+        if happened.get(0, 0) & select.POLLHUP:
+            _end_what_is_left()
+            os._exit(0)
     finally:
         os.close(watched)
     _, status = os.waitpid(child, 0)
-    if not ready:
+    if not happened:
         return f"no answer within {limit_s:g} s"
     if os.WIFSIGNALED(status):
         return signal.Signals(os.WTERMSIG(status)).name
     code = os.waitstatus_to_exitcode(status)
     return None if code == 0 else f"exit code {code}"
+
+
+def _end_what_is_left() -> None:
+    """Ends all processes below this one: orphans of a case are this one's children."""
+    until = time.monotonic() + 5
+    while time.monotonic() < until and (left := _running()):
+        for each in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+        time.sleep(0.01)
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _running() -> list[psutil.Process]:
+    found = []
+    for each in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if each.status() != psutil.STATUS_ZOMBIE:
+                found.append(each)
+    return found
 
 
 def _leave(function: Any) -> NoReturn:

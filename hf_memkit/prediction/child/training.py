@@ -28,7 +28,7 @@ from hf_memkit.prediction.trace_request import TraceRequest
 from hf_memkit.setup import Setup
 from hf_memkit.train import after_making, build_arguments, prepared_rows, trainer_class, trainer_options
 
-__all__ = ["trace_training"]
+__all__ = ["trace_training", "write_nothing"]
 
 STEPS = 2
 """Optimizer states exist from the end of the first step on: the second step has them all along."""
@@ -52,7 +52,7 @@ def trace_training(request: TraceRequest) -> Trace:
         movable_modules()
         made_up_values()
         learn_counts()
-        _write_nothing()
+        write_nothing()
         install_library_rules(setup, on_card=request.device == "cuda")
         if is_sft(setup) and request.device == "cuda":
             install_fused_head()
@@ -215,7 +215,7 @@ def _with_values(collator: Any) -> Any:
     return collate
 
 
-def _write_nothing() -> None:
+def write_nothing() -> None:
     """Replaces what writes tensors to files, and what looks at their addresses, in this process: everything is made
     that a real save makes, and no bytes are written.
 

@@ -1,0 +1,226 @@
+"""`memkit predict SCRIPT`: a training script as it stands, run up to `Trainer.train()`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+from hf_memkit.errors import InputError, ScriptFailed
+from hf_memkit.user_script import UserScript
+
+if TYPE_CHECKING:
+    from hf_memkit.prediction.from_script import ScriptTraining
+    from hf_memkit.prediction.prediction import Prediction
+
+__all__ = ["found_script", "predict_script", "refuse_beside_a_script"]
+
+
+def found_script(target: str, arguments: Sequence[str], *, is_module: bool) -> UserScript:
+    """The script or module that the command line names.
+
+    Raises:
+        InputError: there is none.
+    """
+    if not is_module and not Path(target).exists():
+        is_path = target.endswith(".py") or "/" in target
+        what = "write the path of your training script" if is_path else "a model goes after --model"
+        raise InputError(f"{target}: there is no such file; {what} (see `memkit predict --help`)")
+    return UserScript.found(target, arguments, is_module=is_module)
+
+
+_OWN: Final = {
+    "model": "--model_name_or_path NAME",
+    "batch_size": "--per_device_train_batch_size B",
+    "accumulation": "--gradient_accumulation_steps N",
+    "sequence_length": "the one that sets the length of its rows",
+    "args": "FILE",
+    "set": "--KEY VALUE",
+    "trust_remote_code": "--trust_remote_code",
+}
+"""Options that are arguments of a script, and what those often are called."""
+
+_NO_PLACE: Final = {
+    "preset": "the script decides everything; its settings for your script: memkit preset show NAME --for trainer",
+    "technique": "the script decides everything; what it needs in a script: memkit preset show NAME --for trainer",
+    "recipe": "give one of the two",
+    "variant": "is one of a recipe's",
+    "no_trace": "a script is always traced",
+}
+
+
+def refuse_beside_a_script(**options: Any) -> None:
+    """
+    Raises:
+        InputError: options that contradict a script, a line each.
+    """
+    wrong = []
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        if value and name in _OWN:
+            wrong.append(f"{option}: with a script it is the script's own argument: put it behind --: -- {_OWN[name]}")
+        elif value:
+            wrong.append(f"{option}: not with a script; {_NO_PLACE[name]}")
+    if wrong:
+        raise InputError("\n".join(wrong))
+
+
+def predict_script(
+    script: UserScript,
+    *,
+    gpu: str | None,
+    gpu_memory: str | None,
+    ram: str | None,
+    gpus: int,
+    nodes: int,
+    environment: Mapping[str, str] | None,
+    short: bool,
+    as_json: bool,
+) -> int:
+    """Predicts it and shows what was found; the exit code."""
+    try:
+        with _ended_by_signals() as ended:
+            from hf_memkit.hardware import described_machine
+            from hf_memkit.prediction.from_script import name_of, predict_script_training, refuse_unreadable
+
+            refuse_unreadable(script)
+            machine = described_machine(gpu, gpu_memory, ram, None)
+            ended()
+            name = name_of(script)
+            _say(f"{name} runs on this machine up to Trainer.train(); what it writes before that, it writes")
+            with _status(name):
+                prediction, training = predict_script_training(
+                    script, machine, gpus=gpus, nodes=nodes, environment=environment
+                )
+    except ScriptFailed as error:
+        print(error.text, file=sys.stderr)
+        raise
+    except KeyboardInterrupt:
+        _say("stopped; nothing of the script runs any more")
+        return 1
+    if ram is not None and prediction.host_rss_bytes is None:
+        prediction = prediction.with_notes("--ram has no effect: RAM is predicted of scripts with DeepSpeed alone")
+    if as_json:
+        print(json.dumps({**prediction.to_json(), "request": _request_json(training), "try_next": None}, indent=2))
+    else:
+        _show(prediction, training, short=short)
+    return 1 if prediction.verdict == "does not fit" else 0
+
+
+def _say(line: str) -> None:
+    print(f"memkit: {line}", file=sys.stderr, flush=True)
+
+
+_FIRST_S: Final = 10.0
+
+
+def is_terminal() -> bool:
+    """Whether a person may be looking at standard error."""
+    return sys.stderr.isatty()
+
+
+@contextlib.contextmanager
+def _status(name: str) -> Iterator[None]:
+    """On a terminal, now and then a line that time goes by. It is a line of its own, further apart each time: what the
+    script draws or asks stays as it is."""
+    if not is_terminal():
+        yield
+        return
+    done = threading.Event()
+
+    def lines() -> None:
+        seconds, wait = _FIRST_S, _FIRST_S
+        while not done.wait(wait):
+            _say(f"{name} runs up to Trainer.train(): {seconds:.0f} s")
+            seconds, wait = 2 * seconds, seconds
+
+    threading.Thread(target=lines, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[Callable[[], None]]:
+    """SIGTERM ends this process as Ctrl-C does, with an exception: what the script has started is ended first. Gives a
+    function that raises that again: Python may lose it while it imports."""
+    came: list[int] = []
+
+    def leave(number: int, _: FrameType | None = None) -> None:
+        came.append(number)
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+    def again() -> None:
+        for number in came:
+            leave(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield again
+        return
+    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: handler for number, handler in found.items() if handler not in (None, signal.SIG_IGN)}
+    for number in before:
+        signal.signal(number, leave)
+    try:
+        yield again
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _show(prediction: Prediction, training: ScriptTraining, *, short: bool) -> None:
+    from rich.console import Console
+
+    from hf_memkit.cli import predict_render
+
+    console = Console(highlight=False)
+    change = predict_render.advice(prediction, None, "script")
+    found = predict_render.page(prediction, _title(training), change, console.width, short=short)
+    console.print(found, crop=False)
+
+
+def _title(training: ScriptTraining) -> str:
+    from hf_memkit.cli.predict_render import accumulated, cards
+    from hf_memkit.prediction.from_script import name_of
+
+    setup = training.setup
+    name = setup["model.name"]
+    model = training.model if name == training.model else f"{training.model} ({name})"
+    parameters = f"{training.parameters:,} parameters"
+    if training.trainable_parameters != training.parameters:
+        parameters += f", {training.trainable_parameters:,} of them trained"
+    rows = setup.micro_batch_size
+    shape = f"{rows} × {training.sequence_length} tokens" if training.sequence_length else f"a batch of {rows}"
+    return (
+        f"{name_of(training.script)}: {training.trainer}, {model}, {parameters}; {cards(setup)}; "
+        f"{shape} a card{accumulated(setup)}"
+    )
+
+
+def _request_json(training: ScriptTraining) -> dict[str, Any]:
+    setup = training.setup
+    job = setup.resolved_for
+    return {
+        "script": training.script.target,
+        "is_module": training.script.is_module,
+        "arguments": list(training.script.arguments),
+        "trainer": training.trainer,
+        "model": setup["model.name"],
+        "model_class": training.model,
+        "parameters": training.parameters,
+        "trainable_parameters": training.trainable_parameters,
+        "optimizer": training.optimizer,
+        "gpu": job.machine.gpu.to_json() if job.machine.gpu else None,
+        "gpus": job.gpus,
+        "nodes": job.nodes,
+        "micro_batch_size": setup.micro_batch_size,
+        "sequence_length": training.sequence_length,
+        "accumulation": setup.accumulation,
+    }

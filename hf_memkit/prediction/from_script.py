@@ -1,0 +1,336 @@
+"""`predict_script`: a training script, as it stands → a prediction, before anything is trained.
+
+```python
+found = predict_script("train.py", ["--per_device_train_batch_size", "8"], gpu="RTX 4090")
+```
+
+The script runs on this machine up to `Trainer.train()`; two steps of that are traced (`child/script.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.machinery
+import os
+import sys
+import termios
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from hf_memkit.errors import InputError, ScriptFailed, TraceFailed
+from hf_memkit.hardware import Machine, described_machine
+from hf_memkit.job import Job, process_row
+from hf_memkit.ledger import Ledger
+from hf_memkit.models import ModelFacts
+from hf_memkit.prediction.allocator_settings import parse_settings
+from hf_memkit.prediction.predicting import from_trace
+from hf_memkit.prediction.prediction import Prediction
+from hf_memkit.prediction.trace import Trace
+from hf_memkit.prediction.trace_request import Device, ScriptRequest
+from hf_memkit.prediction.worker import Worker
+from hf_memkit.request import refuse_below_one
+from hf_memkit.setup import Setup
+from hf_memkit.techniques.allocator import VARIABLE, user_settings
+from hf_memkit.user_script import UserScript
+from hf_memkit.zero.ledger import zero_ledger
+
+__all__ = ["PRESET", "ScriptTraining", "name_of", "predict_script", "predict_script_training", "refuse_unreadable"]
+
+PRESET: Final = "script"
+"""What stands in the place of a preset's name: the script decides everything."""
+
+
+def predict_script(
+    script: UserScript | str | Path,
+    arguments: Sequence[str] = (),
+    *,
+    gpu: str | None = None,
+    gpu_memory: str | None = None,
+    ram: str | None = None,
+    gpus: int = 1,
+    nodes: int = 1,
+) -> Prediction:
+    """What a training script will need. Its code runs on this machine, up to `Trainer.train()`.
+
+    >>> predict_script("train.py", ["--model_name_or_path", "gpt2-xl"], gpu="RTX 4090")          # doctest: +SKIP
+
+    Args:
+        script: path of the script; `UserScript("trl.scripts.sft", is_module=True)` is a module, as after `python -m`.
+        arguments: what it gets on its command line.
+        gpu: the GPU: a name such as `"T4"`, or a size such as `"16GB"`; None: this machine's.
+        gpu_memory, ram: sizes in the place of the GPU's and of this machine's.
+        gpus, nodes: GPUs on each machine, and machines.
+
+    Returns:
+        The prediction; what was assumed is in its `notes`.
+
+    Raises:
+        InputError: there is no such script, it never calls `Trainer.train()`, or it cannot be modelled.
+        ScriptFailed: it raised an exception of its own, which `text` has.
+    """
+    if isinstance(script, UserScript):
+        if arguments:
+            raise InputError("arguments: the UserScript that is given has its own; leave arguments out")
+    else:
+        script = UserScript.found(str(script), arguments)
+    machine = described_machine(gpu, gpu_memory, ram, None)
+    try:
+        return predict_script_training(script, machine, gpus=gpus, nodes=nodes)[0]
+    except ScriptFailed as error:
+        error.add_note(error.text)
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptTraining:
+    """What a script trains.
+
+    Attributes:
+        script: which, with its arguments.
+        trainer, model: names of the classes.
+        parameters, trainable_parameters: how many there are.
+        sequence_length: tokens of the longest row; None: rows are no tokens.
+        optimizer: as Trainer's `optim` names it.
+        setup: the job, and what else of it decides bytes.
+    """
+
+    script: UserScript
+    trainer: str
+    model: str
+    parameters: int
+    trainable_parameters: int
+    sequence_length: int | None
+    optimizer: str
+    setup: Setup
+
+
+def name_of(script: UserScript) -> str:
+    """`"train.py"` or `"-m trl.scripts.sft"`: what a script is called in sentences."""
+    return str(script) if script.is_module else Path(script.target).resolve().name
+
+
+def predict_script_training(
+    script: UserScript,
+    machine: Machine,
+    *,
+    gpus: int = 1,
+    nodes: int = 1,
+    environment: Mapping[str, str] | None = None,
+) -> tuple[Prediction, ScriptTraining]:
+    """The prediction, and what the script trains.
+
+    Args:
+        script: which, with its arguments.
+        machine: the machine in question.
+        gpus, nodes: GPUs on each machine, and machines.
+        environment: the variables that the script gets; None: this process's.
+
+    Raises:
+        InputError, ScriptFailed: as `predict_script`.
+    """
+    refuse_below_one(gpus=gpus, nodes=nodes)
+    refuse_unreadable(script)
+    environment = dict(os.environ if environment is None else environment)
+    _allocator(environment)  # what torch would refuse is refused before anything runs
+    content, device, notes = _ran(script, machine, environment, gpus=gpus, nodes=nodes)
+    trace, about = Trace.from_json(content["trace"]), content["about"]
+    notes += about["notes"]
+    if machine.gpu is None:
+        notes.append("no GPU here and none named (gpu, gpu_memory): there is no verdict")
+    if gpus * nodes > 1:
+        notes.append(f"the script ran as the first of {gpus * nodes} ranks, and the others were not started")
+    setup = _setup(about, machine, gpus, nodes, {**environment, **about.get("environment", {})})
+    ledger = _engine_ledger(about["deepspeed"], setup.sized_job) if about.get("deepspeed") else None
+    found = from_trace(
+        trace,
+        device,
+        setup,
+        setup.sized_job,
+        ledger,
+        notes,
+        trainer=f"{about['trainer']}, as {name_of(script)} makes it,",
+    )
+    training = ScriptTraining(
+        script=script,
+        trainer=about["trainer"],
+        model=about["model"],
+        parameters=about["parameters"],
+        trainable_parameters=about["trainable_parameters"],
+        sequence_length=about["sequence_length"],
+        optimizer=about["optimizer"],
+        setup=setup,
+    )
+    return found, training
+
+
+def _setup(about: Mapping[str, Any], machine: Machine, gpus: int, nodes: int, environment: Mapping[str, str]) -> Setup:
+    micro_batch_size, accumulation = about["micro_batch_size"], about["accumulation"]
+    job = Job(
+        None, machine, micro_batch_size, about["sequence_length"] or 1,
+        gpus=gpus, nodes=nodes, accumulation=accumulation,
+    )  # fmt: skip
+    setup = Setup(preset=PRESET, job=job).put_all(
+        "arguments",
+        per_device_train_batch_size=(micro_batch_size, "the script's"),
+        gradient_accumulation_steps=(accumulation, "the script's"),
+        optim=(about["optimizer"], "the script's"),
+    )
+    model = about["model_name"] or about["model"]
+    setup = setup.put("model.name", Path(model).name if Path(model).is_absolute() else model, "the script's")
+    if about.get("deepspeed"):
+        setup = setup.put("deepspeed.config", about["deepspeed"]["config"], "the script's")
+    if (text := _allocator(environment)) is not None:
+        setup = setup.put(f"environment.{VARIABLE}", text, "your environment's, or set by the script")
+    return setup
+
+
+def _engine_ledger(engine: Mapping[str, Any], job: Job) -> Ledger:
+    """What DeepSpeed holds of the parameters that the script's model has."""
+    rows = list(zip(engine["sizes"], engine["decayed"], engine["trained"], strict=True))
+    trained = [(size, decayed) for size, decayed, is_trained in rows if is_trained]
+    frozen = [(size, decayed) for size, decayed, is_trained in rows if not is_trained]
+    held = zero_ledger(
+        engine["config"], _shapes(frozen or trained), gpus=job.gpus, nodes=job.nodes,
+        accumulation=job.accumulation > 1, adapters=[size for size, _ in trained] if frozen else (),
+    )  # fmt: skip
+    return Ledger((*held.rows, process_row(job.gpus)))
+
+
+def _shapes(parameters: Sequence[tuple[int, bool]]) -> ModelFacts:
+    """As much of a model's facts as DeepSpeed's arithmetic needs."""
+    sizes = tuple(size for size, _ in parameters)
+    return ModelFacts(
+        name="", origin="local", config={}, parameters=sum(sizes), largest_parameter=max(sizes), sizes=sizes,
+        decayed=tuple(decayed for _, decayed in parameters), tied=0, layers=0, width=0, vocabulary=0,
+        maximum_length=None,
+    )  # fmt: skip
+
+
+def _allocator(environment: Mapping[str, str]) -> str | None:
+    """What the environment says to the allocator.
+
+    Raises:
+        InputError: torch would refuse it, or it asks for what is not modelled.
+    """
+    found = user_settings(environment)
+    if found is None:
+        return None
+    parse_settings(found[1])
+    return found[1]
+
+
+def refuse_unreadable(script: UserScript) -> None:
+    """What can be seen before it runs.
+
+    Raises:
+        InputError: it cannot be read, is no Python, or there is no such package.
+        ScriptFailed: Python finds a mistake in its syntax.
+    """
+    if script.is_module:
+        package = script.target.partition(".")[0]
+        if importlib.machinery.PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]) is None:
+            raise InputError(f"-m {script.target}: there is no module {package!r} to run")
+        return
+    path = Path(script.target)
+    if path.suffix in (".json", ".yaml", ".yml"):
+        raise InputError(f"{path}: holds arguments, and is no script; without a script: --args {path}")
+    if path.suffix == ".ipynb":
+        raise InputError(f"{path}: is a notebook; call hf_memkit.predict_trainer(trainer, gpu=…) in it")
+    if path.is_dir():
+        path /= "__main__.py"
+    try:
+        compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except (SyntaxError, ValueError) as error:
+        said = "".join(traceback.format_exception_only(error))
+        raise ScriptFailed(f"{script}: Python cannot read it ({type(error).__name__})", text=said) from None
+
+
+# ---- running it ----
+
+
+def _ran(
+    script: UserScript, machine: Machine, environment: dict[str, str], *, gpus: int, nodes: int
+) -> tuple[Mapping[str, Any], Device, list[str]]:
+    """(what came of it, with a trace; on which device; notes)."""
+    gpu, notes = machine.gpu, list[str]()
+    capability = gpu.capability if gpu is not None else None
+    if capability is None:
+        capability = 8.0 if gpu is None or gpu.bf16 else 7.5
+    request = ScriptRequest(
+        script,
+        folder=str(Path.cwd()),
+        environment=environment,
+        capability=(int(capability), round(capability * 10) % 10),
+        processes=gpus * nodes,
+        per_node=gpus,
+    )
+    if gpu is not None:
+        request = replace(request, capacity_bytes=gpu.capacity_bytes, gpu_name=f"NVIDIA {gpu.name}")
+    with _standard_input() as stdin, contextlib.closing(Worker(open_files=(stdin,))) as worker:
+        device: Device = "cuda"
+        try:
+            worker.wait()
+            if worker.without_shim is not None:
+                device = "cpu"
+                notes.append(f"fake CUDA tensors do not work with this torch: {worker.without_shim}")
+            content, why = worker.run(replace(request, device=device, stdin=stdin))
+        except TraceFailed as failure:
+            raise InputError(f"{name_of(script)} cannot be predicted here: {failure}") from failure
+    if content is None or "trace" not in content:
+        raise _failed(script, content, why)
+    return content, device, notes
+
+
+@contextlib.contextmanager
+def _standard_input() -> Iterator[int]:
+    """This process's, for the script: it may ask for something. Nothing, where that is closed."""
+    try:
+        number = os.dup(0)
+    except OSError:
+        number = os.open(os.devnull, os.O_RDONLY)
+    before = termios.tcgetattr(number) if os.isatty(number) else None
+    try:
+        yield number
+    finally:
+        # A script that is ended while it asks cannot give the terminal back as it was.
+        if before is not None and termios.tcgetattr(number) != before:
+            termios.tcsetattr(number, termios.TCSADRAIN, before)
+        os.close(number)
+
+
+_NOTHING: Final = "nothing to predict"
+
+
+def _failed(script: UserScript, content: Mapping[str, Any] | None, why: str | None) -> InputError:
+    """Why there is no trace."""
+    if content is None:
+        if why is not None and why.startswith("SIG"):
+            memory = " (the machine may have run out of RAM)" if why == "SIGKILL" else ""
+            return InputError(
+                f"{name_of(script)}: its process was ended by {why} before two steps were traced{memory}"
+            )
+        return InputError(f"{name_of(script)} ended its process ({why or 'exit code 0'}): {_NOTHING}")
+    if "never_trained" in content:
+        return _never_trained(script, content["exit"])
+    if "script_error" in content:
+        kind, text = content["script_error"]["type"], content["script_error"]["text"]
+        instead = "mend that, and predict again. If it comes under memkit alone, please report it"
+        return ScriptFailed(f"{name_of(script)}: {kind}; {instead}", text=text)
+    error = content["error"]
+    return InputError(f"{error['place'] or name_of(script)}: {error['message']}")
+
+
+def _never_trained(script: UserScript, exited: int | str | None) -> InputError:
+    said = f"{name_of(script)} ended without calling Trainer.train(): {_NOTHING}"
+    if isinstance(exited, str):
+        return ScriptFailed(said, text=exited)
+    if exited:
+        return InputError(f"{said} (exit code {exited})")
+    if not any("do_train" in argument for argument in script.arguments):
+        said += " (a loop of its own cannot be predicted; many scripts train only with --do_train)"
+    return InputError(said)

@@ -1,0 +1,39 @@
+"""One process with the libraries loaded, from which each script's process is forked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_memkit.prediction.trace_request import ScriptRequest
+from hf_memkit.prediction.worker import Worker
+from hf_memkit.user_script import UserScript
+
+Predict = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def worker() -> Iterator[Worker]:
+    made = Worker()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def predict(worker: Worker, tmp_path: Path) -> Predict:
+    """Writes a script into the test's folder and runs it up to its training; what came of it."""
+
+    def run(code: str, *arguments: str, environment: dict[str, str] | None = None, **options: Any) -> dict[str, Any]:
+        (tmp_path / "train.py").write_text(code)
+        script = UserScript(str(tmp_path / "train.py"), False, arguments)
+        content, why = worker.run(
+            ScriptRequest(script, str(tmp_path), {**os.environ, **(environment or {})}, **options)
+        )
+        assert content is not None, why
+        return dict(content)
+
+    return run

@@ -1,0 +1,426 @@
+"""`memkit predict SCRIPT`, with real processes: what a script does to itself, to its input and output, and what stays.
+
+Most scripts run in one child process that is loaded once; those that are about starting and ending have their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from hf_memkit import predict_script
+from hf_memkit.cli import main
+from hf_memkit.cli import predict_script as predict_script_command
+from hf_memkit.errors import InputError, ScriptFailed
+from hf_memkit.prediction import from_script
+from hf_memkit.prediction.worker import Worker
+from hf_memkit.user_script import UserScript
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.tracing
+
+TINY = """
+import sys
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+rows = [{"input_ids": torch.arange(n), "labels": torch.arange(n)} for n in (16, 16, 16, 16)]
+
+def tiny(width=32, **options):
+    config = GPT2Config(
+        n_layer=2, n_embd=width, n_head=2, vocab_size=100, n_positions=64, bos_token_id=0, eos_token_id=0, **options
+    )
+    return GPT2LMHeadModel(config)
+
+def trainer(model, **options):
+    values = {"per_device_train_batch_size": 2, "max_steps": 4, "report_to": "none", "save_strategy": "no", **options}
+    return Trainer(model, TrainingArguments("out", **values), train_dataset=rows)
+"""
+
+Ran = tuple[int, str, str, str]
+"""Exit code, standard output, memkit's lines, and what the script wrote."""
+Run = Callable[..., Ran]
+
+
+class Shared(Worker):
+    """A loaded child process that serves one script after the other."""
+
+    def __init__(self, output: Path) -> None:
+        self.output = output
+        self.nothing = os.open(os.devnull, os.O_RDONLY)
+        super().__init__(open_files=(self.nothing,))
+        before = os.dup(2)
+        written = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(written, 2)  # what a script writes goes to the standard error that there is when the child starts
+        try:
+            self.start()
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+            os.close(written)
+        self.wait()
+
+    def close(self) -> None:
+        """Stays."""
+
+    def end(self) -> None:
+        super().close()
+        os.close(self.nothing)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    worker = Shared(tmp_path_factory.mktemp("worker") / "output")
+    yield worker
+    worker.end()
+
+
+@pytest.fixture
+def run(shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Writes a script, and predicts it as a user types it: `run(code, *arguments, options=[…])`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(from_script, "Worker", lambda **options: shared)
+    monkeypatch.setattr(from_script, "_standard_input", _Nothing(shared.nothing))
+
+    def of(code: str, *arguments: str, options: tuple[str, ...] = ("--gpu", "T4")) -> Ran:
+        (tmp_path / "train.py").write_text(textwrap.dedent(code))
+        capsys.readouterr()
+        before = shared.output.stat().st_size
+        exited = main(["predict", "train.py", *options, "--", *arguments])
+        said = capsys.readouterr()
+        return exited, said.out, said.err, shared.output.read_text()[before:]
+
+    return of
+
+
+class _Nothing:
+    """In the place of this process's standard input: that of the child that is loaded already."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self) -> _Nothing:
+        return self
+
+    def __enter__(self) -> int:
+        return self.number
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+
+def last(said: str) -> str:
+    return said.strip().splitlines()[-1]
+
+
+# ---- scripts that train ----
+
+
+def test_a_script_is_predicted_as_it_stands(run: Run, tmp_path: Path) -> None:
+    """Would notice: arguments that do not reach it, output on standard output, a variable that hides the GPU, a second
+    train() in place of the first, processes that the script leaves."""
+    code, out, said, written = run(
+        TINY
+        + """
+import os, pathlib, subprocess, time
+os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+print("x" * 3_000_000)
+other = subprocess.Popen(["sleep", "300"], start_new_session=True)
+pathlib.Path(f"pid-{other.pid}").touch()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        pathlib.Path(f"pid-{os.getpid()}").touch()
+        time.sleep(300)
+    os._exit(0)
+while len(list(pathlib.Path().glob("pid-*"))) < 2:
+    time.sleep(0.01)
+model = tiny()
+assert torch.cuda.device_count() == 1 and torch.cuda.get_device_name().endswith("T4")
+trainer(model, per_device_train_batch_size=int(sys.argv[1])).train()
+print("never comes here")
+trainer(model, per_device_train_batch_size=64).train()
+""",
+        "3",
+    )
+    assert code == 0, said + written[-2000:]
+    assert out.startswith("FITS: ") and "x" * 100 not in out
+    assert "train.py: Trainer, GPT2LMHeadModel, " in out and "T4, " in out and "3 × 16 tokens a card" in out
+    assert "two optimizer steps of Trainer, as train.py makes it, on a fake card" in " ".join(out.split())
+    assert said.splitlines()[0].startswith("memkit: train.py runs on this machine up to Trainer.train()")
+    assert written.count("x") >= 3_000_000 and "never comes here" not in written
+    left = [int(path.name[4:]) for path in tmp_path.glob("pid-*")]
+    assert len(left) == 2 and not any(map(psutil.pid_exists, left))
+
+
+def test_a_checkpoint_that_is_loaded_onto_the_gpu(run: Run) -> None:
+    """Would notice: weights that are really read onto a card that is not there."""
+    code, _, said, written = run(
+        TINY
+        + """
+model = tiny()
+torch.save({"transformer.wte.weight": torch.ones(100, 32)}, "state.pt")
+loaded = torch.load("state.pt", map_location="cuda")
+assert loaded["transformer.wte.weight"].device.type == "cuda"
+model.load_state_dict(loaded, strict=False)
+trainer(model).train()
+"""
+    )
+    assert code == 0, said + written
+
+
+def test_on_a_terminal_a_line_says_that_time_goes_by(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would notice: a preparation that looks like a hang, and a line in a log, where nobody waits."""
+    monkeypatch.setattr(predict_script_command, "_FIRST_S", 0.2)
+    said = run("import time; time.sleep(1.2)")[2]
+    assert "memkit: train.py runs up to Trainer.train(): 0 s" not in said
+    monkeypatch.setattr(predict_script_command, "is_terminal", lambda: True)
+    lines = run("import time; time.sleep(1.2)")[2].splitlines()
+    assert [line.endswith(" s") for line in lines] == [False, True, True, True, False], "after 0.2, 0.4 and 0.8 s"
+
+
+def test_one_that_does_not_fit_is_told_what_to_change_in_its_own_words(run: Run) -> None:
+    """Would notice: advice that names memkit's options or a preset, a wrong exit code, cards that are not counted."""
+    big = TINY + "\ntrainer(tiny(4096), per_device_train_batch_size=1).train()\n"
+    code, out, said, _ = run(big, options=("--gpu-memory", "4GB", "--gpus", "2", "--ram", "8GB"))
+    assert code == 1, said
+    assert out.startswith("DOES NOT FIT: ")
+    assert "Give a smaller per_device_train_batch_size or shorter rows." in out and "--batch-size" not in out
+    assert "preset" not in out and "2 × a card of 4GB" in out
+    assert "the script ran as the first of 2 ranks" in out and "--ram has no effect" in out
+
+
+def test_the_allocator_s_variable_is_the_user_s(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would notice: the variable of the environment that is not read, or that is read after the script ran."""
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:oops")
+    code, _, said, written = run("print('ran')")
+    assert code == 2 and "max_split_size_mb" in last(said) and written == ""
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    code, out, said, _ = run(TINY + "\ntrainer(tiny()).train()\n", options=("--gpu", "T4", "--json"))
+    assert code == 0, said
+    found = json.loads(out)
+    assert found["request"]["script"] == "train.py" and found["request"]["micro_batch_size"] == 2
+    assert found["peak_reserved_gib"][0] * 2**30 % 2**21 == 0
+
+
+def test_what_deepspeed_holds_is_computed_from_the_script_s_model(run: Run, tmp_path: Path) -> None:
+    """Would notice: an engine that is left out, ranks that are not counted, adapters that count as the whole model."""
+    zero = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto"}
+    (tmp_path / "ds.json").write_text(json.dumps(zero))
+    script = (
+        TINY
+        + """
+model = tiny()
+for name, each in model.named_parameters():
+    each.requires_grad = "mlp" in name or "mlp" not in sys.argv
+trainer(model, bf16=True, deepspeed="ds.json").train()
+"""
+    )
+    found = []
+    for gpus, trained in (("1", "all"), ("2", "all"), ("1", "mlp")):
+        code, out, said, written = run(script, trained, options=("--gpu-memory", "16GB", "--gpus", gpus, "--json"))
+        assert code == 0, said + written
+        found.append(json.loads(out))
+    one, two, adapters = ({name: 2**30 * size for name, size in each["categories"].items()} for each in found)
+    parameters, few = found[0]["request"]["parameters"], found[2]["request"]["trainable_parameters"]
+    # fp32 weights and two moments of what is trained; a few buffers of the step beside them
+    assert 12 * parameters <= one["optimizer_gib"] < 14 * parameters
+    assert one["optimizer_gib"] / 2 == pytest.approx(two["optimizer_gib"], rel=0.1)
+    assert 12 * few <= adapters["optimizer_gib"] < 14 * few < 12 * parameters
+    assert "joined with the formulas of what DeepSpeed holds" in found[0]["confidence"]["rests_on"]
+    assert found[1]["host_rss_gib"] == 2 * found[0]["host_rss_gib"]
+
+
+# ---- scripts that do not come to train() ----
+
+ENDS = {
+    "ends": ("", "ended without calling Trainer.train(): nothing to predict", "--do_train"),
+    "exits": ("import sys; sys.exit(0)", "ended without calling Trainer.train()", ""),
+    "exits with 3": ("import sys; sys.exit(3)", "nothing to predict (exit code 3)", ""),
+    "says why": ("import sys; sys.exit('no data')", "ended without calling Trainer.train()", "no data"),
+    "refuses arguments": (
+        "import argparse; p = argparse.ArgumentParser(); p.add_argument('--data', required=True); p.parse_args()",
+        "nothing to predict (exit code 2)", "train.py: error: the following arguments are required: --data",
+    ),
+    "ends its process": ("import os; os._exit(7)", "ended its process (exit code 7): nothing to predict", ""),
+    "is killed": ("import os; os.kill(os.getpid(), 9)", "its process was ended by SIGKILL", "RAM"),
+    "asks": ("input('Go on? ')", "train.py: EOFError; mend that", "EOF when reading a line"),
+    "misses its data": ("open('data.csv')", "train.py: FileNotFoundError; mend that", 'train.py", line 1'),
+    "misses a package": ("import no_such", "ModuleNotFoundError; mend", "No module named 'no_such'"),
+    "asks for a value": (
+        TINY + "\nmodel = tiny()\nprint(float(model.lm_head.weight.sum()))", "train.py, line 19: the value", ""
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_one_that_never_trains_says_why(run: Run, name: str) -> None:
+    """Would notice: a traceback of memkit's, a message that is lost, an exit code that says it was predicted."""
+    script, why, beside = ENDS[name]
+    code, out, said, written = run(script)
+    assert code == 2 and out == "", said
+    assert last(said).startswith("memkit: error: train.py") and why in last(said), said
+    assert beside in said + written
+    assert "hf_memkit" not in said and "child/script.py" not in said + written
+
+
+def test_a_mistake_of_syntax_is_shown_before_anything_is_started(run: Run) -> None:
+    """Would notice: ten seconds of loading before that, and memkit's own frames."""
+    code, _, said, written = run("x = (\n")
+    assert code == 2 and written == ""
+    assert said.splitlines()[0].endswith('File "train.py", line 1') and "SyntaxError: '(' was never closed" in said
+    assert last(said) == "memkit: error: train.py: Python cannot read it (SyntaxError)"
+
+
+def test_an_exception_in_the_traced_steps_is_the_script_s(run: Run) -> None:
+    """Would notice: a loss that fails being told as memkit's error, and memkit's frames in its traceback."""
+    code, _, said, _ = run(
+        TINY
+        + """
+class Mine(Trainer):
+    def compute_loss(self, *args, **kwargs):
+        raise ValueError("my loss")
+
+Mine(tiny(), TrainingArguments("out", report_to="none"), train_dataset=rows).train()
+"""
+    )
+    assert code == 2 and "ValueError: my loss" in said and "hf_memkit" not in said
+    assert "train.py: ValueError; mend that" in last(said)
+
+
+def test_from_python(run: Run, tmp_path: Path) -> None:
+    """Would notice: an exception whose traceback nobody sees, arguments that are given twice."""
+    run("print(undefined)")
+    with pytest.raises(ScriptFailed, match="NameError; mend") as caught:
+        predict_script("train.py", gpu="T4")
+    assert "name 'undefined' is not defined" in caught.value.__notes__[0]
+    with pytest.raises(InputError, match="has its own"):
+        predict_script(UserScript("train.py"), ["--x"])
+
+
+# ---- processes of their own ----
+
+
+def started(folder: Path, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+    path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH")) if part)
+    return subprocess.Popen(
+        [sys.executable, "-m", "hf_memkit", "predict", *arguments],
+        cwd=folder, env={**os.environ, "PYTHONPATH": path}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options,
+    )  # fmt: skip
+
+
+def test_its_world_is_the_user_s_and_the_answer_is_clean_json(tmp_path: Path) -> None:
+    """Would notice: standard input that is memkit's requests, variables that memkit sets for itself, noise of the
+    libraries that memkit loads, a script's output in the JSON; a module that is not found beside the user."""
+    (tmp_path / "job.py").write_text(
+        TINY
+        + """
+import os
+print("to standard output"); print("to standard error", file=sys.stderr)
+os.system("echo from a child")
+assert input("How many? ") == "5", "the first line"
+assert sys.stdin.read() == "the rest\\n"
+assert "TOKENIZERS_PARALLELISM" not in os.environ and os.environ["CUDA_VISIBLE_DEVICES"] == "3"
+assert __name__ == "__main__" and sys.argv[1:] == ["--config", "a.yaml"], sys.argv
+trainer(tiny()).train()
+"""
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}
+    environment |= {"CUDA_VISIBLE_DEVICES": "3", "PYTHONPATH": str(ROOT)}
+    command = ["predict", "-m", "job", "--gpu", "T4", "--json", "--", "--config", "a.yaml"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "hf_memkit", *command],
+        cwd=tmp_path, env=environment, input="5\nthe rest\n", capture_output=True, text=True,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    request = json.loads(ran.stdout)["request"]
+    assert (request["script"], request["is_module"], request["arguments"]) == ("job", True, ["--config", "a.yaml"])
+    assert request["trainer"] == "Trainer" and request["model_class"] == "GPT2LMHeadModel"
+    lines = ran.stderr.splitlines()
+    assert lines[0].startswith("memkit: -m job runs on this machine"), "nothing stands above"
+    assert {"to standard output", "to standard error", "from a child"} <= set(lines), ran.stderr
+    assert "Failed to load" not in ran.stderr and "_pytree" not in ran.stderr
+
+
+PREPARES = """
+import multiprocessing, os, pathlib, subprocess, sys, time
+
+def work(number):
+    pathlib.Path(f"pid-{os.getpid()}").touch()
+    time.sleep(300)
+
+if __name__ == "__main__":
+    if os.isatty(0):
+        import tty
+        tty.setraw(0)
+    work_of = multiprocessing.get_context(sys.argv[1]).Pool(2)
+    found = work_of.map_async(work, range(2))
+    other = subprocess.Popen(["sleep", "300"], start_new_session=True)
+    pathlib.Path(f"pid-{other.pid}").touch()
+    pathlib.Path(f"pid-{os.getpid()}").touch()
+    found.get()
+"""
+
+
+@pytest.mark.parametrize(("how", "number", "code"), [("fork", signal.SIGINT, 1), ("spawn", signal.SIGTERM, 143)])
+def test_stopping_it_leaves_nothing_behind(tmp_path: Path, how: str, number: int, code: int) -> None:
+    """A script that prepares data in a pool. Would notice: workers, programs and the child process that go on after
+    Ctrl-C or SIGTERM; a traceback for it; a terminal that shows no more what is typed."""
+    (tmp_path / "train.py").write_text(PREPARES)
+    ours, theirs_end = pty.openpty()
+    terminal = termios.tcgetattr(ours)
+    process = started(tmp_path, "train.py", "--gpu", "T4", "--", how, start_new_session=True, stdin=theirs_end)
+    try:
+        until = time.monotonic() + 90
+        while len(list(tmp_path.glob("pid-*"))) < 4 and time.monotonic() < until:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+        below = psutil.Process(process.pid).children(recursive=True)
+        theirs = [psutil.Process(int(path.name[4:])) for path in tmp_path.glob("pid-*")]
+        assert len(theirs) == 4 and termios.tcgetattr(ours) != terminal
+        at = time.monotonic()
+        if number == signal.SIGINT:
+            os.killpg(process.pid, number)  # as a terminal does: every process of the group gets it
+        else:
+            process.send_signal(number)
+        out, said = process.communicate(timeout=30)
+        assert time.monotonic() - at < 5, "at once"
+        assert (process.returncode, out) == (code, ""), said
+        lines = said.splitlines()
+        assert lines[0].startswith("memkit: train.py runs on") and "Traceback" not in said
+        assert lines[1:] == (["memkit: stopped; nothing of the script runs any more"] if code == 1 else [])
+        assert not [each for each in {*below, *theirs} if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+        assert termios.tcgetattr(ours) == terminal
+    finally:
+        process.kill()
+        os.close(ours)
+        os.close(theirs_end)
+
+
+def test_a_memkit_that_is_killed_takes_the_script_along(tmp_path: Path) -> None:
+    """Would notice: a script that goes on after SIGKILL of memkit, which can run nothing any more."""
+    (tmp_path / "train.py").write_text(PREPARES)
+    process = started(tmp_path, "train.py", "--", "fork", start_new_session=True)
+    until = time.monotonic() + 90
+    while len(list(tmp_path.glob("pid-*"))) < 4 and time.monotonic() < until:
+        time.sleep(0.05)
+    theirs = [psutil.Process(int(path.name[4:])) for path in tmp_path.glob("pid-*")]
+    process.kill()
+    process.communicate(timeout=30)
+    gone, alive = psutil.wait_procs(theirs, timeout=10)
+    assert (len(gone), alive) == (4, [])

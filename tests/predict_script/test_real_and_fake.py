@@ -1,0 +1,149 @@
+"""What of a script is real before it trains, and what is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.predict_script.conftest import Predict
+
+
+@pytest.fixture(autouse=True)
+def starts(tmp_path: Path) -> None:
+    (tmp_path / "starts.jsonl").write_text(STARTS)
+
+
+pytestmark = [pytest.mark.tracing, pytest.mark.timeout(300)]
+
+DATA = """
+import json, sys
+from pathlib import Path
+import torch
+from datasets import load_dataset
+from torch.utils.data import random_split
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+torch.manual_seed(0)
+model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=50, n_positions=16,
+                                   bos_token_id=0, eos_token_id=0))
+on_gpu = torch.zeros(3).to("cuda") if torch.cuda.is_available() else None
+
+def featurised(row):
+    ids = torch.arange(8) * row["start"] % 50
+    return {"input_ids": ids, "labels": ids.clone(), "mean": ids.float().mean().item()}
+
+rows = load_dataset("json", data_files="starts.jsonl", split="train").map(featurised)
+first, _ = random_split(rows, [20, 4], generator=torch.Generator().manual_seed(3))
+Path(sys.argv[1]).write_text(json.dumps([rows.to_list(), list(first.indices)]))
+"""
+
+STARTS = "".join(json.dumps({"start": number}) + "\n" for number in range(1, 25))
+
+TRAINING = """
+arguments = TrainingArguments("out", per_device_train_batch_size=2, max_steps=2, report_to="none", save_strategy="no")
+trainer = Trainer(model, arguments, train_dataset=rows)
+trainer.train()
+print("after train()")
+"""
+
+
+def test_data_that_a_prediction_prepares_are_those_of_the_real_run(predict: Predict, tmp_path: Path) -> None:
+    """Nothing made up reaches a cache: a real run that reads the same cache sees the same rows, splits and numbers."""
+    cache = {"HF_DATASETS_CACHE": str(tmp_path / "cache")}
+    found = predict(DATA + TRAINING, "predicted.json", environment=cache)
+    assert "trace" in found, found
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.arrow")}
+    environment = {**os.environ, **cache, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "train.py", "real.json"]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0 and "after train()" in ran.stdout, ran.stderr[-2000:]
+    predicted, real = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("predicted", "real"))
+    assert predicted == real and len({row["mean"] for row in real[0]}) > 5
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.arrow")} == files
+
+
+def test_nothing_is_left_of_the_training(predict: Predict, tmp_path: Path) -> None:
+    """Trainer's folder, checkpoints, logs and repositories are not made; what the script wrote itself stays."""
+    training = TRAINING.replace('save_strategy="no"', 'push_to_hub=True, hub_model_id="nobody/nothing", save_steps=1')
+    found = predict(DATA + training, "rows.json", environment={"HF_DATASETS_CACHE": str(tmp_path / "cache")})
+    assert "trace" in found, found
+    assert {path.name for path in tmp_path.iterdir()} == {"train.py", "starts.jsonl", "rows.json", "cache"}
+
+
+@pytest.mark.parametrize(
+    ("line", "asked"),
+    [
+        ("print(model(torch.zeros(1, 4, dtype=torch.long)).logits.tolist())", "tolist"),
+        ("json.dumps(model.transformer.wte.weight.detach().numpy().mean())", "numpy"),
+        ("print(torch.ones(3, device='cuda').sum().item())", "item"),
+    ],
+)
+def test_whoever_asks_a_shape_for_its_values_gets_the_line(predict: Predict, line: str, asked: str) -> None:
+    """A made-up number would be printed, or decide something, as if it were one of the model's."""
+    head = DATA.partition("def featurised")[0]
+    error = predict(f"{head}\n{line}\n{TRAINING}")["error"]
+    assert error["place"] == f"train.py, line {head.count(chr(10)) + 2}", error
+    assert asked in error["message"] and "train()" in error["message"]
+
+
+def test_small_parameters_of_the_script_keep_their_values(predict: Predict) -> None:
+    """Scripts print what they initialised; the optimizer that was made before the model moved still trains it."""
+    found = predict(
+        """
+import torch
+from torch import nn
+from transformers import Trainer, TrainingArguments
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([2.0, 4.0]))
+        self.layer = nn.Linear(2, 3)
+    def forward(self, x, labels):
+        return {"loss": nn.functional.cross_entropy(self.layer(x * self.scale), labels)}
+
+model = Model()
+assert model.scale.mean().item() == 3.0 and model.layer.weight.abs().max().item() < 1
+optimizer = torch.optim.AdamW(model.parameters())
+model.to("cuda")
+assert model.scale is optimizer.param_groups[0]["params"][0] and model.scale.is_cuda
+rows = [{"x": torch.randn(2), "labels": 1}] * 16
+Trainer(model, TrainingArguments("out", report_to="none"), train_dataset=rows, optimizers=(optimizer, None)).train()
+"""
+    )
+    assert found["about"]["parameters"] == 2 + 6 + 3, found
+
+
+def test_one_rank_of_several_gets_consistent_answers(predict: Predict) -> None:
+    """A script that reads LOCAL_RANK, or asks torch.distributed, shares data and batches by the answers."""
+    code = DATA.replace(
+        "torch.manual_seed(0)",
+        """
+import os, torch.distributed as dist
+from accelerate import PartialState
+assert (os.environ["WORLD_SIZE"], os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"]) == ("4", "0", "2")
+state = PartialState()
+assert (state.num_processes, state.process_index, dist.get_world_size(), dist.get_rank()) == (4, 0, 4, 0)
+assert torch.cuda.device_count() == 2
+dist.barrier()
+with state.main_process_first():
+    pass
+torch.manual_seed(0)
+""",
+    )
+    training = TRAINING.replace('"none"', '"none", eval_strategy="steps"').replace(
+        "train_dataset=rows", "train_dataset=rows, eval_dataset=rows, compute_metrics=lambda found: {}"
+    )
+    found = predict(code + training, "rows.json", processes=4, per_node=2)
+    assert "trace" in found, found
+    assert "evaluate" in {phase for _, phase in found["trace"]["marks"]}
+
+
+def test_a_training_on_the_cpu_is_no_prediction_for_a_gpu(predict: Predict) -> None:
+    found = predict(DATA + TRAINING.replace('"none"', '"none", use_cpu=True'), "rows.json")
+    assert "use_cpu" in found["error"]["message"]
