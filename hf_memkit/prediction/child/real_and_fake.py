@@ -184,8 +184,8 @@ def _parameters_are_fake(empty_like: Callable[[torch.Tensor], torch.Tensor]) -> 
 
 
 def _nothing_is_drawn_again() -> None:
-    """What is outside of its bounds would be drawn again until nothing is, for ever: a fake tensor cannot say so (torch
-    2.13: nn/init.py, `_no_grad_trunc_normal_`)."""
+    """What is outside of its bounds would be drawn again until nothing is, for ever: a fake tensor cannot say so
+    (torch 2.13: nn/init.py, `_no_grad_trunc_normal_`)."""
     original = nn.init._no_grad_trunc_normal_
 
     def drawn(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
