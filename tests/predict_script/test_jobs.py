@@ -17,10 +17,14 @@ from typing import Any, Final
 
 import pytest
 
+from hf_memkit.hardware import described_machine
+from hf_memkit.prediction import from_script
+from hf_memkit.prediction.split_states import bucket_bytes, one_rank
 from hf_memkit.prediction.trace import Trace
 from hf_memkit.prediction.trace_request import Device, ScriptRequest
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.user_script import UserScript
+from hf_memkit.zero.process_group import single_process_environment
 from tests.predict.fake_and_real import _changes, peaks
 
 pytestmark = [pytest.mark.longer, pytest.mark.timeout(600)]
@@ -48,8 +52,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def ran(worker: Worker, folder: Path, out: Path, name: str, device: Device) -> dict[str, Any]:
-    """What came of a job; for a GPU without the arguments that keep it on the CPU."""
+def ran(worker: Worker, folder: Path, out: Path, name: str, device: Device, **more: str) -> dict[str, Any]:
+    """What came of a job, with more variables in its environment; for a GPU without the arguments that keep it on the
+    CPU."""
     job = ALL[name]
 
     def filled(text: str) -> str:
@@ -60,6 +65,7 @@ def ran(worker: Worker, folder: Path, out: Path, name: str, device: Device) -> d
     environment = {
         **os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(LIBRARIES), "HF_DATASETS_CACHE": str(out / "cache"),
         **{key: filled(value) for key, value in job.get("environment", {}).items()},
+        **more,
     }  # fmt: skip
     request = ScriptRequest(script, str(out), environment, device=device, longest=device == "cuda")
     content, why = worker.run(request)
@@ -90,3 +96,32 @@ def test_what_is_predicted_is_what_a_real_training_allocates(
         return
     content = ran(worker, folder, tmp_path, name, "cuda")
     assert by_phase(content)["backward"] > 0 and content["about"]["parameters"] > 0
+
+
+LIVE: Final = ["deepspeed_zero2_hf_optimizer", "deepspeed_zero3_hf_optimizer"]
+"""Without an optimizer in the JSON, whose operator would have to be built."""
+
+
+@pytest.mark.operators
+@pytest.mark.parametrize("name", LIVE)
+def test_what_an_engine_holds_is_what_the_live_engine_holds(
+    worker: Worker, folder: Path, tmp_path: Path, name: str
+) -> None:
+    """Would notice: "auto" in the JSON that is not resolved as Trainer resolves it, weights in another dtype."""
+    alone = single_process_environment()
+    real = by_phase(ran(worker, folder, tmp_path, name, "real cpu", **alone, DS_ACCELERATOR="cpu"))
+    content = ran(worker, folder, tmp_path, name, "cpu")
+    training = from_script._setup(content["about"], described_machine("T4", None, None, None), 1, 1, {})
+    ledger = from_script._engine_ledger(content["about"]["deepspeed"], training.sized_job)
+    joined = one_rank(Trace.from_json(content["trace"]), ledger, bucket_bytes(training))
+    predicted = peaks(_changes(joined))[1]
+    # The engine steps inside `backward`, so that Trainer's events know no phase of its own for it.
+    for phase in ("forward", "backward"):
+        assert predicted[phase] == pytest.approx(real[phase], rel=0.01), phase
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_scripts_with_deepspeed_are_traced_without_it(worker: Worker, folder: Path, tmp_path: Path, name: str) -> None:
+    """Would notice: a process group, an operator or `zero.Init` that a prediction asks for."""
+    content = ran(worker, folder, tmp_path, name, "cuda")
+    assert content["about"]["deepspeed"]["config"]["train_micro_batch_size_per_gpu"] == 2

@@ -82,7 +82,8 @@ def run_script(request: ScriptRequest, result: Path) -> None:
 def _enter_its_world(request: ScriptRequest) -> None:
     """Folder, environment and standard input as the script would have been started with."""
     os.environ.clear()
-    os.environ.update({name: each for name, each in request.environment.items() if name not in _RANKS})
+    left_out = _RANKS if request.device != "real cpu" else ()
+    os.environ.update({name: each for name, each in request.environment.items() if name not in left_out})
     os.environ.update({"WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"})
     os.chdir(request.folder)
     sys.path[1:1] = [each for each in request.environment.get("PYTHONPATH", "").split(os.pathsep) if each]

@@ -7,6 +7,7 @@ done before. What it holds is computed by the process that asks (`prediction/spl
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,9 +45,9 @@ def without_engines() -> None:
 
 def about_engine(trainer: Any) -> dict[str, Any] | None:
     """The config, and the trained model's parameters by size: what the ledger is computed from. None: no engine."""
-    config = getattr(trainer.args, "memkit_engine", None)
-    if config is None:
+    if getattr(trainer.args, "memkit_engine", None) is None:
         return None
+    config = _resolved(trainer)
     decayed = set(trainer.get_decay_parameter_names(trainer.model))
     rows = [(name, each.numel(), each.requires_grad) for name, each in trainer.model.named_parameters()]
     return {
@@ -55,6 +56,22 @@ def about_engine(trainer: Any) -> dict[str, Any] | None:
         "trained": [trained for _, _, trained in rows],
         "decayed": [name in decayed for name, _, _ in rows],
     }
+
+
+def _resolved(trainer: Any) -> dict[str, Any]:
+    """The config with Trainer's values in place of "auto".
+
+    Raises:
+        ValueError: values of it contradict those of the arguments.
+    """
+    from transformers.integrations import deepspeed
+
+    arguments = trainer.args
+    found = deepspeed.HfTrainerDeepSpeedConfig(copy.deepcopy(arguments.memkit_engine))
+    deepspeed.unset_hf_deepspeed_config()  # which making it has set, for all models that are made from then on
+    found.trainer_config_process(arguments)
+    found.trainer_config_finalize(arguments, trainer.model, max(1, arguments.max_steps))
+    return dict(found.config)
 
 
 def as_the_engine_has_it(trainer: Any) -> torch.dtype | None:
