@@ -68,7 +68,8 @@ def without_engine(setup: Setup) -> Setup:
 
 def bucket_bytes(setup: Setup) -> int:
     """Bytes of gradients that are reduced at once."""
-    settings = ZeroSettings.from_config(setup["deepspeed.config"])
+    model = setup.job.model if setup.job is not None else None
+    settings = ZeroSettings.from_config(setup["deepspeed.config"], model.width if model is not None else 0)
     return settings.element_bytes * settings.bucket_elements if settings.buckets else 0
 
 

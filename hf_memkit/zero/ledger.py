@@ -40,7 +40,7 @@ def zero_ledger(
         accumulation: whether gradients of several micro-batches are accumulated.
         adapters: elements of each adapter parameter; the model is then frozen. Empty: all of the model is trained.
     """
-    settings = ZeroSettings.from_config(config)
+    settings = ZeroSettings.from_config(config, model.width)
     trained = with_adapters(model, adapters) if adapters else model
     frozen = model if adapters else None
     if settings.stage == 3:

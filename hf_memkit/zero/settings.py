@@ -1,7 +1,8 @@
 """A DeepSpeed JSON as DeepSpeed 0.19.8 reads it: every memory key with its value or its default.
 
-"auto" is what Trainer fills for batch, clipping and precision; in every other place DeepSpeed drops it and takes the
-default (deepspeed: runtime/config_utils.py, `DeepSpeedConfigModel.__init__`), and so does this.
+"auto" is what Trainer fills: for batch, clipping and precision, and from the model's hidden size for three sizes. In
+every other place DeepSpeed drops it and takes the default (deepspeed: runtime/config_utils.py,
+`DeepSpeedConfigModel.__init__`), and so does this.
 """
 
 from __future__ import annotations
@@ -93,10 +94,17 @@ class ZeroSettings:
     zenflow_overlap: bool = False
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> ZeroSettings:
-        """Reads any DeepSpeed JSON; a value of the wrong type counts as absent."""
-        zero = _section(config, "zero_optimization")
+    def from_config(cls, config: Mapping[str, Any], hidden_size: int = 0) -> ZeroSettings:
+        """Reads any DeepSpeed JSON; a value of the wrong type counts as absent.
+
+        Args:
+            config: the JSON.
+            hidden_size: of the model that it is for; 0: not known, so that "auto" is DeepSpeed's default.
+        """
+        zero = dict(_section(config, "zero_optimization"))
         stage = _whole(zero, "stage", 0)
+        if hidden_size:
+            zero |= {name: size for name, size in _by_trainer(stage, hidden_size).items() if zero.get(name) == "auto"}
         element_bytes = 2 if any(_section(config, name).get("enabled") in (True, "auto") for name in _16_BIT) else 4
         accumulate = _section(config, "data_types").get("grad_accum_dtype")
         zenflow = _section(zero, "zenflow")
@@ -143,6 +151,15 @@ class ZeroSettings:
     @property
     def swaps_parameters(self) -> bool:
         return self.parameters.device == "nvme"
+
+
+def _by_trainer(stage: int, hidden_size: int) -> dict[str, int]:
+    """What Trainer writes in place of "auto" (transformers 5.23.0: integrations/deepspeed.py, 232)."""
+    sizes = {"reduce_bucket_size": hidden_size * hidden_size}
+    if stage == 3:
+        sizes["stage3_prefetch_bucket_size"] = int(0.9 * hidden_size * hidden_size)
+        sizes["stage3_param_persistence_threshold"] = 10 * hidden_size
+    return sizes
 
 
 def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ from hf_memkit.ledger import Ledger
 from hf_memkit.models import ModelFacts, describe
 from hf_memkit.zero.ledger import zero_ledger
 from hf_memkit.zero.presets import load
+from hf_memkit.zero.settings import ZeroSettings
 
 N = 1_557_611_200
 
@@ -46,6 +47,16 @@ def test_stages_split_what_they_are_named_for(model: ModelFacts) -> None:
         partition = of(second, "device", "gradient partition")
         assert 2 * N <= gpus * partition < 2 * (N + 2 * gpus * model.largest_parameter), "whole parameters"
         assert of(third, "device", "weight partition") == pytest.approx(2 * N / gpus, rel=1e-4)
+
+
+def test_auto_is_what_trainer_writes_in_its_place(model: ModelFacts) -> None:
+    """ "auto" buckets of a model of width 1600 have 1600 × 1600 elements, and not DeepSpeed's default of 5e8."""
+    ledger = zero_ledger(changed("zero2", reduce_bucket_size="auto", overlap_comm=False), model)
+    assert of(ledger, "device", "gradient buckets") == 2 * 1600 * 1600
+    third = changed("zero3", stage3_prefetch_bucket_size="auto", stage3_param_persistence_threshold="auto")
+    from_default, filled = ZeroSettings.from_config(third), ZeroSettings.from_config(third, 1600)
+    assert (filled.prefetch_elements, filled.persistent_elements) == (2_304_000, 16_000)
+    assert (from_default.prefetch_elements, from_default.persistent_elements) == (50_000_000, 100_000)
 
 
 def test_offload_moves_twenty_bytes_a_parameter_with_accumulation_and_eighteen_without(model: ModelFacts) -> None:
