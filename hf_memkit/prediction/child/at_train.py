@@ -133,13 +133,19 @@ def _about(trainer: Any) -> Found:
         "trainer": type(trainer).__name__,
         "model": type(base).__name__,
         "model_name": str(getattr(getattr(base, "config", None), "_name_or_path", "") or ""),
-        "parameters": sum(each.numel() for each in counted),
-        "trainable_parameters": sum(each.numel() for each in counted if each.requires_grad),
+        "parameters": sum(map(_numbers, counted)),
+        "trainable_parameters": sum(_numbers(each) for each in counted if each.requires_grad),
         "micro_batch_size": int(arguments.per_device_train_batch_size),
         "accumulation": int(arguments.gradient_accumulation_steps),
         "optimizer": str(getattr(arguments.optim, "value", arguments.optim)),
         "notes": notes,
     }
+
+
+def _numbers(parameter: torch.Tensor) -> int:
+    """Elements of a parameter; bitsandbytes packs two of 4 bits in a byte."""
+    packed = 2 * parameter.element_size() if hasattr(parameter, "quant_type") else 1
+    return packed * parameter.numel()
 
 
 def _asked(strategy: Any) -> bool:
