@@ -228,7 +228,7 @@ def test_models_are_changed_before_they_train(run: Run) -> None:
 
 
 def test_a_model_in_four_bits_is_stored_in_four_bits(run: Run, tmp_path: Path) -> None:
-    """QLoRA as scripts write it: codes and scales, and in fp32 what PEFT upcasts; else it would be loaded in 16 bits."""
+    """QLoRA as scripts write it: codes and scales, and in fp32 what PEFT upcasts; else 16 bits are predicted."""
     config = {"model_type": "llama", "vocab_size": 64, "hidden_size": 64, "intermediate_size": 128,
               "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 8, "dtype": "bfloat16",
               "tie_word_embeddings": False}  # fmt: skip
