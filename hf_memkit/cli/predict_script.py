@@ -103,7 +103,7 @@ def predict_script(
         raise
     except KeyboardInterrupt:
         _say("stopped; nothing of the script runs any more")
-        return 1
+        return 130  # as a shell has it after Ctrl-C: 1 would say that it does not fit
     if ram is not None and prediction.host_rss_bytes is None:
         prediction = prediction.with_notes("--ram has no effect: RAM is predicted of scripts with DeepSpeed alone")
     if as_json:
@@ -181,9 +181,20 @@ def _show(prediction: Prediction, training: ScriptTraining, *, short: bool) -> N
     from hf_memkit.cli import predict_render
 
     console = Console(highlight=False)
-    change = predict_render.advice(prediction, None, "script")
+    change = _instead(prediction) or predict_render.advice(prediction, None, "script")
     found = predict_render.page(prediction, _title(training), change, console.width, short=short)
     console.print(found, crop=False)
+
+
+def _instead(prediction: Prediction) -> list[str]:
+    """What to change where a smaller batch is not what helps."""
+    if prediction.verdict != "does not fit":
+        return []
+    if prediction.peak_phase == "evaluate" and any(note.startswith("compute_metrics") for note in prediction.notes):
+        return ["Set eval_accumulation_steps=1, or keep less of the predictions: preprocess_logits_for_metrics."]
+    if prediction.why.startswith("it needs") and "--ram" in prediction.why:
+        return ["Say how much RAM the machine with the GPU has: --ram 256GB."]
+    return []
 
 
 def _title(training: ScriptTraining) -> str:
@@ -196,7 +207,7 @@ def _title(training: ScriptTraining) -> str:
     parameters = f"{training.parameters:,} parameters"
     if training.trainable_parameters != training.parameters:
         parameters += f", {training.trainable_parameters:,} of them trained"
-    rows = setup.micro_batch_size
+    rows = training.rows or setup.micro_batch_size
     shape = f"{rows} × {training.sequence_length} tokens" if training.sequence_length else f"a batch of {rows}"
     return (
         f"{name_of(training.script)}: {training.trainer}, {model}, {parameters}; {cards(setup)}; "
@@ -221,6 +232,7 @@ def _request_json(training: ScriptTraining) -> dict[str, Any]:
         "gpus": job.gpus,
         "nodes": job.nodes,
         "micro_batch_size": setup.micro_batch_size,
+        "rows": training.rows,
         "sequence_length": training.sequence_length,
         "accumulation": setup.accumulation,
     }

@@ -71,6 +71,8 @@ def predict_script(
         InputError: there is no such script, it never calls `Trainer.train()`, or it cannot be modelled.
         ScriptFailed: it raised an exception of its own, which `text` has.
     """
+    if isinstance(arguments, str):
+        raise InputError(f"arguments={arguments!r}: must be a list, such as {arguments.split()}")
     if isinstance(script, UserScript):
         if arguments:
             raise InputError("arguments: the UserScript that is given has its own; leave arguments out")
@@ -92,7 +94,8 @@ class ScriptTraining:
         script: which, with its arguments.
         trainer, model: names of the classes.
         parameters, trainable_parameters: how many there are.
-        sequence_length: tokens of the longest row; None: rows are no tokens.
+        rows, sequence_length: of the traced batch of tokens: a packed one has one row, pairs have two each; None: it
+            is none of tokens.
         optimizer: as Trainer's `optim` names it.
         setup: the job, and what else of it decides bytes.
     """
@@ -102,6 +105,7 @@ class ScriptTraining:
     model: str
     parameters: int
     trainable_parameters: int
+    rows: int | None
     sequence_length: int | None
     optimizer: str
     setup: Setup
@@ -159,6 +163,7 @@ def predict_script_training(
         model=about["model"],
         parameters=about["parameters"],
         trainable_parameters=about["trainable_parameters"],
+        rows=about["rows"],
         sequence_length=about["sequence_length"],
         optimizer=about["optimizer"],
         setup=setup,
@@ -318,9 +323,10 @@ def _failed(script: UserScript, content: Mapping[str, Any] | None, why: str | No
     if "never_trained" in content:
         return _never_trained(script, content["exit"])
     if "script_error" in content:
-        kind, text = content["script_error"]["type"], content["script_error"]["text"]
+        error = content["script_error"]
+        said = f"{error['type']}: {error['message']}" if error["message"] else error["type"]
         instead = "mend that, and predict again. If it comes under memkit alone, please report it"
-        return ScriptFailed(f"{name_of(script)}: {kind}; {instead}", text=text)
+        return ScriptFailed(f"{error['place'] or name_of(script)}: {said}; {instead}", text=error["text"])
     error = content["error"]
     return InputError(f"{error['place'] or name_of(script)}: {error['message']}")
 

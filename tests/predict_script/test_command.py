@@ -378,7 +378,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(("how", "number", "code"), [("fork", signal.SIGINT, 1), ("spawn", signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("how", "number", "code"), [("fork", signal.SIGINT, 130), ("spawn", signal.SIGTERM, 143)])
 def test_stopping_it_leaves_nothing_behind(tmp_path: Path, how: str, number: int, code: int) -> None:
     """A script that prepares data in a pool. Would notice: workers, programs and the child process that go on after
     Ctrl-C or SIGTERM; a traceback for it; a terminal that shows no more what is typed."""
@@ -404,7 +404,7 @@ def test_stopping_it_leaves_nothing_behind(tmp_path: Path, how: str, number: int
         assert (process.returncode, out) == (code, ""), said
         lines = said.splitlines()
         assert lines[0].startswith("memkit: train.py runs on") and "Traceback" not in said
-        assert lines[1:] == (["memkit: stopped; nothing of the script runs any more"] if code == 1 else [])
+        assert lines[1:] == (["memkit: stopped; nothing of the script runs any more"] if code == 130 else [])
         assert not [each for each in {*below, *theirs} if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
         assert termios.tcgetattr(ours) == terminal
     finally:

@@ -234,7 +234,6 @@ def test_a_model_in_four_bits_is_stored_in_four_bits(run: Run, tmp_path: Path) -
               "tie_word_embeddings": False}  # fmt: skip
     (tmp_path / "llama").mkdir()
     (tmp_path / "llama" / "config.json").write_text(json.dumps(config))
-    (tmp_path / "llama" / "model.safetensors").touch()
     found = run(
         """
         from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from hf_memkit.prediction.replay import replay
+from hf_memkit.prediction.trace import Trace
 from tests.predict_script.conftest import Predict
 
 
@@ -142,6 +144,34 @@ torch.manual_seed(0)
     found = predict(code + training, "rows.json", processes=4, per_node=2)
     assert "trace" in found, found
     assert "evaluate" in {phase for _, phase in found["trace"]["marks"]}
+
+
+def test_predictions_that_an_evaluation_keeps_are_counted_of_all_its_batches(predict: Predict) -> None:
+    """The commonest surprise of compute_metrics: the logits of 12 batches, and once more where they are joined."""
+    training = TRAINING.replace('"none"', '"none", eval_strategy="steps", per_device_eval_batch_size=2').replace(
+        "train_dataset=rows", "train_dataset=rows, eval_dataset=rows, compute_metrics=lambda found: {}"
+    )
+    evaluated = []
+    for steps in ("None", "1"):
+        found = predict(DATA + training.replace('"none",', f'"none", eval_accumulation_steps={steps},'), "rows.json")
+        evaluated.append(replay(Trace.from_json(found["trace"])).allocated_by_phase["evaluate"])
+    logits = 2 * 8 * 50 * 4
+    assert 10 * logits < evaluated[0] - evaluated[1] < 3 * 12 * logits, evaluated
+
+
+def test_a_value_that_decides_in_the_traced_steps_is_named(predict: Predict) -> None:
+    """Else the script would take a way that nobody chose, and nobody would know."""
+    own = """
+class Own(Trainer):
+    def compute_loss(self, model, inputs, **options):
+        loss = model(**inputs).loss
+        return loss if loss.item() > 0 else 2 * loss
+
+"""
+    code = DATA + own + TRAINING.replace("Trainer(model", "Own(model")
+    notes = predict(code, "rows.json")["about"]["notes"]
+    line = code[: code.index("loss.item()")].count("\n") + 1
+    assert any(note.startswith(f"train.py, line {line} asks for") for note in notes), notes
 
 
 def test_a_training_on_the_cpu_is_no_prediction_for_a_gpu(predict: Predict) -> None:

@@ -19,11 +19,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.fake_gpu import become
 from hf_memkit.prediction.child.generation import generates, generating
 from hf_memkit.prediction.child.phase_hooks import TrainingWatch
+from hf_memkit.prediction.child.real_and_fake import line_that_asks
 from hf_memkit.prediction.child.script_engine import about_engine, as_the_engine_has_it
 from hf_memkit.prediction.child.tracer import StorageTracer
 from hf_memkit.prediction.child.training import MICRO_BATCHES, STEPS
@@ -65,7 +67,7 @@ def traced_training(
     about = _about(trainer)
     notes: list[str] = about["notes"]
     accumulation = min(int(arguments.gradient_accumulation_steps), MICRO_BATCHES)
-    batches, said = _batches(trainer.get_train_dataloader, STEPS * accumulation, longest=longest)
+    batches, said = _batches(trainer.get_train_dataloader(), STEPS * accumulation, longest=longest)
     notes.append(said)
     about |= _sizes(batches)
     evaluates = _asked(arguments.eval_strategy)
@@ -73,8 +75,18 @@ def traced_training(
         notes.append("evaluate() before train(): is predicted after the two steps, with the optimizer's states")
         evaluates = True
     evaluated: Batches = ()
+    left_out = 0
     if evaluates:
-        evaluated, _ = _batches(trainer.get_eval_dataloader, _EVALUATED, longest=longest)
+        evaluated, left_out = _evaluation_batches(trainer, longest=longest)
+        if _keeps_predictions(trainer):
+            notes.append(
+                f"compute_metrics is not called; for it the GPU keeps the predictions of {left_out + _EVALUATED} "
+                "evaluation batches; eval_accumulation_steps=1 moves them to RAM"
+            )
+        else:
+            left_out = 0
+    asked: dict[str, None] = {}
+    tracer.made_up = lambda: asked.update({place: None for place in (line_that_asks(),) if place})
     with tempfile.TemporaryDirectory() as folder:
         _shorten(trainer, folder, accumulation)
         watch = TrainingWatch(tracer)
@@ -87,8 +99,12 @@ def traced_training(
             trainer.get_train_dataloader = lambda: _Loader(batches, trainer.args, dtype)
             train(trainer)
             if evaluates:
-                _evaluate(trainer, evaluated, dtype)
+                _evaluate(trainer, evaluated, dtype, left_out)
             trace = tracer.finish(watch.phase)
+    notes += [
+        f"{place} asks for a tensor's value (.item(), a comparison): taken for 1; check what follows"
+        for place in asked
+    ]
     if watch.optimizer_steps != STEPS:
         raise Unmodelled(f"train() made {watch.optimizer_steps} optimizer steps in place of {STEPS}")
     return {"trace": trace.to_json(), "about": about}
@@ -105,7 +121,7 @@ def _refuse(trainer: Any, device_type: str) -> None:
     if arguments.torch_compile:
         raise Unmodelled(
             "torch_compile: a compiled model keeps and recomputes what its compiler decides, which a trace of the "
-            "eager model does not show; predict with --torch_compile False, and measure"
+            "eager model does not show; predict without it, and measure"
         )
     if getattr(trainer, "is_fsdp_enabled", False):
         raise Unmodelled("fsdp: is not modelled; predict without it, or with a DeepSpeed JSON")
@@ -116,17 +132,7 @@ def _about(trainer: Any) -> Found:
     arguments, model = trainer.args, trainer.model
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     counted = {id(each): each for each in model.parameters()}.values()
-    notes = []
-    if (
-        _asked(arguments.eval_strategy)
-        and trainer.compute_metrics is not None
-        and arguments.eval_accumulation_steps is None
-    ):
-        notes.append(
-            "compute_metrics is not called; the GPU keeps the predictions of all batches of an evaluation, and those "
-            f"of {_EVALUATED} are counted; eval_accumulation_steps=1 moves them to RAM"
-        )
-    notes.append("the first train() of the script is predicted; nothing after it was run")
+    notes = ["the first train() of the script is predicted; nothing after it was run"]
     return {
         "environment": {name: each for name, each in os.environ.items() if name.endswith("ALLOC_CONF")},
         "deepspeed": about_engine(trainer),
@@ -152,18 +158,41 @@ def _asked(strategy: Any) -> bool:
     return str(getattr(strategy, "value", strategy)) != "no"
 
 
+def _keeps_predictions(trainer: Any) -> bool:
+    """Whether an evaluation keeps what the model gives on the GPU, until its last batch."""
+    arguments = trainer.args
+    if trainer.compute_metrics is None or arguments.prediction_loss_only or arguments.batch_eval_metrics:
+        return False
+    return arguments.eval_accumulation_steps is None
+
+
+def _evaluation_batches(trainer: Any, *, longest: bool) -> tuple[Batches, int]:
+    """Batches to evaluate with, and how many more there are; of several data sets those of the one that needs most."""
+    several = isinstance(trainer.eval_dataset, Mapping)
+    found = []
+    for name in trainer.eval_dataset if several else (None,):
+        loader = trainer.get_eval_dataloader(name) if several else trainer.get_eval_dataloader()
+        count = len(loader) if hasattr(loader, "__len__") else _EVALUATED
+        batches, _ = _batches(loader, _EVALUATED, longest=longest)
+        found.append((batches, max(0, count - _EVALUATED)))
+    if several:
+        trainer.eval_dataset = range(_EVALUATED)
+    return max(found, key=lambda pair: (pair[1] + _EVALUATED) * _elements(pair[0][0]))
+
+
 def _sizes(batches: Batches) -> Found:
     ids = [each["input_ids"] for each in batches if isinstance(each, Mapping) and "input_ids" in each]
     shapes = [tuple(each.shape) for each in ids if isinstance(each, torch.Tensor)]
-    return {"sequence_length": max((shape[-1] for shape in shapes if len(shape) > 1), default=None)}
+    largest = max((shape for shape in shapes if len(shape) > 1), key=math.prod, default=(None, None))
+    return {"rows": largest[0], "sequence_length": largest[-1]}
 
 
 # ---- batches ----
 
 
-def _batches(loader_of: Callable[[], Any], count: int, *, longest: bool) -> tuple[Batches, str]:
+def _batches(loader: Any, count: int, *, longest: bool) -> tuple[Batches, str]:
     """Batches of real tensors on the host, as the script's collator makes them; and where they come from."""
-    loader = _on_host(loader_of())
+    loader = _on_host(loader)
     if longest and (found := _longest(loader)) is not None:
         batch, said = found
         return [batch] * count, said
@@ -340,9 +369,28 @@ def _is_traced() -> bool:
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
-def _evaluate(trainer: Any, batches: Batches, dtype: torch.dtype | None) -> None:
+def _evaluate(trainer: Any, batches: Batches, dtype: torch.dtype | None, left_out: int) -> None:
+    """An evaluation of `batches`, while the predictions of `left_out` more are there; then they are joined, which
+    makes them once more (transformers 5.23.0: trainer_pt_utils.py, `nested_concat`)."""
     arguments = trainer.args
     if trainer.compute_metrics is not None:
         trainer.compute_metrics = lambda prediction, compute_result=True: {}
     trainer.get_eval_dataloader = lambda *args, **kwargs: _Loader(batches, arguments, dtype)
+    kept: list[torch.Tensor] = []
+    step, seen = trainer.prediction_step, itertools.count(1)
+
+    def prediction_step(*args: Any, **kwargs: Any) -> Any:
+        found = step(*args, **kwargs)
+        if left_out and not kept:
+            kept.extend(_times(each, left_out) for each in tree_leaves(found[1:]) if isinstance(each, torch.Tensor))
+        if next(seen) == len(batches) and arguments.eval_do_concat_batches:
+            joined = [torch.empty_like(each) for each in kept]
+            del joined
+        return found
+
+    trainer.prediction_step = prediction_step
     trainer.evaluate()
+
+
+def _times(tensor: torch.Tensor, count: int) -> torch.Tensor:
+    return tensor.new_empty((count, *tensor.shape))

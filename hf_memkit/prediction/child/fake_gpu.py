@@ -52,7 +52,8 @@ def one_card(capability: tuple[int, int], capacity_bytes: int, name: str = "fake
         "mem_get_info": lambda *args, **kwargs: (capacity_bytes, capacity_bytes),
         "is_current_stream_capturing": lambda: False,  # asked at each step of an optimizer
         "memory_stats": lambda *args, **kwargs: {},
-        "is_bf16_supported": lambda *args, **kwargs: capability >= (8, 0),
+        # Cards before Ampere emulate it (torch 2.13: cuda/__init__.py, `_check_bf16_tensor_supported`).
+        "is_bf16_supported": lambda including_emulation=True: including_emulation or capability >= (8, 0),
         # The state of a generator that is not there: as large as a real one's, and on the host.
         "get_rng_state": lambda *args, **kwargs: torch.zeros(16, dtype=torch.uint8),
         "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8)],

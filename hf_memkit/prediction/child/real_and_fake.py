@@ -37,7 +37,7 @@ from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.fake_gpu import become
 from hf_memkit.prediction.child.tracer import StorageTracer
 
-__all__ = ["RealAndFake", "is_library", "line_of"]
+__all__ = ["RealAndFake", "is_library", "line_of", "line_that_asks"]
 
 _ITEM: Final = torch.ops.aten._local_scalar_dense.default
 _TORCHS_OWN: Final = ("/torch/nn/", "/torch/amp/", "/torch/optim/")
@@ -105,13 +105,24 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
             device = kwargs.get("device")
             if device is None or torch.device(device).type != "cuda":
                 return func(*args, **kwargs)
-        if func is _ITEM and not _asked_by_torch() and _asked_by_script():
+        if func is _ITEM and not _asked_by_torch() and line_that_asks() is not None:
             _refuse("value", "item")
         try:
             with self.all_fake():
                 return func(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             _refuse("values", str(func))
+
+
+def line_that_asks() -> str | None:
+    """`"train.py, line 12"`, if the first caller outside torch is the user's; None: a library asks."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if "/torch/" not in file and __package_folder__ not in file and not file.startswith("<"):
+            return None if is_library(file) else f"{Path(file).name}, line {frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
 
 
 def line_of(found: types.TracebackType | None) -> str:
@@ -139,17 +150,6 @@ def _asked_by_torch() -> bool:
     return any(part in frame.f_code.co_filename for part in _TORCHS_OWN)
 
 
-def _asked_by_script() -> bool:
-    """Whether the first caller outside torch is the user's."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if "/torch/" not in file and __package_folder__ not in file and not file.startswith("<"):
-            return not is_library(file)
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
-
-
 def _refuse(what: str, asked: str) -> NoReturn:
     raise Unmodelled(
         f"the {what} of a tensor of the model or on the GPU ({asked}): a prediction "
@@ -170,7 +170,7 @@ def _parameters_are_fake(empty_like: Callable[[torch.Tensor], torch.Tensor]) -> 
     def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
         nonlocal real
         if isinstance(data, torch.Tensor) and type(data) in (torch.Tensor, nn.Parameter) and data.device.type == "cpu":
-            own = _asked_by_script()
+            own = line_that_asks() is not None
             real += data.numel() if own else 0
             if not own or real > _REAL_ELEMENTS:
                 data = empty_like(data)

@@ -189,7 +189,9 @@ def _setup_of(trainer: Any) -> Setup:
 def _failure(error: Exception) -> Found:
     """An error as the one who asked will see it: memkit's own in a line, the script's as its traceback."""
     if not isinstance(error, MemkitError):
-        return {"script_error": {"type": type(error).__name__, "text": _users_traceback(error)}}
+        said = (str(error).strip().splitlines() or [""])[0][:200]
+        about = {"type": type(error).__name__, "message": said, "place": line_of(error.__traceback__)}
+        return {"script_error": {**about, "text": _users_traceback(error)}}
     return {
         "error": {
             "type": type(error).__name__,

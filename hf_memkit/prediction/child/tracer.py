@@ -58,6 +58,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         module: the dotted name of the module that is running, set from outside.
         device_type: which storages count.
         items: how often the value of a tensor was asked for, by module, and was made up.
+        made_up: called whenever it was.
     """
 
     def __init__(self, device_type: str, capability: tuple[int, int] | None = None) -> None:
@@ -65,6 +66,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.trace = Trace(operations=[""], modules=[""])
         self.default: Category = "other"
         self.items: Counter[str] = Counter()
+        self.made_up: Callable[[], None] = lambda: None
         self.device_type = device_type
         self._gpu = GpuEvents(capability, self.keep) if capability is not None else None
         self._live: dict[int, int] = {}  # address of the storage → its number
@@ -203,6 +205,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with no_dispatch():
                 return value.item()
         self.items[self.module] += 1
+        self.made_up()
         if tensor.dtype is not torch.bool:
             return 1.0 if tensor.dtype.is_floating_point else 1
         number = self._live.get(tensor.untyped_storage()._cdata)
