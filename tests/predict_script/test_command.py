@@ -259,9 +259,9 @@ ENDS = {
     ),
     "ends its process": ("import os; os._exit(7)", "ended its process (exit code 7): nothing to predict", ""),
     "is killed": ("import os; os.kill(os.getpid(), 9)", "its process was ended by SIGKILL", "RAM"),
-    "asks": ("input('Go on? ')", "train.py: EOFError; mend that", "EOF when reading a line"),
-    "misses its data": ("open('data.csv')", "train.py: FileNotFoundError; mend that", 'train.py", line 1'),
-    "misses a package": ("import no_such", "ModuleNotFoundError; mend", "No module named 'no_such'"),
+    "asks": ("input('Go on? ')", "train.py, line 1: EOFError: EOF when reading a line; mend that", "EOF when reading a line"),
+    "misses its data": ("open('data.csv')", "train.py, line 1: FileNotFoundError: ", 'train.py", line 1'),
+    "misses a package": ("import no_such", "ModuleNotFoundError: No module named", "No module named 'no_such'"),
     "asks for a value": (
         TINY + "\nmodel = tiny()\nprint(float(model.lm_head.weight.sum()))", "train.py, line 19: the value", ""
     ),
@@ -300,13 +300,13 @@ Mine(tiny(), TrainingArguments("out", report_to="none"), train_dataset=rows).tra
 """
     )
     assert code == 2 and "ValueError: my loss" in said and "hf_memkit" not in said
-    assert "train.py: ValueError; mend that" in last(said)
+    assert "ValueError: my loss; mend that" in last(said)
 
 
 def test_from_python(run: Run, tmp_path: Path) -> None:
     """Would notice: an exception whose traceback nobody sees, arguments that are given twice."""
     run("print(undefined)")
-    with pytest.raises(ScriptFailed, match="NameError; mend") as caught:
+    with pytest.raises(ScriptFailed, match="line 1: NameError") as caught:
         predict_script("train.py", gpu="T4")
     assert "name 'undefined' is not defined" in caught.value.__notes__[0]
     with pytest.raises(InputError, match="has its own"):
