@@ -46,10 +46,10 @@ SLACK_SHARE: Final[dict[Level, tuple[float, float]]] = {
   allocator makes do with little more than what is allocated.
 """
 
-CONTEXT_SLACK_BYTES: Final = 200 * MIB
+CONTEXT_SLACK_BYTES: Final[dict[Level, int]] = {"trace": 200 * MIB, "cpu trace": 200 * MIB, "formula": 100 * MIB}
 """The CUDA context is assumed at 500 MiB (`hardware.CONTEXT_BYTES`) and grows in training, as libraries load kernels
-when they are first used. The least multiple of 50 MiB with which 95 % of the fitting half's trainings are covered:
-`fitted_slack_mib` in benchmarks/published_summary.py, which a test compares with this."""
+when they are first used. Of traces: the least multiple of 50 MiB with which 95 % of the fitting half's trainings are
+covered, `fitted_slack_mib` in benchmarks/published_summary.py, which a test compares with this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +75,21 @@ class Confidence:
 
     def cap_with_slack(self, size_bytes: int) -> int:
         """A smallest cap, and the room that a verdict leaves beside it."""
-        return size_bytes + round(SLACK_SHARE[self.level][0] * size_bytes) + CONTEXT_SLACK_BYTES
+        return size_bytes + round(SLACK_SHARE[self.level][0] * size_bytes) + CONTEXT_SLACK_BYTES[self.level]
 
     def reserved_with_slack(self, size_bytes: int) -> int:
         """Reserved bytes, and the room that a verdict leaves beside them."""
-        return size_bytes + round(SLACK_SHARE[self.level][1] * size_bytes) + CONTEXT_SLACK_BYTES
+        return size_bytes + round(SLACK_SHARE[self.level][1] * size_bytes) + CONTEXT_SLACK_BYTES[self.level]
 
     @property
     def cap_slack(self) -> str:
         """`"5 % and 100 MiB of slack"`."""
-        return _words(SLACK_SHARE[self.level][0])
+        return _words(self.level, 0)
 
     @property
     def reserved_slack(self) -> str:
         """`"5 % and 100 MiB of slack"`."""
-        return _words(SLACK_SHARE[self.level][1])
+        return _words(self.level, 1)
 
     def __str__(self) -> str:
         measured = f"measured on {self.measured_on}" if self.measured_on else "not yet measured on a GPU"
@@ -103,8 +103,8 @@ class Confidence:
         return cls(content["level"], content["rests_on"], content["measured_on"])
 
 
-def _words(share: float) -> str:
-    return f"{round(100 * share)} % and {CONTEXT_SLACK_BYTES // MIB} MiB of slack"
+def _words(level: Level, end: int) -> str:
+    return f"{round(100 * SLACK_SHARE[level][end])} % and {CONTEXT_SLACK_BYTES[level] // MIB} MiB of slack"
 
 
 Verdict = Literal["fits", "tight", "does not fit"]

@@ -115,7 +115,7 @@ def _card_gradients(settings: ZeroSettings, model: ModelFacts, parts: Split, *, 
                 "device",
                 8 * _largest_piece(model, parts),
                 f"{_SOURCE} 1886: of the largest piece of a parameter that a process owns",
-                "backward",
+                "optimizer",  # the largest, of the embedding, comes last: when the loss and the activations are gone
             )
         )
     return rows

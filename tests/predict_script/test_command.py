@@ -259,7 +259,7 @@ ENDS = {
     ),
     "ends its process": ("import os; os._exit(7)", "ended its process (exit code 7): nothing to predict", ""),
     "is killed": ("import os; os.kill(os.getpid(), 9)", "its process was ended by SIGKILL", "RAM"),
-    "asks": ("input('Go on? ')", "train.py, line 1: EOFError: EOF when reading a line; mend that", "EOF when reading a line"),
+    "asks": ("input('Go on? ')", "train.py, line 1: EOFError: EOF when reading", "EOF when reading a line"),
     "misses its data": ("open('data.csv')", "train.py, line 1: FileNotFoundError: ", 'train.py", line 1'),
     "misses a package": ("import no_such", "ModuleNotFoundError: No module named", "No module named 'no_such'"),
     "asks for a value": (
