@@ -41,11 +41,13 @@ def traced(content: dict[str, Any], place: Path, *, fast: bool) -> None:
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    asked = json.load(sys.stdin)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the server ends when its standard input is closed
     why = serve._load()
     assert why is None, why
     found = []
     with TemporaryDirectory() as folder:
-        for content in json.load(sys.stdin):
+        for content in asked:
             pair = []
             for fast in (True, False):
                 place = Path(folder) / f"{fast}.json"
