@@ -118,10 +118,10 @@ class Worker:
         """(what came of a script, None where its process ended without a word; how that ended)."""
         self.wait()
         self._runs_scripts = True
-        content, why = self._asked({"script": request.to_json(), "output": self._output})
-        return (content if why is None else None), why
+        return self._asked({"script": request.to_json(), "output": self._output})
 
     def _asked(self, job: dict[str, Any]) -> tuple[Mapping[str, Any] | None, str | None]:
+        """(what the case came to, None if its process died or said nothing; how it died)."""
         with self._lock, tempfile.TemporaryDirectory() as folder:
             self.wait()
             result = Path(folder) / "result.json"
@@ -136,7 +136,9 @@ class Worker:
             except KeyboardInterrupt:  # what comes of this case would be taken for the next one's
                 self.close()
                 raise
-            return json.loads(result.read_text()) if result.exists() else None, ended["why"]
+            if ended["status"] != "done" or not result.exists():  # what a process that died has written may be half
+                return None, ended["why"]
+            return json.loads(result.read_text()), None
 
     def close(self) -> None:
         """Ends the child process, and all that scripts have started in it."""

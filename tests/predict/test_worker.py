@@ -12,8 +12,10 @@ import pytest
 
 from hf_memkit.errors import TraceFailed
 from hf_memkit.prediction.trace import Trace, rounded
+from hf_memkit.prediction.trace_request import ScriptRequest
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.terms import CATEGORIES
+from hf_memkit.user_script import UserScript
 from tests.predict.cases import GPT2, LENGTH, LLAMA, facts, request
 
 pytestmark = pytest.mark.tracing
@@ -124,6 +126,30 @@ def test_a_process_that_is_killed(worker: Worker) -> None:
     serving.kill()
     serving.wait()
     assert worker.trace(request()).events, "another worker takes its place"
+
+
+DIES_WRITING = """
+import json, sys
+print(json.dumps({"ready": True, "shim": None}), flush=True)
+for line in sys.stdin:
+    with open(json.loads(line)["result"], "w") as file:
+        file.write('{"trace": {"events": [1, 2')
+    print(json.dumps({"status": "died", "why": "SIGKILL"}), flush=True)
+"""
+
+
+def test_what_a_process_wrote_before_it_died_is_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would notice: half a file that is read, and its JSON error in place of how the process ended. The moment cannot be
+    met from outside, so that another program speaks for the server."""
+    monkeypatch.setattr("hf_memkit.prediction.worker._START", ("-c", DIES_WRITING))
+    worker = Worker()
+    try:
+        with pytest.raises(TraceFailed, match="SIGKILL") as caught:
+            worker.trace(request())
+        assert caught.value.kind == "SIGKILL"
+        assert worker.run(ScriptRequest(UserScript("train.py"), ".", {})) == (None, "SIGKILL")
+    finally:
+        worker.close()
 
 
 def test_a_case_that_takes_too_long(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
