@@ -24,31 +24,35 @@ sys.path.insert(0, str(ROOT))  # also runs from a checkout that is not installed
 from benchmarks.provenance import RESULTS, provenance  # noqa: E402
 
 RUNS: Final = 3
+PREDICT: Final = (sys.executable, "-m", "hf_memkit", "predict", "train.py")
 SCRIPT: Final = """
 import os, sys
-import torch
 from datasets import Dataset
-from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments, default_data_collator
+from transformers import AutoConfig, AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
+from transformers import default_data_collator
 
 words = [hash(str(number)) % 50_000 for number in range(400_000)]
 rows = Dataset.from_dict({"input_ids": [words[at : at + 1024] for at in range(0, len(words) - 1024, 1024)]})
 rows = rows.map(lambda batch: {"labels": batch["input_ids"]}, batched=True)
 if os.environ.get("WITHOUT_MODEL"):
     sys.exit()
-model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(sys.argv[1]), dtype=torch.bfloat16)
-arguments = TrainingArguments(
-    "out", bf16=True, per_device_train_batch_size=4, gradient_accumulation_steps=4, report_to="none",
-    gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False},
-)
+(arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained("."))
 Trainer(model, arguments, train_dataset=rows, data_collator=default_data_collator).train()
 """
+ARGUMENTS: Final = ("--output_dir", "out", "--bf16", "--gradient_checkpointing", "--per_device_train_batch_size")
 MODELS: Final[dict[str, dict[str, Any]]] = {
     "GPT-2 XL": {"model_type": "gpt2", "n_layer": 48, "n_embd": 1600, "n_head": 25},
     "Llama-3.1-8B": {
-        "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192,
+        "model_type": "llama", "dtype": "bfloat16", "hidden_size": 4096, "intermediate_size": 14336,
+        "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+        "max_position_embeddings": 8192,
     },
 }  # fmt: skip
+
+
+EXAMPLE: Final = ("--gpu", "RTX 4090", "--short", "--", *ARGUMENTS, "2", "--optim", "adamw_8bit")
+"""What docs/your-script.md shows, of GPT-2 XL."""
 
 
 def main() -> int:
@@ -60,21 +64,13 @@ def main() -> int:
             (folder / "config.json").write_text(json.dumps(config))
             alone, predicted, peak = [], [], 0.0
             for _ in range(RUNS):
-                command = [sys.executable, "train.py", name]
-                alone.append(_timed(command, folder, {"WITHOUT_MODEL": "1", "CUDA_VISIBLE_DEVICES": ""})[0])
-                predict = [
-                    sys.executable,
-                    "-m",
-                    "hf_memkit",
-                    "predict",
-                    "train.py",
-                    "--gpu",
-                    "H200",
-                    "--json",
-                    "--",
-                    name,
-                ]
-                seconds, answer = _timed(predict, folder, {})
+                without = {"WITHOUT_MODEL": "1", "CUDA_VISIBLE_DEVICES": ""}
+                alone.append(_timed([sys.executable, "train.py"], folder, without)[0])
+                seconds, answer = _timed(
+                    [*PREDICT, "--gpu", "H200", "--json", "--", *ARGUMENTS, "4", "--gradient_accumulation_steps", "4"],
+                    folder,
+                    {},
+                )
                 predicted.append(seconds)
                 peak = json.loads(answer)["peak_allocated_gib"]
             row = {
@@ -83,7 +79,12 @@ def main() -> int:
             }  # fmt: skip
             print(f"{model}: the script alone {row['script_alone_s']:.1f} s, predicted in {row['predict_s']:.1f} s")
             found.append(row)
-    content = {"command": "python benchmarks/script_overhead.py", **provenance(), "rows": found}
+        (folder / "config.json").write_text(json.dumps(MODELS["GPT-2 XL"]))
+        answer = _timed([*PREDICT, *EXAMPLE], folder, {"COLUMNS": "80"})[1]
+    content = {
+        "command": "python benchmarks/script_overhead.py", **provenance(), "rows": found,
+        "example": {"command": ["memkit", "predict", "train.py", *EXAMPLE], "output": answer},
+    }  # fmt: skip
     (RESULTS / "script_overhead.json").write_text(json.dumps(content, indent=1) + "\n")
     return 0
 

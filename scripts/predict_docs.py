@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -153,6 +154,15 @@ def overhead_table(path: Path = RESULTS / "script_overhead.json") -> str:
     return "\n".join([*lines, "", f"On {cores} CPU cores. Made by `{evidence['command']}`."])
 
 
+def example(path: Path = RESULTS / "script_overhead.json") -> str:
+    """A prediction of a script, as it was typed and answered."""
+    if not path.exists():
+        return "Not recorded yet."
+    found = json.loads(path.read_text())["example"]
+    before, _, behind = shlex.join(found["command"]).replace("'", '"').partition(" -- ")
+    return f"```bash\n{before} -- \\\n    {behind}\n```\n\n```text\n{found['output'].rstrip()}\n```"
+
+
 def tables(folder: Path = RESULTS) -> dict[Path, dict[str, str]]:
     """Each page's tables."""
     return {
@@ -162,7 +172,10 @@ def tables(folder: Path = RESULTS) -> dict[Path, dict[str, str]]:
             "gpu": gpu_table(folder),
             "gpus": gpu_names(),
         },
-        ROOT / "docs" / "your-script.md": {"overhead": overhead_table(folder / "script_overhead.json")},
+        ROOT / "docs" / "your-script.md": {
+            "example": example(folder / "script_overhead.json"),
+            "overhead": overhead_table(folder / "script_overhead.json"),
+        },
     }
 
 

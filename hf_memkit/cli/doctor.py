@@ -1,4 +1,4 @@
-"""`memkit doctor`: what this machine can do, a line a thing, with the command that mends it."""
+"""`memkit doctor`: what this machine can do, a line a thing, with the command that fixes it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
-    """What this machine can do for memkit, and the commands that mend what is missing."""
+    """What this machine can do for memkit, and the commands that fix what is missing."""
     import os
 
     os.environ.setdefault("DS_LOG_LEVEL", "error")

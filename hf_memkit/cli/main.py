@@ -75,7 +75,7 @@ app.command(
 )(explain.explain)
 app.command(
     "doctor",
-    help="What this machine can do for memkit, and the commands that mend what is missing.",
+    help="What this machine can do for memkit, and the commands that fix what is missing.",
     epilog=doctor.EXAMPLES,
 )(doctor.doctor)
 

@@ -1,4 +1,4 @@
-"""What this machine can do for memkit: each check says that it is well, or what mends it.
+"""What this machine can do for memkit: each check says that it is well, or how to fix it.
 
 Looks and tries, changes nothing: it deletes no lock, builds nothing, and leaves no file behind.
 """

@@ -23,7 +23,7 @@ class Check:
         name: what was looked at.
         status: see `Status`.
         found: what is so, and what it means.
-        fix: the command or setting that mends it; empty where nothing has to be mended.
+        fix: the command or setting that fixes it; empty where nothing has to be fixed.
         core: whether memkit does not work at all without it.
     """
 

@@ -89,7 +89,7 @@ def _disk(nvme_path: str | None) -> list[Check]:
 
 
 def _problems(found: Preflight) -> list[Check]:
-    """Each problem ends with what mends it, after the last semicolon."""
+    """Each problem ends with its fix, after the last semicolon."""
     results = []
     for problem in (*found.unusable, *found.shortages, *found.missing):
         what, _, fix = problem.removeprefix("--nvme-path ").rpartition("; ")

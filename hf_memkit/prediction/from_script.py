@@ -325,7 +325,7 @@ def _failed(script: UserScript, content: Mapping[str, Any] | None, why: str | No
     if "script_error" in content:
         error = content["script_error"]
         said = f"{error['type']}: {error['message']}" if error["message"] else error["type"]
-        instead = "mend that, and predict again. If it comes under memkit alone, please report it"
+        instead = "fix it, then predict again. If it happens only under memkit, please report it"
         return ScriptFailed(f"{error['place'] or name_of(script)}: {said}; {instead}", text=error["text"])
     error = content["error"]
     return InputError(f"{error['place'] or name_of(script)}: {error['message']}")

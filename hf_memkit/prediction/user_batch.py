@@ -9,20 +9,20 @@ from __future__ import annotations
 import inspect
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from hf_memkit.errors import InputError
 
-__all__ = ["UserBatches", "batches_of_example", "batches_of_rows", "signature_columns"]
+__all__ = ["KEPT_ELEMENTS", "UserBatches", "batches_of_example", "batches_of_rows", "first_rows", "signature_columns"]
 
 _MOST_ROWS: Final = 1_000
 _MOST_SECONDS: Final = 5.0
 """How many rows are looked at, and for how long: reading one may decode an image."""
 
-_KEPT_ELEMENTS: Final = 2**20
+KEPT_ELEMENTS: Final = 2**20
 """Whole numbers keep their values up to this size (`child/constant_propagation.py` follows them no further)."""
 
 Row = Mapping[str, Any]
@@ -88,7 +88,11 @@ def batches_of_rows(
     Raises:
         InputError: there is no row, or the collator does not take them.
     """
-    rows = _first_rows(dataset)
+    rows: list[Any] = []
+    try:
+        rows.extend(first_rows(dataset))
+    except Exception as error:
+        raise InputError(f"train_dataset: reading its row {len(rows)} failed: {_first_line(error)}") from error
     if not rows:
         raise InputError("train_dataset: has no row")
     lengths = [_row_length(row) for row in rows]
@@ -109,20 +113,15 @@ def signature_columns(forward: Callable[..., Any]) -> list[str]:
     return [*inspect.signature(forward).parameters, "label", "label_ids"]
 
 
-def _first_rows(dataset: Any) -> list[Any]:
-    """The first rows, as far as time allows."""
+def first_rows(dataset: Any) -> Iterator[Any]:
+    """The first rows of a data set, by number or one after another, as far as time allows."""
     until = time.monotonic() + _MOST_SECONDS
-    found = []
-    try:
-        by_number = hasattr(dataset, "__getitem__")
-        rows = (dataset[number] for number in range(len(dataset))) if by_number else iter(dataset)
-        for row in itertools.islice(rows, _MOST_ROWS):
-            found.append(row)
-            if time.monotonic() > until:
-                break
-    except Exception as error:
-        raise InputError(f"train_dataset: reading its row {len(found)} failed: {_first_line(error)}") from error
-    return found
+    by_number = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    rows = (dataset[number] for number in range(len(dataset))) if by_number else iter(dataset)
+    for row in itertools.islice(rows, _MOST_ROWS):
+        yield row
+        if time.monotonic() > until:
+            return
 
 
 def _columns(row: Any, columns: Sequence[str] | None) -> Any:
@@ -188,7 +187,7 @@ def _thin(batch: Any) -> Any:
     def thin(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        whole = not value.is_floating_point() and not value.is_complex() and value.numel() <= _KEPT_ELEMENTS
+        whole = not value.is_floating_point() and not value.is_complex() and value.numel() <= KEPT_ELEMENTS
         return value.detach().cpu() if whole else torch.empty_like(value, device="meta")
 
     return tree_map(thin, batch)

@@ -22,6 +22,7 @@ from typing import IO, Any, Final
 from hf_memkit.errors import TraceFailed
 from hf_memkit.prediction.trace import Trace
 from hf_memkit.prediction.trace_request import ScriptRequest, TraceRequest
+from hf_memkit.zero.process_group import LAUNCHER_VARIABLES
 
 __all__ = ["LIMIT_S", "Worker", "shared_worker"]
 
@@ -75,7 +76,7 @@ class Worker:
         # The predicted card is another one than this machine's; and once torch has looked for a card, no process that
         # is forked can use it.
         environment["CUDA_VISIBLE_DEVICES"] = ""
-        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_USE_DEEPSPEED"):
+        for name in LAUNCHER_VARIABLES:
             environment.pop(name, None)  # the traced training is one process, whatever the one that asks is
         package = str(Path(__file__).resolve().parents[2])
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package, environment.get("PYTHONPATH"))))

@@ -66,7 +66,7 @@ def _in_processes(
 ) -> Trend | None:
     """The rise of the last process, or of the first of several that had it one after the other.
 
-    A process without one ends the search: what rose before it has been mended.
+    A process without one ends the search: what rose before it has been fixed.
     """
     found = None
     for process in reversed(steps.processes()):

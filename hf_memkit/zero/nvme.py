@@ -47,7 +47,7 @@ _REMOTE: Final = ("nfs", "cifs", "smb", "9p", "fuse", "ceph", "lustre", "gpfs", 
 
 @dataclass(frozen=True)
 class Preflight:
-    """What stands in the way, and what is worth knowing; each line names the folder and what mends it.
+    """What stands in the way, and what is worth knowing; each line names the folder and the fix.
 
     Attributes:
         unusable: why DeepSpeed cannot swap to this folder at all.

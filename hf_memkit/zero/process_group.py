@@ -20,13 +20,18 @@ import gc
 import os
 import socket
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from transformers import TrainingArguments
 
-__all__ = ["join_process_group", "leave_process_group", "single_process_environment"]
+__all__ = ["LAUNCHER_VARIABLES", "join_process_group", "leave_process_group", "single_process_environment"]
+
+LAUNCHER_VARIABLES: Final = (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_USE_DEEPSPEED",
+)  # fmt: skip
+"""By which a process knows that a launcher has started it, as one of several."""
 
 
 def join_process_group(arguments: TrainingArguments) -> None:

@@ -1,4 +1,4 @@
-"""What DeepSpeed 0.19.8 gets wrong under ZeRO-3, mended on the engine of this run when training begins.
+"""What DeepSpeed 0.19.8 gets wrong under ZeRO-3, fixed on the engine of this run when training begins.
 
 Collecting the weights for a save (deepspeed: runtime/engine.py, `_zero3_consolidated_16bit_state_dict`) takes
 `param.detach().cpu()` for a copy, which it is on a GPU only: on a CPU the tensors share memory that the next layer is

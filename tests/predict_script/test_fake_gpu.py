@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import textwrap
@@ -79,8 +80,11 @@ def ended_well(content: dict[str, Any]) -> None:
 def test_flash_attention_keeps_what_torchs_own_keeps(run: Run) -> None:
     """Without the rule the package would be missing, or every score be kept."""
     text = "made = model(attn_implementation='{0}')\nassert made.config._attn_implementation == '{0}'\ntrain(made)"
-    torchs, packages = (peak(run(text.format(name))) for name in ("sdpa", "flash_attention_2"))
+    found = [run(text.format(name)) for name in ("sdpa", "flash_attention_2")]
+    torchs, packages = map(peak, found)
     assert packages == pytest.approx(torchs, rel=0.02)
+    said = [any("not installed here" in note for note in each["about"]["notes"]) for each in found]
+    assert said == [False, importlib.util.find_spec("flash_attn") is None]
 
 
 @pytest.mark.tracing
@@ -224,8 +228,12 @@ def test_models_are_changed_before_they_train(run: Run) -> None:
     torch.nn.init.orthogonal_(made.lm_head.weight)
     weight = torch.nn.Parameter(torch.ones(2, device="cuda"))
     weight.sum().backward()
+    arrived = []
+    weight.register_post_accumulate_grad_hook(lambda each: arrived.append(each is weight))
     weight.data = weight.data.contiguous()  # as 8-bit optimizers do in their step
     assert weight.grad is not None
+    weight.sum().backward()
+    assert arrived == [True]  # or the gradients of the second step would count as activations
     teacher = copy.deepcopy(made).bfloat16().requires_grad_(False)
     assert {(each.device.type, each.dtype) for each in made.parameters()} == {("cuda", torch.float32)}
     assert teacher.lm_head.weight.dtype is torch.bfloat16 and teacher.lm_head.weight is not made.lm_head.weight

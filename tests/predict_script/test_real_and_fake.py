@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from hf_memkit.prediction.replay import replay
 from hf_memkit.prediction.trace import Trace
@@ -75,6 +76,35 @@ def test_nothing_is_left_of_the_training(predict: Predict, tmp_path: Path) -> No
     found = predict(DATA + training, "rows.json", environment={"HF_DATASETS_CACHE": str(tmp_path / "cache")})
     assert "trace" in found, found
     assert {path.name for path in tmp_path.iterdir()} == {"train.py", "starts.jsonl", "rows.json", "cache"}
+
+
+def test_a_model_that_is_saved_before_it_trains(predict: Predict, tmp_path: Path) -> None:
+    """Would notice: weights of shapes in a file, a save that ends the script, a folder that cannot be loaded then."""
+    head, _, data = DATA.partition("def featurised")
+    saves = """
+model.save_pretrained("init")
+model = GPT2LMHeadModel.from_pretrained("init")
+torch.save({"rows": torch.arange(3)}, "rows.pt")
+torch.save(model.state_dict(), "weights.pt")
+"""
+    training = TRAINING.replace("trainer.train()", "trainer.save_model('first')\ntrainer.train()")
+    found = predict(f"{head}{saves}\ndef featurised{data}{training}", "rows.json")
+    assert found["about"]["parameters"] > 0, found
+    assert {path.name for path in (tmp_path / "init").iterdir()} == {"config.json", "generation_config.json"}
+    assert {path.suffix for path in (tmp_path / "first").iterdir()} == {".json", ".bin"}
+    assert not list(tmp_path.rglob("*.safetensors")) and not (tmp_path / "weights.pt").exists()
+    assert torch.load(tmp_path / "rows.pt")["rows"].tolist() == [0, 1, 2]
+
+
+def test_what_the_trace_does_not_show_is_said(predict: Predict) -> None:
+    """Would notice: a checkpoint that is looked for, arguments that are dropped without a word."""
+    training = TRAINING.replace(
+        'save_strategy="no"', 'eval_strategy="steps", save_strategy="steps", load_best_model_at_end=True'
+    )
+    training = training.replace("train_dataset=rows", "train_dataset=rows, eval_dataset=rows")
+    training = training.replace("trainer.train()", "trainer.train(resume_from_checkpoint='out/checkpoint-7')")
+    notes = predict(DATA + training, "rows.json")["about"]["notes"]
+    assert [note.partition(":")[0] for note in notes][1:3] == ["resume_from_checkpoint", "load_best_model_at_end"]
 
 
 @pytest.mark.parametrize(

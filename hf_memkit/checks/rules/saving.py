@@ -47,11 +47,11 @@ def evaluation_only(subject: Subject) -> Iterator[Found]:
 @deepspeed.error(
     why="on a CPU the gathered weights share the swap buffers' memory: save_model() stops at shared tensors, or saves "
     "wrong weights",
-    fix="train on a card, keep the parameters off NVMe, or use a recipe, whose run mends it",
+    fix="train on a card, keep the parameters off NVMe, or use a recipe, whose run fixes it",
     source="deepspeed 0.19.8: runtime/engine.py 5675, `param.detach().cpu()`, which copies from a card only",
 )
 def gather_from_nvme_on_cpu(subject: Subject) -> Iterator[Found]:
-    own_script = bool(subject.arguments_file)  # a recipe's run mends it: hf_memkit/zero/wiring.py
+    own_script = bool(subject.arguments_file)  # a recipe's run fixes it: hf_memkit/zero/wiring.py
     on_cpu = subject.on("use_cpu")
     if own_script and on_cpu and subject.zero.swaps_parameters and subject.at(_GATHER) is True:
         yield Found(_GATHER, True)

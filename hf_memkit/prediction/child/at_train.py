@@ -14,8 +14,8 @@ import itertools
 import math
 import os
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 import torch
@@ -25,16 +25,15 @@ from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.fake_gpu import become
 from hf_memkit.prediction.child.generation import generates, generating
 from hf_memkit.prediction.child.phase_hooks import TrainingWatch
-from hf_memkit.prediction.child.real_and_fake import line_that_asks
 from hf_memkit.prediction.child.script_engine import about_engine, as_the_engine_has_it
 from hf_memkit.prediction.child.tracer import StorageTracer
-from hf_memkit.prediction.child.training import MICRO_BATCHES, STEPS
+from hf_memkit.prediction.child.training import MICRO_BATCHES, SHORT_AND_QUIET, STEPS
+from hf_memkit.prediction.child.users_code import line_that_asks
+from hf_memkit.prediction.user_batch import KEPT_ELEMENTS, first_rows
 
 __all__ = ["traced_training"]
 
 _EVALUATED: Final = 2
-_MOST_ROWS: Final = 1_000
-_MOST_SECONDS: Final = 5.0
 
 _LIBRARIES: Final = ("transformers.", "accelerate.", "trl.", "peft.", "hf_memkit.")
 
@@ -70,7 +69,7 @@ def traced_training(
     batches, said = _batches(trainer.get_train_dataloader(), STEPS * accumulation, longest=longest)
     notes.append(said)
     about |= _sizes(batches)
-    evaluates = _asked(arguments.eval_strategy)
+    evaluates = _is_asked_for(arguments.eval_strategy)
     if getattr(trainer, "memkit_evaluates", False):
         notes.append("evaluate() before train(): is predicted after the two steps, with the optimizer's states")
         evaluates = True
@@ -132,7 +131,7 @@ def _about(trainer: Any) -> Found:
     arguments, model = trainer.args, trainer.model
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     counted = {id(each): each for each in model.parameters()}.values()
-    notes = ["the first train() of the script is predicted; nothing after it was run"]
+    notes = ["the first train() of the script is predicted; nothing after it was run", *_left_out(arguments, base)]
     return {
         "environment": {name: each for name, each in os.environ.items() if name.endswith("ALLOC_CONF")},
         "deepspeed": about_engine(trainer),
@@ -148,13 +147,37 @@ def _about(trainer: Any) -> Found:
     }
 
 
+def _left_out(arguments: Any, model: Any) -> Iterator[str]:
+    """What the training asks for and the trace does not show, a sentence each."""
+    if arguments.resume_from_checkpoint:
+        yield (
+            "resume_from_checkpoint: no checkpoint is read; the second traced step starts with optimizer states, "
+            "as a resumed training does"
+        )
+    if arguments.load_best_model_at_end:
+        yield (
+            "load_best_model_at_end: is not traced; the weights are read to RAM and copied into the model's after the "
+            "last step, which needs less than a step"
+        )
+    attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    if attention in ("flash_attention_2", "flash_attention_3") and not _is_installed("flash_attn"):
+        yield f"{attention}: predicted as with the flash-attn package, which is not installed here"
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        return bool(version(distribution))
+    except PackageNotFoundError:
+        return False
+
+
 def _numbers(parameter: torch.Tensor) -> int:
     """Elements of a parameter; bitsandbytes packs two of 4 bits in a byte."""
     packed = 2 * parameter.element_size() if hasattr(parameter, "quant_type") else 1
     return packed * parameter.numel()
 
 
-def _asked(strategy: Any) -> bool:
+def _is_asked_for(strategy: Any) -> bool:
     return str(getattr(strategy, "value", strategy)) != "no"
 
 
@@ -199,9 +222,10 @@ def _batches(loader: Any, count: int, *, longest: bool) -> tuple[Batches, str]:
     batches = list(itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader, count)), count))
     if not batches:
         raise Unmodelled("the data loader gives no batch")
+    said = f"the first {count} batches of the script's own data loader"
     if longest:
-        batches = [max(batches, key=_elements)] * count
-    return batches, f"batches: the first {count} of the script's own data loader"
+        return [max(batches, key=_elements)] * count, f"the largest of {said}"
+    return batches, said
 
 
 def _on_host(loader: Any) -> Any:
@@ -220,25 +244,13 @@ def _longest(loader: Any) -> tuple[Any, str] | None:
     size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     if dataset is None or collate is None or not size:
         return None
-    rows = _first_rows(dataset)
+    rows = list(first_rows(dataset))
     if not rows:
         return None
     order = sorted(rows, key=_elements, reverse=True)[: int(size)]
     rows_of_batch = list(itertools.islice(itertools.cycle(order), int(size)))
     batch = collate(rows_of_batch)
     return batch, f"a batch of the longest of {len(rows)} rows of the training data"
-
-
-def _first_rows(dataset: Any) -> list[Any]:
-    until = time.monotonic() + _MOST_SECONDS
-    found = []
-    by_number = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-    rows = (dataset[number] for number in range(len(dataset))) if by_number else iter(dataset)
-    for row in itertools.islice(rows, _MOST_ROWS):
-        found.append(row)
-        if time.monotonic() > until:
-            break
-    return found
 
 
 def _elements(value: Any) -> int:
@@ -291,7 +303,7 @@ def _made_here(leaf: Any) -> Any:
         return leaf
     if not _is_traced():
         return leaf.clone()
-    if leaf.is_floating_point() or leaf.numel() > 2**20:
+    if leaf.is_floating_point() or leaf.numel() > KEPT_ELEMENTS:
         return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="cpu")
     return torch.tensor(leaf.tolist(), dtype=leaf.dtype)
 
@@ -302,34 +314,18 @@ def _made_here(leaf: Any) -> Any:
 def _shorten(trainer: Any, folder: str, accumulation: int) -> None:
     """Two steps, no logs, no dashboards, no pushes, nothing written but to a folder that goes away."""
     arguments = trainer.args
-    saves = _asked(arguments.save_strategy)
     plain = {
+        **SHORT_AND_QUIET,
         "output_dir": folder,
-        "max_steps": STEPS,
         "num_train_epochs": 1,
         "gradient_accumulation_steps": accumulation,
-        "report_to": [],
-        "save_strategy": "steps" if saves else "no",
-        "save_steps": STEPS,
-        "eval_strategy": "no",
-        "eval_on_start": False,
-        "logging_strategy": "no",
+        "save_strategy": "steps" if _is_asked_for(arguments.save_strategy) else "no",
         "logging_first_step": False,
-        "load_best_model_at_end": False,
-        "disable_tqdm": True,
-        "auto_find_batch_size": False,
-        "push_to_hub": False,
-        "resume_from_checkpoint": None,
-        "dataloader_pin_memory": False,
-        "dataloader_num_workers": 0,
-        "dataloader_persistent_workers": False,
-        "dataloader_prefetch_factor": None,
         "restore_callback_states_from_checkpoint": False,
     }
     for name, value in plain.items():
         if hasattr(arguments, name):
             object.__setattr__(arguments, name, value)
-    trainer.accelerator.gradient_accumulation_steps = 1
 
 
 def _callbacks(trainer: Any, watch: Any) -> list[str]:

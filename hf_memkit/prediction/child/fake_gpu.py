@@ -151,6 +151,9 @@ def become(parameter: nn.Parameter, new: torch.Tensor) -> None:
     other = nn.Parameter(new, parameter.requires_grad)
     for key in vars(parameter).keys() - vars(other).keys():  # such as what an optimizer looks for
         setattr(other, key, getattr(parameter, key))
+    for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):  # what is swapped below has them, too
+        if (registered := getattr(parameter, hooks)) is not None:
+            setattr(other, hooks, registered)
     gradient = parameter.grad  # bitsandbytes 0.50.2 sets `p.data` in its step, optim/optimizer.py
     kinds = [(each.shape, each.dtype, each.device) for each in (new, gradient) if each is not None]
     if gradient is not None and kinds[0] == kinds[1]:

@@ -16,10 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import traceback
-import types
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import torch
@@ -31,17 +28,17 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.fake_gpu import become
+from hf_memkit.prediction.child.saves import save_no_made_up_values
 from hf_memkit.prediction.child.tracer import StorageTracer
+from hf_memkit.prediction.child.users_code import MEMKIT, line_that_asks
 
-__all__ = ["RealAndFake", "is_library", "line_of", "line_that_asks"]
+__all__ = ["RealAndFake"]
 
 _ITEM: Final = torch.ops.aten._local_scalar_dense.default
 _TORCHS_OWN: Final = ("/torch/nn/", "/torch/amp/", "/torch/optim/")
-_LIBRARIES: Final = ("site-packages", "dist-packages", "/lib/python3")
 
 
 class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -67,7 +64,7 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         _parameters_are_fake(self.empty_like)
         _nothing_is_drawn_again()
         self._refused = _values_are_refused()
-        _models_are_not_saved()
+        save_no_made_up_values()
         torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(…, device="cuda")` is made here, then moved
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -114,38 +111,10 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
             _refuse("values", str(func))
 
 
-def line_that_asks() -> str | None:
-    """`"train.py, line 12"`, if the first caller outside torch is the user's; None: a library asks."""
-    frame = sys._getframe(2)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if "/torch/" not in file and __package_folder__ not in file and not file.startswith("<"):
-            return None if is_library(file) else f"{Path(file).name}, line {frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
-
-
-def line_of(found: types.TracebackType | None) -> str:
-    """`"train.py, line 12"`: the innermost line of the user's own code in a traceback; empty if there is none."""
-    place = ""
-    for frame, line in traceback.walk_tb(found):
-        if not is_library(frame.f_code.co_filename):
-            place = f"{Path(frame.f_code.co_filename).name}, line {line}"
-    return place
-
-
-def is_library(file: str) -> bool:
-    """Whether a file of code belongs to an installed library, and not to the user."""
-    return file.startswith("<") or __package_folder__ in file or any(part in file for part in _LIBRARIES)
-
-
-__package_folder__: Final = str(Path(__file__).resolve().parents[2])
-
-
 def _asked_by_torch() -> bool:
     """Whether torch itself looks at the value, such as an initialisation that the script has called."""
     frame = sys._getframe(2)
-    while __package_folder__ in frame.f_code.co_filename and frame.f_back is not None:
+    while MEMKIT in frame.f_code.co_filename and frame.f_back is not None:
         frame = frame.f_back
     return any(part in frame.f_code.co_filename for part in _TORCHS_OWN)
 
@@ -210,26 +179,3 @@ def _values_are_refused() -> dict[str, Any]:
     for name in originals:
         setattr(FakeTensor, name, refuse(name))
     return originals
-
-
-def _models_are_not_saved() -> None:
-    """What has no values is written to no file: a script that saves its model before it trains goes on without."""
-    import safetensors.torch
-    from transformers import modeling_utils
-
-    save, save_file = torch.save, safetensors.torch.save_file
-
-    def save_values(content: Any, *args: Any, **kwargs: Any) -> Any:
-        return None if _has_fakes(content) else save(content, *args, **kwargs)
-
-    def save_file_of_values(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        return None if _has_fakes(tensors) else save_file(tensors, *args, **kwargs)
-
-    torch.save = save_values  # type: ignore[assignment]
-    safetensors.torch.save_file = modeling_utils.safe_save_file = save_file_of_values
-
-
-def _has_fakes(content: Any) -> bool:
-    leaves = tree_leaves(content)
-    parameters = [each for leaf in leaves if isinstance(leaf, nn.Module) for each in leaf.state_dict().values()]
-    return any(isinstance(leaf, FakeTensor) for leaf in (*leaves, *parameters))

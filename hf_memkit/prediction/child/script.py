@@ -36,21 +36,16 @@ from hf_memkit.prediction.child.libraries import (
 from hf_memkit.prediction.child.loaded_files import files_load_to_card
 from hf_memkit.prediction.child.pretrained import weights_are_shapes
 from hf_memkit.prediction.child.ranks import one_of_several
-from hf_memkit.prediction.child.real_and_fake import RealAndFake, is_library, line_of
+from hf_memkit.prediction.child.real_and_fake import RealAndFake
+from hf_memkit.prediction.child.saves import leave_no_folder, write_nothing
 from hf_memkit.prediction.child.script_engine import without_engines
 from hf_memkit.prediction.child.tracer import StorageTracer
-from hf_memkit.prediction.child.training import write_nothing
+from hf_memkit.prediction.child.users_code import MEMKIT, is_library, line_of
 from hf_memkit.prediction.trace_request import ScriptRequest
 from hf_memkit.setup import Setup
+from hf_memkit.zero.process_group import LAUNCHER_VARIABLES
 
 __all__ = ["run_script"]
-
-_RANKS: Final = (
-    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ACCELERATE_USE_DEEPSPEED",
-)  # fmt: skip
-"""The process that asks may be one of several; whether the traced training is, the request says (`ranks.py`)."""
-
-_PACKAGE: Final = str(Path(__file__).resolve().parents[2])
 
 Found = dict[str, Any]
 
@@ -64,7 +59,7 @@ def run_script(request: ScriptRequest, result: Path) -> None:
     boundary = None if request.device == "real cpu" else RealAndFake(tracer)
     if boundary is not None:
         _pretend(request, boundary)
-    _write_nothing_at_init()
+    leave_no_folder()
     traced = functools.partial(_traced, tracer, boundary, longest=request.longest)
     _end_at_train(traced, result)
     try:
@@ -82,7 +77,8 @@ def run_script(request: ScriptRequest, result: Path) -> None:
 def _enter_its_world(request: ScriptRequest) -> None:
     """Folder, environment and standard input as the script would have been started with."""
     os.environ.clear()
-    left_out = _RANKS if request.device != "real cpu" else ()
+    # The process that asks may be one of several; whether the traced training is, the request says (`ranks.py`).
+    left_out = LAUNCHER_VARIABLES if request.device != "real cpu" else ()
     os.environ.update({name: each for name, each in request.environment.items() if name not in left_out})
     os.environ.update({"WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"})
     os.chdir(request.folder)
@@ -112,31 +108,15 @@ def _pretend(request: ScriptRequest, boundary: RealAndFake) -> None:
     weights_are_shapes(boundary)
 
 
-def _write_nothing_at_init() -> None:
-    """Trainer makes its folder and its repository on the hub when it is made (transformers 5.23.0: trainer.py 604)."""
-    original = Trainer.__init__
-
-    @functools.wraps(original)  # libraries look at its parameters
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        arguments = kwargs.get("args", args[1] if len(args) > 1 else None)
-        folder = Path(getattr(arguments, "output_dir", None) or "trainer_output").absolute()
-        made = [each for each in (folder, *folder.parents) if not each.exists()]
-        original(self, *args, **kwargs)
-        for each in made:
-            if each.is_dir() and not any(each.iterdir()):
-                each.rmdir()
-
-    Trainer.__init__ = init
-    Trainer.init_hf_repo = lambda self, *args, **kwargs: None
-
-
 def _end_at_train(traced: Callable[[Any, Any], Found], result: Path) -> None:
     """Replaces `Trainer.train`, which ends the process; and `evaluate`, until then: its loss would be made up. It is
     predicted after the two steps."""
     original, evaluation = Trainer.train, Trainer.evaluate
 
     @functools.wraps(original)
-    def train(self: Any, *args: Any, **kwargs: Any) -> None:
+    def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> None:
+        if resume_from_checkpoint:
+            object.__setattr__(self.args, "resume_from_checkpoint", resume_from_checkpoint)
         try:
             Trainer.evaluate = evaluation
             found = traced(self, original)
@@ -207,7 +187,7 @@ def _users_traceback(error: BaseException) -> str:
     found = traceback.TracebackException.from_exception(error)
     seen: traceback.TracebackException | None = found
     while seen is not None:
-        frames = [frame for frame in seen.stack if not frame.filename.startswith(_PACKAGE)]
+        frames = [frame for frame in seen.stack if not frame.filename.startswith(MEMKIT)]
         first = next((number for number, frame in enumerate(frames) if not is_library(frame.filename)), 0)
         seen.stack = traceback.StackSummary.from_list(frames[first:])
         seen = seen.__cause__ or seen.__context__

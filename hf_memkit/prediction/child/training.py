@@ -6,12 +6,10 @@ In: a request (`prediction/trace_request.py`). Out: a `Trace`. Runs in a process
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -21,6 +19,7 @@ from hf_memkit.prediction.child.inputs import Rows, example, pads, shortened
 from hf_memkit.prediction.child.kernel_rules import learn_counts
 from hf_memkit.prediction.child.libraries import install_library_rules, shapes_from_values_are_unmodelled, traceable
 from hf_memkit.prediction.child.models import build_fake_model
+from hf_memkit.prediction.child.saves import write_nothing
 from hf_memkit.prediction.child.sft import as_dataset, install_fused_head, is_sft, sft_rows, tokenizer
 from hf_memkit.prediction.child.user_training import UserObjects
 from hf_memkit.prediction.trace import Trace
@@ -28,13 +27,32 @@ from hf_memkit.prediction.trace_request import TraceRequest
 from hf_memkit.setup import Setup
 from hf_memkit.train import after_making, build_arguments, prepared_rows, trainer_class, trainer_options
 
-__all__ = ["trace_training", "write_nothing"]
+__all__ = ["MICRO_BATCHES", "SHORT_AND_QUIET", "STEPS", "trace_training"]
 
 STEPS = 2
 """Optimizer states exist from the end of the first step on: the second step has them all along."""
 
 MICRO_BATCHES = 2
 """From the second micro-batch on gradients are there during forward; a third one is like the second."""
+
+SHORT_AND_QUIET: Final[dict[str, Any]] = {
+    "max_steps": STEPS,
+    "save_steps": STEPS,
+    "report_to": [],
+    "eval_strategy": "no",
+    "eval_on_start": False,
+    "logging_strategy": "no",
+    "load_best_model_at_end": False,
+    "disable_tqdm": True,
+    "dataloader_pin_memory": False,
+    "dataloader_num_workers": 0,
+    "dataloader_persistent_workers": False,
+    "dataloader_prefetch_factor": None,
+    "auto_find_batch_size": False,
+    "push_to_hub": False,
+    "resume_from_checkpoint": None,
+}
+"""Fields of TrainingArguments that every traced training has: it is short, and leaves nothing behind."""
 
 
 def trace_training(request: TraceRequest) -> Trace:
@@ -125,26 +143,12 @@ def own_arguments(setup: Setup, folder: str, *, on_cpu: bool, save: bool = True)
     saves = save and setup.get("arguments.save_strategy", "steps") != "no" and "model.quantization" not in setup
     accumulation = int(setup.get("arguments.gradient_accumulation_steps", 1))
     own: dict[str, Any] = {
+        **SHORT_AND_QUIET,
         "output_dir": folder,
-        "max_steps": STEPS,
         "gradient_accumulation_steps": min(accumulation, MICRO_BATCHES),
-        "report_to": "none",
         "save_strategy": "steps" if saves else "no",
-        "save_steps": STEPS,
-        "eval_strategy": "no",
-        "eval_on_start": False,
-        "logging_strategy": "no",
-        "load_best_model_at_end": False,
-        "disable_tqdm": True,
-        "dataloader_pin_memory": False,
-        "dataloader_num_workers": 0,
-        "dataloader_persistent_workers": False,
-        "dataloader_prefetch_factor": None,
         "train_sampling_strategy": "sequential",
-        "auto_find_batch_size": False,
-        "push_to_hub": False,
         "hub_model_id": None,
-        "resume_from_checkpoint": None,
         "use_cpu": on_cpu,
         **generation_config(setup),
         **prepared_rows(setup),
@@ -213,36 +217,3 @@ def _with_values(collator: Any) -> Any:
             return collator(samples)
 
     return collate
-
-
-def write_nothing() -> None:
-    """Replaces what writes tensors to files, and what looks at their addresses, in this process: everything is made
-    that a real save makes, and no bytes are written.
-
-    What a save makes on the device is little: state dictionaries refer to the weights and states, and what is written
-    is copied to the host tensor by tensor. It is more where weights are kept in another form than they are saved in:
-    transformers splits the merged experts of a mixture into one copy each (`revert_weight_conversion`), and makes
-    contiguous what is not.
-    """
-    import huggingface_hub.serialization._torch as hub
-    import safetensors.torch
-    from transformers import Trainer
-
-    def save_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
-        Path(filename).touch()
-
-    def save(content: Any, file: Any, *args: Any, **kwargs: Any) -> None:
-        if isinstance(file, str | Path):
-            Path(file).touch()
-
-    def storage_of(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
-        return tensor.device, tensor.untyped_storage()._cdata, tensor.nbytes
-
-    safetensors.torch.save_file = save_file
-    torch.save = save  # type: ignore[assignment]
-    Trainer._save_rng_state = lambda self, folder: None  # asks the card's generator
-    hub.get_torch_storage_id = storage_of
-    replacements = {"safe_save_file": save_file, "id_tensor_storage": storage_of}
-    for module in ("transformers.modeling_utils", "transformers.pytorch_utils", "peft.peft_model"):
-        names = vars(sys.modules[module]) if module in sys.modules else {}
-        names.update({name: value for name, value in replacements.items() if name in names})

@@ -1,0 +1,110 @@
+"""What is saved where weights have no values: nothing made up becomes a file, and nothing is left behind."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
+from transformers import Trainer
+
+from hf_memkit.prediction.child.users_code import users_line
+
+__all__ = ["leave_no_folder", "save_no_made_up_values", "write_nothing"]
+
+
+def save_no_made_up_values() -> None:
+    """Before `train()`: what has values is saved; a script that saves its model goes on without a file of weights, and
+    is told so."""
+    import safetensors.torch
+
+    save, save_file = torch.save, safetensors.torch.save_file
+
+    def save_values(content: Any, *args: Any, **kwargs: Any) -> Any:
+        return _not_saved() if _has_fakes(content) else save(content, *args, **kwargs)
+
+    def save_file_of_values(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        return _not_saved() if _has_fakes(tensors) else save_file(tensors, *args, **kwargs)
+
+    torch.save = save_values  # type: ignore[assignment]
+    safetensors.torch.save_file = save_file_of_values
+    _replace("safe_save_file", save_file_of_values)
+    storages_have_numbers()
+    warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
+
+
+def storages_have_numbers() -> None:
+    """Who saves asks for the addresses of tensors, to find those that share memory; fake ones are all at 0."""
+    import huggingface_hub.serialization._torch as hub
+
+    def storage_of(tensor: torch.Tensor) -> tuple[torch.device, int, int]:
+        return tensor.device, tensor.untyped_storage()._cdata, tensor.nbytes
+
+    hub.get_torch_storage_id = storage_of
+    _replace("id_tensor_storage", storage_of)
+
+
+def _replace(name: str, function: Any) -> None:
+    """Wherever libraries have imported it by name."""
+    for module in ("transformers.modeling_utils", "transformers.pytorch_utils", "peft.peft_model"):
+        if hasattr(sys.modules.get(module), name):
+            setattr(sys.modules[module], name, function)
+
+
+def _not_saved() -> None:
+    place = users_line()
+    print(f"memkit: {place}: no weights are written: a prediction has none", file=sys.stderr, flush=True)
+
+
+def _has_fakes(content: Any) -> bool:
+    leaves = tree_leaves(content)
+    parameters = [each for leaf in leaves if isinstance(leaf, nn.Module) for each in leaf.state_dict().values()]
+    return any(isinstance(leaf, FakeTensor) for leaf in (*leaves, *parameters))
+
+
+def write_nothing() -> None:
+    """From `train()` on: everything is made that a real save makes, and no bytes are written.
+
+    What a save makes on the device is little: state dictionaries refer to the weights and states, and what is written
+    is copied to the host tensor by tensor. It is more where weights are kept in another form than they are saved in:
+    transformers splits the merged experts of a mixture into one copy each (`revert_weight_conversion`), and makes
+    contiguous what is not.
+    """
+    import safetensors.torch
+
+    def save_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
+        Path(filename).touch()
+
+    def save(content: Any, file: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(file, str | Path):
+            Path(file).touch()
+
+    safetensors.torch.save_file = save_file
+    torch.save = save  # type: ignore[assignment]
+    Trainer._save_rng_state = lambda self, folder: None  # asks the card's generator
+    _replace("safe_save_file", save_file)
+    storages_have_numbers()
+
+
+def leave_no_folder() -> None:
+    """Trainer makes its folder and its repository on the hub when it is made (transformers 5.23.0: trainer.py 604)."""
+    original = Trainer.__init__
+
+    @functools.wraps(original)  # libraries look at its parameters
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        arguments = kwargs.get("args", args[1] if len(args) > 1 else None)
+        folder = Path(getattr(arguments, "output_dir", None) or "trainer_output").absolute()
+        made = [each for each in (folder, *folder.parents) if not each.exists()]
+        original(self, *args, **kwargs)
+        for each in made:
+            if each.is_dir() and not any(each.iterdir()):
+                each.rmdir()
+
+    Trainer.__init__ = init
+    Trainer.init_hf_repo = lambda self, *args, **kwargs: None

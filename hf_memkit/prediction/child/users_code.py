@@ -1,0 +1,50 @@
+"""Which code is the user's, and which line of it is meant."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import types
+from pathlib import Path
+from typing import Final
+
+__all__ = ["MEMKIT", "is_library", "line_of", "line_that_asks", "users_line"]
+
+MEMKIT: Final = str(Path(__file__).resolve().parents[2]) + os.sep
+"""The folder of this package."""
+
+_LIBRARIES: Final = ("site-packages", "dist-packages", "/lib/python3")
+
+
+def line_that_asks() -> str | None:
+    """`"train.py, line 12"`, if the first caller outside torch is the user's; None: a library asks."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if "/torch/" not in file and MEMKIT not in file and not file.startswith("<"):
+            return None if is_library(file) else f"{Path(file).name}, line {frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def line_of(found: types.TracebackType | None) -> str:
+    """`"train.py, line 12"`: the innermost line of the user's own code in a traceback; empty if there is none."""
+    place = ""
+    for frame, line in traceback.walk_tb(found):
+        if not is_library(frame.f_code.co_filename):
+            place = f"{Path(frame.f_code.co_filename).name}, line {line}"
+    return place
+
+
+def is_library(file: str) -> bool:
+    """Whether a file of code belongs to an installed library, and not to the user."""
+    return file.startswith("<") or MEMKIT in file or any(part in file for part in _LIBRARIES)
+
+
+def users_line() -> str:
+    """`"train.py, line 12"`: the innermost line of the user's own code that is running; empty if there is none."""
+    for frame, line in traceback.walk_stack(sys._getframe(1)):
+        if not is_library(frame.f_code.co_filename):
+            return f"{Path(frame.f_code.co_filename).name}, line {line}"
+    return ""
