@@ -22,6 +22,7 @@ __all__ = [
     "Event",
     "Stream",
     "become",
+    "inference_is_no_grad",
     "made_up_values",
     "movable_modules",
     "one_card",
@@ -143,6 +144,21 @@ def movable_modules() -> None:
         return self
 
     nn.Module._apply = apply  # type: ignore[method-assign]
+
+
+def inference_is_no_grad() -> None:
+    """Under `torch.inference_mode` operations come to a dispatch mode before they are taken apart, such as `Tensor.to`
+    and `bool`, for which fake tensors have no rule. Without it they need the same memory."""
+
+    def enter(self: Any) -> None:
+        self.memkit_no_grad = torch.no_grad() if self.mode else contextlib.nullcontext()
+        self.memkit_no_grad.__enter__()
+
+    def leave(self: Any, *found: Any) -> None:
+        self.memkit_no_grad.__exit__(*found)
+
+    torch.inference_mode.__enter__ = enter  # type: ignore[method-assign]
+    torch.inference_mode.__exit__ = leave  # type: ignore[method-assign]
 
 
 def become(parameter: nn.Parameter, new: torch.Tensor) -> None:

@@ -25,7 +25,13 @@ from hf_memkit.errors import MemkitError
 from hf_memkit.prediction.child.at_train import traced_training
 from hf_memkit.prediction.child.attention import install_cuda_attention
 from hf_memkit.prediction.child.cuda_questions import answer_scripts
-from hf_memkit.prediction.child.fake_gpu import made_up_values, movable_modules, one_card, one_stream
+from hf_memkit.prediction.child.fake_gpu import (
+    inference_is_no_grad,
+    made_up_values,
+    movable_modules,
+    one_card,
+    one_stream,
+)
 from hf_memkit.prediction.child.flash_attn_package import install_flash_attn
 from hf_memkit.prediction.child.kernel_rules import learn_counts
 from hf_memkit.prediction.child.libraries import (
@@ -101,6 +107,7 @@ def _pretend(request: ScriptRequest, boundary: RealAndFake) -> None:
         files_load_to_card()
     learn_counts()
     movable_modules()
+    inference_is_no_grad()
     before_a_script(on_card=on_card)
     without_engines()
     if request.processes > 1:
