@@ -83,6 +83,21 @@ def test_types_and_layouts_are_the_kernel_s(case: Callable[[], tuple[Any, ...]])
     assert described(fake) == described(real)
 
 
+@pytest.mark.tracing
+def test_a_product_added_in_fp32_takes_no_memory_but_its_result() -> None:
+    """Liger and TRL sum a gradient in that way, chunk by chunk; torch 2.11 has no fake of it that runs."""
+    tracer = StorageTracer("cpu")
+    with FakeTensorMode(), tracer:
+        a, b, total = torch.ones(4, 8, dtype=BF16), torch.ones(8, 16, dtype=BF16), torch.ones(4, 16)
+        before = len(tracer.trace.sizes_bytes)
+        for _ in range(2):  # the second one is known
+            assert torch.addmm(total, a, b, out_dtype=torch.float32, out=total) is total
+        assert len(tracer.trace.sizes_bytes) == before
+        made = [torch.addmm(total, a, b, out_dtype=torch.float32, beta=0) for _ in range(2)]
+        assert described(made) == 2 * described(total)
+        assert list(tracer.trace.sizes_bytes[before:]) == [4 * 4 * 16] * 2
+
+
 def described(result: Any) -> list[Any]:
     tensors = [result] if isinstance(result, torch.Tensor) else result
     return [(each.dtype, tuple(each.shape), each.stride(), each.untyped_storage().nbytes()) for each in tensors]

@@ -17,8 +17,7 @@ from hf_memkit.prediction.trace_request import ScriptRequest
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.user_script import UserScript
 
-pytestmark = pytest.mark.timeout(300)
-# Not with the oldest torch: Liger, and sequences in one row of flash attention, whose fakes it lacks.
+pytestmark = [pytest.mark.tracing, pytest.mark.timeout(300)]
 
 MODEL: Final = """
 import torch
@@ -76,7 +75,6 @@ def ended_well(content: dict[str, Any]) -> None:
     assert content == {"never_trained": True, "exit": None}, content
 
 
-@pytest.mark.tracing
 def test_flash_attention_keeps_what_torchs_own_keeps(run: Run) -> None:
     """Without the rule the package would be missing, or every score be kept."""
     text = "made = model(attn_implementation='{0}')\nassert made.config._attn_implementation == '{0}'\ntrain(made)"
@@ -87,7 +85,6 @@ def test_flash_attention_keeps_what_torchs_own_keeps(run: Run) -> None:
     assert said == [False, importlib.util.find_spec("flash_attn") is None]
 
 
-@pytest.mark.tracing
 def test_padding_is_taken_out_for_flash_attention(run: Run) -> None:
     """Were padded rows attended whole, what is kept would not depend on how much of them is padding."""
     text = """
@@ -131,7 +128,6 @@ def test_sequences_in_one_row_train_with_flash_attention(run: Run) -> None:
     assert any("_flash_attention_backward" in name for name in content["trace"]["operations"])
 
 
-@pytest.mark.tracing
 def test_flash_attention_is_refused_on_a_card_that_it_has_no_kernels_for(run: Run) -> None:
     """A T4 would be predicted to train with what its owner cannot run."""
     content = run("train(model(attn_implementation='flash_attention_2'))", (7, 5))
@@ -151,7 +147,6 @@ def test_liger_is_the_same_from_the_arguments_and_from_the_script(run: Run) -> N
     assert by_script == pytest.approx(by_argument, rel=0.02)
 
 
-@pytest.mark.tracing
 def test_questions_after_the_card_are_answered(run: Run) -> None:
     """Torch would start CUDA, raise, or abort the process: `torch.Generator("cuda")`, pinned memory, summaries."""
     ended_well(
@@ -185,7 +180,6 @@ def test_questions_after_the_card_are_answered(run: Run) -> None:
     )
 
 
-@pytest.mark.tracing
 def test_what_is_loaded_to_the_card_is_there(run: Run) -> None:
     """Storages and safetensors would ask the driver for memory; PEFT loads its adapters by the latter."""
     ended_well(
@@ -213,7 +207,6 @@ def test_what_is_loaded_to_the_card_is_there(run: Run) -> None:
     )
 
 
-@pytest.mark.tracing
 def test_models_are_changed_before_they_train(run: Run) -> None:
     """Copies, other dtypes, new rows of an embedding and initialisations; one that draws again what is out of bounds
     would never come to an end."""
@@ -242,7 +235,6 @@ def test_models_are_changed_before_they_train(run: Run) -> None:
     assert peak(content) > 0
 
 
-@pytest.mark.tracing
 def test_a_model_in_four_bits_is_stored_in_four_bits(run: Run, tmp_path: Path) -> None:
     """QLoRA as scripts write it: codes and scales, and in fp32 what PEFT upcasts; else 16 bits are predicted."""
     config = {"model_type": "llama", "vocab_size": 64, "hidden_size": 64, "intermediate_size": 128,

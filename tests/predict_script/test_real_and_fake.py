@@ -37,6 +37,7 @@ model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=50
 on_gpu = torch.zeros(3).to("cuda") if torch.cuda.is_available() else None
 
 def featurised(row):
+    import torch  # no global: datasets cannot hash a module outside of site-packages, as the oldest torch lies in CI
     ids = torch.arange(8) * row["start"] % 50
     return {"input_ids": ids, "labels": ids.clone(), "mean": ids.float().mean().item()}
 

@@ -10,6 +10,7 @@ as a size, because a gradient in another order is copied by the next product.
 | layer norm's and log-softmax's backward | a contiguous gradient (`LEGACY_CONTIGUOUS_MEMORY_FORMAT`, native/SoftMax.cpp) | in the order of the gradient that came in |
 | group norm's backward | a gradient of the inputs' type | of the wider type |
 | the experts' grouped product | takes all floating types (native/GroupedMMUtils.h, `create_grouped_gemm_output_tensor`) | takes bf16 only |
+| a product that is added in a type of its own (`out_dtype`) | of that type (native/cuda/Blas.cpp, `_addmm_dtype_out_cuda`) | with torch 2.11 the type is taken for a factor, and the operation fails |
 | the sum of two gradients of one tensor | written into the first, where nothing else holds it (autograd/input_buffer.cpp) | another tensor: autograd writes into no tensor while operations are recorded |
 """  # noqa: E501
 
@@ -73,6 +74,19 @@ def _grouped_product(
     multiple = 16 // a.element_size()
     wide = -(-columns // multiple) * multiple
     return a.new_empty((*groups, rows, wide), dtype=out_dtype or a.dtype)[..., :columns]
+
+
+def _typed_product(
+    added: torch.Tensor, a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype, **factors: Any
+) -> torch.Tensor:
+    """What is added, the kernel of the product adds."""
+    return _aten.mm.dtype(a, b, out_dtype)  # type: ignore[no-any-return]
+
+
+def _typed_product_into(
+    added: torch.Tensor, a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype, *, out: torch.Tensor, **factors: Any
+) -> torch.Tensor:
+    return _aten.mm.dtype_out(a, b, out_dtype, out=out)  # type: ignore[no-any-return]
 
 
 def _contiguous(tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -154,6 +168,8 @@ KERNEL_RULES: Final[Mapping[Any, Callable[..., Any]]] = {
     _aten.native_group_norm.default: _group_norm,
     _aten.native_group_norm_backward.default: _group_norm_backward,
     _aten._log_softmax_backward_data.default: _log_softmax_backward,
+    _aten.addmm.dtype: _typed_product,
+    _aten.addmm.dtype_out: _typed_product_into,
     _aten.add.Tensor: _add,
     **({_aten._grouped_mm.default: _grouped_product} if hasattr(_aten, "_grouped_mm") else {}),
 }

@@ -38,8 +38,9 @@ _RARELY: Final = tuple(f"aten.{name}." for name in ("isnan", "isinf", "any", "ne
 _CAST: Final = torch.ops.aten._to_copy.default
 
 _ADD: Final = torch.ops.aten.add.Tensor
-_OF_SHAPES: Final = frozenset(KERNEL_RULES) - {_ADD}
-"""Rules that follow from what their arguments are; a sum in backward follows from who holds them, too."""
+_OF_SHAPES: Final = frozenset(each for each in KERNEL_RULES if each is not _ADD and not each._schema.is_mutable)
+"""Rules that follow from what their arguments are, and make new tensors; a sum in backward follows from who holds
+them, too."""
 
 _RULES: Final = {id(operation): rule for operation, rule in WITHOUT_FAKE.items()}
 """By id, here and below: an operation stays, its own hash is computed in Python."""
