@@ -68,6 +68,10 @@ def test_what_is_written_to_is_known_no_longer(tracer: StorageTracer) -> None:
     assert values.sum() == 1 and sum(tracer.items.values()) == 1, "made up"
     with pytest.raises(Unmodelled):
         view.nonzero()
+    written = torch.zeros(4)
+    torch.mul(torch.empty(4), 2, out=written)
+    with pytest.raises(Unmodelled):
+        written.nonzero()
 
 
 def test_values_are_followed_without_being_recorded(tracer: StorageTracer) -> None:

@@ -207,6 +207,31 @@ def test_what_is_loaded_to_the_card_is_there(run: Run) -> None:
     )
 
 
+def test_a_compiled_model_is_refused(run: Run) -> None:
+    """Would notice: what it keeps when it runs eager, told as what it keeps when it is compiled."""
+    error = run("train(torch.compile(model()))")["error"]
+    assert "torch.compile(LlamaForCausalLM)" in error["message"] and error["place"].startswith("script.py, line")
+
+
+def test_a_model_is_used_in_inference_mode(run: Run) -> None:
+    """As evaluators do before a training, and in its evaluations: `.to` and `bool` come in one piece there."""
+    content = run("""
+    @torch.inference_mode()
+    def encoded(made):
+        ids = torch.ones(2, 8, dtype=torch.long).to(made.device)
+        return made(ids, attention_mask=torch.ones_like(ids)).logits
+    made = model().to("cuda")
+    assert encoded(made).shape == (2, 8, 64) and not encoded(made).requires_grad
+    class Own(Trainer):
+        def evaluate(self, *args, **options):
+            encoded(self.model).float().cpu().numpy().argmax()
+            return super().evaluate(*args, **options)
+    arguments = TrainingArguments("out", per_device_train_batch_size=4, report_to="none", eval_strategy="epoch")
+    Own(made, arguments, train_dataset=[{"x": 1}] * 8, eval_dataset=[{"x": 1}] * 8, data_collator=rows).train()
+    """)
+    assert peak(content) > 0 and "evaluate" in {phase for _, phase in content["trace"]["marks"]}
+
+
 def test_models_are_changed_before_they_train(run: Run) -> None:
     """Copies, other dtypes, new rows of an embedding and initialisations; one that draws again what is out of bounds
     would never come to an end."""

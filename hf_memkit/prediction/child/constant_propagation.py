@@ -9,7 +9,7 @@ is not known.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -98,8 +98,7 @@ class KnownValues:
             written = self._written[id(func)] = _written_arguments(func)
         first = args[0] if args else None
         if first.__class__ is FakeTensor and self.of(first) is None and func not in _FILLED_LIKE:
-            if written:
-                self._forget(args[position] for position in written if position < len(args))
+            self._forget(func, written, args, kwargs)
             return
         if func in _FILLED or func in _FILLED_BY_ARGUMENT:
             if isinstance(result, FakeTensor) and _small(result):
@@ -113,7 +112,7 @@ class KnownValues:
             return
         unknown = isinstance(first, FakeTensor) and self.of(first) is None
         if unknown or not self._computed(func, args, kwargs, result):
-            self._forget(args[position] for position in written if position < len(args))
+            self._forget(func, written, args, kwargs)
 
     def compute(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """What `func` gives for the known values of its arguments.
@@ -208,11 +207,14 @@ class KnownValues:
                 known = found.known
         tensor.memkit_value = _Value(value, known)  # type: ignore[attr-defined]
 
-    def _forget(self, arguments: Iterable[Any]) -> None:
-        for leaf in tree_leaves(list(arguments)):
-            value = getattr(leaf, "memkit_value", None)
-            if value is not None:
-                value.known[0] = False
+    def _forget(self, func: Any, written: Sequence[int], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """The values of what the operation writes to are not known any more."""
+        for number in written:
+            leaf = args[number] if number < len(args) else kwargs.get(func._schema.arguments[number].name)
+            for each in tree_leaves(leaf):
+                value = getattr(each, "memkit_value", None)
+                if value is not None:
+                    value.known[0] = False
 
 
 def _alike(source: torch.Tensor, result: torch.Tensor) -> torch.Tensor:

@@ -274,6 +274,11 @@ def _compiled(model: Any = None, **options: Any) -> Any:
         return _fused_step
     if not isinstance(model, Callable):  # type: ignore[arg-type]
         return model
+    if isinstance(model, nn.Module):
+        raise Unmodelled(
+            f"torch.compile({type(model).__name__}): what a compiled model keeps cannot be traced; predict without "
+            "it, and measure"
+        )
 
     @functools.wraps(model)
     def refuse(*args: Any, **kwargs: Any) -> Any:
