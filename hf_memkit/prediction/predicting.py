@@ -90,7 +90,7 @@ def predict(
             return from_trace(found, device, setup, job, ledger, notes, trainer=trainer)
     if len(failures) > 1 and _is_the_users(failures[-1]):
         # The real Trainer fails at it on both devices: no formula makes that a training.
-        raise InputError(f"this training cannot be traced: {failures[-1]}") from failures[-1]
+        raise InputError(f"this training cannot be traced: {failures[0]}") from failures[0]
     if ledger is None or (model is not None and model.model_class is not None):  # no formula has its activations
         raise InputError(
             "; ".join(notes)
