@@ -210,6 +210,7 @@ def test_what_is_loaded_to_the_card_is_there(run: Run) -> None:
 
 
 @pytest.mark.tracing
+@pytest.mark.compat
 def test_models_are_changed_before_they_train(run: Run) -> None:
     """Copies, other dtypes, new rows of an embedding and initialisations; one that draws again what is out of bounds
     would never come to an end."""

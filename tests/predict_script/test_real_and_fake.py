@@ -77,6 +77,7 @@ def test_nothing_is_left_of_the_training(predict: Predict, tmp_path: Path) -> No
     assert {path.name for path in tmp_path.iterdir()} == {"train.py", "starts.jsonl", "rows.json", "cache"}
 
 
+@pytest.mark.compat
 @pytest.mark.parametrize(
     ("line", "asked"),
     [
@@ -93,6 +94,7 @@ def test_whoever_asks_a_shape_for_its_values_gets_the_line(predict: Predict, lin
     assert asked in error["message"] and "train()" in error["message"]
 
 
+@pytest.mark.compat
 def test_small_parameters_of_the_script_keep_their_values(predict: Predict) -> None:
     """Scripts print what they initialised; the optimizer that was made before the model moved still trains it."""
     found = predict(

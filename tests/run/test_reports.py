@@ -108,6 +108,7 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.compat
 def test_deepspeed_without_a_launcher_gets_the_environment_of_one_process(
     start: Start, tmp_path: Path, config: Path
 ) -> None:

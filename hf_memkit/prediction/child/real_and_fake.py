@@ -15,10 +15,12 @@ line of the script. Libraries get an answer where they only look (`bool`, `.item
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import sys
 import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -42,6 +44,8 @@ __all__ = ["RealAndFake", "is_library", "line_of", "line_that_asks"]
 _ITEM: Final = torch.ops.aten._local_scalar_dense.default
 _TORCHS_OWN: Final = ("/torch/nn/", "/torch/amp/", "/torch/optim/")
 _LIBRARIES: Final = ("site-packages", "dist-packages", "/lib/python3")
+_PACKAGES: Final = ("torch", "transformers", "accelerate", "peft", "trl")
+"""Libraries wherever they are: in a checkout (`pip install -e`), or a folder of their own (`pip install --target`)."""
 
 
 class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -136,7 +140,17 @@ def line_of(found: types.TracebackType | None) -> str:
 
 def is_library(file: str) -> bool:
     """Whether a file of code belongs to an installed library, and not to the user."""
-    return file.startswith("<") or __package_folder__ in file or any(part in file for part in _LIBRARIES)
+    return (
+        file.startswith(("<", *_package_folders()))
+        or __package_folder__ in file
+        or any(part in file for part in _LIBRARIES)
+    )
+
+
+@cache
+def _package_folders() -> tuple[str, ...]:
+    specs = map(importlib.util.find_spec, _PACKAGES)
+    return tuple(f"{folder}/" for spec in specs if spec for folder in spec.submodule_search_locations or ())
 
 
 __package_folder__: Final = str(Path(__file__).resolve().parents[2])
