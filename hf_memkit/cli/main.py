@@ -90,8 +90,10 @@ def _version(asked: bool) -> None:
 def _memkit(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
-    # DeepSpeed's launcher puts this before all other arguments; its environment variables say the same.
+    # DeepSpeed's launcher puts this before all other arguments, torch.distributed.launch the one with a hyphen; their
+    # environment variables say the same.
     local_rank: int | None = typer.Option(None, "--local_rank", hidden=True),
+    local_rank_of_torch: int | None = typer.Option(None, "--local-rank", hidden=True),
 ) -> None:
     context.obj = dict(os.environ)  # as the user has it, for a script that is predicted
     # `doctor` shows what the libraries find by themselves, and in `run` they are the script's.

@@ -66,9 +66,10 @@ def run(
     folder = user_path(records).absolute() if records is not None else None  # the script may change its folder
     if folder is not None and folder.exists() and not folder.is_dir():
         raise InputError(f"--records {records}: is a file; give a folder")
-    # DeepSpeed's launcher gives it to the script as its first argument.
-    local_rank = context.find_root().params["local_rank"]
-    given = [*([f"--local_rank={local_rank}"] if local_rank is not None else []), *(arguments or ())]
+    # A launcher gives it to the script as its first argument.
+    launched = context.find_root().params
+    by_launcher = {"--local_rank": launched["local_rank"], "--local-rank": launched["local_rank_of_torch"]}
+    given = [*(f"{name}={rank}" for name, rank in by_launcher.items() if rank is not None), *(arguments or ())]
     found = UserScript.found(script, given, is_module=module)
     options = {"output_dir": folder, "log": log, "phases": phases, "summary": "stderr"}
     return ScriptRun(found, {**options, "prediction": predicted(found) if predict else None})

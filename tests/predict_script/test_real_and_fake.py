@@ -108,6 +108,7 @@ def test_what_the_trace_does_not_show_is_said(predict: Predict) -> None:
     assert [note.partition(":")[0] for note in notes][1:3] == ["resume_from_checkpoint", "load_best_model_at_end"]
 
 
+@pytest.mark.compat
 @pytest.mark.parametrize(
     ("line", "asked"),
     [
@@ -124,6 +125,7 @@ def test_whoever_asks_a_shape_for_its_values_gets_the_line(predict: Predict, lin
     assert asked in error["message"] and "train()" in error["message"]
 
 
+@pytest.mark.compat
 def test_small_parameters_of_the_script_keep_their_values(predict: Predict) -> None:
     """Scripts print what they initialised; the optimizer that was made before the model moved still trains it."""
     found = predict(

@@ -128,9 +128,10 @@ def test_a_module_that_is_not_there_is_one_line(start: Start, scripts: Path, mod
         (["run", "shows_itself.py", "--log", "none", "--", "0", "--", "--log"], ["0", "--", "--log"]),
         (["run", "--no-phases", "-m", "a_package.inside", "0", "-m"], ["0", "-m"]),
         (["--local_rank=1", "run", "shows_itself.py", "--", "0"], ["--local_rank=1", "0"]),
+        (["--local-rank=0", "run", "shows_itself.py", "--", "0"], ["--local-rank=0", "0"]),
     ],
 )
 def test_which_words_are_the_scripts(start: Start, scripts: Path, command: list[str], expected: list[str]) -> None:
-    """Finds: a word of the script's that memkit takes, and the argument of DeepSpeed's launcher lost."""
+    """Finds: a word of the script's that memkit takes, and the argument of a launcher lost."""
     memkit = start("-m", "hf_memkit", *command).ended()
     assert json.loads(memkit.out)["argv"][1:] == expected

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hf_memkit.memory.records import read_records, steps
+from hf_memkit.memory.records import read_records
 from hf_memkit.zero import ops
 from tests.run.conftest import Start
 
@@ -89,18 +89,6 @@ def test_a_prediction_stands_beside_what_is_measured(start: Start, tmp_path: Pat
     assert memkit.code == 0 and memkit.out == "no Trainer here\n" and "could not be predicted" in memkit.err
 
 
-@pytest.mark.longer
-def test_two_ranks_under_torchrun(start: Start, tmp_path: Path) -> None:
-    """Finds: a rank without records, a summary by each rank, a launcher's variables changed, `--records` ignored."""
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    memkit = start(*torchrun, *MEMKIT, "--records", "here", "trains.py", "--", "ranks", "out").ended()
-    assert memkit.code == 0, memkit.err
-    for rank in (0, 1):
-        assert found(tmp_path, "out", rank)["rank"] == rank and len(found(tmp_path, "out", rank)["losses"]) == 3
-        assert len(steps(read_records(tmp_path / "here" / f"memory-rank{rank}.jsonl"))) == 3
-    assert memkit.err.count("Finished after step 3") == 1 and "2 ranks" in memkit.err
-
-
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "zero2.json"
@@ -108,6 +96,7 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.compat
 def test_deepspeed_without_a_launcher_gets_the_environment_of_one_process(
     start: Start, tmp_path: Path, config: Path
 ) -> None:

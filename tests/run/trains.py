@@ -57,14 +57,15 @@ def losses(trainer):
 
 
 def main():
-    how, out = sys.argv[1:3]
+    words = [each for each in sys.argv[1:] if not each.startswith("--local_rank=")]  # by DeepSpeed's launcher
+    how, out = words[:2]
     found = {"home": huggingface_hub.constants.HF_HOME}
     if how == "oom":
         new_trainer(arguments(out), callbacks=[Fails()]).train()
     elif how == "deepspeed":
-        given = arguments(out, deepspeed=sys.argv[3])
+        given = arguments(out, deepspeed=words[2])
         found["environment"] = {name: os.environ.get(name) for name in LAUNCHER}
-        if len(sys.argv) == 4:
+        if len(words) == 3:
             found["losses"] = losses(new_trainer(given))
     elif how == "ranks":
         found["losses"] = losses(new_trainer(arguments(out)))

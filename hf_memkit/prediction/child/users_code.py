@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import traceback
 import types
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +17,8 @@ MEMKIT: Final = str(Path(__file__).resolve().parents[2]) + os.sep
 """The folder of this package."""
 
 _LIBRARIES: Final = ("site-packages", "dist-packages", "/lib/python3")
+_PACKAGES: Final = ("torch", "transformers", "accelerate", "peft", "trl")
+"""Libraries wherever they are: in a checkout (`pip install -e`), or a folder of their own (`pip install --target`)."""
 
 
 def line_that_asks() -> str | None:
@@ -39,7 +43,13 @@ def line_of(found: types.TracebackType | None) -> str:
 
 def is_library(file: str) -> bool:
     """Whether a file of code belongs to an installed library, and not to the user."""
-    return file.startswith("<") or MEMKIT in file or any(part in file for part in _LIBRARIES)
+    return file.startswith(("<", *_package_folders())) or MEMKIT in file or any(part in file for part in _LIBRARIES)
+
+
+@cache
+def _package_folders() -> tuple[str, ...]:
+    specs = map(importlib.util.find_spec, _PACKAGES)
+    return tuple(f"{folder}/" for spec in specs if spec for folder in spec.submodule_search_locations or ())
 
 
 def users_line() -> str:
