@@ -183,7 +183,7 @@ def _setup(about: Mapping[str, Any], machine: Machine, gpus: int, nodes: int, en
         gradient_accumulation_steps=(accumulation, "the script's"),
         optim=(about["optimizer"], "the script's"),
     )
-    model = about["model_name"] or about["model"]
+    model = about["model_name"] if Path(about["model_name"]).name else about["model"]  # the folder "." has none
     setup = setup.put("model.name", Path(model).name if Path(model).is_absolute() else model, "the script's")
     if about.get("deepspeed"):
         setup = setup.put("deepspeed.config", about["deepspeed"]["config"], "the script's")
