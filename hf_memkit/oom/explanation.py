@@ -12,7 +12,7 @@ from hf_memkit.oom.known_messages import Cause
 from hf_memkit.oom.message import OomMessage, paragraph, printable, show
 from hf_memkit.oom.messages import FoundMessage, find_messages, most_telling, parse_message
 from hf_memkit.oom.run_view import mapping
-from hf_memkit.oom.suggestions import suggest
+from hf_memkit.oom.suggestions import ACTIVATION_PHASES, suggest
 from hf_memkit.oom.verdict import Verdict, for_job, judge
 from hf_memkit.record_types import ModulesRecord, OomRecord, RunRecord, StepRecord
 from hf_memkit.units import GIB
@@ -86,6 +86,8 @@ class Explanation:
             out += ["", "What to change" + ("" if known else ", in general")]
             for number, change in enumerate(self.changes, 1):
                 out += change.lines(number, width)
+        if self._came_later():
+            out += ["", *paragraph(_WORST_BATCH, width, "")]
         if self.job is None and self.changes:
             out += ["", *paragraph(_WITH_CALLBACK + ("" if self.fitted else _WITH_ARGUMENTS), width, "")]
         return "\n".join([*out, *self._further(width)])
@@ -125,6 +127,11 @@ class Explanation:
         phase = f", in {self.found.phase}" if self.found.phase is not None else ""
         return f" ({_place(self.found, phase)})"
 
+    def _came_later(self) -> bool:
+        """Whether steps had fitted before one that is too large."""
+        job, too_large = self.job or {}, self.verdict is not None and self.verdict.cause == "size"
+        return too_large and job.get("phase") in ACTIVATION_PHASES and (job.get("step") or 0) > _FITTED
+
     def _further(self, width: int) -> list[str]:
         out: list[str] = []
         prediction = (self.job or {}).get("prediction")
@@ -139,6 +146,14 @@ class Explanation:
             out.append(f"  and {len(self.others) - _LISTED} more: --json lists them all")
         return out
 
+
+_FITTED: Final = 2
+"""From the end of the first step on there are optimizer states: the second shows what every later one needs."""
+
+_WORST_BATCH: Final = (
+    "Earlier steps fitted, so this batch was probably larger than theirs. `memkit predict SCRIPT -- ARGUMENTS` finds "
+    "the largest batch of your data before anything is trained."
+)
 
 _WITH_CALLBACK: Final = (
     "Which of these saves most for this job, and how many GiB, a record says: add "

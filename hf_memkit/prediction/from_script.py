@@ -34,10 +34,19 @@ from hf_memkit.prediction.worker import Worker
 from hf_memkit.request import refuse_below_one
 from hf_memkit.setup import Setup
 from hf_memkit.techniques.allocator import VARIABLE, user_settings
+from hf_memkit.units import format_gib
 from hf_memkit.user_script import UserScript
 from hf_memkit.zero.ledger import zero_ledger
 
-__all__ = ["PRESET", "ScriptTraining", "name_of", "predict_script", "predict_script_training", "refuse_unreadable"]
+__all__ = [
+    "PRESET",
+    "BatchNeeds",
+    "ScriptTraining",
+    "name_of",
+    "predict_script",
+    "predict_script_training",
+    "refuse_unreadable",
+]
 
 PRESET: Final = "script"
 """What stands in the place of a preset's name: the script decides everything."""
@@ -98,6 +107,7 @@ class ScriptTraining:
             is none of tokens.
         optimizer: as Trainer's `optim` names it.
         setup: the job, and what else of it decides bytes.
+        batches: what the prediction is of, the worst batch, and what stands beside it.
     """
 
     script: UserScript
@@ -109,6 +119,33 @@ class ScriptTraining:
     sequence_length: int | None
     optimizer: str
     setup: Setup
+    batches: BatchNeeds | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNeeds:
+    """What batches of the script's data need beside the worst, which the prediction itself is of.
+
+    Attributes:
+        worst, usual, high: shapes of the largest batch that the sampler can form, the median, and the one that 95 of
+            100 do not exceed, such as `"8 × 1024 tokens"`.
+        usual_needs: what the median needs.
+        smaller: a change → what the worst batch needs with it.
+    """
+
+    worst: str
+    usual: str
+    high: str
+    usual_needs: Prediction
+    smaller: Mapping[str, Prediction]
+
+    def said(self, worst: Prediction) -> str:
+        """`"A usual batch, 8 × 212 tokens, needs 9.10 GiB, and the worst, 8 × 4096 tokens, 13.30 GiB"`."""
+        usual, most = (format_gib(each.total_bytes[1]) for each in (self.usual_needs, worst))
+        return (
+            f"A usual batch, {self.usual}, needs {usual}, and the worst, {self.worst}, {most}; 95 of 100 have at most "
+            f"{self.high}"
+        )
 
 
 def name_of(script: UserScript) -> str:
@@ -148,15 +185,18 @@ def predict_script_training(
         notes.append(f"the script ran as the first of {gpus * nodes} ranks, and the others were not started")
     setup = _setup(about, machine, gpus, nodes, {**environment, **about.get("environment", {})})
     ledger = _engine_ledger(about["deepspeed"], setup.sized_job) if about.get("deepspeed") else None
-    found = from_trace(
-        trace,
-        device,
-        setup,
-        setup.sized_job,
-        ledger,
-        notes,
-        trainer=f"{about['trainer']}, as {name_of(script)} makes it,",
-    )
+    trained = f"{about['trainer']}, as {name_of(script)} makes it,"
+
+    def of_part(trace: Trace, notes: list[str]) -> Prediction:
+        return from_trace(trace, device, setup, setup.sized_job, ledger, notes, trainer=trained)
+
+    parts = _parts(trace, about["steps"])
+    found = of_part(parts.pop("worst"), notes)
+    batches = None
+    if parts:
+        needs = {kind: of_part(part, []) for kind, part in parts.items()}
+        batches = BatchNeeds(**about["batches"], usual_needs=needs.pop("usual"), smaller=needs)
+        found = found.with_notes(batches.said(found))
     training = ScriptTraining(
         script=script,
         trainer=about["trainer"],
@@ -167,8 +207,26 @@ def predict_script_training(
         sequence_length=about["sequence_length"],
         optimizer=about["optimizer"],
         setup=setup,
+        batches=batches,
     )
     return found, training
+
+
+def _parts(trace: Trace, steps: Sequence[tuple[str, int]]) -> dict[str, Trace]:
+    """The trace of each kind of batch: what came before the first step that is not usual, then its own step. What came
+    after all steps, an evaluation and a save, belongs to the worst."""
+    ends = dict(steps)
+    if len(ends) == 1:
+        return {"worst": trace}
+    head = (0, ends["usual"])
+    found = {"usual": trace.only(head)}
+    begin = ends["usual"]
+    for kind, end in steps:
+        if kind != "usual":
+            tail = [(steps[-1][1], len(trace.events))] if kind == "worst" else []
+            found[kind] = trace.only(head, (begin, end), *tail)
+            begin = end
+    return found
 
 
 def _setup(about: Mapping[str, Any], machine: Machine, gpus: int, nodes: int, environment: Mapping[str, str]) -> Setup:

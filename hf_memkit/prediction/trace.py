@@ -92,6 +92,23 @@ class Trace:
             modules=list(self.modules),
         )
 
+    def only(self, *parts: tuple[int, int]) -> Trace:
+        """Another trace: the events of these parts alone, each `(first, one past the last)`. What a part frees and
+        none has made is left out."""
+        found, alive = self.without_events(), set[int]()
+        for begin, end in parts:
+            for start, stop, phase in self.spans():
+                for event in self.events[max(start, begin) : min(stop, end)]:
+                    if event > 0:
+                        alive.add(event)
+                    elif -event in alive:
+                        alive.remove(-event)
+                    else:
+                        continue
+                    found.events.append(event)
+                found.marks.append((len(found.events), phase))
+        return found
+
     def spans(self) -> Iterator[tuple[int, int, Phase]]:
         """`(first event, one past the last, phase)` of every stretch, in order; empty stretches are left out."""
         start = 0

@@ -71,7 +71,7 @@ class ScriptRequest:
         folder, environment: the ones it would be started in.
         device, capability, capacity_bytes: as of a `TraceRequest`.
         gpu_name: what the card calls itself.
-        longest: whether batches are made of the longest rows; False: of those that the script's loader gives first.
+        longest: whether the worst and a usual batch are traced; False: those that the script's loader gives first.
         stdin: number of the file that it reads answers from; None: it gets none.
         processes, per_node: ranks in all, one GPU each, and those of one machine.
     """

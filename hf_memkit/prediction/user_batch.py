@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from hf_memkit.errors import InputError
 
-__all__ = ["KEPT_ELEMENTS", "UserBatches", "batches_of_example", "batches_of_rows", "first_rows", "signature_columns"]
+__all__ = ["KEPT_ELEMENTS", "UserBatches", "batches_of_example", "batches_of_rows", "signature_columns"]
 
 _MOST_ROWS: Final = 1_000
 _MOST_SECONDS: Final = 5.0
@@ -90,7 +90,7 @@ def batches_of_rows(
     """
     rows: list[Any] = []
     try:
-        rows.extend(first_rows(dataset))
+        rows.extend(_first_rows(dataset))
     except Exception as error:
         raise InputError(f"train_dataset: reading its row {len(rows)} failed: {_first_line(error)}") from error
     if not rows:
@@ -113,7 +113,7 @@ def signature_columns(forward: Callable[..., Any]) -> list[str]:
     return [*inspect.signature(forward).parameters, "label", "label_ids"]
 
 
-def first_rows(dataset: Any) -> Iterator[Any]:
+def _first_rows(dataset: Any) -> Iterator[Any]:
     """The first rows of a data set, by number or one after another, as far as time allows."""
     until = time.monotonic() + _MOST_SECONDS
     by_number = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")

@@ -118,6 +118,10 @@ def test_a_run_gets_changes_with_its_own_figures(capsys: pytest.CaptureFixture[s
                  "gradient_accumulation_steps 1 → 2"):  # fmt: skip
         assert part in out.replace("\n  ", " "), out
     assert "Predicted" not in out and "in general" not in out
+    later = "finds the largest batch of your data before"
+    assert later in " ".join(out.split()), "16 steps had fitted"
+    write(tmp_path / "first", RUN, {**OOM, "step": 1}, end)
+    assert later not in " ".join(explained(capsys, str(tmp_path / "first"))[1].split())
     write(folder, {**RUN, "prediction": {"peak_allocated_gib": 36.5}}, OOM, end)
     assert "Predicted for this job: a peak of 36.50 GiB" in explained(capsys, str(folder))[1]
     content = json.loads(explained(capsys, str(folder), "--json")[1])

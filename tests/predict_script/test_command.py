@@ -209,6 +209,40 @@ def test_one_that_does_not_fit_is_told_what_to_change_in_its_own_words(run: Run)
     assert "the script ran as the first of 2 ranks" in out and "--ram has no effect" in out
 
 
+LONG_ROW = (
+    TINY
+    + """
+lengths = {"both": [16] * 60 + [64], "usual": [16] * 60, "worst": [64] * 8}[sys.argv[1]]
+rows = [{"input_ids": list(range(length)), "labels": list(range(length))} for length in lengths]
+
+def padded(picked):
+    most = max(len(row["labels"]) for row in picked)
+    return {name: torch.tensor([row[name] + [0] * (most - len(row[name])) for row in picked]) for name in picked[0]}
+
+arguments = TrainingArguments("out", per_device_train_batch_size=4, gradient_accumulation_steps=3, report_to="none")
+Trainer(tiny(256), arguments, train_dataset=rows, data_collator=padded).train()
+"""
+)
+
+
+def test_the_worst_batch_stands_beside_a_usual_one(run: Run) -> None:
+    """Would notice: one long row that nobody sees before it comes, and a trace in which the batches are mixed up."""
+    json_of = ("--gpu", "T4", "--json")
+    both, usual, worst = (json.loads(run(LONG_ROW, rows, options=json_of)[1]) for rows in ("both", "usual", "worst"))
+    batches = both["request"]["batches"]
+    assert (batches["worst"], batches["usual"]["batch"]) == ("4 × 64 tokens", "4 × 16 tokens")
+    assert both["request"]["sequence_length"] == 64 and both["request"]["accumulation"] == 3
+    assert both["peak_allocated_gib"] == pytest.approx(worst["peak_allocated_gib"], rel=0.005)
+    outside = both["outside_allocator_gib"]
+    assert batches["usual"]["total_gib"] == pytest.approx(usual["peak_reserved_gib"][1] + outside, rel=0.01)
+    assert usual["request"]["batches"] is worst["request"]["batches"] is None
+    half, cut = batches["smaller"]
+    assert half == "per_device_train_batch_size=2 and gradient_accumulation_steps=6"
+    assert cut == "rows of at most 16 tokens"
+    code, out, _, _ = run(LONG_ROW, "both", options=("--gpu-memory", "650MB"))
+    assert code == 1 and "A usual batch, 4 × 16 tokens, needs " in out and f"With {half} the worst needs " in out
+
+
 def test_the_allocator_s_variable_is_the_user_s(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Would notice: the variable of the environment that is not read, or that is read after the script ran."""
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:oops")

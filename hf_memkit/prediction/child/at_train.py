@@ -1,5 +1,5 @@
-"""What happens when a script calls `train()`: two optimizer steps are traced with the Trainer that it made, then what
-its arguments ask for besides, and nothing is run after that.
+"""What happens when a script calls `train()`: a few optimizer steps are traced with the Trainer that it made, then
+what its arguments ask for besides, and nothing is run after that.
 
 In: the user's Trainer, ready to train. Out: a trace, and what the training is, as plain data. The same steps are made
 with real tensors on a CPU, to compare with.
@@ -15,25 +15,31 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 import torch
 from torch.utils._pytree import tree_leaves
+from transformers import DefaultFlowCallback, TrainerCallback
 
 from hf_memkit.errors import Unmodelled
+from hf_memkit.prediction.child.batches import chosen_batches, first_batches, shape_of
 from hf_memkit.prediction.child.fake_gpu import become
 from hf_memkit.prediction.child.generation import generates, generating
 from hf_memkit.prediction.child.phase_hooks import TrainingWatch
+from hf_memkit.prediction.child.row_sizes import elements
 from hf_memkit.prediction.child.script_engine import about_engine, as_the_engine_has_it
 from hf_memkit.prediction.child.tracer import StorageTracer
 from hf_memkit.prediction.child.training import MICRO_BATCHES, SHORT_AND_QUIET, STEPS
 from hf_memkit.prediction.child.users_code import line_that_asks
-from hf_memkit.prediction.user_batch import KEPT_ELEMENTS, first_rows
+from hf_memkit.prediction.user_batch import KEPT_ELEMENTS
 
 __all__ = ["traced_training"]
 
 _EVALUATED: Final = 2
+_MUCH_LARGER: Final = 1.1
+"""Times the usual batch: from here on both are traced."""
 
 _LIBRARIES: Final = ("transformers.", "accelerate.", "trl.", "peft.", "hf_memkit.")
 
@@ -56,7 +62,7 @@ def traced_training(
         train: `Trainer.train` itself.
         tracer: records what is made; active within `fake`.
         fake: the context in which tensors are fake (or, to compare with, real).
-        longest: whether batches are made of the longest rows; False: of those that the script's own loader gives.
+        longest: whether the worst and a usual batch are traced; False: the first that the script's own loader gives.
 
     Raises:
         Unmodelled: something of it cannot be traced.
@@ -65,10 +71,10 @@ def traced_training(
     _refuse(trainer, tracer.device_type)
     about = _about(trainer)
     notes: list[str] = about["notes"]
-    accumulation = min(int(arguments.gradient_accumulation_steps), MICRO_BATCHES)
-    batches, said = _batches(trainer.get_train_dataloader(), STEPS * accumulation, longest=longest)
-    notes.append(said)
-    about |= _sizes(batches)
+    accumulation = min(about["accumulation"], MICRO_BATCHES)
+    steps = _steps(trainer.get_train_dataloader(), accumulation, about, longest=longest)
+    batches = [batch for step in steps for batch in step.batches]
+    about |= _sizes([batch for step in steps if step.kind == "worst" for batch in step.batches])
     evaluates = _is_asked_for(arguments.eval_strategy)
     if getattr(trainer, "memkit_evaluates", False):
         notes.append("evaluate() before train(): is predicted after the two steps, with the optimizer's states")
@@ -87,9 +93,10 @@ def traced_training(
     asked: dict[str, None] = {}
     tracer.made_up = lambda: asked.update({place: None for place in (line_that_asks(),) if place})
     with tempfile.TemporaryDirectory() as folder:
-        _shorten(trainer, folder, accumulation)
+        _shorten(trainer, folder, accumulation, len(steps))
         watch = TrainingWatch(tracer)
-        notes += _callbacks(trainer, watch)
+        ends = _StepEnds(tracer)
+        notes += _callbacks(trainer, watch, ends)
         with fake():
             tracer.adopt(_weights(tracer.device_type), "weights")
             if _is_traced() and generates(arguments, type(trainer)):
@@ -104,8 +111,9 @@ def traced_training(
         f"{place} asks for a tensor's value (.item(), a comparison): taken for 1; check what follows"
         for place in asked
     ]
-    if watch.optimizer_steps != STEPS:
-        raise Unmodelled(f"train() made {watch.optimizer_steps} optimizer steps in place of {STEPS}")
+    if watch.optimizer_steps != len(steps):
+        raise Unmodelled(f"train() made {watch.optimizer_steps} optimizer steps in place of {len(steps)}")
+    about["steps"] = [(step.kind, end) for step, end in zip(steps, ends.events, strict=True)]
     return {"trace": trace.to_json(), "about": about}
 
 
@@ -196,11 +204,12 @@ def _evaluation_batches(trainer: Any, *, longest: bool) -> tuple[Batches, int]:
     for name in trainer.eval_dataset if several else (None,):
         loader = trainer.get_eval_dataloader(name) if several else trainer.get_eval_dataloader()
         count = len(loader) if hasattr(loader, "__len__") else _EVALUATED
-        batches, _ = _batches(loader, _EVALUATED, longest=longest)
+        loader = _on_host(loader)
+        batches = [chosen_batches(loader).worst] * _EVALUATED if longest else first_batches(loader, _EVALUATED)
         found.append((batches, max(0, count - _EVALUATED)))
     if several:
         trainer.eval_dataset = range(_EVALUATED)
-    return max(found, key=lambda pair: (pair[1] + _EVALUATED) * _elements(pair[0][0]))
+    return max(found, key=lambda pair: (pair[1] + _EVALUATED) * elements(pair[0][0]))
 
 
 def _sizes(batches: Batches) -> Found:
@@ -213,19 +222,47 @@ def _sizes(batches: Batches) -> Found:
 # ---- batches ----
 
 
-def _batches(loader: Any, count: int, *, longest: bool) -> tuple[Batches, str]:
-    """Batches of real tensors on the host, as the script's collator makes them; and where they come from."""
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One optimizer step to trace.
+
+    Attributes:
+        kind: `"usual"`, `"worst"`, or what the user would change for it.
+        batches: one a micro-batch.
+    """
+
+    kind: str
+    batches: Batches
+
+
+def _steps(loader: Any, accumulation: int, about: Found, *, longest: bool) -> list[Step]:
+    """What to trace: two steps of usual batches, then the worst, then what would need less; the worst alone where all
+    batches are alike. Writes down what they are in `about`."""
     loader = _on_host(loader)
-    if longest and (found := _longest(loader)) is not None:
-        batch, said = found
-        return [batch] * count, said
-    batches = list(itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader, count)), count))
-    if not batches:
-        raise Unmodelled("the data loader gives no batch")
-    said = f"the first {count} batches of the script's own data loader"
-    if longest:
-        return [max(batches, key=_elements)] * count, f"the largest of {said}"
-    return batches, said
+    if not longest:
+        batches = first_batches(loader, STEPS * accumulation)
+        return [Step("worst", batches[at : at + accumulation]) for at in range(0, len(batches), accumulation)]
+    chosen = chosen_batches(loader)
+    about["batches"] = {"worst": shape_of(chosen.worst)}
+    about["notes"].append(f"traced is {chosen.said}")
+    if chosen.unreadable is not None:
+        row, why = chosen.unreadable
+        about["notes"].append(f"row {row:,} of the training data cannot be read ({why}): a run stops there")
+
+    def step(kind: str, batch: Any) -> Step:
+        return Step(kind, [batch] * accumulation)
+
+    if chosen.usual is None or elements(chosen.worst) < _MUCH_LARGER * elements(chosen.usual):
+        return [step("worst", chosen.worst)] * STEPS
+    about["batches"] |= {"usual": shape_of(chosen.usual), "high": shape_of(chosen.high)}
+    steps = [*[step("usual", chosen.usual)] * STEPS, step("worst", chosen.worst)]
+    if chosen.half is not None:
+        half = about["micro_batch_size"] // 2
+        label = f"per_device_train_batch_size={half} and gradient_accumulation_steps={2 * about['accumulation']}"
+        steps.append(step(label, chosen.half))
+    if chosen.cut is not None:
+        steps.append(step(f"rows of at most {chosen.cut[1]:,} tokens", chosen.cut[0]))
+    return steps
 
 
 def _on_host(loader: Any) -> Any:
@@ -236,31 +273,6 @@ def _on_host(loader: Any) -> Any:
             if hasattr(each, name):
                 object.__setattr__(each, name, value)
     return loader
-
-
-def _longest(loader: Any) -> tuple[Any, str] | None:
-    """A batch of the longest rows among the first that are read; None where rows are batched some other way."""
-    dataset, collate = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None)
-    size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
-    if dataset is None or collate is None or not size:
-        return None
-    rows = list(first_rows(dataset))
-    if not rows:
-        return None
-    order = sorted(rows, key=_elements, reverse=True)[: int(size)]
-    rows_of_batch = list(itertools.islice(itertools.cycle(order), int(size)))
-    batch = collate(rows_of_batch)
-    return batch, f"a batch of the longest of {len(rows)} rows of the training data"
-
-
-def _elements(value: Any) -> int:
-    """Numbers in a row or a batch."""
-    if isinstance(value, Mapping):
-        return sum(map(_elements, value.values()))
-    if isinstance(value, tuple | list):
-        return len(value) if value and isinstance(value[0], int | float) else sum(map(_elements, value))
-    shape = getattr(value, "shape", None) or getattr(value, "size", None)  # an image has a size
-    return math.prod(shape) if isinstance(shape, tuple) else int(isinstance(value, int | float))
 
 
 class _Loader:
@@ -311,12 +323,14 @@ def _made_here(leaf: Any) -> Any:
 # ---- the user's Trainer, shortened ----
 
 
-def _shorten(trainer: Any, folder: str, accumulation: int) -> None:
-    """Two steps, no logs, no dashboards, no pushes, nothing written but to a folder that goes away."""
+def _shorten(trainer: Any, folder: str, accumulation: int, steps: int) -> None:
+    """A few steps, no logs, no dashboards, no pushes, nothing written but to a folder that goes away."""
     arguments = trainer.args
     plain = {
         **SHORT_AND_QUIET,
         "output_dir": folder,
+        "max_steps": steps,
+        "save_steps": steps,
         "num_train_epochs": 1,
         "gradient_accumulation_steps": accumulation,
         "save_strategy": "steps" if _is_asked_for(arguments.save_strategy) else "no",
@@ -328,20 +342,29 @@ def _shorten(trainer: Any, folder: str, accumulation: int) -> None:
             object.__setattr__(arguments, name, value)
 
 
-def _callbacks(trainer: Any, watch: Any) -> list[str]:
-    """Leaves Trainer's own flow and the watch; says which of the user's could have changed what is predicted."""
-    from transformers import DefaultFlowCallback, TrainerCallback
+class _StepEnds(TrainerCallback):  # type: ignore[misc]
+    """At which event of the trace each optimizer step ended."""
 
+    def __init__(self, tracer: StorageTracer) -> None:
+        self._tracer = tracer
+        self.events: list[int] = []
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self.events.append(len(self._tracer.trace.events))
+
+
+def _callbacks(trainer: Any, *own: TrainerCallback) -> list[str]:
+    """Leaves Trainer's own flow and memkit's callbacks; says which of the user's could have changed the figures."""
     notes = []
     for each in trainer.callback_handler.callbacks:
         kind = type(each)
         if kind.__module__.startswith(_LIBRARIES):
             continue
         events = [name for name in dir(TrainerCallback) if name.startswith("on_")]
-        own = [name for name in events if getattr(kind, name, None) is not getattr(TrainerCallback, name)]
-        if own:
-            notes.append(f"callback {kind.__name__} is not called ({', '.join(own)})")
-    trainer.callback_handler.callbacks = [DefaultFlowCallback(), watch]
+        overridden = [name for name in events if getattr(kind, name, None) is not getattr(TrainerCallback, name)]
+        if overridden:
+            notes.append(f"callback {kind.__name__} is not called ({', '.join(overridden)})")
+    trainer.callback_handler.callbacks = [DefaultFlowCallback(), *own]
     return notes
 
 
