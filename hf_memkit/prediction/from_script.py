@@ -190,7 +190,7 @@ def predict_script_training(
     def of_part(trace: Trace, notes: list[str]) -> Prediction:
         return from_trace(trace, device, setup, setup.sized_job, ledger, notes, trainer=trained)
 
-    parts = _parts(trace, about["steps"])
+    parts = _parts(trace, about["steps"], about["steps_end"])
     found = of_part(parts.pop("worst"), notes)
     batches = None
     if parts:
@@ -212,20 +212,17 @@ def predict_script_training(
     return found, training
 
 
-def _parts(trace: Trace, steps: Sequence[tuple[str, int]]) -> dict[str, Trace]:
-    """The trace of each kind of batch: what came before the first step that is not usual, then its own step. What came
-    after all steps, an evaluation and a save, belongs to the worst."""
-    ends = dict(steps)
-    if len(ends) == 1:
+def _parts(trace: Trace, steps: Sequence[tuple[str, int, int]], steps_end: int) -> dict[str, Trace]:
+    """The trace of each kind of batch: all up to the end of the usual steps, then its own step. What came after all
+    steps, an evaluation, belongs to the worst."""
+    usual = [end for kind, _, end in steps if kind == "usual"]
+    if not usual:
         return {"worst": trace}
-    head = (0, ends["usual"])
+    head, after = (0, usual[-1]), (steps_end, len(trace.events))
     found = {"usual": trace.only(head)}
-    begin = ends["usual"]
-    for kind, end in steps:
+    for kind, begin, end in steps:
         if kind != "usual":
-            tail = [(steps[-1][1], len(trace.events))] if kind == "worst" else []
-            found[kind] = trace.only(head, (begin, end), *tail)
-            begin = end
+            found[kind] = trace.only(head, (begin, end), *([after] if kind == "worst" else []))
     return found
 
 

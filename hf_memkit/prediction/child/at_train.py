@@ -73,47 +73,46 @@ def traced_training(
     notes: list[str] = about["notes"]
     accumulation = min(about["accumulation"], MICRO_BATCHES)
     steps = _steps(trainer.get_train_dataloader(), accumulation, about, longest=longest)
+    needed = 1 + max(number for number, step in enumerate(steps) if step.kind == "worst")
     batches = [batch for step in steps for batch in step.batches]
     about |= _sizes([batch for step in steps if step.kind == "worst" for batch in step.batches])
-    evaluates = _is_asked_for(arguments.eval_strategy)
-    if getattr(trainer, "memkit_evaluates", False):
-        notes.append("evaluate() before train(): is predicted after the two steps, with the optimizer's states")
-        evaluates = True
-    evaluated: Batches = ()
-    left_out = 0
-    if evaluates:
-        evaluated, left_out = _evaluation_batches(trainer, longest=longest)
-        if _keeps_predictions(trainer):
-            notes.append(
-                f"compute_metrics is not called; for it the GPU keeps the predictions of {left_out + _EVALUATED} "
-                "evaluation batches; eval_accumulation_steps=1 moves them to RAM"
-            )
-        else:
-            left_out = 0
+    evaluated, left_out = _evaluation(trainer, notes, longest=longest)
     asked: dict[str, None] = {}
     tracer.made_up = lambda: asked.update({place: None for place in (line_that_asks(),) if place})
     with tempfile.TemporaryDirectory() as folder:
-        _shorten(trainer, folder, accumulation, len(steps))
+        _shorten(trainer, folder, accumulation, len(steps), saves_at=needed)
         watch = TrainingWatch(tracer)
-        ends = _StepEnds(tracer)
-        notes += _callbacks(trainer, watch, ends)
+        notes += _callbacks(trainer, watch)
         with fake():
             tracer.adopt(_weights(tracer.device_type), "weights")
             if _is_traced() and generates(arguments, type(trainer)):
                 trainer.__class__ = generating(type(trainer))
             dtype = as_the_engine_has_it(trainer)
-            trainer.get_train_dataloader = lambda: _Loader(batches, trainer.args, dtype)
-            train(trainer)
-            if evaluates:
+            events = tracer.trace.events
+            bounds: list[int] = []  # of the steps: events
+
+            def before(number: int) -> None:
+                if number % accumulation == 0:
+                    bounds.append(len(events))
+
+            trainer.get_train_dataloader = lambda: _Loader(batches, trainer.args, dtype, before)
+            try:
+                train(trainer)
+                bounds.append(len(events))
+            except Exception:  # a change that this model cannot be trained with, such as another batch size
+                if len(bounds) <= needed:
+                    raise
+            about["steps_end"] = len(events)
+            if evaluated:
                 _evaluate(trainer, evaluated, dtype, left_out)
             trace = tracer.finish(watch.phase)
     notes += [
         f"{place} asks for a tensor's value (.item(), a comparison): taken for 1; check what follows"
         for place in asked
     ]
-    if watch.optimizer_steps != len(steps):
-        raise Unmodelled(f"train() made {watch.optimizer_steps} optimizer steps in place of {len(steps)}")
-    about["steps"] = [(step.kind, end) for step, end in zip(steps, ends.events, strict=True)]
+    if watch.optimizer_steps < needed:
+        raise Unmodelled(f"train() made {watch.optimizer_steps} optimizer steps in place of {needed}")
+    about["steps"] = [(step.kind, *span) for step, span in zip(steps, itertools.pairwise(bounds), strict=False)]
     return {"trace": trace.to_json(), "about": about}
 
 
@@ -197,6 +196,23 @@ def _keeps_predictions(trainer: Any) -> bool:
     return arguments.eval_accumulation_steps is None
 
 
+def _evaluation(trainer: Any, notes: list[str], *, longest: bool) -> tuple[Batches, int]:
+    """Batches to evaluate with, none if no evaluation is asked for; and of how many more the predictions are kept."""
+    before = getattr(trainer, "memkit_evaluates", False)
+    if before:
+        notes.append("evaluate() before train(): is predicted after the steps, with the optimizer's states")
+    if not before and not _is_asked_for(trainer.args.eval_strategy):
+        return (), 0
+    batches, more = _evaluation_batches(trainer, longest=longest)
+    if not _keeps_predictions(trainer):
+        return batches, 0
+    notes.append(
+        f"compute_metrics is not called; for it the GPU keeps the predictions of {more + _EVALUATED} evaluation "
+        "batches; eval_accumulation_steps=1 moves them to RAM"
+    )
+    return batches, more
+
+
 def _evaluation_batches(trainer: Any, *, longest: bool) -> tuple[Batches, int]:
     """Batches to evaluate with, and how many more there are; of several data sets those of the one that needs most."""
     several = isinstance(trainer.eval_dataset, Mapping)
@@ -276,10 +292,13 @@ def _on_host(loader: Any) -> Any:
 
 
 class _Loader:
-    """Stands for a data loader: batches that were made outside, as tensors of the traced training."""
+    """Stands for a data loader: batches that were made outside, as tensors of the traced training. Calls `before` with
+    the number of each batch before it is there."""
 
-    def __init__(self, batches: Batches, arguments: Any, dtype: torch.dtype | None) -> None:
-        self._batches, self._arguments, self._dtype = batches, arguments, dtype
+    def __init__(
+        self, batches: Batches, arguments: Any, dtype: torch.dtype | None, before: Callable[[int], None] | None = None
+    ) -> None:
+        self._batches, self._arguments, self._dtype, self._before = batches, arguments, dtype, before
         self.dataset: Sequence[Any] = range(len(batches) * max(1, arguments.train_batch_size))
         self.batch_size = arguments.train_batch_size
         self.sampler = self.batch_sampler = None
@@ -289,7 +308,9 @@ class _Loader:
 
     def __iter__(self) -> Iterator[Any]:
         device, dtype = self._arguments.device, self._dtype
-        for batch in self._batches:
+        for number, batch in enumerate(self._batches):
+            if self._before is not None:
+                self._before(number)
             # accelerate moves a batch to the GPU when it is fetched; DeepSpeed's has its weights' dtype
             yield _mapped(functools.partial(_moved, device=device, dtype=dtype), _mapped(_made_here, batch))
 
@@ -323,14 +344,14 @@ def _made_here(leaf: Any) -> Any:
 # ---- the user's Trainer, shortened ----
 
 
-def _shorten(trainer: Any, folder: str, accumulation: int, steps: int) -> None:
+def _shorten(trainer: Any, folder: str, accumulation: int, steps: int, *, saves_at: int) -> None:
     """A few steps, no logs, no dashboards, no pushes, nothing written but to a folder that goes away."""
     arguments = trainer.args
     plain = {
         **SHORT_AND_QUIET,
         "output_dir": folder,
         "max_steps": steps,
-        "save_steps": steps,
+        "save_steps": saves_at,
         "num_train_epochs": 1,
         "gradient_accumulation_steps": accumulation,
         "save_strategy": "steps" if _is_asked_for(arguments.save_strategy) else "no",
@@ -340,17 +361,6 @@ def _shorten(trainer: Any, folder: str, accumulation: int, steps: int) -> None:
     for name, value in plain.items():
         if hasattr(arguments, name):
             object.__setattr__(arguments, name, value)
-
-
-class _StepEnds(TrainerCallback):  # type: ignore[misc]
-    """At which event of the trace each optimizer step ended."""
-
-    def __init__(self, tracer: StorageTracer) -> None:
-        self._tracer = tracer
-        self.events: list[int] = []
-
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        self.events.append(len(self._tracer.trace.events))
 
 
 def _callbacks(trainer: Any, *own: TrainerCallback) -> list[str]:
