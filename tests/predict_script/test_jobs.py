@@ -40,6 +40,8 @@ PLAIN: Final = [
 ]
 GENERATES: Final = {"summarization", "whisper_finetune"}
 """Their evaluations generate: a bound, of which a real answer may fall short."""
+LEARNS_FROM_ITS_ANSWERS: Final = {"trl_grpo", "trl_grpo_lora", "trl_rloo"}
+"""Their answers are counted as long as they may be: by chance a real one ends earlier."""
 RECURRENT: Final = {"own_module", "own_module_optimizers"}
 """torch has no shapes for cuDNN's recurrent layers: refused on a GPU, with the script's line."""
 LIBRARIES: Final = Path(__file__).parents[2] / ".compat" / "scripts"
@@ -92,7 +94,8 @@ def test_what_is_predicted_is_what_a_real_training_allocates(
         if phase == "load" or not measured:
             continue  # the real one is recorded from train() on
         error = predicted.get(phase, 0) / measured - 1
-        highest = 0.10 if name in GENERATES and phase == "evaluate" else EXACT
+        bound = name in LEARNS_FROM_ITS_ANSWERS or (name in GENERATES and phase == "evaluate")
+        highest = 0.10 if bound else EXACT
         assert -EXACT <= error <= highest, f"{phase}: {predicted.get(phase)} for {measured}"
     if name in RECURRENT:
         with pytest.raises(AssertionError, match=r"_thnn_fused_gru_cell.*own_module.py, line 45"):

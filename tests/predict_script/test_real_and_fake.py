@@ -207,6 +207,43 @@ class Own(Trainer):
     assert any(note.startswith(f"train.py, line {line} asks for") for note in notes), notes
 
 
+def test_a_model_that_learns_from_its_own_answers(predict: Predict) -> None:
+    """Would notice: a reward function that is called, answers that end early, a generation without the optimizer's
+    states because one lasts for several steps."""
+    code = """
+import sys
+from datasets import Dataset
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from trl import GRPOConfig, GRPOTrainer
+
+words = Tokenizer(WordLevel({"[PAD]": 0, "[EOS]": 1, "a": 2, "[UNK]": 3}, unk_token="[UNK]"))
+tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="[PAD]", eos_token="[EOS]", unk_token="[UNK]")
+model = LlamaForCausalLM(LlamaConfig(
+    vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, pad_token_id=0))
+
+def reward(completions, **options):
+    raise SystemExit("the user's judge, and its bill")
+
+arguments = GRPOConfig(
+    "out", per_device_train_batch_size=4, steps_per_generation=8, gradient_accumulation_steps=int(sys.argv[1]),
+    max_completion_length=int(sys.argv[2]), num_generations=4, report_to="none", save_strategy="no")
+GRPOTrainer(model, reward, args=arguments, train_dataset=Dataset.from_dict({"prompt": ["a a a"] * 64}),
+            processing_class=tokenizer).train()
+"""
+    found = [predict(code, *arguments) for arguments in (("8", "100"), ("8", "300"), ("1", "100"))]
+    for content in found:
+        assert any("reward functions are not called" in note for note in content["about"]["notes"])
+        trace = Trace.from_json(content["trace"])
+        drawn = trace.operations.index("aten.multinomial.default")
+        assert trace.operation_of.count(drawn) == 4, "the first and the last token, in both steps"
+    generated = [replay(Trace.from_json(each["trace"])).allocated_by_phase["data"] for each in found]
+    # 32 answers at once: keys and values of 2 layers × 64 numbers × 4 bytes, at their last token
+    cache = 32 * 2 * 2 * 64 * 4 * 200
+    assert cache <= generated[1] - generated[0] < 2 * cache
+
+
 def test_a_training_on_the_cpu_is_no_prediction_for_a_gpu(predict: Predict) -> None:
     found = predict(DATA + TRAINING.replace('"none"', '"none", use_cpu=True'), "rows.json")
     assert "use_cpu" in found["error"]["message"]

@@ -13,6 +13,7 @@ import gc
 import itertools
 import math
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from transformers import DefaultFlowCallback, TrainerCallback
 
 from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.batches import chosen_batches, first_batches, shape_of
+from hf_memkit.prediction.child.cuda_questions import replace_everywhere
 from hf_memkit.prediction.child.fake_gpu import become
 from hf_memkit.prediction.child.generation import generates, generating
 from hf_memkit.prediction.child.phase_hooks import TrainingWatch
@@ -71,7 +73,10 @@ def traced_training(
     _refuse(trainer, tracer.device_type)
     about = _about(trainer)
     notes: list[str] = about["notes"]
-    accumulation = min(about["accumulation"], MICRO_BATCHES)
+    online = hasattr(trainer, "_buffered_inputs")  # TRL's trainers that learn from the model's own answers
+    accumulation = about["accumulation"] if online else min(about["accumulation"], MICRO_BATCHES)
+    if online:
+        notes += _rewards_are_constant(trainer)
     steps = _steps(trainer.get_train_dataloader(), accumulation, about, longest=longest)
     needed = 1 + max(number for number, step in enumerate(steps) if step.kind == "worst")
     batches = [batch for step in steps for batch in step.batches]
@@ -94,6 +99,8 @@ def traced_training(
             def before(number: int) -> None:
                 if number % accumulation == 0:
                     bounds.append(len(events))
+                    if online:  # answers are generated in every step, also where they last for several
+                        trainer._buffered_inputs = None
 
             trainer.get_train_dataloader = lambda: _Loader(batches, trainer.args, dtype, before)
             try:
@@ -129,6 +136,8 @@ def _refuse(trainer: Any, device_type: str) -> None:
             "torch_compile: a compiled model keeps and recomputes what its compiler decides, which a trace of the "
             "eager model does not show; predict without it, and measure"
         )
+    if getattr(arguments, "use_vllm", False):
+        raise Unmodelled("use_vllm: what vLLM takes of the GPU is not modelled; predict without it")
     if getattr(trainer, "is_fsdp_enabled", False):
         raise Unmodelled("fsdp: is not modelled; predict without it, or with a DeepSpeed JSON")
 
@@ -176,6 +185,24 @@ def _is_installed(distribution: str) -> bool:
         return bool(version(distribution))
     except PackageNotFoundError:
         return False
+
+
+def _rewards_are_constant(trainer: Any) -> Iterator[str]:
+    """Reward functions are the user's: networks, judges, sandboxes. Reward models stay, and are counted."""
+
+    def constant(completions: Sequence[Any], **_: Any) -> list[float]:
+        return [0.0] * len(completions)
+
+    # In an order by chance nobody knows which answers are where.
+    trl_utils = sys.modules["trl.trainer.utils"]
+    replace_everywhere(trl_utils.shuffle_sequence_dict, lambda found: found, ("trl",))
+    rewards = trainer.reward_funcs
+    own = [number for number, each in enumerate(rewards) if not isinstance(each, torch.nn.Module)]
+    for number in own:
+        rewards[number] = constant
+    if own:
+        yield "reward functions are not called: each answer counts as 0"
+    yield f"answers are counted as long as they may be: {trainer.max_completion_length} tokens"
 
 
 def _numbers(parameter: torch.Tensor) -> int:

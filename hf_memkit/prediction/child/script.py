@@ -33,6 +33,7 @@ from hf_memkit.prediction.child.fake_gpu import (
     one_stream,
 )
 from hf_memkit.prediction.child.flash_attn_package import install_flash_attn
+from hf_memkit.prediction.child.generation import answers_are_longest
 from hf_memkit.prediction.child.kernel_rules import learn_counts
 from hf_memkit.prediction.child.libraries import (
     before_a_script,
@@ -154,6 +155,7 @@ def _traced(tracer: StorageTracer, boundary: RealAndFake | None, trainer: Any, t
         transformers.utils.logging.disable_progress_bar()
         transformers.utils.logging.set_verbosity_error()
         made_up_values()
+        answers_are_longest()
         write_nothing()
         install_library_rules(_setup_of(trainer), on_card=tracer.device_type == "cuda")
         with shapes_from_values_are_unmodelled(), boundary.all_fake():
