@@ -162,6 +162,25 @@ def test_fifty_thousand_rows_a_second() -> None:
     assert time.monotonic() - began < 200_000 / 50_000
 
 
+def test_rows_that_only_the_loader_can_put_together() -> None:
+    """Would notice: a prediction that ends at keys that are no numbers, or at a collator that wants whole batches."""
+
+    class Keys(Sampler[list[str]]):
+        def __iter__(self) -> Iterator[list[str]]:
+            yield from (["a", "b"], ["b", "c"])
+
+    rows = {"a": [1] * 5, "b": [1] * 9, "c": [1] * 30}
+
+    def stacked(picked: Sequence[list[int]]) -> dict[str, torch.Tensor]:
+        assert len(picked) == 2
+        return padded([{"input_ids": each} for each in picked])
+
+    chosen = chosen_batches(DataLoader(rows, batch_sampler=Keys(), collate_fn=stacked))  # type: ignore[arg-type]
+    assert shape_of(chosen.worst) == "2 × 30 tokens" and chosen.usual is None and "first 2 batches" in chosen.said
+    whole = chosen_batches(DataLoader(list(rows.values()), 2, shuffle=True, collate_fn=stacked))
+    assert shape_of(whole.worst) == "2 × 30 tokens" and whole.half is None and whole.usual is not None
+
+
 def test_no_row() -> None:
-    with pytest.raises(Unmodelled, match="no row"):
+    with pytest.raises(Unmodelled, match="no batch"):
         chosen_batches(DataLoader(table([]), 4, collate_fn=padded))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -62,13 +62,22 @@ def chosen_batches(loader: Any) -> Chosen:
     dataset, collate = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None)
     sampler = _innermost(getattr(loader, "batch_sampler", None))
     size = int(getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None) or 0)
-    if dataset is None or collate is None or not (size or sampler is not None):
-        worst = max(first_batches(loader, 2), key=elements)
-        return Chosen(worst, f"the larger of the first 2 batches of the script's own data loader: {shape_of(worst)}")
+    why = "it does not tell its rows"
+    if dataset is not None and collate is not None and (size or sampler is not None):
+        try:
+            return _chosen(dataset, collate, sampler, size)
+        except Exception as error:  # rows that cannot be put together by number, such as those of a sampler's own kind
+            why = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+    worst = max(first_batches(loader, 2), key=elements)
+    return Chosen(
+        worst, f"the larger of the first 2 batches of the script's own data loader ({why}): {shape_of(worst)}"
+    )
+
+
+def _chosen(dataset: Any, collate: Any, sampler: Any, size: int) -> Chosen:
     found = row_sizes(dataset)
     if not found.read:
-        why = f": row {found.unreadable[0]}: {found.unreadable[1]}" if found.unreadable else ""
-        raise Unmodelled(f"the data set has no row that can be read{why}")
+        raise LookupError(f"no row can be read: {found.unreadable}")
 
     def rows(numbers: Sequence[int]) -> list[Any]:
         return [dataset[number] if found.rows is not None else found.kept[number] for number in numbers]
@@ -84,8 +93,6 @@ def chosen_batches(loader: Any) -> Chosen:
         draws = _drawn(found, size)
     else:
         candidates = draws = list(_formed(sampler))
-    if not candidates:
-        raise Unmodelled("the data loader gives no batch")
     worst, numbers = max(((made(each), each) for each in _largest(candidates, found.sizes)), key=_elements_of_first)
     numbers = sorted(numbers, key=lambda number: -int(found.sizes[number]))
     draws = sorted(draws, key=lambda each: _padded(each, found.sizes))
@@ -95,10 +102,18 @@ def chosen_batches(loader: Any) -> Chosen:
         _said(found, numbers[0], worst),
         made(usual),
         made(high),
-        made(numbers[: len(numbers) // 2]) if len(numbers) > 1 else None,
-        _cut(rows(numbers), rows([_at(0.95, found)]), collate),
+        _if_possible(made, numbers[: len(numbers) // 2]) if len(numbers) > 1 else None,
+        _if_possible(_cut, rows(numbers), rows([_at(0.95, found)]), collate),
         found.unreadable,
     )
+
+
+def _if_possible(make: Callable[..., Any], *arguments: Any) -> Any:
+    """None where the script's collator does not take such rows."""
+    try:
+        return make(*arguments)
+    except Exception:
+        return None
 
 
 def _elements_of_first(pair: tuple[Batch, list[int]]) -> int:
