@@ -130,7 +130,7 @@ class BatchNeeds:
         worst, usual, high: shapes of the largest batch that the sampler can form, the median, and the one that 95 of
             100 do not exceed, such as `"8 × 1024 tokens"`.
         usual_needs: what the median needs.
-        smaller: a change → what the worst batch needs with it.
+        smaller: a change → what the worst batch needs with it; empty if it fits as it is.
     """
 
     worst: str
@@ -194,8 +194,10 @@ def predict_script_training(
     found = of_part(parts.pop("worst"), notes)
     batches = None
     if parts:
-        needs = {kind: of_part(part, []) for kind, part in parts.items()}
-        batches = BatchNeeds(**about["batches"], usual_needs=needs.pop("usual"), smaller=needs)
+        usual = of_part(parts.pop("usual"), [])
+        asked = parts if found.verdict == "does not fit" else {}  # each takes as long as the prediction itself
+        smaller = {change: of_part(part, []) for change, part in asked.items()}
+        batches = BatchNeeds(**about["batches"], usual_needs=usual, smaller=smaller)
         found = found.with_notes(batches.said(found))
     training = ScriptTraining(
         script=script,

@@ -43,6 +43,9 @@ _EVALUATED: Final = 2
 _MUCH_LARGER: Final = 1.1
 """Times the usual batch: from here on both are traced."""
 
+_CONTEXT_BYTES: Final = 2**30
+"""More than a process holds beside its tensors."""
+
 _LIBRARIES: Final = ("transformers.", "accelerate.", "trl.", "peft.", "hf_memkit.")
 
 Batches = Sequence[Any]
@@ -99,6 +102,8 @@ def traced_training(
             def before(number: int) -> None:
                 if number % accumulation == 0:
                     bounds.append(len(events))
+                    if number == needed * accumulation and _surely_fits(tracer):
+                        raise _Enough
                     if online:  # answers are generated in every step, also where they last for several
                         trainer._buffered_inputs = None
 
@@ -106,7 +111,7 @@ def traced_training(
             try:
                 train(trainer)
                 bounds.append(len(events))
-            except Exception:  # a change that this model cannot be trained with, such as another batch size
+            except Exception:  # enough; or a change that this model cannot be trained with, such as another batch size
                 if len(bounds) <= needed:
                     raise
             about["steps_end"] = len(events)
@@ -121,6 +126,18 @@ def traced_training(
         raise Unmodelled(f"train() made {watch.optimizer_steps} optimizer steps in place of {needed}")
     about["steps"] = [(step.kind, *span) for step, span in zip(steps, itertools.pairwise(bounds), strict=False)]
     return {"trace": trace.to_json(), "about": about}
+
+
+class _Enough(Exception):
+    """What is traced from here on is not needed."""
+
+
+def _surely_fits(tracer: StorageTracer) -> bool:
+    """Whether the tensors so far leave so much of the GPU that nobody asks what would need less."""
+    if tracer.device_type != "cuda":
+        return False
+    left = int(torch.cuda.get_device_properties(0).total_memory) - _CONTEXT_BYTES
+    return tracer.live_bytes()[1] < left / 2
 
 
 def _refuse(trainer: Any, device_type: str) -> None:
