@@ -94,19 +94,21 @@ class Trace:
 
     def only(self, *parts: tuple[int, int]) -> Trace:
         """Another trace: the events of these parts alone, each `(first, one past the last)`. What a part frees and
-        none has made is left out."""
-        found, alive = self.without_events(), set[int]()
+        none has made is left out; storages that no part makes have no bytes."""
+        found, alive, made = self.without_events(), set[int](), set[int]()
         for begin, end in parts:
             for start, stop, phase in self.spans():
                 for event in self.events[max(start, begin) : min(stop, end)]:
                     if event > 0:
                         alive.add(event)
+                        made.add(event)
                     elif -event in alive:
                         alive.remove(-event)
                     else:
                         continue
                     found.events.append(event)
                 found.marks.append((len(found.events), phase))
+        found.sizes_bytes = [size if number in made else 0 for number, size in enumerate(self.sizes_bytes, 1)]
         return found
 
     def spans(self) -> Iterator[tuple[int, int, Phase]]:

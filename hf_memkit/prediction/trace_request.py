@@ -71,7 +71,7 @@ class ScriptRequest:
         folder, environment: the ones it would be started in.
         device, capability, capacity_bytes: as of a `TraceRequest`.
         gpu_name: what the card calls itself.
-        longest: whether the worst and a usual batch are traced; False: those that the script's loader gives first.
+        worst_batch: whether the worst and a usual batch are traced; False: those that the script's loader gives first.
         stdin: number of the file that it reads answers from; None: it gets none.
         processes, per_node: ranks in all, one GPU each, and those of one machine.
     """
@@ -83,7 +83,7 @@ class ScriptRequest:
     capability: tuple[int, int] = (8, 0)
     capacity_bytes: int = 80 * 2**30
     gpu_name: str = "NVIDIA A100-SXM4-80GB"
-    longest: bool = True
+    worst_batch: bool = True
     stdin: int | None = None
     processes: int = 1
     per_node: int = 1

@@ -42,6 +42,11 @@ def table(lengths: Sequence[int]) -> datasets.Dataset:
     return datasets.Dataset.from_dict({"input_ids": [list(range(length)) for length in lengths]})
 
 
+class Endless(Sampler[list[int]]):
+    def __iter__(self) -> Iterator[list[int]]:
+        yield from ([number, number + 1] for number in itertools.cycle(range(0, 300, 2)))
+
+
 class BySource(Sampler[list[int]]):
     """A custom batch sampler: only rows of the same source meet, four at a time."""
 
@@ -91,6 +96,13 @@ def test_one_sample_twenty_times_as_long(kind: str) -> None:
     assert chosen.usual["input_ids"].numel() <= chosen.high["input_ids"].numel() < worst / 10
     assert chosen.half["input_ids"].shape == (2, 900) and chosen.cut[0]["input_ids"].shape == (4, chosen.cut[1])
     assert shape_of(chosen.worst) == "4 × 900 tokens" and f"row {100 if kind == 'of a subset' else 200}" in chosen.said
+
+
+def test_a_sampler_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would notice: a prediction that waits for its last batch."""
+    monkeypatch.setattr("hf_memkit.prediction.child.batches._PASSES_S", 0.2)
+    chosen = chosen_batches(DataLoader(table(lengths_of()), batch_sampler=Endless(), collate_fn=padded))
+    assert shape_of(chosen.worst) == "2 × 900 tokens" and chosen.rows == 2
 
 
 def test_lengths_that_only_the_collator_knows() -> None:

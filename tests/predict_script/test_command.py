@@ -237,6 +237,9 @@ def test_the_worst_batch_stands_beside_a_usual_one(run: Run) -> None:
     assert batches["usual"]["total_gib"] == pytest.approx(usual["peak_reserved_gib"][1] + outside, rel=0.01)
     assert usual["request"]["batches"] is worst["request"]["batches"] is None
     assert not batches["smaller"], "it fits as it is"
+    tight = ("--gpu-memory", "650MB", "--json", "--gpus", "2")  # what would need less is traced, and not counted
+    ranks = [json.loads(run(LONG_ROW, rows, options=tight)[1]) for rows in ("both", "worst")]
+    assert ranks[0]["peak_allocated_gib"] == pytest.approx(ranks[1]["peak_allocated_gib"], rel=0.005)
     code, out, _, _ = run(LONG_ROW, "both", options=("--gpu-memory", "650MB"))
     assert code == 1 and "A usual batch, 4 × 16 tokens, needs " in out
     assert "With per_device_train_batch_size=2 and gradient_accumulation_steps=6 the worst needs " in out

@@ -57,7 +57,7 @@ def run(worker: Worker, tmp_path: Path) -> Run:
         file.write_text(MODEL + textwrap.dedent(text))
         request = ScriptRequest(
             UserScript(str(file)), str(tmp_path), {**os.environ, "HF_HUB_OFFLINE": "1"}, capability=capability,
-            longest=False,
+            worst_batch=False,
         )  # fmt: skip
         content, why = worker.run(request)
         assert content is not None, f"the script's process ended: {why}"

@@ -73,7 +73,7 @@ def ran(worker: Worker, folder: Path, out: Path, name: str, device: Device, **mo
         **{key: filled(value) for key, value in job.get("environment", {}).items()},
         **more,
     }  # fmt: skip
-    request = ScriptRequest(script, str(out), environment, device=device, longest=device == "cuda")
+    request = ScriptRequest(script, str(out), environment, device=device, worst_batch=device == "cuda")
     content, why = worker.run(request)
     assert content is not None, f"{name} on {device}: its process ended: {why}"
     assert "trace" in content, f"{name} on {device}: {content}"

@@ -58,7 +58,7 @@ def traced_training(
     tracer: StorageTracer,
     fake: Callable[[], contextlib.AbstractContextManager[Any]],
     *,
-    longest: bool = True,
+    worst: bool = True,
 ) -> Found:
     """Trains two steps with `trainer`, which is changed for that.
 
@@ -67,7 +67,7 @@ def traced_training(
         train: `Trainer.train` itself.
         tracer: records what is made; active within `fake`.
         fake: the context in which tensors are fake (or, to compare with, real).
-        longest: whether the worst and a usual batch are traced; False: the first that the script's own loader gives.
+        worst: whether the worst and a usual batch are traced; False: the first that the script's own loader gives.
 
     Raises:
         Unmodelled: something of it cannot be traced.
@@ -80,11 +80,11 @@ def traced_training(
     accumulation = about["accumulation"] if online else min(about["accumulation"], MICRO_BATCHES)
     if online:
         notes += _rewards_are_constant(trainer)
-    steps = _steps(trainer.get_train_dataloader(), accumulation, about, longest=longest)
+    steps = _steps(trainer.get_train_dataloader(), accumulation, about, worst=worst)
     needed = 1 + max(number for number, step in enumerate(steps) if step.kind == "worst")
     batches = [batch for step in steps for batch in step.batches]
     about |= _sizes([batch for step in steps if step.kind == "worst" for batch in step.batches])
-    evaluated, left_out = _evaluation(trainer, notes, longest=longest)
+    evaluated, left_out = _evaluation(trainer, notes, worst=worst)
     asked: dict[str, None] = {}
     tracer.made_up = lambda: asked.update({place: None for place in (line_that_asks(),) if place})
     with tempfile.TemporaryDirectory() as folder:
@@ -240,14 +240,14 @@ def _keeps_predictions(trainer: Any) -> bool:
     return arguments.eval_accumulation_steps is None
 
 
-def _evaluation(trainer: Any, notes: list[str], *, longest: bool) -> tuple[Batches, int]:
+def _evaluation(trainer: Any, notes: list[str], *, worst: bool) -> tuple[Batches, int]:
     """Batches to evaluate with, none if no evaluation is asked for; and of how many more the predictions are kept."""
     before = getattr(trainer, "memkit_evaluates", False)
     if before:
         notes.append("evaluate() before train(): is predicted after the steps, with the optimizer's states")
     if not before and not _is_asked_for(trainer.args.eval_strategy):
         return (), 0
-    batches, more = _evaluation_batches(trainer, longest=longest)
+    batches, more = _evaluation_batches(trainer, worst=worst)
     if not _keeps_predictions(trainer):
         return batches, 0
     notes.append(
@@ -257,7 +257,7 @@ def _evaluation(trainer: Any, notes: list[str], *, longest: bool) -> tuple[Batch
     return batches, more
 
 
-def _evaluation_batches(trainer: Any, *, longest: bool) -> tuple[Batches, int]:
+def _evaluation_batches(trainer: Any, *, worst: bool) -> tuple[Batches, int]:
     """Batches to evaluate with, and how many more there are; of several data sets those of the one that needs most."""
     several = isinstance(trainer.eval_dataset, Mapping)
     found = []
@@ -265,7 +265,7 @@ def _evaluation_batches(trainer: Any, *, longest: bool) -> tuple[Batches, int]:
         loader = trainer.get_eval_dataloader(name) if several else trainer.get_eval_dataloader()
         count = len(loader) if hasattr(loader, "__len__") else _EVALUATED
         loader = _on_host(loader)
-        batches = [chosen_batches(loader).worst] * _EVALUATED if longest else first_batches(loader, _EVALUATED)
+        batches = [chosen_batches(loader).worst] * _EVALUATED if worst else first_batches(loader, _EVALUATED)
         found.append((batches, max(0, count - _EVALUATED)))
     if several:
         trainer.eval_dataset = range(_EVALUATED)
@@ -295,11 +295,11 @@ class Step:
     batches: Batches
 
 
-def _steps(loader: Any, accumulation: int, about: Found, *, longest: bool) -> list[Step]:
+def _steps(loader: Any, accumulation: int, about: Found, *, worst: bool) -> list[Step]:
     """What to trace: two steps of usual batches, then the worst, then what would need less; the worst alone where all
     batches are alike. Writes down what they are in `about`."""
     loader = _on_host(loader)
-    if not longest:
+    if not worst:
         batches = first_batches(loader, STEPS * accumulation)
         return [Step("worst", batches[at : at + accumulation]) for at in range(0, len(batches), accumulation)]
     chosen = chosen_batches(loader)
@@ -316,7 +316,7 @@ def _steps(loader: Any, accumulation: int, about: Found, *, longest: bool) -> li
         return [step("worst", chosen.worst)] * STEPS
     about["batches"] |= {"usual": shape_of(chosen.usual), "high": shape_of(chosen.high)}
     steps = [*[step("usual", chosen.usual)] * STEPS, step("worst", chosen.worst)]
-    if chosen.half is not None:
+    if chosen.half is not None and chosen.rows == about["micro_batch_size"]:  # else the argument does not decide it
         half = about["micro_batch_size"] // 2
         label = f"per_device_train_batch_size={half} and gradient_accumulation_steps={2 * about['accumulation']}"
         steps.append(step(label, chosen.half))

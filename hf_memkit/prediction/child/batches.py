@@ -39,6 +39,7 @@ class Chosen:
         worst: the one that needs most of those that the sampler can form.
         said: which rows were looked at, and what the worst batch is.
         usual, high: the median batch, and the one that 95 of 100 do not exceed; None: the rows cannot be told apart.
+        rows: of the worst batch; 0: unknown.
         half, cut: the worst batch with half of its rows, and with rows cut to so many tokens, the most that 95 of 100
             rows have; None: there is no such batch.
         unreadable: a row that cannot be read, and why.
@@ -46,6 +47,7 @@ class Chosen:
 
     worst: Batch
     said: str
+    rows: int = 0
     usual: Batch | None = None
     high: Batch | None = None
     half: Batch | None = None
@@ -92,7 +94,10 @@ def _chosen(dataset: Any, collate: Any, sampler: Any, size: int) -> Chosen:
         candidates = [list(itertools.islice(itertools.cycle(ranked[:size]), size))]
         draws = _drawn(found, size)
     else:
-        candidates = draws = list(_formed(sampler))
+        passes = _passes(sampler)
+        draws = candidates = next(passes)
+        for formed in passes:
+            candidates = _largest([*_largest(candidates, found.sizes), *formed], found.sizes)
     worst, numbers = max(((made(each), each) for each in _largest(candidates, found.sizes)), key=_elements_of_first)
     numbers = sorted(numbers, key=lambda number: -int(found.sizes[number]))
     draws = sorted(draws, key=lambda each: _padded(each, found.sizes))
@@ -100,9 +105,10 @@ def _chosen(dataset: Any, collate: Any, sampler: Any, size: int) -> Chosen:
     return Chosen(
         worst,
         _said(found, numbers[0], worst),
+        len(numbers),
         made(usual),
         made(high),
-        _if_possible(made, numbers[: len(numbers) // 2]) if len(numbers) > 1 else None,
+        _if_possible(made, numbers[: len(numbers) // 2]) if len(numbers) % 2 == 0 else None,
         _if_possible(_cut, rows(numbers), rows([_at(0.95, found)]), collate),
         found.unreadable,
     )
@@ -202,15 +208,17 @@ def _drawn(found: RowSizes, size: int) -> list[list[int]]:
     return [random.choice(read, min(size, len(read)), replace=False).tolist() for _ in range(_DRAWS)]
 
 
-def _formed(sampler: Any) -> Iterator[list[int]]:
-    """Batches of a sampler that does not take any rows: of several passes, if they differ."""
+def _passes(sampler: Any) -> Iterator[list[list[int]]]:
+    """Batches of a sampler that does not let any rows meet: of a pass, and of others as long as they differ. A sampler
+    may have no end."""
     until = time.monotonic() + _PASSES_S
     before: list[list[int]] | None = None
     for _ in range(_PASSES):
-        formed = [[int(number) for number in numbers] for numbers in sampler]
-        yield from formed
-        if formed == before or time.monotonic() > until:
+        in_time = itertools.takewhile(lambda _: time.monotonic() < until, sampler)
+        formed = [[int(number) for number in numbers] for numbers in in_time]
+        if not formed or formed == before:
             return
+        yield formed
         before = formed
 
 

@@ -19,10 +19,10 @@ from torch.utils._pytree import tree_any, tree_leaves, tree_map
 
 from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.kernel_rules import KERNEL_RULES
+from hf_memkit.prediction.user_batch import KEPT_ELEMENTS
 
 __all__ = ["WITHOUT_FAKE", "KnownValues"]
 
-_MOST_INTEGERS: Final = 2**20
 _MOST_FLOATS: Final = 2**10
 """Elements of tensors whose values are followed: ids, masks and lengths, but no images and no optimizer states."""
 
@@ -223,7 +223,7 @@ def _alike(source: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
 
 
 def _small(tensor: torch.Tensor) -> bool:
-    most = _MOST_FLOATS if tensor.dtype.is_floating_point or tensor.dtype.is_complex else _MOST_INTEGERS
+    most = _MOST_FLOATS if tensor.dtype.is_floating_point or tensor.dtype.is_complex else KEPT_ELEMENTS
     return math.prod(tensor.shape) <= most
 
 

@@ -67,7 +67,7 @@ def run_script(request: ScriptRequest, result: Path) -> None:
     if boundary is not None:
         _pretend(request, boundary)
     leave_no_folder()
-    traced = functools.partial(_traced, tracer, boundary, longest=request.longest)
+    traced = functools.partial(_traced, tracer, boundary, worst=request.worst_batch)
     _end_at_train(traced, result)
     try:
         with boundary or contextlib.nullcontext():
@@ -143,9 +143,9 @@ def _end_at_train(traced: Callable[[Any, Any], Found], result: Path) -> None:
     Trainer.train, Trainer.evaluate = train, evaluate
 
 
-def _traced(tracer: StorageTracer, boundary: RealAndFake | None, trainer: Any, train: Any, *, longest: bool) -> Found:
+def _traced(tracer: StorageTracer, boundary: RealAndFake | None, trainer: Any, train: Any, *, worst: bool) -> Found:
     if boundary is None:
-        return traced_training(trainer, train, tracer, lambda: tracer, longest=longest)
+        return traced_training(trainer, train, tracer, lambda: tracer, worst=worst)
     boundary.leave()
 
     @contextlib.contextmanager
@@ -161,7 +161,7 @@ def _traced(tracer: StorageTracer, boundary: RealAndFake | None, trainer: Any, t
         with shapes_from_values_are_unmodelled(), boundary.all_fake():
             yield
 
-    return traced_training(trainer, train, tracer, fake, longest=longest)
+    return traced_training(trainer, train, tracer, fake, worst=worst)
 
 
 def _setup_of(trainer: Any) -> Setup:
