@@ -105,6 +105,17 @@ def test_a_sampler_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shape_of(chosen.worst) == "2 × 900 tokens" and chosen.rows == 2
 
 
+@pytest.mark.parametrize(("shuffle", "tokens"), [(False, 110), (True, 160)])
+def test_rows_that_are_not_padded(shuffle: bool, tokens: int) -> None:
+    """Would notice: rows together that the sampler never puts together, or padding where there is none."""
+
+    def behind_one_another(picked: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        return {"input_ids": torch.tensor([[each for row in picked for each in row["input_ids"]]])}
+
+    loader = DataLoader(table([100, 10, 10, 60, 60, 50]), 2, shuffle=shuffle, collate_fn=behind_one_another)
+    assert shape_of(chosen_batches(loader).worst) == f"1 × {tokens} tokens"
+
+
 def test_lengths_that_only_the_collator_knows() -> None:
     """Would notice: characters taken for tokens. The row of most characters is not the one of most tokens."""
     texts = ["a b c d"] * 200 + ["x" * 400] + [" ".join("y" * 90)]
@@ -113,8 +124,8 @@ def test_lengths_that_only_the_collator_knows() -> None:
     def tokenised(picked: Sequence[dict[str, str]]) -> dict[str, torch.Tensor]:
         return padded([{"input_ids": list(range(len(row["text"].split())))} for row in picked])
 
-    chosen = chosen_batches(DataLoader(rows, 8, shuffle=True, collate_fn=tokenised))
-    assert shape_of(chosen.worst) == "8 × 90 tokens" and shape_of(chosen.usual) == "8 × 4 tokens"
+    chosen = chosen_batches(DataLoader(rows, 1, shuffle=True, collate_fn=tokenised))
+    assert shape_of(chosen.worst) == "1 × 90 tokens" and shape_of(chosen.usual) == "1 × 4 tokens"
 
 
 def test_rows_that_are_made_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
