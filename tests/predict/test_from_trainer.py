@@ -217,6 +217,7 @@ def test_bf16_on_a_card_without_it_is_refused_in_one_line() -> None:
 LIVE = """
 import sqlite3
 import threading
+import weakref
 
 import torch
 from torch import nn
@@ -231,12 +232,13 @@ def make(folder, connection=False, **arguments):
             self.act = lambda x: torch.tanh(x) * x
 
         def forward(self, x):
-            return self.act(self.inside(x))
+            return self.act(self.inside(x)) * len(self.owner().table)
 
     class Mine(nn.Module):
         def __init__(self):
             super().__init__()
             self.block = Block()
+            self.block.owner = weakref.ref(self)
             self.out, self.twin = nn.Linear(1024, 256, bias=False), nn.Linear(1024, 256, bias=False)
             self.twin.weight = self.out.weight
             self.frozen = nn.Linear(256, 256).requires_grad_(False)
@@ -264,9 +266,14 @@ def make(folder, connection=False, **arguments):
         lock = threading.Lock()
 
     class Own(Trainer):
+        def __init__(self, *given, **named):
+            super().__init__(*given, **named)
+            self.teacher = nn.Linear(256, 512).to(self.args.device)
+
         def compute_loss(self, model, inputs, return_outputs=False, **more):
             outputs = model(**inputs)
-            loss = outputs["loss"] + (torch.ones(2**18, device=inputs["x"].device) * outputs["logits"].mean()).mean()
+            noise = torch.ones(2**18, device=inputs["x"].device) * outputs["logits"].mean()
+            loss = outputs["loss"] + self.teacher(inputs["x"]).mean() + noise.mean()
             return (loss, outputs) if return_outputs else loss
 
     def collate(rows):

@@ -45,17 +45,15 @@ def _without_fsdp(arguments: TrainingArguments) -> TrainingArguments:
 def _restored(trainer: Any) -> Any:
     """What the Trainer did when it was made, and what depends on the device (transformers 5.23.0: trainer.py,
     `Trainer.__init__`)."""
-    was_on_host = vars(trainer).pop(ON_HOST)
     accumulation = trainer.args.accelerator_config.gradient_accumulation_kwargs
     if accumulation:  # it was put there when the first accelerator was made
         accumulation.pop("num_steps", None)
     device = _without_fsdp(trainer.args).device  # found out here, which ends all accelerators that there are
     trainer.create_accelerator_and_postprocess()
-    if was_on_host:
-        for module in [each for each in vars(trainer).values() if isinstance(each, nn.Module)]:
-            if getattr(module, "quantization_method", None) is None and getattr(module, "hf_device_map", None) is None:
-                module.to(device)
-    for module in [each for each in vars(trainer).values() if isinstance(each, nn.Module)]:
+    on_host = vars(trainer).pop(ON_HOST)
+    for module in {id(each): each for each in vars(trainer).values() if isinstance(each, nn.Module)}.values():
+        if on_host:
+            nn.Module.to(module, device)  # transformers' own refuses some quantised models
         if vars(module).pop(PREPARED, False) and module is not trainer.model:
             trainer.accelerator.prepare_model(module, evaluation_mode=True)
     return trainer
