@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import DefaultFlowCallback, TrainerCallback
 
 from hf_memkit.errors import Unmodelled
+from hf_memkit.memory.holdings import carried_by
 from hf_memkit.prediction.child.batches import chosen_batches, first_batches, shape_of
 from hf_memkit.prediction.child.cuda_questions import replace_everywhere
 from hf_memkit.prediction.child.fake_gpu import become
@@ -423,8 +424,9 @@ def _callbacks(trainer: Any, *own: TrainerCallback) -> list[str]:
 
 
 def _weights(device_type: str) -> list[torch.Tensor]:
-    """Parameters and buffers of all modules that there are, teachers and reference models included. What is real, on
-    the host, becomes part of the traced training: buffers, and where that is on the host parameters too."""
+    """Parameters, with their scales, and buffers of all modules that there are, teachers and reference models included.
+    What is real, on the host, becomes part of the traced training: buffers, and where that is on the host parameters
+    too."""
     found: list[torch.Tensor] = []
     for module in [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]:
         for name, buffer in module._buffers.items():
@@ -433,7 +435,9 @@ def _weights(device_type: str) -> list[torch.Tensor]:
         for parameter in module._parameters.values():
             if type(parameter) is torch.nn.Parameter and _is_traced() and device_type == "cpu":
                 become(parameter, torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype))
-        found += [each for each in (*module._parameters.values(), *module._buffers.values()) if each is not None]
+        parameters = [each for each in module._parameters.values() if each is not None]
+        scales = [each for parameter in parameters for each in carried_by(parameter)]
+        found += [*parameters, *scales, *(each for each in module._buffers.values() if each is not None)]
     return found
 
 

@@ -8,10 +8,11 @@ Each replacement stands here with the question that it answers; none has an effe
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -23,6 +24,7 @@ __all__ = [
     "Stream",
     "become",
     "inference_is_no_grad",
+    "library_parameters",
     "made_up_values",
     "movable_modules",
     "one_card",
@@ -174,9 +176,55 @@ def become(parameter: nn.Parameter, new: torch.Tensor) -> None:
     kinds = [(each.shape, each.dtype, each.device) for each in (new, gradient) if each is not None]
     if gradient is not None and kinds[0] == kinds[1]:
         other.grad = gradient
-    parameter.__class__, other.__class__ = other.__class__, parameter.__class__
+    kind = parameter.__class__
+    parameter.__class__, other.__class__ = other.__class__, kind
     parameter.__dict__, other.__dict__ = other.__dict__, parameter.__dict__
     torch._C._swap_tensor_impl(parameter, other)
+    if kind in _LIBRARY_KINDS.values():
+        parameter.__class__ = kind
+
+
+_LIBRARY_KINDS: Final[dict[type, type]] = {}
+"""A library's own kind of parameter → the same for fake tensors."""
+
+
+def library_parameters(*kinds: Any) -> None:
+    """Lets libraries' own kinds of parameters, such as bitsandbytes' `Params4bit`, hold fake tensors: what is made of
+    one is both. Their constructors call `Tensor._make_subclass`, which forgets that a tensor is fake."""
+    for kind in set(kinds) - _LIBRARY_KINDS.keys():
+        _LIBRARY_KINDS[kind] = _fake_kind(kind)
+
+
+def _fake_kind(kind: Any) -> type:
+    from torch._subclasses.fake_tensor import FakeTensor
+    from torch.utils._mode_utils import no_dispatch
+
+    plain = kind.__new__
+
+    def attributes(*args: Any, **options: Any) -> dict[str, Any]:
+        with no_dispatch():
+            return vars(plain(kind, torch.empty(0), *args, **options))
+
+    names = attributes().keys()
+
+    def new(cls: Any, data: Any = None, requires_grad: bool = False, **options: Any) -> Any:
+        if not isinstance(data, FakeTensor):
+            return plain(cls, data, requires_grad, **options)
+        made = nn.Parameter(data.detach(), requires_grad)
+        made.__class__ = fake
+        vars(made).update(attributes(requires_grad, **options))
+        return made
+
+    def copied(self: Any, memo: dict[int, Any]) -> Any:
+        made = kind(copy.deepcopy(self.data, memo), self.requires_grad)
+        for name in names:
+            own = getattr(self, name)
+            setattr(made, name, own if isinstance(own, nn.Module) else copy.deepcopy(own, memo))
+        return made
+
+    fake = type(kind.__name__, (FakeTensor, kind), {"__deepcopy__": copied})
+    kind.__new__ = new
+    return fake
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
