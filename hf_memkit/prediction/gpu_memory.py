@@ -18,6 +18,8 @@ from hf_memkit.units import MIB
 __all__ = [
     "cublas_workspace_bytes",
     "efficient_backward_bytes",
+    "eight_bit_inputs_bytes",
+    "eight_bit_product_bytes",
     "flash_backward_bytes",
     "flash_varlen_backward_bytes",
     "foreach_norm_bytes",
@@ -134,6 +136,25 @@ def four_bit_product_bytes(rows: int, weight: tuple[int, int], element_bytes: in
     elements = weight[0] * weight[1]
     scales = -(-elements // 64)
     return elements * element_bytes + (2 * 4 * scales if nested else 0)
+
+
+def eight_bit_inputs_bytes(elements: int, *, threshold: float) -> int:
+    """What bitsandbytes takes to find the inputs that it does not multiply in 8 bits: their absolute values in fp16, and
+    which of them are at least the threshold.
+
+    Source: bitsandbytes 0.50.2: backends/cuda/ops.py, `int8_vectorwise_quant`.
+    """
+    return 3 * elements if threshold > 0 else 0
+
+
+def eight_bit_product_bytes(elements: int, *, fp16: bool) -> int:
+    """What a product of int8 with int8 takes beside its result of so many elements: sums in int32, and the result in
+    fp16, unless it stays so. What is added for outliers is made when these are gone, and is less.
+
+    Source: bitsandbytes 0.50.2: backends/default/ops.py, `int8_scaled_mm`, `int8_mixed_scaled_mm`; backends/cuda/ops.py,
+    `int8_linear_matmul`, `int8_mm_dequant`.
+    """
+    return (4 if fp16 else 6) * elements
 
 
 def _up(number: int, multiple: int) -> int:

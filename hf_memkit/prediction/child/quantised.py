@@ -22,9 +22,13 @@ from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.fake_gpu import library_parameters
 from hf_memkit.prediction.child.real_and_fake import RealAndFake
 
-__all__ = ["quantised", "quantizers"]
+__all__ = ["OUTLIER_COLUMNS", "quantised", "quantizers"]
 
 _MODELLED: Final = {"bitsandbytes"}
+
+OUTLIER_COLUMNS: Final = 7
+"""Columns of each input with values above the threshold: no more in models of up to 13 B parameters (Dettmers et al.
+2022, LLM.int8(), arXiv 2208.07339, section 2.2)."""
 
 
 def quantizers(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,6 +46,7 @@ def quantizers(original: Callable[..., Any]) -> Callable[..., Any]:
                 import bitsandbytes
 
                 library_parameters(bitsandbytes.nn.Params4bit, bitsandbytes.nn.Int8Params)
+                _outliers_are_few()
         return found
 
     return get_hf_quantizer
@@ -50,6 +55,27 @@ def quantizers(original: Callable[..., Any]) -> Callable[..., Any]:
 def _options(config: Any, given: Any) -> dict[str, Any]:
     asked = given if given is not None else getattr(config, "quantization_config", None)
     return dict(asked.to_dict() if hasattr(asked, "to_dict") else asked or {})
+
+
+def _outliers_are_few() -> None:
+    """How many columns of an input exceed the threshold of 8 bits depends on values: `OUTLIER_COLUMNS` are assumed
+    (bitsandbytes 0.50.2: _ops.py; backends/default/ops.py, `int8_vectorwise_quant`, `int8_mixed_scaled_mm`)."""
+
+    def vectorwise(inputs: torch.Tensor, threshold: float = 0.0) -> Any:
+        rows = inputs.new_empty(inputs.numel() // inputs.shape[-1], dtype=torch.float32)
+        few = min(OUTLIER_COLUMNS, inputs.shape[-1])
+        outliers = inputs.new_empty(few, dtype=torch.int64) if threshold > 0 else None
+        return torch.empty_like(inputs, dtype=torch.int8), rows, outliers
+
+    def mixed(
+        inputs: torch.Tensor, codes: torch.Tensor, weight: torch.Tensor, rows: Any, columns: Any,
+        outliers: torch.Tensor | None = None, bias: Any = None,
+    ) -> Any:  # fmt: skip
+        kept = (inputs.shape[0], outliers.shape[0]) if outliers is not None and outliers.numel() else (0,)
+        return inputs.new_empty((*codes.shape[:-1], weight.shape[0])), inputs.new_empty(kept)
+
+    for name, shapes in {"int8_vectorwise_quant": vectorwise, "int8_mixed_scaled_mm": mixed}.items():
+        torch.library.register_fake(f"bitsandbytes::{name}", shapes, allow_override=True)
 
 
 def quantised(
