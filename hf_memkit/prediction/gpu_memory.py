@@ -139,8 +139,8 @@ def four_bit_product_bytes(rows: int, weight: tuple[int, int], element_bytes: in
 
 
 def eight_bit_inputs_bytes(elements: int, *, threshold: float) -> int:
-    """What bitsandbytes takes to find the inputs that it does not multiply in 8 bits: their absolute values in fp16, and
-    which of them are at least the threshold.
+    """What bitsandbytes takes to find the inputs that it does not multiply in 8 bits: absolute values in fp16, and a
+    mask of those that are at least the threshold.
 
     Source: bitsandbytes 0.50.2: backends/cuda/ops.py, `int8_vectorwise_quant`.
     """
@@ -151,8 +151,8 @@ def eight_bit_product_bytes(elements: int, *, fp16: bool) -> int:
     """What a product of int8 with int8 takes beside its result of so many elements: sums in int32, and the result in
     fp16, unless it stays so. What is added for outliers is made when these are gone, and is less.
 
-    Source: bitsandbytes 0.50.2: backends/default/ops.py, `int8_scaled_mm`, `int8_mixed_scaled_mm`; backends/cuda/ops.py,
-    `int8_linear_matmul`, `int8_mm_dequant`.
+    Source: bitsandbytes 0.50.2: backends/default/ops.py, `int8_scaled_mm`, `int8_mixed_scaled_mm`;
+    backends/cuda/ops.py, `int8_linear_matmul`, `int8_mm_dequant`.
     """
     return (4 if fp16 else 6) * elements
 

@@ -196,7 +196,7 @@ def _left_out(arguments: Any, model: Any) -> Iterator[str]:
         )
     if getattr(model, "is_loaded_in_8bit", False):
         yield (
-            f"8 bits: {OUTLIER_COLUMNS} columns of each input are taken for outliers, whose products are not in 8 bits; "
+            f"8 bits: {OUTLIER_COLUMNS} columns of each input are taken for outliers and multiplied in 16 bits; "
             "how many there are depends on values"
         )
     attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
@@ -430,7 +430,7 @@ def _callbacks(trainer: Any, *own: TrainerCallback) -> list[str]:
 
 
 def _weights(device_type: str) -> list[torch.Tensor]:
-    """Parameters, with their scales, and buffers of all modules that there are, teachers and reference models included.
+    """Parameters with their scales, and buffers, of all modules that there are, teachers and reference models too.
     What is real, on the host, becomes part of the traced training: buffers, and where that is on the host parameters
     too."""
     found: list[torch.Tensor] = []

@@ -166,9 +166,12 @@ def inference_is_no_grad() -> None:
 def become(parameter: nn.Parameter, new: torch.Tensor) -> None:
     """Gives a parameter another tensor, on another device too, which `Tensor.data` cannot (torch 2.13: as
     `torch.utils.swap_tensors`, which refuses what a fake mode remembers by a weak reference)."""
+    kind, moved = parameter.__class__, {}
+    if new.__class__ in _LIBRARY_KINDS.values():  # with scales that have been moved, too
+        new, moved = new.detach(), vars(new)
     other = nn.Parameter(new, parameter.requires_grad)
-    for key in vars(parameter).keys() - vars(other).keys():  # such as what an optimizer looks for
-        setattr(other, key, getattr(parameter, key))
+    for key, value in (vars(parameter) | moved).items():  # such as what an optimizer looks for
+        vars(other).setdefault(key, value)
     for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):  # what is swapped below has them, too
         if (registered := getattr(parameter, hooks)) is not None:
             setattr(other, hooks, registered)
@@ -176,7 +179,6 @@ def become(parameter: nn.Parameter, new: torch.Tensor) -> None:
     kinds = [(each.shape, each.dtype, each.device) for each in (new, gradient) if each is not None]
     if gradient is not None and kinds[0] == kinds[1]:
         other.grad = gradient
-    kind = parameter.__class__
     parameter.__class__, other.__class__ = other.__class__, kind
     parameter.__dict__, other.__dict__ = other.__dict__, parameter.__dict__
     torch._C._swap_tensor_impl(parameter, other)
@@ -203,7 +205,7 @@ def _fake_kind(kind: Any) -> type:
 
     def attributes(*args: Any, **options: Any) -> dict[str, Any]:
         with no_dispatch():
-            return vars(plain(kind, torch.empty(0), *args, **options))
+            return dict(vars(plain(kind, torch.empty(0), *args, **options)))
 
     names = attributes().keys()
 

@@ -66,13 +66,14 @@ def _made(
                 dtype = kept(path) if tensor.is_floating_point() else None
                 shaped = torch.empty_like(tensor, dtype=dtype or tensor.dtype)
                 place = places.get(path, "cpu")
+                new: Any
                 if quantizer is not None and quantizer.param_needs_quantization(model, path):
                     new = quantised(quantizer, model, path, shaped, place, boundary)
                 else:
                     new = boundary.empty_like(shaped, place)
                     if isinstance(tensor, nn.Parameter):  # frozen ones are thawed: core_model_loading.py, 1447
                         new = nn.Parameter(new, new.is_floating_point())
-                new._is_hf_initialized = True  # type: ignore[attr-defined]
+                new._is_hf_initialized = True
                 made[id(tensor)] = tensor, new  # the old one too: its id must not be given away
             table[name] = made[id(tensor)][1]
 

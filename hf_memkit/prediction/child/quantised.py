@@ -5,9 +5,12 @@ from_pretrained(…, quantization_config=…) ──> transformers' quantizer �
 a fake weight ──> quantizer.get_quantize_ops().convert ──> codes and scales, each as large as it will be
 ```
 
-| method | what a step allocates |
+| method | its step |
 |---|---|
-| bitsandbytes, 4 and 8 bits | what its own autograd functions do; what its CUDA kernels take: `gpu_events.py` |
+| bitsandbytes, 4 and 8 bits | its own autograd functions; what its CUDA kernels take besides is in `gpu_events.py` |
+| torchao, 8-bit weights alone | its tensor subclasses, which torch's own products take apart |
+| FP8 and MXFP4, dequantised when they are loaded | as without them |
+| others | `Unmodelled` |
 """
 
 from __future__ import annotations
@@ -24,37 +27,71 @@ from hf_memkit.prediction.child.real_and_fake import RealAndFake
 
 __all__ = ["OUTLIER_COLUMNS", "quantised", "quantizers"]
 
-_MODELLED: Final = {"bitsandbytes"}
-
 OUTLIER_COLUMNS: Final = 7
 """Columns of each input with values above the threshold: no more in models of up to 13 B parameters (Dettmers et al.
 2022, LLM.int8(), arXiv 2208.07339, section 2.2)."""
 
+_ASKED: Final = {"bitsandbytes", "torchao", "fp8", "mxfp4"}
+"""Methods whose quantizer is asked; those of others may want libraries that are not installed."""
+_EIGHT_BIT_WEIGHTS: Final = {"Int8WeightOnlyConfig", "Float8WeightOnlyConfig"}
+
 
 def quantizers(original: Callable[..., Any]) -> Callable[..., Any]:
-    """In place of `get_hf_quantizer`: every checkpoint is quantised when it is loaded, also one that was before."""
+    """In place of transformers' `get_hf_quantizer` (5.23.0: quantizers/auto.py): what is quantised in its checkpoint
+    is quantised when it is loaded, too."""
 
     def get_hf_quantizer(config: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
-        options = _options(config, given)
-        method = str(getattr(options.get("quant_method"), "value", options.get("quant_method")) or "bitsandbytes")
-        if options and method not in _MODELLED:
-            raise Unmodelled(f"{method}: quantised models of this kind are not modelled")
-        found = original(config, given, *args, **kwargs)
-        if found[0] is not None:
-            found[0].pre_quantized = False
-            if method == "bitsandbytes":
-                import bitsandbytes
+        asked = given or next(filter(None, map(_config_of, (config, config.get_text_config(decoder=True)))), None)
+        if asked and (method := _method(asked)) not in _ASKED:
+            raise _unmodelled(method)
+        quantizer, config, device_map = original(config, given, *args, **kwargs)
+        if quantizer is None:
+            return quantizer, config, device_map
+        if getattr(quantizer.quantization_config, "dequantize", False):
+            del config.quantization_config
+            return None, config, device_map
+        _check(quantizer.quantization_config)
+        if _method(quantizer.quantization_config) == "bitsandbytes":
+            import bitsandbytes
 
-                library_parameters(bitsandbytes.nn.Params4bit, bitsandbytes.nn.Int8Params)
-                _outliers_are_few()
-        return found
+            library_parameters(bitsandbytes.nn.Params4bit, bitsandbytes.nn.Int8Params)
+            _outliers_are_few()
+        quantizer.pre_quantized = False
+        return quantizer, config, device_map
 
     return get_hf_quantizer
 
 
-def _options(config: Any, given: Any) -> dict[str, Any]:
-    asked = given if given is not None else getattr(config, "quantization_config", None)
-    return dict(asked.to_dict() if hasattr(asked, "to_dict") else asked or {})
+def _config_of(config: Any) -> Any:
+    return getattr(config, "quantization_config", None)
+
+
+def _method(asked: Any) -> str:
+    found = asked.get("quant_method") if isinstance(asked, dict) else asked.quant_method
+    return str(getattr(found, "value", found) or "bitsandbytes")  # older checkpoints say load_in_4bit alone
+
+
+def _unmodelled(what: str) -> Unmodelled:
+    return Unmodelled(
+        f"{what}: models quantised like this are not modelled; predict the model it was made from, with "
+        "BitsAndBytesConfig(load_in_4bit=True) or (load_in_8bit=True), or measure: memkit run"
+    )
+
+
+def _check(asked: Any) -> None:
+    """
+    Raises:
+        Unmodelled: it cannot be traced, or not be trained.
+    """
+    method = _method(asked)
+    if method == "torchao":
+        kind = type(asked.quant_type).__name__
+        if kind not in _EIGHT_BIT_WEIGHTS:
+            raise _unmodelled(f"torchao's {kind}")
+    elif method != "bitsandbytes":
+        raise _unmodelled(method)
+    elif asked.load_in_8bit and asked.llm_int8_has_fp16_weight:
+        raise _unmodelled("llm_int8_has_fp16_weight")
 
 
 def _outliers_are_few() -> None:
@@ -74,8 +111,8 @@ def _outliers_are_few() -> None:
         kept = (inputs.shape[0], outliers.shape[0]) if outliers is not None and outliers.numel() else (0,)
         return inputs.new_empty((*codes.shape[:-1], weight.shape[0])), inputs.new_empty(kept)
 
-    for name, shapes in {"int8_vectorwise_quant": vectorwise, "int8_mixed_scaled_mm": mixed}.items():
-        torch.library.register_fake(f"bitsandbytes::{name}", shapes, allow_override=True)
+    torch.library.register_fake("bitsandbytes::int8_vectorwise_quant", vectorwise, allow_override=True)
+    torch.library.register_fake("bitsandbytes::int8_mixed_scaled_mm", mixed, allow_override=True)
 
 
 def quantised(
@@ -95,10 +132,10 @@ def quantised(
 
     module = model.get_submodule(path.rpartition(".")[0])
     if issubclass(getattr(module, "source_cls", nn.Linear), Conv1D):
-        shaped = torch.empty_like(shaped.T, memory_format=torch.contiguous_format)  # as it is in the checkpoint
+        shaped = shaped.new_empty(shaped.shape[::-1])  # as it is in the checkpoint
     weight = boundary.empty_like(shaped, place)
+    operation = quantizer.get_quantize_ops()
     with torch.no_grad():
-        made = quantizer.get_quantize_ops().convert(
-            {path: [weight]}, model=model, full_layer_name=path, missing_keys=set()
-        )
-    return made.get(path) if path in made else model.get_parameter(path)
+        made = operation.convert({path: [weight]}, model=model, full_layer_name=path, missing_keys=set())
+    parameter: nn.Parameter = made[path] if path in made else model.get_parameter(path)
+    return parameter
