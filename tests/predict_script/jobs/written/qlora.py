@@ -8,6 +8,7 @@ from transformers import (
     AutoTokenizer,
     BitsAndBytesConfig,
     DataCollatorForLanguageModeling,
+    TorchAoConfig,
     Trainer,
     TrainingArguments,
 )
@@ -15,7 +16,7 @@ from transformers import (
 parser = argparse.ArgumentParser()
 parser.add_argument("model_id")
 parser.add_argument("data")
-parser.add_argument("--bits", type=int, choices=(4, 8), default=4)
+parser.add_argument("--quantization", choices=("nf4", "int8", "torchao"), default="nf4")
 parser.add_argument("--optim", default="paged_adamw_8bit")
 parser.add_argument("--dora", action="store_true")
 parser.add_argument("--output-dir", default="outputs")
@@ -25,19 +26,25 @@ args = parser.parse_args()
 compute_dtype = torch.float32
 if torch.cuda.is_available():
     compute_dtype = torch.bfloat16 if torch.cuda.is_bf16_supported(False) else torch.float16
-if args.bits == 4:
-    bnb_config = BitsAndBytesConfig(
+if args.quantization == "nf4":
+    quantization_config = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_use_double_quant=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_compute_dtype=compute_dtype,
     )
+elif args.quantization == "int8":
+    quantization_config = BitsAndBytesConfig(load_in_8bit=True)
 else:
-    bnb_config = BitsAndBytesConfig(load_in_8bit=True)
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    quantization_config = TorchAoConfig(Int8WeightOnlyConfig())
 
 tokenizer = AutoTokenizer.from_pretrained(args.model_id)
 tokenizer.pad_token = tokenizer.eos_token
-model = AutoModelForCausalLM.from_pretrained(args.model_id, quantization_config=bnb_config, dtype=compute_dtype)
+model = AutoModelForCausalLM.from_pretrained(
+    args.model_id, quantization_config=quantization_config, dtype=compute_dtype
+)
 print(f"{model.get_memory_footprint() / 2**20:.2f} MiB")
 
 model.gradient_checkpointing_enable()
