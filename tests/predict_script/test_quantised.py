@@ -117,18 +117,22 @@ def test_what_is_dequantised_when_it_is_loaded_is_no_quantised_model(
     """
     model("plain")
     model("fp8", quantization_config={"quant_method": "fp8", **STORED["fp8"]})
+    model("mxfp4", quantization_config={"quant_method": "mxfp4"})
     text = (
-        "from transformers import FineGrainedFP8Config\nfound = load({}).to('cuda')\n"
+        "from transformers import FineGrainedFP8Config, Mxfp4Config\nfound = load({}).to('cuda')\n"
         "assert not hasattr(found.config, 'quantization_config') and not getattr(found, 'is_quantized', False)\n"
         "train(found)"
     )
-    asked = "'fp8', quantization_config=FineGrainedFP8Config(dequantize=True)"
-    traces = [
-        predict(TRAIN + text.format(arguments), capability=capability)["trace"]
-        for arguments, capability in (("'plain'", (8, 0)), ("'fp8'", (8, 0)), (asked, (9, 0)))
-    ]
-    peaks = [Trace.from_json(each).peak() for each in traces]
-    assert peaks[0] == peaks[1] and peaks[2].categories["weights"] == peaks[0].categories["weights"]
+    loads = {
+        "'plain'": (8, 0),
+        "'fp8'": (8, 0),
+        "'plain', device_map='auto'": (9, 0),
+        "'fp8', quantization_config=FineGrainedFP8Config(dequantize=True)": (9, 0),
+        "'mxfp4', quantization_config=Mxfp4Config(dequantize=True)": (9, 0),
+    }
+    found = [predict(TRAIN + text.format(each), capability=capability) for each, capability in loads.items()]
+    peaks = [Trace.from_json(each["trace"]).peak().categories for each in found]
+    assert peaks[0] == peaks[1] and peaks[2] == peaks[3] == peaks[4]
 
 
 def test_peft_knows_what_is_packed_in_16_bits(predict: Predict, model: Callable[..., str]) -> None:
