@@ -148,8 +148,19 @@ class BatchNeeds:
         )
 
 
+LIVE: Final = "hf_memkit.prediction.child.live_trainer"
+"""The module that is run in the place of a script where objects of a process are predicted."""
+
+
+def is_live(script: UserScript) -> bool:
+    """Whether it stands for objects of this process (`from_trainer.py`)."""
+    return script.target == LIVE
+
+
 def name_of(script: UserScript) -> str:
     """`"train.py"` or `"-m trl.scripts.sft"`: what a script is called in sentences."""
+    if is_live(script):
+        return "this Trainer"
     return str(script) if script.is_module else Path(script.target).resolve().name
 
 
@@ -160,6 +171,7 @@ def predict_script_training(
     gpus: int = 1,
     nodes: int = 1,
     environment: Mapping[str, str] | None = None,
+    worker: Worker | None = None,
 ) -> tuple[Prediction, ScriptTraining]:
     """The prediction, and what the script trains.
 
@@ -168,6 +180,7 @@ def predict_script_training(
         machine: the machine in question.
         gpus, nodes: GPUs on each machine, and machines.
         environment: the variables that the script gets; None: this process's.
+        worker: where it runs, without standard input; None: a process of its own.
 
     Raises:
         InputError, ScriptFailed: as `predict_script`.
@@ -176,16 +189,20 @@ def predict_script_training(
     refuse_unreadable(script)
     environment = dict(os.environ if environment is None else environment)
     _allocator(environment)  # what torch would refuse is refused before anything runs
-    content, device, notes = _ran(script, machine, environment, gpus=gpus, nodes=nodes)
+    with _own_worker() if worker is None else contextlib.nullcontext((worker, None)) as (where, stdin):
+        content, device, notes = _ran(script, machine, environment, where, stdin, gpus=gpus, nodes=nodes)
     trace, about = Trace.from_json(content["trace"]), content["about"]
     notes += about["notes"]
     if machine.gpu is None:
         notes.append("no GPU here and none named (gpu, gpu_memory): there is no verdict")
     if gpus * nodes > 1:
-        notes.append(f"the script ran as the first of {gpus * nodes} ranks, and the others were not started")
+        notes.append(f"it ran as the first of {gpus * nodes} ranks, and the others were not started")
     setup = _setup(about, machine, gpus, nodes, {**environment, **about.get("environment", {})})
     ledger = _engine_ledger(about["deepspeed"], setup.sized_job) if about.get("deepspeed") else None
-    trained = f"{about['trainer']}, as {name_of(script)} makes it,"
+    trained = about["trainer"]
+    if not is_live(script):
+        trained += f", as {name_of(script)} makes it,"
+        notes.append("the first train() of the script is predicted; nothing after it was run")
 
     def of_part(trace: Trace, notes: list[str]) -> Prediction:
         return from_trace(trace, device, setup, setup.sized_job, ledger, notes, trainer=trained)
@@ -291,6 +308,8 @@ def refuse_unreadable(script: UserScript) -> None:
         InputError: it cannot be read, is no Python, or there is no such package.
         ScriptFailed: Python finds a mistake in its syntax.
     """
+    if is_live(script):
+        return
     if script.is_module:
         package = script.target.partition(".")[0]
         if importlib.machinery.PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]) is None:
@@ -315,8 +334,22 @@ def refuse_unreadable(script: UserScript) -> None:
 # ---- running it ----
 
 
+@contextlib.contextmanager
+def _own_worker() -> Iterator[tuple[Worker, int | None]]:
+    """(a process for one script, the number of its standard input)."""
+    with _standard_input() as stdin, contextlib.closing(Worker(open_files=(stdin,))) as worker:
+        yield worker, stdin
+
+
 def _ran(
-    script: UserScript, machine: Machine, environment: dict[str, str], *, gpus: int, nodes: int
+    script: UserScript,
+    machine: Machine,
+    environment: dict[str, str],
+    worker: Worker,
+    stdin: int | None,
+    *,
+    gpus: int,
+    nodes: int,
 ) -> tuple[Mapping[str, Any], Device, list[str]]:
     """(what came of it, with a trace; on which device; notes)."""
     gpu, notes = machine.gpu, list[str]()
@@ -333,16 +366,15 @@ def _ran(
     )
     if gpu is not None:
         request = replace(request, capacity_bytes=gpu.capacity_bytes, gpu_name=f"NVIDIA {gpu.name}")
-    with _standard_input() as stdin, contextlib.closing(Worker(open_files=(stdin,))) as worker:
-        device: Device = "cuda"
-        try:
-            worker.wait()
-            if worker.without_shim is not None:
-                device = "cpu"
-                notes.append(f"fake CUDA tensors do not work with this torch: {worker.without_shim}")
-            content, why = worker.run(replace(request, device=device, stdin=stdin))
-        except TraceFailed as failure:
-            raise InputError(f"{name_of(script)} cannot be predicted here: {failure}") from failure
+    device: Device = "cuda"
+    try:
+        worker.wait()
+        if worker.without_shim is not None:
+            device = "cpu"
+            notes.append(f"fake CUDA tensors do not work with this torch: {worker.without_shim}")
+        content, why = worker.run(replace(request, device=device, stdin=stdin))
+    except TraceFailed as failure:
+        raise InputError(f"{name_of(script)} cannot be predicted here: {failure}") from failure
     if content is None or "trace" not in content:
         raise _failed(script, content, why)
     return content, device, notes

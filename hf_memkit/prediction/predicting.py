@@ -28,7 +28,6 @@ from hf_memkit.prediction.split_states import bucket_bytes, is_split, one_rank, 
 from hf_memkit.prediction.trace import Trace
 from hf_memkit.prediction.trace_edit import ExtraAllocation, edited
 from hf_memkit.prediction.trace_request import Device, TraceRequest
-from hf_memkit.prediction.user_training import UserTraining
 from hf_memkit.prediction.verdict import Confidence, Level
 from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.request import refuse_below_one
@@ -42,9 +41,7 @@ from hf_memkit.zero.ledger import zero_ledger
 __all__ = ["from_trace", "predict"]
 
 
-def predict(
-    setup: Setup, *, trace: bool = True, trust_remote_code: bool = False, own: UserTraining | None = None
-) -> Prediction:
+def predict(setup: Setup, *, trace: bool = True, trust_remote_code: bool = False) -> Prediction:
     """Bytes that a training needs, by phase and category, and whether the machine has them.
 
     Args:
@@ -52,7 +49,6 @@ def predict(
             come the model's shapes (None: only a trace can tell) and the machine (without a card: no verdict).
         trace: whether a real Trainer is traced; False: formulas only, at once.
         trust_remote_code: whether code that comes with the model may be run, in the child process.
-        own: what the user's own script brings beside the setup (`predict_trainer`).
 
     Raises:
         InputError: nothing can be said of this job, with the reason.
@@ -74,7 +70,7 @@ def predict(
         )
     if trace:
         for device in _devices(notes):
-            request = _request(setup, job, device, trust_remote_code=trust_remote_code, own=own)
+            request = _request(setup, job, device, trust_remote_code=trust_remote_code)
             try:
                 found = shared_worker().trace(request)
             except TraceFailed as failure:
@@ -161,9 +157,7 @@ def _devices(notes: list[str]) -> tuple[Device, ...]:
     return ("cpu",)
 
 
-def _request(
-    setup: Setup, job: Job, device: Device, *, trust_remote_code: bool, own: UserTraining | None
-) -> TraceRequest:
+def _request(setup: Setup, job: Job, device: Device, *, trust_remote_code: bool) -> TraceRequest:
     gpu = job.machine.gpu
     capability = gpu.capability if gpu is not None else None
     if capability is None:
@@ -175,10 +169,8 @@ def _request(
         capability=(int(capability), round(capability * 10) % 10),
         capacity_bytes=gpu.capacity_bytes if gpu is not None else 80 * 2**30,
         evaluate=setup.get("arguments.eval_strategy", "no") != "no",
-        metrics=own is not None and own.metrics,
         save=not is_split(setup),  # the engine has a way of its own
         trust_remote_code=trust_remote_code,
-        own=own,
     )
 
 

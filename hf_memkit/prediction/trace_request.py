@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from hf_memkit.prediction.user_training import UserTraining
 from hf_memkit.setup import Setup
 from hf_memkit.user_script import UserScript
 
@@ -32,7 +31,6 @@ class TraceRequest:
         save: whether a checkpoint is saved after them, if the setup saves any.
         padded: whether the texts of a batch are unequally long; None: as `child/inputs.py`, `pads`, has it.
         trust_remote_code: whether the model's own code may be run.
-        own: what the user's own script brings; None: the setup says all.
     """
 
     setup: Setup
@@ -46,19 +44,16 @@ class TraceRequest:
     save: bool = True
     padded: bool | None = None
     trust_remote_code: bool = False
-    own: UserTraining | None = None
 
     def to_json(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in self.__slots__}
-        own = self.own.to_json() if self.own is not None else None
-        return {**values, "setup": self.setup.to_json(), "capability": list(self.capability), "own": own}
+        return {**values, "setup": self.setup.to_json(), "capability": list(self.capability)}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
         values = {name: content[name] for name in cls.__slots__}
         values["setup"] = Setup.from_json(content["setup"])
         values["capability"] = tuple(content["capability"])
-        values["own"] = UserTraining.from_json(content["own"]) if content["own"] is not None else None
         return cls(**values)
 
 

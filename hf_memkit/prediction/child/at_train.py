@@ -27,6 +27,7 @@ from transformers import DefaultFlowCallback, TrainerCallback
 from hf_memkit.errors import Unmodelled
 from hf_memkit.memory.holdings import carried_by
 from hf_memkit.prediction.child.batches import chosen_batches, first_batches, shape_of
+from hf_memkit.prediction.child.constant_propagation import KEPT_ELEMENTS
 from hf_memkit.prediction.child.cuda_questions import replace_everywhere
 from hf_memkit.prediction.child.fake_gpu import become
 from hf_memkit.prediction.child.generation import generates, generating
@@ -37,7 +38,6 @@ from hf_memkit.prediction.child.script_engine import about_engine, as_the_engine
 from hf_memkit.prediction.child.tracer import StorageTracer
 from hf_memkit.prediction.child.training import MICRO_BATCHES, SHORT_AND_QUIET, STEPS
 from hf_memkit.prediction.child.users_code import line_that_asks
-from hf_memkit.prediction.user_batch import KEPT_ELEMENTS
 
 __all__ = ["traced_training"]
 
@@ -97,6 +97,8 @@ def traced_training(
             tracer.adopt(_weights(tracer.device_type), "weights")
             if _is_traced() and generates(arguments, type(trainer)):
                 trainer.__class__ = generating(type(trainer))
+                if evaluated:
+                    notes.append("evaluations generate: counted as if every answer were as long as it may be")
             dtype = as_the_engine_has_it(trainer)
             events = tracer.trace.events
             bounds: list[int] = []  # of the steps: events
@@ -166,7 +168,9 @@ def _about(trainer: Any) -> Found:
     arguments, model = trainer.args, trainer.model
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     counted = {id(each): each for each in model.parameters()}.values()
-    notes = ["the first train() of the script is predicted; nothing after it was run", *_left_out(arguments, base)]
+    notes = [*_left_out(arguments, base)]
+    if getattr(arguments, "predict_with_generate", False) and not generates(arguments, type(trainer)):
+        notes.append("predict_with_generate has no effect: Seq2SeqTrainer generates, and this is none")
     return {
         "environment": {name: each for name, each in os.environ.items() if name.endswith("ALLOC_CONF")},
         "deepspeed": about_engine(trainer),

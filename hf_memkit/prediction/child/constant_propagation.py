@@ -19,9 +19,11 @@ from torch.utils._pytree import tree_any, tree_leaves, tree_map
 
 from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.kernel_rules import KERNEL_RULES
-from hf_memkit.prediction.user_batch import KEPT_ELEMENTS
 
-__all__ = ["WITHOUT_FAKE", "KnownValues"]
+__all__ = ["KEPT_ELEMENTS", "WITHOUT_FAKE", "KnownValues"]
+
+KEPT_ELEMENTS: Final = 2**20
+"""Of tensors of whole numbers whose values are followed."""
 
 _MOST_FLOATS: Final = 2**10
 """Elements of tensors whose values are followed: ids, masks and lengths, but no images and no optimizer states."""

@@ -21,7 +21,6 @@ from hf_memkit.prediction.child.libraries import install_library_rules, shapes_f
 from hf_memkit.prediction.child.models import build_fake_model
 from hf_memkit.prediction.child.saves import write_nothing
 from hf_memkit.prediction.child.sft import as_dataset, install_fused_head, is_sft, sft_rows, tokenizer
-from hf_memkit.prediction.child.user_training import UserObjects
 from hf_memkit.prediction.trace import Trace
 from hf_memkit.prediction.trace_request import TraceRequest
 from hf_memkit.setup import Setup
@@ -63,7 +62,6 @@ def trace_training(request: TraceRequest) -> Trace:
         Exception: whatever the libraries raise at this setup.
     """
     setup = request.setup
-    own = UserObjects(request.own)
     if request.device == "cuda":
         pretend_card(request)
     if request.device != "real cpu":
@@ -91,16 +89,14 @@ def trace_training(request: TraceRequest) -> Trace:
         tracer,
     ):
         options = own_arguments(setup, folder, on_cpu=device_type == "cpu", save=request.save)
-        arguments = build_arguments(setup, options, arguments_class(setup, own.trainer_class))
-        model = own.model() or build_fake_model(setup, trust_remote_code=request.trust_remote_code)
-        rows = (lambda size, count: Rows({}, count)) if own.has_batches else rows_for(request, setup, model)
+        arguments = build_arguments(setup, options, arguments_class(setup, trainer_class(setup)))
+        model = build_fake_model(setup, trust_remote_code=request.trust_remote_code)
+        rows = rows_for(request, setup, model)
         size = arguments.train_batch_size
         enough = rows(size, max(1024, size * STEPS * MICRO_BATCHES))
-        trainer = _trainer(request, setup, model, arguments, enough, watch, own)
+        trainer = _trainer(request, setup, model, arguments, enough, watch)
         trainer.train()
         if request.evaluate:
-            if own.has_batches:
-                trainer.data_collator = own.collator("evaluate")
             size = arguments.eval_batch_size
             evaluated = rows(size, size * request.evaluation_batches)
             trainer.evaluate(as_dataset(evaluated) if is_sft(setup) else evaluated)
@@ -158,9 +154,7 @@ def own_arguments(setup: Setup, folder: str, *, on_cpu: bool, save: bool = True)
     return own
 
 
-def _trainer(
-    request: TraceRequest, setup: Setup, model: Any, arguments: Any, rows: Rows, watch: Any, own: UserObjects
-) -> Any:
+def _trainer(request: TraceRequest, setup: Setup, model: Any, arguments: Any, rows: Rows, watch: Any) -> Any:
     from transformers import default_data_collator
     from transformers.trainer_callback import PrinterCallback
 
@@ -170,8 +164,6 @@ def _trainer(
     options["data_collator"] = (
         _as_the_weights(default_data_collator, model) if own_collator is None else _with_values(own_collator)
     )
-    if own.has_batches:
-        options["data_collator"] = own.collator("train")
     if request.metrics or options.get("compute_metrics"):  # nothing is computed of them, but they are kept
         options["compute_metrics"] = lambda prediction, compute_result=True: {}
     if is_sft(setup):
@@ -183,9 +175,9 @@ def _trainer(
         if request.device == "cuda":  # on a CPU, the host is the device
             trainer.data_collator = _with_values(trainer.data_collator)
     else:
-        kind = own.trainer_class
-        if generates(arguments, trainer_class(setup), kind):
-            kind = trainer_class(setup) if request.device == "real cpu" else generating(kind)
+        kind = trainer_class(setup)
+        if generates(arguments, kind) and request.device != "real cpu":
+            kind = generating(kind)
         trainer = kind(model=model, args=arguments, train_dataset=rows, **options)
         if "data.task" in setup:  # as a recipe's run does it
             after_making(setup, trainer)

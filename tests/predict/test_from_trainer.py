@@ -1,9 +1,7 @@
-"""`predict_trainer`: what a user gives to Trainer, their own model and data included; what cannot be passed on."""
+"""`predict_trainer`: what a user gives to Trainer, their own model and data included, or a Trainer that is there."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +13,9 @@ from transformers import BertConfig, BertForSequenceClassification, GPT2Config, 
 
 from hf_memkit.errors import InputError, SettingError
 from hf_memkit.own_arguments import read_trainer
-from hf_memkit.prediction import Prediction, predict_trainer
-from hf_memkit.prediction.user_batch import batches_of_rows
+from hf_memkit.prediction import Prediction, predict_script, predict_trainer
+from hf_memkit.prediction.live_objects import read_objects, write_objects
 from hf_memkit.prediction.worker import shared_worker
-from tests.conftest import ROOT
 from tests.predict import user_models
 from tests.predict.user_models import CLASSES, LARGE, WIDTH, Classifier, LossyTrainer, Recurrent, build
 
@@ -83,9 +80,8 @@ def test_a_trainer_that_was_not_started(tmp_path: Path) -> None:
     assert found.phases == predicted(Classifier, trainer_class=LossyTrainer, gpu="T4").phases
     with pytest.raises(InputError, match="leave args out"):
         predict_trainer(trainer, args)
-    trainer.create_optimizer()
-    with pytest.raises(InputError, match="optimizer_cls_and_kwargs"):
-        predict_trainer(trainer)
+    with pytest.raises(InputError, match=r"train_dataset, sequence_length: .* leave train_dataset out"):
+        predict_trainer(trainer, train_dataset=rows, sequence_length=3)
 
 
 def test_an_optimizer_of_one_s_own() -> None:
@@ -96,29 +92,22 @@ def test_an_optimizer_of_one_s_own() -> None:
 
 
 def test_the_longest_rows_make_the_batch() -> None:
-    lengths = [3, 40, 7, 60, 5, 50]
-    rows = [{"input_ids": [1] * length, "labels": [1] * length, "text": "x"} for length in lengths]
+    """Would notice: the first rows in their place, a collator that is not the user's, columns that Trainer drops."""
+    rows = [{"input_ids": [1] * length, "labels": [1] * length, "text": "x"} for length in [3, 40, 7, 60, 5, 50]]
 
     def pad(some: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         longest = max(len(row["labels"]) for row in some)
         assert all(set(row) == {"input_ids", "labels"} for row in some)
         return {name: torch.tensor([row[name] + [0] * (longest - len(row[name])) for row in some]) for name in some[0]}
 
-    found = batches_of_rows(rows, pad, None, train_size=2, evaluate_size=3)
-    assert found.train["input_ids"].shape == (2, 60) and found.evaluate["labels"].shape == (3, 60)
-    assert found.train["input_ids"][1].sum() == 50 and found.length == 60
-    assert "6 rows" in found.note and "3 to 60 tokens" in found.note
-    again = batches_of_rows(iter(rows[:1]), pad, None, train_size=2, evaluate_size=1)
-    assert again.train["labels"].shape == (2, 3), "a short data set is repeated"
     config = GPT2Config(n_embd=32, n_head=2, n_layer=1, vocab_size=100, n_positions=64)
     args = {"per_device_train_batch_size": 2}
     short, long = (
         predict_trainer(config, args, train_dataset=some, data_collator=pad, gpu="T4") for some in (rows[:1], rows)
     )
     assert long.categories["loss"] > 5 * short.categories["loss"] > 0
-    with pytest.raises(InputError, match="longer than GPT2Config allows"):
-        too_long = [{"input_ids": [1] * 65, "labels": [1] * 65}]
-        predict_trainer(config, args, train_dataset=too_long, data_collator=pad)
+    assert any("6 rows can give: 2 × 60 tokens" in note for note in long.notes)
+    assert any("A usual batch, 2 × " in note and "and the worst, 2 × 60 tokens" in note for note in long.notes)
 
 
 def test_a_transformers_model_knows_its_own_example() -> None:
@@ -155,19 +144,6 @@ class _Inner:
         pass
 
 
-class _Unpicklable(Classifier):
-    def __init__(self) -> None:
-        super().__init__()
-        self.act = lambda x: x
-
-
-def _local() -> type[nn.Module]:
-    class Local(Classifier):
-        pass
-
-    return Local
-
-
 class _Quantised(nn.Parameter):
     pass
 
@@ -181,29 +157,27 @@ def _with_quantised() -> nn.Module:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"model": lambda: Classifier()}, "at the top of its module"),
-        ({"model": _local()}, "at the top of its module"),
-        ({"model": _Unpicklable()}, "cannot be passed to the process"),
         ({"model": _with_quantised()}, "_Quantised"),
         ({"model": "tests.predict.user_models:nothing"}, "has no nothing"),
         ({"model": "tests.predict.user_models:build_nothing"}, "must make an nn.Module, and made a str"),
-        ({"model": "no_such_module:build"}, "no module no_such_module"),
+        ({"model": "no_such_module:build"}, "importing no_such_module failed"),
         ({"model": "tests.predict.user_models:"}, "write a module and a name"),
-        ({"model": "__main__:build"}, "script that runs"),
         ({"example": None}, "needs train_dataset, or one row as example"),
         ({"example": {"x": "red"}}, "must be a tensor, numbers"),
         ({"example": {"x": ((3, -1), "float32")}}, "is no shape"),
-        ({"example": {"x": ((3, 8, 8), "float32"), "labels": 0}}, "this training cannot be traced"),
+        (
+            {"example": {"x": ((3, 8, 8), "float32"), "labels": 0}},
+            "user_models.py, line 31: RuntimeError: a and b",
+        ),
         ({"train_dataset": [EXAMPLE]}, "give one"),
         ({"train_dataset": [], "example": None}, "has no row"),
-        ({"train_dataset": [{"x": object()}], "example": None}, "does not take these rows"),
+        ({"train_dataset": [{"x": object()}], "example": None}, "Could not infer dtype of object"),
         ({"sequence_length": 12}, "have their own"),
         ({"gpus": True}, "above 0"),
         ({"args": 5}, "must be a TrainingArguments"),
         ({"args": {"fsdp": "full_shard"}}, "FSDP is not modelled"),
-        ({"args": {"deepspeed": {}}}, "this model is your own"),
         ({"trainer_class": "tests.predict.user_models:LARGE"}, "no subclass of transformers.Trainer"),
-        ({"optimizer_cls_and_kwargs": (torch.optim.SGD, {"lr": object()})}, "no plain value"),
+        ({"optimizer_cls_and_kwargs": (torch.optim.SGD, {"lr": object()})}, "'<' not supported"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(options: dict[str, Any], said: str) -> None:
@@ -215,28 +189,6 @@ def test_what_is_wrong_is_said_in_one_line(options: dict[str, Any], said: str) -
 
 def test_a_nested_class_has_a_name() -> None:
     assert predicted(_Inner.Model).confidence.level == "trace"
-
-
-def test_a_model_of_the_script_that_runs(tmp_path: Path) -> None:
-    """The commonest mistake, as its user makes it."""
-    script = tmp_path / "train.py"
-    script.write_text(
-        "from hf_memkit.prediction import predict_trainer\n"
-        "from tests.predict.user_models import Classifier\n"
-        "class Mine(Classifier):\n    pass\n"
-        "try:\n    predict_trainer(Mine(), example={'x': 1})\n"
-        "except Exception as error:\n    print(type(error).__name__, error)\n"
-    )
-    ran = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, env=_environment()
-    )
-    assert ran.stdout.startswith("InputError model: Mine stands in the script that runs"), ran.stderr
-
-
-def _environment() -> dict[str, str]:
-    import os
-
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def test_the_trainer_s_own_class_is_found_by_its_name() -> None:
@@ -260,3 +212,131 @@ def test_metrics_of_a_trainer_keep_what_the_model_gives(tmp_path: Path) -> None:
 def test_bf16_on_a_card_without_it_is_refused_in_one_line() -> None:
     with pytest.raises(InputError, match=r"^bf16: T4 has no bf16.*fp16[^\n]*$"):
         predict_trainer("gpt2", {"bf16": True}, sequence_length=64, gpu="T4")
+
+
+LIVE = """
+import sqlite3
+import threading
+
+import torch
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+
+def make(folder, connection=False, **arguments):
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inside = nn.Linear(256, 1024)
+            self.act = lambda x: torch.tanh(x) * x
+
+        def forward(self, x):
+            return self.act(self.inside(x))
+
+    class Mine(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = Block()
+            self.out, self.twin = nn.Linear(1024, 256, bias=False), nn.Linear(1024, 256, bias=False)
+            self.twin.weight = self.out.weight
+            self.frozen = nn.Linear(256, 256).requires_grad_(False)
+            self.register_buffer("table", torch.zeros(1500, 1024))
+
+        def forward(self, x, labels=None):
+            hidden = self.frozen(self.out(self.block(x)) + self.twin(self.block(x)) + self.table.mean())
+            return {"loss": (hidden - labels[:, None]).square().mean(), "logits": hidden}
+
+    class Rows(torch.utils.data.Dataset):
+        def __init__(self):
+            self.lock, self.make = threading.Lock(), lambda number: torch.full((1 + number % 7, 256), float(number))
+            self.connection = sqlite3.connect(":memory:") if connection else None
+
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, number):
+            with self.lock:
+                if self.connection is not None:
+                    self.connection.execute("select 1")
+                return {"x": self.make(number), "labels": float(number)}
+
+    class Quiet(TrainerCallback):
+        lock = threading.Lock()
+
+    class Own(Trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, **more):
+            outputs = model(**inputs)
+            loss = outputs["loss"] + (torch.ones(2**18, device=inputs["x"].device) * outputs["logits"].mean()).mean()
+            return (loss, outputs) if return_outputs else loss
+
+    def collate(rows):
+        longest = max(len(row["x"]) for row in rows)
+        padded = [nn.functional.pad(row["x"], (0, 0, 0, longest - len(row["x"]))) for row in rows]
+        return {"x": torch.cat(padded), "labels": torch.tensor([row["labels"] for row in rows] * longest)}
+
+    model, seen, guard = Mine(), [], threading.RLock()
+    model.block.register_forward_hook(lambda module, given, made: seen.append(made.detach().clone()))
+    model.out.weight.register_post_accumulate_grad_hook(lambda weight: seen.append(weight.grad.clone()))
+    optimizer = torch.optim.Adam([each for each in model.parameters() if each.requires_grad], foreach=False)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+
+    def metrics(found):
+        with guard:
+            return {}
+
+    rows = Rows()
+    return Own(
+        model,
+        TrainingArguments(
+            folder, report_to="none", per_device_train_batch_size=4, eval_strategy="steps", eval_steps=2,
+            remove_unused_columns=False, max_steps=2, save_strategy="no", logging_strategy="no", disable_tqdm=True,
+            **arguments,
+        ),
+        train_dataset=rows,
+        eval_dataset=rows,
+        data_collator=collate,
+        compute_metrics=metrics,
+        callbacks=[Quiet()],
+        optimizers=(optimizer, schedule),
+    )
+"""
+
+
+def test_a_live_trainer_is_predicted_as_its_script_is(tmp_path: Path) -> None:
+    """Local classes, lambdas, hooks, ties, locks, an optimizer with its schedule, in a process that has trained on two
+    threads. Would notice: a hook, a tie or the optimizer that is lost; values that come along; a fork."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(LIVE, namespace)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        namespace["make"](str(tmp_path / "first"), use_cpu=True).train()
+        trainer = namespace["make"](str(tmp_path / "out"))
+        before = {name: each.clone() for name, each in trainer.model.named_parameters()}
+        found = predict_trainer(trainer, gpu="16GB")
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(before[name], each) for name, each in trainer.model.named_parameters())
+    assert trainer.model.out.weight.device.type == "cpu" and trainer.args.device.type == "cpu"
+    (tmp_path / "train.py").write_text(LIVE + f"\nmake({str(tmp_path / 'script')!r}).train()\n")
+    script = predict_script(tmp_path / "train.py", gpu="16GB")
+    assert found.phases == script.phases and found.categories == script.categories
+    assert any("callback Quiet" in note or "28 × 256" in note for note in found.notes), found.notes
+
+
+def test_what_only_this_process_can_use_is_named(tmp_path: Path) -> None:
+    """Would notice: `NoneType has no attribute`, or a line of memkit's own in the place of the user's."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(LIVE, namespace)
+    with pytest.raises(InputError, match=r"sqlite3\.Connection \(\.execute\): only the process that made it"):
+        predict_trainer(namespace["make"](str(tmp_path), connection=True), gpu="16GB")
+
+
+def test_the_weights_of_a_live_model_are_not_written(tmp_path: Path) -> None:
+    """Would notice: gigabytes in the temporary folder."""
+    model = nn.Sequential(nn.Linear(2048, 4096), nn.BatchNorm1d(4096))
+    model.register_buffer("table", torch.zeros(2048, 2048))
+    write_objects(model, tmp_path / "objects")
+    assert (tmp_path / "objects").stat().st_size < 100_000
+    again = read_objects(tmp_path / "objects")
+    assert again[0].weight.shape == (4096, 2048) and torch.equal(again[1].running_var, torch.ones(4096))

@@ -1,0 +1,89 @@
+"""A Trainer of another process, trained here as a script would train it.
+
+In: a file of `live_objects.py`: a Trainer, or what one is made of. Runs as a script does, up to
+`train()` (`script.py`).
+
+    python -m hf_memkit.prediction.child.live_trainer FILE
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from transformers import Trainer, TrainingArguments
+
+from hf_memkit import compat
+from hf_memkit.errors import InputError, Unmodelled
+from hf_memkit.prediction.child.generation import arguments_class, generation_config
+from hf_memkit.prediction.child.inputs import Rows, example, pads, shortened
+from hf_memkit.prediction.live_objects import ON_HOST, PREPARED, TrainerParts, read_objects
+from hf_memkit.setup import Setup
+
+__all__ = ["ready_trainer"]
+
+
+def ready_trainer(path: Path) -> Any:
+    """The Trainer that a file holds, on the GPU of this process.
+
+    Raises:
+        InputError: what should make a model makes something else.
+    """
+    given = read_objects(path)
+    return _made(given) if isinstance(given, TrainerParts) else _restored(given)
+
+
+def _without_fsdp(arguments: TrainingArguments) -> TrainingArguments:
+    if arguments.fsdp:
+        raise Unmodelled("fsdp: FSDP is not modelled; predict without it, or with a DeepSpeed JSON (memkit ds list)")
+    return arguments
+
+
+def _restored(trainer: Any) -> Any:
+    """What the Trainer did when it was made, and what depends on the device (transformers 5.23.0: trainer.py,
+    `Trainer.__init__`)."""
+    was_on_host = vars(trainer).pop(ON_HOST)
+    accumulation = trainer.args.accelerator_config.gradient_accumulation_kwargs
+    if accumulation:  # it was put there when the first accelerator was made
+        accumulation.pop("num_steps", None)
+    device = _without_fsdp(trainer.args).device  # found out here, which ends all accelerators that there are
+    trainer.create_accelerator_and_postprocess()
+    if was_on_host:
+        for module in [each for each in vars(trainer).values() if isinstance(each, nn.Module)]:
+            if getattr(module, "quantization_method", None) is None and getattr(module, "hf_device_map", None) is None:
+                module.to(device)
+    for module in [each for each in vars(trainer).values() if isinstance(each, nn.Module)]:
+        if vars(module).pop(PREPARED, False) and module is not trainer.model:
+            trainer.accelerator.prepare_model(module, evaluation_mode=True)
+    return trainer
+
+
+def _made(parts: TrainerParts) -> Any:
+    model = parts.model if isinstance(parts.model, nn.Module) else parts.model()
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model: what is given must make an nn.Module, and made a {type(model).__name__}")
+    kind = parts.kind or Trainer
+    arguments = parts.arguments
+    if isinstance(arguments, Setup):
+        own = {"output_dir": tempfile.gettempdir(), "report_to": [], **generation_config(arguments)}
+        options = compat.to_installed_arguments({**arguments.arguments, **own})
+        arguments = (arguments_class(arguments, kind) or TrainingArguments)(**options)
+    rows = parts.rows if parts.rows is not None else _rows(model, arguments, parts.length or 1)
+    return kind(model=model, args=_without_fsdp(arguments), train_dataset=rows, eval_dataset=rows, **parts.options)
+
+
+def _rows(model: Any, arguments: TrainingArguments, length: int) -> Rows:
+    """Rows of a model of transformers."""
+    grouped = str(getattr(arguments, "train_sampling_strategy", "")) == "group_by_length"
+    setup = Setup(preset="live")
+    padded = pads(setup.put("arguments.train_sampling_strategy", "group_by_length", "") if grouped else setup, model)
+    row = example(model, length, with_mask=padded)
+    size = max(arguments.train_batch_size, arguments.eval_batch_size)
+    return Rows(row, 4 * size, shortened(model, row) if padded else None, size)
+
+
+if __name__ == "__main__":
+    ready_trainer(Path(sys.argv[1])).train()

@@ -1,0 +1,239 @@
+"""Objects of a live process ⇄ a file, without the values of weights.
+
+```
+parameter, large buffer, tensor on a GPU    shape, strides, dtype, place; hooks, attributes and ties are kept
+other tensor, array, data set, tokenizer    as it is
+class or function of a notebook, lambda     its code (cloudpickle)
+class or function of a module               its name
+lock                                        another one
+open file, connection                       its type: who uses it in the other process is told what it was
+```
+
+The process that reads it is the one that predicts. Nothing of what is written is changed.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import pickle
+import threading
+import types
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import cloudpickle
+import torch
+from torch import nn
+
+from hf_memkit.errors import InputError, Unmodelled
+
+__all__ = ["ON_HOST", "PREPARED", "TrainerParts", "read_objects", "write_objects"]
+
+_MOST_ELEMENTS: Final = 2**20
+"""Buffers of at most so many elements keep their values: models ask positions and masks for them."""
+
+PREPARED: Final = "memkit_prepared"
+"""Attribute of a module that accelerate had prepared (`Accelerator.prepare_model`), which is undone in the file."""
+
+ON_HOST: Final = "memkit_was_on_host"
+"""Attribute of a Trainer: whether it was made on a machine without a GPU."""
+
+_OF_THE_MACHINE: Final = ("distributed_state", "deepspeed_plugin", "hf_deepspeed_config")
+"""Of TrainingArguments: what they found out about the machine that they were made on."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerParts:
+    """What a Trainer is made of in the process that predicts.
+
+    Attributes:
+        model: an `nn.Module`, or what makes one without arguments.
+        arguments: a TrainingArguments, or a setup's `arguments.*`.
+        rows: the data set; None: rows of `length` tokens that mean nothing, for a model of transformers.
+        length: tokens of such a row.
+        kind: the class; None: `transformers.Trainer`.
+        options: what the class takes beside these.
+    """
+
+    model: Any
+    arguments: Any
+    rows: Any
+    length: int | None
+    kind: Any
+    options: Mapping[str, Any]
+
+
+def write_objects(objects: Any, path: Path) -> None:
+    """Writes `objects` to a file.
+
+    Raises:
+        InputError: something of it cannot be described, with the reason.
+    """
+    described = _large_buffers()
+    try:
+        with path.open("wb") as file:
+            _Writer(file, described).dump(objects)
+    except (pickle.PicklingError, TypeError, ValueError, RuntimeError, NotImplementedError, RecursionError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise InputError(
+            f"this Trainer cannot be passed to the process that predicts ({first}); predict its script: memkit "
+            f"predict train.py"
+        ) from error
+
+
+def read_objects(path: Path) -> Any:
+    """What `write_objects` wrote. Parameters have no values.
+
+    Raises:
+        Exception: whatever the modules raise that it imports.
+    """
+    with path.open("rb") as file:
+        return pickle.load(file)  # written by the process that asks, into a folder that only its user may enter
+
+
+def _large_buffers() -> set[int]:
+    """`id` of what has the size of weights, and is none."""
+    modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+    buffers = [each for module in modules for each in module._buffers.values() if each is not None]
+    return {id(each) for each in buffers if each.numel() > _MOST_ELEMENTS}
+
+
+_MADE_ANEW: Final = {type(make()): make for make in (threading.Lock, threading.RLock)}
+
+
+class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
+    """
+    Args:
+        file: written to.
+        described: `id` of the tensors that are written without values, beside parameters and what is on a GPU.
+    """
+
+    def __init__(self, file: io.BufferedWriter, described: set[int]) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._described = described
+
+    def reducer_override(self, obj: Any) -> Any:
+        """As pickle's: how an object is made again; NotImplemented: as pickle does it."""
+        if isinstance(obj, type | types.FunctionType):
+            return super().reducer_override(obj)
+        if isinstance(obj, torch.Tensor):
+            plain = type(obj) is torch.Tensor and obj.device.type == "cpu" and id(obj) not in self._described
+            return NotImplemented if plain else _described(obj)
+        if isinstance(obj, weakref.ref):
+            return weakref.ref, (obj(),)
+        if type(obj) in _MADE_ANEW:
+            return _MADE_ANEW[type(obj)], ()
+        known = _of_a_library(obj)
+        if known is not None:
+            return known
+        reducer = self.dispatch_table.get(type(obj))
+        try:
+            return reducer(obj) if reducer is not None else obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        except (pickle.PicklingError, TypeError, NotImplementedError, ValueError):
+            return _absent(obj)
+
+
+# ---- tensors ----
+
+
+def _described(tensor: torch.Tensor) -> Any:
+    if type(tensor) not in (torch.Tensor, nn.Parameter):
+        raise InputError(
+            f"a {type(tensor).__name__} cannot be described without its values; predict the script that loads the "
+            f"model: memkit predict train.py"
+        )
+    if tensor.device.type == "cuda" and tensor.device.index not in (None, torch.cuda.current_device()):
+        raise InputError(f"a tensor is on {tensor.device}: a model on several GPUs cannot be predicted")
+    place = "cuda" if tensor.device.type == "cuda" else "cpu"
+    about = (type(tensor), tuple(tensor.shape), tensor.stride(), tensor.dtype, place, tensor.requires_grad)
+    hooks = {name: getattr(tensor, name) for name in ("_backward_hooks", "_post_accumulate_grad_hooks")}
+    state = {**vars(tensor), **{name: each for name, each in hooks.items() if each}}
+    if tensor.is_leaf and tensor.grad is not None:
+        state["grad"] = tensor.grad
+    return _tensor, about, state or None, None, None, _set_attributes
+
+
+def _tensor(
+    kind: Any, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, place: str, trained: bool
+) -> torch.Tensor:
+    device = place if torch.cuda.is_available() else "cpu"
+    plain = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    return nn.Parameter(plain, trained) if kind is nn.Parameter else plain.requires_grad_(trained)
+
+
+def _set_attributes(made: Any, state: dict[str, Any]) -> None:
+    for name, value in state.items():
+        setattr(made, name, value)
+
+
+# ---- what libraries make ----
+
+
+def _of_a_library(obj: Any) -> Any:
+    """How an object is made that belongs to the machine it was made on; None: it does not."""
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers.trainer_callback import CallbackHandler
+
+    owner = obj.__self__ if isinstance(obj, types.MethodType) else obj
+    if isinstance(owner, Accelerator | AcceleratorState | GradientState | PartialState):
+        return _absent(owner)  # the other process makes its own
+    if isinstance(obj, TrainerCallback) and not isinstance(obj, CallbackHandler):
+        return _new, (type(obj),)  # none is called
+    if isinstance(obj, TrainingArguments):
+        return _new, (type(obj),), _arguments(obj)
+    if isinstance(obj, Trainer):
+        on_host = obj.args.device.type != "cuda"
+        return _new, (type(obj),), {**vars(obj), ON_HOST: on_host}
+    if isinstance(obj, nn.Module) and "_original_forward" in vars(obj):
+        state = {**vars(obj), PREPARED: True}
+        original = state.pop("_original_forward")
+        # accelerate 1.15.0: accelerator.py, `prepare_model`; what it puts there belongs to the device
+        del state["forward"]
+        return _new, (type(obj),), state if _is_of_the_class(original, obj) else {**state, "forward": original}
+    return None
+
+
+def _is_of_the_class(method: Any, obj: Any) -> bool:
+    return getattr(method, "__func__", None) is type(obj).forward
+
+
+def _new(kind: Any) -> Any:
+    return kind.__new__(kind)
+
+
+def _arguments(arguments: Any) -> dict[str, Any]:
+    state = {**vars(arguments), **dict.fromkeys(_OF_THE_MACHINE), "use_cpu": False}  # on the GPU that is asked for
+    state.pop("_setup_devices", None)  # a cached property
+    if arguments.deepspeed:  # as `child/script_engine.py` has it
+        state |= {"memkit_engine": _content(arguments.deepspeed), "mixed_precision": "no"}
+    return state
+
+
+def _content(given: Any) -> dict[str, Any]:
+    return dict(given) if isinstance(given, Mapping) else dict(json.loads(Path(given).read_text(encoding="utf-8")))
+
+
+def _absent(obj: Any) -> Any:
+    return _Absent, (f"{type(obj).__module__}.{type(obj).__qualname__}",)
+
+
+class _Absent:
+    """Something that no other process can be given."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise Unmodelled(f"{self._kind} (.{name}): only the process that made it can use it; predict the script")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise Unmodelled(f"{self._kind}: only the process that made it can call it; predict the script")
