@@ -19,6 +19,7 @@ import pytest
 from benchmarks import published_models
 from hf_memkit.prediction.trace import Trace
 from hf_memkit.units import GIB
+from tests.predict.test_child_libraries import most
 from tests.predict_script.conftest import Predict
 
 pytestmark = [pytest.mark.tracing, pytest.mark.timeout(300)]
@@ -176,6 +177,26 @@ train(get_peft_model(found, LoraConfig(target_modules=["q_proj"])), per_device_t
     assert sizes[name.format("mixed_scaled_mm")] == {rows * 64 * 6, rows * 128 * 6}
     assert sizes[name.format("vectorwise_quant")] == {rows * 64 * 3, rows * 128 * 3}
     assert any("7 columns" in note for note in found["about"]["notes"])
+
+
+def test_inputs_of_8_bits_are_kept_in_spite_of_checkpointing(predict: Predict, model: Callable[..., str]) -> None:
+    """As the job lora_int8 keeps them on the CPU. Would notice: a note that is missing, or that is wrong of reentrant
+    checkpointing."""
+    model()
+    text = """
+found = load(quantization_config=BitsAndBytesConfig(load_in_8bit=True))
+kwargs = {"use_reentrant": sys.argv[1] == "reentrant"}
+found = prepare_model_for_kbit_training(found, gradient_checkpointing_kwargs=kwargs)
+train(get_peft_model(found, LoraConfig(target_modules=["q_proj"])), 512, gradient_checkpointing=True,
+      gradient_checkpointing_kwargs=kwargs)
+"""
+    activations, said = [], []
+    for kind in ("reentrant", "other"):
+        found = predict(TRAIN + text, kind)
+        activations.append(most(Trace.from_json(found["trace"]), "activations", "forward"))
+        said.append(any('{"use_reentrant": True}' in note for note in found["about"]["notes"]))
+    inputs = 8 * 512 * 2 * (3 * 64 + 128) * 2  # of two layers, in at least 16 bits; queries, keys and values share one
+    assert said == [False, True] and activations[1] - activations[0] > inputs, (activations, inputs)
 
 
 def test_8_bits_on_a_gpu_keep_what_the_same_function_keeps_on_a_cpu() -> None:

@@ -32,7 +32,7 @@ from hf_memkit.prediction.child.cuda_questions import replace_everywhere
 from hf_memkit.prediction.child.fake_gpu import become
 from hf_memkit.prediction.child.generation import generates, generating
 from hf_memkit.prediction.child.phase_hooks import TrainingWatch
-from hf_memkit.prediction.child.quantised import OUTLIER_COLUMNS
+from hf_memkit.prediction.child.quantised import notes_on_8_bits
 from hf_memkit.prediction.child.row_sizes import elements
 from hf_memkit.prediction.child.script_engine import about_engine, as_the_engine_has_it
 from hf_memkit.prediction.child.tracer import StorageTracer
@@ -126,6 +126,7 @@ def traced_training(
         f"{place} asks for a tensor's value (.item(), a comparison): taken for 1; check what follows"
         for place in asked
     ]
+    notes += notes_on_8_bits(trainer.model)
     if watch.optimizer_steps < needed:
         raise Unmodelled(f"train() made {watch.optimizer_steps} optimizer steps in place of {needed}")
     about["steps"] = [(step.kind, *span) for step, span in zip(steps, itertools.pairwise(bounds), strict=False)]
@@ -197,11 +198,6 @@ def _left_out(arguments: Any, model: Any) -> Iterator[str]:
         yield (
             "load_best_model_at_end: is not traced; the weights are read to RAM and copied into the model's after the "
             "last step, which needs less than a step"
-        )
-    if getattr(model, "is_loaded_in_8bit", False):
-        yield (
-            f"8 bits: {OUTLIER_COLUMNS} columns of each input are taken for outliers and multiplied in 16 bits; "
-            "how many there are depends on values"
         )
     attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if attention in ("flash_attention_2", "flash_attention_3") and not _is_installed("flash_attn"):

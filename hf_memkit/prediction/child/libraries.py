@@ -6,7 +6,7 @@ Each is installed before the case, in the child process only, and where the setu
 |---|---|
 | Triton (Liger's kernels) | a kernel is not launched; what the Python around it allocates is the library's own |
 | bitsandbytes | paged states are host memory; a norm that is asked for by value is made and not read |
-| bitsandbytes, 4 bits | `models.py` |
+| bitsandbytes and torchao, quantised weights | `quantised.py`, for setups `models.py` |
 | torchao's low-bit AdamW | its compiled step is bounded (`fake_gpu.py`) |
 | APOLLO | its random projection without a generator of the card's own |
 | CUDA streams | one stream (`fake_gpu.py`) |

@@ -15,7 +15,7 @@ a fake weight ──> quantizer.get_quantize_ops().convert ──> codes and sca
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
@@ -25,7 +25,7 @@ from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.fake_gpu import library_parameters
 from hf_memkit.prediction.child.real_and_fake import RealAndFake
 
-__all__ = ["OUTLIER_COLUMNS", "quantised", "quantizers"]
+__all__ = ["OUTLIER_COLUMNS", "notes_on_8_bits", "quantised", "quantizers"]
 
 OUTLIER_COLUMNS: Final = 7
 """Columns of each input with values above the threshold: no more in models of up to 13 B parameters (Dettmers et al.
@@ -139,3 +139,26 @@ def quantised(
         made = operation.convert({path: [weight]}, model=model, full_layer_name=path, missing_keys=set())
     parameter: nn.Parameter = made[path] if path in made else model.get_parameter(path)
     return parameter
+
+
+def notes_on_8_bits(model: Any) -> Iterator[str]:
+    """What is assumed of a trained model in bitsandbytes' 8 bits, and what it keeps for a reason that one would not
+    guess, a sentence each.
+
+    Its autograd function keeps inputs as attributes (bitsandbytes 0.50.2: autograd/_functions.py, `MatMul8bitLt`):
+    checkpointing that is not reentrant does not find them there.
+    """
+    if not getattr(model, "is_loaded_in_8bit", False):
+        return
+    if model.config.quantization_config.llm_int8_threshold > 0:
+        yield (
+            f"8 bits: {OUTLIER_COLUMNS} columns of each input are taken for outliers and multiplied in 16 bits; how "
+            "many there are depends on values"
+        )
+    checkpointed = [each for each in model.modules() if getattr(each, "gradient_checkpointing", False)]
+    options = [getattr(each._gradient_checkpointing_func, "keywords", {}) for each in checkpointed]
+    if any(each.get("use_reentrant") is False for each in options):
+        yield (
+            "8 bits: bitsandbytes keeps the input of each layer in spite of gradient checkpointing; "
+            'gradient_checkpointing_kwargs={"use_reentrant": True} lets go of it'
+        )
