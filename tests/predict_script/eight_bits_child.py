@@ -13,9 +13,9 @@ import bitsandbytes as bnb
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from hf_memkit.prediction.child import quantised
-from hf_memkit.prediction.child.fake_gpu import library_parameters
+from hf_memkit.prediction.child.fake_gpu import movable_modules
 from hf_memkit.prediction.child.kernel_rules import learn_counts
+from hf_memkit.prediction.child.libraries import OUTLIER_COLUMNS, outliers_are_few
 from hf_memkit.prediction.child.tracer import StorageTracer
 
 ROWS, INPUTS, OUTPUTS = 48, 64, 96
@@ -30,7 +30,7 @@ def step(context: contextlib.AbstractContextManager[Any]) -> list[int | str]:
         layer.bias = torch.nn.Parameter(torch.zeros(OUTPUTS))
         layer.eval()
         inputs = torch.ones(2, ROWS // 2, INPUTS)
-        inputs[..., : quantised.OUTLIER_COLUMNS] = 7.0
+        inputs[..., :OUTLIER_COLUMNS] = 7.0
         inputs.requires_grad_()
         with tracer:
             layer(inputs).float().pow(2).sum().backward()
@@ -40,8 +40,8 @@ def step(context: contextlib.AbstractContextManager[Any]) -> list[int | str]:
 def main() -> None:
     learn_counts()
     real = step(contextlib.nullcontext())
-    library_parameters(bnb.nn.Int8Params)
-    quantised._outliers_are_few()
+    movable_modules()
+    outliers_are_few()
     fake = step(FakeTensorMode(allow_non_fake_inputs=True))
     print(json.dumps([real, fake]))
 

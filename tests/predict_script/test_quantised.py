@@ -19,7 +19,7 @@ import pytest
 from benchmarks import published_models
 from hf_memkit.prediction.trace import Trace
 from hf_memkit.units import GIB
-from tests.predict.test_child_libraries import most
+from tests.predict.test_child_libraries import alive, most
 from tests.predict_script.conftest import Predict
 
 pytestmark = [pytest.mark.tracing, pytest.mark.timeout(300)]
@@ -156,6 +156,35 @@ train(get_peft_model(found, LoraConfig(target_modules=["q_proj"])), gradient_che
     )
     assert "trace" in found, found
     assert found["about"]["parameters"] == LINEAR + 2 * 64 * 64 + 5 * 64 + 2 * 2 * 8 * 64
+
+
+def test_layers_that_a_script_makes_itself_are_quantised(predict: Predict) -> None:
+    """Would notice: bitsandbytes' parameters that cannot hold what has no memory, or scales that stay on the CPU."""
+    found = predict(
+        TRAIN
+        + """
+import bitsandbytes as bnb
+
+class Own(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(1, 128)
+        self.second = bnb.nn.Linear4bit(128, 256, compute_dtype=torch.bfloat16, quant_type="nf4")
+        self.third = bnb.nn.Linear8bitLt(256, 64, has_fp16_weights=False, threshold=6.0)
+
+    def forward(self, input_ids, labels):
+        return {"loss": self.third(self.second(self.first(input_ids.unsqueeze(-1).float()))).mean()}
+
+own = Own().to("cuda")
+scales = own.second.weight.quant_state
+assert {each.device.type for each in (scales.absmax, scales.code, own.third.weight.SCB)} == {"cuda"}
+train(own)
+"""
+    )
+    assert "trace" in found, found
+    codes, others = {128 * 256 // 2, 256 * 64}, 256 + 256 + 64  # weight and biases
+    assert codes < set(alive(Trace.from_json(found["trace"]), "weights"))
+    assert found["about"]["parameters"] == 128 * 256 + 256 * 64 + others
 
 
 def test_8_bits_take_on_a_gpu_what_its_kernels_take(predict: Predict, model: Callable[..., str]) -> None:

@@ -24,7 +24,6 @@ __all__ = [
     "Stream",
     "become",
     "inference_is_no_grad",
-    "library_parameters",
     "made_up_values",
     "movable_modules",
     "one_card",
@@ -128,6 +127,7 @@ def made_up_values() -> None:
 def movable_modules() -> None:
     """`Module.to` on fake parameters, or from real ones to a card: each stays the object that it was, so that
     optimizers and ties keep it."""
+    _library_parameters()
 
     def apply(self: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
         if recurse:
@@ -190,43 +190,32 @@ _LIBRARY_KINDS: Final[dict[type, type]] = {}
 """A library's own kind of parameter → the same for fake tensors."""
 
 
-def library_parameters(*kinds: Any) -> None:
+def _library_parameters() -> None:
     """Lets libraries' own kinds of parameters, such as bitsandbytes' `Params4bit`, hold fake tensors: what is made of
-    one is both. Their constructors call `Tensor._make_subclass`, which forgets that a tensor is fake."""
-    for kind in set(kinds) - _LIBRARY_KINDS.keys():
-        _LIBRARY_KINDS[kind] = _fake_kind(kind)
-
-
-def _fake_kind(kind: Any) -> type:
+    one is both. `Tensor._make_subclass`, by which they are made, would forget that it is fake."""
     from torch._subclasses.fake_tensor import FakeTensor
-    from torch.utils._mode_utils import no_dispatch
 
-    plain = kind.__new__
+    original = torch.Tensor._make_subclass
 
-    def attributes(*args: Any, **options: Any) -> dict[str, Any]:
-        with no_dispatch():
-            return dict(vars(plain(kind, torch.empty(0), *args, **options)))
-
-    names = attributes().keys()
-
-    def new(cls: Any, data: Any = None, requires_grad: bool = False, **options: Any) -> Any:
-        if not isinstance(data, FakeTensor):
-            return plain(cls, data, requires_grad, **options)
+    def make(cls: Any, data: torch.Tensor, requires_grad: bool = False, **options: Any) -> Any:
+        if not isinstance(data, FakeTensor) or not issubclass(cls, nn.Parameter):
+            return original(cls, data, requires_grad, **options)
+        if cls not in _LIBRARY_KINDS:
+            _LIBRARY_KINDS[cls] = type(cls.__name__, (FakeTensor, cls), {"__deepcopy__": _copied})
         made = nn.Parameter(data.detach(), requires_grad)
-        made.__class__ = fake
-        vars(made).update(attributes(requires_grad, **options))
+        made.__class__ = _LIBRARY_KINDS[cls]
         return made
 
-    def copied(self: Any, memo: dict[int, Any]) -> Any:
-        made = kind(copy.deepcopy(self.data, memo), self.requires_grad)
-        for name in names:
-            own = getattr(self, name)
-            setattr(made, name, own if isinstance(own, nn.Module) else copy.deepcopy(own, memo))
-        return made
+    torch.Tensor._make_subclass = staticmethod(make)  # type: ignore[assignment]
 
-    fake = type(kind.__name__, (FakeTensor, kind), {"__deepcopy__": copied})
-    kind.__new__ = new
-    return fake
+
+def _copied(self: Any, memo: dict[int, Any]) -> Any:
+    made = nn.Parameter(copy.deepcopy(self.data, memo), self.requires_grad)
+    for name in vars(self).keys() - vars(made).keys():
+        own = getattr(self, name)
+        setattr(made, name, own if isinstance(own, nn.Module) else copy.deepcopy(own, memo))
+    made.__class__ = self.__class__
+    return made
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

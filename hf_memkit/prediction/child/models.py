@@ -14,7 +14,6 @@ from torch import nn
 
 from hf_memkit.errors import InputError, Unmodelled
 from hf_memkit.models import quiet_transformers
-from hf_memkit.prediction.child.fake_gpu import library_parameters
 from hf_memkit.setup import Setup
 from hf_memkit.train import install_model_parts
 
@@ -125,7 +124,6 @@ def quantise_linears(model: nn.Module, options: Mapping[str, Any]) -> None:
     from transformers.quantizers.base import HfQuantizer
     from transformers.quantizers.quantizers_utils import should_convert_module
 
-    library_parameters(bnb.nn.Params4bit)
     config: Any = BitsAndBytesConfig(**options)
     kept = HfQuantizer.get_modules_to_not_convert(
         model, config.llm_int8_skip_modules, getattr(model, "_keep_in_fp32_modules", None)

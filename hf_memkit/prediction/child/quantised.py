@@ -22,14 +22,10 @@ import torch
 from torch import nn
 
 from hf_memkit.errors import Unmodelled
-from hf_memkit.prediction.child.fake_gpu import library_parameters
+from hf_memkit.prediction.child.libraries import OUTLIER_COLUMNS, outliers_are_few
 from hf_memkit.prediction.child.real_and_fake import RealAndFake
 
-__all__ = ["OUTLIER_COLUMNS", "notes_on_8_bits", "quantised", "quantizers"]
-
-OUTLIER_COLUMNS: Final = 7
-"""Columns of each input with values above the threshold: no more in models of up to 13 B parameters (Dettmers et al.
-2022, LLM.int8(), arXiv 2208.07339, section 2.2)."""
+__all__ = ["notes_on_8_bits", "quantised", "quantizers"]
 
 _ASKED: Final = {"bitsandbytes", "torchao", "fp8", "mxfp4"}
 """Methods whose quantizer is asked; those of others may want libraries that are not installed."""
@@ -52,10 +48,7 @@ def quantizers(original: Callable[..., Any]) -> Callable[..., Any]:
             return None, config, device_map
         _check(quantizer.quantization_config)
         if _method(quantizer.quantization_config) == "bitsandbytes":
-            import bitsandbytes
-
-            library_parameters(bitsandbytes.nn.Params4bit, bitsandbytes.nn.Int8Params)
-            _outliers_are_few()
+            outliers_are_few()
         quantizer.pre_quantized = False
         return quantizer, config, device_map
 
@@ -92,27 +85,6 @@ def _check(asked: Any) -> None:
         raise _unmodelled(method)
     elif asked.load_in_8bit and asked.llm_int8_has_fp16_weight:
         raise _unmodelled("llm_int8_has_fp16_weight")
-
-
-def _outliers_are_few() -> None:
-    """How many columns of an input exceed the threshold of 8 bits depends on values: `OUTLIER_COLUMNS` are assumed
-    (bitsandbytes 0.50.2: _ops.py; backends/default/ops.py, `int8_vectorwise_quant`, `int8_mixed_scaled_mm`)."""
-
-    def vectorwise(inputs: torch.Tensor, threshold: float = 0.0) -> Any:
-        rows = inputs.new_empty(inputs.numel() // inputs.shape[-1], dtype=torch.float32)
-        few = min(OUTLIER_COLUMNS, inputs.shape[-1])
-        outliers = inputs.new_empty(few, dtype=torch.int64) if threshold > 0 else None
-        return torch.empty_like(inputs, dtype=torch.int8), rows, outliers
-
-    def mixed(
-        inputs: torch.Tensor, codes: torch.Tensor, weight: torch.Tensor, rows: Any, columns: Any,
-        outliers: torch.Tensor | None = None, bias: Any = None,
-    ) -> Any:  # fmt: skip
-        kept = (inputs.shape[0], outliers.shape[0]) if outliers is not None and outliers.numel() else (0,)
-        return inputs.new_empty((*codes.shape[:-1], weight.shape[0])), inputs.new_empty(kept)
-
-    torch.library.register_fake("bitsandbytes::int8_vectorwise_quant", vectorwise, allow_override=True)
-    torch.library.register_fake("bitsandbytes::int8_mixed_scaled_mm", mixed, allow_override=True)
 
 
 def quantised(
