@@ -16,6 +16,8 @@ from typing import Final
 from hf_memkit.units import MIB
 
 __all__ = [
+    "OUTLIERS_ASSUMED",
+    "OUTLIER_COLUMNS",
     "cublas_workspace_bytes",
     "efficient_backward_bytes",
     "eight_bit_inputs_bytes",
@@ -33,6 +35,16 @@ _CHUNK_ELEMENTS: Final = 65536  # of a tensor, for one block of a kernel that go
 _FUSED_FOUR_BIT_ROWS: Final = 1536
 """Rows up to which bitsandbytes may multiply without dequantising the whole weight (bitsandbytes 0.50.2:
 backends/cuda/ops.py, `_gemm_4bit_custom_max_m`); below, it depends on card and shapes."""
+
+
+OUTLIER_COLUMNS: Final = 7
+"""Columns of each input with values above the threshold: no more in models of up to 13 B parameters (Dettmers et al.
+2022, LLM.int8(), arXiv 2208.07339, section 2.2)."""
+
+OUTLIERS_ASSUMED: Final = (
+    f"8 bits: {OUTLIER_COLUMNS} columns of each input are taken for outliers and multiplied in 16 bits; how many "
+    "there are depends on values"
+)
 
 
 def cublas_workspace_bytes(capability: tuple[int, int]) -> int:

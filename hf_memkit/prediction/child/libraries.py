@@ -27,21 +27,17 @@ from torch._subclasses.fake_tensor import FakeTensor
 from hf_memkit.errors import Unmodelled
 from hf_memkit.optimizers import find_optimizer
 from hf_memkit.prediction.child.fake_gpu import one_stream, replace_compiler
+from hf_memkit.prediction.gpu_memory import OUTLIER_COLUMNS
 from hf_memkit.setup import Setup
 from hf_memkit.techniques.ledger import optimizer_of
 
 __all__ = [
-    "OUTLIER_COLUMNS",
     "before_a_script",
     "install_library_rules",
     "outliers_are_few",
     "shapes_from_values_are_unmodelled",
     "traceable",
 ]
-
-OUTLIER_COLUMNS: Final = 7
-"""Columns of each input with values above the threshold: no more in models of up to 13 B parameters (Dettmers et al.
-2022, LLM.int8(), arXiv 2208.07339, section 2.2)."""
 
 _LOOKS_AT_DATA: Final = ("trainer_parts.check_length_grouping",)
 """Parts that refuse the user's data, of which there is none here."""

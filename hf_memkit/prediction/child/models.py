@@ -1,6 +1,6 @@
 """The setup's model on fake tensors: the class that would be trained, from its config values, without any weights.
 
-In 4 bits the layers that transformers' quantizer would replace are found by its own functions, and each becomes
+In 4 and 8 bits the layers that transformers' quantizer would replace are found by its own functions, and each becomes
 bitsandbytes' own, which quantises a fake weight as it does a real one.
 """
 
@@ -14,6 +14,7 @@ from torch import nn
 
 from hf_memkit.errors import InputError, Unmodelled
 from hf_memkit.models import quiet_transformers
+from hf_memkit.prediction.child.libraries import outliers_are_few
 from hf_memkit.setup import Setup
 from hf_memkit.train import install_model_parts
 
@@ -107,24 +108,26 @@ def _with_adapters(model: Any, options: dict[str, Any]) -> Any:
 
 
 def quantise_linears(model: nn.Module, options: Mapping[str, Any]) -> None:
-    """Replaces the linear layers of a transformers model, as loading in 4 bits does. `options`: fields of
+    """Replaces the linear layers of a transformers model, as loading in 4 or 8 bits does. `options`: fields of
     `transformers.BitsAndBytesConfig`.
 
     Raises:
         Unmodelled: another kind of quantisation, or bitsandbytes is not installed.
     """
-    if not options.get("load_in_4bit"):
-        raise Unmodelled(f"model.quantization = {dict(options)}: only load_in_4bit is modelled")
+    if not (options.get("load_in_4bit") or options.get("load_in_8bit")) or options.get("llm_int8_has_fp16_weight"):
+        raise Unmodelled(f"model.quantization = {dict(options)}: load_in_4bit and load_in_8bit alone are modelled")
     try:
         import bitsandbytes as bnb
     except ImportError:
-        raise Unmodelled("load_in_4bit: its rules need bitsandbytes installed: pip install bitsandbytes") from None
+        raise Unmodelled("model.quantization: its rules need bitsandbytes: pip install bitsandbytes") from None
     from transformers import BitsAndBytesConfig
     from transformers.pytorch_utils import Conv1D
     from transformers.quantizers.base import HfQuantizer
     from transformers.quantizers.quantizers_utils import should_convert_module
 
     config: Any = BitsAndBytesConfig(**options)
+    if config.load_in_8bit:
+        outliers_are_few()
     kept = HfQuantizer.get_modules_to_not_convert(
         model, config.llm_int8_skip_modules, getattr(model, "_keep_in_fp32_modules", None)
     )
@@ -133,12 +136,20 @@ def quantise_linears(model: nn.Module, options: Mapping[str, Any]) -> None:
             # As transformers 5.23.0: integrations/bitsandbytes.py, `replace_with_bnb_linear`, `Bnb4bitQuantize`.
             weight = module.weight if isinstance(module, nn.Linear) else module.weight.T
             outputs, inputs = weight.shape
-            linear: Any = bnb.nn.Linear4bit(
-                inputs, outputs, compute_dtype=config.bnb_4bit_compute_dtype,
-                compress_statistics=config.bnb_4bit_use_double_quant, quant_type=config.bnb_4bit_quant_type,
-                quant_storage=config.bnb_4bit_quant_storage, device="meta",
-            )  # fmt: skip
-            linear.weight = bnb.nn.Params4bit(weight.detach(), **vars(linear.weight)).to(weight.device)
+            linear: Any
+            if config.load_in_8bit:
+                threshold = config.llm_int8_threshold
+                linear = bnb.nn.Linear8bitLt(
+                    inputs, outputs, has_fp16_weights=False, threshold=threshold, device="meta"
+                )
+                linear.weight = bnb.nn.Int8Params(weight.detach(), requires_grad=False).to(weight.device)
+            else:
+                linear = bnb.nn.Linear4bit(
+                    inputs, outputs, compute_dtype=config.bnb_4bit_compute_dtype,
+                    compress_statistics=config.bnb_4bit_use_double_quant, quant_type=config.bnb_4bit_quant_type,
+                    quant_storage=config.bnb_4bit_quant_storage, device="meta",
+                )  # fmt: skip
+                linear.weight = bnb.nn.Params4bit(weight.detach(), **vars(linear.weight)).to(weight.device)
             linear.bias = module.bias
             model.set_submodule(name, linear)
-    model.is_loaded_in_4bit = True  # type: ignore[assignment]
+    setattr(model, "is_loaded_in_8bit" if config.load_in_8bit else "is_loaded_in_4bit", True)

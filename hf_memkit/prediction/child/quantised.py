@@ -22,8 +22,9 @@ import torch
 from torch import nn
 
 from hf_memkit.errors import Unmodelled
-from hf_memkit.prediction.child.libraries import OUTLIER_COLUMNS, outliers_are_few
+from hf_memkit.prediction.child.libraries import outliers_are_few
 from hf_memkit.prediction.child.real_and_fake import RealAndFake
+from hf_memkit.prediction.gpu_memory import OUTLIERS_ASSUMED
 
 __all__ = ["notes_on_8_bits", "quantised", "quantizers"]
 
@@ -123,10 +124,7 @@ def notes_on_8_bits(model: Any) -> Iterator[str]:
     if not getattr(model, "is_loaded_in_8bit", False):
         return
     if model.config.quantization_config.llm_int8_threshold > 0:
-        yield (
-            f"8 bits: {OUTLIER_COLUMNS} columns of each input are taken for outliers and multiplied in 16 bits; how "
-            "many there are depends on values"
-        )
+        yield OUTLIERS_ASSUMED
     checkpointed = [each for each in model.modules() if getattr(each, "gradient_checkpointing", False)]
     options = [getattr(each._gradient_checkpointing_func, "keywords", {}) for each in checkpointed]
     if any(each.get("use_reentrant") is False for each in options):
