@@ -21,7 +21,7 @@ from hf_memkit.terms import Category, Place
 from hf_memkit.units import GIB
 from hf_memkit.zero.engine_tensors import engine_tensors, swapped_bytes
 
-__all__ = ["Holdings", "Inventory", "held_json", "walk", "walk_parameters"]
+__all__ = ["Holdings", "Inventory", "carried_by", "held_json", "walk", "walk_parameters"]
 
 Holdings = dict[tuple[Category, str], int]
 """(category, place) → bytes. Places: `device`, `host`, `pinned`, `disk`, and `elsewhere` for another accelerator."""
@@ -48,7 +48,7 @@ def walk(model: nn.Module, optimizer: Any = None, device: torch.device | None = 
     for parameter in parameters:
         gathered = hasattr(parameter, "ds_tensor") and not getattr(parameter, "ds_persist", False)
         count.add("buffers" if gathered else "weights", parameter)
-        for tensor in _beside(parameter):
+        for tensor in carried_by(parameter):
             count.add("weights", tensor)
     for buffer in model.buffers():
         count.add("weights", buffer)
@@ -70,7 +70,7 @@ def walk_parameters(device: torch.device | None = None) -> Callable[[list[Any], 
     def of(parameters: list[Any], buffers: list[torch.Tensor]) -> Holdings:
         count.holdings = {}
         for parameter in parameters:
-            for tensor in (parameter, *_beside(parameter)):
+            for tensor in (parameter, *carried_by(parameter)):
                 count.add("weights", tensor)
         for buffer in buffers:
             count.add("weights", buffer)
@@ -152,7 +152,7 @@ def held_json(holdings: Holdings) -> dict[Place, CategorySizes]:
     return cast(dict[Place, CategorySizes], held)
 
 
-def _beside(parameter: nn.Parameter) -> Iterator[torch.Tensor]:
+def carried_by(parameter: nn.Parameter) -> Iterator[torch.Tensor]:
     """Tensors that a weight carries along: its partition (ZeRO-3), its scales (bitsandbytes in 4 and 8 bits)."""
     for name in ("ds_tensor", "CB", "SCB"):
         tensor = getattr(parameter, name, None)

@@ -16,8 +16,12 @@ from typing import Final
 from hf_memkit.units import MIB
 
 __all__ = [
+    "OUTLIERS_ASSUMED",
+    "OUTLIER_COLUMNS",
     "cublas_workspace_bytes",
     "efficient_backward_bytes",
+    "eight_bit_inputs_bytes",
+    "eight_bit_product_bytes",
     "flash_backward_bytes",
     "flash_varlen_backward_bytes",
     "foreach_norm_bytes",
@@ -31,6 +35,16 @@ _CHUNK_ELEMENTS: Final = 65536  # of a tensor, for one block of a kernel that go
 _FUSED_FOUR_BIT_ROWS: Final = 1536
 """Rows up to which bitsandbytes may multiply without dequantising the whole weight (bitsandbytes 0.50.2:
 backends/cuda/ops.py, `_gemm_4bit_custom_max_m`); below, it depends on card and shapes."""
+
+
+OUTLIER_COLUMNS: Final = 7
+"""Columns of each input with values above the threshold: no more in models of up to 13 B parameters (Dettmers et al.
+2022, LLM.int8(), arXiv 2208.07339, section 2.2)."""
+
+OUTLIERS_ASSUMED: Final = (
+    f"8 bits: {OUTLIER_COLUMNS} columns of each input are taken for outliers and multiplied in 16 bits; how many "
+    "there are depends on values"
+)
 
 
 def cublas_workspace_bytes(capability: tuple[int, int]) -> int:
@@ -134,6 +148,25 @@ def four_bit_product_bytes(rows: int, weight: tuple[int, int], element_bytes: in
     elements = weight[0] * weight[1]
     scales = -(-elements // 64)
     return elements * element_bytes + (2 * 4 * scales if nested else 0)
+
+
+def eight_bit_inputs_bytes(elements: int, *, threshold: float) -> int:
+    """What bitsandbytes takes to find the inputs that it does not multiply in 8 bits: absolute values in fp16, and a
+    mask of those that are at least the threshold.
+
+    Source: bitsandbytes 0.50.2: backends/cuda/ops.py, `int8_vectorwise_quant`.
+    """
+    return 3 * elements if threshold > 0 else 0
+
+
+def eight_bit_product_bytes(elements: int, *, fp16: bool) -> int:
+    """What a product of int8 with int8 takes beside its result of so many elements: sums in int32, and the result in
+    fp16, unless it stays so. What is added for outliers is made when these are gone, and is less.
+
+    Source: bitsandbytes 0.50.2: backends/default/ops.py, `int8_scaled_mm`, `int8_mixed_scaled_mm`;
+    backends/cuda/ops.py, `int8_linear_matmul`, `int8_mm_dequant`.
+    """
+    return (4 if fp16 else 6) * elements
 
 
 def _up(number: int, multiple: int) -> int:

@@ -22,6 +22,7 @@ from hf_memkit.models import without_collections
 from hf_memkit.prediction.allocator_settings import AllocatorSettings, parse_settings
 from hf_memkit.prediction.capacity import reserved_interval, smallest_cap
 from hf_memkit.prediction.defaults import refuse_precision
+from hf_memkit.prediction.gpu_memory import OUTLIERS_ASSUMED
 from hf_memkit.prediction.prediction import Prediction, with_rest
 from hf_memkit.prediction.replay import replay
 from hf_memkit.prediction.split_states import bucket_bytes, is_split, one_rank, split_notes, without_engine
@@ -221,6 +222,8 @@ def from_trace(
         trace = edited(trace, [ExtraAllocation(gradients // steps, "buffers", term)])
     if job.processes > 1:
         notes.append("the buffers of the communication library (NCCL) lie outside the allocator and are not in this")
+    if dict(setup.get("model.quantization") or {}).get("load_in_8bit"):
+        notes.append(OUTLIERS_ASSUMED)
     settings = AllocatorSettings()
     if text := setup.get(f"environment.{VARIABLE}"):
         settings, said = parse_settings(str(text))

@@ -208,6 +208,19 @@ def test_quantised_weights(worker: Worker, models: dict[str, Path], model: str) 
     assert max(made) == whole
 
 
+def test_weights_in_8_bits(worker: Worker, models: dict[str, Path]) -> None:
+    """Would notice: weights that stay in 16 bits, or scales that are left behind when the model moves to the GPU."""
+    setup = setup_of(models["llama"], "half-weights-frozen+qlora")
+    setup = setup.put("model.quantization", {"load_in_8bit": True}, "test")
+    trace, facts = traced(worker, setup), facts_of(models["llama"])
+    quantised, adapters = (
+        quantised_bytes(facts, {"load_in_8bit": True}),
+        adapter_parameters(facts, setup.section("adapter")),
+    )
+    end = next(end for end, phase in trace.marks if phase == "load")
+    assert sum(alive(trace, "weights", end)) == quantised.total + 4 * adapters + 2 * 4 * WIDTH // 4 // 2
+
+
 def test_whole_and_chunked_loss(worker: Worker, models: dict[str, Path]) -> None:
     batch, chunk = 8, 64
     tokens = batch * LENGTH

@@ -56,6 +56,15 @@ def test_formulas_where_no_trace_is_wanted_or_possible() -> None:
     assert any("torch_compile" in note for note in compiled.notes)
 
 
+def test_8_bits_say_what_is_assumed_of_outliers() -> None:
+    """Would notice: outliers that are counted without a word, and a setup in 8 bits that cannot be traced."""
+    setup = small_setup().put("model.quantization", {"load_in_8bit": True}, "a test's").put("adapter.r", 8, "a test's")
+    found = predicted(setup)
+    assert found.confidence.level == "trace", found.notes
+    assert found.categories["weights"] < 0.6 * predicted().categories["weights"]  # embeddings stay in fp32
+    assert any("7 columns of each input" in note for note in found.notes)
+
+
 def test_replicas_add_their_buckets() -> None:
     gradients = 4 * sum(facts(GPT2).sizes)
     one, two = predicted(), predicted(gpus=2)

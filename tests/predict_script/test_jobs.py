@@ -1,9 +1,10 @@
 """Scripts that nobody wrote for memkit, unchanged: what is predicted of them is what they allocate when they really
 train.
 
-`jobs/written` was written from the libraries' documentation by somebody who had not seen memkit; the others come with
-TRL and FlagEmbedding. Each trains on the CPU with a tiny model, real tensors and a recorder of allocations; then it is
-predicted on fake CPU tensors, where every phase has to have the same peak; then for a GPU that is not there.
+`jobs/written` was written from the libraries' documentation, most of it by somebody who had not seen memkit; the
+others come with TRL and FlagEmbedding. Each trains on the CPU with a tiny model, real tensors and a recorder of
+allocations; then it is predicted on fake CPU tensors, where every phase has to have the same peak; then for a GPU that
+is not there.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from hf_memkit.prediction.worker import Worker
 from hf_memkit.user_script import UserScript
 from hf_memkit.zero.process_group import single_process_environment
 from tests.predict.fake_and_real import _changes, peaks
+from tests.predict.test_child_libraries import alive
 
 pytestmark = [pytest.mark.longer, pytest.mark.timeout(600)]
 
@@ -44,6 +46,7 @@ LEARNS_FROM_ITS_ANSWERS: Final = {"trl_grpo", "trl_grpo_lora", "trl_rloo"}
 """Their answers are counted as long as they may be: by chance a real one ends earlier."""
 RECURRENT: Final = {"own_module", "own_module_optimizers"}
 """torch has no shapes for cuDNN's recurrent layers: refused on a GPU, with the script's line."""
+QUANTISED: Final = {"qlora", "qlora_dora", "lora_int8", "lora_torchao", "trl_sft_qlora"}
 LIBRARIES: Final = Path(__file__).parents[2] / ".compat" / "scripts"
 """What `scripts/setup --dev` installs there: FlagEmbedding."""
 
@@ -84,12 +87,20 @@ def by_phase(content: dict[str, Any]) -> dict[str, int]:
     return peaks(_changes(Trace.from_json(content["trace"])))[1]
 
 
+def stored_bytes(content: dict[str, Any]) -> list[int]:
+    """Sizes of the weights that are there when the training starts, with their scales."""
+    trace = Trace.from_json(content["trace"])
+    return sorted(alive(trace, "weights", next(end for end, phase in trace.marks if phase == "load")))
+
+
 @pytest.mark.parametrize("name", PLAIN)
 def test_what_is_predicted_is_what_a_real_training_allocates(
     worker: Worker, folder: Path, tmp_path: Path, name: str
 ) -> None:
-    real = by_phase(ran(worker, folder, tmp_path, name, "real cpu"))
-    predicted = by_phase(ran(worker, folder, tmp_path, name, "cpu"))
+    trained, traced = (ran(worker, folder, tmp_path, name, device) for device in ("real cpu", "cpu"))
+    real, predicted = by_phase(trained), by_phase(traced)
+    if name in QUANTISED:
+        assert stored_bytes(traced) == stored_bytes(trained)
     for phase, measured in real.items():
         if phase == "load" or not measured:
             continue  # the real one is recorded from train() on

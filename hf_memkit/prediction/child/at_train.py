@@ -25,12 +25,14 @@ from torch.utils._pytree import tree_leaves
 from transformers import DefaultFlowCallback, TrainerCallback
 
 from hf_memkit.errors import Unmodelled
+from hf_memkit.memory.holdings import carried_by
 from hf_memkit.prediction.child.batches import chosen_batches, first_batches, shape_of
 from hf_memkit.prediction.child.constant_propagation import KEPT_ELEMENTS
 from hf_memkit.prediction.child.cuda_questions import replace_everywhere
 from hf_memkit.prediction.child.fake_gpu import become
 from hf_memkit.prediction.child.generation import generates, generating
 from hf_memkit.prediction.child.phase_hooks import TrainingWatch
+from hf_memkit.prediction.child.quantised import notes_on_8_bits
 from hf_memkit.prediction.child.row_sizes import elements
 from hf_memkit.prediction.child.script_engine import about_engine, as_the_engine_has_it
 from hf_memkit.prediction.child.tracer import StorageTracer
@@ -124,6 +126,7 @@ def traced_training(
         f"{place} asks for a tensor's value (.item(), a comparison): taken for 1; check what follows"
         for place in asked
     ]
+    notes += notes_on_8_bits(trainer.model)
     if watch.optimizer_steps < needed:
         raise Unmodelled(f"train() made {watch.optimizer_steps} optimizer steps in place of {needed}")
     about["steps"] = [(step.kind, *span) for step, span in zip(steps, itertools.pairwise(bounds), strict=False)]
@@ -427,8 +430,9 @@ def _callbacks(trainer: Any, *own: TrainerCallback) -> list[str]:
 
 
 def _weights(device_type: str) -> list[torch.Tensor]:
-    """Parameters and buffers of all modules that there are, teachers and reference models included. What is real, on
-    the host, becomes part of the traced training: buffers, and where that is on the host parameters too."""
+    """Parameters with their scales, and buffers, of all modules that there are, teachers and reference models too.
+    What is real, on the host, becomes part of the traced training: buffers, and where that is on the host parameters
+    too."""
     found: list[torch.Tensor] = []
     for module in [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]:
         for name, buffer in module._buffers.items():
@@ -437,7 +441,9 @@ def _weights(device_type: str) -> list[torch.Tensor]:
         for parameter in module._parameters.values():
             if type(parameter) is torch.nn.Parameter and _is_traced() and device_type == "cpu":
                 become(parameter, torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype))
-        found += [each for each in (*module._parameters.values(), *module._buffers.values()) if each is not None]
+        parameters = [each for each in module._parameters.values() if each is not None]
+        scales = [each for parameter in parameters for each in carried_by(parameter)]
+        found += [*parameters, *scales, *(each for each in module._buffers.values() if each is not None)]
     return found
 
 

@@ -8,10 +8,11 @@ Each replacement stands here with the question that it answers; none has an effe
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -126,6 +127,7 @@ def made_up_values() -> None:
 def movable_modules() -> None:
     """`Module.to` on fake parameters, or from real ones to a card: each stays the object that it was, so that
     optimizers and ties keep it."""
+    _library_parameters()
 
     def apply(self: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
         if recurse:
@@ -164,9 +166,12 @@ def inference_is_no_grad() -> None:
 def become(parameter: nn.Parameter, new: torch.Tensor) -> None:
     """Gives a parameter another tensor, on another device too, which `Tensor.data` cannot (torch 2.13: as
     `torch.utils.swap_tensors`, which refuses what a fake mode remembers by a weak reference)."""
+    kind, moved = parameter.__class__, {}
+    if new.__class__ in _LIBRARY_KINDS.values():  # with scales that have been moved, too
+        new, moved = new.detach(), vars(new)
     other = nn.Parameter(new, parameter.requires_grad)
-    for key in vars(parameter).keys() - vars(other).keys():  # such as what an optimizer looks for
-        setattr(other, key, getattr(parameter, key))
+    for key, value in (vars(parameter) | moved).items():  # such as what an optimizer looks for
+        vars(other).setdefault(key, value)
     for hooks in ("_backward_hooks", "_post_accumulate_grad_hooks"):  # what is swapped below has them, too
         if (registered := getattr(parameter, hooks)) is not None:
             setattr(other, hooks, registered)
@@ -174,9 +179,43 @@ def become(parameter: nn.Parameter, new: torch.Tensor) -> None:
     kinds = [(each.shape, each.dtype, each.device) for each in (new, gradient) if each is not None]
     if gradient is not None and kinds[0] == kinds[1]:
         other.grad = gradient
-    parameter.__class__, other.__class__ = other.__class__, parameter.__class__
+    parameter.__class__, other.__class__ = other.__class__, kind
     parameter.__dict__, other.__dict__ = other.__dict__, parameter.__dict__
     torch._C._swap_tensor_impl(parameter, other)
+    if kind in _LIBRARY_KINDS.values():
+        parameter.__class__ = kind
+
+
+_LIBRARY_KINDS: Final[dict[type, type]] = {}
+"""A library's own kind of parameter → the same for fake tensors."""
+
+
+def _library_parameters() -> None:
+    """Lets libraries' own kinds of parameters, such as bitsandbytes' `Params4bit`, hold fake tensors: what is made of
+    one is both. `Tensor._make_subclass`, by which they are made, would forget that it is fake."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    original = torch.Tensor._make_subclass
+
+    def make(cls: Any, data: torch.Tensor, requires_grad: bool = False, **options: Any) -> Any:
+        if not isinstance(data, FakeTensor) or not issubclass(cls, nn.Parameter):
+            return original(cls, data, requires_grad, **options)
+        if cls not in _LIBRARY_KINDS:
+            _LIBRARY_KINDS[cls] = type(cls.__name__, (FakeTensor, cls), {"__deepcopy__": _copied})
+        made = nn.Parameter(data.detach(), requires_grad)
+        made.__class__ = _LIBRARY_KINDS[cls]
+        return made
+
+    torch.Tensor._make_subclass = staticmethod(make)  # type: ignore[assignment]
+
+
+def _copied(self: Any, memo: dict[int, Any]) -> Any:
+    made = nn.Parameter(copy.deepcopy(self.data, memo), self.requires_grad)
+    for name in vars(self).keys() - vars(made).keys():
+        own = getattr(self, name)
+        setattr(made, name, own if isinstance(own, nn.Module) else copy.deepcopy(own, memo))
+    made.__class__ = self.__class__
+    return made
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

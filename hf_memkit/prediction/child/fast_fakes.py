@@ -193,7 +193,7 @@ class FastFakes:
         attributes = self._attributes_on(device)
         viewed = info.view_idx
         empty_strided, no_modes = torch.empty_strided, torch._C._DisableTorchDispatch
-        subclass, protect = torch.Tensor._make_subclass, self._protect
+        subclass, protect = torch._C.TensorBase._make_subclass, self._protect
 
         def make(args: Arguments) -> FakeTensor:
             with no_modes():

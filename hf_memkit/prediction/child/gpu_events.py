@@ -13,6 +13,8 @@ import torch
 from hf_memkit.prediction.gpu_memory import (
     cublas_workspace_bytes,
     efficient_backward_bytes,
+    eight_bit_inputs_bytes,
+    eight_bit_product_bytes,
     flash_backward_bytes,
     flash_varlen_backward_bytes,
     foreach_norm_bytes,
@@ -24,7 +26,10 @@ __all__ = ["GpuEvents"]
 
 Arguments = tuple[Any, ...]
 
-_PRODUCTS: Final = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "bitsandbytes::gemm_4bit"})
+_PRODUCTS: Final = frozenset(
+    {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm"}
+    | {"bitsandbytes::gemm_4bit", "bitsandbytes::int8_mixed_scaled_mm"}
+)
 """Operations that call cuBLAS."""
 
 
@@ -63,6 +68,26 @@ def _four_bits(args: Arguments, kwargs: Mapping[str, Any]) -> int:
     return four_bit_product_bytes(rows, tuple(shape), inputs.element_size(), nested=nested)
 
 
+def _eight_bit_inputs(args: Arguments, kwargs: Mapping[str, Any]) -> int:
+    threshold = args[1] if len(args) > 1 else kwargs.get("threshold", 0.0)
+    return eight_bit_inputs_bytes(args[0].numel(), threshold=threshold) if _on_card(args[0]) else 0
+
+
+def _eight_bit_product(codes: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> int:
+    if not _on_card(codes):
+        return 0
+    elements = codes.numel() // codes.shape[-1] * weight.shape[0]
+    return eight_bit_product_bytes(elements, fp16=dtype is torch.float16)
+
+
+def _eight_bits(args: Arguments, kwargs: Mapping[str, Any]) -> int:
+    return _eight_bit_product(args[0], args[1], kwargs.get("dtype") or torch.float16)
+
+
+def _eight_bits_and_outliers(args: Arguments, kwargs: Mapping[str, Any]) -> int:
+    return _eight_bit_product(args[1], args[2], args[0].dtype)
+
+
 def _norms(args: Arguments, kwargs: Mapping[str, Any]) -> int:
     return foreach_norm_bytes([each.numel() for each in args[0]]) if _on_card(args[0][0]) else 0
 
@@ -74,6 +99,9 @@ _SCRATCH: Final[Mapping[str, Callable[[Arguments, Mapping[str, Any]], int]]] = {
     "aten::_scaled_dot_product_efficient_attention_backward": _efficient,
     "aten::_foreach_norm": _norms,
     "bitsandbytes::gemm_4bit": _four_bits,
+    "bitsandbytes::int8_vectorwise_quant": _eight_bit_inputs,
+    "bitsandbytes::int8_scaled_mm": _eight_bits,
+    "bitsandbytes::int8_mixed_scaled_mm": _eight_bits_and_outliers,
 }
 
 
@@ -97,7 +125,7 @@ class GpuEvents:
             name = func._schema.name
             known = self._known[id(func)] = name in _PRODUCTS, _SCRATCH.get(name)
         product, taken = known
-        if product and _on_card(result):
+        if product and _on_card(args[0]):
             self._workspace()
         return taken(args, kwargs) if taken is not None else 0
 

@@ -6,7 +6,8 @@ Each is installed before the case, in the child process only, and where the setu
 |---|---|
 | Triton (Liger's kernels) | a kernel is not launched; what the Python around it allocates is the library's own |
 | bitsandbytes | paged states are host memory; a norm that is asked for by value is made and not read |
-| bitsandbytes, 4 bits | `models.py` |
+| bitsandbytes, 8 bits | a few columns of its inputs are outliers |
+| bitsandbytes and torchao, quantised weights | `quantised.py`, for setups `models.py` |
 | torchao's low-bit AdamW | its compiled step is bounded (`fake_gpu.py`) |
 | APOLLO | its random projection without a generator of the card's own |
 | CUDA streams | one stream (`fake_gpu.py`) |
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -25,10 +27,17 @@ from torch._subclasses.fake_tensor import FakeTensor
 from hf_memkit.errors import Unmodelled
 from hf_memkit.optimizers import find_optimizer
 from hf_memkit.prediction.child.fake_gpu import one_stream, replace_compiler
+from hf_memkit.prediction.gpu_memory import OUTLIER_COLUMNS
 from hf_memkit.setup import Setup
 from hf_memkit.techniques.ledger import optimizer_of
 
-__all__ = ["before_a_script", "install_library_rules", "shapes_from_values_are_unmodelled", "traceable"]
+__all__ = [
+    "before_a_script",
+    "install_library_rules",
+    "outliers_are_few",
+    "shapes_from_values_are_unmodelled",
+    "traceable",
+]
 
 _LOOKS_AT_DATA: Final = ("trainer_parts.check_length_grouping",)
 """Parts that refuse the user's data, of which there is none here."""
@@ -75,6 +84,8 @@ def install_library_rules(setup: Setup, *, on_card: bool) -> None:
     packages = find_optimizer(optimizer).packages
     if "bitsandbytes" in packages or optimizer.startswith("bitsandbytes."):
         _bitsandbytes_optimizers()
+    if "bitsandbytes" in sys.modules:  # a model may have its layers
+        outliers_are_few()
     if "apollo_torch" in packages:
         _apollo()
     if optimizer.startswith("hf_memkit.components.low_bit_adamw"):
@@ -191,6 +202,27 @@ def _bitsandbytes_optimizers() -> None:
     functional.fill = lambda *args, **kwargs: None
     functional.prefetch_tensor = lambda *args, **kwargs: None
     functional.optimizer_update_32bit = update
+
+
+def outliers_are_few() -> None:
+    """How many columns of an input exceed the threshold of 8 bits depends on values: `OUTLIER_COLUMNS` are assumed
+    (bitsandbytes 0.50.2: _ops.py; backends/default/ops.py, `int8_vectorwise_quant`, `int8_mixed_scaled_mm`)."""
+
+    def vectorwise(inputs: torch.Tensor, threshold: float = 0.0) -> Any:
+        rows = inputs.new_empty(inputs.numel() // inputs.shape[-1], dtype=torch.float32)
+        few = min(OUTLIER_COLUMNS, inputs.shape[-1])
+        outliers = inputs.new_empty(few, dtype=torch.int64) if threshold > 0 else None
+        return torch.empty_like(inputs, dtype=torch.int8), rows, outliers
+
+    def mixed(
+        inputs: torch.Tensor, codes: torch.Tensor, weight: torch.Tensor, rows: Any, columns: Any,
+        outliers: torch.Tensor | None = None, bias: Any = None,
+    ) -> Any:  # fmt: skip
+        kept = (inputs.shape[0], outliers.shape[0]) if outliers is not None and outliers.numel() else (0,)
+        return inputs.new_empty((*codes.shape[:-1], weight.shape[0])), inputs.new_empty(kept)
+
+    torch.library.register_fake("bitsandbytes::int8_vectorwise_quant", vectorwise, allow_override=True)
+    torch.library.register_fake("bitsandbytes::int8_mixed_scaled_mm", mixed, allow_override=True)
 
 
 def _apollo() -> None:

@@ -1,9 +1,7 @@
 """The setup's model on fake tensors: the class that would be trained, from its config values, without any weights.
 
-In 4 bits the layers that transformers' quantizer would replace are found by its own functions. Each becomes a
-bitsandbytes `Linear4bit` whose codes and statistics have the right sizes, so that PEFT takes it for one, and whose
-product is bitsandbytes' own (`matmul_4bit`: the input of a frozen weight is not kept; backward dequantises the weight
-again).
+In 4 and 8 bits the layers that transformers' quantizer would replace are found by its own functions, and each becomes
+bitsandbytes' own, which quantises a fake weight as it does a real one.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from torch import nn
 
 from hf_memkit.errors import InputError, Unmodelled
 from hf_memkit.models import quiet_transformers
+from hf_memkit.prediction.child.libraries import outliers_are_few
 from hf_memkit.setup import Setup
 from hf_memkit.train import install_model_parts
 
@@ -109,85 +108,48 @@ def _with_adapters(model: Any, options: dict[str, Any]) -> Any:
 
 
 def quantise_linears(model: nn.Module, options: Mapping[str, Any]) -> None:
-    """Replaces the linear layers of a transformers model, as loading in 4 bits does. `options`: fields of
+    """Replaces the linear layers of a transformers model, as loading in 4 or 8 bits does. `options`: fields of
     `transformers.BitsAndBytesConfig`.
 
     Raises:
         Unmodelled: another kind of quantisation, or bitsandbytes is not installed.
     """
-    if not options.get("load_in_4bit"):
-        raise Unmodelled(f"model.quantization = {dict(options)}: only load_in_4bit is modelled")
+    if not (options.get("load_in_4bit") or options.get("load_in_8bit")) or options.get("llm_int8_has_fp16_weight"):
+        raise Unmodelled(f"model.quantization = {dict(options)}: load_in_4bit and load_in_8bit alone are modelled")
     try:
-        import bitsandbytes  # noqa: F401
+        import bitsandbytes as bnb
     except ImportError:
-        raise Unmodelled("load_in_4bit: its rules need bitsandbytes installed: pip install bitsandbytes") from None
+        raise Unmodelled("model.quantization: its rules need bitsandbytes: pip install bitsandbytes") from None
     from transformers import BitsAndBytesConfig
     from transformers.pytorch_utils import Conv1D
     from transformers.quantizers.base import HfQuantizer
     from transformers.quantizers.quantizers_utils import should_convert_module
 
     config: Any = BitsAndBytesConfig(**options)
+    if config.load_in_8bit:
+        outliers_are_few()
     kept = HfQuantizer.get_modules_to_not_convert(
         model, config.llm_int8_skip_modules, getattr(model, "_keep_in_fp32_modules", None)
     )
     for name, module in list(model.named_modules()):
         if (type(module) is nn.Linear or isinstance(module, Conv1D)) and should_convert_module(name, kept):
-            model.set_submodule(name, _linear(module, config))
-    model.is_loaded_in_4bit = True  # type: ignore[assignment]
-
-
-def _linear(module: Any, config: Any) -> nn.Module:
-    transposed = not isinstance(module, nn.Linear)  # Conv1D stores (inputs, outputs)
-    inputs, outputs = module.weight.shape if transposed else reversed(module.weight.shape)
-    return _class()(inputs, outputs, module, config)  # type: ignore[no-any-return]
-
-
-def _class() -> Any:
-    """Made when it is needed: bitsandbytes need not be installed."""
-    import bitsandbytes as bnb
-    from bitsandbytes.functional import QuantState
-
-    class FakeLinear4bit(bnb.nn.Linear4bit):  # type: ignore[misc]
-        def __init__(self, inputs: int, outputs: int, original: Any, config: Any) -> None:
-            nn.Module.__init__(self)
-            self.in_features, self.out_features = inputs, outputs
-            self.compute_dtype = config.bnb_4bit_compute_dtype
-            self.compute_type_is_set = True
-            self.quant_state = None
-            self.quant_storage = config.bnb_4bit_quant_storage
-            self.support_avx512bf16_for_cpu = False
-            self.dtype = original.weight.dtype
-            elements = inputs * outputs
-            packed = -(-elements // 2) // torch.empty((), dtype=self.quant_storage, device="meta").element_size()
-            weight: Any = nn.Parameter(torch.empty((packed, 1), dtype=self.quant_storage), requires_grad=False)
-            weight.compress_statistics = config.bnb_4bit_use_double_quant
-            weight.quant_type = config.bnb_4bit_quant_type
-            self.weight = weight
-            self.bias = original.bias
-            # bitsandbytes 0.50.2: functional.py, `quantize_4bit`: blocks of 64, of whose scales 256 share one.
-            scales = -(-elements // 64)
-            self.nested = bool(config.bnb_4bit_use_double_quant)
-            self.register_buffer("code", torch.empty(16))
-            self.register_buffer("absmax", torch.empty(scales, dtype=torch.uint8 if self.nested else torch.float32))
-            if self.nested:
-                self.register_buffer("nested_absmax", torch.empty(-(-scales // 256)))
-                self.register_buffer("nested_code", torch.empty(256))
-                self.register_buffer("offset", torch.empty(()))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            """As bitsandbytes 0.50.2: nn/modules.py, `Linear4bit.forward`."""
-            kind = self.weight.quant_type
-            nested: Any = None
-            if self.nested:
-                nested = QuantState(self.nested_absmax, code=self.nested_code, blocksize=256, dtype=torch.float32)
-            state = QuantState(
-                self.absmax, shape=torch.Size((self.out_features, self.in_features)), code=self.code, blocksize=64,
-                quant_type=kind, dtype=self.dtype, offset=self.offset if self.nested else None, state2=nested,
-            )  # fmt: skip
-            wanted = x.dtype
-            x = x.to(self.compute_dtype)
-            bias = None if self.bias is None else self.bias.to(self.compute_dtype)
-            product: torch.Tensor = bnb.matmul_4bit(x, self.weight, bias=bias, quant_state=state)
-            return product.to(wanted)
-
-    return FakeLinear4bit
+            # As transformers 5.23.0: integrations/bitsandbytes.py, `replace_with_bnb_linear`, `Bnb4bitQuantize`.
+            weight = module.weight if isinstance(module, nn.Linear) else module.weight.T
+            outputs, inputs = weight.shape
+            linear: Any
+            if config.load_in_8bit:
+                threshold = config.llm_int8_threshold
+                linear = bnb.nn.Linear8bitLt(
+                    inputs, outputs, has_fp16_weights=False, threshold=threshold, device="meta"
+                )
+                linear.weight = bnb.nn.Int8Params(weight.detach(), requires_grad=False).to(weight.device)
+            else:
+                linear = bnb.nn.Linear4bit(
+                    inputs, outputs, compute_dtype=config.bnb_4bit_compute_dtype,
+                    compress_statistics=config.bnb_4bit_use_double_quant, quant_type=config.bnb_4bit_quant_type,
+                    quant_storage=config.bnb_4bit_quant_storage, device="meta",
+                )  # fmt: skip
+                linear.weight = bnb.nn.Params4bit(weight.detach(), **vars(linear.weight)).to(weight.device)
+            linear.bias = module.bias
+            model.set_submodule(name, linear)
+    setattr(model, "is_loaded_in_8bit" if config.load_in_8bit else "is_loaded_in_4bit", True)

@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from transformers import TrainerCallback
 
 from hf_memkit.memory.error_barrier import ErrorBarrier
+from hf_memkit.memory.holdings import carried_by
 from hf_memkit.memory.hooks import HookSet, output_embedding
 from hf_memkit.memory.optimizer_state import innermost, states_of, tensors_in
 from hf_memkit.memory.phases import PhaseTracker
@@ -156,7 +157,8 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
         self._tracer.default = self._outside_step.pop()
 
     def _label_weights(self, model: nn.Module) -> None:
-        self._tracer.label(model.parameters(), "weights")
+        for parameter in model.parameters():
+            self._tracer.label((parameter, *carried_by(parameter)), "weights")
         self._tracer.label(model.buffers(), "weights")
 
 

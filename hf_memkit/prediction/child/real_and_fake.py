@@ -98,7 +98,7 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if kwargs.get("pin_memory"):  # a build without CUDA ends the process; it is the host's memory either way
             kwargs = {**kwargs, "pin_memory": False}
-        if FakeTensor not in types:
+        if not any(issubclass(each, FakeTensor) for each in types):
             device = kwargs.get("device")
             if device is None or torch.device(device).type != "cuda":
                 return func(*args, **kwargs)

@@ -214,6 +214,10 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return not operation.startswith(_RARELY)
 
     def _watch(self, tensor: torch.Tensor, func: Any, args: tuple[Any, ...]) -> None:
+        if hasattr(tensor, "__tensor_flatten__") and not _is_fake(tensor):
+            for inner in plain_tensors(tensor):
+                self._watch(inner, func, args)
+            return
         storage = tensor.untyped_storage()
         address = storage._cdata
         if address in self._live or _device_type(tensor) != self.device_type:
