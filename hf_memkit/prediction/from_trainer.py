@@ -35,7 +35,6 @@ from hf_memkit.prediction.defaults import (
     refuse_precision,
 )
 from hf_memkit.prediction.from_script import LIVE, predict_script_training
-from hf_memkit.prediction.live_objects import TrainerParts, write_objects
 from hf_memkit.prediction.predicting import predict
 from hf_memkit.prediction.worker import shared_worker
 from hf_memkit.request import refuse_below_one, refuse_too_long
@@ -120,6 +119,8 @@ def predict_trainer(
     looked_at = _looked_at(model, trust_remote_code)
     if looked_at is not None and all(each is None for each in own.values()):
         return _of_config(looked_at, args, sequence_length, machine, gpus, nodes, trust_remote_code)
+    from hf_memkit.prediction.live_objects import TrainerParts
+
     notes: list[str] = []
     rows, length = _rows(model, looked_at, own, sequence_length, args, notes)
     options = {name: own[name] for name in ("data_collator", "processing_class", "optimizer_cls_and_kwargs")}
@@ -136,6 +137,8 @@ def predict_trainer(
 
 def _predicted(objects: Any, machine: Machine, gpus: int, nodes: int, notes: Sequence[str]) -> Prediction:
     """The prediction of objects that another process trains."""
+    from hf_memkit.prediction.live_objects import write_objects
+
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "objects.pickle"
