@@ -82,6 +82,13 @@ def predict(
     ] = None,
     nodes: Nodes = 1,
     ram: Ram = None,
+    python: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="With SCRIPT: the Python of another environment; shows what its libraries need more than these.",
+        ),
+    ] = None,
     args: Args = None,
     settings: Set = None,
     technique: Technique = None,
@@ -115,8 +122,10 @@ def predict(
         )  # fmt: skip
         return predict_script(
             given, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus or 1, nodes=nodes,
-            environment=context.obj, short=short, as_json=as_json,
+            environment=context.obj, python=python, short=short, as_json=as_json,
         )  # fmt: skip
+    if python is not None:
+        raise InputError("--python: needs a training script: memkit predict train.py --python PATH -- ARGUMENTS")
     request = Request(
         recipe=recipe, variant=variant, model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus, nodes=nodes,
         sequence_length=sequence_length, trust_remote_code=trust_remote_code,

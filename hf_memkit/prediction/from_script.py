@@ -26,6 +26,7 @@ from hf_memkit.job import Job, process_row
 from hf_memkit.ledger import Ledger
 from hf_memkit.models import ModelFacts
 from hf_memkit.prediction.allocator_settings import parse_settings
+from hf_memkit.prediction.environments import Environment, find_environment
 from hf_memkit.prediction.predicting import from_trace
 from hf_memkit.prediction.prediction import Prediction
 from hf_memkit.prediction.trace import Trace
@@ -61,6 +62,7 @@ def predict_script(
     ram: str | None = None,
     gpus: int = 1,
     nodes: int = 1,
+    python: str | Path | None = None,
 ) -> Prediction:
     """What a training script will need. Its code runs on this machine, up to `Trainer.train()`.
 
@@ -72,6 +74,8 @@ def predict_script(
         gpu: the GPU: a name such as `"T4"`, or a size such as `"16GB"`; None: this machine's.
         gpu_memory, ram: sizes in the place of the GPU's and of this machine's.
         gpus, nodes: GPUs on each machine, and machines.
+        python: the interpreter of another environment, with whose libraries the script runs; None: this one.
+            `hf_memkit.prediction.comparison.compare` says what differs.
 
     Returns:
         The prediction; what was assumed is in its `notes`.
@@ -88,8 +92,9 @@ def predict_script(
     else:
         script = UserScript.found(str(script), arguments)
     machine = described_machine(gpu, gpu_memory, ram, None)
+    other = find_environment(python) if python is not None else None
     try:
-        return predict_script_training(script, machine, gpus=gpus, nodes=nodes)[0]
+        return predict_script_training(script, machine, gpus=gpus, nodes=nodes, other=other)[0]
     except ScriptFailed as error:
         error.add_note(error.text)
         raise
@@ -160,6 +165,7 @@ def predict_script_training(
     gpus: int = 1,
     nodes: int = 1,
     environment: Mapping[str, str] | None = None,
+    other: Environment | None = None,
 ) -> tuple[Prediction, ScriptTraining]:
     """The prediction, and what the script trains.
 
@@ -168,15 +174,16 @@ def predict_script_training(
         machine: the machine in question.
         gpus, nodes: GPUs on each machine, and machines.
         environment: the variables that the script gets; None: this process's.
+        other: whose libraries it runs with; None: this process's.
 
     Raises:
         InputError, ScriptFailed: as `predict_script`.
     """
     refuse_below_one(gpus=gpus, nodes=nodes)
-    refuse_unreadable(script)
+    refuse_unreadable(script, here=other is None)
     environment = dict(os.environ if environment is None else environment)
     _allocator(environment)  # what torch would refuse is refused before anything runs
-    content, device, notes = _ran(script, machine, environment, gpus=gpus, nodes=nodes)
+    content, device, notes = _ran(script, machine, environment, gpus=gpus, nodes=nodes, other=other)
     trace, about = Trace.from_json(content["trace"]), content["about"]
     notes += about["notes"]
     if machine.gpu is None:
@@ -188,7 +195,10 @@ def predict_script_training(
     trained = f"{about['trainer']}, as {name_of(script)} makes it,"
 
     def of_part(trace: Trace, notes: list[str]) -> Prediction:
-        return from_trace(trace, device, setup, setup.sized_job, ledger, notes, trainer=trained)
+        return from_trace(
+            trace, device, setup, setup.sized_job, ledger, notes, trainer=trained,
+            libraries=other.libraries if other is not None else None,
+        )  # fmt: skip
 
     parts = _parts(trace, about["steps"], about["steps_end"])
     found = of_part(parts.pop("worst"), notes)
@@ -284,8 +294,8 @@ def _allocator(environment: Mapping[str, str]) -> str | None:
     return found[1]
 
 
-def refuse_unreadable(script: UserScript) -> None:
-    """What can be seen before it runs.
+def refuse_unreadable(script: UserScript, *, here: bool = True) -> None:
+    """What can be seen before it runs: here, or in another environment, which has modules of its own.
 
     Raises:
         InputError: it cannot be read, is no Python, or there is no such package.
@@ -293,7 +303,7 @@ def refuse_unreadable(script: UserScript) -> None:
     """
     if script.is_module:
         package = script.target.partition(".")[0]
-        if importlib.machinery.PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]) is None:
+        if here and importlib.machinery.PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]) is None:
             raise InputError(f"-m {script.target}: there is no module {package!r} to run")
         return
     path = Path(script.target)
@@ -316,7 +326,13 @@ def refuse_unreadable(script: UserScript) -> None:
 
 
 def _ran(
-    script: UserScript, machine: Machine, environment: dict[str, str], *, gpus: int, nodes: int
+    script: UserScript,
+    machine: Machine,
+    environment: dict[str, str],
+    *,
+    gpus: int,
+    nodes: int,
+    other: Environment | None,
 ) -> tuple[Mapping[str, Any], Device, list[str]]:
     """(what came of it, with a trace; on which device; notes)."""
     gpu, notes = machine.gpu, list[str]()
@@ -333,7 +349,10 @@ def _ran(
     )
     if gpu is not None:
         request = replace(request, capacity_bytes=gpu.capacity_bytes, gpu_name=f"NVIDIA {gpu.name}")
-    with _standard_input() as stdin, contextlib.closing(Worker(open_files=(stdin,))) as worker:
+    with (
+        _standard_input() as stdin,
+        contextlib.closing(Worker(open_files=(stdin,), python=other.python if other is not None else None)) as worker,
+    ):
         device: Device = "cuda"
         try:
             worker.wait()
