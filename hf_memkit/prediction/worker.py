@@ -153,7 +153,8 @@ class Worker:
             except KeyboardInterrupt:  # what comes of this case would be taken for the next one's
                 self.close()
                 raise
-            if ended["status"] != "done" or not result.exists():  # what a process that died has written may be half
+            # What a process that died has written may be half; a script's is written whole, before it goes on.
+            if not result.exists() or (ended["status"] != "done" and "script" not in job):
                 return None, ended["why"]
             return json.loads(result.read_text()), None
 

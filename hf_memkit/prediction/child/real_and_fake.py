@@ -70,11 +70,17 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self
 
     def leave(self) -> None:
-        """Ends it for good: what is made from here on is fake, and may be made up."""
+        """Ends it: what is made from here on is fake, and may be made up."""
         for name, original in self._refused.items():
             setattr(FakeTensor, name, original)
         torch._C._set_only_lift_cpu_tensors(False)
         super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def enter_again(self) -> None:
+        """Once more, after `leave`: what was replaced for good still is."""
+        self._refused = _values_are_refused()
+        torch._C._set_only_lift_cpu_tensors(True)
+        super().__enter__()  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def all_fake(self) -> Iterator[None]:
@@ -86,7 +92,9 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """A fake tensor of the same shape, strides and dtype."""
         device = tensor.device if device is None else device
         with self.all_fake():
-            return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
+            made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
+        self.tracer.label((made,), "weights")
+        return made
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -121,8 +129,8 @@ def _asked_by_torch() -> bool:
 
 def _refuse(what: str, asked: str) -> NoReturn:
     raise Unmodelled(
-        f"the {what} of a tensor of the model or on the GPU ({asked}): a prediction "
-        f"has shapes and no values before train(); compute it after train(), or only where training really runs"
+        f"the {what} of a tensor of the model or on the GPU ({asked}): a prediction has shapes and no values; compute "
+        f"it only where training really runs"
     )
 
 
