@@ -107,6 +107,8 @@ class Trace:
         found, alive, made = self.without_events(), set[int](), set[int]()
         for begin, end in parts:
             for start, stop, phase in self.spans():
+                if stop < begin or start > end or (start < stop and (stop == begin or start == end)):
+                    continue
                 for event in self.events[max(start, begin) : min(stop, end)]:
                     if event > 0:
                         alive.add(event)
@@ -121,11 +123,11 @@ class Trace:
         return found
 
     def spans(self) -> Iterator[tuple[int, int, Phase]]:
-        """`(first event, one past the last, phase)` of every stretch, in order; empty stretches are left out."""
+        """`(first event, one past the last, phase)` of every stretch, in order. One in which nothing is made or
+        freed is there too: what is held then is its peak."""
         start = 0
         for end, phase in self.marks:
-            if end > start:
-                yield start, end, phase
+            yield start, max(start, end), phase
             start = max(start, end)
 
     def phase_at(self, event: int) -> Phase:

@@ -1,9 +1,10 @@
 """Scripts that nobody wrote for memkit, unchanged: what is predicted of them is what they allocate when they really
 train.
 
-`jobs/written` was written from the libraries' documentation by somebody who had not seen memkit; the others come with
-TRL and FlagEmbedding. Each trains on the CPU with a tiny model, real tensors and a recorder of allocations; then it is
-predicted on fake CPU tensors, where every phase has to have the same peak; then for a GPU that is not there.
+`jobs/written` was written from the libraries' documentation by somebody who had not seen memkit, but for
+`lora_merge.py`, which is about what comes below `train()`; the others come with TRL and FlagEmbedding. Each trains on
+the CPU with a tiny model, real tensors and a recorder of allocations; then it is predicted on fake CPU tensors, where
+every phase has to have the same peak; then for a GPU that is not there.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ LEARNS_FROM_ITS_ANSWERS: Final = {"trl_grpo", "trl_grpo_lora", "trl_rloo"}
 """Their answers are counted as long as they may be: by chance a real one ends earlier."""
 RECURRENT: Final = {"own_module", "own_module_optimizers"}
 """torch has no shapes for cuDNN's recurrent layers: refused on a GPU, with the script's line."""
+ASKS_FOR_VALUES: Final = {"masked_lm", "summarization", "summarization_bart_adafactor", "sentiment", "qa_squad"}
+"""Below `train()`: of predictions, or of weights. There the prediction of these scripts ends."""
 LIBRARIES: Final = Path(__file__).parents[2] / ".compat" / "scripts"
 """What `scripts/setup --dev` installs there: FlagEmbedding."""
 
@@ -89,10 +92,15 @@ def test_what_is_predicted_is_what_a_real_training_allocates(
     worker: Worker, folder: Path, tmp_path: Path, name: str
 ) -> None:
     real = by_phase(ran(worker, folder, tmp_path, name, "real cpu"))
-    predicted = by_phase(ran(worker, folder, tmp_path, name, "cpu"))
+    content = ran(worker, folder, tmp_path, name, "cpu")
+    predicted = by_phase(content)
+    ended = any(note.startswith("what stands below train()") for note in content["about"]["notes"])
+    assert ended == (name in ASKS_FOR_VALUES), content["about"]["notes"]
     for phase, measured in real.items():
         if phase == "load" or not measured:
             continue  # the real one is recorded from train() on
+        if phase == "after" and ended:
+            continue
         error = predicted.get(phase, 0) / measured - 1
         bound = name in LEARNS_FROM_ITS_ANSWERS or (name in GENERATES and phase == "evaluate")
         highest = 0.10 if bound else EXACT

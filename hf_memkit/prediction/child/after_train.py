@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import errno
 import functools
 import io
 import os
@@ -33,10 +34,13 @@ from transformers.trainer_utils import TrainOutput
 
 from hf_memkit.prediction.child.real_and_fake import RealAndFake
 from hf_memkit.prediction.child.tracer import StorageTracer
-from hf_memkit.prediction.child.users_code import line_of, users_line
+from hf_memkit.prediction.child.users_code import MEMKIT, is_library, line_of
 from hf_memkit.terms import Phase
 
 __all__ = ["AfterTrain", "Ended", "Stretches"]
+
+_PYTHON: Final = str(Path(os.__file__).parent)
+"""The folder of Python's own library."""
 
 _LIMIT_S: Final = 60
 """For what stands below `train()`."""
@@ -69,9 +73,10 @@ class Stretches:
             self._phase = outer
 
     def end(self, phase: Phase = "after") -> None:
-        marks = self._tracer.trace.marks
-        if len(self._tracer.trace.events) > (marks[-1][0] if marks else 0):
-            self._tracer.ended(phase)
+        """What has happened since the last boundary was `phase`, if anything was made."""
+        marks, events = self._tracer.trace.marks, self._tracer.trace.events
+        done, before = marks[-1]
+        self._tracer.ended(phase if any(event > 0 for event in events[done:]) else before)
 
 
 class AfterTrain:
@@ -330,7 +335,9 @@ class _Nowhere:
             return opens(file, mode, *args, **kwargs)
 
         def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
-            if Path(path).is_dir() or self._is_cache(os.fspath(path)) or kwargs.get("dir_fd") is not None:
+            if Path(path).exists():
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+            if not self._active or self._is_cache(os.fspath(path)) or kwargs.get("dir_fd") is not None:
                 return makes(path, *args, **kwargs)
             found = Path(self.path(path))
             if not found.is_dir():
@@ -404,14 +411,26 @@ class _Nowhere:
                 if isinstance(arguments[number], str | bytes | os.PathLike):
                     self._refuse_outside(arguments[number])
         elif event in _STARTS:
-            raise Ended(f"{users_line()} starts a process")
+            if not _is_asked_by_library():  # accelerate asks `nvidia-smi`
+                raise Ended("it starts a process")
         elif event == "socket.connect" and not _asks_the_hub():
-            raise Ended(f"{users_line()} connects to another machine")
+            raise Ended("it connects to another machine")
 
     def _refuse_outside(self, path: Any) -> None:
         name = os.fsdecode(path)
         if not (self._is_inside(str(Path(name).resolve())) or self._is_cache(name)):
             raise Ended(f"it would change {name}")
+
+
+def _is_asked_by_library() -> bool:
+    """Whether the innermost caller outside of Python's own library is an installed one."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(("<", MEMKIT, _PYTHON)) or "-packages" in file:
+            return is_library(file)
+        frame = frame.f_back
+    return False
 
 
 def _asks_the_hub() -> bool:

@@ -126,7 +126,7 @@ def traced_training(
             as_evaluated()
             if about["deepspeed"] is None:
                 _read_back(trainer, as_it_was, Stretches(tracer))
-            trace = tracer.finish("after")
+            trace = tracer.finish(tracer.trace.marks[-1][1])
         for name, value in as_it_was.items():
             object.__setattr__(arguments, name, value)
         trainer.is_in_train = False

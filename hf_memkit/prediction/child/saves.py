@@ -87,12 +87,12 @@ def write_nothing(all_fake: Callable[[], contextlib.AbstractContextManager[None]
     saved: dict[str, Any] = {}  # file → what it would hold
 
     def save_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
-        Path(filename).touch()
+        _touch(filename)
         saved[os.path.realpath(filename)] = tree_map_only(torch.Tensor, _Shape.of, dict(tensors))
 
     def save(content: Any, file: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(file, str | Path):
-            Path(file).touch()
+            _touch(file)
             saved[os.path.realpath(file)] = tree_map_only(torch.Tensor, _Shape.of, content)
 
     load, load_file = torch.load, safetensors.torch.load_file
@@ -118,6 +118,11 @@ def write_nothing(all_fake: Callable[[], contextlib.AbstractContextManager[None]
     Trainer._save_rng_state = lambda self, folder: None  # asks the card's generator
     _replace("safe_save_file", save_file)
     storages_have_numbers()
+
+
+def _touch(file: str | Path) -> None:
+    with open(file, "wb"):  # noqa: PTH123 - below train() it is another function
+        pass
 
 
 @dataclass(frozen=True, slots=True)

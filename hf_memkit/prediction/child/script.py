@@ -81,7 +81,7 @@ def run_script(request: ScriptRequest, result: Path) -> None:
         notes = list(after.end(raised))
         found = trained.pop()
         found["about"]["notes"] += notes
-        found["trace"] = tracer.finish("after").to_json()
+        found["trace"] = tracer.finish(tracer.trace.marks[-1][1]).to_json()
     elif raised is None or isinstance(raised, SystemExit):
         code = raised.code if raised is not None else None
         found = {"never_trained": True, "exit": code if isinstance(code, int | None) else str(code)}
