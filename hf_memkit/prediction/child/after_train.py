@@ -181,9 +181,10 @@ class AfterTrain:
         # What they write and say is made up.
         _put(dict.fromkeys(("create_model_card", "log_metrics", "save_metrics", "save_state"), _nothing))
         self._within(Trainer, "save_model", "save")
-        for kind in _savers():
+        tuners = _module("peft.tuners.tuners_utils")
+        for kind in _with_subclasses(*_savers()):
             self._within(kind, "save_pretrained", "save")
-        for kind in _mergers():
+        for kind in _with_subclasses(*([tuners.BaseTuner] if tuners is not None else [])):
             for name in ("merge_and_unload", "merge_adapter"):
                 self._within(kind, name, "merge")
 
@@ -228,16 +229,15 @@ def _savers() -> list[type]:
     return [*found, peft.PeftModel] if peft is not None else found
 
 
-def _mergers() -> list[type]:
-    """PEFT's methods, each where it has a merge of its own."""
-    tuners = _module("peft.tuners.tuners_utils")
-    if tuners is None:
-        return []
-    found, left = [], [tuners.BaseTuner]
+def _with_subclasses(*kinds: type) -> list[type]:
+    """Each may have a method of its own."""
+    found: dict[type, None] = {}
+    left = list(kinds)
     while left:
-        found.append(left.pop())
-        left += found[-1].__subclasses__()
-    return found
+        if (kind := left.pop()) not in found:
+            found[kind] = None
+            left += type.__subclasses__(kind)
+    return list(found)
 
 
 def _nothing_is_pushed() -> None:
@@ -297,7 +297,7 @@ class _Nowhere:
         sys.dont_write_bytecode = True
         tempfile.tempdir = self._folder
         self._functions()
-        for kind in self._classes():
+        for kind in _with_subclasses(*self._classes()):
             self._save_here(kind)
             self._load_from_here(kind)
         save = Trainer.save_model
