@@ -37,7 +37,9 @@ EXAMPLES = """[bold]Examples[/bold]
 
   memkit predict -m trl.scripts.sft --gpu-memory 24GB -- --config sft.yaml
 
-  A script's code runs on this machine, up to Trainer.train(): what it writes before that, it writes.
+  A script's code runs on this machine: what it writes before Trainer.train(), it writes.
+
+  memkit predict train.py --python /other/venv/bin/python -- …           why it needs more since an upgrade
 
   memkit predict --model gpt2-xl --gpu T4                                Trainer's defaults
 
@@ -53,7 +55,7 @@ def predict(
     context: typer.Context,
     script: Annotated[
         str | None,
-        typer.Argument(metavar="SCRIPT", help="A training script. Its code runs here, up to Trainer.train()."),
+        typer.Argument(metavar="SCRIPT", help="A training script. Its code runs here; nothing is trained."),
     ] = None,
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="What the script gets.")

@@ -1,4 +1,4 @@
-"""`memkit predict SCRIPT`: a training script as it stands, run up to `Trainer.train()`."""
+"""`memkit predict SCRIPT`: a training script as it stands."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def predict_script(
             machine = described_machine(gpu, gpu_memory, ram, None)
             ended()
             name = name_of(script)
-            _say(f"{name} runs on this machine up to Trainer.train(); what it writes before that, it writes")
+            _say(f"{name} runs on this machine; what it writes before Trainer.train(), it writes")
             with _status(name):
                 predicted = functools.partial(
                     predict_script_training, script, machine, gpus=gpus, nodes=nodes, environment=environment
@@ -160,7 +160,7 @@ def _status(name: str) -> Iterator[None]:
     def lines() -> None:
         seconds, wait = _FIRST_S, _FIRST_S
         while not done.wait(wait):
-            _say(f"{name} runs up to Trainer.train(): {seconds:.0f} s")
+            _say(f"{name} runs: {seconds:.0f} s")
             seconds, wait = 2 * seconds, seconds
 
     threading.Thread(target=lines, daemon=True).start()

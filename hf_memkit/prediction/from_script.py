@@ -4,7 +4,8 @@
 found = predict_script("train.py", ["--per_device_train_batch_size", "8"], gpu="RTX 4090")
 ```
 
-The script runs on this machine up to `Trainer.train()`; two steps of that are traced (`child/script.py`).
+The script runs on this machine; of `Trainer.train()` two steps are traced, and what stands below it goes on with
+shapes (`child/script.py`).
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def predict_script(
     nodes: int = 1,
     python: str | Path | None = None,
 ) -> Prediction:
-    """What a training script will need. Its code runs on this machine, up to `Trainer.train()`.
+    """What a training script will need. Its code runs on this machine; from `train()` on it leaves nothing behind.
 
     >>> predict_script("train.py", ["--model_name_or_path", "gpt2-xl"], gpu="RTX 4090")          # doctest: +SKIP
 

@@ -1,7 +1,8 @@
-"""A user's script, run up to `train()` as on a machine with the GPU asked for; there its training is traced.
+"""A user's script, run as on a machine with the GPU asked for: its first training is traced, and what stands below
+`train()` goes on (`after_train.py`).
 
 In: a `ScriptRequest`. Out: a trace and what was trained, or why there is none. Runs in a process of its own, which is
-the script's from then on and ends at `train()`.
+the script's from then on.
 """
 
 from __future__ import annotations
