@@ -19,7 +19,7 @@ from tests.predict_script.conftest import Predict
 pytestmark = pytest.mark.timeout(120)
 
 HEAD = """
-import json, os, shutil, signal, subprocess, sys
+import json, os, shutil, signal, socket, subprocess, sys
 from pathlib import Path
 import torch
 from peft import LoraConfig, get_peft_model
@@ -28,6 +28,8 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, Trai
 config = GPT2Config(n_layer=2, n_embd=128, n_head=2, vocab_size=64, n_positions=64, bos_token_id=0, eos_token_id=0)
 model = GPT2LMHeadModel(config)
 rows = [{"input_ids": torch.arange(16), "labels": torch.arange(16)}] * 8
+server = socket.create_server(("127.0.0.1", 0))
+connection = socket.create_connection(server.getsockname())
 arguments = TrainingArguments("out", max_steps=2, per_device_train_batch_size=2, report_to="none", save_strategy="no")
 trainer = Trainer(model, arguments, train_dataset=rows, eval_dataset=rows[:2])
 result = trainer.train()
@@ -96,6 +98,8 @@ def test_what_a_script_writes_comes_to_nothing(predict: Predict, folder: Path) -
         ("subprocess.run(['touch', 'new.txt'])", "it starts a process"),
         ("os.system('touch new.txt')", "it starts a process"),
         ("import socket; socket.create_connection(('127.0.0.1', 9))", "it connects to another machine"),
+        ("connection.sendall(b'loss: nan')", "it sends to another machine"),
+        ("import sqlite3; sqlite3.connect('runs.db')", "it would change runs.db"),
         ("model.transformer.wte.weight.sum().item()", "the value of a tensor of the model"),
         ("trainer.train()", "a second train() is not predicted"),
         ("raise KeyError('loss')", "KeyError: 'loss'"),

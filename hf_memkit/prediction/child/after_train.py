@@ -22,6 +22,8 @@ import functools
 import io
 import os
 import signal
+import socket
+import ssl
 import sys
 import tempfile
 import threading
@@ -262,8 +264,9 @@ def _limited() -> None:
     def late(*_: Any) -> None:
         raise Ended(f"it goes on for more than {_LIMIT_S} s")
 
-    signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, _LIMIT_S)
+    if threading.current_thread() is threading.main_thread():  # no other hears signals
+        signal.signal(signal.SIGALRM, late)
+        signal.setitimer(signal.ITIMER_REAL, _LIMIT_S)
     watchdog = threading.Timer(_LIMIT_S + 10, os._exit, (0,))
     watchdog.daemon = True
     watchdog.start()
@@ -274,7 +277,7 @@ def _limited() -> None:
 _CHANGES: Final[Mapping[str, tuple[int, ...]]] = {
     "os.mkdir": (0,), "os.remove": (0,), "os.rmdir": (0,), "os.rename": (0, 1), "os.link": (1,), "os.symlink": (1,),
     "os.truncate": (0,), "os.chmod": (0,), "os.chown": (0,), "os.utime": (0,), "shutil.rmtree": (0,),
-    "shutil.move": (0, 1), "shutil.copyfile": (1,), "shutil.make_archive": (0,),
+    "shutil.move": (0, 1), "shutil.copyfile": (1,), "shutil.make_archive": (0,), "sqlite3.connect": (0,),
 }  # fmt: skip
 """Audit events of Python that change files, and which of their arguments are paths (library/audit_events)."""
 
@@ -307,6 +310,20 @@ class _Nowhere:
 
         Trainer.save_model = save_model
         sys.addaudithook(self._audit)
+        for kind in (socket.socket, ssl.SSLSocket):
+            for name in ("send", "sendall", "sendto", "sendmsg"):
+                setattr(kind, name, self._sent(getattr(kind, name)))
+
+    def _sent(self, method: Any) -> Any:
+        """A connection that is open already."""
+
+        @functools.wraps(method)
+        def sent(connection: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._active and connection.family != socket.AF_UNIX and not _asks_the_hub():
+                raise Ended("it sends to another machine")
+            return method(connection, *args, **kwargs)
+
+        return sent
 
     def path(self, path: Any) -> str:
         """Where it is written; an absolute path stays below the folder."""
