@@ -47,6 +47,13 @@ RECURRENT: Final = {"own_module", "own_module_optimizers"}
 """torch has no shapes for cuDNN's recurrent layers: refused on a GPU, with the script's line."""
 ASKS_FOR_VALUES: Final = {"masked_lm", "summarization", "summarization_bart_adafactor", "sentiment", "qa_squad"}
 """Below `train()`: of predictions, or of weights. There the prediction of these scripts ends."""
+LIVES: Final = {
+    "lora_chat": {"save", "evaluate", "merge", "after"},
+    "lora_merge": {"resume", "save", "evaluate", "best_model", "merge", "after"},
+    "lora_merge_reloaded": {"save", "merge", "after"},
+    "sentiment": {"best_model"},
+}
+"""Phases before the first step and after the last that there must be."""
 LIBRARIES: Final = Path(__file__).parents[2] / ".compat" / "scripts"
 """What `scripts/setup --dev` installs there: FlagEmbedding."""
 
@@ -96,6 +103,7 @@ def test_what_is_predicted_is_what_a_real_training_allocates(
     predicted = by_phase(content)
     ended = any(note.startswith("what stands below train()") for note in content["about"]["notes"])
     assert ended == (name in ASKS_FOR_VALUES), content["about"]["notes"]
+    assert LIVES.get(name, set()) <= predicted.keys()
     for phase, measured in real.items():
         if phase == "load" or not measured:
             continue  # the real one is recorded from train() on
