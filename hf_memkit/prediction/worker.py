@@ -32,13 +32,13 @@ LIMIT_S: Final = 300.0
 _END_S: Final = 10.0
 """How long the child may take to end what a script has started."""
 
-_SERVE: Final = "hf_memkit.prediction.child.serve"
+_START: Final = ("-m", "hf_memkit.prediction.child.serve")
 _ELSEWHERE: Final = f"""
 import runpy, sys
 sys.path.insert(0, sys.argv[1])
 import hf_memkit
 del sys.path[0]
-runpy.run_module({_SERVE!r}, run_name="__main__")
+runpy.run_module({_START[1]!r}, run_name="__main__")
 """
 """For another environment: this package, and nothing of what is installed beside it."""
 
@@ -92,7 +92,7 @@ class Worker:
             environment.pop(name, None)  # the traced training is one process, whatever the one that asks is
         package = str(Path(__file__).resolve().parents[2])
         if self._python is None:
-            command = [sys.executable, "-m", _SERVE]
+            command = [sys.executable, *_START]
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package, environment.get("PYTHONPATH"))))
         else:
             command = [self._python, "-c", _ELSEWHERE, package]
@@ -153,10 +153,14 @@ class Worker:
             except KeyboardInterrupt:  # what comes of this case would be taken for the next one's
                 self.close()
                 raise
-            # What a process that died has written may be half; a script's is written whole, before it goes on.
-            if not result.exists() or (ended["status"] != "done" and "script" not in job):
-                return None, ended["why"]
-            return json.loads(result.read_text()), None
+            if ended["status"] == "done" and result.exists():
+                return json.loads(result.read_text()), None
+            # A script has written what there is before it goes on; what else a process that died has written may be
+            # half.
+            with contextlib.suppress(OSError, ValueError):
+                if "script" in job:
+                    return json.loads(result.read_text()), None
+            return None, ended["why"]
 
     def close(self) -> None:
         """Ends the child process, and all that scripts have started in it."""

@@ -89,6 +89,7 @@ class AfterTrain:
         boundary: what is real and what is fake; None: all is real, and what is written is written.
         evaluates: makes an evaluation of a Trainer, with a data set of its own or None, within the context that is
             given.
+        folder: what is written comes to lie there. Whoever gave it removes it.
     """
 
     def __init__(
@@ -96,11 +97,11 @@ class AfterTrain:
         tracer: StorageTracer,
         boundary: RealAndFake | None,
         evaluates: Evaluates,
+        folder: Path,
     ) -> None:
         self._tracer, self._boundary, self._evaluates = tracer, boundary, evaluates
         self._stretches = Stretches(tracer)
-        self._folder = tempfile.TemporaryDirectory()
-        self._nowhere = _Nowhere(Path(self._folder.name))
+        self._nowhere = _Nowhere(folder)
 
     def begin(self, trainer: Any) -> TrainOutput:
         """What `train()` gives. From here on the script is on its own."""
@@ -119,7 +120,6 @@ class AfterTrain:
         """Notes on what was left out."""
         signal.setitimer(signal.ITIMER_REAL, 0)
         self._nowhere.leave()
-        self._folder.cleanup()
         self._stretches.end()
         if self._boundary is None:
             self._leave()
@@ -297,6 +297,7 @@ class _Nowhere:
         self._active = False
 
     def install(self) -> None:
+        Path(self._folder).mkdir()
         sys.dont_write_bytecode = True
         tempfile.tempdir = self._folder
         self._functions()

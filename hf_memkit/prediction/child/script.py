@@ -70,7 +70,8 @@ def run_script(request: ScriptRequest, result: Path) -> None:
         _pretend(request, boundary)
     leave_no_folder()
     traced = functools.partial(_traced, tracer, boundary, worst=request.worst_batch)
-    after = AfterTrain(tracer, boundary, functools.partial(evaluated_again, worst=request.worst_batch))
+    evaluates = functools.partial(evaluated_again, worst=request.worst_batch)
+    after = AfterTrain(tracer, boundary, evaluates, result.with_name("written"))
     trained = _at_train(traced, after, result)
     raised: BaseException | None = None
     try:
