@@ -17,7 +17,6 @@ from pathlib import PurePath
 from typing import Any, Final
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
 
 from hf_memkit import compat
 from hf_memkit.errors import did_you_mean
@@ -156,6 +155,8 @@ def _fitted(value: Any, hint: Any) -> Any:
         if word not in allowed:
             raise ValueError(f"must be one of {', '.join(allowed)}{did_you_mean(word, allowed)}")
         return word
+    from pydantic import TypeAdapter, ValidationError  # late: environments that memkit only traces in may have none
+
     try:
         return TypeAdapter(hint).validate_python(value, strict=False)
     except ValidationError:

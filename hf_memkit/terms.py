@@ -6,8 +6,12 @@ from typing import Final, Literal, get_args
 
 __all__ = ["CATEGORIES", "PHASES", "Category", "Phase", "Place", "at"]
 
-Phase = Literal["load", "data", "forward", "backward", "optimizer", "evaluate", "save"]
-"""What a training job is doing when memory is measured."""
+Phase = Literal[
+    "load", "resume", "data", "forward", "backward", "optimizer", "evaluate", "save", "best_model", "merge", "after"
+]
+"""What a training job is doing when memory is measured. `resume`: a checkpoint is read before the first step;
+`best_model`: one is read after the last step (`load_best_model_at_end`); `merge`: adapters become weights; `after`:
+what else a script does below `train()`."""
 
 Category = Literal["weights", "gradients", "optimizer", "activations", "loss", "buffers", "other"]
 """What memory holds. `loss`: logits and what the loss makes of them; `buffers`: communication buckets, gathered and

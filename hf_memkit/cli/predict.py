@@ -37,7 +37,9 @@ EXAMPLES = """[bold]Examples[/bold]
 
   memkit predict -m trl.scripts.sft --gpu-memory 24GB -- --config sft.yaml
 
-  A script's code runs on this machine, up to Trainer.train(): what it writes before that, it writes.
+  A script's code runs on this machine: what it writes before Trainer.train(), it writes.
+
+  memkit predict train.py --python /other/venv/bin/python -- …           why it needs more since an upgrade
 
   memkit predict --model gpt2-xl --gpu T4                                Trainer's defaults
 
@@ -53,7 +55,7 @@ def predict(
     context: typer.Context,
     script: Annotated[
         str | None,
-        typer.Argument(metavar="SCRIPT", help="A training script. Its code runs here, up to Trainer.train()."),
+        typer.Argument(metavar="SCRIPT", help="A training script. Its code runs here; nothing is trained."),
     ] = None,
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="What the script gets.")
@@ -82,6 +84,13 @@ def predict(
     ] = None,
     nodes: Nodes = 1,
     ram: Ram = None,
+    python: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="With SCRIPT: the Python of another environment; shows what its libraries need more than these.",
+        ),
+    ] = None,
     args: Args = None,
     settings: Set = None,
     technique: Technique = None,
@@ -115,8 +124,10 @@ def predict(
         )  # fmt: skip
         return predict_script(
             given, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus or 1, nodes=nodes,
-            environment=context.obj, short=short, as_json=as_json,
+            environment=context.obj, python=python, short=short, as_json=as_json,
         )  # fmt: skip
+    if python is not None:
+        raise InputError("--python: needs a training script: memkit predict train.py --python PATH -- ARGUMENTS")
     request = Request(
         recipe=recipe, variant=variant, model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus, nodes=nodes,
         sequence_length=sequence_length, trust_remote_code=trust_remote_code,

@@ -1,8 +1,9 @@
-"""`memkit predict SCRIPT`: a training script as it stands, run up to `Trainer.train()`."""
+"""`memkit predict SCRIPT`: a training script as it stands."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import signal
 import sys
@@ -81,24 +82,30 @@ def predict_script(
     gpus: int,
     nodes: int,
     environment: Mapping[str, str] | None,
+    python: str | None,
     short: bool,
     as_json: bool,
 ) -> int:
     """Predicts it and shows what was found; the exit code."""
     try:
         with _ended_by_signals() as ended:
+            from hf_memkit.cli import predict_environments
             from hf_memkit.hardware import described_machine
+            from hf_memkit.prediction.environments import find_environment
             from hf_memkit.prediction.from_script import name_of, predict_script_training, refuse_unreadable
 
-            refuse_unreadable(script)
+            other = find_environment(python) if python is not None else None
+            refuse_unreadable(script, here=other is None)
             machine = described_machine(gpu, gpu_memory, ram, None)
             ended()
             name = name_of(script)
-            _say(f"{name} runs on this machine up to Trainer.train(); what it writes before that, it writes")
+            _say(f"{name} runs on this machine; what it writes before Trainer.train(), it writes")
             with _status(name):
-                prediction, training = predict_script_training(
-                    script, machine, gpus=gpus, nodes=nodes, environment=environment
+                predicted = functools.partial(
+                    predict_script_training, script, machine, gpus=gpus, nodes=nodes, environment=environment
                 )
+                prediction, training = predicted(other=other)
+                here, why = _predicted_here(predicted) if other is not None else (None, "")
     except ScriptFailed as error:
         print(error.text, file=sys.stderr)
         raise
@@ -107,11 +114,26 @@ def predict_script(
         return 130  # as a shell has it after Ctrl-C: 1 would say that it does not fit
     if ram is not None and prediction.host_rss_bytes is None:
         prediction = prediction.with_notes("--ram has no effect: RAM is predicted of scripts with DeepSpeed alone")
+    if why:
+        prediction = prediction.with_notes(why)
     if as_json:
-        print(json.dumps({**prediction.to_json(), "request": _request_json(training), "try_next": None}, indent=2))
+        asked = {"request": _request_json(training), "try_next": None}
+        beside = predict_environments.as_json(here, prediction, other) if other is not None else {}
+        print(json.dumps({**prediction.to_json(), **asked, **beside}, indent=2))
+    elif other is not None and here is not None:
+        predict_environments.show(here, prediction, other, _title(training), short=short)
     else:
         _show(prediction, training, short=short)
     return 1 if prediction.verdict == "does not fit" else 0
+
+
+def _predicted_here(predicted: Callable[[], tuple[Prediction, ScriptTraining]]) -> tuple[Prediction | None, str]:
+    """With this environment's libraries, and nothing; or None, and why not."""
+    _say("now with the libraries of this environment, to compare")
+    try:
+        return predicted()[0], ""
+    except InputError as error:
+        return None, f"not compared: with the libraries of this environment {error}"
 
 
 def _say(line: str) -> None:
@@ -138,7 +160,7 @@ def _status(name: str) -> Iterator[None]:
     def lines() -> None:
         seconds, wait = _FIRST_S, _FIRST_S
         while not done.wait(wait):
-            _say(f"{name} runs up to Trainer.train(): {seconds:.0f} s")
+            _say(f"{name} runs: {seconds:.0f} s")
             seconds, wait = 2 * seconds, seconds
 
     threading.Thread(target=lines, daemon=True).start()
@@ -192,6 +214,8 @@ def _instead(prediction: Prediction) -> list[str]:
     """What to change where a smaller batch is not what helps."""
     if prediction.verdict != "does not fit":
         return []
+    if prediction.peak_phase in ("merge", "after"):
+        return ["The training itself needs less: do what stands below train() in a script of its own, or on the CPU."]
     if prediction.peak_phase == "evaluate" and any(note.startswith("compute_metrics") for note in prediction.notes):
         return ["Set eval_accumulation_steps=1, or keep less of the predictions: preprocess_logits_for_metrics."]
     if prediction.why.startswith("it needs") and "--ram" in prediction.why:

@@ -4,7 +4,8 @@
 found = predict_script("train.py", ["--per_device_train_batch_size", "8"], gpu="RTX 4090")
 ```
 
-The script runs on this machine up to `Trainer.train()`; two steps of that are traced (`child/script.py`).
+The script runs on this machine; of `Trainer.train()` two steps are traced, and what stands below it goes on with
+shapes (`child/script.py`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from hf_memkit.job import Job, process_row
 from hf_memkit.ledger import Ledger
 from hf_memkit.models import ModelFacts
 from hf_memkit.prediction.allocator_settings import parse_settings
+from hf_memkit.prediction.environments import Environment, find_environment
 from hf_memkit.prediction.predicting import from_trace
 from hf_memkit.prediction.prediction import Prediction
 from hf_memkit.prediction.trace import Trace
@@ -61,8 +63,9 @@ def predict_script(
     ram: str | None = None,
     gpus: int = 1,
     nodes: int = 1,
+    python: str | Path | None = None,
 ) -> Prediction:
-    """What a training script will need. Its code runs on this machine, up to `Trainer.train()`.
+    """What a training script will need. Its code runs on this machine; from `train()` on it leaves nothing behind.
 
     >>> predict_script("train.py", ["--model_name_or_path", "gpt2-xl"], gpu="RTX 4090")          # doctest: +SKIP
 
@@ -72,6 +75,8 @@ def predict_script(
         gpu: the GPU: a name such as `"T4"`, or a size such as `"16GB"`; None: this machine's.
         gpu_memory, ram: sizes in the place of the GPU's and of this machine's.
         gpus, nodes: GPUs on each machine, and machines.
+        python: the interpreter of another environment, with whose libraries the script runs; None: this one.
+            `hf_memkit.prediction.comparison.compare` says what differs.
 
     Returns:
         The prediction; what was assumed is in its `notes`.
@@ -88,8 +93,9 @@ def predict_script(
     else:
         script = UserScript.found(str(script), arguments)
     machine = described_machine(gpu, gpu_memory, ram, None)
+    other = find_environment(python) if python is not None else None
     try:
-        return predict_script_training(script, machine, gpus=gpus, nodes=nodes)[0]
+        return predict_script_training(script, machine, gpus=gpus, nodes=nodes, other=other)[0]
     except ScriptFailed as error:
         error.add_note(error.text)
         raise
@@ -172,6 +178,7 @@ def predict_script_training(
     nodes: int = 1,
     environment: Mapping[str, str] | None = None,
     worker: Worker | None = None,
+    other: Environment | None = None,
 ) -> tuple[Prediction, ScriptTraining]:
     """The prediction, and what the script trains.
 
@@ -181,15 +188,16 @@ def predict_script_training(
         gpus, nodes: GPUs on each machine, and machines.
         environment: the variables that the script gets; None: this process's.
         worker: where it runs, without standard input; None: a process of its own.
+        other: whose libraries it runs with; None: this process's.
 
     Raises:
         InputError, ScriptFailed: as `predict_script`.
     """
     refuse_below_one(gpus=gpus, nodes=nodes)
-    refuse_unreadable(script)
+    refuse_unreadable(script, here=other is None)
     environment = dict(os.environ if environment is None else environment)
     _allocator(environment)  # what torch would refuse is refused before anything runs
-    with _own_worker() if worker is None else contextlib.nullcontext((worker, None)) as (where, stdin):
+    with _own_worker(other) if worker is None else contextlib.nullcontext((worker, None)) as (where, stdin):
         content, device, notes = _ran(script, machine, environment, where, stdin, gpus=gpus, nodes=nodes)
     trace, about = Trace.from_json(content["trace"]), content["about"]
     notes += about["notes"]
@@ -202,10 +210,12 @@ def predict_script_training(
     trained = about["trainer"]
     if not is_live(script):
         trained += f", as {name_of(script)} makes it,"
-        notes.append("the first train() of the script is predicted; nothing after it was run")
 
     def of_part(trace: Trace, notes: list[str]) -> Prediction:
-        return from_trace(trace, device, setup, setup.sized_job, ledger, notes, trainer=trained)
+        return from_trace(
+            trace, device, setup, setup.sized_job, ledger, notes, trainer=trained,
+            libraries=other.libraries if other is not None else None,
+        )  # fmt: skip
 
     parts = _parts(trace, about["steps"], about["steps_end"])
     found = of_part(parts.pop("worst"), notes)
@@ -301,8 +311,8 @@ def _allocator(environment: Mapping[str, str]) -> str | None:
     return found[1]
 
 
-def refuse_unreadable(script: UserScript) -> None:
-    """What can be seen before it runs.
+def refuse_unreadable(script: UserScript, *, here: bool = True) -> None:
+    """What can be seen before it runs: here, or in another environment, which has modules of its own.
 
     Raises:
         InputError: it cannot be read, is no Python, or there is no such package.
@@ -312,7 +322,7 @@ def refuse_unreadable(script: UserScript) -> None:
         return
     if script.is_module:
         package = script.target.partition(".")[0]
-        if importlib.machinery.PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]) is None:
+        if here and importlib.machinery.PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]) is None:
             raise InputError(f"-m {script.target}: there is no module {package!r} to run")
         return
     path = Path(script.target)
@@ -335,9 +345,10 @@ def refuse_unreadable(script: UserScript) -> None:
 
 
 @contextlib.contextmanager
-def _own_worker() -> Iterator[tuple[Worker, int | None]]:
+def _own_worker(other: Environment | None) -> Iterator[tuple[Worker, int | None]]:
     """(a process for one script, the number of its standard input)."""
-    with _standard_input() as stdin, contextlib.closing(Worker(open_files=(stdin,))) as worker:
+    python = other.python if other is not None else None
+    with _standard_input() as stdin, contextlib.closing(Worker(open_files=(stdin,), python=python)) as worker:
         yield worker, stdin
 
 

@@ -9,6 +9,7 @@ trace on a fake card ── fails ──> trace on fake CPU tensors ── fails
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from typing import Final
@@ -192,7 +193,15 @@ def _ledger(setup: Setup, job: Job) -> Ledger | None:
 
 @without_collections()
 def from_trace(
-    trace: Trace, device: Device, setup: Setup, job: Job, ledger: Ledger | None, notes: list[str], *, trainer: str
+    trace: Trace,
+    device: Device,
+    setup: Setup,
+    job: Job,
+    ledger: Ledger | None,
+    notes: list[str],
+    *,
+    trainer: str,
+    libraries: Mapping[str, str] | None = None,
 ) -> Prediction:
     """A trace, put through the allocator and judged.
 
@@ -204,6 +213,7 @@ def from_trace(
         ledger: what is not on the card, and what DeepSpeed splits; None: not known.
         notes: what is to be said beside it; more is added.
         trainer: what trained, in words.
+        libraries: versions of torch and transformers that made the trace; None: those of this process.
     """
     split = is_split(setup)
     if split:
@@ -231,7 +241,8 @@ def from_trace(
     gpu = job.machine.gpu
     card = gpu.capacity_bytes if gpu is not None else None
     plain = replay(trace, settings, card_bytes=card)
-    order = free_order(version("torch"))
+    versions = {name: libraries[name] if libraries else version(name) for name in ("torch", "transformers")}
+    order = free_order(versions["torch"])
     alone = plain if order == "segment" else replay(trace, settings, card_bytes=card, order=order)
     if setup.get("arguments.predict_with_generate") and "evaluate" in alone.allocated_by_phase:
         notes.append("evaluations generate: counted as if every answer were as long as it may be")
@@ -254,11 +265,12 @@ def from_trace(
         peak_operation=peak.operation,
         peak_module=peak.module,
         confidence=Confidence(_LEVEL[device], rests_on, None if split or device != "cuda" else MEASURED_ON),
-        source=f"torch {version('torch')}, transformers {version('transformers')}",
+        source=", ".join(f"{name} {number}" for name, number in versions.items()),
         host_rss_bytes=ledger.total_bytes("host") if ledger is not None else None,
         pinned_bytes=ledger.total_bytes("pinned") if ledger is not None else None,
         disk_bytes=ledger.total_bytes("disk") if ledger is not None else None,
         notes=tuple(notes),
+        modules=peak.modules,
     ).judged(job.machine)
 
 

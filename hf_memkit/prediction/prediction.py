@@ -56,6 +56,8 @@ class Prediction:
         verdict: None where no card is known.
         why: the verdict's reason.
         notes: what was bounded or assumed, a sentence each.
+        modules: what the peak is made of, by module and category, to compare (`comparison.py`); not in the JSON, and
+            empty where no trace says.
     """
 
     peak_allocated_bytes: int
@@ -76,6 +78,7 @@ class Prediction:
     verdict: Verdict | None = None
     why: str = ""
     notes: tuple[str, ...] = field(default=())
+    modules: Mapping[tuple[str, Category], int] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         low, high = self.peak_reserved_bytes

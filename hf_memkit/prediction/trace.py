@@ -12,7 +12,9 @@ kept as evidence. Storages are numbered from 1 in the order in which they were m
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -22,6 +24,10 @@ __all__ = ["ROUND_BYTES", "Trace", "TracePeak", "rounded"]
 
 ROUND_BYTES: Final = 512
 """Every allocation is a multiple of this (torch 2.13: c10/core/AllocatorConfig.h, kMinBlockSize)."""
+
+
+_NUMBER: Final = re.compile(r"\.\d+(?=\.|$)")
+"""Of a layer, in the name of a module."""
 
 
 def rounded(size_bytes: int) -> int:
@@ -41,6 +47,8 @@ class TracePeak:
         operation: what made the storage of that event, such as `aten._log_softmax.default`.
         module: the module whose forward (or whose forward's backward) was running, as a dotted name; empty outside.
         categories: live bytes by category at that moment, which add up to `size_bytes`.
+        modules: the same bytes by the module that made them and category; layers of one kind are one
+            (`model.layers.*.mlp`).
     """
 
     size_bytes: int
@@ -49,6 +57,7 @@ class TracePeak:
     operation: str
     module: str
     categories: dict[Category, int]
+    modules: Mapping[tuple[str, Category], int]
 
 
 @dataclass(slots=True)
@@ -98,6 +107,8 @@ class Trace:
         found, alive, made = self.without_events(), set[int](), set[int]()
         for begin, end in parts:
             for start, stop, phase in self.spans():
+                if stop < begin or start > end or (start < stop and (stop == begin or start == end)):
+                    continue
                 for event in self.events[max(start, begin) : min(stop, end)]:
                     if event > 0:
                         alive.add(event)
@@ -112,11 +123,11 @@ class Trace:
         return found
 
     def spans(self) -> Iterator[tuple[int, int, Phase]]:
-        """`(first event, one past the last, phase)` of every stretch, in order; empty stretches are left out."""
+        """`(first event, one past the last, phase)` of every stretch, in order. One in which nothing is made or
+        freed is there too: what is held then is its peak."""
         start = 0
         for end, phase in self.marks:
-            if end > start:
-                yield start, end, phase
+            yield start, max(start, end), phase
             start = max(start, end)
 
     def phase_at(self, event: int) -> Phase:
@@ -143,8 +154,12 @@ class Trace:
         for number in self.events[: event + 1]:
             alive.add(number) if number > 0 else alive.discard(-number)
         categories: dict[Category, int] = dict.fromkeys(CATEGORIES, 0)
+        modules: Counter[tuple[str, Category]] = Counter()
         for number in alive:
-            categories[CATEGORIES[self.category_of[number - 1]]] += rounded(self.sizes_bytes[number - 1])
+            size = rounded(self.sizes_bytes[number - 1])
+            category = CATEGORIES[self.category_of[number - 1]]
+            categories[category] += size
+            modules[_NUMBER.sub(".*", self.modules[self.module_of[number - 1]]), category] += size
         last = self.events[event] if 0 <= event < len(self.events) else 0
         return TracePeak(
             size_bytes=sum(categories.values()),
@@ -153,6 +168,7 @@ class Trace:
             operation=self.operations[self.operation_of[last - 1]] if last > 0 else "",
             module=self.modules[self.module_of[last - 1]] if last > 0 else "",
             categories=categories,
+            modules=modules,
         )
 
     def peaks_by_phase(self) -> dict[Phase, int]:

@@ -59,7 +59,7 @@ class TraceRequest:
 
 @dataclass(frozen=True, slots=True)
 class ScriptRequest:
-    """One script to run up to its training, which is traced.
+    """One script to run; its first training is traced.
 
     Attributes:
         script: which, with its arguments.

@@ -33,6 +33,14 @@ _END_S: Final = 10.0
 """How long the child may take to end what a script has started."""
 
 _START: Final = ("-m", "hf_memkit.prediction.child.serve")
+_ELSEWHERE: Final = f"""
+import runpy, sys
+sys.path.insert(0, sys.argv[1])
+import hf_memkit
+del sys.path[0]
+runpy.run_module({_START[1]!r}, run_name="__main__")
+"""
+"""For another environment: this package, and nothing of what is installed beside it."""
 
 
 class Worker:
@@ -42,16 +50,20 @@ class Worker:
         limit_s: after how many seconds a training is stopped; a script never is.
         open_files: numbers of files that it takes over, for scripts, which then write to this process's standard
             error. What else it writes is kept, to be shown if it fails; None: what scripts write, too.
+        python: the interpreter of another environment; None: this one.
 
     Attributes:
         without_shim: why fake CUDA tensors cannot be used there; None if they can. Known once a case was asked for, or
             after `wait`.
     """
 
-    def __init__(self, limit_s: float = LIMIT_S, *, open_files: tuple[int, ...] | None = None) -> None:
+    def __init__(
+        self, limit_s: float = LIMIT_S, *, open_files: tuple[int, ...] | None = None, python: str | None = None
+    ) -> None:
         self.without_shim: str | None = None
         self._limit_s = limit_s
         self._open_files = open_files
+        self._python = python
         self._lock = RLock()  # one line out, one line in: two threads would read each other's
         self._process: subprocess.Popen[str] | None = None
         self._errors: IO[bytes] | None = None
@@ -79,9 +91,13 @@ class Worker:
         for name in LAUNCHER_VARIABLES:
             environment.pop(name, None)  # the traced training is one process, whatever the one that asks is
         package = str(Path(__file__).resolve().parents[2])
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package, environment.get("PYTHONPATH"))))
+        if self._python is None:
+            command = [sys.executable, *_START]
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, (package, environment.get("PYTHONPATH"))))
+        else:
+            command = [self._python, "-c", _ELSEWHERE, package]
         self._process = subprocess.Popen(
-            [sys.executable, *_START],
+            command,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=environment,
             pass_fds=open_files,
         )  # fmt: skip
@@ -137,9 +153,14 @@ class Worker:
             except KeyboardInterrupt:  # what comes of this case would be taken for the next one's
                 self.close()
                 raise
-            if ended["status"] != "done" or not result.exists():  # what a process that died has written may be half
-                return None, ended["why"]
-            return json.loads(result.read_text()), None
+            if ended["status"] == "done" and result.exists():
+                return json.loads(result.read_text()), None
+            # A script has written what there is before it goes on; what else a process that died has written may be
+            # half.
+            with contextlib.suppress(OSError, ValueError):
+                if "script" in job:
+                    return json.loads(result.read_text()), None
+            return None, ended["why"]
 
     def close(self) -> None:
         """Ends the child process, and all that scripts have started in it."""

@@ -24,10 +24,14 @@ CATEGORY_COLOURS: Final[dict[Category, str]] = {
 
 PHASE_COLOURS: Final[dict[Phase, str]] = {
     "load": "#8c8c8c",
+    "resume": "#8c8c8c",
     "data": "#f0e442",
     "forward": "#56b4e9",
     "backward": "#d55e00",
     "optimizer": "#009e73",
     "evaluate": "#cc79a7",
     "save": "#e69f00",
+    "best_model": "#e69f00",
+    "merge": "#0072b2",
+    "after": "#8c8c8c",
 }

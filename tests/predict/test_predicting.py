@@ -42,7 +42,7 @@ def test_a_trace_is_the_first_choice() -> None:
     low, high = found.peak_reserved_bytes
     assert found.peak_allocated_bytes <= found.smallest_cap_bytes and low <= high
     assert found.capacity_bytes == gpu_of_size("16GB").capacity_bytes and found.outside_allocator_bytes
-    assert list(found.phases) == ["load", "data", "forward", "backward", "optimizer"]
+    assert list(found.phases) == ["load", "data", "forward", "backward", "optimizer", "save"]
 
 
 def test_formulas_where_no_trace_is_wanted_or_possible() -> None:

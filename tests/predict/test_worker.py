@@ -48,7 +48,7 @@ def test_states_come_out_to_the_byte(worker: Worker) -> None:
 
 def test_phases_and_places(worker: Worker) -> None:
     trace = worker.trace(request(eval_strategy="steps"))
-    assert list(trace.peaks_by_phase()) == ["load", "data", "forward", "backward", "optimizer", "evaluate"]
+    assert list(trace.peaks_by_phase()) == ["load", "data", "forward", "backward", "optimizer", "evaluate", "save"]
     without = worker.trace(replace(request(), evaluate=False))
     assert "evaluate" not in without.peaks_by_phase()
     peak = without.peak()

@@ -154,8 +154,9 @@ while len(list(pathlib.Path().glob("pid-*"))) < 2:
 model = tiny()
 assert torch.cuda.device_count() == 1 and torch.cuda.get_device_name().endswith("T4")
 trainer(model, per_device_train_batch_size=int(sys.argv[1])).train()
-print("never comes here")
+print("comes here")
 trainer(model, per_device_train_batch_size=64).train()
+print("never here")
 """,
         "3",
     )
@@ -163,8 +164,11 @@ trainer(model, per_device_train_batch_size=64).train()
     assert out.startswith("FITS: ") and "x" * 100 not in out
     assert "train.py: Trainer, GPT2LMHeadModel, " in out and "T4, " in out and "3 × 16 tokens a card" in out
     assert "two optimizer steps of Trainer, as train.py makes it, on a fake card" in " ".join(out.split())
-    assert said.splitlines()[0].startswith("memkit: train.py runs on this machine up to Trainer.train()")
-    assert written.count("x") >= 3_000_000 and "never comes here" not in written
+    assert said.splitlines()[0].startswith("memkit: train.py runs on this machine; ")
+    assert written.count("x") >= 3_000_000 and "comes here" in written and "never" not in written
+    assert "below train() is predicted up to train.py, line 35: a second train() is not predicted" in " ".join(
+        out.split()
+    )
     left = [int(path.name[4:]) for path in tmp_path.glob("pid-*")]
     assert len(left) == 2 and not any(map(psutil.pid_exists, left))
 
@@ -189,7 +193,7 @@ def test_on_a_terminal_a_line_says_that_time_goes_by(run: Run, monkeypatch: pyte
     """Would notice: a preparation that looks like a hang, and a line in a log, where nobody waits."""
     monkeypatch.setattr(predict_script_command, "_FIRST_S", 0.2)
     said = run("import time; time.sleep(1.2)")[2]
-    assert "memkit: train.py runs up to Trainer.train(): 0 s" not in said
+    assert "memkit: train.py runs: 0 s" not in said
     monkeypatch.setattr(predict_script_command, "is_terminal", lambda: True)
     began = time.monotonic()
     lines = run("import time; time.sleep(1.2)")[2].splitlines()

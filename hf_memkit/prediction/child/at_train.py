@@ -23,9 +23,11 @@ from typing import Any, Final
 import torch
 from torch.utils._pytree import tree_leaves
 from transformers import DefaultFlowCallback, TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
 
 from hf_memkit.errors import Unmodelled
 from hf_memkit.memory.holdings import carried_by
+from hf_memkit.prediction.child.after_train import Stretches
 from hf_memkit.prediction.child.batches import chosen_batches, first_batches, shape_of
 from hf_memkit.prediction.child.constant_propagation import KEPT_ELEMENTS
 from hf_memkit.prediction.child.cuda_questions import replace_everywhere
@@ -39,7 +41,7 @@ from hf_memkit.prediction.child.tracer import StorageTracer
 from hf_memkit.prediction.child.training import MICRO_BATCHES, SHORT_AND_QUIET, STEPS
 from hf_memkit.prediction.child.users_code import line_that_asks
 
-__all__ = ["traced_training"]
+__all__ = ["evaluated_again", "traced_training"]
 
 _EVALUATED: Final = 2
 _MUCH_LARGER: Final = 1.1
@@ -86,11 +88,12 @@ def traced_training(
     needed = 1 + max(number for number, step in enumerate(steps) if step.kind == "worst")
     batches = [batch for step in steps for batch in step.batches]
     about |= _sizes([batch for step in steps if step.kind == "worst" for batch in step.batches])
+    as_evaluated = _evaluation_of(trainer)
     evaluated, left_out = _evaluation(trainer, notes, worst=worst)
     asked: dict[str, None] = {}
     tracer.made_up = lambda: asked.update({place: None for place in (line_that_asks(),) if place})
     with tempfile.TemporaryDirectory() as folder:
-        _shorten(trainer, folder, accumulation, len(steps), saves_at=needed)
+        as_it_was = _shorten(trainer, folder, accumulation, len(steps), saves_at=needed)
         watch = TrainingWatch(tracer)
         notes += _callbacks(trainer, watch)
         with fake():
@@ -121,7 +124,16 @@ def traced_training(
             about["steps_end"] = len(events)
             if evaluated:
                 _evaluate(trainer, evaluated, dtype, left_out)
-            trace = tracer.finish(watch.phase)
+            tracer.ended(watch.phase)
+            watch.end()
+            del trainer.get_train_dataloader
+            as_evaluated()
+            if about["deepspeed"] is None:
+                _read_back(trainer, as_it_was, Stretches(tracer))
+            trace = tracer.finish(tracer.trace.marks[-1][1])
+        for name, value in as_it_was.items():
+            object.__setattr__(arguments, name, value)
+        trainer.is_in_train = False
     notes += [
         f"{place} asks for a tensor's value (.item(), a comparison): taken for 1; check what follows"
         for place in asked
@@ -169,7 +181,7 @@ def _about(trainer: Any) -> Found:
     arguments, model = trainer.args, trainer.model
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     counted = {id(each): each for each in model.parameters()}.values()
-    notes = [*_left_out(arguments, base)]
+    notes = list(_left_out(arguments, base))
     if getattr(arguments, "predict_with_generate", False) and not generates(arguments, type(trainer)):
         notes.append("predict_with_generate has no effect: Seq2SeqTrainer generates, and this is none")
     return {
@@ -190,15 +202,7 @@ def _about(trainer: Any) -> Found:
 def _left_out(arguments: Any, model: Any) -> Iterator[str]:
     """What the training asks for and the trace does not show, a sentence each."""
     if arguments.resume_from_checkpoint:
-        yield (
-            "resume_from_checkpoint: no checkpoint is read; the second traced step starts with optimizer states, "
-            "as a resumed training does"
-        )
-    if arguments.load_best_model_at_end:
-        yield (
-            "load_best_model_at_end: is not traced; the weights are read to RAM and copied into the model's after the "
-            "last step, which needs less than a step"
-        )
+        yield "resume_from_checkpoint: the checkpoint is not read; one of the traced training stands for it"
     attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if attention in ("flash_attention_2", "flash_attention_3") and not _is_installed("flash_attn"):
         yield f"{attention}: predicted as with the flash-attn package, which is not installed here"
@@ -395,8 +399,9 @@ def _made_here(leaf: Any) -> Any:
 # ---- the user's Trainer, shortened ----
 
 
-def _shorten(trainer: Any, folder: str, accumulation: int, steps: int, *, saves_at: int) -> None:
-    """A few steps, no logs, no dashboards, no pushes, nothing written but to a folder that goes away."""
+def _shorten(trainer: Any, folder: str, accumulation: int, steps: int, *, saves_at: int) -> Found:
+    """A few steps, no logs, no dashboards, no pushes, nothing written but to a folder that goes away. The arguments as
+    they were."""
     arguments = trainer.args
     plain = {
         **SHORT_AND_QUIET,
@@ -409,9 +414,10 @@ def _shorten(trainer: Any, folder: str, accumulation: int, steps: int, *, saves_
         "logging_first_step": False,
         "restore_callback_states_from_checkpoint": False,
     }
-    for name, value in plain.items():
-        if hasattr(arguments, name):
-            object.__setattr__(arguments, name, value)
+    before = {name: getattr(arguments, name) for name in plain if hasattr(arguments, name)}
+    for name in before:
+        object.__setattr__(arguments, name, plain[name])
+    return before
 
 
 def _callbacks(trainer: Any, *own: TrainerCallback) -> list[str]:
@@ -452,13 +458,16 @@ def _is_traced() -> bool:
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
-def _evaluate(trainer: Any, batches: Batches, dtype: torch.dtype | None, left_out: int) -> None:
+def _evaluate(
+    trainer: Any, batches: Batches, dtype: torch.dtype | None, left_out: int, *, predicts: bool = False
+) -> None:
     """An evaluation of `batches`, while the predictions of `left_out` more are there; then they are joined, which
     makes them once more (transformers 5.23.0: trainer_pt_utils.py, `nested_concat`)."""
     arguments = trainer.args
     if trainer.compute_metrics is not None:
         trainer.compute_metrics = lambda prediction, compute_result=True: {}
     trainer.get_eval_dataloader = lambda *args, **kwargs: _Loader(batches, arguments, dtype)
+    trainer.get_test_dataloader = trainer.get_eval_dataloader
     kept: list[torch.Tensor] = []
     step, seen = trainer.prediction_step, itertools.count(1)
 
@@ -472,7 +481,71 @@ def _evaluate(trainer: Any, batches: Batches, dtype: torch.dtype | None, left_ou
         return found
 
     trainer.prediction_step = prediction_step
-    trainer.evaluate()
+    trainer.predict(range(len(batches))) if predicts else trainer.evaluate()
+
+
+def evaluated_again(
+    trainer: Any,
+    dataset: Any,
+    traced: Callable[[], contextlib.AbstractContextManager[Any]],
+    *,
+    predicts: bool,
+    worst: bool,
+) -> None:
+    """An evaluation after the training, of the Trainer's own data set or another; of it alone, not of the batches, are
+    tensors made within `traced`. `predicts`: it is `predict()`, which keeps predictions in any case."""
+    as_it_was = _evaluation_of(trainer)
+    if dataset is not None:
+        trainer.eval_dataset = dataset
+    try:
+        batches, left_out = _evaluation_batches(trainer, worst=worst)
+        keeps = trainer.args.eval_accumulation_steps is None if predicts else _keeps_predictions(trainer)
+        with traced():
+            _evaluate(trainer, batches, None, left_out if keeps else 0, predicts=predicts)
+    finally:
+        as_it_was()
+
+
+_OF_EVALUATIONS: Final = (
+    "get_eval_dataloader", "get_test_dataloader", "prediction_step", "compute_metrics", "eval_dataset",
+)  # fmt: skip
+
+
+def _evaluation_of(trainer: Any) -> Callable[[], None]:
+    """Puts back what an evaluation has replaced in a Trainer since."""
+    own = {name: each for name, each in vars(trainer).items() if name in _OF_EVALUATIONS}
+
+    def put_back() -> None:
+        for name in _OF_EVALUATIONS:
+            vars(trainer).pop(name, None)
+        vars(trainer).update(own)
+
+    return put_back
+
+
+def _read_back(trainer: Any, asked: Found, stretches: Stretches) -> None:
+    """A checkpoint is read as a training does that is resumed, or keeps its best model: by transformers itself, from
+    what the traced training has saved (transformers 5.23.0: trainer.py, `_inner_training_loop`)."""
+    if not asked["resume_from_checkpoint"] and not asked["load_best_model_at_end"]:
+        return
+    folder = trainer.args.output_dir
+    if get_last_checkpoint(folder) is None:
+        with stretches.of("save"):
+            trainer._save_checkpoint(trainer.model, trial=None)
+    checkpoint = get_last_checkpoint(folder)
+    if asked["resume_from_checkpoint"]:
+        trainer.accelerator.free_memory()
+        trainer.optimizer = trainer.lr_scheduler = trainer.callback_handler.optimizer = None
+        trainer.callback_handler.lr_scheduler = None
+        with stretches.of("resume"):
+            trainer._load_from_checkpoint(checkpoint)
+            trainer.create_optimizer_and_scheduler(num_training_steps=trainer.args.max_steps)
+            trainer.optimizer = trainer.accelerator.prepare(trainer.optimizer)
+            trainer._load_optimizer_and_scheduler(checkpoint)
+    if asked["load_best_model_at_end"]:
+        trainer.state.best_model_checkpoint = checkpoint
+        with stretches.of("best_model"):
+            trainer._load_best_model()
 
 
 def _times(tensor: torch.Tensor, count: int) -> torch.Tensor:

@@ -46,13 +46,14 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
         self._stack: list[str] = []
         self._outside_step: list[Category] = []
         self.optimizer_steps = 0
+        self._hooks: HookSet | None = None
 
     # ---- Trainer's events ----
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         self._label_weights(model)
         self._names = {id(module): name for name, module in model.named_modules()}
-        hooks = HookSet(model, self._guard)
+        hooks = self._hooks = HookSet(model, self._guard)
         self._phases.attach(model, hooks)
         model.register_forward_pre_hook(self._root_begins)
         # For all modules at once: some functions take another way where a module has hooks of its own (chunked_loss).
@@ -96,6 +97,11 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
 
     def on_save(self, *args: Any, **kwargs: Any) -> None:
         self._phases.save_end()
+
+    def end(self) -> None:
+        """Says no more of phases."""
+        if self._hooks is not None:
+            self._hooks.remove()
 
     @property
     def phase(self) -> Phase:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NoReturn
 
 import torch
@@ -50,6 +50,7 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Attributes:
         tracer: as it was given.
         fake_mode: the mode that all fake tensors belong to.
+        trained: whether the training is over: every parameter that is made since is fake.
     """
 
     def __init__(self, tracer: StorageTracer) -> None:
@@ -59,9 +60,10 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
             allow_non_fake_inputs=True, allow_fallback_kernels=tracer.device_type != "cuda"
         )
         self.tracer = tracer
+        self.trained = False
 
     def __enter__(self) -> RealAndFake:
-        _parameters_are_fake(self.empty_like)
+        _parameters_are_fake(self)
         _nothing_is_drawn_again()
         self._refused = _values_are_refused()
         save_no_made_up_values()
@@ -70,11 +72,18 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self
 
     def leave(self) -> None:
-        """Ends it for good: what is made from here on is fake, and may be made up."""
+        """Ends it: what is made from here on is fake, and may be made up."""
         for name, original in self._refused.items():
             setattr(FakeTensor, name, original)
         torch._C._set_only_lift_cpu_tensors(False)
         super().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def enter_again(self) -> None:
+        """Once more, after `leave`: what was replaced for good still is."""
+        self.trained = True
+        self._refused = _values_are_refused()
+        torch._C._set_only_lift_cpu_tensors(True)
+        super().__enter__()  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def all_fake(self) -> Iterator[None]:
@@ -86,7 +95,9 @@ class RealAndFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """A fake tensor of the same shape, strides and dtype."""
         device = tensor.device if device is None else device
         with self.all_fake():
-            return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
+            made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
+        self.tracer.label((made,), "weights")
+        return made
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -121,8 +132,8 @@ def _asked_by_torch() -> bool:
 
 def _refuse(what: str, asked: str) -> NoReturn:
     raise Unmodelled(
-        f"the {what} of a tensor of the model or on the GPU ({asked}): a prediction "
-        f"has shapes and no values before train(); compute it after train(), or only where training really runs"
+        f"the {what} of a tensor of the model or on the GPU ({asked}): a prediction has shapes and no values; compute "
+        f"it only where training really runs"
     )
 
 
@@ -130,7 +141,7 @@ _REAL_ELEMENTS: Final = 2**24
 """Of all parameters that a script makes itself: their values can be looked at, and take 64 MiB."""
 
 
-def _parameters_are_fake(empty_like: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def _parameters_are_fake(boundary: RealAndFake) -> None:
     """A parameter keeps its shape, and its memory is given back before anything is written to it: those of libraries'
     modules, and what is large. What is put into a fake one by `.data` is fake, too."""
     original, plain = nn.Parameter.__new__, torch.Tensor.data
@@ -141,12 +152,12 @@ def _parameters_are_fake(empty_like: Callable[[torch.Tensor], torch.Tensor]) -> 
         if isinstance(data, torch.Tensor) and type(data) in (torch.Tensor, nn.Parameter) and data.device.type == "cpu":
             own = line_that_asks() is not None
             real += data.numel() if own else 0
-            if not own or real > _REAL_ELEMENTS:
-                data = empty_like(data)
+            if not own or real > _REAL_ELEMENTS or boundary.trained:
+                data = boundary.empty_like(data)
         return original(cls, data, requires_grad)
 
     def set_data(self: Any, value: torch.Tensor) -> None:
-        become(self, value if isinstance(value, FakeTensor) else empty_like(value))
+        become(self, value if isinstance(value, FakeTensor) else boundary.empty_like(value))
 
     nn.Parameter.__new__ = staticmethod(new)  # type: ignore[method-assign]
     FakeTensor.data = property(plain.__get__, set_data)  # type: ignore[assignment, attr-defined]

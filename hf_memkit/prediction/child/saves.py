@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import sys
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import Trainer
 
+from hf_memkit.prediction.child.cuda_questions import replace_everywhere
 from hf_memkit.prediction.child.users_code import users_line
 
 __all__ = ["leave_no_folder", "save_no_made_up_values", "write_nothing"]
@@ -68,8 +73,9 @@ def _has_fakes(content: Any) -> bool:
     return any(isinstance(leaf, FakeTensor) for leaf in (*leaves, *parameters))
 
 
-def write_nothing() -> None:
-    """From `train()` on: everything is made that a real save makes, and no bytes are written.
+def write_nothing(all_fake: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext) -> None:
+    """From `train()` on: everything is made that a real save makes, and no bytes are written. What is read from such a
+    file has the shapes that were saved, made within `all_fake`.
 
     What a save makes on the device is little: state dictionaries refer to the weights and states, and what is written
     is copied to the host tensor by tensor. It is more where weights are kept in another form than they are saved in:
@@ -78,18 +84,61 @@ def write_nothing() -> None:
     """
     import safetensors.torch
 
+    saved: dict[str, Any] = {}  # file → what it would hold
+
     def save_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
-        Path(filename).touch()
+        _touch(filename)
+        saved[os.path.realpath(filename)] = tree_map_only(torch.Tensor, _Shape.of, dict(tensors))
 
     def save(content: Any, file: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(file, str | Path):
-            Path(file).touch()
+            _touch(file)
+            saved[os.path.realpath(file)] = tree_map_only(torch.Tensor, _Shape.of, content)
+
+    load, load_file = torch.load, safetensors.torch.load_file
+
+    def made(file: Any, device: Any) -> Any:
+        with all_fake():
+            return tree_map_only(_Shape, lambda shape: shape.made(device), saved[os.path.realpath(file)])
+
+    def load_saved(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(file, str | Path) and os.path.realpath(file) in saved:
+            return made(file, map_location if isinstance(map_location, str | torch.device) else None)
+        return load(file, map_location, *args, **kwargs)
+
+    def load_saved_file(filename: Any, device: Any = "cpu", **kwargs: Any) -> Any:
+        if os.path.realpath(filename) in saved:
+            return made(filename, device)
+        return load_file(filename, device, **kwargs)
 
     safetensors.torch.save_file = save_file
     torch.save = save  # type: ignore[assignment]
+    torch.load = load_saved  # type: ignore[assignment]
+    replace_everywhere(load_file, load_saved_file, ("safetensors", "transformers", "accelerate", "peft"))
     Trainer._save_rng_state = lambda self, folder: None  # asks the card's generator
     _replace("safe_save_file", save_file)
     storages_have_numbers()
+
+
+def _touch(file: str | Path) -> None:
+    with open(file, "wb"):  # noqa: PTH123 - below train() it is another function
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Stands for a tensor in a file."""
+
+    size: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Shape:
+        return cls(tuple(tensor.shape), tensor.dtype, tensor.device)
+
+    def made(self, device: Any) -> torch.Tensor:
+        return torch.empty(self.size, dtype=self.dtype, device=self.device if device is None else device)
 
 
 def leave_no_folder() -> None:

@@ -1,7 +1,8 @@
-"""A user's script, run up to `train()` as on a machine with the GPU asked for; there its training is traced.
+"""A user's script, run as on a machine with the GPU asked for: its first training is traced, and what stands below
+`train()` goes on (`after_train.py`).
 
 In: a `ScriptRequest`. Out: a trace and what was trained, or why there is none. Runs in a process of its own, which is
-the script's from then on and ends at `train()`.
+the script's from then on.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import transformers
 from transformers import Trainer
 
 from hf_memkit.errors import MemkitError
-from hf_memkit.prediction.child.at_train import traced_training
+from hf_memkit.prediction.child.after_train import AfterTrain
+from hf_memkit.prediction.child.at_train import evaluated_again, traced_training
 from hf_memkit.prediction.child.attention import install_cuda_attention
 from hf_memkit.prediction.child.cuda_questions import answer_scripts
 from hf_memkit.prediction.child.fake_gpu import (
@@ -68,16 +70,27 @@ def run_script(request: ScriptRequest, result: Path) -> None:
         _pretend(request, boundary)
     leave_no_folder()
     traced = functools.partial(_traced, tracer, boundary, worst=request.worst_batch)
-    _end_at_train(traced, result)
+    evaluates = functools.partial(evaluated_again, worst=request.worst_batch)
+    after = AfterTrain(tracer, boundary, evaluates, result.with_name("written"))
+    trained = _at_train(traced, after, result)
+    raised: BaseException | None = None
     try:
         with boundary or contextlib.nullcontext():
             request.script.run()
-    except SystemExit as end:
-        found: Found = {"never_trained": True, "exit": end.code if isinstance(end.code, int | None) else str(end.code)}
-    except Exception as error:
-        found = _failure(error)
+    except BaseException as error:
+        raised = error
+    if trained:
+        notes = list(after.end(raised))
+        found = trained.pop()
+        found["about"]["notes"] += notes
+        found["trace"] = tracer.finish(tracer.trace.marks[-1][1]).to_json()
+    elif raised is None or isinstance(raised, SystemExit):
+        code = raised.code if raised is not None else None
+        found = {"never_trained": True, "exit": code if isinstance(code, int | None) else str(code)}
+    elif isinstance(raised, Exception):
+        found = _failure(raised)
     else:
-        found = {"never_trained": True, "exit": None}
+        raise raised
     _write(result, found)
 
 
@@ -116,13 +129,14 @@ def _pretend(request: ScriptRequest, boundary: RealAndFake) -> None:
     weights_are_shapes(boundary)
 
 
-def _end_at_train(traced: Callable[[Any, Any], Found], result: Path) -> None:
-    """Replaces `Trainer.train`, which ends the process; and `evaluate`, until then: its loss would be made up. It is
-    predicted after the two steps."""
+def _at_train(traced: Callable[[Any, Any], Found], after: AfterTrain, result: Path) -> list[Found]:
+    """Replaces `Trainer.train`, which traces the training, and after which the script goes on; and `evaluate`, until
+    then: its loss would be made up. It is predicted after the two steps. What was found comes into the list."""
     original, evaluation = Trainer.train, Trainer.evaluate
+    trained: list[Found] = []
 
     @functools.wraps(original)
-    def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> None:
+    def train(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         if resume_from_checkpoint:
             object.__setattr__(self.args, "resume_from_checkpoint", resume_from_checkpoint)
         try:
@@ -133,7 +147,10 @@ def _end_at_train(traced: Callable[[Any, Any], Found], result: Path) -> None:
         _write(result, found)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)
+        if "trace" not in found or found["about"]["deepspeed"]:
+            os._exit(0)
+        trained.append(found)
+        return after.begin(self)
 
     @functools.wraps(evaluation)
     def evaluate(self: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
@@ -141,6 +158,7 @@ def _end_at_train(traced: Callable[[Any, Any], Found], result: Path) -> None:
         return {f"{metric_key_prefix}_loss": float("nan")}
 
     Trainer.train, Trainer.evaluate = train, evaluate
+    return trained
 
 
 def _traced(tracer: StorageTracer, boundary: RealAndFake | None, trainer: Any, train: Any, *, worst: bool) -> Found:
@@ -156,7 +174,7 @@ def _traced(tracer: StorageTracer, boundary: RealAndFake | None, trainer: Any, t
         transformers.utils.logging.set_verbosity_error()
         made_up_values()
         answers_are_longest()
-        write_nothing()
+        write_nothing(boundary.all_fake)
         install_library_rules(_setup_of(trainer), on_card=tracer.device_type == "cuda")
         with shapes_from_values_are_unmodelled(), boundary.all_fake():
             yield

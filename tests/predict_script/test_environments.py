@@ -1,0 +1,190 @@
+"""`memkit predict SCRIPT --python OTHER`, with a real other environment: a venv that has another PEFT.
+
+That PEFT is the installed one with one line changed, as an upgrade might change it: each adapter copies what it reads.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from hf_memkit import predict_script
+from hf_memkit.cli import main, predict_environments
+from hf_memkit.errors import InputError
+from hf_memkit.hardware import described_machine
+from hf_memkit.job import Job
+from hf_memkit.prediction.comparison import compare
+from hf_memkit.prediction.environments import find_environment
+from hf_memkit.prediction.predicting import from_trace
+from hf_memkit.prediction.trace import Trace
+from hf_memkit.prediction.trace_request import ScriptRequest
+from hf_memkit.prediction.worker import Worker
+from hf_memkit.setup import Setup
+from hf_memkit.units import format_size
+from hf_memkit.user_script import UserScript
+from tests.predict.fake_and_real import _changes, peaks
+
+pytestmark = pytest.mark.timeout(300)
+
+MIB = 2**20
+ROWS, TOKENS, LAYERS, WIDTH = 8, 256, 2, 256
+SCRIPT = f"""
+import sys
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+config = LlamaConfig(
+    num_hidden_layers={LAYERS}, hidden_size={WIDTH}, intermediate_size=512, num_attention_heads=4, vocab_size={TOKENS}
+)
+adapters = LoraConfig(r=8, target_modules=["q_proj", "k_proj"], task_type="CAUSAL_LM")
+model = get_peft_model(LlamaForCausalLM(config), adapters)
+rows = [{{"input_ids": torch.arange({TOKENS}), "labels": torch.arange({TOKENS})}}] * {2 * ROWS}
+arguments = TrainingArguments(
+    "out", per_device_train_batch_size={ROWS}, max_steps=2, report_to="none", save_strategy="no",
+    use_cpu="--cpu" in sys.argv,
+)
+Trainer(model, arguments, train_dataset=rows).train()
+"""
+LINE = "result = result + lora_B(lora_A(dropout(x))) * scaling"
+CHANGED = "result = result + lora_B(lora_A(dropout(x.clone()))) * scaling"
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its Python. It has no pydantic, which neither transformers nor accelerate brings, and no memkit."""
+    folder = tmp_path_factory.mktemp("other")
+    venv.create(folder / "venv", symlinks=True)
+    own = next((folder / "venv" / "lib").glob("python3*")) / "site-packages"
+    places = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and ".compat" in path]
+    (own / "libraries.pth").write_text("\n".join([*places, sysconfig.get_path("purelib")]) + "\n")
+    (own / "only_there.py").touch()
+    (own / "pydantic.py").write_text("raise ModuleNotFoundError('no pydantic', name='pydantic')\n")
+    spec = importlib.util.find_spec("peft")
+    assert spec is not None and spec.origin is not None
+    shutil.copytree(Path(spec.origin).parent, own / "peft", ignore=shutil.ignore_patterns("__pycache__"))
+    layer = own / "peft" / "tuners" / "lora" / "layer.py"
+    assert LINE in layer.read_text()
+    layer.write_text(layer.read_text().replace(LINE, CHANGED))
+    (own / "peft-9.9.dist-info").mkdir()
+    (own / "peft-9.9.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: peft\nVersion: 9.9\n")
+    return folder / "venv" / "bin" / "python"
+
+
+def test_what_differs_between_two_environments_is_named(
+    other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Would notice: libraries of this environment in the other's trace, versions read here, a module that is not told
+    from its neighbours, memkit's own packages that the other environment would need."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    here, there = (predict_script("train.py", gpu="T4", python=python) for python in (None, other.parents[1]))
+    found = compare(here, there)
+    copied = LAYERS * ROWS * TOKENS * WIDTH * 4  # of two adapters, in the place of one tensor that they share
+    modules = {(name.rpartition("layers.*.")[2], kind): pair for (name, kind), pair in found.modules.items()}
+    for pair, more in (
+        (found.categories["activations"], copied),
+        (found.phases["forward"], copied),
+        (modules["self_attn.q_proj", "activations"], copied),
+        (modules["self_attn.k_proj", "activations"], copied),
+        (modules["input_layernorm", "activations"], -copied),
+    ):
+        assert pair[1] - pair[0] == pytest.approx(more, rel=0.01)
+    assert list(found.categories) == ["activations"]
+    environment = find_environment(other)
+    monkeypatch.setenv("COLUMNS", "120")
+    capfd.readouterr()
+    predict_environments.show(here, there, environment, "train.py", short=False)
+    said = capfd.readouterr().out
+    assert f"with {other} and" in said and "There FITS" in said and "Here FITS" in said
+    rows = [" ".join(line.split()) for line in said.splitlines()]
+    assert f"peft 9.9 {version('peft')}" in rows
+    here_bytes, there_bytes = found.categories["activations"]
+    assert f"activations {format_size(there_bytes)} {format_size(here_bytes)} +{format_size(copied)}" in rows
+
+
+def test_a_script_that_runs_in_the_other_environment_alone_is_predicted_with_it(
+    other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Would notice: no answer at all, where only the comparison fails."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    (tmp_path / "train.py").write_text("import only_there\n" + SCRIPT)
+    assert main(["predict", "train.py", "--gpu", "T4", "--json", "--python", str(other)]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert found["verdict"] == "fits" and found["python"] == str(other) and found["here"] is None
+    assert found["differences"]["libraries"]["peft"] == {"here": version("peft"), "there": "9.9"}
+    why = next(note for note in found["notes"] if note.startswith("not compared: "))
+    assert "train.py, line 1" in why and "only_there" in why
+
+
+def test_the_other_environment_s_trace_is_its_real_training(other: Path, tmp_path: Path) -> None:
+    """Would notice: a prediction with `--python` that is not what a training with that Python allocates."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    worker = Worker(python=str(other))
+    try:
+        found = {}
+        for device in ("real cpu", "cpu"):
+            script = UserScript(str(tmp_path / "train.py"), arguments=("--cpu",))
+            request = ScriptRequest(script, str(tmp_path), dict(os.environ), device=device, worst_batch=False)
+            content, why = worker.run(request)
+            assert content is not None and "trace" in content, (content, why)
+            found[device] = peaks(_changes(Trace.from_json(content["trace"])))[1]
+    finally:
+        worker.close()
+    for phase in ("forward", "backward", "optimizer"):
+        assert found["cpu"][phase] == pytest.approx(found["real cpu"][phase], rel=0.005), phase
+
+
+def test_the_allocator_is_the_one_of_the_torch_that_traced() -> None:
+    """Would notice: free blocks in the order of this environment's torch, where another one made the trace."""
+    # Two free blocks of 30 MiB, one of them half of a segment. torch 2.13 takes the older segment, so that the other
+    # half and its neighbour serve 60 MiB; torch 2.12 the older block, which is that half.
+    trace = Trace(
+        operations=[""], modules=[""], events=[1, 2, -2, 3, 4, -1, 5, -5, -3, 6, -4, 7], marks=[(12, "forward")]
+    )
+    for size in (30, 60, 30, 30, 11, 30, 60):
+        trace.add(size * MIB, 0)
+    job = Job(None, described_machine("T4", None, None, None), 1, 1)
+    for torch_version, reserved in (("2.12.1", 150 * MIB), ("2.13.0", 90 * MIB)):
+        libraries = {"torch": torch_version, "transformers": "5.17.0"}
+        found = from_trace(trace, "cuda", Setup("script"), job, None, [], trainer="Trainer", libraries=libraries)
+        assert found.phases["forward"][1] == reserved, torch_version
+        assert found.source == f"torch {torch_version}, transformers 5.17.0"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "there is no such program"),
+        ("#!/bin/sh\necho hello", "is no Python that runs here"),
+        ("""#!/bin/sh\necho '["3.9.1", {}]'""", "is Python 3.9.1; traces need >=3.11"),
+        ("""#!/bin/sh\necho '["3.12.1", {"transformers": "4.57.1"}]'""", "has no torch; has transformers 4.57.1"),
+    ],
+)
+def test_what_cannot_trace_is_refused_in_a_line(tmp_path: Path, content: str | None, said: str) -> None:
+    python = tmp_path / "python"
+    if content is not None:
+        python.write_text(content)
+        python.chmod(0o755)
+    with pytest.raises(InputError, match="--python") as raised:
+        find_environment(python)
+    assert said in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_the_own_environment_is_found_too() -> None:
+    found = find_environment(sys.executable)
+    assert found.libraries["torch"] == version("torch")
+    asked = subprocess.run([found.python, "-c", "import sys; print(sys.prefix)"], capture_output=True, text=True)
+    assert asked.stdout.strip() == sys.prefix
