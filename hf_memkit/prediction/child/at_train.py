@@ -26,6 +26,7 @@ from transformers import DefaultFlowCallback, TrainerCallback
 
 from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.batches import chosen_batches, first_batches, shape_of
+from hf_memkit.prediction.child.constant_propagation import remember
 from hf_memkit.prediction.child.cuda_questions import replace_everywhere
 from hf_memkit.prediction.child.fake_gpu import become
 from hf_memkit.prediction.child.generation import generates, generating
@@ -35,7 +36,6 @@ from hf_memkit.prediction.child.script_engine import about_engine, as_the_engine
 from hf_memkit.prediction.child.tracer import StorageTracer
 from hf_memkit.prediction.child.training import MICRO_BATCHES, SHORT_AND_QUIET, STEPS
 from hf_memkit.prediction.child.users_code import line_that_asks
-from hf_memkit.prediction.user_batch import KEPT_ELEMENTS
 
 __all__ = ["traced_training"]
 
@@ -375,14 +375,14 @@ def _moved(leaf: Any, *, device: torch.device, dtype: torch.dtype | None) -> Any
 
 
 def _made_here(leaf: Any) -> Any:
-    """A tensor like a real one, made in the traced training, with its values where they are few whole numbers."""
+    """A tensor like a real one, made in the traced training, which knows the real one's values."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     if not _is_traced():
         return leaf.clone()
-    if leaf.is_floating_point() or leaf.numel() > KEPT_ELEMENTS:
-        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="cpu")
-    return torch.tensor(leaf.tolist(), dtype=leaf.dtype)
+    made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="cpu")
+    remember(made, leaf)
+    return made
 
 
 # ---- the user's Trainer, shortened ----
