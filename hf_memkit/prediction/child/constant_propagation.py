@@ -30,16 +30,14 @@ __all__ = ["WITHOUT_FAKE", "KnownValues", "remember"]
 _MOST_FLOATS: Final = 2**10
 """Elements of tensors whose values are followed: ids, masks and lengths, but no images and no optimizer states."""
 
-_MOST_LOOKED_AT: Final = 2**27
-"""Elements of what a batch brings, and of what is seen in it: 128 images of 512 × 512 pixels."""
+_MOST_LOOKED_AT: Final = 2**29
+"""Elements of what a batch brings, and of what is seen in it: 680 images of 512 × 512 pixels."""
 
 _aten: Final = torch.ops.aten
 
 _COMPARISONS: Final = tuple(getattr(_aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge"))
-_LOOKS: Final = frozenset(
-    {_aten._to_copy.default, _aten.clone.default, _aten._unsafe_view.default, _aten.index.Tensor}
-    | {each.Scalar for each in _COMPARISONS}
-)
+_COPIES: Final = frozenset({_aten._to_copy.default, _aten.clone.default})
+_LOOKS: Final = frozenset({_aten._unsafe_view.default, _aten.index.Tensor, *(each.Scalar for each in _COMPARISONS)})
 """Operations besides views that show what a batch holds as it is."""
 
 _FILLED: Final[Mapping[Any, int | float]] = {
@@ -96,8 +94,9 @@ class _Value:
 def remember(tensor: torch.Tensor, values: torch.Tensor) -> None:
     """Gives a fake tensor the values of a real one on the host, if those are not too many."""
     if isinstance(tensor, FakeTensor) and values.numel() <= _MOST_LOOKED_AT:
-        with no_dispatch():
-            tensor.memkit_value = _Value(values.detach().clone(), [True], given=True)  # type: ignore[attr-defined]
+        with no_dispatch():  # what is large is never written to
+            own = values.detach().clone() if _small(values) else values.detach()
+            tensor.memkit_value = _Value(own, [True], given=True)  # type: ignore[attr-defined]
 
 
 class KnownValues:
@@ -200,7 +199,10 @@ class KnownValues:
 
     def _computed(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> bool:
         leaves = tree_leaves(result)
-        given = self._looks(func, args)
+        given = self._looks(func, args, result)
+        if given and func in _COPIES and not _small(result):  # in another dtype or place, it looks the same
+            self._put(result, self._value_or_error(args[0]), args[:1], given=True)
+            return True
         if tree_any(lambda leaf: isinstance(leaf, torch.Tensor) and not _small(leaf, given), result):
             return False
         try:
@@ -213,10 +215,13 @@ class KnownValues:
                 self._put(leaf, value, sources, given=given)
         return True
 
-    def _looks(self, func: Any, args: tuple[Any, ...]) -> bool:
-        """Whether an operation shows what a batch holds, and computes nothing new."""
+    def _looks(self, func: Any, args: tuple[Any, ...], result: Any) -> bool:
+        """Whether an operation shows what a batch holds, and computes nothing new. Images that are picked are copied,
+        and nobody looks at them again."""
         value: _Value | None = getattr(args[0], "memkit_value", None) if args else None
-        return value is not None and value.given and (func in _LOOKS or func.is_view)
+        if value is None or not value.given or (func is _aten.index.Tensor and result.is_floating_point()):
+            return False
+        return func in _LOOKS or func in _COPIES or bool(func.is_view)
 
     def _value_or_error(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
