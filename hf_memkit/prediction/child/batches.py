@@ -160,7 +160,7 @@ def _said(found: RowSizes, longest: int, worst: Batch, others: Sequence[Batch]) 
     if found.rows is None:
         part = f"the first {found.read:,} rows of the stream"
     elif found.read < found.rows:
-        part = f"a sample of {found.read:,} of {found.rows:,} rows"
+        part = f"{'' if found.unreadable else 'a sample of '}{found.read:,} of {found.rows:,} rows"
     else:
         part = f"{found.rows:,} rows"
     more = "".join(f"; traced too, because it may need more: {shape_of(each)}" for each in others)

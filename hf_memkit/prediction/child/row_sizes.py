@@ -129,7 +129,7 @@ def _one_by_one(read: Callable[[int], Any], rows: int, measure: Callable[[Any], 
             break
     sizes = np.full(rows, -1, np.int64)
     sizes[list(found)] = [each[0] + each[1] for each in found.values()]
-    if not any(each[1] for each in found.values()):
+    if not any(media > tokens for tokens, media, *_ in found.values()):  # a score or two beside ids is no image
         return RowSizes(sizes, rows, unreadable=unreadable)
     marks = np.zeros((len(_NO_MARKS), rows), np.int64)
     marks[:, list(found)] = np.array(list(found.values())).T
@@ -144,8 +144,12 @@ def _marks(value: Any) -> Marks:
 
 
 def _leaf_values(value: Any) -> Iterator[Any]:
-    if isinstance(value, Mapping | tuple | list):
-        for each in value.values() if isinstance(value, Mapping) else value:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    elif isinstance(value, tuple | list) and value and isinstance(value[0], int | float):
+        return  # ids, of which there are many
+    if isinstance(value, tuple | list):
+        for each in value:
             yield from _leaf_values(each)
     else:
         yield value
