@@ -345,6 +345,14 @@ def test_sound_that_wave_cannot_read(tmp_path: Path) -> None:
     assert row_sizes(of_sound([path, inside])).sizes.tolist() == [5_000, 5_000]
 
 
+def test_videos_by_their_files(tmp_path: Path) -> None:
+    """Would notice: rows with videos that all seem alike."""
+    (tmp_path / "long.mp4").write_bytes(bytes(9_000))
+    held = [{"bytes": bytes(500), "path": None}, {"bytes": None, "path": str(tmp_path / "long.mp4")}]
+    rows = datasets.Dataset.from_dict({"video": held}).cast_column("video", datasets.Video(decode=False))
+    assert row_sizes(rows).sizes.tolist() == [500, 9_000]
+
+
 def test_a_collator_that_takes_things_out_of_rows() -> None:
     """Would notice: a row that lacks its image the second time, as TRL's collator for images leaves it."""
     rows = [{"input_ids": [1] * length, "image": [0.5] * 9} for length in (3, 5, 8, 4)]

@@ -30,7 +30,7 @@ _STREAMED: Final = 2_000
 """Of a stream, which may come over the network and has no end: so many rows, or as many as come in that time."""
 
 
-_FILES: Final = ("Image", "Audio")
+_FILES: Final = ("Image", "Audio", "Video")
 """Features of `datasets` whose values are files."""
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
@@ -242,7 +242,7 @@ def _of_files(table: Any, features: Mapping[str, Any], places: Numbers, until: f
                 images.append(_image(file))
                 pixels += math.prod(images[-1])
             else:
-                samples += _samples(file)
+                samples += _samples(file) if kind == "Audio" else _bytes(file)
         return 0, pixels + samples, *_shapes(images)
 
     return _one_by_one(lambda number: number, len(places), measured, until)
@@ -274,10 +274,14 @@ def _samples(file: Any) -> int:
     """Of sound in a format that nothing here reads, its bytes, which grow with its length."""
     with contextlib.suppress(wave.Error, EOFError), wave.open(file) as sound:
         return int(sound.getnframes())
-    if not isinstance(file, str):
-        file.seek(0)
     try:
         import soundfile  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:
-        return Path(file).stat().st_size if isinstance(file, str) else int(file.getbuffer().nbytes)
+        return _bytes(file)
+    if not isinstance(file, str):
+        file.seek(0)
     return int(soundfile.info(file).frames)
+
+
+def _bytes(file: Any) -> int:
+    return Path(file).stat().st_size if isinstance(file, str) else int(file.getbuffer().nbytes)
