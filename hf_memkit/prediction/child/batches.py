@@ -126,14 +126,17 @@ def _chosen(dataset: Any, collate: Any, sampler: Any, size: int) -> Chosen:
             candidates = [*_largest(candidates, marks), *formed]
         tried = heapq.nlargest(_TRIED, candidates, key=lambda each: int(sizes[each].sum())) if alone else []
         candidates = [list(each) for each in dict.fromkeys(map(tuple, [*_largest(candidates, marks), *tried]))]
-    batches = [(made(each), each) for each in candidates]
-    scores = _scores(dict(enumerate(needs(batch) for batch, _ in batches)))
-    worst, numbers = batches[max(scores, key=scores.__getitem__)]
+    most = {at: needs(made(each)) for at, each in enumerate(candidates)}  # not all of them at once: they are large
+    scores = _scores(most)
+    chosen = max(most, key=scores.__getitem__)
+    largest = {max(most, key=most.__getitem__), max(most, key=lambda at: most[at][1])}
+    numbers = candidates[chosen]
+    worst = made(numbers)
+    others = [made(candidates[at]) for at in sorted(largest) if _is_larger(most[at], most[chosen])]
     ranks = _scores(alone)
     numbers = sorted(numbers, key=lambda number: (-ranks.get(number, 0.0), -int(found.sizes[number])))
     draws = sorted(draws, key=lambda each: _padded(each, sizes))
     usual, high = (draws[int(share * (len(draws) - 1))] for share in (0.5, 0.95))
-    others = [batch for batch, _ in batches if _is_larger(batch, worst)]
     plain = found.marks is None  # a row that is cut loses the tokens that stand for its image
     return Chosen(
         worst,
@@ -341,8 +344,8 @@ def _filled(numbers: Sequence[int], size: int) -> list[int]:
     return list(itertools.islice(itertools.cycle(numbers[:size]), size))
 
 
-def _is_larger(batch: Batch, worst: Batch) -> bool:
-    return any(one > _MORE * other for one, other in zip(needs(batch), needs(worst), strict=True))
+def _is_larger(one: Needs, other: Needs) -> bool:
+    return any(more > _MORE * less for more, less in zip(one, other, strict=True))
 
 
 def _all_marks(found: RowSizes, alone: Mapping[int, Needs]) -> tuple[Numbers, list[Numbers]]:
