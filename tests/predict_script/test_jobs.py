@@ -1,9 +1,10 @@
 """Scripts that nobody wrote for memkit, unchanged: what is predicted of them is what they allocate when they really
 train.
 
-`jobs/written` was written from the libraries' documentation, most of it by somebody who had not seen memkit; the others
-come with TRL and FlagEmbedding. Each trains on the CPU with a tiny model, real tensors and a recorder of allocations; then it is
-predicted on fake CPU tensors, where every phase has to have the same peak; then for a GPU that is not there.
+`jobs/written` was written from the libraries' documentation, most of it by somebody who had not seen memkit; the
+others come with TRL and FlagEmbedding. Each trains on the CPU with a tiny model, real tensors and a recorder of
+allocations; then it is predicted on fake CPU tensors, where every phase has to have the same peak; then for a GPU that
+is not there.
 """
 
 from __future__ import annotations
