@@ -149,8 +149,8 @@ class BatchNeeds:
         """`"A usual batch, 8 × 212 tokens, needs 9.10 GiB, and the worst, 8 × 4096 tokens, 13.30 GiB"`."""
         usual, most = (format_gib(each.total_bytes[1]) for each in (self.usual_needs, worst))
         return (
-            f"A usual batch, {self.usual}, needs {usual}, and the worst, {self.worst}, {most}; 95 of 100 have at most "
-            f"{self.high}"
+            f"A usual batch, {self.usual}, needs {usual}, and the worst, {self.worst}, {most}; 95 of 100 are no "
+            f"larger than {self.high}"
         )
 
 
@@ -242,16 +242,16 @@ def predict_script_training(
 
 
 def _parts(trace: Trace, steps: Sequence[tuple[str, int, int]], steps_end: int) -> dict[str, Trace]:
-    """The trace of each kind of batch: all up to the end of the usual steps, then its own step. What came after all
+    """The trace of each kind of batch: all up to the end of the usual steps, then its own. What came after all
     steps, an evaluation, belongs to the worst."""
     usual = [end for kind, _, end in steps if kind == "usual"]
     if not usual:
         return {"worst": trace}
     head, after = (0, usual[-1]), (steps_end, len(trace.events))
     found = {"usual": trace.only(head)}
-    for kind, begin, end in steps:
-        if kind != "usual":
-            found[kind] = trace.only(head, (begin, end), *([after] if kind == "worst" else []))
+    for kind in dict.fromkeys(kind for kind, _, _ in steps if kind != "usual"):
+        own = [(begin, end) for each, begin, end in steps if each == kind]
+        found[kind] = trace.only(head, *own, *([after] if kind == "worst" else []))
     return found
 
 

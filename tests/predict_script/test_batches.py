@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import io
 import itertools
 import random
 import time
-from collections.abc import Iterator, Sequence
+import wave
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +16,17 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFile
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subset
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from hf_memkit.errors import Unmodelled
+from hf_memkit.prediction import from_script
 from hf_memkit.prediction.child.batches import chosen_batches, shape_of
 from hf_memkit.prediction.child.row_sizes import row_sizes
+from hf_memkit.prediction.trace import Trace
+from tests.predict.fake_and_real import _changes, peaks
+from tests.predict_script.conftest import Predict
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -60,8 +67,8 @@ class BySource(Sampler[list[int]]):
             yield from (numbers[at : at + 4] for at in range(0, len(numbers), 4))
 
 
-def drawn(loader: DataLoader[Any], lengths: Sequence[int]) -> int:
-    """Tokens of the largest of so many real batches, padded; by their rows' numbers, which takes no time."""
+def drawn(loader: DataLoader[Any], lengths: Sequence[int], *, is_padded: bool = True) -> int:
+    """Tokens of the largest of so many real batches; by their rows' numbers, which takes no time."""
     batches = iter(())
     worst = 0
     for _ in range(DRAWS):
@@ -69,7 +76,8 @@ def drawn(loader: DataLoader[Any], lengths: Sequence[int]) -> int:
         if numbers is None:
             batches = iter(loader.batch_sampler or ())
             numbers = next(batches)
-        worst = max(worst, len(numbers) * max(lengths[number] for number in numbers))
+        of_rows = [lengths[number] for number in numbers]
+        worst = max(worst, len(numbers) * max(of_rows) if is_padded else sum(of_rows))
     return worst
 
 
@@ -157,25 +165,236 @@ def test_a_stream() -> None:
     assert shape_of(chosen.worst) == "4 × 900 tokens" and "first 2,000 rows of the stream" in chosen.said
 
 
-def test_images_by_their_headers(tmp_path: Path) -> None:
-    """Would notice: an image of 48 million pixels that is decoded for its size, a file that is none, which ends it."""
-    for number in range(40):
-        Image.new("L", (64, 48)).save(tmp_path / f"{number:02}.png")
-    Image.new("1", (8_000, 6_000)).save(tmp_path / "07.png")
-    (tmp_path / "11.png").write_bytes(b"no image")
-    rows = datasets.Dataset.from_dict({"image": sorted(map(str, tmp_path.glob("*.png"))), "label": [0] * 40})
-    rows = rows.cast_column("image", datasets.Image())
-    began = time.monotonic()
-    sizes = row_sizes(rows)
-    assert time.monotonic() - began < 2 and sizes.sizes[7] > 48_000_000 > 100 * sizes.sizes[8]
+def encoded(size: tuple[int, int], kind: str = "PNG") -> bytes:
+    file = io.BytesIO()
+    Image.new("L", size).save(file, kind)
+    return file.getvalue()
+
+
+def of_images(images: Sequence[Any], **columns: Sequence[Any]) -> datasets.Dataset:
+    rows = datasets.Dataset.from_dict({"image": images, **columns})
+    return rows.cast_column("image", datasets.Image())
+
+
+@pytest.mark.parametrize("kind", ["paths", "bytes", "JPEG", "lists", "in messages", "selected"])
+def test_images_by_their_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Would notice: an image of 48 million pixels that is decoded for its size, images that are not found where they
+    lie, a file that is none, which ends it or is read as a row of no size."""
+    held: list[Any] = [{"bytes": encoded((64, 48), "JPEG" if kind == "JPEG" else "PNG"), "path": None}] * 40
+    held[7] = {"bytes": encoded((8_000, 6_000), "JPEG" if kind == "JPEG" else "PNG"), "path": None}
+    held[11] = {"bytes": b"no image", "path": None}
+    held[13] = None
+    if kind == "paths":
+        for number, each in enumerate(held):
+            (tmp_path / f"{number:02}.png").write_bytes((each or held[0])["bytes"])
+        held = sorted(map(str, tmp_path.glob("*.png")))
+    rows = of_images(held, label=[0] * 40)
+    place = list(range(40))
+    if kind == "lists":
+        feature: Any = datasets.Features({"images": datasets.List(datasets.Image())})
+        rows = datasets.Dataset.from_dict({"images": [[each] if each else [] for each in held]}, features=feature)
+    elif kind == "in messages":
+        content = {"type": datasets.Value("string"), "image": datasets.Image()}
+        feature = datasets.Features({"messages": datasets.List({"content": datasets.List(content)})})
+        messages = [
+            [{"content": [{"type": "image", "image": each}, {"type": "text", "image": None}]}] for each in held
+        ]
+        rows = datasets.Dataset.from_dict({"messages": messages}, features=feature)
+    elif kind == "selected":
+        rows, place = rows.select(range(39, 4, -1)), list(range(39, -1, -1))
+
+    def decoded(self: Any) -> None:
+        raise AssertionError("decoded")
+
+    with monkeypatch.context() as no_pixels:
+        no_pixels.setattr(ImageFile.ImageFile, "load", decoded)
+        found = row_sizes(rows)
+    assert int(found.sizes.argmax()) == place[7]
+    assert found.sizes[place[7]] >= 48_000_000 > 100 * found.sizes[place[8]]
+    assert found.unreadable is not None and found.unreadable[0] == place[11]
+    assert found.sizes[place[11]] == -1 and found.read == len(rows) - 1
+
+
+def test_the_largest_image_decides(tmp_path: Path) -> None:
+    """Would notice: rows that cannot be read, of which one seems the largest, in a batch; a usual batch of them."""
+    images: list[Any] = [{"bytes": encoded((64, 48)), "path": None}] * 40
+    images[7] = {"bytes": encoded((800, 600)), "path": None}
+    images[11] = {"bytes": b"no image", "path": None}
+    images[12] = {"bytes": encoded((8_000, 6_000), "JPEG")[:5_000], "path": None}  # its header is whole
 
     def stacked(picked: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         most = [max(row["image"].size[side] for row in picked) for side in (1, 0)]
         return {"pixel_values": torch.empty(len(picked), 1, *most, dtype=torch.uint8)}
 
-    chosen = chosen_batches(DataLoader(rows, 2, shuffle=True, collate_fn=stacked))
-    assert shape_of(chosen.worst) == "2 × 1 × 6,000 × 8,000 pixel_values"
-    assert chosen.unreadable is not None and chosen.unreadable[0] == 11 and "07.png" not in chosen.unreadable[1]
+    chosen = chosen_batches(DataLoader(of_images(images, label=[0] * 40), 2, shuffle=True, collate_fn=stacked))
+    assert shape_of(chosen.worst) == "2 × 1 × 600 × 800 pixel_values"
+    assert shape_of(chosen.usual) == "2 × 1 × 48 × 64 pixel_values"
+    assert chosen.unreadable is not None and chosen.unreadable[0] == 11
+    chosen = chosen_batches(DataLoader(of_images(images[12:]), 2, shuffle=True, collate_fn=stacked))
+    assert chosen.unreadable is not None and chosen.unreadable[0] == 0 and "truncated" in chosen.unreadable[1]
+
+
+def tokens_of(processor: str) -> Callable[[list[Any]], tuple[list[int], torch.Tensor]]:
+    """What a real image processor makes of images: tokens of each, and pixels."""
+    if processor == "max_pixels":
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+        resize = Qwen2VLImageProcessorPil(min_pixels=784, max_pixels=64 * 784)
+
+        def resized(images: list[Any]) -> tuple[list[int], torch.Tensor]:
+            found = resize(images=images, return_tensors="pt")
+            return (found["image_grid_thw"].prod(-1) // 4).tolist(), found["pixel_values"]
+
+        return resized
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+    cut = Idefics3ImageProcessorPil(size={"longest_edge": 128}, max_image_size={"longest_edge": 64})
+
+    def tiles(images: list[Any]) -> tuple[list[int], torch.Tensor]:
+        found = cut(images=[[image] for image in images], return_tensors="pt", return_row_col_info=True)
+        numbers = [4 * (rows[0] * columns[0] + 1) for rows, columns in zip(found["rows"], found["cols"], strict=True)]
+        return numbers, found["pixel_values"]
+
+    return tiles
+
+
+@pytest.mark.parametrize(
+    ("processor", "kind"),
+    [("max_pixels", "shuffled"), ("max_pixels", "one by one"), ("max_pixels", "sequential"), ("tiles", "shuffled")],
+)
+def test_images_and_texts_through_a_processor(processor: str, kind: str) -> None:
+    """Would notice: pixels taken for tokens: an image of 48 million has no more of them than one of 50,000, beside
+    which a long text decides; images that are decoded though they cannot be the largest."""
+    random = np.random.default_rng(0)
+    sizes = [(int(width), int(height)) for width, height in random.integers(30, 400, (300, 2))]
+    sizes[7] = (8_000, 6_000)
+    texts = [" ".join("x" * int(length)) for length in np.exp(random.uniform(0, 6.5, 300))]
+    rows = of_images([{"bytes": encoded(size), "path": None} for size in sizes], text=texts)
+    process, seen = tokens_of(processor), set[str]()
+
+    def collate(picked: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        seen.update(row["image"].filename or str(row["image"].size) for row in picked)
+        numbers, pixels = process([row["image"].convert("RGB") for row in picked])
+        lengths = [number + len(row["text"].split()) for number, row in zip(numbers, picked, strict=True)]
+        return {**padded([{"input_ids": [1] * length} for length in lengths]), "pixel_values": pixels}
+
+    size = 1 if kind == "one by one" else 4
+    loader = DataLoader(rows, size, shuffle=kind != "sequential", collate_fn=collate)
+    chosen = chosen_batches(loader)
+    assert len(seen) < 250
+    alone = [collate([rows[number]]) for number in range(300)]
+    lengths = [each["input_ids"].numel() for each in alone]
+    pixels = [each["pixel_values"].numel() for each in alone]
+    traced = [chosen.worst, *chosen.others]
+    tokens = max(batch["input_ids"].numel() for batch in traced)
+    numbers = DataLoader(range(300), size, shuffle=kind != "sequential")  # type: ignore[arg-type]
+    worst = drawn(numbers, lengths)
+    assert worst <= tokens <= worst + max(lengths), "one row more at most"
+    worst = drawn(numbers, pixels, is_padded=False)
+    assert worst <= max(batch["pixel_values"].numel() for batch in traced) <= worst + max(pixels)
+    assert chosen.usual["input_ids"].numel() < tokens
+
+
+def of_sound(sounds: Sequence[Any]) -> datasets.Dataset:
+    rows = datasets.Dataset.from_dict({"audio": sounds})
+    return rows.cast_column("audio", datasets.Audio(decode=False))  # decoding needs torchcodec
+
+
+def test_sound_by_its_headers(tmp_path: Path) -> None:
+    """Would notice: sound that is decoded for its length, or not measured; a file that is none; rows without any."""
+    held: list[Any] = []
+    for number, length in enumerate([*[800] * 20, 60_000, *[1_200] * 19]):
+        path = tmp_path / f"{number:02}.wav"
+        with wave.open(str(path), "wb") as sound:
+            sound.setparams((1, 2, 16_000, 0, "NONE", ""))
+            sound.writeframes(bytes(2 * length))
+        in_table = number % 2 == 0
+        held.append({"bytes": path.read_bytes() if in_table else None, "path": None if in_table else str(path)})
+    held[5] = None
+    held[6] = {"bytes": None, "path": str(tmp_path / "nowhere.wav")}
+    rows = of_sound(held)
+    found = row_sizes(rows)
+    assert found.sizes[20] == 60_000 and found.sizes[21] == 1_200 and found.sizes[5] == 0
+    assert found.unreadable is not None and found.unreadable[0] == 6 and found.sizes[6] == -1
+
+    def sampled(picked: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        lengths = []
+        for row in picked:
+            held = row["audio"]
+            with wave.open(io.BytesIO(held["bytes"]) if held["bytes"] else held["path"]) as sound:
+                lengths.append(sound.getnframes())
+        return {"input_values": torch.zeros(len(picked), max(lengths)), "labels": torch.zeros(len(picked), 3).long()}
+
+    chosen = chosen_batches(DataLoader(rows, 4, shuffle=True, collate_fn=sampled))
+    assert shape_of(chosen.worst) == "4 × 60,000 input_values" and "row 20" in chosen.said
+
+
+def test_sound_that_wave_cannot_read(tmp_path: Path) -> None:
+    """Would notice: compressed sound without a size where no library reads its header, or with a wrong one."""
+    long, short = bytes(range(256)) * 40, bytes(range(256))
+    rows = of_sound([{"bytes": short, "path": None}, {"bytes": long, "path": None}])
+    if importlib.util.find_spec("soundfile") is None:
+        assert row_sizes(rows).sizes.tolist() == [256, 10_240]
+        return
+    import soundfile  # type: ignore[import-not-found, import-untyped, unused-ignore]
+
+    assert row_sizes(rows).read == 0
+    soundfile.write(tmp_path / "one.flac", np.zeros(5_000), 16_000)
+    path = {"bytes": None, "path": str(tmp_path / "one.flac")}
+    inside = {"bytes": (tmp_path / "one.flac").read_bytes(), "path": None}
+    assert row_sizes(of_sound([path, inside])).sizes.tolist() == [5_000, 5_000]
+
+
+def test_videos_by_their_files(tmp_path: Path) -> None:
+    """Would notice: rows with videos that all seem alike."""
+    (tmp_path / "long.mp4").write_bytes(bytes(9_000))
+    held = [{"bytes": bytes(500), "path": None}, {"bytes": None, "path": str(tmp_path / "long.mp4")}]
+    rows = datasets.Dataset.from_dict({"video": held}).cast_column("video", datasets.Video(decode=False))
+    assert row_sizes(rows).sizes.tolist() == [500, 9_000]
+
+
+def test_a_collator_that_takes_things_out_of_rows() -> None:
+    """Would notice: a row that lacks its image the second time, as TRL's collator for images leaves it."""
+    rows = [{"input_ids": [1] * length, "image": [0.5] * 9} for length in (3, 5, 8, 4)]
+
+    def taking(picked: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        return {**padded(picked), "pixel_values": torch.tensor([row.pop("image") for row in picked])}
+
+    chosen = chosen_batches(DataLoader(rows, 2, shuffle=True, collate_fn=taking))  # type: ignore[arg-type]
+    assert shape_of(chosen.worst) == "2 × 8 tokens and 2 × 9 pixel_values" and "4 rows" in chosen.said
+    assert all("image" in row for row in rows)
+
+
+LONG_TEXT_AND_LARGE_IMAGE = """
+import sys, torch
+from transformers import Trainer, TrainingArguments
+
+lengths = {"text": [(3_000, 100)], "image": [(100, 50_000)], "both": [(3_000, 100), (100, 50_000)]}[sys.argv[1]]
+data = [{"input_ids": torch.ones(text).long(), "pixel_values": torch.ones(image)} for text, image in lengths]
+arguments = TrainingArguments("out", use_cpu=True, per_device_train_batch_size=1, report_to="none")
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.scale = torch.nn.Embedding(10, 64), torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, input_ids, pixel_values):
+        return {"loss": self.embed(input_ids).tanh().mean() + (self.scale * pixel_values).tanh().mean()}
+
+Trainer(Model(), arguments, train_dataset=data).train()
+"""
+
+
+def test_most_tokens_and_largest_images_are_both_traced(predict: Predict) -> None:
+    """Would notice: a peak of the one batch or of the other alone, where nobody can tell which needs more."""
+    highest = {}
+    for rows in ("text", "image", "both"):
+        content = predict(LONG_TEXT_AND_LARGE_IMAGE, rows, device="cpu")
+        about = content["about"]
+        assert [kind for kind, _, _ in about["steps"]].count("worst") >= 2
+        parts = from_script._parts(Trace.from_json(content["trace"]), about["steps"], about["steps_end"])
+        highest[rows] = peaks(_changes(parts["worst"]))[1]["backward"]
+    assert highest["both"] >= highest["text"] > 1.5 * highest["image"]
 
 
 def test_fifty_thousand_rows_a_second() -> None:

@@ -29,13 +29,13 @@ from hf_memkit.errors import Unmodelled
 from hf_memkit.memory.holdings import carried_by
 from hf_memkit.prediction.child.after_train import Stretches
 from hf_memkit.prediction.child.batches import chosen_batches, first_batches, shape_of
-from hf_memkit.prediction.child.constant_propagation import KEPT_ELEMENTS
+from hf_memkit.prediction.child.constant_propagation import KEPT_ELEMENTS, remember
 from hf_memkit.prediction.child.cuda_questions import replace_everywhere
 from hf_memkit.prediction.child.fake_gpu import become
 from hf_memkit.prediction.child.generation import generates, generating
 from hf_memkit.prediction.child.phase_hooks import TrainingWatch
 from hf_memkit.prediction.child.quantised import notes_on_8_bits
-from hf_memkit.prediction.child.row_sizes import elements
+from hf_memkit.prediction.child.row_sizes import elements, needs
 from hf_memkit.prediction.child.script_engine import about_engine, as_the_engine_has_it
 from hf_memkit.prediction.child.tracer import StorageTracer
 from hf_memkit.prediction.child.training import MICRO_BATCHES, SHORT_AND_QUIET, STEPS
@@ -262,7 +262,7 @@ def _evaluation(trainer: Any, notes: list[str], *, worst: bool) -> tuple[Batches
     if not _keeps_predictions(trainer):
         return batches, 0
     notes.append(
-        f"compute_metrics is not called; for it the GPU keeps the predictions of {more + _EVALUATED} evaluation "
+        f"compute_metrics is not called; for it the GPU keeps the predictions of {more + len(batches)} evaluation "
         "batches; eval_accumulation_steps=1 moves them to RAM"
     )
     return batches, more
@@ -276,11 +276,12 @@ def _evaluation_batches(trainer: Any, *, worst: bool) -> tuple[Batches, int]:
         loader = trainer.get_eval_dataloader(name) if several else trainer.get_eval_dataloader()
         count = len(loader) if hasattr(loader, "__len__") else _EVALUATED
         loader = _on_host(loader)
-        batches = [chosen_batches(loader).worst] * _EVALUATED if worst else first_batches(loader, _EVALUATED)
-        found.append((batches, max(0, count - _EVALUATED)))
+        chosen = chosen_batches(loader) if worst else None
+        batches = [chosen.worst, *chosen.others, chosen.worst] if chosen else first_batches(loader, _EVALUATED)
+        found.append((batches, max(0, count - len(batches))))
     if several:
         trainer.eval_dataset = range(_EVALUATED)
-    return max(found, key=lambda pair: (pair[1] + _EVALUATED) * elements(pair[0][0]))
+    return max(found, key=lambda pair: (pair[1] + len(pair[0])) * elements(pair[0][0]))
 
 
 def _sizes(batches: Batches) -> Found:
@@ -320,20 +321,27 @@ def _steps(loader: Any, accumulation: int, about: Found, *, worst: bool) -> list
         row, why = chosen.unreadable
         about["notes"].append(f"row {row:,} of the training data cannot be read ({why}): a run stops there")
 
-    def step(kind: str, batch: Any) -> Step:
-        return Step(kind, [batch] * accumulation)
+    def steps_of(kind: str, *batches: Any) -> list[Step]:
+        filled = list(itertools.islice(itertools.cycle(batches), max(len(batches), accumulation)))
+        parts = [filled[at : at + accumulation] for at in range(0, len(filled), accumulation)]
+        return [Step(kind, [*part, *part][:accumulation]) for part in parts]
 
-    if chosen.usual is None or elements(chosen.worst) < _MUCH_LARGER * elements(chosen.usual):
-        return [step("worst", chosen.worst)] * STEPS
+    found = steps_of("worst", chosen.worst, *chosen.others)
+    if chosen.usual is None or not _is_much_larger(chosen.worst, chosen.usual):
+        return found * STEPS
     about["batches"] |= {"usual": shape_of(chosen.usual), "high": shape_of(chosen.high)}
-    steps = [*[step("usual", chosen.usual)] * STEPS, step("worst", chosen.worst)]
+    steps = [*steps_of("usual", chosen.usual) * STEPS, *found]
     if chosen.half is not None and chosen.rows == about["micro_batch_size"]:  # else the argument does not decide it
         half = about["micro_batch_size"] // 2
         label = f"per_device_train_batch_size={half} and gradient_accumulation_steps={2 * about['accumulation']}"
-        steps.append(step(label, chosen.half))
+        steps += steps_of(label, chosen.half)
     if chosen.cut is not None:
-        steps.append(step(f"rows of at most {chosen.cut[1]:,} tokens", chosen.cut[0]))
+        steps += steps_of(f"rows of at most {chosen.cut[1]:,} tokens", chosen.cut[0])
     return steps
+
+
+def _is_much_larger(one: Any, other: Any) -> bool:
+    return any(more > _MUCH_LARGER * less for more, less in zip(needs(one), needs(other), strict=True))
 
 
 def _on_host(loader: Any) -> Any:
@@ -386,14 +394,14 @@ def _moved(leaf: Any, *, device: torch.device, dtype: torch.dtype | None) -> Any
 
 
 def _made_here(leaf: Any) -> Any:
-    """A tensor like a real one, made in the traced training, with its values where they are few whole numbers."""
+    """A tensor like a real one, made in the traced training, which knows the real one's values."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     if not _is_traced():
         return leaf.clone()
-    if leaf.is_floating_point() or leaf.numel() > KEPT_ELEMENTS:
-        return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="cpu")
-    return torch.tensor(leaf.tolist(), dtype=leaf.dtype)
+    made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="cpu")
+    remember(made, leaf)
+    return made
 
 
 # ---- the user's Trainer, shortened ----

@@ -2,13 +2,18 @@
 
 In: a data loader. Out: batches as the script's collator makes them, real tensors on the host. Memory follows the
 largest batch, and the largest has the longest row: collators pad all rows of a batch to it.
+
+Of images and sound only headers are read, and what the processor makes of them is found out by collating alone the
+rows that could be the largest, and some by chance, by which a usual batch is found. A batch of the most tokens need
+not be the one with the largest images, and which of the two needs more is for the trace to say: both are chosen.
 """
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,7 +22,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler
 
 from hf_memkit.errors import Unmodelled
-from hf_memkit.prediction.child.row_sizes import RowSizes, elements, row_sizes
+from hf_memkit.prediction.child.row_sizes import Needs, Numbers, RowSizes, elements, needs, row_sizes
 
 __all__ = ["Chosen", "chosen_batches", "first_batches", "shape_of"]
 
@@ -27,6 +32,15 @@ _PASSES_S: Final = 10.0
 _CANDIDATES: Final = 64
 _CANDIDATES_S: Final = 10.0
 """Rows whose sizes only the collator knows are collated alone, the largest first."""
+
+_BY_CHANCE_S: Final = 5.0
+"""As many rows with images or sound, by chance: what a usual batch is."""
+
+_TRIED: Final = 8
+"""Batches of images or sound whose estimated sizes say that they may be the largest, and that are collated."""
+
+_MORE: Final = 1.02
+"""Times as many tokens, or pixels: so much more makes another batch that may be the worst."""
 
 Batch = Any
 
@@ -43,6 +57,7 @@ class Chosen:
         half, cut: the worst batch with half of its rows, and with rows cut to so many tokens, the most that 95 of 100
             rows have; None: there is no such batch.
         unreadable: a row that cannot be read, and why.
+        others: more batches that may need most: they have more tokens than `worst` has, or larger images.
     """
 
     worst: Batch
@@ -53,6 +68,7 @@ class Chosen:
     half: Batch | None = None
     cut: tuple[Batch, int] | None = None
     unreadable: tuple[int, str] | None = None
+    others: Sequence[Batch] = ()
 
 
 def chosen_batches(loader: Any) -> Chosen:
@@ -82,35 +98,56 @@ def _chosen(dataset: Any, collate: Any, sampler: Any, size: int) -> Chosen:
         raise LookupError(f"no row can be read: {found.unreadable}")
 
     def rows(numbers: Sequence[int]) -> list[Any]:
-        return [dataset[number] if found.rows is not None else found.kept[number] for number in numbers]
+        # Copied: collators take out of rows what the next batch has to find there, such as TRL's an image.
+        read = [dataset[number] if found.rows is not None else found.kept[number] for number in numbers]
+        return [dict(row) if type(row) is dict else row for row in read]
 
     def made(numbers: Sequence[int]) -> Batch:
         return collate(rows(numbers))
 
-    if found.rows is None:
-        candidates = draws = [list(range(at, min(at + size, found.read))) for at in range(0, found.read, size)]
-    elif _is_shuffled(sampler):
-        ranked = _ranked(found, size, made)
-        candidates = [list(itertools.islice(itertools.cycle(ranked[:size]), size))]
-        draws = _drawn(found, size)
+    alone: dict[int, Needs] = {}
+    failed = None
+    shuffled = found.rows is not None and _is_shuffled(sampler)
+    first = _candidates(found, size) if shuffled or found.marks is not None else []
+    if first:
+        alone, failed = _alone(first, made, _CANDIDATES_S)
+    sizes = found.sizes
+    if found.marks is not None:
+        sizes, more = _by_chance(found, size, made)
+        alone |= more
+    if shuffled:
+        candidates = _together(alone, size) or [_filled(first, size)]
+        draws = _drawn(sizes, min(size, found.read))
     else:
-        passes = _passes(sampler)
+        sizes, marks = _all_marks(found, alone)
+        passes = _passes(sampler) if found.rows is not None else iter([_in_order(found.read, size)])
         draws = candidates = next(passes)
         for formed in passes:
-            candidates = _largest([*_largest(candidates, found.sizes), *formed], found.sizes)
-    worst, numbers = max(((made(each), each) for each in _largest(candidates, found.sizes)), key=_elements_of_first)
-    numbers = sorted(numbers, key=lambda number: -int(found.sizes[number]))
-    draws = sorted(draws, key=lambda each: _padded(each, found.sizes))
+            candidates = [*_largest(candidates, marks), *formed]
+        tried = heapq.nlargest(_TRIED, candidates, key=lambda each: int(sizes[each].sum())) if alone else []
+        candidates = [list(each) for each in dict.fromkeys(map(tuple, [*_largest(candidates, marks), *tried]))]
+    most = {at: needs(made(each)) for at, each in enumerate(candidates)}  # not all of them at once: they are large
+    scores = _scores(most)
+    chosen = max(most, key=scores.__getitem__)
+    largest = {max(most, key=most.__getitem__), max(most, key=lambda at: most[at][1])}
+    numbers = candidates[chosen]
+    worst = made(numbers)
+    others = [made(candidates[at]) for at in sorted(largest) if _is_larger(most[at], most[chosen])]
+    ranks = _scores(alone)
+    numbers = sorted(numbers, key=lambda number: (-ranks.get(number, 0.0), -int(found.sizes[number])))
+    draws = sorted(draws, key=lambda each: _padded(each, sizes))
     usual, high = (draws[int(share * (len(draws) - 1))] for share in (0.5, 0.95))
+    plain = found.marks is None  # a row that is cut loses the tokens that stand for its image
     return Chosen(
         worst,
-        _said(found, numbers[0], worst),
+        _said(found, numbers[0], worst, others),
         len(numbers),
         made(usual),
         made(high),
         _if_possible(made, numbers[: len(numbers) // 2]) if len(numbers) % 2 == 0 else None,
-        _if_possible(_cut, rows(numbers), rows([_at(0.95, found)]), collate),
-        found.unreadable,
+        _if_possible(_cut, rows(numbers), rows([_at(0.95, found)]), collate) if plain else None,
+        found.unreadable or failed,
+        others,
     )
 
 
@@ -122,18 +159,15 @@ def _if_possible(make: Callable[..., Any], *arguments: Any) -> Any:
         return None
 
 
-def _elements_of_first(pair: tuple[Batch, list[int]]) -> int:
-    return elements(pair[0])
-
-
-def _said(found: RowSizes, longest: int, worst: Batch) -> str:
+def _said(found: RowSizes, longest: int, worst: Batch, others: Sequence[Batch]) -> str:
     if found.rows is None:
         part = f"the first {found.read:,} rows of the stream"
     elif found.read < found.rows:
-        part = f"a sample of {found.read:,} of {found.rows:,} rows"
+        part = f"{'' if found.unreadable else 'a sample of '}{found.read:,} of {found.rows:,} rows"
     else:
         part = f"{found.rows:,} rows"
-    return f"the largest batch that {part} can give: {shape_of(worst)}; its largest is row {longest:,}"
+    more = "".join(f"; traced too, because it may need more: {shape_of(each)}" for each in others)
+    return f"the largest batch that {part} can give: {shape_of(worst)}; its largest is row {longest:,}{more}"
 
 
 def _at(share: float, found: RowSizes) -> int:
@@ -171,16 +205,20 @@ def first_batches(loader: Any, count: int) -> list[Batch]:
 
 
 def shape_of(batch: Batch) -> str:
-    """`"8 × 1024 tokens"`; of what is no text the largest tensor: `"8 × 3 × 224 × 224 pixel_values"`."""
+    """`"8 × 1024 tokens"`; of what is no text the largest tensor: `"8 × 3 × 224 × 224 pixel_values"`; or both, with
+    `" and "`."""
     if not isinstance(batch, Mapping):
         batch = {"numbers": batch}
     tensors = {name: each for name, each in batch.items() if isinstance(each, torch.Tensor) and each.dim()}
     ids = {name: each for name, each in tensors.items() if name.endswith("input_ids")}
-    if not tensors:
-        return "a batch"
-    name = max(ids or tensors, key=lambda each: tensors[each].numel())
-    shape = " × ".join(f"{size:,}" for size in tensors[name].shape)
-    return f"{shape} {'tokens' if ids else name}"
+    media = {name: each for name, each in tensors.items() if needs(each)[1] and (not ids or each.dim() > 1)}
+    shapes = []
+    for kind in (ids, media if ids or media else tensors):
+        if kind:
+            name = max(kind, key=lambda each: kind[each].numel())
+            shape = " × ".join(f"{size:,}" for size in kind[name].shape)
+            shapes.append(f"{shape} {'tokens' if kind is ids else name}")
+    return " and ".join(shapes) or "a batch"
 
 
 # ---- what a sampler can form ----
@@ -201,11 +239,15 @@ def _is_shuffled(sampler: Any) -> bool:
     return isinstance(inner, RandomSampler) or bool(getattr(inner, "shuffle", False))
 
 
-def _drawn(found: RowSizes, size: int) -> list[list[int]]:
+def _drawn(sizes: Numbers, size: int) -> list[list[int]]:
     """Batches by chance."""
-    read = np.flatnonzero(found.sizes >= 0)
+    read = np.flatnonzero(sizes >= 0)
     random = np.random.default_rng(0)
-    return [random.choice(read, min(size, len(read)), replace=False).tolist() for _ in range(_DRAWS)]
+    return [random.choice(read, size, replace=len(read) < size).tolist() for _ in range(_DRAWS)]
+
+
+def _in_order(rows: int, size: int) -> list[list[int]]:
+    return [list(range(at, min(at + size, rows))) for at in range(0, rows, size)]
 
 
 def _passes(sampler: Any) -> Iterator[list[list[int]]]:
@@ -222,28 +264,112 @@ def _passes(sampler: Any) -> Iterator[list[list[int]]]:
         before = formed
 
 
-def _ranked(found: RowSizes, size: int, made: Any) -> list[int]:
-    """Numbers of the largest rows, the largest first. What the collator makes of each decides, among those that seem
-    the largest."""
-    order: list[int] = np.argsort(-found.sizes, kind="stable")[: max(_CANDIDATES, 2 * size)].tolist()
-    until = time.monotonic() + _CANDIDATES_S
-    alone: dict[int, int] = {}
-    for number in order:
-        try:
-            alone[number] = elements(made([number]))
-        except Exception:  # a collator that wants two rows at least
-            return order
+def _candidates(found: RowSizes, size: int) -> list[int]:
+    """Numbers of the rows that may be the largest."""
+    count = max(_CANDIDATES, 2 * size)
+    if found.marks is None:
+        order: list[int] = np.argsort(-found.sizes, kind="stable")[:count].tolist()
+        return order
+    read = np.flatnonzero(found.sizes >= 0)
+    text, *others = (mark[read] for mark in found.marks)
+    fronts = itertools.zip_longest(*(_fronts(text, mark) for mark in others if mark.any()), fillvalue=())
+    chosen: dict[int, None] = {}
+    for front in itertools.chain.from_iterable(fronts):
+        chosen |= dict.fromkeys(read[list(front)].tolist())
+        if len(chosen) >= 2 * count:
+            break
+    return list(chosen)
+
+
+def _fronts(one: Numbers, other: Numbers) -> Iterator[list[int]]:
+    """Places of the rows of which no other has more of both, then those of the rest, and so on: whatever grows with
+    both is largest in the first, however much it grows with which."""
+    order = np.lexsort((-one, -other))
+    while len(order):
+        before = np.concatenate([[-1], np.maximum.accumulate(one[order])[:-1]])
+        in_front = one[order] > before
+        yield order[in_front].tolist()
+        order = order[~in_front]
+
+
+def _alone(
+    numbers: Iterable[int], made: Callable[[Sequence[int]], Batch], limit_s: float
+) -> tuple[dict[int, Needs], tuple[int, str] | None]:
+    """What the collator makes of each row, as long as time allows; and a row of which it makes nothing, and why."""
+    until = time.monotonic() + limit_s
+    found: dict[int, Needs] = {}
+    failed = None
+    for number in numbers:
+        for rows in ([number], [number, number]):  # a collator may want two rows at least
+            try:
+                found[number] = needs(made(rows))
+                break
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"
+        else:
+            failed = failed or (number, why)
         if time.monotonic() > until:
             break
-    return sorted(order, key=lambda number: -alone.get(number, 0))
+    return found, failed if found else None
 
 
-def _padded(numbers: Sequence[int], sizes: Any) -> int:
+def _by_chance(found: RowSizes, size: int, made: Callable[[Sequence[int]], Batch]) -> tuple[Numbers, dict[int, Needs]]:
+    """Sizes of some rows as the collator makes them, -1 for the others; and what those rows need."""
+    rows = np.random.default_rng(0).permutation(np.flatnonzero(found.sizes >= 0))[: max(_CANDIDATES, 2 * size)]
+    alone, _ = _alone(rows.tolist(), made, _BY_CHANCE_S)
+    sizes = np.full(len(found.sizes), -1, np.int64)
+    for number, score in _scores(alone).items():
+        sizes[number] = round(1e6 * score)
+    return (sizes if alone else found.sizes), alone
+
+
+def _scores(several: Mapping[int, Needs]) -> dict[int, float]:
+    """By how much each needs of the most tokens, and of the most images or sound."""
+    most = [max(1, *column) for column in zip(*several.values(), strict=True)]
+    return {key: each[0] / most[0] + each[1] / most[1] for key, each in several.items()}
+
+
+def _together(alone: Mapping[int, Needs], size: int) -> list[list[int]]:
+    """Rows that may need most together: those of the most tokens, to which the others are padded; the one of the most
+    with the largest images; the largest images."""
+    by_tokens = sorted(alone, key=lambda number: alone[number], reverse=True)
+    by_media = sorted(alone, key=lambda number: alone[number][::-1], reverse=True)
+    mixed = [*by_tokens[:1], *(number for number in by_media if number != by_tokens[0])]
+    picked = dict.fromkeys(tuple(_filled(each, size)) for each in (by_tokens, mixed, by_media) if each)
+    return [list(each) for each in picked]
+
+
+def _filled(numbers: Sequence[int], size: int) -> list[int]:
+    """So many, from the first on again where there are fewer."""
+    return list(itertools.islice(itertools.cycle(numbers[:size]), size))
+
+
+def _is_larger(one: Needs, other: Needs) -> bool:
+    return any(more > _MORE * less for more, less in zip(one, other, strict=True))
+
+
+def _all_marks(found: RowSizes, alone: Mapping[int, Needs]) -> tuple[Numbers, list[Numbers]]:
+    """Sizes of the rows, estimated where only the collator knows them: an image may have no more after it than one
+    with fewer pixels. And all by each of which another batch may be the largest."""
+    if found.marks is None or not alone:
+        return found.sizes, [found.sizes]
+    known = np.zeros((2, len(found.sizes)), np.int64)
+    for number, each in alone.items():
+        known[:, number] = each
+    media = found.marks[1]
+    order = sorted(alone, key=lambda number: int(media[number]))
+    sizes = np.interp(media, media[order], known[1, order]).astype(np.int64)
+    return sizes, [sizes, *known, found.sizes, *found.marks]
+
+
+def _padded(numbers: Sequence[int], sizes: Numbers) -> int:
     return len(numbers) * int(sizes[list(numbers)].max())
 
 
-def _largest(batches: Sequence[list[int]], sizes: Any) -> list[list[int]]:
-    """The batches that need most: one by its padded rows, and another if it has more without padding."""
-    padded = max(batches, key=lambda each: _padded(each, sizes))
-    whole = max(batches, key=lambda each: int(sizes[each].sum()))
-    return [padded] if whole == padded else [padded, whole]
+def _largest(batches: Sequence[list[int]], marks: Sequence[Numbers]) -> list[list[int]]:
+    """The batches that need most: by each mark one by its padded rows, and another if it has more without padding."""
+    found = []
+    for mark in marks:
+        found.append(max(batches, key=lambda each: _padded(each, mark)))
+        found.append(max(batches, key=lambda each: int(mark[each].sum())))
+    return [list(each) for each in dict.fromkeys(map(tuple, found))]

@@ -4,6 +4,10 @@ Models ask such tensors: whether a mask is all ones, whether a label is below th
 picks. The answer decides what is allocated next, so it is computed, on the host and beside the fake tensor, as long as
 everything that a tensor was made from is known and it is small. A value that follows from weights, or from chance,
 is not known.
+
+Images and sound are large, and are only looked at: whether an image is padding, all zeros (transformers 5.23.0:
+modeling_idefics3.py, `get_image_features`). Their values are known as long as they are viewed, converted or compared,
+and what is computed with them is not.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from torch.utils._pytree import tree_any, tree_leaves, tree_map
 from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.kernel_rules import KERNEL_RULES
 
-__all__ = ["KEPT_ELEMENTS", "WITHOUT_FAKE", "KnownValues"]
+__all__ = ["KEPT_ELEMENTS", "WITHOUT_FAKE", "KnownValues", "remember"]
 
 KEPT_ELEMENTS: Final = 2**20
 """Of tensors of whole numbers whose values are followed."""
@@ -28,7 +32,15 @@ KEPT_ELEMENTS: Final = 2**20
 _MOST_FLOATS: Final = 2**10
 """Elements of tensors whose values are followed: ids, masks and lengths, but no images and no optimizer states."""
 
+_MOST_LOOKED_AT: Final = 2**29
+"""Elements of what a batch brings, and of what is seen in it: 680 images of 512 × 512 pixels."""
+
 _aten: Final = torch.ops.aten
+
+_COMPARISONS: Final = tuple(getattr(_aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge"))
+_COPIES: Final = frozenset({_aten._to_copy.default, _aten.clone.default})
+_LOOKS: Final = frozenset({_aten._unsafe_view.default, _aten.index.Tensor, *(each.Scalar for each in _COMPARISONS)})
+"""Operations besides views that show what a batch holds as it is."""
 
 _FILLED: Final[Mapping[Any, int | float]] = {
     _aten.zeros.default: 0,
@@ -72,12 +84,21 @@ _SERIES: Final = frozenset({_aten.arange.default, _aten.arange.start, _aten.aran
 
 
 class _Value:
-    """Values of a tensor, on the host. Views of one tensor share `known`: what is written to one is written to all."""
+    """Values of a tensor, on the host. Views of one tensor share `known`: what is written to one is written to all.
+    `given`: they are those of a batch, only looked at since."""
 
-    __slots__ = ("known", "tensor")
+    __slots__ = ("given", "known", "tensor")
 
-    def __init__(self, tensor: torch.Tensor, known: list[bool]) -> None:
-        self.tensor, self.known = tensor, known
+    def __init__(self, tensor: torch.Tensor, known: list[bool], *, given: bool) -> None:
+        self.tensor, self.known, self.given = tensor, known, given
+
+
+def remember(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Gives a fake tensor the values of a real one on the host, if those are not too many."""
+    if isinstance(tensor, FakeTensor) and values.numel() <= _MOST_LOOKED_AT:
+        with no_dispatch():  # what is large is never written to
+            own = values.detach().clone() if _small(values) else values.detach()
+            tensor.memkit_value = _Value(own, [True], given=True)  # type: ignore[attr-defined]
 
 
 class KnownValues:
@@ -180,7 +201,11 @@ class KnownValues:
 
     def _computed(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> bool:
         leaves = tree_leaves(result)
-        if tree_any(lambda leaf: isinstance(leaf, torch.Tensor) and not _small(leaf), result):
+        given = self._looks(func, args, result)
+        if given and func in _COPIES and not _small(result):  # in another dtype or place, it looks the same
+            self._put(result, self._value_or_error(args[0]), args[:1], given=True)
+            return True
+        if tree_any(lambda leaf: isinstance(leaf, torch.Tensor) and not _small(leaf, given), result):
             return False
         try:
             values = self.compute(func, args, kwargs)
@@ -189,8 +214,16 @@ class KnownValues:
         sources = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, FakeTensor)]
         for leaf, value in zip(leaves, tree_leaves(values), strict=True):
             if isinstance(leaf, FakeTensor) and isinstance(value, torch.Tensor):
-                self._put(leaf, value, sources)
+                self._put(leaf, value, sources, given=given)
         return True
+
+    def _looks(self, func: Any, args: tuple[Any, ...], result: Any) -> bool:
+        """Whether an operation shows what a batch holds, and computes nothing new. Images that are picked are copied,
+        and nobody looks at them again."""
+        value: _Value | None = getattr(args[0], "memkit_value", None) if args else None
+        if value is None or not value.given or (func is _aten.index.Tensor and result.is_floating_point()):
+            return False
+        return func in _LOOKS or func in _COPIES or bool(func.is_view)
 
     def _value_or_error(self, leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -200,14 +233,16 @@ class KnownValues:
             raise LookupError("a tensor whose values are not known")
         return value
 
-    def _put(self, tensor: FakeTensor, value: torch.Tensor, sources: Iterable[FakeTensor]) -> None:
+    def _put(
+        self, tensor: FakeTensor, value: torch.Tensor, sources: Iterable[FakeTensor], *, given: bool = False
+    ) -> None:
         known = [True]
         place = value.untyped_storage()._cdata
         for source in sources:
             found: _Value | None = getattr(source, "memkit_value", None)
             if found is not None and found.tensor.untyped_storage()._cdata == place:
                 known = found.known
-        tensor.memkit_value = _Value(value, known)  # type: ignore[attr-defined]
+        tensor.memkit_value = _Value(value, known, given=given)  # type: ignore[attr-defined]
 
     def _forget(self, func: Any, written: Sequence[int], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """The values of what the operation writes to are not known any more."""
@@ -224,7 +259,9 @@ def _alike(source: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     return source.new_empty(result.shape, dtype=result.dtype)
 
 
-def _small(tensor: torch.Tensor) -> bool:
+def _small(tensor: torch.Tensor, given: bool = False) -> bool:
+    if given:
+        return math.prod(tensor.shape) <= _MOST_LOOKED_AT
     most = _MOST_FLOATS if tensor.dtype.is_floating_point or tensor.dtype.is_complex else KEPT_ELEMENTS
     return math.prod(tensor.shape) <= most
 

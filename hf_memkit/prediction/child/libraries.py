@@ -10,12 +10,14 @@ Each is installed before the case, in the child process only, and where the setu
 | bitsandbytes and torchao, quantised weights | `quantised.py`, for setups `models.py` |
 | torchao's low-bit AdamW | its compiled step is bounded (`fake_gpu.py`) |
 | APOLLO | its random projection without a generator of the card's own |
+| `torch.tensor` of tensors | each is asked for its number, where torch knows it |
 | CUDA streams | one stream (`fake_gpu.py`) |
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import sys
 from collections.abc import Iterator
@@ -23,6 +25,7 @@ from typing import Any, Final
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from hf_memkit.errors import Unmodelled
 from hf_memkit.optimizers import find_optimizer
@@ -77,6 +80,7 @@ def install_library_rules(setup: Setup, *, on_card: bool) -> None:
     """
     replace_compiler()
     _constants_can_be_copied()
+    _tensors_become_numbers()
     if on_card:
         one_stream()
         _tf32_is_available()
@@ -143,6 +147,26 @@ def _constants_can_be_copied() -> None:
         return memo.setdefault(id(self), self.detach().clone())
 
     FakeTensor.__deepcopy__ = copied  # type: ignore[method-assign]
+
+
+def _tensors_become_numbers() -> None:
+    """`torch.tensor([a, b])` of tensors reads their numbers past all modes (torch 2.13: csrc/utils/tensor_new.cpp,
+    `recursive_store`), such as the positions that Qwen2.5-VL puts together (transformers 5.23.0:
+    modeling_qwen2_5_vl.py, `get_rope_index`). Here `item()` does, which knows those that follow from the batch."""
+    make = torch.tensor
+
+    def tensor(data: Any, **options: Any) -> torch.Tensor:
+        try:
+            return make(data, **options)
+        except RuntimeError:
+            fakes = [leaf for leaf in tree_leaves(data) if isinstance(leaf, FakeTensor)]
+            if not fakes or isinstance(data, FakeTensor):
+                raise
+        dtype = functools.reduce(torch.promote_types, (each.dtype for each in fakes))
+        numbers = tree_map(lambda leaf: leaf.item() if isinstance(leaf, FakeTensor) else leaf, data)
+        return make(numbers, **{"dtype": dtype, **options})
+
+    torch.tensor = tensor  # type: ignore[assignment]
 
 
 def _with_flash_package(setup: Setup) -> bool:

@@ -18,11 +18,19 @@ from transformers import (
     BartForConditionalGeneration,
     BertConfig,
     BertForMaskedLM,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    Gemma3Processor,
     GPT2Config,
     GPT2LMHeadModel,
+    Idefics3Config,
+    Idefics3ForConditionalGeneration,
+    Idefics3Processor,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
     T5Config,
     T5ForConditionalGeneration,
     ViTConfig,
@@ -188,6 +196,25 @@ def make_data(d):
     jsonl(d / "alpaca" / "train.jsonl", [{"instruction": r["prompt"], "input": "", "output": r["completion"].strip()} for r in pc * 4])
     (d / "alpaca.json").write_text(json.dumps([{"instruction": r["prompt"], "input": "", "output": r["completion"].strip()} for r in pc * 4]))
 
+    # Questions about images: a folder with metadata, and a table with chats and lists of images
+    import datasets
+
+    for split, n in (("train", 12), ("test", 4)):
+        folder, rows, chats = d / "vqa" / split, [], []
+        folder.mkdir(parents=True, exist_ok=True)
+        for i in range(n):
+            h, w = (int(x) for x in nrng.integers(40, 200, 2))
+            image = Image.fromarray(nrng.integers(0, 255, (h, w, 3), dtype=np.uint8))
+            image.save(folder / f"{i:03d}.png")
+            question, answer = f"What did {rng.choice(NAMES)} see?", paragraph(1, 3)
+            rows.append({"file_name": f"{i:03d}.png", "question": question, "answer": answer})
+            chats.append({"images": [str(folder / f"{i:03d}.png")] * (1 + i % 2), "messages": [
+                {"role": "user", "content": question}, {"role": "assistant", "content": answer}]})
+        jsonl(folder / "metadata.jsonl", rows)
+        table = datasets.Dataset.from_list(chats).cast_column("images", datasets.List(datasets.Image()))
+        (d / "vqa_chat").mkdir(exist_ok=True)
+        table.to_parquet(d / "vqa_chat" / f"{split}-00000-of-00001.parquet")
+
 
 def byte_bpe(texts, size, special):
     tok = Tokenizer(models.BPE())
@@ -301,6 +328,66 @@ def make_models(m, texts):
         conv_dim=(16, 16, 16), conv_stride=(5, 4, 4), conv_kernel=(10, 6, 6), num_conv_pos_embeddings=16,
         num_conv_pos_embedding_groups=4, mask_time_length=2, pad_token_id=0)),
         folder, Wav2Vec2Processor(feature_extractor=Wav2Vec2FeatureExtractor(return_attention_mask=False), tokenizer=tok))
+    make_vision_language_models(m, texts)
+
+
+def vision_language_template(begin, end, image, last=""):
+    return (last + "{% for m in messages %}" + begin + "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for c in m['content'] %}"
+            "{% if c['type'] == 'image' %}" + image + "{% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}" + end + "{% endfor %}"
+            "{% if add_generation_prompt %}" + begin.replace("m['role']", "'assistant'") + "{% endif %}")
+
+
+def make_vision_language_models(m, texts):
+    text = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                max_position_embeddings=2048)
+    vision = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+
+    # Qwen2.5-VL: its processor needs torchvision, so that image processor and tokenizer are saved side by side
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    special = "<|endoftext|> <|im_start|> <|im_end|> <|vision_start|> <|vision_end|> <|image_pad|> <|video_pad|>".split()
+    tok = PreTrainedTokenizerFast(tokenizer_object=byte_bpe(texts, 700, special), eos_token="<|im_end|>", pad_token="<|endoftext|>",
+                                  model_max_length=2048)
+    tok.chat_template = vision_language_template("<|im_start|>{{ m['role'] }}\n", "<|im_end|>\n", "<|vision_start|><|image_pad|><|vision_end|>")
+    number = tok.convert_tokens_to_ids
+    save(Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(
+        text_config=dict(**text, vocab_size=len(tok), rope_parameters={"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0},
+                         pad_token_id=0, eos_token_id=2, bos_token_id=None),
+        vision_config=dict(depth=3, hidden_size=32, intermediate_size=64, num_heads=2, out_hidden_size=64, window_size=56,
+                           fullatt_block_indexes=[2]),
+        image_token_id=number("<|image_pad|>"), video_token_id=number("<|video_pad|>"),
+        vision_start_token_id=number("<|vision_start|>"), vision_end_token_id=number("<|vision_end|>"))),
+        m / "qwen2.5-vl-tiny", tok, Qwen2VLImageProcessorPil())
+
+    # Gemma 3
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    special = "<pad> <eos> <bos> <unk> <start_of_turn> <end_of_turn> <start_of_image> <end_of_image> <image_soft_token>".split()
+    tok = PreTrainedTokenizerFast(
+        tokenizer_object=byte_bpe(texts, 700, special), bos_token="<bos>", eos_token="<eos>", pad_token="<pad>", unk_token="<unk>",
+        extra_special_tokens={"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
+        model_max_length=2048)
+    template = vision_language_template("<start_of_turn>{{ m['role'] }}\n", "<end_of_turn>\n", "<start_of_image>", "{{ bos_token }}")
+    save(Gemma3ForConditionalGeneration(Gemma3Config(
+        text_config=dict(**text, vocab_size=len(tok), head_dim=16, sliding_window=16, layer_types=["sliding_attention", "full_attention"],
+                         pad_token_id=0, eos_token_id=1, bos_token_id=2),
+        vision_config=dict(**vision, image_size=56, patch_size=14), mm_tokens_per_image=4, boi_token_index=6, eoi_token_index=7,
+        image_token_index=8)), m / "gemma3-tiny",
+        Gemma3Processor(Gemma3ImageProcessorPil(size={"height": 56, "width": 56}), tok, chat_template=template, image_seq_length=4))
+
+    # SmolVLM, as its first release is: Idefics 3
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<end_of_utterance>", "<image>", "<fake_token_around_image>", "<global-img>",
+               *(f"<row_{i}_col_{j}>" for i in range(1, 7) for j in range(1, 7))]
+    tok = PreTrainedTokenizerFast(tokenizer_object=byte_bpe(texts, 700, special), bos_token="<|im_start|>", eos_token="<end_of_utterance>",
+                                  pad_token="<|im_end|>", unk_token="<|endoftext|>", model_max_length=2048)
+    template = vision_language_template("{{ m['role'] | capitalize }}: ", "<end_of_utterance>\n", "<image>", "<|im_start|>")
+    processor = Idefics3Processor(
+        Idefics3ImageProcessorPil(size={"longest_edge": 128}, max_image_size={"longest_edge": 64}), tok, image_seq_len=4, chat_template=template)
+    save(Idefics3ForConditionalGeneration(Idefics3Config(
+        image_token_id=4, scale_factor=2, pad_token_id=2, vision_config=dict(**vision, image_size=64, patch_size=16),
+        text_config=dict(**text, model_type="llama", vocab_size=len(processor.tokenizer), pad_token_id=2))), m / "smolvlm-tiny", processor)
 
 
 if __name__ == "__main__":
