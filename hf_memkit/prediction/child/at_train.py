@@ -29,7 +29,7 @@ from hf_memkit.errors import Unmodelled
 from hf_memkit.memory.holdings import carried_by
 from hf_memkit.prediction.child.after_train import Stretches
 from hf_memkit.prediction.child.batches import chosen_batches, first_batches, shape_of
-from hf_memkit.prediction.child.constant_propagation import KEPT_ELEMENTS, remember
+from hf_memkit.prediction.child.constant_propagation import remember
 from hf_memkit.prediction.child.cuda_questions import replace_everywhere
 from hf_memkit.prediction.child.fake_gpu import become
 from hf_memkit.prediction.child.generation import generates, generating
