@@ -2,6 +2,7 @@
 
 ```
 parameter, large buffer, tensor on a GPU    shape, strides, dtype, place; hooks, attributes and ties are kept
+4 or 8 bits (bitsandbytes, torchao)         the same of codes and scales
 other tensor, array, data set, tokenizer    as it is
 class or function of a notebook, lambda     its code (cloudpickle)
 class or function of a module               its name
@@ -29,6 +30,7 @@ from typing import Any, Final, NoReturn
 import cloudpickle
 import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hf_memkit.errors import InputError, Unmodelled
 
@@ -116,14 +118,14 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
     def __init__(self, file: io.BufferedWriter, described: set[int]) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._described = described
+        self._storages: dict[int, _Storage] = {}
 
     def reducer_override(self, obj: Any) -> Any:
         """As pickle's: how an object is made again; NotImplemented: as pickle does it."""
         if isinstance(obj, type | types.FunctionType):
             return super().reducer_override(obj)
         if isinstance(obj, torch.Tensor):
-            plain = type(obj) is torch.Tensor and obj.device.type == "cpu" and id(obj) not in self._described
-            return NotImplemented if plain else _described(obj)
+            return self._of_tensor(obj)
         if isinstance(obj, weakref.ref):
             return weakref.ref, (obj(),)
         if type(obj) in _MADE_ANEW:
@@ -137,33 +139,90 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
         except (pickle.PicklingError, TypeError, NotImplementedError, ValueError):
             return _absent(obj)
 
+    def _of_tensor(self, tensor: torch.Tensor) -> Any:
+        kind, trained = type(tensor), tensor.requires_grad
+        if is_traceable_wrapper_subclass(tensor):
+            names, context = tensor.__tensor_flatten__()
+            inner = {name: getattr(tensor, name) for name in names}
+            self._described |= set(map(id, inner.values()))
+            parameter = trained if isinstance(tensor, nn.Parameter) else None
+            return _wrapping, (kind, inner, context, tensor.shape, tensor.stride(), parameter)
+        if kind is not torch.Tensor and not issubclass(kind, nn.Parameter):
+            raise InputError(
+                f"a {kind.__name__} cannot be described without its values; predict the script that loads the model: "
+                f"memkit predict train.py"
+            )
+        key = tensor.untyped_storage()._cdata
+        plain = kind is torch.Tensor and tensor.device.type == "cpu"
+        if plain and id(tensor) not in self._described and key not in self._storages:
+            return NotImplemented
+        storage = self._storages.setdefault(key, _Storage(tensor))
+        about = (kind, storage, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype, trained)
+        return _tensor, about, _attributes(tensor), None, None, _set_attributes
+
 
 # ---- tensors ----
 
 
-def _described(tensor: torch.Tensor) -> Any:
-    if type(tensor) not in (torch.Tensor, nn.Parameter):
-        raise InputError(
-            f"a {type(tensor).__name__} cannot be described without its values; predict the script that loads the "
-            f"model: memkit predict train.py"
-        )
-    if tensor.device.type == "cuda" and tensor.device.index not in (None, torch.cuda.current_device()):
-        raise InputError(f"a tensor is on {tensor.device}: a model on several GPUs cannot be predicted")
-    place = "cuda" if tensor.device.type == "cuda" else "cpu"
-    about = (type(tensor), tuple(tensor.shape), tensor.stride(), tensor.dtype, place, tensor.requires_grad)
+class _Storage:
+    """What one or more tensors lie in.
+
+    Args:
+        tensor: one of them.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        if tensor.device.type == "cuda" and tensor.device.index not in (None, torch.cuda.current_device()):
+            raise InputError(f"a tensor is on {tensor.device}: a model on several GPUs cannot be predicted")
+        self._tensor = tensor  # no other storage may come to lie at its address
+
+    def __reduce__(self) -> Any:
+        place = "cuda" if self._tensor.device.type == "cuda" else "cpu"
+        return _bytes, (self._tensor.untyped_storage().nbytes(), place)
+
+
+def _bytes(count: int, place: str) -> torch.Tensor:
+    return torch.empty(count, dtype=torch.uint8, device=place if torch.cuda.is_available() else "cpu")
+
+
+def _tensor(
+    kind: Any,
+    storage: torch.Tensor,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    offset: int,
+    dtype: torch.dtype,
+    trained: bool,
+) -> torch.Tensor:
+    whole = storage[: storage.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+    plain = whole.as_strided(shape, strides, offset).detach()
+    if issubclass(kind, nn.Parameter):
+        parameter: torch.Tensor = torch.Tensor._make_subclass(kind, plain, trained)
+        return parameter
+    return plain.requires_grad_(trained)
+
+
+def _wrapping(
+    kind: Any, inner: dict[str, Any], context: Any, size: Any, strides: Any, trained: bool | None
+) -> torch.Tensor:
+    """A tensor of several others (torch: utils/_python_dispatch.py, `is_traceable_wrapper_subclass`).
+
+    Args:
+        kind: its class.
+        inner, context: what `__tensor_flatten__` gave.
+        size, strides: its own.
+        trained: of a parameter; None: it is none.
+    """
+    made: torch.Tensor = kind.__tensor_unflatten__(inner, context, size, strides)
+    return made if trained is None else nn.Parameter(made, trained)
+
+
+def _attributes(tensor: torch.Tensor) -> dict[str, Any] | None:
     hooks = {name: getattr(tensor, name) for name in ("_backward_hooks", "_post_accumulate_grad_hooks")}
     state = {**vars(tensor), **{name: each for name, each in hooks.items() if each}}
     if tensor.is_leaf and tensor.grad is not None:
         state["grad"] = tensor.grad
-    return _tensor, about, state or None, None, None, _set_attributes
-
-
-def _tensor(
-    kind: Any, shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, place: str, trained: bool
-) -> torch.Tensor:
-    device = place if torch.cuda.is_available() else "cpu"
-    plain = torch.empty_strided(shape, strides, dtype=dtype, device=device)
-    return nn.Parameter(plain, trained) if kind is nn.Parameter else plain.requires_grad_(trained)
+    return state or None
 
 
 def _set_attributes(made: Any, state: dict[str, Any]) -> None:

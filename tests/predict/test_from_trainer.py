@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import BertConfig, BertForSequenceClassification, GPT2Config, Trainer, TrainingArguments
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainingArguments,
+)
 
 from hf_memkit.errors import InputError, SettingError
 from hf_memkit.own_arguments import read_trainer
@@ -144,13 +152,13 @@ class _Inner:
         pass
 
 
-class _Quantised(nn.Parameter):
+class _Quantised(torch.Tensor):
     pass
 
 
 def _with_quantised() -> nn.Module:
     model = Classifier()
-    model.out.weight = _Quantised(model.out.weight.data)
+    model.out.weight = nn.Parameter(model.out.weight.data.as_subclass(_Quantised))
     return model
 
 
@@ -329,6 +337,52 @@ def test_a_live_trainer_is_predicted_as_its_script_is(tmp_path: Path) -> None:
     script = predict_script(tmp_path / "train.py", gpu="16GB")
     assert found.phases == script.phases and found.categories == script.categories
     assert any("callback Quiet" in note or "28 × 256" in note for note in found.notes), found.notes
+
+
+QUANTISED = """
+import sys
+
+import torch
+from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, TorchAoConfig, Trainer, TrainingArguments
+from torchao.quantization import Int8WeightOnlyConfig
+
+def make(model, kind, folder):
+    config = {
+        "nf4": BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=True, bnb_4bit_quant_type="nf4",
+                                  bnb_4bit_compute_dtype=torch.bfloat16),
+        "int8": BitsAndBytesConfig(load_in_8bit=True),
+        "torchao": TorchAoConfig(Int8WeightOnlyConfig()),
+    }[kind]
+    model = AutoModelForCausalLM.from_pretrained(model, quantization_config=config, dtype=torch.bfloat16)
+    model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+    rows = [{"input_ids": [1] * 32, "labels": [1] * 32}] * 16
+    arguments = TrainingArguments(folder, max_steps=2, report_to="none", save_strategy="no")
+    return Trainer(model, arguments, train_dataset=rows)
+"""
+
+
+@pytest.mark.parametrize("kind", ["nf4", "int8", "torchao"])
+def test_a_live_quantised_model_is_predicted_as_its_script_is(tmp_path: Path, kind: str) -> None:
+    """Would notice: codes or scales that are counted twice, or not; values that come along."""
+    config = LlamaConfig(
+        vocab_size=256, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "m")
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(QUANTISED, namespace)
+    trainer = namespace["make"](tmp_path / "m", kind, str(tmp_path / "out"))
+    before = trainer.model.get_memory_footprint()
+    live = predict_trainer(trainer, gpu="16GB")
+    assert trainer.model.get_memory_footprint() == before and trainer.args.device.type == "cpu"
+    asked = f"\nmake({str(tmp_path / 'm')!r}, {kind!r}, {str(tmp_path / 'out')!r}).train()\n"
+    (tmp_path / "train.py").write_text(QUANTISED + asked)
+    script = predict_script(tmp_path / "train.py", gpu="16GB")
+    tables = 1024 if kind == "nf4" else 0  # bitsandbytes' module keeps one on the GPU on which it quantises
+    assert script.peak_allocated_bytes - live.peak_allocated_bytes == tables
+    for name, (used, _) in script.phases.items():
+        assert name == "load" or used - live.phases[name][0] == tables, "loading has passed in a live process"
 
 
 def test_what_only_this_process_can_use_is_named(tmp_path: Path) -> None:

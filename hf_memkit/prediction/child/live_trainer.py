@@ -13,7 +13,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from transformers import Trainer, TrainingArguments
 
 from hf_memkit import compat
@@ -53,10 +55,23 @@ def _restored(trainer: Any) -> Any:
     on_host = vars(trainer).pop(ON_HOST)
     for module in {id(each): each for each in vars(trainer).values() if isinstance(each, nn.Module)}.values():
         if on_host:
-            nn.Module.to(module, device)  # transformers' own refuses some quantised models
+            _move(module, device)
         if vars(module).pop(PREPARED, False) and module is not trainer.model:
             trainer.accelerator.prepare_model(module, evaluation_mode=True)
     return trainer
+
+
+def _move(module: nn.Module, device: torch.device) -> None:
+    """`Module.to`: transformers' own refuses some quantised models, and torchao's tensors would move what they hold
+    where no fake mode sees it."""
+    for each in module.modules():
+        for key, parameter in each._parameters.items():
+            if parameter is not None and is_traceable_wrapper_subclass(parameter):
+                names, context = parameter.__tensor_flatten__()
+                inner = {name: getattr(parameter, name).to(device) for name in names}
+                moved = parameter.__tensor_unflatten__(inner, context, parameter.shape, parameter.stride())
+                each._parameters[key] = nn.Parameter(moved, parameter.requires_grad)
+    nn.Module.to(module, device)
 
 
 def _made(parts: TrainerParts) -> Any:
