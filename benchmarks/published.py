@@ -198,6 +198,7 @@ def _today(row: Row, length: int | None) -> Found:
     sharded = "deepspeed" in row
     if sharded:
         arguments["deepspeed"] = row["deepspeed"]
+        arguments["learning_rate"] = row["deepspeed"]["optimizer"]["params"]["lr"]  # Trainer wants both to agree
     try:
         found = predict_trainer(
             models.transformers_config(row) if sharded else f"benchmarks.published_models:{models.attribute(row)}",

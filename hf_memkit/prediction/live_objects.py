@@ -30,6 +30,7 @@ from typing import Any, Final, NoReturn
 import cloudpickle
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from hf_memkit.errors import InputError, Unmodelled
@@ -250,6 +251,9 @@ def _of_a_library(obj: Any) -> Any:
     if isinstance(obj, Trainer):
         on_host = obj.args.device.type != "cuda"
         return _new, (type(obj),), {**vars(obj), ON_HOST: on_host}
+    if isinstance(obj, nn.Module) and parametrize.is_parametrized(obj):
+        before = parametrize.type_before_parametrizations(obj)
+        return _new, (before,), vars(obj), None, None, _parametrized
     if isinstance(obj, nn.Module) and "_original_forward" in vars(obj):
         state = {**vars(obj), PREPARED: True}
         original = state.pop("_original_forward")
@@ -265,6 +269,14 @@ def _is_of_the_class(method: Any, obj: Any) -> bool:
 
 def _new(kind: Any) -> Any:
     return kind.__new__(kind)
+
+
+def _parametrized(made: nn.Module, state: dict[str, Any]) -> None:
+    """Such as weight norm: its class is of the module alone (torch 2.13: nn/utils/parametrize.py)."""
+    vars(made).update(state)
+    parametrize._inject_new_class(made)
+    for name in made.parametrizations:  # type: ignore[union-attr]
+        parametrize._inject_property(made, name)
 
 
 def _arguments(arguments: Any) -> dict[str, Any]:

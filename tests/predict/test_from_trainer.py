@@ -249,7 +249,7 @@ def make(folder, connection=False, **arguments):
             self.block.owner = weakref.ref(self)
             self.out, self.twin = nn.Linear(1024, 256, bias=False), nn.Linear(1024, 256, bias=False)
             self.twin.weight = self.out.weight
-            self.frozen = nn.Linear(256, 256).requires_grad_(False)
+            self.frozen = nn.utils.parametrizations.weight_norm(nn.Linear(256, 256)).requires_grad_(False)
             self.register_buffer("table", torch.zeros(1500, 1024))
 
         def forward(self, x, labels=None):
