@@ -70,22 +70,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def ran(worker: Worker, folder: Path, out: Path, name: str, device: Device, **more: str) -> dict[str, Any]:
-    """What came of a job, with more variables in its environment; for a GPU without the arguments that keep it on the
-    CPU."""
+def started(folder: Path, out: Path, name: str, *, on_cpu: bool) -> tuple[UserScript, dict[str, str]]:
+    """The command of a job, and its environment."""
     job = ALL[name]
 
     def filled(text: str) -> str:
         return text.format(folder=folder, out=out, written=WRITTEN) if "{" in text and "}" in text else text
 
-    arguments = [filled(each) for each in job["arguments"] if device != "cuda" or each not in ("--use_cpu", "--cpu")]
+    arguments = [filled(each) for each in job["arguments"] if on_cpu or each not in ("--use_cpu", "--cpu")]
     script = UserScript(job.get("module") or str(WRITTEN / job["script"]), "module" in job, tuple(arguments))
     environment = {
         **os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(LIBRARIES), "HF_DATASETS_CACHE": str(out / "cache"),
         **{key: filled(value) for key, value in job.get("environment", {}).items()},
-        **more,
     }  # fmt: skip
-    request = ScriptRequest(script, str(out), environment, device=device, worst_batch=device == "cuda")
+    return script, environment
+
+
+def ran(worker: Worker, folder: Path, out: Path, name: str, device: Device, **more: str) -> dict[str, Any]:
+    """What came of a job, with more variables in its environment; for a GPU without the arguments that keep it on the
+    CPU."""
+    script, environment = started(folder, out, name, on_cpu=device != "cuda")
+    request = ScriptRequest(script, str(out), {**environment, **more}, device=device, worst_batch=device == "cuda")
     content, why = worker.run(request)
     assert content is not None, f"{name} on {device}: its process ended: {why}"
     assert "trace" in content, f"{name} on {device}: {content}"
@@ -130,6 +135,24 @@ def test_what_is_predicted_is_what_a_real_training_allocates(
         return
     content = ran(worker, folder, tmp_path, name, "cuda")
     assert by_phase(content)["backward"] > 0 and content["about"]["parameters"] > 0
+
+
+@pytest.mark.parametrize("name", ["summarization", "trl_grpo_lora", "qwen_vl_sft_all"])
+def test_a_live_trainer_is_predicted_as_its_script_is(worker: Worker, folder: Path, tmp_path: Path, name: str) -> None:
+    """Trainers of other libraries, adapters, processors, in the process that the script itself runs in. Would notice:
+    what such a Trainer holds that does not come into the other process, or comes as something else."""
+    script, environment = started(folder, tmp_path, name, on_cpu=True)
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), str(LIBRARIES)])
+    command = ["-m", "tests.predict_script.live_child", "live.json", *str(script).split(), *script.arguments]
+    ended = subprocess.run([sys.executable, *command], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    live = json.loads((tmp_path / "live.json").read_text())
+    monkeypatch.chdir(tmp_path)
+    script, environment = started(folder, tmp_path, name, on_cpu=False)
+    machine = described_machine(None, "24GB", None, None)
+    found, _ = from_script.predict_script_training(script, machine, environment=environment, worker=worker)
+    # A save below train() is the script's alone.
+    assert live == {phase: most for phase, (most, _) in found.phases.items() if phase != "save" or phase in live}
 
 
 LIVE: Final = ["deepspeed_zero2_hf_optimizer", "deepspeed_zero3_hf_optimizer"]
