@@ -138,7 +138,9 @@ def test_what_is_predicted_is_what_a_real_training_allocates(
 
 
 @pytest.mark.parametrize("name", ["summarization", "trl_grpo_lora", "qwen_vl_sft_all"])
-def test_a_live_trainer_is_predicted_as_its_script_is(worker: Worker, folder: Path, tmp_path: Path, name: str) -> None:
+def test_a_live_trainer_is_predicted_as_its_script_is(
+    worker: Worker, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     """Trainers of other libraries, adapters, processors, in the process that the script itself runs in. Would notice:
     what such a Trainer holds that does not come into the other process, or comes as something else."""
     script, environment = started(folder, tmp_path, name, on_cpu=True)
