@@ -102,8 +102,9 @@ def predict_script(
             _say(f"{name} runs on this machine; what it writes before Trainer.train(), it writes")
             with _status(name):
                 predicted = functools.partial(
-                    predict_script_training, script, machine, gpus=gpus, nodes=nodes, environment=environment
-                )
+                    predict_script_training, script, machine, gpus=gpus, nodes=nodes, environment=environment,
+                    ram_is_given=ram is not None,
+                )  # fmt: skip
                 prediction, training = predicted(other=other)
                 here, why = _predicted_here(predicted) if other is not None else (None, "")
     except ScriptFailed as error:
@@ -112,8 +113,6 @@ def predict_script(
     except KeyboardInterrupt:
         _say("stopped; nothing of the script runs any more")
         return 130  # as a shell has it after Ctrl-C: 1 would say that it does not fit
-    if ram is not None and prediction.host_rss_bytes is None:
-        prediction = prediction.with_notes("--ram has no effect: RAM is predicted of scripts with DeepSpeed alone")
     if why:
         prediction = prediction.with_notes(why)
     if as_json:
@@ -219,7 +218,8 @@ def _instead(prediction: Prediction) -> list[str]:
     if prediction.peak_phase == "evaluate" and any(note.startswith("compute_metrics") for note in prediction.notes):
         return ["Set eval_accumulation_steps=1, or keep less of the predictions: preprocess_logits_for_metrics."]
     if prediction.why.startswith("it needs") and "--ram" in prediction.why:
-        return ["Say how much RAM the machine with the GPU has: --ram 256GB."]
+        loads = 'Load weights as they are stored: from_pretrained(…, dtype="auto").'
+        return ["Say how much RAM the machine with the GPU has: --ram 256GB.", loads]
     return []
 
 

@@ -95,7 +95,9 @@ def predict_script(
     machine = described_machine(gpu, gpu_memory, ram, None)
     other = find_environment(python) if python is not None else None
     try:
-        return predict_script_training(script, machine, gpus=gpus, nodes=nodes, other=other)[0]
+        return predict_script_training(
+            script, machine, gpus=gpus, nodes=nodes, other=other, ram_is_given=ram is not None
+        )[0]
     except ScriptFailed as error:
         error.add_note(error.text)
         raise
@@ -179,6 +181,7 @@ def predict_script_training(
     environment: Mapping[str, str] | None = None,
     worker: Worker | None = None,
     other: Environment | None = None,
+    ram_is_given: bool = False,
 ) -> tuple[Prediction, ScriptTraining]:
     """The prediction, and what the script trains.
 
@@ -189,6 +192,7 @@ def predict_script_training(
         environment: the variables that the script gets; None: this process's.
         worker: where it runs, without standard input; None: a process of its own.
         other: whose libraries it runs with; None: this process's.
+        ram_is_given: whether the machine's RAM is the one in question; else it is if the GPU is this machine's.
 
     Raises:
         InputError, ScriptFailed: as `predict_script`.
@@ -219,6 +223,10 @@ def predict_script_training(
 
     parts = _parts(trace, about["steps"], about["steps_end"])
     found = of_part(parts.pop("worst"), notes)
+    if ledger is None and "host" in about:
+        found = _with_ram(found, about["host"], gpus)
+        if ram_is_given or (machine.gpu is not None and machine.gpu.here):
+            found = found.judged(machine)
     batches = None
     if parts:
         usual = of_part(parts.pop("usual"), [])
@@ -239,6 +247,21 @@ def predict_script_training(
         batches=batches,
     )
     return found, training
+
+
+def _with_ram(found: Prediction, host: Mapping[str, Any], processes: int) -> Prediction:
+    """What all processes of a machine take of its RAM: libraries, what the script holds itself, as it does here, and
+    the most of its tensors on the CPU. Each rank loads a model of its own."""
+    phase, tensors = max(host["tensors"].items(), key=lambda each: each[1])
+    libraries, own = process_row().size_bytes, host["own"]
+    said = (
+        f"RAM: {format_gib(libraries)} for Python, torch and CUDA (assumed), {format_gib(own)} of the script's own "
+        f"(measured here) and {format_gib(tensors)} of tensors on the CPU at most, in phase {phase}"
+    )
+    if processes > 1:
+        said += f", {processes} times"
+    needs = processes * (libraries + own + tensors)
+    return replace(found, host_rss_bytes=needs).with_notes(said)
 
 
 def _parts(trace: Trace, steps: Sequence[tuple[str, int, int]], steps_end: int) -> dict[str, Trace]:

@@ -115,7 +115,7 @@ def predict_trainer(
             raise InputError(f"{', '.join(given)}: the Trainer that is given has its own; leave {given[0]} out")
         trainer: Any = model
         refuse_precision({"bf16": trainer.args.bf16}, machine.gpu)
-        return _predicted(model, machine, gpus, nodes, [])
+        return _predicted(model, machine, gpus, nodes, [], ram_is_given=ram is not None)
     looked_at = _looked_at(model, trust_remote_code)
     if looked_at is not None and all(each is None for each in own.values()):
         return _of_config(looked_at, args, sequence_length, machine, gpus, nodes, trust_remote_code)
@@ -132,10 +132,12 @@ def predict_trainer(
         kind=_class(trainer_class),
         options={name: each for name, each in options.items() if each is not None},
     )
-    return _predicted(parts, machine, gpus, nodes, notes)
+    return _predicted(parts, machine, gpus, nodes, notes, ram_is_given=ram is not None)
 
 
-def _predicted(objects: Any, machine: Machine, gpus: int, nodes: int, notes: Sequence[str]) -> Prediction:
+def _predicted(
+    objects: Any, machine: Machine, gpus: int, nodes: int, notes: Sequence[str], *, ram_is_given: bool
+) -> Prediction:
     """The prediction of objects that another process trains."""
     from hf_memkit.prediction.live_objects import write_objects
 
@@ -145,8 +147,9 @@ def _predicted(objects: Any, machine: Machine, gpus: int, nodes: int, notes: Seq
         write_objects(objects, path)
         script = UserScript(LIVE, is_module=True, arguments=(str(path),))
         found, _ = predict_script_training(
-            script, machine, gpus=gpus, nodes=nodes, environment=environment, worker=shared_worker()
-        )
+            script, machine, gpus=gpus, nodes=nodes, environment=environment, worker=shared_worker(),
+            ram_is_given=ram_is_given,
+        )  # fmt: skip
     return found.with_notes(*notes)
 
 

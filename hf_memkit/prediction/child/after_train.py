@@ -78,7 +78,7 @@ class Stretches:
         """What has happened since the last boundary was `phase`, if anything was made."""
         marks, events = self._tracer.trace.marks, self._tracer.trace.events
         done, before = marks[-1]
-        self._tracer.ended(phase if any(event > 0 for event in events[done:]) else before)
+        self._tracer.ended(phase if any(event > 0 for event in events[done:]) else before, on_host=phase)
 
 
 class AfterTrain:

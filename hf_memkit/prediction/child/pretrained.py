@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -26,8 +26,14 @@ def weights_are_shapes(boundary: RealAndFake) -> None:
     from transformers.integrations.accelerate import expand_device_map
 
     resolve = modeling_utils._get_resolved_checkpoint_files
+    stored: dict[str, torch.dtype | None] = {}
 
     def resolved(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        files, metadata = found(*args, **kwargs)
+        stored["dtype"] = _dtype_of(files[0]) if files else (metadata or {}).get("dtype")
+        return files, metadata
+
+    def found(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         name = kwargs.get("pretrained_model_name_or_path", args[0] if args else None)
         if name is None or Path(str(name)).is_dir():
             try:
@@ -41,7 +47,9 @@ def weights_are_shapes(boundary: RealAndFake) -> None:
     def load(model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, *args: Any, **kwargs: Any) -> Any:
         names = [name for name, _ in (*model.named_parameters(remove_duplicate=False), *model.named_buffers())]
         places = expand_device_map(load_config.device_map, names)
-        _made(model, places, load_config.dtype_plan or {}, load_config.hf_quantizer, boundary)
+        host = boundary.tracer.host
+        with host.loading(stored["dtype"]) if host is not None else contextlib.nullcontext():
+            _made(model, places, load_config.dtype_plan or {}, load_config.hf_quantizer, boundary)
         return _loading_info(), None
 
     modeling_utils.get_hf_quantizer = quantizers(modeling_utils.get_hf_quantizer)
@@ -102,13 +110,27 @@ def _loading_info() -> Any:
     )  # fmt: skip
 
 
+def _dtype_of(file: str) -> torch.dtype | None:
+    """Of a file of weights, by its first; None: it is not safetensors', or made from several."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, "pt") as opened:
+            return _DTYPES.get(opened.get_slice(next(iter(opened.keys()))).get_dtype())
+    except (SafetensorError, OSError, StopIteration):
+        return None
+
+
+_DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
+"""As safetensors names them."""
+
+
 def _dtype_on_hub(name: str, options: dict[str, Any]) -> torch.dtype:
     """What most of a checkpoint's weights are stored in, by its safetensors' header; fp32 where there is none."""
     from huggingface_hub import get_safetensors_metadata
 
-    names = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
     with contextlib.suppress(Exception):  # offline, .bin files
         counts = get_safetensors_metadata(name, revision=options.get("revision"), token=options.get("token"))
         largest = max(counts.parameter_count.items(), key=lambda pair: pair[1])[0]
-        return names.get(str(largest), torch.float32)
+        return _DTYPES.get(str(largest), torch.float32)
     return torch.float32

@@ -36,6 +36,7 @@ from hf_memkit.prediction.child.fake_gpu import (
 )
 from hf_memkit.prediction.child.flash_attn_package import install_flash_attn
 from hf_memkit.prediction.child.generation import answers_are_longest
+from hf_memkit.prediction.child.host_memory import anonymous_bytes
 from hf_memkit.prediction.child.kernel_rules import learn_counts
 from hf_memkit.prediction.child.libraries import (
     before_a_script,
@@ -62,6 +63,7 @@ Found = dict[str, Any]
 def run_script(request: ScriptRequest, result: Path) -> None:
     """Writes to `result` what came of the script. Does not come back where it called `train()`."""
     _enter_its_world(request)
+    began_bytes = anonymous_bytes()
     tracer = StorageTracer(
         "cuda" if request.device == "cuda" else "cpu", request.capability if request.device == "cuda" else None
     )
@@ -72,7 +74,7 @@ def run_script(request: ScriptRequest, result: Path) -> None:
     traced = functools.partial(_traced, tracer, boundary, worst=request.worst_batch)
     evaluates = functools.partial(evaluated_again, worst=request.worst_batch)
     after = AfterTrain(tracer, boundary, evaluates, result.with_name("written"))
-    trained = _at_train(traced, after, result)
+    trained = _at_train(traced, after, result, began_bytes)
     raised: BaseException | None = None
     try:
         with boundary or contextlib.nullcontext():
@@ -83,6 +85,8 @@ def run_script(request: ScriptRequest, result: Path) -> None:
         notes = list(after.end(raised))
         found = trained.pop()
         found["about"]["notes"] += notes
+        if tracer.host is not None:
+            found["about"]["host"]["tensors"] = tracer.host.most
         found["trace"] = tracer.finish(tracer.trace.marks[-1][1]).to_json()
     elif raised is None or isinstance(raised, SystemExit):
         code = raised.code if raised is not None else None
@@ -129,7 +133,7 @@ def _pretend(request: ScriptRequest, boundary: RealAndFake) -> None:
     weights_are_shapes(boundary)
 
 
-def _at_train(traced: Callable[[Any, Any], Found], after: AfterTrain, result: Path) -> list[Found]:
+def _at_train(traced: Callable[[Any, Any], Found], after: AfterTrain, result: Path, began_bytes: int) -> list[Found]:
     """Replaces `Trainer.train`, which traces the training, and after which the script goes on; and `evaluate`, until
     then: its loss would be made up. It is predicted after the two steps. What was found comes into the list."""
     original, evaluation = Trainer.train, Trainer.evaluate
@@ -141,7 +145,9 @@ def _at_train(traced: Callable[[Any, Any], Found], after: AfterTrain, result: Pa
             object.__setattr__(self.args, "resume_from_checkpoint", resume_from_checkpoint)
         try:
             Trainer.evaluate = evaluation
+            own = anonymous_bytes() - began_bytes
             found = traced(self, original)
+            found["about"]["host"] = {"own": own}
         except Exception as error:
             found = _failure(error)
         _write(result, found)

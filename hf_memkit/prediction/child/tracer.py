@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from hf_memkit.prediction.child.constant_propagation import WITHOUT_FAKE, KnownValues
 from hf_memkit.prediction.child.fast_fakes import FastFakes
 from hf_memkit.prediction.child.gpu_events import GpuEvents
+from hf_memkit.prediction.child.host_memory import HostMemory
 from hf_memkit.prediction.child.kernel_rules import KERNEL_RULES
 from hf_memkit.prediction.trace import Trace
 from hf_memkit.terms import CATEGORIES, Category, Phase
@@ -60,6 +61,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         device_type: which storages count.
         items: how often the value of a tensor was asked for, by module, and was made up.
         made_up: called whenever it was.
+        host: what lies in RAM beside a GPU; None: the CPU itself trains.
     """
 
     def __init__(self, device_type: str, capability: tuple[int, int] | None = None) -> None:
@@ -69,6 +71,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.items: Counter[str] = Counter()
         self.made_up: Callable[[], None] = lambda: None
         self.device_type = device_type
+        self.host = HostMemory() if device_type != "cpu" else None
         self._gpu = GpuEvents(capability, self.keep) if capability is not None else None
         self._live: dict[int, int] = {}  # address of the storage → its number
         self._watched: dict[int, weakref.ref[Any]] = {}
@@ -100,9 +103,11 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.trace.modules.append(name)
         self._module = number
 
-    def ended(self, phase: Phase) -> None:
-        """What has happened since the last call fell into `phase`."""
+    def ended(self, phase: Phase, on_host: Phase | None = None) -> None:
+        """What has happened since the last call fell into `phase`; in RAM, if that is said, into another."""
         self.trace.marks.append((len(self.trace.events), phase))
+        if self.host is not None:
+            self.host.ended(on_host or phase)
 
     def label(self, tensors: Iterable[Any], category: Category) -> None:
         """Names what `tensors` hold, whenever it was made."""
@@ -220,7 +225,11 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         storage = tensor.untyped_storage()
         address = storage._cdata
-        if address in self._live or _device_type(tensor) != self.device_type:
+        if address in self._live:
+            return
+        if _device_type(tensor) != self.device_type:
+            if self.host is not None and _device_type(tensor) == "cpu" and _is_fake(tensor):
+                self.host.watch(tensor, func)
             return
         size = storage.nbytes()
         if size == 0:
