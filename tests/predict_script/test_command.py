@@ -205,7 +205,7 @@ def test_on_a_terminal_a_line_says_that_time_goes_by(run: Run, monkeypatch: pyte
 def test_one_that_does_not_fit_is_told_what_to_change_in_its_own_words(run: Run) -> None:
     """Would notice: advice that names memkit's options or a preset, a wrong exit code, cards that are not counted."""
     big = TINY + "\ntrainer(tiny(4096), per_device_train_batch_size=1).train()\n"
-    code, out, said, _ = run(big, options=("--gpu-memory", "4GB", "--gpus", "2", "--ram", "8GB"))
+    code, out, said, _ = run(big, options=("--gpu-memory", "4GB", "--gpus", "2", "--ram", "64GB"))
     assert code == 1, said
     assert out.startswith("DOES NOT FIT: ")
     assert "Give a smaller per_device_train_batch_size or shorter rows." in out and "--batch-size" not in out
