@@ -132,7 +132,12 @@ def predict_trainer(
         kind=_class(trainer_class),
         options={name: each for name, each in options.items() if each is not None},
     )
-    return _predicted(parts, machine, gpus, nodes, notes, ram_is_given=ram is not None)
+    found = _predicted(parts, machine, gpus, nodes, notes, ram_is_given=ram is not None)
+    if train_dataset is None:  # rows are all alike, and nobody has given so many
+        found = dataclasses.replace(
+            found, notes=[each for each in found.notes if not each.startswith("traced is the")]
+        )
+    return found
 
 
 def _predicted(

@@ -216,7 +216,7 @@ def test_one_that_does_not_fit_is_told_what_to_change_in_its_own_words(run: Run)
 LONG_ROW = (
     TINY
     + """
-lengths = {"both": [16] * 60 + [64], "usual": [16] * 60, "worst": [64] * 8}[sys.argv[1]]
+lengths = {"both": [16] * 60 + [64], "usual": [16] * 60, "worst": [64] * 8, "long": [65] * 8}[sys.argv[1]]
 rows = [{"input_ids": list(range(length)), "labels": list(range(length))} for length in lengths]
 
 def padded(picked):
@@ -231,8 +231,10 @@ Trainer(tiny(256), arguments, train_dataset=rows, data_collator=padded).train()
 
 def test_the_worst_batch_stands_beside_a_usual_one(run: Run) -> None:
     """Would notice: one long row that nobody sees before it comes, and a trace in which the batches are mixed up."""
-    json_of = ("--gpu", "T4", "--json")
-    both, usual, worst = (json.loads(run(LONG_ROW, rows, options=json_of)[1]) for rows in ("both", "usual", "worst"))
+    json_of, cases = ("--gpu", "T4", "--json"), ("both", "usual", "worst", "long")
+    both, usual, worst, long = (json.loads(run(LONG_ROW, rows, options=json_of)[1]) for rows in cases)
+    too_long = "rows of 65 tokens are longer than the model's 64 positions"
+    assert [any(too_long in note for note in each["notes"]) for each in (both, worst, long)] == [False, False, True]
     batches = both["request"]["batches"]
     assert (batches["worst"], batches["usual"]["batch"]) == ("4 × 64 tokens", "4 × 16 tokens")
     assert both["request"]["sequence_length"] == 64 and both["request"]["accumulation"] == 3

@@ -87,7 +87,9 @@ def traced_training(
     steps = _steps(trainer.get_train_dataloader(), accumulation, about, worst=worst)
     needed = 1 + max(number for number, step in enumerate(steps) if step.kind == "worst")
     batches = [batch for step in steps for batch in step.batches]
-    about |= _sizes([batch for step in steps if step.kind == "worst" for batch in step.batches])
+    worst_batches = [batch for step in steps if step.kind == "worst" for batch in step.batches]
+    about |= _sizes(worst_batches)
+    notes += _too_long(trainer.model, worst_batches, about["sequence_length"])
     as_evaluated = _evaluation_of(trainer)
     evaluated, left_out = _evaluation(trainer, notes, worst=worst)
     asked: dict[str, None] = {}
@@ -289,6 +291,19 @@ def _sizes(batches: Batches) -> Found:
     shapes = [tuple(each.shape) for each in ids if isinstance(each, torch.Tensor)]
     largest = max((shape for shape in shapes if len(shape) > 1), key=math.prod, default=(None, None))
     return {"rows": largest[0], "sequence_length": largest[-1]}
+
+
+def _too_long(model: Any, batches: Batches, length: int | None) -> Iterator[str]:
+    """Shapes do not show that a row has more tokens than the model has positions."""
+    text_config = getattr(getattr(model, "config", None), "get_text_config", None)
+    if length is None or text_config is None or any("position_ids" in each for each in batches):
+        return
+    longest = getattr(text_config(), "max_position_embeddings", None)
+    if isinstance(longest, int) and 0 < longest < length:
+        yield (
+            f"rows of {length:,} tokens are longer than the model's {longest:,} positions: a run may stop there; "
+            "truncate them where they are tokenised (max_length)"
+        )
 
 
 # ---- batches ----
