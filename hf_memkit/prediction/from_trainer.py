@@ -134,9 +134,8 @@ def predict_trainer(
     )
     found = _predicted(parts, machine, gpus, nodes, notes, ram_is_given=ram is not None)
     if train_dataset is None:  # rows are all alike, and nobody has given so many
-        found = dataclasses.replace(
-            found, notes=[each for each in found.notes if not each.startswith("traced is the")]
-        )
+        kept = tuple(each for each in found.notes if not each.startswith("traced is the"))
+        found = dataclasses.replace(found, notes=kept)
     return found
 
 
