@@ -39,7 +39,7 @@ backends/cuda/ops.py, `_gemm_4bit_custom_max_m`); below, it depends on card and 
 
 OUTLIER_COLUMNS: Final = 7
 """Columns of each input with values above the threshold: no more in models of up to 13 B parameters (Dettmers et al.
-2022, LLM.int8(), arXiv 2208.07339, section 2.2)."""
+2022, LLM.int8(), arXiv 2208.07339, "Mixed-precision Decomposition")."""
 
 OUTLIERS_ASSUMED: Final = (
     f"8 bits: {OUTLIER_COLUMNS} columns of each input are taken for outliers and multiplied in 16 bits; how many "
