@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from hf_memkit.prediction.child.read_only import has_landlock
 from hf_memkit.prediction.trace import Trace
 from tests.conftest import ROOT
 from tests.predict_script.conftest import Predict
@@ -114,6 +115,23 @@ def test_what_would_be_left_ends_it_at_its_line(predict: Predict, folder: Path, 
     found, notes = below(predict, f"try:\n    {line}\nexcept Exception:\n    pass" if caught else line)
     assert len(notes) == 1 and notes[0].startswith(f"train.py, line {FIRST + caught}: "), notes
     assert why in notes[0] and left(folder) == before
+    assert Trace.from_json(found["trace"]).peaks_by_phase()["backward"]
+
+
+@pytest.mark.skipif(not has_landlock(), reason="this kernel has no Landlock")
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import pyarrow.parquet; pyarrow.parquet.write_table(pyarrow.table({'loss': [1.0]}), 'results.json')",
+        "import ctypes; assert ctypes.CDLL(None).unlink(b'log.txt') == 0",
+        "import ctypes; assert ctypes.CDLL(None).truncate(b'log.txt', 0) == 0",
+    ],
+)
+def test_code_that_is_not_python_s_changes_nothing_either(predict: Predict, folder: Path, line: str) -> None:
+    """Would notice: results of an earlier run that a library written in C++ overwrites."""
+    before = left(folder)
+    found, notes = below(predict, line)
+    assert len(notes) == 1 and left(folder) == before and list(folder.glob("*.json"))
     assert Trace.from_json(found["trace"]).peaks_by_phase()["backward"]
 
 

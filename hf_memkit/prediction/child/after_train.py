@@ -34,6 +34,7 @@ from typing import Any, Final
 from transformers import Trainer
 from transformers.trainer_utils import TrainOutput
 
+from hf_memkit.prediction.child.read_only import only_these_change
 from hf_memkit.prediction.child.real_and_fake import RealAndFake
 from hf_memkit.prediction.child.tracer import StorageTracer
 from hf_memkit.prediction.child.users_code import MEMKIT, is_library, line_of
@@ -310,7 +311,8 @@ class _Nowhere:
             return save(trainer, self.path(output_dir or trainer.args.output_dir), *args, **kwargs)
 
         Trainer.save_model = save_model
-        sys.addaudithook(self._audit)
+        sys.addaudithook(self._audit)  # names the line, and cannot be caught
+        only_these_change([Path(self._folder).parent, "/dev", *_caches()])
         for kind in (socket.socket, ssl.SSLSocket):
             for name in ("send", "sendall", "sendto", "sendmsg"):
                 setattr(kind, name, self._sent(getattr(kind, name)))
@@ -411,11 +413,8 @@ class _Nowhere:
 
     @staticmethod
     def _is_cache(path: str) -> bool:
-        """Of the hub's and of datasets' own files, which hold nothing made up."""
-        from huggingface_hub import constants
-
         found = str(Path(path).resolve())
-        return any(found.startswith(f"{each}/") for each in (constants.HF_HOME, constants.HF_HUB_CACHE))
+        return any(found.startswith(f"{each}/") for each in _caches())
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self._active:
@@ -438,6 +437,13 @@ class _Nowhere:
         name = os.fsdecode(path)
         if not (self._is_inside(str(Path(name).resolve())) or self._is_cache(name)):
             raise Ended(f"it would change {name}")
+
+
+def _caches() -> tuple[str, ...]:
+    """Folders of the hub's and of datasets' own files, which hold nothing made up."""
+    from huggingface_hub import constants
+
+    return constants.HF_HOME, constants.HF_HUB_CACHE
 
 
 def _is_asked_by_library() -> bool:
