@@ -70,6 +70,7 @@ class ZeroSettings:
         optimizer_type: `optimizer.type`; None if Trainer makes the optimizer.
         zenflow_share: share of the gradients that ZenFlow updates at once (`zenflow.topk_ratio`); 0 without ZenFlow.
         zenflow_overlap: its step runs in a process of its own (`zenflow.overlap_step`).
+        gathers_to_save: `stage3_gather_16bit_weights_on_model_save`.
     """
 
     stage: int
@@ -92,6 +93,7 @@ class ZeroSettings:
     optimizer_type: str | None
     zenflow_share: float = 0.0
     zenflow_overlap: bool = False
+    gathers_to_save: bool = False
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], hidden_size: int = 0) -> ZeroSettings:
@@ -141,6 +143,7 @@ class ZeroSettings:
             optimizer_type=kind if isinstance(kind, str) else None,
             zenflow_share=_number(zenflow, "topk_ratio", 0.1) if "zenflow" in zero else 0.0,
             zenflow_overlap=zenflow.get("overlap_step") is True,
+            gathers_to_save=zero.get("stage3_gather_16bit_weights_on_model_save") is True,
         )
 
     @property

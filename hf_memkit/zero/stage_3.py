@@ -32,7 +32,16 @@ def stage_3_rows(
         *_gradients(settings, trained, parts, gpus=gpus),
         *_states(settings, parts, gpus=gpus),
         _rounding(settings, parts, gpus=gpus),
+        *_saved(settings, trained),
     )
+
+
+def _saved(settings: ZeroSettings, trained: ModelFacts) -> list[Row]:
+    """What rank 0 gathers in RAM before it writes the model; of adapters it gathers these alone."""
+    if not settings.gathers_to_save:
+        return []
+    source = "deepspeed 0.19.8: runtime/engine.py 5631, _zero3_consolidated_16bit_state_dict"
+    return [Term.SAVED_WEIGHTS.row("host", settings.element_bytes * trained.parameters, source, "save")]
 
 
 def _parameters(
