@@ -38,7 +38,7 @@ class Term(StrEnum):
     WEIGHTS_IN_RAM = "weights kept in RAM", "weights"
     SMALL_WEIGHTS = "weights too small to swap", "weights"
     WEIGHTS = "weights", "weights"
-    SAVED_WEIGHTS = "16-bit weights of the whole model, for the save", "weights"
+    SAVED_WEIGHTS = "weights of the whole model, for the save", "weights"
     LIVE_PARAMETERS = "live parameters", "buffers"
     ALL_GATHER_BUFFER = "all-gather buffer", "buffers"
     PARAMETER_SWAP_BUFFERS = "parameter swap buffers", "buffers"

@@ -178,7 +178,7 @@ def test_all_processes_of_a_machine_share_its_ram(model: ModelFacts) -> None:
 def test_rank_0_gathers_what_it_saves(model: ModelFacts) -> None:
     """Would notice: a host that runs out of memory at the first checkpoint, the frozen weights of adapters, which are
     not gathered, and a row where nothing is."""
-    term = "16-bit weights of the whole model, for the save"
+    term = "weights of the whole model, for the save"
     assert of(zero_ledger(load("zero3"), model, gpus=8), "host", term) == 2 * N
     assert of(zero_ledger(load("zero3"), model, adapters=[1000, 500]), "host", term) == 2 * 1500
     for other in (changed("zero3", stage3_gather_16bit_weights_on_model_save=False), load("zero2")):
