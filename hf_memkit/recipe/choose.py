@@ -281,7 +281,9 @@ def _nearer_length(length: int, found: Prediction, *, shortest: int, longest: in
     return max(shortest, min(lower, length - MULTIPLE))
 
 
-def nearest_that_fits(recipe: Recipe, setup: Setup, *, use_hub: bool, trace: bool = True) -> str | None:
+def nearest_that_fits(
+    recipe: Recipe, setup: Setup, *, use_hub: bool, trace: bool = True, judge: Judge = predicted
+) -> str | None:
     """The next variant of the recipe that is predicted to fit; None if there is none.
 
     Args:
@@ -289,6 +291,7 @@ def nearest_that_fits(recipe: Recipe, setup: Setup, *, use_hub: bool, trace: boo
         setup: of it, and what does not fit.
         use_hub: as for `choose`.
         trace: as for `predicted`.
+        judge: as for `choose`, with a trace.
     """
     names = list(recipe.variants)
     later = names[names.index(setup.preset) + 1 :]
@@ -296,7 +299,7 @@ def nearest_that_fits(recipe: Recipe, setup: Setup, *, use_hub: bool, trace: boo
     if trace and later:
         others = recipe.model_copy(update={"variants": {name: recipe.variants[name] for name in later}})
         try:
-            return choose(others, machine, replace(request, variant="auto"), use_hub=use_hub)[0].preset
+            return choose(others, machine, replace(request, variant="auto"), use_hub=use_hub, judge=judge)[0].preset
         except DoesNotFitError:
             return None
     for name in later:

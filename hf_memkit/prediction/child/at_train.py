@@ -28,14 +28,14 @@ from transformers.trainer_utils import get_last_checkpoint
 from hf_memkit.errors import Unmodelled
 from hf_memkit.memory.holdings import carried_by
 from hf_memkit.prediction.child.after_train import Stretches
-from hf_memkit.prediction.child.batches import chosen_batches, first_batches, shape_of
+from hf_memkit.prediction.child.batches import chosen_batches, first_batches, is_much_larger, shape_of
 from hf_memkit.prediction.child.constant_propagation import remember
 from hf_memkit.prediction.child.cuda_questions import replace_everywhere
 from hf_memkit.prediction.child.fake_gpu import become
 from hf_memkit.prediction.child.generation import generates, generating
 from hf_memkit.prediction.child.phase_hooks import TrainingWatch
 from hf_memkit.prediction.child.quantised import notes_on_8_bits
-from hf_memkit.prediction.child.row_sizes import elements, needs
+from hf_memkit.prediction.child.row_sizes import elements
 from hf_memkit.prediction.child.script_engine import about_engine, as_the_engine_has_it
 from hf_memkit.prediction.child.tracer import StorageTracer
 from hf_memkit.prediction.child.training import MICRO_BATCHES, SHORT_AND_QUIET, STEPS
@@ -44,9 +44,6 @@ from hf_memkit.prediction.child.users_code import line_that_asks
 __all__ = ["evaluated_again", "traced_training"]
 
 _EVALUATED: Final = 2
-_MUCH_LARGER: Final = 1.1
-"""Times the usual batch: from here on both are traced."""
-
 _CONTEXT_BYTES: Final = 2**30
 """More than a process holds beside its tensors."""
 
@@ -327,7 +324,7 @@ def _steps(loader: Any, accumulation: int, about: Found, *, worst: bool) -> list
         return [Step(kind, [*part, *part][:accumulation]) for part in parts]
 
     found = steps_of("worst", chosen.worst, *chosen.others)
-    if chosen.usual is None or not _is_much_larger(chosen.worst, chosen.usual):
+    if chosen.usual is None or not is_much_larger(chosen.worst, chosen.usual):
         return found * STEPS
     about["batches"] |= {"usual": shape_of(chosen.usual), "high": shape_of(chosen.high)}
     steps = [*steps_of("usual", chosen.usual) * STEPS, *found]
@@ -338,10 +335,6 @@ def _steps(loader: Any, accumulation: int, about: Found, *, worst: bool) -> list
     if chosen.cut is not None:
         steps += steps_of(f"rows of at most {chosen.cut[1]:,} tokens", chosen.cut[0])
     return steps
-
-
-def _is_much_larger(one: Any, other: Any) -> bool:
-    return any(more > _MUCH_LARGER * less for more, less in zip(needs(one), needs(other), strict=True))
 
 
 def _on_host(loader: Any) -> Any:

@@ -24,7 +24,7 @@ from torch.utils.data import BatchSampler, RandomSampler
 from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.row_sizes import Needs, Numbers, RowSizes, elements, needs, row_sizes
 
-__all__ = ["Chosen", "chosen_batches", "first_batches", "shape_of"]
+__all__ = ["Chosen", "chosen_batches", "first_batches", "is_much_larger", "shape_of"]
 
 _DRAWS: Final = 1_001
 _PASSES: Final = 25
@@ -38,6 +38,9 @@ _BY_CHANCE_S: Final = 5.0
 
 _TRIED: Final = 8
 """Batches of images or sound whose estimated sizes say that they may be the largest, and that are collated."""
+
+_MUCH_LARGER: Final = 1.1
+"""Times the usual batch: from here on both are traced."""
 
 _MORE: Final = 1.02
 """Times as many tokens, or pixels: so much more makes another batch that may be the worst."""
@@ -115,8 +118,10 @@ def _chosen(dataset: Any, collate: Any, sampler: Any, size: int) -> Chosen:
     if found.marks is not None:
         sizes, more = _by_chance(found, size, made)
         alone |= more
+    longest = [int(each.argmax()) for each in found.columns]  # of each column, which a collator pads by itself
     if shuffled:
         candidates = _together(alone, size) or [_filled(first, size)]
+        candidates += [_filled(list(dict.fromkeys([row, *longest, *first])), size) for row in longest]
         draws = _drawn(sizes, min(size, found.read))
     else:
         sizes, marks = _all_marks(found, alone)
@@ -134,7 +139,8 @@ def _chosen(dataset: Any, collate: Any, sampler: Any, size: int) -> Chosen:
     worst = made(numbers)
     others = [made(candidates[at]) for at in sorted(largest) if _is_larger(most[at], most[chosen])]
     ranks = _scores(alone)
-    numbers = sorted(numbers, key=lambda number: (-ranks.get(number, 0.0), -int(found.sizes[number])))
+    rank = {number: (number not in longest, -ranks.get(number, 0.0), -int(found.sizes[number])) for number in numbers}
+    numbers = sorted(numbers, key=rank.__getitem__)
     draws = sorted(draws, key=lambda each: _padded(each, sizes))
     usual, high = (draws[int(share * (len(draws) - 1))] for share in (0.5, 0.95))
     plain = found.marks is None  # a row that is cut loses the tokens that stand for its image
@@ -202,6 +208,11 @@ def first_batches(loader: Any, count: int) -> list[Batch]:
     if not batches:
         raise Unmodelled("the data loader gives no batch")
     return batches
+
+
+def is_much_larger(one: Batch, other: Batch) -> bool:
+    """Whether both are worth a prediction."""
+    return any(more > _MUCH_LARGER * less for more, less in zip(needs(one), needs(other), strict=True))
 
 
 def shape_of(batch: Batch) -> str:
@@ -352,7 +363,7 @@ def _all_marks(found: RowSizes, alone: Mapping[int, Needs]) -> tuple[Numbers, li
     """Sizes of the rows, estimated where only the collator knows them: an image may have no more after it than one
     with fewer pixels. And all by each of which another batch may be the largest."""
     if found.marks is None or not alone:
-        return found.sizes, [found.sizes]
+        return found.sizes, [found.sizes, *found.columns]
     known = np.zeros((2, len(found.sizes)), np.int64)
     for number, each in alone.items():
         known[:, number] = each

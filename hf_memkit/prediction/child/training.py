@@ -112,7 +112,7 @@ def rows_for(request: TraceRequest, setup: Setup, model: Any) -> Callable[[int, 
     padded = request.padded if request.padded is not None else pads(setup, model)
     row = example(model, request.sequence_length, with_mask=padded)
     if "data.target_length" in setup:  # of text pairs
-        row["labels"] = row["labels"][: int(setup["data.target_length"])]
+        row["labels"] = row["labels"][:1] * int(setup["data.target_length"])
     if is_sft(setup):
         enough = STEPS * MICRO_BATCHES + 1
         return lambda batch_size, count: sft_rows(setup, row, batch_size, min(count, enough * batch_size))
