@@ -156,7 +156,9 @@ def predict(
 
     judge = judge_of(request)
     setup, prediction = _resolved(request, loaded, None if no_trace else judge)
-    if prediction is None:
+    if prediction is None and data is not None and not no_trace:
+        prediction = judge(setup)
+    elif prediction is None:
         from hf_memkit.prediction import predict as predict_setup
 
         prediction = predict_setup(setup, trace=not no_trace, trust_remote_code=trust_remote_code)

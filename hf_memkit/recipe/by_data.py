@@ -135,13 +135,15 @@ def _chosen(setup: Setup) -> tuple[Chosen | None, Sequence[str]]:
 def _sampler(setup: Setup, rows: Any) -> Any:
     """As Trainer makes it (transformers 5.23.0: trainer.py, `_get_train_sampler`); `batch_rebalance` can form no batch
     that a shuffled one cannot."""
+    import pyarrow.compute as compute  # type: ignore[import-untyped, unused-ignore]
     from torch.utils.data import RandomSampler, SequentialSampler
     from transformers.trainer_pt_utils import LengthGroupedSampler
 
     strategy = setup.get("arguments.train_sampling_strategy")
     if strategy == "group_by_length":
         size = setup.micro_batch_size * setup.accumulation
-        return LengthGroupedSampler(size, dataset=rows, model_input_name="input_ids")
+        lengths = compute.list_value_length(rows.with_format("arrow")[:].column("input_ids")).to_pylist()
+        return LengthGroupedSampler(size, lengths=lengths)
     return SequentialSampler(rows) if strategy == "sequential" else RandomSampler(rows)
 
 

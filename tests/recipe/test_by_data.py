@@ -162,8 +162,8 @@ def test_verdict_variant_and_advice_are_of_the_worst_batch(
     assert out["try_next"] == {"variant": "lora", "basis": "prediction"}
     smaller = out["request"]["batches"]["smaller"]
     assert list(smaller) == ["--set per_device_train_batch_size=8", f"--sequence-length {cut_of(smaller)}"]
-    for change, needs in smaller.items():
-        code, typed = asked("--data", data, *SMALL, "--variant", "8bit", *change.split())
+    for (change, needs), length in zip(smaller.items(), (("--sequence-length", str(worst)), ()), strict=True):
+        code, typed = asked(*SMALL, "--variant", "8bit", *change.split(), *length)
         total = typed["peak_reserved_gib"][1] + typed["outside_allocator_gib"]
         assert needs["total_gib"] == pytest.approx(total, rel=0.01) and code == (needs["verdict"] == "does not fit")
 
