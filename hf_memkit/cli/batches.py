@@ -22,6 +22,8 @@ def of_batches(prediction: Prediction, batches: BatchNeeds | None) -> Iterator[s
     if prediction.verdict == "does not fit":
         for change, needs in batches.smaller.items():
             yield f"With {change} the worst needs {format_gib(needs.total_bytes[1])}: {needs.verdict}."
+        if batches.grouping:
+            yield "Grouping by length would not help: the longest rows would still meet in one batch."
 
 
 def batches_json(batches: BatchNeeds | None) -> dict[str, Any] | None:

@@ -137,6 +137,7 @@ class BatchNeeds:
             100 do not exceed, such as `"8 × 1024 tokens"`.
         usual_needs: what the median needs.
         smaller: a change → what the worst batch needs with it; empty if it fits as it is.
+        grouping: whether someone may think that grouping by length would make it smaller.
     """
 
     worst: str
@@ -144,6 +145,7 @@ class BatchNeeds:
     high: str
     usual_needs: Prediction
     smaller: Mapping[str, Prediction]
+    grouping: bool = False
 
     def said(self, worst: Prediction) -> str:
         """`"A usual batch, 8 × 212 tokens, needs 9.10 GiB, and the worst, 8 × 4096 tokens, 13.30 GiB"`."""

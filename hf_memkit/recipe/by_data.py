@@ -96,6 +96,7 @@ class ByData:
             high=shape_of(chosen.high),
             usual_needs=predicted(_with(setup, chosen.usual)),
             smaller={change: predicted(each) for change, each in smaller.items()},
+            grouping=chosen.shuffled,
         )
 
     def _batches_of(self, setup: Setup) -> tuple[Chosen | None, Sequence[str]]:

@@ -20,11 +20,12 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch.utils.data import BatchSampler, RandomSampler
+from transformers import DataCollatorWithFlattening
 
 from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.row_sizes import Needs, Numbers, RowSizes, elements, needs, row_sizes
 
-__all__ = ["Chosen", "chosen_batches", "first_batches", "is_much_larger", "shape_of"]
+__all__ = ["Chosen", "chosen_batches", "first_batches", "is_much_larger", "shape_of", "without_padding"]
 
 _DRAWS: Final = 1_001
 _PASSES: Final = 25
@@ -61,6 +62,7 @@ class Chosen:
             rows have; None: there is no such batch.
         unreadable: a row that cannot be read, and why.
         others: more batches that may need most: they have more tokens than `worst` has, or larger images.
+        shuffled: whether the sampler lets any rows meet.
     """
 
     worst: Batch
@@ -72,6 +74,7 @@ class Chosen:
     cut: tuple[Batch, int] | None = None
     unreadable: tuple[int, str] | None = None
     others: Sequence[Batch] = ()
+    shuffled: bool = False
 
 
 def chosen_batches(loader: Any) -> Chosen:
@@ -154,6 +157,7 @@ def _chosen(dataset: Any, collate: Any, sampler: Any, size: int) -> Chosen:
         _if_possible(_cut, rows(numbers), rows([_at(0.95, found)]), collate) if plain else None,
         found.unreadable or failed,
         others,
+        shuffled,
     )
 
 
@@ -213,6 +217,22 @@ def first_batches(loader: Any, count: int) -> list[Batch]:
 def is_much_larger(one: Batch, other: Batch) -> bool:
     """Whether both are worth a prediction."""
     return any(more > _MUCH_LARGER * less for more, less in zip(needs(one), needs(other), strict=True))
+
+
+def without_padding(batch: Batch) -> Batch | None:
+    """The same rows behind one another, with the position of each token in its own, as transformers'
+    `DataCollatorWithFlattening` and TRL's `padding_free` make them; None where it is no batch of texts and labels that
+    are padded much."""
+    if not isinstance(batch, Mapping) or set(batch) != {"input_ids", "attention_mask", "labels"}:
+        return None
+    ids, mask, labels = (batch[name] for name in ("input_ids", "attention_mask", "labels"))
+    if ids.dim() != 2 or not ids.shape == mask.shape == labels.shape:
+        return None
+    there = mask.bool()
+    if ids.numel() <= _MUCH_LARGER * int(there.sum()):
+        return None
+    rows = [{"input_ids": ids[row][own], "labels": labels[row][own]} for row, own in enumerate(there) if own.any()]
+    return dict(DataCollatorWithFlattening()(rows))
 
 
 def shape_of(batch: Batch) -> str:
