@@ -29,7 +29,10 @@ __all__ = ["Chosen", "chosen_batches", "first_batches", "is_much_larger", "shape
 
 _DRAWS: Final = 1_001
 _PASSES: Final = 25
+_FORMED: Final = 10_000
 _PASSES_S: Final = 10.0
+"""Of a sampler that does not let any rows meet, so many passes and batches, or as many as come in that time."""
+
 _CANDIDATES: Final = 64
 _CANDIDATES_S: Final = 10.0
 """Rows whose sizes only the collator knows are collated alone, the largest first."""
@@ -114,7 +117,8 @@ def _chosen(dataset: Any, collate: Any, sampler: Any, size: int) -> Chosen:
     alone: dict[int, Needs] = {}
     failed = None
     shuffled = found.rows is not None and _is_shuffled(sampler)
-    first = _candidates(found, size) if shuffled or found.marks is not None else []
+    unknown = found.marks is not None or found.characters  # what the collator makes of a row
+    first = _candidates(found, size) if shuffled or unknown else []
     if first:
         alone, failed = _alone(first, made, _CANDIDATES_S)
     sizes = found.sizes
@@ -132,7 +136,8 @@ def _chosen(dataset: Any, collate: Any, sampler: Any, size: int) -> Chosen:
         draws = candidates = next(passes)
         for formed in passes:
             candidates = [*_largest(candidates, marks), *formed]
-        tried = heapq.nlargest(_TRIED, candidates, key=lambda each: int(sizes[each].sum())) if alone else []
+        images = found.marks is not None and alone
+        tried = heapq.nlargest(_TRIED, candidates, key=lambda each: int(sizes[each].sum())) if images else []
         candidates = [list(each) for each in dict.fromkeys(map(tuple, [*_largest(candidates, marks), *tried]))]
     most = {at: needs(made(each)) for at, each in enumerate(candidates)}  # not all of them at once: they are large
     scores = _scores(most)
@@ -286,13 +291,16 @@ def _passes(sampler: Any) -> Iterator[list[list[int]]]:
     may have no end."""
     until = time.monotonic() + _PASSES_S
     before: list[list[int]] | None = None
-    for _ in range(_PASSES):
+    count = 0
+    for number in itertools.count():
+        if number >= _PASSES and count >= _FORMED:
+            return
         in_time = itertools.takewhile(lambda _: time.monotonic() < until, sampler)
         formed = [[int(number) for number in numbers] for numbers in in_time]
         if not formed or formed == before:
             return
         yield formed
-        before = formed
+        before, count = formed, count + len(formed)
 
 
 def _candidates(found: RowSizes, size: int) -> list[int]:
@@ -382,11 +390,11 @@ def _is_larger(one: Needs, other: Needs) -> bool:
 def _all_marks(found: RowSizes, alone: Mapping[int, Needs]) -> tuple[Numbers, list[Numbers]]:
     """Sizes of the rows, estimated where only the collator knows them: an image may have no more after it than one
     with fewer pixels. And all by each of which another batch may be the largest."""
-    if found.marks is None or not alone:
-        return found.sizes, [found.sizes, *found.columns]
     known = np.zeros((2, len(found.sizes)), np.int64)
     for number, each in alone.items():
         known[:, number] = each
+    if found.marks is None or not alone:
+        return found.sizes, [found.sizes, *known[:1], *found.columns]
     media = found.marks[1]
     order = sorted(alone, key=lambda number: int(media[number]))
     sizes = np.interp(media, media[order], known[1, order]).astype(np.int64)

@@ -55,6 +55,7 @@ class RowSizes:
         marks: of rows with images or sound, an array a mark: tokens and characters; pixels and samples; of images
             their number, and how square and how long they are. None: rows without.
         columns: sizes of each column, where several of them differ: a collator pads each by itself. Else none.
+        characters: whether that is what sizes are: the collator makes tokens of them.
     """
 
     sizes: Numbers
@@ -63,6 +64,7 @@ class RowSizes:
     unreadable: tuple[int, str] | None = None
     marks: Numbers | None = None
     columns: Sequence[Numbers] = ()
+    characters: bool = False
 
     @property
     def read(self) -> int:
@@ -198,10 +200,11 @@ def _of_columns(dataset: Any, until: float) -> RowSizes | None:
         tokens = np.where(found.sizes < 0, 0, (sizes + texts)[places])
         marks = None if found.marks is None else np.vstack([found.marks[:1] + tokens, found.marks[1:]])
         return replace(found, sizes=found.sizes + tokens, marks=marks)
-    if not (sizes > 1).any():  # no lists: what is a text becomes tokens later
+    characters = not (sizes > 1).any() and bool(texts.any())  # no lists: what is a text becomes tokens later
+    if characters:
         sizes = sizes + texts
     several = [each[places] for each in columns] if len(columns) > 1 else ()
-    return RowSizes(sizes[places], len(places), columns=several)
+    return RowSizes(sizes[places], len(places), columns=several, characters=characters)
 
 
 def _leaves(array: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
