@@ -73,29 +73,31 @@ class ByData:
         chosen, notes = self._batches_of(setup)
         if chosen is None:
             return predicted(setup)
-        found = predicted(_with(setup, chosen.worst))
+        found = predicted(_with(setup, chosen.worst), usual=_usual(setup, chosen))
         return found.with_notes(*notes, f"predicted is {chosen.said}")
 
     def batches(self, setup: Setup, worst: Prediction) -> BatchNeeds | None:
         """What a usual batch needs, and the worst (`worst`: what was predicted) if it is made smaller; None: all
         batches are about as large."""
-        from hf_memkit.prediction.child.batches import is_much_larger, shape_of
+        from hf_memkit.prediction.child.batches import shape_of
 
         chosen, _ = self._batches_of(setup)
-        if chosen is None or chosen.usual is None or not is_much_larger(chosen.worst, chosen.usual):
+        usual = _usual(setup, chosen) if chosen is not None else None
+        if chosen is None or usual is None:
             return None
         smaller: dict[str, Setup] = {}
         if worst.verdict == "does not fit":
             if chosen.half is not None and chosen.rows == setup.micro_batch_size:
                 smaller[f"--set per_device_train_batch_size={chosen.rows // 2}"] = _halved(_with(setup, chosen.half))
             if chosen.cut is not None:
-                smaller[f"--sequence-length {chosen.cut[1]}"] = _with(setup, chosen.cut[0])
+                cut = _with(setup, chosen.cut[0])
+                smaller[f"--sequence-length {cut.sequence_length}"] = cut
         return BatchNeeds(
             worst=shape_of(chosen.worst),
             usual=shape_of(chosen.usual),
             high=shape_of(chosen.high),
-            usual_needs=predicted(_with(setup, chosen.usual)),
-            smaller={change: predicted(each) for change, each in smaller.items()},
+            usual_needs=predicted(usual),
+            smaller={change: predicted(each, usual=usual) for change, each in smaller.items()},
             grouping=chosen.shuffled,
         )
 
@@ -168,6 +170,15 @@ class _Padded:
             return max(most, min(rounded, self._longest or rounded))
 
         return {name: torch.empty(len(rows), length(name), dtype=torch.int64) for name in rows[0]}
+
+
+def _usual(setup: Setup, chosen: Chosen) -> Setup | None:
+    """The setup with a usual batch; None where that is about as large as the worst."""
+    from hf_memkit.prediction.child.batches import is_much_larger
+
+    if chosen.usual is None or not is_much_larger(chosen.worst, chosen.usual):
+        return None
+    return _with(setup, chosen.usual)
 
 
 def _with(setup: Setup, batch: Mapping[str, Any]) -> Setup:

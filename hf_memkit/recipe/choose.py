@@ -47,14 +47,15 @@ Judge = Callable[[Setup], Prediction]
 """Predicts a candidate: by a trace, or from the recipe's stored predictions."""
 
 
-def predicted(setup: Setup, *, trace: bool = True) -> Prediction:
+def predicted(setup: Setup, *, trace: bool = True, usual: Setup | None = None) -> Prediction:
     """The prediction of the setup for the card in question, which need not be here; by formula where no trace works.
+    `usual`: as for `predict`.
 
     Raises:
         InputError: nothing can be said of it.
     """
     try:
-        return predict(setup, trace=trace)
+        return predict(setup, trace=trace, usual=usual)
     except InputError as error:
         if not trace:
             raise
