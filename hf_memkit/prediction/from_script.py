@@ -226,7 +226,8 @@ def predict_script_training(
         usual = of_part(parts.pop("usual"), [])
         asked = parts if found.verdict == "does not fit" else {}  # each takes as long as the prediction itself
         smaller = {change: of_part(part, []) for change, part in asked.items()}
-        batches = BatchNeeds(**about["batches"], usual_needs=usual, smaller=smaller)
+        less = {change: each for change, each in smaller.items() if each.needs_less_than(found)}
+        batches = BatchNeeds(**about["batches"], usual_needs=usual, smaller=less)
         found = found.with_notes(batches.said(found))
     training = ScriptTraining(
         script=script,

@@ -92,12 +92,13 @@ class ByData:
             if chosen.cut is not None:
                 cut = _with(setup, chosen.cut[0])
                 smaller[f"--sequence-length {cut.sequence_length}"] = cut
+        needs = {change: predicted(each, usual=usual) for change, each in smaller.items()}
         return BatchNeeds(
             worst=shape_of(chosen.worst),
             usual=shape_of(chosen.usual),
             high=shape_of(chosen.high),
             usual_needs=predicted(usual),
-            smaller={change: predicted(each, usual=usual) for change, each in smaller.items()},
+            smaller={change: each for change, each in needs.items() if each.needs_less_than(worst)},
             grouping=chosen.shuffled,
         )
 
