@@ -8,16 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
-from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast, Trainer
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    PreTrainedTokenizerFast,
+    T5Config,
+    T5ForConditionalGeneration,
+    Trainer,
+)
 
 from hf_memkit.cli.main import main
 from hf_memkit.cli.recipe_options import RunOptions, machine_here, read_request, resolved_run
 from hf_memkit.hardware import Machine
-from hf_memkit.recipe.by_data import ByData, _chosen, judge_of
+from hf_memkit.prediction.child.training import rows_for
+from hf_memkit.prediction.trace_request import TraceRequest
+from hf_memkit.recipe.by_data import ByData, _chosen, _with, judge_of
 from hf_memkit.recipe.choose import predicted, resolve
 from hf_memkit.recipe.launch import Place
 from hf_memkit.recipe.ranks import Ranks
@@ -233,6 +243,19 @@ def test_the_exported_script_is_predicted_alike(
         one, other = (found[name]["phases"][phase]["peak_allocated_gib"] for name in ("recipe", "script"))
         assert one == pytest.approx(other, rel=0.005), phase
     assert found["recipe"]["peak_reserved_gib"][1] == pytest.approx(found["script"]["peak_reserved_gib"][1], rel=0.02)
+
+
+def test_targets_have_a_length_of_their_own() -> None:
+    """Would notice: targets that are cut to their sources, which shorter sources of real data must not do, or that are
+    longer than a source may be."""
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 30}
+    model = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0))
+    recipe = load_recipe("flan-t5-xl-on-24gb")
+    asked = resolve(recipe, machine_here(Request()), Request(sequence_length=64), use_hub=False)
+    assert asked["data.target_length"] == 64
+    setup = _with(asked, {"input_ids": torch.empty(2, 16), "labels": torch.empty(2, 24)})
+    row = rows_for(TraceRequest(setup, setup.sequence_length), setup, model)(2, 2)[0]
+    assert (len(row["input_ids"]), len(row["labels"])) == (16, 24)
 
 
 @pytest.mark.parametrize("name", ["gpt2-on-16gb", "qwen3-1.7b-on-16gb"])
