@@ -22,6 +22,7 @@ from transformers import (
     Trainer,
 )
 
+from hf_memkit import predict_recipe
 from hf_memkit.cli.main import main
 from hf_memkit.cli.recipe_options import RunOptions, machine_here, read_request, resolved_run
 from hf_memkit.hardware import Machine
@@ -204,6 +205,8 @@ def test_what_people_are_told(
     out = " ".join(capsys.readouterr().out.split())
     assert out.startswith("DOES NOT FIT") and "A usual batch, 16 × " in out and "and the worst, 16 × " in out
     assert "With --set per_device_train_batch_size=8 the worst needs " in out and "its largest is row 77" in out
+    same = predict_recipe(recipe, data=data, variant="8bit", gpu_memory=SMALL[1], ram="64GB")
+    assert same.verdict == "does not fit" and any(note.startswith("A usual batch, 16 × ") for note in same.notes)
     assert main(["predict", "--data", data, "--model", "gpt2-xl"]) == 2
     assert "--recipe NAME" in capsys.readouterr().err
 
