@@ -182,6 +182,7 @@ def predict_recipe(
     *,
     variant: str = "auto",
     model: str | None = None,
+    data: str | None = None,
     sequence_length: int | None = None,
     arguments: Mapping[str, Any] | None = None,
     gpu: str | None = None,
@@ -200,6 +201,8 @@ def predict_recipe(
         name: a recipe's name, or its YAML file.
         variant: one of its variants, or `"auto"`: the first that is predicted to fit.
         model, sequence_length: in the place of the recipe's.
+        data: a file or folder on this machine, with whose worst batch it is predicted; None: with sequences of its
+            length.
         arguments: fields of TrainingArguments, which win over the recipe's.
         gpu: a card's name, or a size such as `"16GB"`; None: this machine's, or else the recipe's own.
         gpu_memory, ram: sizes in the place of the card's and of this machine's.
@@ -209,19 +212,24 @@ def predict_recipe(
 
     Raises:
         InputError: there is no such recipe, variant, model or card, or nothing can be said of it.
+        DataError: the data cannot be used.
         SettingError: arguments that are wrong, or contradict the recipe.
         DoesNotFitError: `"auto"`, and no variant is predicted to fit.
     """
     from hf_memkit.own_arguments import read_trainer
+    from hf_memkit.recipe.by_data import batches_of, judge_of
     from hf_memkit.recipe.choose import predicted
 
     request = Request(
-        recipe=name, variant=variant, model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus, nodes=nodes,
-        sequence_length=sequence_length, arguments=read_trainer(arguments)[0],
+        recipe=name, variant=variant, model=model, data=data, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus,
+        nodes=nodes, sequence_length=sequence_length, arguments=read_trainer(arguments)[0],
     )  # fmt: skip
-    setup, prediction = resolve(request, predicted if trace else None)
-    prediction = prediction or predicted(setup, trace=trace)
-    return prediction.with_notes(f"variant {setup.preset}: {setup.why}")
+    judge = judge_of(request)
+    setup, prediction = resolve(request, judge if trace else None)
+    prediction = prediction or (judge(setup) if trace else predicted(setup, trace=False))
+    batches = batches_of(judge, setup, prediction) if trace else None
+    said = [batches.said(prediction)] if batches is not None else []
+    return prediction.with_notes(*said, f"variant {setup.preset}: {setup.why}")
 
 
 def _refuse_no_text(**given: Any) -> None:

@@ -26,6 +26,7 @@ from hf_memkit.request import Request
 
 if TYPE_CHECKING:
     from hf_memkit.prediction import Prediction
+    from hf_memkit.recipe.choose import Judge
     from hf_memkit.recipe.schema import Recipe
     from hf_memkit.setup import Setup
 
@@ -48,6 +49,8 @@ EXAMPLES = """[bold]Examples[/bold]
   memkit predict --args mine.yaml --gpu "RTX 4090" --set optim=adamw_8bit
 
   memkit predict --recipe gpt2-on-16gb --gpu T4 --short                  a recipe as it would run, on one screen
+
+  memkit predict --recipe bert-large-on-8gb --data tickets.csv           with the worst batch of your data
 """
 
 
@@ -69,6 +72,10 @@ def predict(
         str | None, typer.Option(help="A recipe by name, or its YAML file: it has its own model, preset and batch.")
     ] = None,
     variant: Annotated[str, typer.Option(help="With --recipe: which variant; auto: the first that fits.")] = "auto",
+    data: Annotated[
+        str | None,
+        typer.Option(help="With --recipe: data on this machine, whose worst batch is predicted."),
+    ] = None,
     gpu: Gpu = None,
     gpu_memory: GpuMemory = None,
     batch_size: Annotated[
@@ -106,6 +113,7 @@ def predict(
 ) -> int:
     """What a training will need, and whether it fits."""
     from hf_memkit.cli import predict_render
+    from hf_memkit.cli.batches import batches_json
     from hf_memkit.cli.predict_next import Next, NextVariant, next_preset, next_variant
 
     if short and as_json:
@@ -118,7 +126,7 @@ def predict(
 
         given = found_script(script, arguments or (), is_module=module)
         refuse_beside_a_script(
-            model=model, preset=preset, recipe=recipe, variant=variant != "auto", batch_size=batch_size,
+            model=model, preset=preset, recipe=recipe, variant=variant != "auto", data=data, batch_size=batch_size,
             sequence_length=sequence_length, accumulation=accumulation, args=args, set=settings, technique=technique,
             no_trace=no_trace, trust_remote_code=trust_remote_code,
         )  # fmt: skip
@@ -129,8 +137,8 @@ def predict(
     if python is not None:
         raise InputError("--python: needs a training script: memkit predict train.py --python PATH -- ARGUMENTS")
     request = Request(
-        recipe=recipe, variant=variant, model=model, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus, nodes=nodes,
-        sequence_length=sequence_length, trust_remote_code=trust_remote_code,
+        recipe=recipe, variant=variant, model=model, data=data, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus,
+        nodes=nodes, sequence_length=sequence_length, trust_remote_code=trust_remote_code,
     )  # fmt: skip
     loaded = None
     if recipe is not None:
@@ -140,24 +148,37 @@ def predict(
         )  # fmt: skip
     elif variant != "auto":
         raise InputError(f"--variant {variant}: is one of a recipe's; name the recipe: --recipe NAME")
+    elif data is not None:
+        raise InputError(f"--data {data}: a recipe reads it; name the recipe: --recipe NAME")
     else:
         request = _with_own(request, preset, technique, settings, args, batch_size, accumulation)
-    setup, prediction = _resolved(request, loaded, trace=not no_trace)
-    if prediction is None:
+    from hf_memkit.recipe.by_data import batches_of, judge_of
+
+    judge = judge_of(request)
+    setup, prediction = _resolved(request, loaded, None if no_trace else judge)
+    if prediction is None and data is not None and not no_trace:
+        prediction = judge(setup)
+    elif prediction is None:
         from hf_memkit.prediction import predict as predict_setup
 
         prediction = predict_setup(setup, trace=not no_trace, trust_remote_code=trust_remote_code)
+    batches = None if no_trace or loaded is None else batches_of(judge, setup, prediction)
     prediction = prediction.with_notes(*setup.warnings, *setup.notes)
     fails = prediction.verdict == "does not fit"
     instead: Next | NextVariant | None = None
     if fails:
-        instead = next_variant(loaded, setup, trace=not no_trace) if loaded is not None else next_preset(setup)
+        if loaded is not None:
+            instead = next_variant(loaded, setup, trace=not no_trace, judge=judge)
+        else:
+            instead = next_preset(setup)
     if as_json:
         asked = {"recipe": loaded.name if loaded is not None else None, **_request_json(setup)}
+        if loaded is not None:
+            asked["batches"] = batches_json(batches)
         beside = {"request": asked, "try_next": instead.to_json() if instead else None}
         print(json.dumps({**prediction.to_json(), **beside}, indent=2))
     else:
-        predict_render.show(prediction, setup, instead, short=short)
+        predict_render.show(prediction, setup, instead, batches, short=short)
     return 1 if fails else 0
 
 
@@ -217,6 +238,8 @@ def _read_recipe(request: Request, settings: list[str] | None, **options: Any) -
         SettingError: settings that are wrong.
     """
     from hf_memkit.recipe.schema import load_recipe
+    from hf_memkit.recipe.settings import check_data
+    from hf_memkit.recipe.sources import is_here
     from hf_memkit.resolve import read_own
 
     options["trust_remote_code"] = request.trust_remote_code
@@ -228,15 +251,16 @@ def _read_recipe(request: Request, settings: list[str] | None, **options: Any) -
     if wrong:
         raise InputError("\n".join(wrong))
     recipe = load_recipe(request.recipe or "")
+    if request.data is not None and is_here(request.data):
+        check_data(recipe, request.data)
     return recipe, read_own(request, settings or (), recipe=recipe)
 
 
-def _resolved(request: Request, recipe: Recipe | None, *, trace: bool) -> tuple[Setup, Prediction | None]:
+def _resolved(request: Request, recipe: Recipe | None, judge: Judge | None) -> tuple[Setup, Prediction | None]:
     """The setup, whose notes say what was assumed; and its prediction, if it was chosen by one that was made now."""
-    from hf_memkit.recipe.choose import predicted
     from hf_memkit.resolve import resolve
 
-    setup, prediction = resolve(request, predicted if trace else None, recipe=recipe, stored=True)
+    setup, prediction = resolve(request, judge, recipe=recipe, stored=request.data is None)
     if recipe is None:
         return setup, prediction
     warnings = (

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hf_memkit.units import GIB, format_size
 
 if TYPE_CHECKING:
+    from hf_memkit.recipe.choose import Judge
     from hf_memkit.recipe.schema import Recipe
     from hf_memkit.setup import Setup
 
@@ -60,12 +61,12 @@ class NextVariant:
         return {"variant": self.variant, "basis": "prediction" if self.traced else "formula"}
 
 
-def next_variant(recipe: Recipe, setup: Setup, *, trace: bool) -> NextVariant | None:
-    """The next variant of the recipe that is predicted to fit; None where there is none."""
+def next_variant(recipe: Recipe, setup: Setup, *, trace: bool, judge: Judge) -> NextVariant | None:
+    """The next variant of the recipe that `judge` predicts to fit; None where there is none."""
     from hf_memkit.models import hub_reachable
     from hf_memkit.recipe.choose import nearest_that_fits
 
-    name = nearest_that_fits(recipe, setup, use_hub=hub_reachable(), trace=trace)
+    name = nearest_that_fits(recipe, setup, use_hub=hub_reachable(), trace=trace, judge=judge)
     return NextVariant(name, trace) if name is not None else None
 
 

@@ -9,6 +9,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from hf_memkit.cli.batches import of_batches
 from hf_memkit.cli.tables import plain_table
 from hf_memkit.report.palette import CATEGORY_COLOURS
 from hf_memkit.report.sanitize import text
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from hf_memkit.cli.predict_next import Next, NextVariant
+    from hf_memkit.prediction.from_script import BatchNeeds
     from hf_memkit.prediction.prediction import Prediction
     from hf_memkit.setup import Setup
 
@@ -45,10 +47,15 @@ _SHORT_LINE: Final = 140
 
 
 def show(
-    prediction: Prediction, setup: Setup, instead: Next | NextVariant | None = None, *, short: bool = False
+    prediction: Prediction,
+    setup: Setup,
+    instead: Next | NextVariant | None = None,
+    batches: BatchNeeds | None = None,
+    *,
+    short: bool = False,
 ) -> None:
     console = Console(highlight=False)
-    console.print(view(prediction, setup, console.width, instead, short=short), crop=False)
+    console.print(view(prediction, setup, console.width, instead, batches, short=short), crop=False)
 
 
 def view(
@@ -56,14 +63,15 @@ def view(
     setup: Setup,
     width: int,
     instead: Next | NextVariant | None = None,
+    batches: BatchNeeds | None = None,
     *,
     short: bool = False,
 ) -> Group:
     """The prediction for a Rich console of `width` characters: the verdict, what to change, then the numbers. `short`:
-    24 lines of 80 columns at most. Names of models and modules are never markup."""
+    24 lines of 80 columns at most. Names of models and modules are never markup. `batches`: of real data."""
     of_recipe = setup.request is not None and setup.request.recipe is not None
     what = "variant" if of_recipe else "preset" if setup.resolved_for.model is not None else ""
-    change = advice(prediction, instead, what)
+    change = [*of_batches(prediction, batches), *advice(prediction, instead, what)]
     return page(prediction, _title(setup), change, width, above=setup.warnings, short=short)
 
 

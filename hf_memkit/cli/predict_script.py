@@ -13,12 +13,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
+from hf_memkit.cli.batches import batches_json, of_batches
 from hf_memkit.errors import InputError, ScriptFailed
-from hf_memkit.units import GIB, format_gib
 from hf_memkit.user_script import UserScript
 
 if TYPE_CHECKING:
-    from hf_memkit.prediction.from_script import BatchNeeds, ScriptTraining
+    from hf_memkit.prediction.from_script import ScriptTraining
     from hf_memkit.prediction.prediction import Prediction
 
 __all__ = ["found_script", "predict_script", "refuse_beside_a_script"]
@@ -53,6 +53,7 @@ _NO_PLACE: Final = {
     "technique": "the script decides everything; what it needs in a script: memkit preset show NAME --for trainer",
     "recipe": "give one of the two",
     "variant": "is one of a recipe's",
+    "data": "the script reads its own",
     "no_trace": "a script is always traced",
 }
 
@@ -203,7 +204,7 @@ def _show(prediction: Prediction, training: ScriptTraining, *, short: bool) -> N
     from hf_memkit.cli import predict_render
 
     console = Console(highlight=False)
-    change = [*_of_batches(prediction, training.batches)]
+    change = [*of_batches(prediction, training.batches)]
     change += _instead(prediction) or predict_render.advice(prediction, None, "script")
     found = predict_render.page(prediction, _title(training), change, console.width, short=short)
     console.print(found, crop=False)
@@ -221,16 +222,6 @@ def _instead(prediction: Prediction) -> list[str]:
         loads = 'Load weights as they are stored: from_pretrained(…, dtype="auto").'
         return ["Say how much RAM the machine with the GPU has: --ram 256GB.", loads]
     return []
-
-
-def _of_batches(prediction: Prediction, batches: BatchNeeds | None) -> Iterator[str]:
-    """What the worst batch needs beside a usual one, and what would make it smaller."""
-    if batches is None:
-        return
-    yield f"{batches.said(prediction)}."
-    if prediction.verdict == "does not fit":
-        for change, needs in batches.smaller.items():
-            yield f"With {change} the worst needs {format_gib(needs.total_bytes[1])}: {needs.verdict}."
 
 
 def _title(training: ScriptTraining) -> str:
@@ -271,20 +262,5 @@ def _request_json(training: ScriptTraining) -> dict[str, Any]:
         "rows": training.rows,
         "sequence_length": training.sequence_length,
         "accumulation": setup.accumulation,
-        "batches": _batches_json(training.batches),
-    }
-
-
-def _batches_json(batches: BatchNeeds | None) -> dict[str, Any] | None:
-    if batches is None:
-        return None
-
-    def needs(found: Prediction) -> dict[str, Any]:
-        return {"total_gib": found.total_bytes[1] / GIB, "verdict": found.verdict}
-
-    return {
-        "worst": batches.worst,
-        "usual": {"batch": batches.usual, **needs(batches.usual_needs)},
-        "high": batches.high,
-        "smaller": {change: needs(found) for change, found in batches.smaller.items()},
+        "batches": batches_json(training.batches),
     }

@@ -34,6 +34,7 @@ from hf_memkit.recipe.ranks import (
 
 if TYPE_CHECKING:
     from hf_memkit.prediction import Prediction
+    from hf_memkit.recipe.choose import Judge
     from hf_memkit.recipe.launch import Place
     from hf_memkit.recipe.output import RecipeRun
     from hf_memkit.recipe.schema import Recipe
@@ -61,6 +62,7 @@ def _here(options: RunOptions, ranks: Ranks) -> int:
     """Shows or exports the setup, or runs it: in this process, or in several that are started for it."""
     from hf_memkit.cli import render
     from hf_memkit.hardware import use_one_card
+    from hf_memkit.recipe.by_data import judge_of
     from hf_memkit.recipe.launch import launch
     from hf_memkit.recipe.output import refuse_used
     from hf_memkit.recipe.schema import load_recipe
@@ -95,9 +97,10 @@ def _here(options: RunOptions, ranks: Ranks) -> int:
         return launch(options.for_ranks(), place)
     if place.gpus == 1:
         use_one_card()
-    job, prediction = resolved_run(options, recipe, request, here or machine_here(request), place)
+    judge = judge_of(request)
+    job, prediction = resolved_run(options, recipe, request, here or machine_here(request), place, judge)
     if options.dry_run:
-        return _show(options, recipe, job, prediction)
+        return _show(options, recipe, job, prediction, judge)
     if options.export is not None:
         from hf_memkit.recipe.export import export_script, start_command
         from hf_memkit.recipe.run import mistakes_of_run
@@ -108,12 +111,19 @@ def _here(options: RunOptions, ranks: Ranks) -> int:
             render.say_to_stderr(f"memkit: {'warning' if mistake.refuses else 'hint'}: {mistake}")
         written = export_script(job, Path(options.export))
         return render.exported(written, options.as_json, start_command(job, str(written[0])))
-    job = _opened(job, recipe, options, prediction, overwrite=options.overwrite or bool(request.output))
+    overwrite = options.overwrite or bool(request.output)
+    job = _opened(job, recipe, options, prediction, judge, overwrite=overwrite)
     return _train(job, None, ranks, options)
 
 
 def _opened(
-    job: RecipeRun, recipe: Recipe, options: RunOptions, prediction: Prediction | None, *, overwrite: bool
+    job: RecipeRun,
+    recipe: Recipe,
+    options: RunOptions,
+    prediction: Prediction | None,
+    judge: Judge,
+    *,
+    overwrite: bool,
 ) -> RecipeRun:
     """The run as it will be trained, which is told; what cannot run is refused."""
     from hf_memkit.cli import render
@@ -127,26 +137,33 @@ def _opened(
     if not overwrite:
         refuse_used(job.output)
     _refuse_mistakes(job)
-    return _with_prediction(job, recipe, options, prediction)
+    return _with_prediction(job, recipe, options, prediction, judge)
 
 
-def _show(options: RunOptions, recipe: Recipe, job: RecipeRun, prediction: Prediction | None) -> int:
-    """Shows the setup; `prediction`: what it was chosen by, if it was."""
+def _show(options: RunOptions, recipe: Recipe, job: RecipeRun, prediction: Prediction | None, judge: Judge) -> int:
+    """Shows the setup; `prediction`: what it was chosen by, if it was, by `judge`."""
     from hf_memkit.cli import render
+    from hf_memkit.cli.batches import batches_json
     from hf_memkit.cli.predict_next import next_variant
+    from hf_memkit.recipe.by_data import batches_of
     from hf_memkit.recipe.choose import predicted
     from hf_memkit.recipe.run import mistakes_of_target
 
     target = job.target or job.setup
     trace, mistakes = not options.no_trace, mistakes_of_target(target)
-    prediction = prediction or predicted(target, trace=trace)
+    prediction = prediction or (judge(target) if trace else predicted(target, trace=False))
+    batches = batches_of(judge, target, prediction) if trace else None
     if options.as_json:
-        beside = {"checks": [mistake.to_json() for mistake in mistakes], "prediction": prediction.to_json()}
+        beside = {
+            "checks": [mistake.to_json() for mistake in mistakes],
+            "prediction": prediction.to_json(),
+            "batches": batches_json(batches),
+        }
         print(json.dumps({**_resolved_json(recipe, target), **job.to_json(), **beside}, indent=2))
         return 0
     fails = prediction.verdict == "does not fit"
-    instead = next_variant(recipe, target, trace=trace) if fails else None
-    render.setup(recipe, target, job, mistakes, prediction, instead, short=options.short)
+    instead = next_variant(recipe, target, trace=trace, judge=judge) if fails else None
+    render.setup(recipe, target, job, mistakes, prediction, instead, batches, short=options.short)
     return 0
 
 
@@ -167,7 +184,11 @@ def _resolved_json(recipe: Recipe, setup: Setup) -> dict[str, Any]:
 
 
 def _with_prediction(
-    job: RecipeRun, recipe: Recipe, options: RunOptions, prediction: Prediction | None = None
+    job: RecipeRun,
+    recipe: Recipe,
+    options: RunOptions,
+    prediction: Prediction | None = None,
+    judge: Judge | None = None,
 ) -> RecipeRun:
     """The run with its prediction, which is told before the model is loaded if it says that the card is too small.
 
@@ -185,7 +206,9 @@ def _with_prediction(
     try:
         prediction = prediction or predicted(job.setup, trace=trace)
         if prediction.verdict == "does not fit":
-            other = nearest_that_fits(recipe, job.setup, use_hub=hub_reachable(), trace=trace)
+            other = nearest_that_fits(
+                recipe, job.setup, use_hub=hub_reachable(), trace=trace, judge=judge or predicted
+            )
             instead = f"; predicted to fit: --variant {other}" if other else "; no later variant is predicted to fit"
             render.say_to_stderr(f"memkit: warning: predicted not to fit: {prediction.why}{instead}")
     except MemkitError as error:
@@ -196,6 +219,7 @@ def _with_prediction(
 
 def _as_rank(options: RunOptions, ranks: Ranks) -> int:
     """One of the processes that a launcher has started: rank 0 decides what runs, and speaks for all."""
+    from hf_memkit.recipe.by_data import judge_of
     from hf_memkit.recipe.output import RecipeRun
     from hf_memkit.recipe.schema import load_recipe
 
@@ -215,8 +239,9 @@ def _as_rank(options: RunOptions, ranks: Ranks) -> int:
             request = read_request(options, recipe, place.gpus, place.nodes)
             if FOLDER_VARIABLE not in os.environ:  # otherwise the process that started this one has read it
                 refuse_data(options, recipe)
-            job, prediction = resolved_run(options, recipe, request, machine_here(request), place)
-            job = _opened(job, recipe, options, prediction, overwrite=options.overwrite)
+            judge = judge_of(request)
+            job, prediction = resolved_run(options, recipe, request, machine_here(request), place, judge)
+            job = _opened(job, recipe, options, prediction, judge, overwrite=options.overwrite)
         ranks.share("job", [job.to_json(), earlier])
     code = _train(job, earlier, ranks, options)
     if FOLDER_VARIABLE not in os.environ:

@@ -14,6 +14,7 @@ from hf_memkit.request import Request
 if TYPE_CHECKING:
     from hf_memkit.hardware import Gpu, Machine
     from hf_memkit.prediction import Prediction
+    from hf_memkit.recipe.choose import Judge
     from hf_memkit.recipe.output import RecipeRun
     from hf_memkit.recipe.schema import Recipe
 
@@ -151,12 +152,11 @@ def refuse_data(options: RunOptions, recipe: Recipe) -> None:
     Raises:
         DataError: it cannot be used.
     """
-    from hf_memkit.models import hub_switched_off
     from hf_memkit.recipe.settings import check_data
-    from hf_memkit.recipe.sources import is_local
+    from hf_memkit.recipe.sources import is_here
 
     data = options.request.data
-    if data is not None and (not options.shown_only or hub_switched_off() or is_local(data)):
+    if data is not None and (not options.shown_only or is_here(data)):
         check_data(recipe, data)
 
 
@@ -182,17 +182,16 @@ def usual_gpus(recipe: Recipe, *, rehearses: bool) -> int:
 
 
 def resolved_run(
-    options: RunOptions, recipe: Recipe, request: Request, here: Machine, place: Place
+    options: RunOptions, recipe: Recipe, request: Request, here: Machine, place: Place, judge: Judge
 ) -> tuple[RecipeRun, Prediction | None]:
     """(what runs here: the recipe's setup for the machine in question where that has a card, the rehearsal of it
-    without; the prediction that it was chosen by, None if it was chosen by formula).
+    without; the prediction of `judge` that it was chosen by, None if it was chosen by formula).
 
     Raises:
         DoesNotFitError: no variant fits, or the card that is described is more than the one that is here.
     """
     from hf_memkit.errors import DoesNotFitError
     from hf_memkit.hardware import described_gpu
-    from hf_memkit.recipe.choose import predicted
     from hf_memkit.recipe.output import RecipeRun
     from hf_memkit.recipe.rehearse import rehearse
     from hf_memkit.resolve import resolve
@@ -200,10 +199,12 @@ def resolved_run(
     rehearsed = rehearses(options, here)
     gpus = max(place.gpus, recipe.gpus) if rehearsed else place.gpus
     request = replace(request, gpus=gpus, nodes=place.nodes)
-    judge = None if options.no_trace or (rehearsed and not options.dry_run) else predicted
-    beforehand = judge is None and rehearsed
+    by_formula = options.no_trace or (rehearsed and not options.dry_run)
+    beforehand = by_formula and rehearsed
     try:
-        setup, prediction = resolve(request, judge, recipe=recipe, here=here, stored=beforehand)
+        setup, prediction = resolve(
+            request, None if by_formula else judge, recipe=recipe, here=here, stored=beforehand
+        )
     except DoesNotFitError:
         if not beforehand:
             raise

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from hf_memkit.cli import predict_render
+from hf_memkit.cli.batches import of_batches
 from hf_memkit.cli.tables import ledger_table, settings_list, short_value
 from hf_memkit.report.sanitize import text
 from hf_memkit.units import GIB, format_size
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from hf_memkit.checks import Problem
     from hf_memkit.cli.predict_next import NextVariant
     from hf_memkit.prediction import Prediction
+    from hf_memkit.prediction.from_script import BatchNeeds
     from hf_memkit.recipe.run import RecipeRun
     from hf_memkit.recipe.schema import Recipe
     from hf_memkit.setup import Setup
@@ -50,17 +52,18 @@ def setup(
     mistakes: Sequence[Problem],
     prediction: Prediction,
     instead: NextVariant | None = None,
+    batches: BatchNeeds | None = None,
     *,
     short: bool = False,
 ) -> None:
     """The verdict, what to change, what stands in the way and the prediction; then, unless `short`, the ledger and
-    every setting with its reason. `instead`: a variant that fits, where this one does not."""
+    every setting with its reason. `instead`: a variant that fits, where this one does not; `batches`: of real data."""
     wide = Console(highlight=False)
     found = [("PROBLEM" if mistake.refuses else "HINT", str(mistake)) for mistake in mistakes]
     found += [("PROBLEM", line) for line in _beside_the_verdict(target.problems, prediction.why)]
     for kind, line in found:
         wide.print(Text(f"{kind}: {text(line, 140) if short else line}"))
-    change = predict_render.advice(prediction, instead, "variant")
+    change = [*of_batches(prediction, batches), *predict_render.advice(prediction, instead, "variant")]
     wide.print(*predict_render.answer(prediction, change, short=short), sep="\n")
     if short:
         sizes = f"{target.micro_batch_size} × {target.sequence_length} tokens a card"

@@ -139,6 +139,7 @@ class BatchNeeds:
             100 do not exceed, such as `"8 × 1024 tokens"`.
         usual_needs: what the median needs.
         smaller: a change → what the worst batch needs with it; empty if it fits as it is.
+        grouping: whether someone may think that grouping by length would make it smaller.
     """
 
     worst: str
@@ -146,6 +147,7 @@ class BatchNeeds:
     high: str
     usual_needs: Prediction
     smaller: Mapping[str, Prediction]
+    grouping: bool = False
 
     def said(self, worst: Prediction) -> str:
         """`"A usual batch, 8 × 212 tokens, needs 9.10 GiB, and the worst, 8 × 4096 tokens, 13.30 GiB"`."""
@@ -232,7 +234,8 @@ def predict_script_training(
         usual = of_part(parts.pop("usual"), [])
         asked = parts if found.verdict == "does not fit" else {}  # each takes as long as the prediction itself
         smaller = {change: of_part(part, []) for change, part in asked.items()}
-        batches = BatchNeeds(**about["batches"], usual_needs=usual, smaller=smaller)
+        less = {change: each for change, each in smaller.items() if each.needs_less_than(found)}
+        batches = BatchNeeds(**about["batches"], usual_needs=usual, smaller=less)
         found = found.with_notes(batches.said(found))
     training = ScriptTraining(
         script=script,

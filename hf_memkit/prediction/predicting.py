@@ -43,7 +43,9 @@ from hf_memkit.zero.ledger import zero_ledger
 __all__ = ["from_trace", "predict"]
 
 
-def predict(setup: Setup, *, trace: bool = True, trust_remote_code: bool = False) -> Prediction:
+def predict(
+    setup: Setup, *, trace: bool = True, trust_remote_code: bool = False, usual: Setup | None = None
+) -> Prediction:
     """Bytes that a training needs, by phase and category, and whether the machine has them.
 
     Args:
@@ -51,6 +53,8 @@ def predict(setup: Setup, *, trace: bool = True, trust_remote_code: bool = False
             come the model's shapes (None: only a trace can tell) and the machine (without a card: no verdict).
         trace: whether a real Trainer is traced; False: formulas only, at once.
         trust_remote_code: whether code that comes with the model may be run, in the child process.
+        usual: the same setup with the lengths of a usual batch, where `setup` has those of the worst: it is traced
+            after two steps of that. None: all batches are alike.
 
     Raises:
         InputError: nothing can be said of this job, with the reason.
@@ -72,7 +76,7 @@ def predict(setup: Setup, *, trace: bool = True, trust_remote_code: bool = False
         )
     if trace:
         for device in _devices(notes):
-            request = _request(setup, job, device, trust_remote_code=trust_remote_code)
+            request = _request(setup, job, device, usual, trust_remote_code=trust_remote_code)
             try:
                 found = shared_worker().trace(request)
             except TraceFailed as failure:
@@ -159,7 +163,7 @@ def _devices(notes: list[str]) -> tuple[Device, ...]:
     return ("cpu",)
 
 
-def _request(setup: Setup, job: Job, device: Device, *, trust_remote_code: bool) -> TraceRequest:
+def _request(setup: Setup, job: Job, device: Device, usual: Setup | None, *, trust_remote_code: bool) -> TraceRequest:
     gpu = job.machine.gpu
     capability = gpu.capability if gpu is not None else None
     if capability is None:
@@ -173,6 +177,7 @@ def _request(setup: Setup, job: Job, device: Device, *, trust_remote_code: bool)
         evaluate=setup.get("arguments.eval_strategy", "no") != "no",
         save=not is_split(setup),  # the engine has a way of its own
         trust_remote_code=trust_remote_code,
+        usual=usual,
     )
 
 

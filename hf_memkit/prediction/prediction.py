@@ -100,6 +100,10 @@ class Prediction:
         object.__setattr__(self, "categories", {name: self.categories[name] for name in CATEGORIES})
         object.__setattr__(self, "notes", tuple(self.notes))
 
+    def needs_less_than(self, other: Prediction) -> bool:
+        """Whether it does so clearly, by a hundredth of what the process takes."""
+        return self.total_bytes[1] < 0.99 * other.total_bytes[1]
+
     @property
     def total_bytes(self) -> tuple[int, int]:
         """Lowest and highest that the process takes of the card: reserved, and what is outside the allocator."""

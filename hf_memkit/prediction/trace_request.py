@@ -31,6 +31,8 @@ class TraceRequest:
         save: whether a checkpoint is saved after them, if the setup saves any.
         padded: whether the texts of a batch are unequally long; None: as `child/inputs.py`, `pads`, has it.
         trust_remote_code: whether the model's own code may be run.
+        usual: the setup with the lengths of a usual batch: two steps of it come before one of `setup`, as in a run,
+            where lengths that change leave gaps in what the allocator has reserved. None: two steps of `setup`.
     """
 
     setup: Setup
@@ -44,15 +46,18 @@ class TraceRequest:
     save: bool = True
     padded: bool | None = None
     trust_remote_code: bool = False
+    usual: Setup | None = None
 
     def to_json(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in self.__slots__}
+        values["usual"] = self.usual.to_json() if self.usual is not None else None
         return {**values, "setup": self.setup.to_json(), "capability": list(self.capability)}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Self:
         values = {name: content[name] for name in cls.__slots__}
         values["setup"] = Setup.from_json(content["setup"])
+        values["usual"] = Setup.from_json(content["usual"]) if content["usual"] is not None else None
         values["capability"] = tuple(content["capability"])
         return cls(**values)
 

@@ -47,14 +47,15 @@ Judge = Callable[[Setup], Prediction]
 """Predicts a candidate: by a trace, or from the recipe's stored predictions."""
 
 
-def predicted(setup: Setup, *, trace: bool = True) -> Prediction:
+def predicted(setup: Setup, *, trace: bool = True, usual: Setup | None = None) -> Prediction:
     """The prediction of the setup for the card in question, which need not be here; by formula where no trace works.
+    `usual`: as for `predict`.
 
     Raises:
         InputError: nothing can be said of it.
     """
     try:
-        return predict(setup, trace=trace)
+        return predict(setup, trace=trace, usual=usual)
     except InputError as error:
         if not trace:
             raise
@@ -281,7 +282,9 @@ def _nearer_length(length: int, found: Prediction, *, shortest: int, longest: in
     return max(shortest, min(lower, length - MULTIPLE))
 
 
-def nearest_that_fits(recipe: Recipe, setup: Setup, *, use_hub: bool, trace: bool = True) -> str | None:
+def nearest_that_fits(
+    recipe: Recipe, setup: Setup, *, use_hub: bool, trace: bool = True, judge: Judge = predicted
+) -> str | None:
     """The next variant of the recipe that is predicted to fit; None if there is none.
 
     Args:
@@ -289,6 +292,7 @@ def nearest_that_fits(recipe: Recipe, setup: Setup, *, use_hub: bool, trace: boo
         setup: of it, and what does not fit.
         use_hub: as for `choose`.
         trace: as for `predicted`.
+        judge: as for `choose`, with a trace.
     """
     names = list(recipe.variants)
     later = names[names.index(setup.preset) + 1 :]
@@ -296,7 +300,7 @@ def nearest_that_fits(recipe: Recipe, setup: Setup, *, use_hub: bool, trace: boo
     if trace and later:
         others = recipe.model_copy(update={"variants": {name: recipe.variants[name] for name in later}})
         try:
-            return choose(others, machine, replace(request, variant="auto"), use_hub=use_hub)[0].preset
+            return choose(others, machine, replace(request, variant="auto"), use_hub=use_hub, judge=judge)[0].preset
         except DoesNotFitError:
             return None
     for name in later:

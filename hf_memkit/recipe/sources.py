@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hf_memkit.errors import DataError, did_you_mean
-from hf_memkit.models import hub_reachable, why_no_hub
+from hf_memkit.models import hub_reachable, hub_switched_off, why_no_hub
 from hf_memkit.recipe.text_readers import DATA_SUFFIXES, LocalFiles, in_one_line
 from hf_memkit.setup import Setup
 from hf_memkit.user_files import user_path
@@ -61,6 +61,15 @@ def is_local(source: str) -> bool:
     """
     path = user_path(source)
     return path_exists(path) or not _HUB_ID.fullmatch(source) or path.suffix.lower() in DATA_SUFFIXES
+
+
+def is_here(source: str) -> bool:
+    """Whether what a `--data` value names is read without a download.
+
+    Raises:
+        DataError: as `is_local`.
+    """
+    return bool(hub_switched_off()) or is_local(source)
 
 
 def source_of(setup: Setup, *, any_ending: bool = False) -> Path | HubData | None:

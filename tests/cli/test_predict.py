@@ -25,6 +25,7 @@ from hf_memkit.prediction import predict
 from hf_memkit.prediction.prediction import Prediction, with_rest
 from hf_memkit.prediction.verdict import Confidence
 from hf_memkit.presets import PRESETS
+from hf_memkit.recipe.choose import predicted as judge
 from hf_memkit.recipe.schema import load_recipe
 from hf_memkit.request import Request
 from hf_memkit.setup import Setup
@@ -60,7 +61,7 @@ def prepared(
     """As the command line prepares it."""
     request = Request(model=model, **asked)
     own = _with_own(request, preset, [*techniques], [*settings], args, batch_size, accumulation)
-    return _resolved(own, None, trace=False)[0]
+    return _resolved(own, None, None)[0]
 
 
 @pytest.fixture
@@ -490,17 +491,17 @@ def test_a_recipe_is_predicted_like_a_model(tiny: str, run: Run) -> None:
 def test_a_recipe_that_was_changed_is_chosen_by_prediction_too(tiny: str) -> None:
     asked = Request(model=tiny, gpu="16GB", sequence_length=64, arguments={"weight_decay": 0.1})
     recipe = load_recipe("gpt2-on-16gb")
-    setup, prediction = _resolved(asked, recipe, trace=True)
+    setup, prediction = _resolved(asked, recipe, judge)
     assert setup.preset == "resident" and "(predicted: " in setup.why
     assert prediction is not None and prediction.confidence.level == "trace"
-    formula, prediction = _resolved(asked, recipe, trace=False)
+    formula, prediction = _resolved(asked, recipe, None)
     assert prediction is None and "by formula" in formula.why
 
 
 def test_the_cards_that_were_asked_for_win_over_the_recipe_s() -> None:
     recipe = load_recipe("llama-70b-lora-on-8x80gb")
     asked = [Request(variant="sharded", gpu_memory="80GB", gpus=gpus) for gpus in (None, 1, 4)]
-    assert [_resolved(each, recipe, trace=False)[0].resolved_for.gpus for each in asked] == [8, 1, 4]
+    assert [_resolved(each, recipe, None)[0].resolved_for.gpus for each in asked] == [8, 1, 4]
 
 
 def test_deepspeed_with_a_model_whose_shapes_are_not_known(tmp_path: Path, run: Run) -> None:

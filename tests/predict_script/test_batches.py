@@ -124,16 +124,48 @@ def test_rows_that_are_not_padded(shuffle: bool, tokens: int) -> None:
     assert shape_of(chosen_batches(loader).worst) == f"1 × {tokens} tokens"
 
 
-def test_lengths_that_only_the_collator_knows() -> None:
+@pytest.mark.parametrize(
+    ("kind", "size"), [("shuffled", 1), ("shuffled", 4), ("sequential", 1), ("sequential", 4), ("custom", 4)]
+)
+def test_lengths_that_only_the_collator_knows(kind: str, size: int) -> None:
     """Would notice: characters taken for tokens. The row of most characters is not the one of most tokens."""
-    texts = ["a b c d"] * 200 + ["x" * 400] + [" ".join("y" * 90)]
+    texts = ["a b c d"] * 200 + ["x" * 400] + ["a b c"] * 9 + [" ".join("y" * 90), ""]
     rows = datasets.Dataset.from_dict({"text": texts})
 
     def tokenised(picked: Sequence[dict[str, str]]) -> dict[str, torch.Tensor]:
         return padded([{"input_ids": list(range(len(row["text"].split())))} for row in picked])
 
-    chosen = chosen_batches(DataLoader(rows, 1, shuffle=True, collate_fn=tokenised))
-    assert shape_of(chosen.worst) == "1 × 90 tokens" and shape_of(chosen.usual) == "1 × 4 tokens"
+    if kind == "custom":
+        loader = DataLoader(rows, batch_sampler=BySource(len(rows)), collate_fn=tokenised)
+    else:
+        loader = DataLoader(rows, size, shuffle=kind == "shuffled", collate_fn=tokenised)
+    chosen = chosen_batches(loader)
+    worst = drawn(loader, [len(text.split()) for text in texts])
+    assert worst <= chosen.worst["input_ids"].numel() <= worst + 90, "one row more at most"
+    assert shape_of(chosen.usual) == f"{size} × 4 tokens"
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "sequential"])
+def test_sources_and_targets_of_their_own_lengths(kind: str) -> None:
+    """Would notice: a long target that is forgotten because rows with long sources are larger in all."""
+    sources = [60 if number % 3 == 0 else 8 for number in range(300)]
+    targets = [4] * 300
+    sources[77], targets[200] = 90, 40
+    content = {"input_ids": [[1] * each for each in sources], "labels": [[1] * each for each in targets]}
+    rows = datasets.Dataset.from_dict(content)
+
+    def both(picked: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        labels = padded([{"input_ids": row["labels"]} for row in picked])["input_ids"]
+        return {**padded(picked), "labels": labels}
+
+    loader = DataLoader(rows, 4, shuffle=kind == "shuffled", collate_fn=both)
+    chosen = chosen_batches(loader)
+    together = [
+        sum(4 * max(column[row] for row in numbers) for column in (sources, targets))
+        for numbers in (numbers for _ in range(DRAWS // 75) for numbers in loader.batch_sampler or ())
+    ]
+    found = sum(each.numel() for each in chosen.worst.values())
+    assert max(together) <= found <= max(together) + 40 * 4
 
 
 def test_rows_that_are_made_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,8 +258,11 @@ def test_the_largest_image_decides(tmp_path: Path) -> None:
         most = [max(row["image"].size[side] for row in picked) for side in (1, 0)]
         return {"pixel_values": torch.empty(len(picked), 1, *most, dtype=torch.uint8)}
 
-    chosen = chosen_batches(DataLoader(of_images(images, label=[0] * 40), 2, shuffle=True, collate_fn=stacked))
+    loader = DataLoader(of_images(images, label=[0] * 40), 2, shuffle=True, collate_fn=stacked)
+    chosen = chosen_batches(loader)
     assert shape_of(chosen.worst) == "2 × 1 × 600 × 800 pixel_values"
+    pixels = [800 * 600 if number == 7 else 0 if number in (11, 12) else 64 * 48 for number in range(40)]
+    assert chosen.worst["pixel_values"].numel() == drawn(loader, pixels), "of the rows that a run can read"
     assert shape_of(chosen.usual) == "2 × 1 × 48 × 64 pixel_values"
     assert chosen.unreadable is not None and chosen.unreadable[0] == 11
     chosen = chosen_batches(DataLoader(of_images(images[12:]), 2, shuffle=True, collate_fn=stacked))

@@ -252,6 +252,85 @@ def test_the_worst_batch_stands_beside_a_usual_one(run: Run) -> None:
     assert "With rows of at most 16 tokens the worst needs " in out
 
 
+PADDED = """
+import sys, torch
+from transformers import DataCollatorWithFlattening, GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+kind, attention = sys.argv[1], "flash_attention_2" if sys.argv[1] == "flat" else "sdpa"
+config = GPT2Config(n_layer=4, n_embd=256, n_head=4, vocab_size=1000, n_positions=2048, attn_implementation=attention)
+lengths = [16] * 60 + [2048, 64, 64, 64] if kind != "flat" else [2048, 64, 64, 64] * 4
+rows = [{"input_ids": list(range(1, 1 + length)), "labels": list(range(1, 1 + length))} for length in lengths]
+
+def padded(picked):
+    most = max(len(row["labels"]) for row in picked)
+    def filled(values):
+        return torch.tensor([list(each) + [0] * (most - len(each)) for each in values]) % 1000
+    mask = filled([[1] * len(row["labels"]) for row in picked])
+    return {name: filled([row[name] for row in picked]) for name in picked[0]} | {"attention_mask": mask}
+
+arguments = TrainingArguments(
+    "out", per_device_train_batch_size=4, report_to="none", bf16="fp32" not in sys.argv, save_strategy="no",
+    train_sampling_strategy="sequential" if kind == "flat" else "random",
+)
+collator = DataCollatorWithFlattening() if kind == "flat" else padded
+Trainer(GPT2LMHeadModel(config), arguments, train_dataset=rows, data_collator=collator).train()
+"""
+
+
+def test_without_padding_the_worst_batch_is_smaller(run: Run) -> None:
+    """Would notice: a batch without padding that is predicted with the padded one's attention or length, one that is
+    offered where it cannot train, length grouping that is taken for help."""
+    small = ("--gpu-memory", "1500MB", "--json")
+    padded = json.loads(run(PADDED, "padded", options=small)[1])
+    smaller = padded["request"]["batches"]["smaller"]
+    change = 'data_collator=DataCollatorWithFlattening() and attn_implementation="flash_attention_2"'
+    flat = json.loads(run(PADDED, "flat", options=small)[1])
+    assert padded["request"]["batches"]["worst"] == "4 × 2,048 tokens" and flat["request"]["sequence_length"] == 2240
+    total = flat["peak_reserved_gib"][1] + flat["outside_allocator_gib"]
+    assert smaller[change]["total_gib"] == pytest.approx(total, rel=0.02)
+    assert flat["peak_allocated_gib"] < 0.6 * padded["peak_allocated_gib"]
+    out = run(PADDED, "padded", options=small[:2])[1]
+    assert f"With {change} the worst needs " in out and "Grouping by length would not help" in out
+    for options, arguments in ((("--gpu", "T4"), ()), (small[:2], ("fp32",))):  # no kernels; none in 32 bits
+        where = (*options, "--gpu-memory", "1500MB", "--json") if options[0] == "--gpu" else (*options, "--json")
+        found = json.loads(run(PADDED, "padded", *arguments, options=where)[1])["request"]["batches"]["smaller"]
+        assert found and change not in found
+
+
+SFT = """
+import datasets, sys
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from trl import SFTConfig, SFTTrainer
+
+words = Tokenizer(WordLevel({"<pad>": 0, "<end>": 1}, unk_token="<pad>"))
+tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<end>")
+rows = datasets.Dataset.from_dict({"input_ids": [[2] * length for length in [16] * 60 + [2048, 64, 64, 64]]})
+config = LlamaConfig(
+    hidden_size=256, intermediate_size=512, num_hidden_layers=int(sys.argv[1]), num_attention_heads=4,
+    num_key_value_heads=2, vocab_size=4000, max_position_embeddings=2048,
+)
+arguments = SFTConfig(
+    "out", per_device_train_batch_size=4, report_to="none", bf16=True, save_strategy="no", max_length=None
+)
+SFTTrainer(LlamaForCausalLM(config), args=arguments, train_dataset=rows, processing_class=tokenizer).train()
+"""
+
+
+@pytest.mark.longer
+def test_trl_has_a_name_of_its_own_for_no_padding(run: Run) -> None:
+    """Would notice: TRL's Trainer, which cannot train the batch that is offered; a line that it does not take; what is
+    offered though it needs no less. TRL's head leaves out padding: in a model of few layers, nothing else matters."""
+    change = 'padding_free=True and attn_implementation="flash_attention_2"'
+    for layers, helps in (("6", True), ("2", False)):
+        found = json.loads(run(SFT, layers, options=("--gpu-memory", "900MB", "--json"))[1])
+        smaller = found["request"]["batches"]["smaller"]
+        assert (change in smaller) == helps and len(smaller) == 2 + helps
+        total = found["peak_reserved_gib"][1] + found["outside_allocator_gib"]
+        assert all(needs["total_gib"] < 0.99 * total for needs in smaller.values())
+
+
 def test_the_allocator_s_variable_is_the_user_s(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Would notice: the variable of the environment that is not read, or that is read after the script ran."""
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:oops")

@@ -9,6 +9,7 @@ import pytest
 from hf_memkit.cli.recipe_options import RunOptions, machine_here, read_request, rehearses, resolved_run, usual_gpus
 from hf_memkit.hardware import this_machine
 from hf_memkit.models import describe
+from hf_memkit.recipe.choose import predicted
 from hf_memkit.recipe.ranks import Ranks
 from hf_memkit.recipe.schema import load_recipe
 from hf_memkit.request import Request
@@ -41,7 +42,9 @@ def test_a_rehearsal_is_of_all_the_cards(asked: int | None, processes: int) -> N
     options = RunOptions(Request(recipe=NAME, output="run"), gpus=asked, no_trace=True)
     recipe = load_recipe(NAME)
     request = read_request(options, recipe)
-    job, _ = resolved_run(options, recipe, request, machine_here(request), options.place(Ranks(), usual(options)))
+    job, _ = resolved_run(
+        options, recipe, request, machine_here(request), options.place(Ranks(), usual(options)), predicted
+    )
     assert job.target is not None and job.target.resolved_for.gpus == 8 and job.gpus == processes
     assert job.target["arguments.per_device_train_batch_size"] == 4
     (left_out,) = [each for each in job.not_rehearsed if each.key == "environment.WORLD_SIZE"]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hf_memkit.cli.recipe_options import RunOptions, machine_here, read_request, resolved_run
+from hf_memkit.recipe.choose import predicted
 from hf_memkit.recipe.launch import Place
 from hf_memkit.recipe.run import RecipeRun
 from hf_memkit.recipe.schema import load_recipe
@@ -19,7 +20,7 @@ from hf_memkit.technique import TECHNIQUES
 def rehearsed(name: str, **asked: Any) -> RecipeRun:
     options, recipe = RunOptions(Request(recipe=name, **asked)), load_recipe(name)
     request = read_request(options, recipe)
-    job, _ = resolved_run(options, recipe, request, machine_here(request), Place(1, 1))
+    job, _ = resolved_run(options, recipe, request, machine_here(request), Place(1, 1), predicted)
     assert job.is_rehearsal and job.target is not None
     return job
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import inspect
 import itertools
 import math
 import os
@@ -22,20 +23,20 @@ from typing import Any, Final
 
 import torch
 from torch.utils._pytree import tree_leaves
-from transformers import DefaultFlowCallback, TrainerCallback
+from transformers import DefaultFlowCallback, PreTrainedModel, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from hf_memkit.errors import Unmodelled
 from hf_memkit.memory.holdings import carried_by
 from hf_memkit.prediction.child.after_train import Stretches
-from hf_memkit.prediction.child.batches import chosen_batches, first_batches, shape_of
+from hf_memkit.prediction.child.batches import chosen_batches, first_batches, is_much_larger, shape_of, without_padding
 from hf_memkit.prediction.child.constant_propagation import remember
 from hf_memkit.prediction.child.cuda_questions import replace_everywhere
 from hf_memkit.prediction.child.fake_gpu import become
 from hf_memkit.prediction.child.generation import generates, generating
 from hf_memkit.prediction.child.phase_hooks import TrainingWatch
 from hf_memkit.prediction.child.quantised import notes_on_8_bits
-from hf_memkit.prediction.child.row_sizes import elements, needs
+from hf_memkit.prediction.child.row_sizes import elements
 from hf_memkit.prediction.child.script_engine import about_engine, as_the_engine_has_it
 from hf_memkit.prediction.child.tracer import StorageTracer
 from hf_memkit.prediction.child.training import MICRO_BATCHES, SHORT_AND_QUIET, STEPS
@@ -44,8 +45,7 @@ from hf_memkit.prediction.child.users_code import line_that_asks
 __all__ = ["evaluated_again", "traced_training"]
 
 _EVALUATED: Final = 2
-_MUCH_LARGER: Final = 1.1
-"""Times the usual batch: from here on both are traced."""
+_FLASH: Final = "flash_attention_2"
 
 _CONTEXT_BYTES: Final = 2**30
 """More than a process holds beside its tensors."""
@@ -84,7 +84,8 @@ def traced_training(
     accumulation = about["accumulation"] if online else min(about["accumulation"], MICRO_BATCHES)
     if online:
         notes += _rewards_are_constant(trainer)
-    steps = _steps(trainer.get_train_dataloader(), accumulation, about, worst=worst)
+    flat = _without_padding(trainer, tracer.device_type)
+    steps = _steps(trainer.get_train_dataloader(), accumulation, about, worst=worst, flat=flat)
     needed = 1 + max(number for number, step in enumerate(steps) if step.kind == "worst")
     batches = [batch for step in steps for batch in step.batches]
     worst_batches = [batch for step in steps if step.kind == "worst" for batch in step.batches]
@@ -113,16 +114,21 @@ def traced_training(
                     bounds.append(len(events))
                     if number == needed * accumulation and _surely_fits(tracer):
                         raise _Enough
+                    if steps[number // accumulation].kind == flat:
+                        _base(trainer.model).set_attn_implementation(_FLASH)
                     if online:  # answers are generated in every step, also where they last for several
                         trainer._buffered_inputs = None
 
             trainer.get_train_dataloader = lambda: _Loader(batches, trainer.args, dtype, before)
+            attention = getattr(getattr(_base(trainer.model), "config", None), "_attn_implementation", None)
             try:
                 train(trainer)
                 bounds.append(len(events))
             except Exception:  # enough; or a change that this model cannot be trained with, such as another batch size
                 if len(bounds) <= needed:
                     raise
+            if steps[-1].kind == flat:
+                _base(trainer.model).set_attn_implementation(attention)
             about["steps_end"] = len(events)
             if evaluated:
                 _evaluate(trainer, evaluated, dtype, left_out)
@@ -178,10 +184,31 @@ def _refuse(trainer: Any, device_type: str) -> None:
         raise Unmodelled("fsdp: is not modelled; predict without it, or with a DeepSpeed JSON")
 
 
+def _base(model: Any) -> Any:
+    """Without PEFT's wrapper."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _without_padding(trainer: Any, device_type: str) -> str:
+    """What to type so that rows lie behind one another, without padding; empty where that would not train: their model
+    continues a text, takes positions, and computes in 16 bits with flash attention, on a GPU that has it."""
+    arguments, base = trainer.args, _base(trainer.model)
+    if device_type != "cuda" or torch.cuda.get_device_capability() < (8, 0):
+        return ""
+    if not isinstance(base, PreTrainedModel) or not type(base).__name__.endswith(("ForCausalLM", "LMHeadModel")):
+        return ""
+    in_16_bits = arguments.bf16 or arguments.fp16 or base.dtype in (torch.bfloat16, torch.float16)
+    takes_positions = "position_ids" in inspect.signature(base.forward).parameters
+    if not (in_16_bits and takes_positions and base._supports_flash_attn):
+        return ""
+    how = "padding_free=True" if hasattr(arguments, "padding_free") else "data_collator=DataCollatorWithFlattening()"
+    return f'{how} and attn_implementation="{_FLASH}"'
+
+
 def _about(trainer: Any) -> Found:
     """What is trained, for the one who reads the prediction."""
     arguments, model = trainer.args, trainer.model
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    base = _base(model)
     counted = {id(each): each for each in model.parameters()}.values()
     notes = list(_left_out(arguments, base))
     if getattr(arguments, "predict_with_generate", False) and not generates(arguments, type(trainer)):
@@ -322,9 +349,10 @@ class Step:
     batches: Batches
 
 
-def _steps(loader: Any, accumulation: int, about: Found, *, worst: bool) -> list[Step]:
+def _steps(loader: Any, accumulation: int, about: Found, *, worst: bool, flat: str) -> list[Step]:
     """What to trace: two steps of usual batches, then the worst, then what would need less; the worst alone where all
-    batches are alike. Writes down what they are in `about`."""
+    batches are alike. `flat`: what to type for rows without padding, if anything. Writes down the batches in `about`.
+    """
     loader = _on_host(loader)
     if not worst:
         batches = first_batches(loader, STEPS * accumulation)
@@ -342,9 +370,13 @@ def _steps(loader: Any, accumulation: int, about: Found, *, worst: bool) -> list
         return [Step(kind, [*part, *part][:accumulation]) for part in parts]
 
     found = steps_of("worst", chosen.worst, *chosen.others)
-    if chosen.usual is None or not _is_much_larger(chosen.worst, chosen.usual):
+    if chosen.usual is None or not is_much_larger(chosen.worst, chosen.usual):
         return found * STEPS
-    about["batches"] |= {"usual": shape_of(chosen.usual), "high": shape_of(chosen.high)}
+    about["batches"] |= {
+        "usual": shape_of(chosen.usual),
+        "high": shape_of(chosen.high),
+        "grouping": chosen.shuffled and about["batches"]["worst"].endswith(" tokens"),
+    }
     steps = [*steps_of("usual", chosen.usual) * STEPS, *found]
     if chosen.half is not None and chosen.rows == about["micro_batch_size"]:  # else the argument does not decide it
         half = about["micro_batch_size"] // 2
@@ -352,11 +384,9 @@ def _steps(loader: Any, accumulation: int, about: Found, *, worst: bool) -> list
         steps += steps_of(label, chosen.half)
     if chosen.cut is not None:
         steps += steps_of(f"rows of at most {chosen.cut[1]:,} tokens", chosen.cut[0])
+    if flat and (behind := without_padding(chosen.worst)) is not None:
+        steps += steps_of(flat, behind)
     return steps
-
-
-def _is_much_larger(one: Any, other: Any) -> bool:
-    return any(more > _MUCH_LARGER * less for more, less in zip(needs(one), needs(other), strict=True))
 
 
 def _on_host(loader: Any) -> Any:

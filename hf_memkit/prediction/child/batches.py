@@ -20,15 +20,19 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch.utils.data import BatchSampler, RandomSampler
+from transformers import DataCollatorWithFlattening
 
 from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.row_sizes import Needs, Numbers, RowSizes, elements, needs, row_sizes
 
-__all__ = ["Chosen", "chosen_batches", "first_batches", "shape_of"]
+__all__ = ["Chosen", "chosen_batches", "first_batches", "is_much_larger", "shape_of", "without_padding"]
 
 _DRAWS: Final = 1_001
 _PASSES: Final = 25
+_FORMED: Final = 10_000
 _PASSES_S: Final = 10.0
+"""Of a sampler that does not let any rows meet, so many passes and batches, or as many as come in that time."""
+
 _CANDIDATES: Final = 64
 _CANDIDATES_S: Final = 10.0
 """Rows whose sizes only the collator knows are collated alone, the largest first."""
@@ -38,6 +42,9 @@ _BY_CHANCE_S: Final = 5.0
 
 _TRIED: Final = 8
 """Batches of images or sound whose estimated sizes say that they may be the largest, and that are collated."""
+
+_MUCH_LARGER: Final = 1.1
+"""Times the usual batch: from here on both are traced."""
 
 _MORE: Final = 1.02
 """Times as many tokens, or pixels: so much more makes another batch that may be the worst."""
@@ -58,6 +65,7 @@ class Chosen:
             rows have; None: there is no such batch.
         unreadable: a row that cannot be read, and why.
         others: more batches that may need most: they have more tokens than `worst` has, or larger images.
+        shuffled: whether the sampler lets any rows meet.
     """
 
     worst: Batch
@@ -69,6 +77,7 @@ class Chosen:
     cut: tuple[Batch, int] | None = None
     unreadable: tuple[int, str] | None = None
     others: Sequence[Batch] = ()
+    shuffled: bool = False
 
 
 def chosen_batches(loader: Any) -> Chosen:
@@ -108,15 +117,18 @@ def _chosen(dataset: Any, collate: Any, sampler: Any, size: int) -> Chosen:
     alone: dict[int, Needs] = {}
     failed = None
     shuffled = found.rows is not None and _is_shuffled(sampler)
-    first = _candidates(found, size) if shuffled or found.marks is not None else []
+    unknown = found.marks is not None or found.characters  # what the collator makes of a row
+    first = _candidates(found, size) if shuffled or unknown else []
     if first:
         alone, failed = _alone(first, made, _CANDIDATES_S)
     sizes = found.sizes
     if found.marks is not None:
         sizes, more = _by_chance(found, size, made)
         alone |= more
+    longest = [int(each.argmax()) for each in found.columns]  # of each column, which a collator pads by itself
     if shuffled:
         candidates = _together(alone, size) or [_filled(first, size)]
+        candidates += [_filled(list(dict.fromkeys([row, *longest, *first])), size) for row in longest]
         draws = _drawn(sizes, min(size, found.read))
     else:
         sizes, marks = _all_marks(found, alone)
@@ -124,7 +136,8 @@ def _chosen(dataset: Any, collate: Any, sampler: Any, size: int) -> Chosen:
         draws = candidates = next(passes)
         for formed in passes:
             candidates = [*_largest(candidates, marks), *formed]
-        tried = heapq.nlargest(_TRIED, candidates, key=lambda each: int(sizes[each].sum())) if alone else []
+        images = found.marks is not None and alone
+        tried = heapq.nlargest(_TRIED, candidates, key=lambda each: int(sizes[each].sum())) if images else []
         candidates = [list(each) for each in dict.fromkeys(map(tuple, [*_largest(candidates, marks), *tried]))]
     most = {at: needs(made(each)) for at, each in enumerate(candidates)}  # not all of them at once: they are large
     scores = _scores(most)
@@ -134,7 +147,8 @@ def _chosen(dataset: Any, collate: Any, sampler: Any, size: int) -> Chosen:
     worst = made(numbers)
     others = [made(candidates[at]) for at in sorted(largest) if _is_larger(most[at], most[chosen])]
     ranks = _scores(alone)
-    numbers = sorted(numbers, key=lambda number: (-ranks.get(number, 0.0), -int(found.sizes[number])))
+    rank = {number: (number not in longest, -ranks.get(number, 0.0), -int(found.sizes[number])) for number in numbers}
+    numbers = sorted(numbers, key=rank.__getitem__)
     draws = sorted(draws, key=lambda each: _padded(each, sizes))
     usual, high = (draws[int(share * (len(draws) - 1))] for share in (0.5, 0.95))
     plain = found.marks is None  # a row that is cut loses the tokens that stand for its image
@@ -148,6 +162,7 @@ def _chosen(dataset: Any, collate: Any, sampler: Any, size: int) -> Chosen:
         _if_possible(_cut, rows(numbers), rows([_at(0.95, found)]), collate) if plain else None,
         found.unreadable or failed,
         others,
+        shuffled,
     )
 
 
@@ -204,6 +219,27 @@ def first_batches(loader: Any, count: int) -> list[Batch]:
     return batches
 
 
+def is_much_larger(one: Batch, other: Batch) -> bool:
+    """Whether both are worth a prediction."""
+    return any(more > _MUCH_LARGER * less for more, less in zip(needs(one), needs(other), strict=True))
+
+
+def without_padding(batch: Batch) -> Batch | None:
+    """The same rows behind one another, with the position of each token in its own, as transformers'
+    `DataCollatorWithFlattening` and TRL's `padding_free` make them; None where it is no batch of texts and labels that
+    are padded much."""
+    if not isinstance(batch, Mapping) or set(batch) != {"input_ids", "attention_mask", "labels"}:
+        return None
+    ids, mask, labels = (batch[name] for name in ("input_ids", "attention_mask", "labels"))
+    if ids.dim() != 2 or not ids.shape == mask.shape == labels.shape:
+        return None
+    there = mask.bool()
+    if ids.numel() <= _MUCH_LARGER * int(there.sum()):
+        return None
+    rows = [{"input_ids": ids[row][own], "labels": labels[row][own]} for row, own in enumerate(there) if own.any()]
+    return dict(DataCollatorWithFlattening()(rows))
+
+
 def shape_of(batch: Batch) -> str:
     """`"8 × 1024 tokens"`; of what is no text the largest tensor: `"8 × 3 × 224 × 224 pixel_values"`; or both, with
     `" and "`."""
@@ -255,13 +291,16 @@ def _passes(sampler: Any) -> Iterator[list[list[int]]]:
     may have no end."""
     until = time.monotonic() + _PASSES_S
     before: list[list[int]] | None = None
-    for _ in range(_PASSES):
+    count = 0
+    for number in itertools.count():
+        if number >= _PASSES and count >= _FORMED:
+            return
         in_time = itertools.takewhile(lambda _: time.monotonic() < until, sampler)
         formed = [[int(number) for number in numbers] for numbers in in_time]
         if not formed or formed == before:
             return
         yield formed
-        before = formed
+        before, count = formed, count + len(formed)
 
 
 def _candidates(found: RowSizes, size: int) -> list[int]:
@@ -351,11 +390,11 @@ def _is_larger(one: Needs, other: Needs) -> bool:
 def _all_marks(found: RowSizes, alone: Mapping[int, Needs]) -> tuple[Numbers, list[Numbers]]:
     """Sizes of the rows, estimated where only the collator knows them: an image may have no more after it than one
     with fewer pixels. And all by each of which another batch may be the largest."""
-    if found.marks is None or not alone:
-        return found.sizes, [found.sizes]
     known = np.zeros((2, len(found.sizes)), np.int64)
     for number, each in alone.items():
         known[:, number] = each
+    if found.marks is None or not alone:
+        return found.sizes, [found.sizes, *known[:1], *found.columns]
     media = found.marks[1]
     order = sorted(alone, key=lambda number: int(media[number]))
     sizes = np.interp(media, media[order], known[1, order]).astype(np.int64)

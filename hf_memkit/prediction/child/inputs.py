@@ -18,7 +18,7 @@ from typing import Any, Final
 from hf_memkit.errors import InputError
 from hf_memkit.setup import Setup
 
-__all__ = ["Rows", "example", "pads", "shortened"]
+__all__ = ["Behind", "Rows", "example", "pads", "shortened"]
 
 _ONE_LABEL: Final = (
     "ForSequenceClassification", "ForImageClassification", "ForAudioClassification", "ForVideoClassification",
@@ -60,6 +60,20 @@ class Rows:
             raise IndexError(index)
         first = self._shorter is None or index % self._batch_size == 0
         return dict(self._row if first or self._shorter is None else self._shorter)
+
+
+class Behind:
+    """Two data sets, one behind the other."""
+
+    def __init__(self, one: Rows, other: Rows | Behind) -> None:
+        self._one, self._other = one, other
+
+    def __len__(self) -> int:
+        return len(self._one) + len(self._other)
+
+    def __getitem__(self, index: int) -> Values:
+        begin = len(self._one)
+        return self._one[index] if index < begin else self._other[index - begin]
 
 
 def pads(setup: Setup, model: Any) -> bool:

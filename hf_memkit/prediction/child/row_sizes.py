@@ -54,6 +54,8 @@ class RowSizes:
         unreadable: what cannot be read: its row, and why.
         marks: of rows with images or sound, an array a mark: tokens and characters; pixels and samples; of images
             their number, and how square and how long they are. None: rows without.
+        columns: sizes of each column, where several of them differ: a collator pads each by itself. Else none.
+        characters: whether that is what sizes are: the collator makes tokens of them.
     """
 
     sizes: Numbers
@@ -61,6 +63,8 @@ class RowSizes:
     kept: list[Any] = field(default_factory=list)
     unreadable: tuple[int, str] | None = None
     marks: Numbers | None = None
+    columns: Sequence[Numbers] = ()
+    characters: bool = False
 
     @property
     def read(self) -> int:
@@ -178,23 +182,29 @@ def _of_columns(dataset: Any, until: float) -> RowSizes | None:
     names = dataset.format["columns"] or dataset.column_names
     sizes = np.zeros(len(table), np.int64)
     texts = np.zeros(len(table), np.int64)
+    columns: list[Numbers] = []
     for name in names:
         feature = features[name]
         if type(feature).__name__ in _FILES:
             continue
+        own = _leaves(table.column(name).combine_chunks())
         if type(feature).__name__ == "Value" and feature.dtype in ("string", "large_string"):
-            texts += _leaves(table.column(name).combine_chunks())
+            texts += own
         else:
-            sizes += _leaves(table.column(name).combine_chunks())
+            sizes += own
+        if (own > 1).any() and not any(np.array_equal(own, each) for each in columns):
+            columns.append(own)
     with_files = {name: features[name] for name in names if _holds_files(features[name])}
     if with_files:
         found = _of_files(table, with_files, places, until)
         tokens = np.where(found.sizes < 0, 0, (sizes + texts)[places])
         marks = None if found.marks is None else np.vstack([found.marks[:1] + tokens, found.marks[1:]])
         return replace(found, sizes=found.sizes + tokens, marks=marks)
-    if not (sizes > 1).any():  # no lists: what is a text becomes tokens later
+    characters = not (sizes > 1).any() and bool(texts.any())  # no lists: what is a text becomes tokens later
+    if characters:
         sizes = sizes + texts
-    return RowSizes(sizes[places], len(places))
+    several = [each[places] for each in columns] if len(columns) > 1 else ()
+    return RowSizes(sizes[places], len(places), columns=several, characters=characters)
 
 
 def _leaves(array: Any) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hf_memkit.errors import Unmodelled
-from hf_memkit.prediction.child.inputs import Rows
+from hf_memkit.prediction.child.inputs import Behind, Rows
 from hf_memkit.setup import Setup
 
 __all__ = ["as_dataset", "install_fused_head", "is_sft", "sft_rows", "tokenizer"]
@@ -35,7 +35,7 @@ def sft_rows(setup: Setup, row: dict[str, Any], batch_size: int, count: int) -> 
     return Rows(row, count, {name: values[:-1] for name, values in row.items()}, batch_size)
 
 
-def as_dataset(rows: Rows) -> Any:
+def as_dataset(rows: Rows | Behind) -> Any:
     """`rows` as SFTTrainer takes them."""
     from datasets import Dataset
 

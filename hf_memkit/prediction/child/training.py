@@ -9,13 +9,14 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
 
 from hf_memkit.prediction.child.fake_gpu import made_up_values, movable_modules, one_card
 from hf_memkit.prediction.child.generation import arguments_class, generates, generating, generation_config
-from hf_memkit.prediction.child.inputs import Rows, example, pads, shortened
+from hf_memkit.prediction.child.inputs import Behind, Rows, example, pads, shortened
 from hf_memkit.prediction.child.kernel_rules import learn_counts
 from hf_memkit.prediction.child.libraries import install_library_rules, shapes_from_values_are_unmodelled, traceable
 from hf_memkit.prediction.child.models import build_fake_model
@@ -88,12 +89,17 @@ def trace_training(request: TraceRequest) -> Trace:
         nullcontext() if request.device == "real cpu" else FakeTensorMode(allow_non_fake_inputs=True),
         tracer,
     ):
-        options = own_arguments(setup, folder, on_cpu=device_type == "cpu", save=request.save)
+        steps = STEPS if request.usual is None else STEPS + 1
+        options = own_arguments(setup, folder, on_cpu=device_type == "cpu", save=request.save, steps=steps)
         arguments = build_arguments(setup, options, arguments_class(setup, trainer_class(setup)))
         model = build_fake_model(setup, trust_remote_code=request.trust_remote_code)
         rows = rows_for(request, setup, model)
         size = arguments.train_batch_size
-        enough = rows(size, max(1024, size * STEPS * MICRO_BATCHES))
+        enough: Rows | Behind = rows(size, max(1024, size * STEPS * MICRO_BATCHES))
+        if request.usual is not None:
+            as_usual = replace(request, sequence_length=request.usual.sequence_length)
+            usual = rows_for(as_usual, request.usual, model)
+            enough = Behind(usual(size, size * STEPS * arguments.gradient_accumulation_steps), enough)
         trainer = _trainer(request, setup, model, arguments, enough, watch)
         trainer.train()
         if request.evaluate:
@@ -101,8 +107,8 @@ def trace_training(request: TraceRequest) -> Trace:
             evaluated = rows(size, size * request.evaluation_batches)
             trainer.evaluate(as_dataset(evaluated) if is_sft(setup) else evaluated)
         trace = tracer.finish(watch.phase)
-        if watch.optimizer_steps != STEPS:
-            raise RuntimeError(f"{watch.optimizer_steps} optimizer steps were made instead of {STEPS}")
+        if watch.optimizer_steps != steps:
+            raise RuntimeError(f"{watch.optimizer_steps} optimizer steps were made instead of {steps}")
         # A copy: what is freed from now on belongs to the end of this process.
         return Trace.from_json({name: list(value) for name, value in trace.to_json().items()})
 
@@ -112,7 +118,7 @@ def rows_for(request: TraceRequest, setup: Setup, model: Any) -> Callable[[int, 
     padded = request.padded if request.padded is not None else pads(setup, model)
     row = example(model, request.sequence_length, with_mask=padded)
     if "data.target_length" in setup:  # of text pairs
-        row["labels"] = row["labels"][: int(setup["data.target_length"])]
+        row["labels"] = row["labels"][:1] * int(setup["data.target_length"])
     if is_sft(setup):
         enough = STEPS * MICRO_BATCHES + 1
         return lambda batch_size, count: sft_rows(setup, row, batch_size, min(count, enough * batch_size))
@@ -130,7 +136,7 @@ def pretend_card(request: TraceRequest) -> None:
     install_cuda_attention(request.capability)
 
 
-def own_arguments(setup: Setup, folder: str, *, on_cpu: bool, save: bool = True) -> dict[str, Any]:
+def own_arguments(setup: Setup, folder: str, *, on_cpu: bool, save: bool = True, steps: int = STEPS) -> dict[str, Any]:
     """What of TrainingArguments is different in a traced training: it is short, and leaves nothing behind.
 
     A setup that saves does it after the last step. (Trainer's default is to save.) A quantised model is left out: its
@@ -141,6 +147,8 @@ def own_arguments(setup: Setup, folder: str, *, on_cpu: bool, save: bool = True)
     own: dict[str, Any] = {
         **SHORT_AND_QUIET,
         "output_dir": folder,
+        "max_steps": steps,
+        "save_steps": steps,
         "gradient_accumulation_steps": min(accumulation, MICRO_BATCHES),
         "save_strategy": "steps" if saves else "no",
         "train_sampling_strategy": "sequential",
@@ -154,7 +162,7 @@ def own_arguments(setup: Setup, folder: str, *, on_cpu: bool, save: bool = True)
     return own
 
 
-def _trainer(request: TraceRequest, setup: Setup, model: Any, arguments: Any, rows: Rows, watch: Any) -> Any:
+def _trainer(request: TraceRequest, setup: Setup, model: Any, arguments: Any, rows: Rows | Behind, watch: Any) -> Any:
     from transformers import default_data_collator
     from transformers.trainer_callback import PrinterCallback
 

@@ -91,6 +91,9 @@ class _Chat(Task):
             setup = setup.put("arguments.packing", True, mask)
         return setup.put("arguments.max_length", length, "data.sequence_length: longer conversations are cut")
 
+    def padded(self, setup: Setup) -> tuple[str, ...]:
+        return () if setup["arguments.packing"] else ("input_ids",)
+
     def run_arguments(self, setup: Setup) -> dict[str, Any]:
         return train.prepared_rows(setup)
 

@@ -74,6 +74,7 @@ class Task(ABC):
         script: the module of `hf_memkit/recipe/export/scripts` that an export copies.
         script_needs: packages that it needs beyond what all scripts do, as pip names them.
         script_reads: what it reads of the section `data` as the setup has it, beside what all of them do.
+        padded_to: what its collator rounds the tokens of a batch up to.
         made_up_by: the module beside this one that makes up what is no text, where no hub can be reached.
     """
 
@@ -90,6 +91,7 @@ class Task(ABC):
     script: ClassVar[str]
     script_needs: ClassVar[tuple[str, ...]] = ()
     script_reads: ClassVar[tuple[str, ...]] = ("sequence_length",)
+    padded_to: ClassVar[int] = 1
     made_up_by: ClassVar[str] = ""
 
     def data_settings(self, data: Data) -> Settings:
@@ -137,6 +139,11 @@ class Task(ABC):
     def model_values(self, setup: Setup, examples: Examples) -> dict[str, Any]:
         """Config values that the data decides, such as the number of labels."""
         return {}
+
+    def padded(self, setup: Setup) -> tuple[str, ...]:
+        """Columns of the examples that are padded to the longest row of a micro-batch: `input_ids`, and `labels` where
+        these have lengths of their own. None where all batches have one size."""
+        return ()
 
     def run_arguments(self, setup: Setup) -> dict[str, Any]:
         """Fields of the arguments that are different in memkit's own run, because `prepare` has done their work; an

@@ -64,6 +64,7 @@ class _TextClassification(Task):
     )
     example: ClassVar[str] = '{"text": "I would buy it again.", "label": "positive"}'
     script: ClassVar[str] = "train_text_classification"
+    padded_to: ClassVar[int] = _MULTIPLE
 
     def arguments(self, data: Any) -> Settings:
         return {
@@ -106,6 +107,9 @@ class _TextClassification(Task):
         taken = set(held)
         train = rows.select([index for index in range(len(rows)) if index not in taken])
         return Examples(train, rows.select(held), tokenizer, checksum(train), {"labels": labels})
+
+    def padded(self, setup: Setup) -> tuple[str, ...]:
+        return ("input_ids",)
 
     def model_values(self, setup: Setup, examples: Examples) -> dict[str, Any]:
         return label_values(examples)

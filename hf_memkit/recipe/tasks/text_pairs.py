@@ -47,6 +47,7 @@ class _TextPairs(Task):
     local_form: ClassVar[str] = "a table of text pairs: JSON lines, CSV, TSV or parquet, or a folder of one kind"
     example: ClassVar[str] = '{"source": "The house is small.", "target": "Das Haus ist klein."}'
     script: ClassVar[str] = "train_text_pairs"
+    padded_to: ClassVar[int] = _MULTIPLE
     script_reads: ClassVar[tuple[str, ...]] = ("prefix", "sequence_length")
 
     def data_settings(self, data: Any) -> Settings:
@@ -64,6 +65,8 @@ class _TextPairs(Task):
 
     def settled(self, setup: Setup) -> Setup:
         _, target_length = _lengths(setup)
+        if setup.get("data.target_length", target_length) != target_length:
+            setup = setup.put("data.target_length", target_length, "a target is not longer than a source may be")
         return setup.put(
             "arguments.generation_max_length", target_length + 1, "a target, and the token that it begins with"
         )
@@ -98,6 +101,9 @@ class _TextPairs(Task):
         limits = {"input_ids": ("sources", length), "labels": ("targets", target_length)}
         train, held_out = hold_out(as_tokens(table.rows, encode, limits, say), data["held_out"])
         return Examples(train, held_out, tokenizer, checksum(train))
+
+    def padded(self, setup: Setup) -> tuple[str, ...]:
+        return ("input_ids", "labels")
 
     def trainer_options(self, setup: Setup, examples: Examples) -> dict[str, Any]:
         from transformers import DataCollatorForSeq2Seq

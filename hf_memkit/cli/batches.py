@@ -1,0 +1,41 @@
+"""What the worst batch of real data needs beside a usual one, as scripts and recipes show it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from hf_memkit.units import GIB, format_gib
+
+if TYPE_CHECKING:
+    from hf_memkit.prediction.from_script import BatchNeeds
+    from hf_memkit.prediction.prediction import Prediction
+
+__all__ = ["batches_json", "of_batches"]
+
+
+def of_batches(prediction: Prediction, batches: BatchNeeds | None) -> Iterator[str]:
+    """What the worst batch needs beside a usual one, and what would make it smaller."""
+    if batches is None:
+        return
+    yield f"{batches.said(prediction)}."
+    if prediction.verdict == "does not fit":
+        for change, needs in batches.smaller.items():
+            yield f"With {change} the worst needs {format_gib(needs.total_bytes[1])}: {needs.verdict}."
+        if batches.grouping:
+            yield "Grouping by length would not help: the longest rows would still meet in one batch."
+
+
+def batches_json(batches: BatchNeeds | None) -> dict[str, Any] | None:
+    if batches is None:
+        return None
+
+    def needs(found: Prediction) -> dict[str, Any]:
+        return {"total_gib": found.total_bytes[1] / GIB, "verdict": found.verdict}
+
+    return {
+        "worst": batches.worst,
+        "usual": {"batch": batches.usual, **needs(batches.usual_needs)},
+        "high": batches.high,
+        "smaller": {change: needs(found) for change, found in batches.smaller.items()},
+    }
