@@ -103,7 +103,7 @@ def run(shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
         before = shared.output.stat().st_size
         exited = main(["predict", "train.py", *options, "--", *arguments])
         said = capsys.readouterr()
-        return exited, said.out, said.err, shared.output.read_text()[before:]
+        return exited, said.out, said.err, shared.output.read_bytes()[before:].decode()
 
     return of
 
