@@ -7,8 +7,10 @@ stretches of a step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -26,7 +28,12 @@ from hf_memkit.terms import Category, Phase
 
 __all__ = ["TrainingWatch"]
 
+_WITHIN: Final[tuple[Phase, ...]] = ("generate", "log_probabilities")
+"""Parts of a step without gradients, which interrupt another phase."""
+
 _DEFAULT: Mapping[Phase, Category] = {
+    "generate": "activations",
+    "log_probabilities": "activations",
     "forward": "activations",
     "backward": "activations",
     "optimizer": "optimizer",
@@ -45,6 +52,7 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
         self._names: dict[int, str] = {}
         self._stack: list[str] = []
         self._outside_step: list[Category] = []
+        self._passes: list[contextlib.ExitStack] = []
         self.optimizer_steps = 0
         self._hooks: HookSet | None = None
 
@@ -98,6 +106,48 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
     def on_save(self, *args: Any, **kwargs: Any) -> None:
         self._phases.save_end()
 
+    # ---- parts of a step that no event tells of ----
+
+    def watch_parts(self, trainer: Any) -> None:
+        """Names what TRL's Trainers do in a step without gradients: answers are generated (1.16: grpo_trainer.py and
+        rloo_trainer.py, `_generate_single_turn`); log-probabilities are computed by a reference model, or by the model
+        itself, as it was or without its adapter."""
+        if hasattr(trainer, "_generate_single_turn"):
+            generate = trainer._generate_single_turn
+
+            @functools.wraps(generate)
+            def generates(*args: Any, **kwargs: Any) -> Any:
+                with self._within("generate"):
+                    return generate(*args, **kwargs)
+
+            trainer._generate_single_turn = generates
+        if hasattr(trainer, "ref_model"):
+            for model in {id(each): each for each in (trainer.model, trainer.ref_model) if each is not None}.values():
+                model.register_forward_pre_hook(self._pass_begins)
+                model.register_forward_hook(self._pass_ends, always_call=True)
+
+    @contextlib.contextmanager
+    def _within(self, phase: Phase) -> Iterator[None]:
+        """What is made within it belongs to `phase`, if it is in a step, and in no such part already."""
+        outer, default = self.phase, self._tracer.default
+        if not self._phases.in_step or outer in _WITHIN:
+            yield
+            return
+        self._phases.move_to(phase)
+        try:
+            yield
+        finally:
+            self._phases.move_to(outer)
+            self._tracer.default = default
+
+    def _pass_begins(self, *_: Any) -> None:
+        self._passes.append(contextlib.ExitStack())
+        if not torch.is_grad_enabled():
+            self._passes[-1].enter_context(self._within("log_probabilities"))
+
+    def _pass_ends(self, *_: Any) -> None:
+        self._passes.pop().close()
+
     def end(self) -> None:
         """Says no more of phases."""
         if self._hooks is not None:
@@ -114,7 +164,7 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
         phase = self._phases.phase
         if not (ended == "forward" and phase == "backward"):  # the loss goes on until its gradient is through
             self._tracer.default = _DEFAULT.get(phase, "other")
-        if phase not in ("forward", "backward", "evaluate"):
+        if phase not in ("forward", "backward", "evaluate", *_WITHIN):
             self._tracer.module = ""
 
     def _root_begins(self, module: nn.Module, args: tuple[Any, ...]) -> None:
