@@ -30,7 +30,7 @@ from hf_memkit.prediction.child.after_train import Stretches
 from hf_memkit.prediction.child.batches import chosen_batches, first_batches, shape_of
 from hf_memkit.prediction.child.constant_propagation import remember
 from hf_memkit.prediction.child.fake_gpu import become
-from hf_memkit.prediction.child.generation import generates, generating
+from hf_memkit.prediction.child.generation import generates
 from hf_memkit.prediction.child.phase_hooks import TrainingWatch
 from hf_memkit.prediction.child.quantised import notes_on_8_bits
 from hf_memkit.prediction.child.row_sizes import elements, needs
@@ -99,10 +99,8 @@ def traced_training(
         notes += _callbacks(trainer, watch)
         with fake():
             tracer.adopt(_weights(tracer.device_type), "weights")
-            if _is_traced() and generates(arguments, type(trainer)):
-                trainer.__class__ = generating(type(trainer))
-                if evaluated:
-                    notes.append("evaluations generate: counted as if every answer were as long as it may be")
+            if _is_traced() and evaluated and generates(arguments, type(trainer)) and trainer.compute_metrics:
+                notes.append("evaluations generate: counted as if every answer were as long as it may be")
             dtype = as_the_engine_has_it(trainer)
             if reference:
                 _reference_passes(trainer, _Loader(reference, arguments, dtype), tracer)
@@ -183,8 +181,11 @@ def _about(trainer: Any) -> Found:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     counted = {id(each): each for each in model.parameters()}.values()
     notes = list(_left_out(arguments, base))
-    if getattr(arguments, "predict_with_generate", False) and not generates(arguments, type(trainer)):
-        notes.append("predict_with_generate has no effect: Seq2SeqTrainer generates, and this is none")
+    if getattr(arguments, "predict_with_generate", False):
+        if not generates(arguments, type(trainer)):
+            notes.append("predict_with_generate has no effect: Seq2SeqTrainer generates, and this is none")
+        elif trainer.compute_metrics is None:
+            notes.append("predict_with_generate has no effect: evaluations without compute_metrics compute the loss")
     return {
         "environment": {name: each for name, each in os.environ.items() if name.endswith("ALLOC_CONF")},
         "deepspeed": about_engine(trainer),

@@ -53,6 +53,7 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
         self._stack: list[str] = []
         self._outside_step: list[Category] = []
         self._passes: list[contextlib.ExitStack] = []
+        self._generates = False
         self.optimizer_steps = 0
         self._hooks: HookSet | None = None
 
@@ -63,7 +64,7 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
         self._names = {id(module): name for name, module in model.named_modules()}
         hooks = self._hooks = HookSet(model, self._guard)
         self._phases.attach(model, hooks)
-        model.register_forward_pre_hook(self._root_begins)
+        model.register_forward_pre_hook(self._root_begins, with_kwargs=True)
         # For all modules at once: some functions take another way where a module has hooks of its own (chunked_loss).
         register_module_forward_pre_hook(self._enter)
         register_module_forward_hook(self._leave, always_call=True)
@@ -167,8 +168,9 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
         if phase not in ("forward", "backward", "evaluate", *_WITHIN):
             self._tracer.module = ""
 
-    def _root_begins(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def _root_begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self._tracer.default = "activations"
+        self._generates = kwargs.get("past_key_values") is not None and not torch.is_grad_enabled()
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         self._stack.append(self._names.get(id(module), self._tracer.module))
@@ -194,6 +196,8 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
         self._loss_begins(next(tensors_in(args), None))
 
     def _loss_begins(self, hidden: torch.Tensor | None) -> None:
+        if self._generates:  # what comes next is the choice of a token
+            return
         self._tracer.default = "loss"
         if hidden is not None and hidden.requires_grad:
             hidden.register_hook(self._loss_is_through)  # type: ignore[no-untyped-call]
