@@ -46,7 +46,10 @@ class Answers(Trainer):
         prompt = {name: each for name, each in inputs.items() if name != "labels"}
         with torch.no_grad():
             found = model.generate(**prompt, max_new_tokens=200, min_new_tokens=200, **options)
+            if options.get("output_logits"):
+                torch.stack(found.logits, 1)
         model.train()
+        found = getattr(found, "sequences", found)
         assert found.shape[0] == 4 * options.get("num_return_sequences", 1), found.shape
         return super().training_step(model, inputs, *args, **kwargs)
 
@@ -62,11 +65,12 @@ Answers(model, arguments, train_dataset=rows).train()
         ("llama", '{"do_sample": true}'),
         ("llama", '{"num_beams": 3, "num_return_sequences": 2}'),
         ("llama", '{"use_cache": false}'),
+        ("llama", '{"output_logits": true, "return_dict_in_generate": true}'),
         ("mistral", "{}"),
         ("t5", "{}"),
         ("t5", '{"num_beams": 4}'),
         ("bart", '{"num_beams": 4, "do_sample": true}'),
-        ("whisper", "{}"),
+        ("whisper", '{"language": null}'),
     ],
 )
 def test_what_generating_holds_is_what_a_real_loop_holds(predict: Predict, kind: str, options: str) -> None:

@@ -9,6 +9,7 @@ every beam. That every answer is as long as it may be is a bound: a real one may
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import sys
 from collections.abc import Mapping
@@ -68,15 +69,22 @@ def answers_are_longest() -> None:
         setattr(GenerationMixin, name, _longest(getattr(GenerationMixin, name)))
     whisper = sys.modules.get("transformers.models.whisper.generation_whisper")
     if whisper is not None:
-        whisper.WhisperGenerationMixin.generate = _generate_from_one_window
+        _sound_is_one_window(whisper.WhisperGenerationMixin)
 
 
-def _generate_from_one_window(self: Any, input_features: torch.Tensor, *args: Any, **options: Any) -> Any:
+def _sound_is_one_window(whisper: Any) -> None:
     """Whisper's own `generate` finds by the values of its answers where in a sound the next window begins, copies it,
     and generates as other models do (transformers 5.23.0: generation_whisper.py, `_get_input_segment`)."""
     from transformers import GenerationMixin
 
-    return GenerationMixin.generate(self, input_features.clone(), *args, **options)
+    others = GenerationMixin.generate
+    own = inspect.signature(whisper.generate).parameters.keys() - inspect.signature(others).parameters.keys()
+    own -= {"attention_mask"}  # what is left decides about windows and words
+
+    def generate(self: Any, input_features: torch.Tensor, *args: Any, **options: Any) -> Any:
+        return others(self, input_features.clone(), *args, **{k: v for k, v in options.items() if k not in own})
+
+    whisper.generate = generate
 
 
 def _longest(loop: Any) -> Any:
@@ -91,14 +99,23 @@ def _longest(loop: Any) -> Any:
         generation_config: Any,
         **options: Any,
     ) -> Any:
+        if generation_config.output_attentions or generation_config.output_hidden_states:
+            raise Unmodelled("generate() with output_attentions or output_hidden_states is not modelled")
         prompt, most, word = input_ids, stopping_criteria.max_length, _word(generation_config)
         rows, given = input_ids.shape
-        beams = generation_config.num_beams
+        beams = generation_config.num_beams or 1
+        earlier: dict[str, tuple[torch.Tensor, ...]] = {}
         turns = min(most - given, _TURNS)
         skipped = most - given - turns
         if skipped > 0:
             outputs = self._prefill(input_ids, generation_config, options)
             options = _later(self, outputs, options, skipped)
+            if generation_config.return_dict_in_generate:
+                kept = [name for name in ("scores", "logits") if getattr(generation_config, f"output_{name}")]
+                new = functools.partial(
+                    outputs.logits.new_empty, (rows, outputs.logits.shape[-1]), dtype=torch.float32
+                )
+                earlier = {name: tuple(new() for _ in range(skipped)) for name in kept}
             del outputs
             if options["use_cache"]:
                 _grow(options["past_key_values"], skipped - 1)
@@ -119,11 +136,12 @@ def _longest(loop: Any) -> Any:
             del self._has_unfinished_sequences
         del of_beams
         if beams > 1:
-            prompt = prompt[: rows // beams * generation_config.num_return_sequences]
+            prompt = prompt[: rows // beams * (generation_config.num_return_sequences or 1)]
         answers = torch.cat([prompt, prompt.new_full((prompt.shape[0], most - given), word)], dim=1)
         if isinstance(found, torch.Tensor):
             return answers
-        found.sequences = answers
+        for name, each in {"sequences": answers, **{name: (*earlier[name], *found[name]) for name in earlier}}.items():
+            found[name] = each
         return found
 
     return longest
