@@ -112,10 +112,12 @@ def _longest(loop: Any) -> Any:
             options = _later(self, outputs, options, skipped)
             if generation_config.return_dict_in_generate:
                 kept = [name for name in ("scores", "logits") if getattr(generation_config, f"output_{name}")]
-                new = functools.partial(
-                    outputs.logits.new_empty, (rows, outputs.logits.shape[-1]), dtype=torch.float32
-                )
-                earlier = {name: tuple(new() for _ in range(skipped)) for name in kept}
+                of_a_token = outputs.logits[:, -1]
+                earlier = {
+                    name: tuple(torch.empty_like(of_a_token, dtype=torch.float32) for _ in range(skipped))
+                    for name in kept
+                }
+                del of_a_token
             del outputs
             if options["use_cache"]:
                 _grow(options["past_key_values"], skipped - 1)
@@ -125,10 +127,9 @@ def _longest(loop: Any) -> Any:
         of_beams = input_ids.new_empty((4 if beams > 1 else 0, rows, skipped), dtype=torch.int32)
         again = itertools.repeat(True, turns)
         self._has_unfinished_sequences = lambda *_, **__: next(again, False)
-        processors = [functools.partial(_processed, each) for each in logits_processor]
         try:
             found = loop(
-                self, input_ids, _all_of(processors), stopping_criteria=stopping_criteria,
+                self, input_ids, logits_processor, stopping_criteria=stopping_criteria,
                 generation_config=generation_config, **options,
             )  # fmt: skip
         finally:
@@ -167,18 +168,6 @@ def _later(model: Any, outputs: Any, options: dict[str, Any], tokens: int) -> di
     if types is not None:
         options["token_type_ids"] = torch.cat([types, types[:, -1:].expand(-1, tokens)], dim=-1)
     return options
-
-
-def _all_of(processors: list[Any]) -> Any:
-    return lambda ids, scores: functools.reduce(lambda found, process: process(ids, found), processors, scores)
-
-
-def _processed(process: Any, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """What a processor makes of the scores; one that looks at values, such as at words that come again, a copy."""
-    try:
-        return process(ids, scores)  # type: ignore[no-any-return]
-    except (RuntimeError, TypeError, ValueError, Unmodelled):
-        return scores.clone()
 
 
 def _word(generation_config: Any) -> int:
