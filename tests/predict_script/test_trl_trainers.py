@@ -84,13 +84,14 @@ def test_a_script_with_vllm_is_predicted_where_vllm_is_not_installed(
     def found(*more: str) -> Prediction:
         return predict_script_training(job(folder, tmp_path, "trl_grpo", *more), MACHINE, worker=worker)[0]
 
-    alone, beside = found("--beta", "0"), found("--beta", "0", "--use_vllm")
+    long = ("--beta", "0", "--max_completion_length", "400")  # more numbers than are followed
+    alone, beside = found(*long), found(*long, "--use_vllm")
     assert beside.outside_allocator_bytes - alone.outside_allocator_bytes == int(0.3 * MACHINE.gpu.capacity_bytes)
     assert "vLLM: 0.3 × 23.49 GiB = 7.05 GiB, by formula" in beside.why
     assert "log_probabilities" in beside.phases and "log_probabilities" not in alone.phases
     assert beside.phases["backward"][0] == pytest.approx(alone.phases["backward"][0], rel=0.01)
     assert beside.phases["generate"][0] < alone.phases["generate"][0]  # keys and values are vLLM's
-    other = found("--beta", "0", "--use_vllm", "--vllm_mode", "server")
+    other = found(*long, "--use_vllm", "--vllm_mode", "server")
     assert other.outside_allocator_bytes == alone.outside_allocator_bytes and other.phases == beside.phases
     assert any(note.startswith("vLLM runs on other GPUs") for note in other.notes)
 
