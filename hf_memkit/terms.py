@@ -7,9 +7,12 @@ from typing import Final, Literal, get_args
 __all__ = ["CATEGORIES", "PHASES", "Category", "Phase", "Place", "at"]
 
 Phase = Literal[
-    "load", "resume", "data", "forward", "backward", "optimizer", "evaluate", "save", "best_model", "merge", "after"
-]
+    "load", "resume", "data", "generate", "log_probabilities", "forward", "backward", "optimizer", "evaluate", "save",
+    "best_model", "merge", "after",
+]  # fmt: skip
 """What a training job is doing when memory is measured. `resume`: a checkpoint is read before the first step;
+`generate`: a model writes the answers that it learns from; `log_probabilities`: passes without gradients, of a
+reference model or of the model itself, that the loss needs;
 `best_model`: one is read after the last step (`load_best_model_at_end`); `merge`: adapters become weights; `after`:
 what else a script does below `train()`."""
 

@@ -228,7 +228,8 @@ def advice(prediction: Prediction, instead: Next | NextVariant | None, what: str
     largest, lines = prediction.largest_category, []
     outside = prediction.outside_allocator_bytes
     least = prediction.confidence.cap_with_slack(prediction.smallest_cap_bytes)
-    if prediction.verdict == "tight" or least > (prediction.capacity_bytes or 0) - outside:
+    lacks_room = prediction.verdict == "tight" or least > (prediction.capacity_bytes or 0) - outside
+    if lacks_room:
         lines.append(f"Most of the peak is {largest}: {_size(prediction.categories[largest])}.")
     if prediction.verdict == "tight":
         return [*lines, f"To leave room, give {smaller}."]
@@ -241,7 +242,7 @@ def advice(prediction: Prediction, instead: Next | NextVariant | None, what: str
             f"No other preset fits by formula with this batch and length: give {smaller}, or more RAM for offload "
             f"(--ram)."
         )
-    else:
+    elif lacks_room or what != "script":
         lines.append(f"Give {smaller}.")
     return lines
 

@@ -36,7 +36,7 @@ class PhaseTracker:
     """Follows the phases of one training.
 
     `on_boundary(ended)` is called at each change of phase, `on_forward(args, kwargs)` before each training forward.
-    `merge_optimizer` may be set until training begins.
+    `merge_optimizer` may be set until training begins; `in_step` says whether an optimizer step is under way.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class PhaseTracker:
         self._on_forward = on_forward
         self.merge_optimizer = False
         self._hooks: HookSet | None = None
-        self._in_step = False
+        self.in_step = False
 
     def attach(self, model: nn.Module, hooks: HookSet) -> None:
         """Hooks the root module. `hooks.remove()` undoes it."""
@@ -67,7 +67,7 @@ class PhaseTracker:
         self.move_to("data")
 
     def step_begin(self) -> None:
-        self._in_step = True
+        self.in_step = True
         self.move_to("data")  # from evaluate, after a prediction that ended without on_evaluate
 
     def substep_end(self) -> None:
@@ -83,7 +83,7 @@ class PhaseTracker:
             self.move_to("optimizer")
 
     def step_end(self) -> None:
-        self._in_step = False
+        self.in_step = False
         self.move_to("data")
 
     def prediction_step(self) -> None:
@@ -103,7 +103,7 @@ class PhaseTracker:
 
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if not _is_training(module):
-            if self.phase == "data" and not self._in_step and not module.training:
+            if self.phase == "data" and not self.in_step and not module.training:
                 self._rename("evaluate")
             return
         self.move_to("forward")

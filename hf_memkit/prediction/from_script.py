@@ -32,6 +32,7 @@ from hf_memkit.prediction.predicting import from_trace
 from hf_memkit.prediction.prediction import Prediction
 from hf_memkit.prediction.trace import Trace
 from hf_memkit.prediction.trace_request import Device, ScriptRequest
+from hf_memkit.prediction.vllm_share import with_vllm
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.request import refuse_below_one
 from hf_memkit.setup import Setup
@@ -218,10 +219,11 @@ def predict_script_training(
         trained += f", as {name_of(script)} makes it,"
 
     def of_part(trace: Trace, notes: list[str]) -> Prediction:
-        return from_trace(
+        alone = from_trace(
             trace, device, setup, setup.sized_job, ledger, notes, trainer=trained,
             libraries=other.libraries if other is not None else None,
         )  # fmt: skip
+        return with_vllm(alone, about.get("vllm"), machine)
 
     parts = _parts(trace, about["steps"], about["steps_end"])
     found = of_part(parts.pop("worst"), notes)

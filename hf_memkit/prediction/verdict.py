@@ -161,7 +161,7 @@ def judge(
 def _card(gpu: Gpu | None, reserved: int, cap: int, outside: int, confidence: Confidence) -> Judgement:
     if gpu is None:
         return Judgement(None, "no card to judge by; name one: --gpu NAME or --gpu-memory 16GB")
-    usable = gpu.capacity_bytes - outside
+    usable = max(0, gpu.capacity_bytes - outside)
     leaves = f"{gpu.name} leaves {format_size(usable)}"
     least, most = confidence.cap_with_slack(cap), confidence.reserved_with_slack(reserved)
     if most <= usable:

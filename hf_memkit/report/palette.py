@@ -26,6 +26,8 @@ PHASE_COLOURS: Final[dict[Phase, str]] = {
     "load": "#8c8c8c",
     "resume": "#8c8c8c",
     "data": "#f0e442",
+    "generate": "#cc79a7",
+    "log_probabilities": "#0072b2",
     "forward": "#56b4e9",
     "backward": "#d55e00",
     "optimizer": "#009e73",

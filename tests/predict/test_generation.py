@@ -1,4 +1,4 @@
-"""Evaluations that generate: the bound is above what Seq2SeqTrainer holds on real tensors, and not far above."""
+"""Evaluations that generate. The loop itself is compared with a real one in test_generate_in_steps.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import torch
 from transformers import (
     GenerationConfig,
     Seq2SeqTrainer,
@@ -20,7 +19,6 @@ from transformers import (
 )
 
 from hf_memkit.prediction import Prediction, predict_trainer
-from hf_memkit.prediction.child.generation import generation_bytes
 from hf_memkit.prediction.trace_request import TraceRequest
 from hf_memkit.prediction.worker import Worker
 from tests.predict.architectures import ARCHITECTURES, request
@@ -52,24 +50,17 @@ def asked(architecture: str, settings: dict[str, Any]) -> TraceRequest:
 
 
 @pytest.mark.parametrize("architecture", ["t5", "bart", "whisper"])
-@pytest.mark.parametrize(("length", "beams", "most"), [(100, 1, 1.1), (60, 3, 2.3)])
-def test_the_bound_is_above_the_real_evaluation(
-    worker: Worker, architecture: str, length: int, beams: int, most: float
-) -> None:
-    wanted = asked(architecture, {"arguments.generation_max_length": length, "arguments.generation_num_beams": beams})
-    fake = worker.trace(wanted).peaks_by_phase()["evaluate"]
-    real = worker.trace(replace(wanted, device="real cpu")).peaks_by_phase()["evaluate"]
-    print(architecture, length, beams, fake / real)
-    assert real <= fake < most * real
-
-
-def test_longer_answers_and_more_beams_need_more(worker: Worker) -> None:
-    peaks = [
-        worker.trace(asked("t5", {"arguments.generation_max_length": length, "arguments.generation_num_beams": beams}))
-        .peaks_by_phase()["evaluate"]
-        for length, beams in ((20, 1), (200, 1), (200, 4))
-    ]  # fmt: skip
+def test_longer_answers_and_more_beams_need_more(worker: Worker, architecture: str) -> None:
+    peaks = []
+    for length, beams in ((20, 1), (120, 1), (120, 4)):
+        more = {"arguments.generation_max_length": length, "arguments.generation_num_beams": beams}
+        peaks.append(worker.trace(asked(architecture, more)).peaks_by_phase()["evaluate"])
     assert peaks == sorted(set(peaks))
+
+
+def no_metrics(prediction: Any) -> dict[str, float]:
+    """Without a function evaluations do not generate."""
+    return {}
 
 
 def text_pairs(tmp_path: Path, **options: Any) -> tuple[Any, Any, list[dict[str, Any]]]:
@@ -85,16 +76,9 @@ def text_pairs(tmp_path: Path, **options: Any) -> tuple[Any, Any, list[dict[str,
     return T5ForConditionalGeneration(config), arguments, rows
 
 
-def test_longer_inputs_have_more_keys_and_values(tmp_path: Path) -> None:
-    """Of each token, in fp32: keys and values of two layers and of a copy of one, and the encoder's output."""
-    model, arguments, _ = text_pairs(tmp_path)
-    short, long = (generation_bytes(arguments, model, torch.zeros(2, tokens, dtype=torch.int64)) for tokens in (8, 24))
-    assert long - short == 2 * (24 - 8) * 4 * (2 * (2 + 1) * 64 + 64)
-
-
 def of_trainer(model: Any, arguments: Any, rows: Any, kind: Any = Seq2SeqTrainer) -> Prediction:
-    trainer = kind(model, arguments, train_dataset=rows, eval_dataset=rows, data_collator=default_data_collator)
-    return predict_trainer(trainer, gpu="16GB")
+    options = {"data_collator": default_data_collator, "compute_metrics": no_metrics}
+    return predict_trainer(kind(model, arguments, train_dataset=rows, eval_dataset=rows, **options), gpu="16GB")
 
 
 @pytest.mark.longer
@@ -113,13 +97,14 @@ def test_a_trainer_that_generates_is_taken_as_it_is(tmp_path: Path) -> None:
     assert named.phases["evaluate"] == found.phases["evaluate"]
     ignored = predict_trainer(model, fields, **options)
     assert any("predict_with_generate has no effect" in note for note in ignored.notes)
-    assert ignored.phases["evaluate"][0] == plain.phases["evaluate"][0]
+    assert ignored.phases["evaluate"][0] <= plain.phases["evaluate"][0]  # which keeps logits for metrics
 
 
 def test_a_generation_config_says_how_long_answers_are(tmp_path: Path) -> None:
     model, arguments, rows = text_pairs(tmp_path)
     short = of_trainer(model, arguments, rows)
-    wanted = GenerationConfig(max_new_tokens=300, num_beams=4)
+    special = {"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+    wanted = GenerationConfig(max_new_tokens=300, num_beams=4, **special)
     long = of_trainer(model, replace(arguments, generation_config=wanted), rows)
     assert long.phases["evaluate"][0] > short.phases["evaluate"][0]
     named = replace(arguments, generation_max_length=301, generation_num_beams=4)

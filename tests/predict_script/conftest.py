@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,16 @@ def worker() -> Iterator[Worker]:
     made = Worker()
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models and data of the jobs."""
+    made = tmp_path_factory.mktemp("jobs")
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    prepare = Path(__file__).parent / "jobs" / "prepare.py"
+    subprocess.run([sys.executable, str(prepare), str(made)], check=True, env=environment)
+    return made
 
 
 @pytest.fixture

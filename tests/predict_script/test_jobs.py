@@ -54,20 +54,17 @@ LIVES: Final = {
     "lora_merge": {"resume", "save", "evaluate", "best_model", "merge", "after"},
     "lora_merge_reloaded": {"save", "merge", "after"},
     "sentiment": {"best_model"},
+    "trl_dpo_lora": {"log_probabilities"},
+    "trl_dpo_precomputed": {"log_probabilities"},
+    "trl_grpo": {"generate", "log_probabilities"},
+    "trl_grpo_lora": {"generate", "log_probabilities"},
+    "trl_rloo": {"generate", "log_probabilities"},
 }
-"""Phases before the first step and after the last that there must be."""
+"""Phases that there must be beside those of every training."""
 LIBRARIES: Final = Path(__file__).parents[2] / ".compat" / "scripts"
 """What `scripts/setup --dev` installs there: FlagEmbedding."""
 
 EXACT: Final = 0.005
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("jobs")
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, str(JOBS / "prepare.py"), str(made)], check=True, env=environment)
-    return made
 
 
 def started(folder: Path, out: Path, name: str, *, on_cpu: bool) -> tuple[UserScript, dict[str, str]]:

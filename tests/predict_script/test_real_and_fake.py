@@ -245,8 +245,8 @@ GRPOTrainer(model, reward, args=arguments, train_dataset=Dataset.from_dict({"pro
         assert any("reward functions are not called" in note for note in content["about"]["notes"])
         trace = Trace.from_json(content["trace"])
         drawn = trace.operations.index("aten.multinomial.default")
-        assert trace.operation_of.count(drawn) == 4, "the first and the last token, in both steps"
-    generated = [replay(Trace.from_json(each["trace"])).allocated_by_phase["data"] for each in found]
+        assert trace.operation_of.count(drawn) == 4, "the last two tokens, in both steps"
+    generated = [replay(Trace.from_json(each["trace"])).allocated_by_phase["generate"] for each in found]
     # 32 answers at once: keys and values of 2 layers × 64 numbers × 4 bytes, at their last token
     cache = 32 * 2 * 2 * 64 * 4 * 200
     assert cache <= generated[1] - generated[0] < 2 * cache

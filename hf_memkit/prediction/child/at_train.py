@@ -14,7 +14,6 @@ import inspect
 import itertools
 import math
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,15 +30,15 @@ from hf_memkit.memory.holdings import carried_by
 from hf_memkit.prediction.child.after_train import Stretches
 from hf_memkit.prediction.child.batches import chosen_batches, first_batches, is_much_larger, shape_of, without_padding
 from hf_memkit.prediction.child.constant_propagation import remember
-from hf_memkit.prediction.child.cuda_questions import replace_everywhere
 from hf_memkit.prediction.child.fake_gpu import become
-from hf_memkit.prediction.child.generation import generates, generating
+from hf_memkit.prediction.child.generation import generates
 from hf_memkit.prediction.child.phase_hooks import TrainingWatch
 from hf_memkit.prediction.child.quantised import notes_on_8_bits
 from hf_memkit.prediction.child.row_sizes import elements
 from hf_memkit.prediction.child.script_engine import about_engine, as_the_engine_has_it
 from hf_memkit.prediction.child.tracer import StorageTracer
 from hf_memkit.prediction.child.training import MICRO_BATCHES, SHORT_AND_QUIET, STEPS
+from hf_memkit.prediction.child.trl_trainers import about_vllm, reference_loaders, rewards_are_constant
 from hf_memkit.prediction.child.users_code import line_that_asks
 
 __all__ = ["evaluated_again", "traced_training"]
@@ -83,7 +82,7 @@ def traced_training(
     online = hasattr(trainer, "_buffered_inputs")  # TRL's trainers that learn from the model's own answers
     accumulation = about["accumulation"] if online else min(about["accumulation"], MICRO_BATCHES)
     if online:
-        notes += _rewards_are_constant(trainer)
+        notes += rewards_are_constant(trainer)
     flat = _without_padding(trainer, tracer.device_type)
     steps = _steps(trainer.get_train_dataloader(), accumulation, about, worst=worst, flat=flat)
     needed = 1 + max(number for number, step in enumerate(steps) if step.kind == "worst")
@@ -93,19 +92,21 @@ def traced_training(
     notes += _too_long(trainer.model, worst_batches, about["sequence_length"])
     as_evaluated = _evaluation_of(trainer)
     evaluated, left_out = _evaluation(trainer, notes, worst=worst)
+    reference = [_largest(loader, worst=worst) for loader in reference_loaders(trainer)]
     asked: dict[str, None] = {}
     tracer.made_up = lambda: asked.update({place: None for place in (line_that_asks(),) if place})
     with tempfile.TemporaryDirectory() as folder:
         as_it_was = _shorten(trainer, folder, accumulation, len(steps), saves_at=needed)
         watch = TrainingWatch(tracer)
+        watch.watch_parts(trainer)
         notes += _callbacks(trainer, watch)
         with fake():
             tracer.adopt(_weights(tracer.device_type), "weights")
-            if _is_traced() and generates(arguments, type(trainer)):
-                trainer.__class__ = generating(type(trainer))
-                if evaluated:
-                    notes.append("evaluations generate: counted as if every answer were as long as it may be")
+            if _is_traced() and evaluated and generates(arguments, type(trainer)) and trainer.compute_metrics:
+                notes.append("evaluations generate: counted as if every answer were as long as it may be")
             dtype = as_the_engine_has_it(trainer)
+            if reference:
+                _reference_passes(trainer, _Loader(reference, arguments, dtype), tracer)
             events = tracer.trace.events
             bounds: list[int] = []  # of the steps: events
 
@@ -178,8 +179,6 @@ def _refuse(trainer: Any, device_type: str) -> None:
             "torch_compile: a compiled model keeps and recomputes what its compiler decides, which a trace of the "
             "eager model does not show; predict without it, and measure"
         )
-    if getattr(arguments, "use_vllm", False):
-        raise Unmodelled("use_vllm: what vLLM takes of the GPU is not modelled; predict without it")
     if getattr(trainer, "is_fsdp_enabled", False):
         raise Unmodelled("fsdp: is not modelled; predict without it, or with a DeepSpeed JSON")
 
@@ -211,11 +210,15 @@ def _about(trainer: Any) -> Found:
     base = _base(model)
     counted = {id(each): each for each in model.parameters()}.values()
     notes = list(_left_out(arguments, base))
-    if getattr(arguments, "predict_with_generate", False) and not generates(arguments, type(trainer)):
-        notes.append("predict_with_generate has no effect: Seq2SeqTrainer generates, and this is none")
+    if getattr(arguments, "predict_with_generate", False):
+        if not generates(arguments, type(trainer)):
+            notes.append("predict_with_generate has no effect: Seq2SeqTrainer generates, and this is none")
+        elif trainer.compute_metrics is None:
+            notes.append("predict_with_generate has no effect: evaluations without compute_metrics compute the loss")
     return {
         "environment": {name: each for name, each in os.environ.items() if name.endswith("ALLOC_CONF")},
         "deepspeed": about_engine(trainer),
+        "vllm": about_vllm(trainer),
         "trainer": type(trainer).__name__,
         "model": type(base).__name__,
         "model_name": str(getattr(getattr(base, "config", None), "_name_or_path", "") or ""),
@@ -242,24 +245,6 @@ def _is_installed(distribution: str) -> bool:
         return bool(version(distribution))
     except PackageNotFoundError:
         return False
-
-
-def _rewards_are_constant(trainer: Any) -> Iterator[str]:
-    """Reward functions are the user's: networks, judges, sandboxes. Reward models stay, and are counted."""
-
-    def constant(completions: Sequence[Any], **_: Any) -> list[float]:
-        return [0.0] * len(completions)
-
-    # In an order by chance nobody knows which answers are where.
-    trl_utils = sys.modules["trl.trainer.utils"]
-    replace_everywhere(trl_utils.shuffle_sequence_dict, lambda found: found, ("trl",))
-    rewards = trainer.reward_funcs
-    own = [number for number, each in enumerate(rewards) if not isinstance(each, torch.nn.Module)]
-    for number in own:
-        rewards[number] = constant
-    if own:
-        yield "reward functions are not called: each answer counts as 0"
-    yield f"answers are counted as long as they may be: {trainer.max_completion_length} tokens"
 
 
 def _numbers(parameter: torch.Tensor) -> int:
@@ -311,6 +296,22 @@ def _evaluation_batches(trainer: Any, *, worst: bool) -> tuple[Batches, int]:
     if several:
         trainer.eval_dataset = range(_EVALUATED)
     return max(found, key=lambda pair: (pair[1] + len(pair[0])) * elements(pair[0][0]))
+
+
+def _largest(loader: Any, *, worst: bool) -> Any:
+    """A batch of a loader: the one that needs most, or the first."""
+    loader = _on_host(loader)
+    return chosen_batches(loader).worst if worst else first_batches(loader, 1)[0]
+
+
+def _reference_passes(trainer: Any, batches: Any, tracer: StorageTracer) -> None:
+    """TRL computes log-probabilities of all rows before it trains (1.16: dpo_trainer.py, kto_trainer.py)."""
+    tracer.ended("load")
+    tracer.default, before = "activations", tracer.default
+    for batch in batches:
+        trainer.compute_ref_log_probs(trainer.ref_model or trainer.model, batch)
+    tracer.default = before
+    tracer.ended("log_probabilities")
 
 
 def _sizes(batches: Batches) -> Found:

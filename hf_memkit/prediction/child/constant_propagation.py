@@ -13,6 +13,7 @@ and what is computed with them is not.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -178,9 +179,14 @@ class KnownValues:
             if index is None or index.dtype not in (torch.bool, torch.uint8):
                 found.append(index)
                 continue
-            with no_dispatch():
-                places = self._value_or_error(index).nonzero()
-            found += [index.new_empty(places.shape[0], dtype=torch.int64) for _ in range(places.shape[1])]
+            try:
+                with no_dispatch():
+                    picked = self._value_or_error(index).nonzero().shape[0]
+            except LookupError:
+                if not _is_metric_of_trl():
+                    raise
+                picked = index.numel()
+            found += [index.new_empty(picked, dtype=torch.int64) for _ in range(index.dim())]
         return found
 
     def _picked(self, shape: torch.Size, mask: torch.Tensor) -> int:
@@ -270,3 +276,12 @@ def _written_arguments(func: Any) -> tuple[int, ...]:
     """Positions of the arguments that the operation writes to."""
     arguments = func._schema.arguments
     return tuple(n for n, each in enumerate(arguments) if each.alias_info is not None and each.alias_info.is_write)
+
+
+def _is_metric_of_trl() -> bool:
+    """Whether a line of TRL's own asks: of log-probabilities it looks at those of an answer's tokens (1.16:
+    grpo_trainer.py, `importance_sampling_ratio`), here at most at all."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and any(each in frame.f_code.co_filename for each in ("/torch/", "/hf_memkit/")):
+        frame = frame.f_back
+    return frame is not None and "/trl/trainer/" in frame.f_code.co_filename

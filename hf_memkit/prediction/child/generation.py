@@ -1,36 +1,27 @@
 """What generating holds, on fake tensors: evaluations with `predict_with_generate`, and models that train on their own
 answers (TRL's GRPO and RLOO).
 
-Which token comes next is computed, and a trace has no values; so that the loop of `generate` is not run. In its place
-the most that it holds is made and freed, before the forward pass that computes the loss: at the last token, keys and
-values of all layers, one layer's copy of them, the encoder's output, the scores in fp32, and under autocast the 16-bit
-copies of all weights. The encoder's own pass is part of the loss's. Kept from batch to batch are the tokens, as
-Seq2SeqTrainer keeps them. That every answer is as long as it may be is a bound: a real one may end earlier.
-
-Of a decoder that a script calls `generate` of, two forward passes are made: that of the prompt, and that of the last
-token, with keys and values of all tokens before it.
+Which token comes next is computed, and a trace has no values; so that of the loop of `generate` three turns are run,
+by its own code: the prompt's, and those of the last two tokens, with keys and values of all tokens before them, of
+every beam. That every answer is as long as it may be is a bound: a real one may end earlier.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import itertools
+import sys
 from collections.abc import Mapping
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import torch
-from transformers import Trainer
 
 from hf_memkit.compat import GENERATION_FIELDS
 from hf_memkit.errors import Unmodelled
 from hf_memkit.setup import Setup
-from hf_memkit.techniques.activation_bytes import cache_bytes
 
-__all__ = ["answers_are_longest", "arguments_class", "generates", "generating", "generation_config"]
-
-_DEFAULT_LENGTH: Final = 20
-_HALF_BYTES: Final = 2
-_SCORE_BYTES: Final = 4
-"""Scores are fp32, whatever the model's type (transformers 5.23.0: generation/utils.py, `_sample`)."""
+__all__ = ["answers_are_longest", "arguments_class", "generates", "generation_config"]
 
 
 def arguments_class(setup: Setup, trainer: type) -> type | None:
@@ -66,150 +57,117 @@ def _can_generate(trainer: type) -> bool:
     return any(each.__module__ == "transformers.trainer_seq2seq" for each in trainer.__mro__)
 
 
-def generating(trainer_class: Any) -> Any:
-    """A subclass of `trainer_class` whose evaluation holds what generating would."""
-
-    class Generating(trainer_class):  # type: ignore[misc]
-        def prediction_step(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
-            prepared = self._prepare_inputs(inputs)
-            first = prepared[self.model.main_input_name]
-            batch, tokens = first.shape[0], longest(self.args, self.model)
-            generated = first.new_empty((batch, tokens), dtype=torch.int64)
-            first.new_empty(generation_bytes(self.args, self.model, first), dtype=torch.uint8)
-            loss, _, _ = Trainer.prediction_step(self, model, prepared, prediction_loss_only=True)
-            return loss, generated, prepared.get("labels")
-
-    Generating.__name__ = trainer_class.__name__
-    return Generating
-
-
-def longest(arguments: Any, model: Any) -> int:
-    """Tokens of an answer, the one it begins with included: those that the model's generation config asks for by
-    `max_new_tokens`, which wins in `generate`; else `generation_max_length`, or the config's (its default: 20)."""
-    own = getattr(model, "generation_config", None)
-    if new := getattr(own, "max_new_tokens", None):
-        return int(new) + 1
-    asked = getattr(arguments, "generation_max_length", None)
-    return int(asked or getattr(own, "max_length", None) or _DEFAULT_LENGTH)
-
-
-def _beams(arguments: Any, model: Any) -> int:
-    """Answers that are followed at once: `generation_num_beams`, else what the generation config says."""
-    own = getattr(getattr(model, "generation_config", None), "num_beams", None)
-    return int(getattr(arguments, "generation_num_beams", None) or own or 1)
-
-
-def generation_bytes(arguments: Any, model: Any, inputs: Any) -> int:
-    """Bytes that `generate` holds at its last token, for a batch of these inputs.
-
-    Of an encoder-decoder model the cache has the decoder's own tokens and the encoder's positions, of any other the
-    prompt and the answer. Beams multiply all of it.
-    """
-    config = model.config
-    if not hasattr(config, "vocab_size"):  # of several parts; of one part it would make up what it does not find
-        config = config.get_text_config(decoder=True)
-    layers = _first(config, "num_decoder_layers", "decoder_layers", "num_hidden_layers", "n_layer")
-    heads = _first(config, "decoder_attention_heads", "num_attention_heads", "num_heads", "n_head")
-    width = _first(config, "d_model", "hidden_size", "n_embd")
-    rows = inputs.shape[0] * _beams(arguments, model)
-    given, size = positions(config, inputs), model.dtype.itemsize
-    cache = cache_bytes(
-        batch=rows,
-        beams=1,
-        tokens=longest(arguments, model) + given,
-        layers=layers,
-        heads=_first(config, "num_key_value_heads") or heads,
-        head_width=_first(config, "d_kv", "head_dim") or width // heads,
-        bytes_per_number=size,
-    )
-    encoded = rows * given * width * size if getattr(config, "is_encoder_decoder", False) else 0
-    autocast = (arguments.bf16 or arguments.fp16) and size > _HALF_BYTES
-    copies = _HALF_BYTES * sum(each.numel() for each in model.parameters()) if autocast else 0
-    return int(cache + cache // layers + encoded + rows * config.vocab_size * _SCORE_BYTES + copies)
-
-
-def positions(config: Any, inputs: Any) -> int:
-    """Keys that come from the inputs: their tokens, or the encoder's positions of a sound."""
-    if inputs.is_floating_point():
-        return int(getattr(config, "max_source_positions", 0) or inputs.shape[-1])
-    return int(inputs.shape[1])
-
-
-def _first(config: Any, *names: str) -> int:
-    """The first of these that the config has; 0 if none."""
-    for name in names:
-        if value := getattr(config, name, None):
-            return int(value)
-    return 0
-
-
-# ---- decoders ----
+# ---- the loop ----
 
 
 def answers_are_longest() -> None:
-    """Replaces the loop of `generate` in this process. Its answers are as long as they may be, of a token that ends
+    """Shortens the loop of `generate` in this process. Its answers are as long as they may be, of a token that ends
     none."""
     from transformers import GenerationMixin
 
-    GenerationMixin._sample = _longest_answer
-    GenerationMixin._beam_search = _no_beams
+    for name in ("_sample", "_beam_search"):
+        setattr(GenerationMixin, name, _longest(getattr(GenerationMixin, name)))
+    whisper = sys.modules.get("transformers.models.whisper.generation_whisper")
+    if whisper is not None:
+        _sound_is_one_window(whisper.WhisperGenerationMixin)
 
 
-def _no_beams(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
-    raise Unmodelled("generate() with beams inside a training is not modelled; predict with num_beams=1")
+def _sound_is_one_window(whisper: Any) -> None:
+    """Whisper's own `generate` finds by the values of its answers where in a sound the next window begins, copies it,
+    and generates as other models do (transformers 5.23.0: generation_whisper.py, `_get_input_segment`)."""
+    from transformers import GenerationMixin
+
+    others = GenerationMixin.generate
+    own = inspect.signature(whisper.generate).parameters.keys() - inspect.signature(others).parameters.keys()
+    own -= {"attention_mask"}  # what is left decides about windows and words
+
+    def generate(self: Any, input_features: torch.Tensor, *args: Any, **options: Any) -> Any:
+        return others(self, input_features.clone(), *args, **{k: v for k, v in options.items() if k not in own})
+
+    whisper.generate = generate
 
 
-def _longest_answer(
-    self: Any,
-    input_ids: torch.Tensor,
-    logits_processor: Any,
-    stopping_criteria: Any,
-    generation_config: Any,
-    synced_gpus: bool = False,
-    streamer: Any = None,
-    **model_kwargs: Any,
-) -> Any:
-    """In the place of `GenerationMixin._sample` (transformers 5.23.0: generation/utils.py), by its own parts."""
-    if self.config.is_encoder_decoder:
-        raise Unmodelled("generate() of an encoder-decoder inside a training is not modelled")
-    rows, given = input_ids.shape
-    word = _word(generation_config)
-    unfinished = [input_ids.new_ones(rows), input_ids.new_zeros(rows), input_ids.new_zeros(rows, dtype=torch.bool)]
-    outputs = self._prefill(input_ids, generation_config, model_kwargs)
-    left = stopping_criteria.max_length - given
-    scored = _scored(input_ids, outputs, logits_processor, generation_config)
-    if left > 1:
-        model_kwargs = self._update_model_kwargs_for_generation(outputs, model_kwargs, is_encoder_decoder=False)
-        del outputs
-        input_ids = torch.cat([input_ids, input_ids.new_full((rows, left - 1), word)], dim=1)
-        if (mask := model_kwargs.get("attention_mask")) is not None and mask.dim() == 2:
-            rest = mask.new_ones((rows, input_ids.shape[1] - mask.shape[1]))
-            model_kwargs["attention_mask"] = torch.cat([mask, rest], dim=1)
-        uses_cache = bool(model_kwargs["use_cache"])
-        if uses_cache:
-            _grow(model_kwargs["past_key_values"], left - 2)
-        inputs = self.prepare_inputs_for_generation(
-            input_ids, next_sequence_length=1 if uses_cache else None, **model_kwargs
-        )
-        outputs = self(**inputs, return_dict=True)  # while the scores of the token before are there
-        scored = _scored(input_ids, outputs, logits_processor, generation_config)
-    del scored, unfinished
-    found = torch.cat([input_ids, input_ids.new_full((rows, 1), word)], dim=1)
-    if not generation_config.return_dict_in_generate:
+def _longest(loop: Any) -> Any:
+    """`GenerationMixin._sample` or `._beam_search` (transformers 5.23.0: generation/utils.py), three turns of it."""
+
+    @functools.wraps(loop)
+    def longest(
+        self: Any,
+        input_ids: torch.Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **options: Any,
+    ) -> Any:
+        if generation_config.output_attentions or generation_config.output_hidden_states:
+            raise Unmodelled("generate() with output_attentions or output_hidden_states is not modelled")
+        prompt, most, word = input_ids, stopping_criteria.max_length, _word(generation_config)
+        rows, given = input_ids.shape
+        beams = generation_config.num_beams or 1
+        earlier: dict[str, tuple[torch.Tensor, ...]] = {}
+        turns = min(most - given, _TURNS)
+        skipped = most - given - turns
+        if skipped > 0:
+            outputs = self._prefill(input_ids, generation_config, options)
+            options = _later(self, outputs, options, skipped)
+            if generation_config.return_dict_in_generate:
+                kept = [name for name in ("scores", "logits") if getattr(generation_config, f"output_{name}")]
+                of_a_token = outputs.logits[:, -1]
+                earlier = {
+                    name: tuple(torch.empty_like(of_a_token, dtype=torch.float32) for _ in range(skipped))
+                    for name in kept
+                }
+                del of_a_token
+            del outputs
+            if options["use_cache"]:
+                _grow(options["past_key_values"], skipped - 1)
+            input_ids = torch.cat([input_ids, input_ids.new_full((rows, skipped), word)], dim=1)
+            self._prefill = functools.partial(_next, self)
+        # Of which beam each token is: of those that go on, of the best, and of twice as many that are candidates.
+        of_beams = input_ids.new_empty((4 if beams > 1 else 0, rows, skipped), dtype=torch.int32)
+        again = itertools.repeat(True, turns)
+        self._has_unfinished_sequences = lambda *_, **__: next(again, False)
+        try:
+            found = loop(
+                self, input_ids, logits_processor, stopping_criteria=stopping_criteria,
+                generation_config=generation_config, **options,
+            )  # fmt: skip
+        finally:
+            vars(self).pop("_prefill", None)
+            del self._has_unfinished_sequences
+        del of_beams
+        if beams > 1:
+            prompt = prompt[: rows // beams * (generation_config.num_return_sequences or 1)]
+        answers = torch.cat([prompt, prompt.new_full((prompt.shape[0], most - given), word)], dim=1)
+        if isinstance(found, torch.Tensor):
+            return answers
+        for name, each in {"sequences": answers, **{name: (*earlier[name], *found[name]) for name in earlier}}.items():
+            found[name] = each
         return found
-    from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-    return GenerateDecoderOnlyOutput(sequences=found, past_key_values=outputs.get("past_key_values"))
+    return longest
 
 
-def _scored(ids: torch.Tensor, outputs: Any, logits_processor: Any, generation_config: Any) -> list[torch.Tensor]:
-    """What the choice of a token makes, and keeps until the next is chosen."""
-    logits = outputs.logits[:, -1].to(copy=True, dtype=torch.float32)
-    made = [logits, logits_processor(ids, logits)]
-    if generation_config.do_sample:
-        made.append(torch.nn.functional.softmax(made[-1], dim=-1))
-        made.append(torch.multinomial(made[-1], num_samples=1))
-    return made
+_TURNS: Final = 2
+"""The last ones, so that what the loop keeps from one to the next is there in the last."""
+
+
+def _next(model: Any, input_ids: torch.Tensor, generation_config: Any, options: dict[str, Any], **_: Any) -> Any:
+    """A turn that is not the first."""
+    length = 1 if options["use_cache"] else None
+    inputs = model.prepare_inputs_for_generation(input_ids, next_sequence_length=length, **options)
+    return model(**inputs, return_dict=True)
+
+
+def _later(model: Any, outputs: Any, options: dict[str, Any], tokens: int) -> dict[str, Any]:
+    """The arguments of the loop's turns so many tokens later."""
+    types = options.pop("token_type_ids", None)
+    options = model._update_model_kwargs_for_generation(
+        outputs, options, is_encoder_decoder=model.config.is_encoder_decoder, num_new_tokens=tokens
+    )
+    if types is not None:
+        options["token_type_ids"] = torch.cat([types, types[:, -1:].expand(-1, tokens)], dim=-1)
+    return options
 
 
 def _word(generation_config: Any) -> int:
@@ -221,7 +179,7 @@ def _word(generation_config: Any) -> int:
 
 def _grow(cache: Any, tokens: int) -> None:
     """Keys and values of so many more tokens, layer by layer (transformers 5.23.0: cache_utils.py, `update`)."""
-    for layer in cache.layers:
+    for layer in getattr(cache, "self_attention_cache", cache).layers:
         if not getattr(layer, "is_initialized", False) or not hasattr(layer, "keys"):
             continue
         if layer.get_max_length() > 0 and not layer.is_sliding:

@@ -20,7 +20,7 @@ from transformers import Trainer, TrainingArguments
 
 from hf_memkit import compat
 from hf_memkit.errors import InputError, Unmodelled
-from hf_memkit.prediction.child.generation import arguments_class, generation_config
+from hf_memkit.prediction.child.generation import arguments_class, generates, generation_config
 from hf_memkit.prediction.child.inputs import Rows, example, pads, shortened
 from hf_memkit.prediction.live_objects import ON_HOST, PREPARED, TrainerParts, read_objects
 from hf_memkit.setup import Setup
@@ -85,7 +85,10 @@ def _made(parts: TrainerParts) -> Any:
         options = compat.to_installed_arguments({**arguments.arguments, **own})
         arguments = (arguments_class(arguments, kind) or TrainingArguments)(**options)
     rows = parts.rows if parts.rows is not None else _rows(model, arguments, parts.length or 1)
-    return kind(model=model, args=_without_fsdp(arguments), train_dataset=rows, eval_dataset=rows, **parts.options)
+    options = dict(parts.options)
+    if generates(arguments, kind):  # which it does for the sake of metrics alone
+        options.setdefault("compute_metrics", lambda prediction: {})
+    return kind(model=model, args=_without_fsdp(arguments), train_dataset=rows, eval_dataset=rows, **options)
 
 
 def _rows(model: Any, arguments: TrainingArguments, length: int) -> Rows:

@@ -7,8 +7,10 @@ stretches of a step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -26,7 +28,12 @@ from hf_memkit.terms import Category, Phase
 
 __all__ = ["TrainingWatch"]
 
+_WITHIN: Final[tuple[Phase, ...]] = ("generate", "log_probabilities")
+"""Parts of a step without gradients, which interrupt another phase."""
+
 _DEFAULT: Mapping[Phase, Category] = {
+    "generate": "activations",
+    "log_probabilities": "activations",
     "forward": "activations",
     "backward": "activations",
     "optimizer": "optimizer",
@@ -45,6 +52,8 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
         self._names: dict[int, str] = {}
         self._stack: list[str] = []
         self._outside_step: list[Category] = []
+        self._passes: list[contextlib.ExitStack] = []
+        self._generates = False
         self.optimizer_steps = 0
         self._hooks: HookSet | None = None
 
@@ -55,7 +64,7 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
         self._names = {id(module): name for name, module in model.named_modules()}
         hooks = self._hooks = HookSet(model, self._guard)
         self._phases.attach(model, hooks)
-        model.register_forward_pre_hook(self._root_begins)
+        model.register_forward_pre_hook(self._root_begins, with_kwargs=True)
         # For all modules at once: some functions take another way where a module has hooks of its own (chunked_loss).
         register_module_forward_pre_hook(self._enter)
         register_module_forward_hook(self._leave, always_call=True)
@@ -98,6 +107,48 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
     def on_save(self, *args: Any, **kwargs: Any) -> None:
         self._phases.save_end()
 
+    # ---- parts of a step that no event tells of ----
+
+    def watch_parts(self, trainer: Any) -> None:
+        """Names what TRL's Trainers do in a step without gradients: answers are generated (1.16: grpo_trainer.py and
+        rloo_trainer.py, `_generate_single_turn`); log-probabilities are computed by a reference model, or by the model
+        itself, as it was or without its adapter."""
+        if hasattr(trainer, "_generate_single_turn"):
+            generate = trainer._generate_single_turn
+
+            @functools.wraps(generate)
+            def generates(*args: Any, **kwargs: Any) -> Any:
+                with self._within("generate"):
+                    return generate(*args, **kwargs)
+
+            trainer._generate_single_turn = generates
+        if hasattr(trainer, "ref_model"):
+            for model in {id(each): each for each in (trainer.model, trainer.ref_model) if each is not None}.values():
+                model.register_forward_pre_hook(self._pass_begins)
+                model.register_forward_hook(self._pass_ends, always_call=True)
+
+    @contextlib.contextmanager
+    def _within(self, phase: Phase) -> Iterator[None]:
+        """What is made within it belongs to `phase`, if it is in a step, and in no such part already."""
+        outer, default = self.phase, self._tracer.default
+        if not self._phases.in_step or outer in _WITHIN:
+            yield
+            return
+        self._phases.move_to(phase)
+        try:
+            yield
+        finally:
+            self._phases.move_to(outer)
+            self._tracer.default = default
+
+    def _pass_begins(self, *_: Any) -> None:
+        self._passes.append(contextlib.ExitStack())
+        if not torch.is_grad_enabled():
+            self._passes[-1].enter_context(self._within("log_probabilities"))
+
+    def _pass_ends(self, *_: Any) -> None:
+        self._passes.pop().close()
+
     def end(self) -> None:
         """Says no more of phases."""
         if self._hooks is not None:
@@ -114,11 +165,12 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
         phase = self._phases.phase
         if not (ended == "forward" and phase == "backward"):  # the loss goes on until its gradient is through
             self._tracer.default = _DEFAULT.get(phase, "other")
-        if phase not in ("forward", "backward", "evaluate"):
+        if phase not in ("forward", "backward", "evaluate", *_WITHIN):
             self._tracer.module = ""
 
-    def _root_begins(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def _root_begins(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self._tracer.default = "activations"
+        self._generates = kwargs.get("past_key_values") is not None and not torch.is_grad_enabled()
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         self._stack.append(self._names.get(id(module), self._tracer.module))
@@ -144,6 +196,8 @@ class TrainingWatch(TrainerCallback):  # type: ignore[misc]
         self._loss_begins(next(tensors_in(args), None))
 
     def _loss_begins(self, hidden: torch.Tensor | None) -> None:
+        if self._generates:  # what comes next is the choice of a token
+            return
         self._tracer.default = "loss"
         if hidden is not None and hidden.requires_grad:
             hidden.register_hook(self._loss_is_through)  # type: ignore[no-untyped-call]

@@ -50,6 +50,7 @@ from hf_memkit.prediction.child.real_and_fake import RealAndFake
 from hf_memkit.prediction.child.saves import leave_no_folder, write_nothing
 from hf_memkit.prediction.child.script_engine import without_engines
 from hf_memkit.prediction.child.tracer import StorageTracer
+from hf_memkit.prediction.child.trl_trainers import answer_trl
 from hf_memkit.prediction.child.users_code import MEMKIT, is_library, line_of
 from hf_memkit.prediction.trace_request import ScriptRequest
 from hf_memkit.setup import Setup
@@ -127,6 +128,7 @@ def _pretend(request: ScriptRequest, boundary: RealAndFake) -> None:
     movable_modules()
     inference_is_no_grad()
     before_a_script(on_card=on_card)
+    answer_trl()
     without_engines()
     if request.processes > 1:
         one_of_several(request.processes, request.per_node)

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from hf_memkit.prediction.child.fake_gpu import made_up_values, movable_modules, one_card
-from hf_memkit.prediction.child.generation import arguments_class, generates, generating, generation_config
+from hf_memkit.prediction.child.generation import answers_are_longest, arguments_class, generates, generation_config
 from hf_memkit.prediction.child.inputs import Behind, Rows, example, pads, shortened
 from hf_memkit.prediction.child.kernel_rules import learn_counts
 from hf_memkit.prediction.child.libraries import install_library_rules, shapes_from_values_are_unmodelled, traceable
@@ -172,20 +172,20 @@ def _trainer(request: TraceRequest, setup: Setup, model: Any, arguments: Any, ro
     options["data_collator"] = (
         _as_the_weights(default_data_collator, model) if own_collator is None else _with_values(own_collator)
     )
-    if request.metrics or options.get("compute_metrics"):  # nothing is computed of them, but they are kept
+    kind = trainer_class(setup)
+    # Nothing is computed of the predictions, but they are kept; an evaluation generates only where there is something.
+    if request.metrics or options.get("compute_metrics") or generates(arguments, kind):
         options["compute_metrics"] = lambda prediction, compute_result=True: {}
     if is_sft(setup):
         del options["data_collator"]
         options["processing_class"] = tokenizer()
-        sft = trainer_class(setup)
-        trainer = sft(model=model, args=arguments, train_dataset=as_dataset(rows), **options)
+        trainer = kind(model=model, args=arguments, train_dataset=as_dataset(rows), **options)
         after_making(setup, trainer)
         if request.device == "cuda":  # on a CPU, the host is the device
             trainer.data_collator = _with_values(trainer.data_collator)
     else:
-        kind = trainer_class(setup)
-        if generates(arguments, kind) and request.device != "real cpu":
-            kind = generating(kind)
+        if request.device != "real cpu":
+            answers_are_longest()
         trainer = kind(model=model, args=arguments, train_dataset=rows, **options)
         if "data.task" in setup:  # as a recipe's run does it
             after_making(setup, trainer)

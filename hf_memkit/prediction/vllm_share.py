@@ -1,0 +1,67 @@
+"""What a vLLM in the training's own process takes of the GPU, by formula, and a prediction with that beside it.
+
+vLLM takes `gpu_memory_utilization` of the whole GPU when it starts, beside what is there already: its copy of the
+weights, the activations of its largest batch, and for keys and values what these leave (vLLM 0.22, the oldest that TRL
+1.16 supports: v1/worker/utils.py, `request_memory`; v1/worker/gpu_worker.py, `determine_available_memory`). Asleep it
+has neither weights nor keys and values (https://docs.vllm.ai/en/latest/features/sleep_mode/, level 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import ceil
+from typing import Any, Final
+
+from hf_memkit.hardware import Machine
+from hf_memkit.prediction.prediction import Prediction
+from hf_memkit.terms import Phase
+from hf_memkit.units import format_size
+
+__all__ = ["with_vllm"]
+
+_AWAKE: Final[tuple[Phase, ...]] = ("load", "generate", "evaluate")
+"""Phases in which vLLM is awake where it sleeps: it starts, and generates (TRL 1.16: generation/vllm_generation.py,
+`_init_vllm`, `generate`). TRL empties the allocator's cache before it wakes it (`sync_weights`)."""
+
+
+def with_vllm(found: Prediction, vllm: Mapping[str, Any] | None, machine: Machine) -> Prediction:
+    """The prediction with a vLLM beside the training, judged again.
+
+    Args:
+        found: of the training alone.
+        vllm: its `mode`; in this process (`"colocate"`) its `share` of the GPU, whether it `sleeps`, and
+            `weights_bytes` of its own copy; None: there is none.
+        machine: the machine in question; without a GPU the share has no size.
+    """
+    if vllm is None:
+        return found
+    if vllm["mode"] == "server":
+        return found.with_notes(
+            "vLLM runs on other GPUs (vllm_mode=server); the buffers through which it gets the weights (NCCL) lie "
+            "outside the allocator and are not in this"
+        )
+    share, weights, gpu = vllm["share"], vllm["weights_bytes"], machine.gpu
+    if gpu is None:
+        return found.with_notes(f"vLLM takes {share:g} of the GPU besides, which is none here: it is not in this")
+    size = int(share * gpu.capacity_bytes)
+    said = f"vLLM: {share:g} × {format_size(gpu.capacity_bytes)} = {format_size(size)}, by formula, "
+    extra = size
+    if vllm["sleeps"]:
+        awake = max((allocated for phase, (allocated, _) in found.phases.items() if phase in _AWAKE), default=0)
+        extra = max(0, awake + size - found.smallest_cap_bytes)
+        said += (
+            f"beside {format_size(awake)} where it is awake, at its start and to generate; asleep it counts as nothing"
+        )
+    else:
+        said += "beside the training in every phase; vllm_enable_sleep_mode gives it back while the model trains"
+    judged = replace(found, outside_allocator_bytes=found.outside_allocator_bytes + extra).judged(machine)
+    judged = replace(judged, why=f"{judged.why}; {said}")
+    if weights > size:
+        needed = ceil(100 * weights / gpu.capacity_bytes) / 100
+        why = (
+            f"vLLM cannot start: its own copy of the weights takes {format_size(weights)}, and "
+            f"vllm_gpu_memory_utilization={share:g} is {format_size(size)}; give more than {needed:g}"
+        )
+        judged = replace(judged, verdict="does not fit", why=f"{why}; without vLLM: {found.why}")
+    return judged

@@ -1,0 +1,133 @@
+"""What TRL's Trainers ask for before they train, and a vLLM beside the training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_memkit.hardware import described_machine
+from hf_memkit.prediction import Prediction
+from hf_memkit.prediction.from_script import predict_script_training
+from hf_memkit.prediction.trace import Trace
+from hf_memkit.prediction.trace_request import ScriptRequest
+from hf_memkit.prediction.verdict import Confidence
+from hf_memkit.prediction.vllm_share import with_vllm
+from hf_memkit.prediction.worker import Worker
+from hf_memkit.user_script import UserScript
+from tests.predict_script.test_jobs import ALL
+
+pytestmark = [pytest.mark.longer, pytest.mark.timeout(300)]
+
+MACHINE = described_machine("RTX 4090", None, None, None)
+SHARE: dict[str, Any] = {"mode": "colocate", "share": 0.5, "sleeps": False, "weights_bytes": 2**30}
+
+
+def job(folder: Path, out: Path, name: str, *more: str) -> UserScript:
+    """A job of TRL's with more arguments, on the GPU."""
+    given = [each.format(folder=folder, out=out) for each in ALL[name]["arguments"] if each != "--use_cpu"]
+    return UserScript(ALL[name]["module"], True, (*given, *more))
+
+
+def training(peak: int, phases: dict[Any, int]) -> Prediction:
+    """Of a training alone on the GPU."""
+    return Prediction(
+        peak_allocated_bytes=peak, peak_reserved_bytes=(peak, peak), outside_allocator_bytes=2**29,
+        smallest_cap_bytes=peak, phases={name: (size, peak) for name, size in phases.items()},
+        categories={
+            **dict.fromkeys(("gradients", "optimizer", "activations", "loss", "buffers", "other"), 0), "weights": peak,
+        },
+        peak_phase="backward", peak_operation="", peak_module="", confidence=Confidence("trace", "a test's"),
+        source="a test's",
+    ).judged(MACHINE)  # fmt: skip
+
+
+def test_a_share_that_does_not_sleep_adds_to_every_phase_and_one_that_sleeps_to_its_own() -> None:
+    """Would notice: a vLLM that sleeps and counts beside the backward pass, or does not count while it generates."""
+    assert MACHINE.gpu is not None
+    gib, size = 2**30, MACHINE.gpu.capacity_bytes // 2
+    alone = training(16 * gib, {"load": 3 * gib, "generate": 8 * gib, "backward": 16 * gib})
+    assert alone.verdict == "fits"
+    added = with_vllm(alone, SHARE, MACHINE)
+    assert added.verdict == "does not fit" and added.total_bytes[1] == alone.total_bytes[1] + size
+    sleeps = with_vllm(alone, {**SHARE, "sleeps": True}, MACHINE)
+    assert sleeps.total_bytes[1] == 8 * gib + size + alone.outside_allocator_bytes
+    assert sleeps.verdict == "fits" and "vLLM: 0.5 × 23.49 GiB = " in sleeps.why
+    small = with_vllm(alone, {**SHARE, "share": 0.1, "sleeps": True}, MACHINE)
+    assert small.total_bytes == alone.total_bytes
+    assert with_vllm(alone, None, MACHINE) is alone
+    nowhere = with_vllm(alone, SHARE, replace(MACHINE, gpu=None))
+    assert nowhere.total_bytes == alone.total_bytes and "0.5 of the GPU" in nowhere.notes[-1]
+
+
+def test_a_share_that_is_too_small_for_the_weights_is_named() -> None:
+    """Would notice: an engine that cannot start and is predicted to fit."""
+    alone = training(2**30, {"backward": 2**30})
+    found = with_vllm(alone, {**SHARE, "share": 0.3, "weights_bytes": 8 * 2**30}, MACHINE)
+    assert found.verdict == "does not fit" and found.why.startswith("vLLM cannot start: its own copy of the weights")
+    assert "vllm_gpu_memory_utilization=0.3 is 7.05 GiB; give more than 0.35" in found.why
+
+
+def test_a_script_with_vllm_is_predicted_where_vllm_is_not_installed(
+    worker: Worker,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Would notice: answers of no length, adapters that are not merged to send the weights, the pass without gradients
+    that corrects for vLLM's own log-probabilities missing, a share of the wrong GPU."""
+    monkeypatch.chdir(tmp_path)
+    assert MACHINE.gpu is not None
+
+    def found(*more: str) -> Prediction:
+        return predict_script_training(job(folder, tmp_path, "trl_grpo", *more), MACHINE, worker=worker)[0]
+
+    long = ("--beta", "0", "--max_completion_length", "400")  # more numbers than are followed
+    alone, beside = found(*long), found(*long, "--use_vllm")
+    assert beside.outside_allocator_bytes - alone.outside_allocator_bytes == int(0.3 * MACHINE.gpu.capacity_bytes)
+    assert "vLLM: 0.3 × 23.49 GiB = 7.05 GiB, by formula" in beside.why
+    assert "log_probabilities" in beside.phases and "log_probabilities" not in alone.phases
+    assert beside.phases["backward"][0] == pytest.approx(alone.phases["backward"][0], rel=0.01)
+    assert beside.phases["generate"][0] < alone.phases["generate"][0]  # keys and values are vLLM's
+    other = found(*long, "--use_vllm", "--vllm_mode", "server")
+    assert other.outside_allocator_bytes == alone.outside_allocator_bytes and other.phases == beside.phases
+    assert any(note.startswith("vLLM runs on other GPUs") for note in other.notes)
+
+
+def test_a_vllm_gets_adapters_as_weights(worker: Worker, folder: Path, tmp_path: Path) -> None:
+    """Would notice: weights that are sent without merging the adapters, which makes a product of each layer."""
+    content, why = worker.run(
+        ScriptRequest(
+            job(folder, tmp_path, "trl_grpo_lora", "--use_vllm", "--vllm_enable_sleep_mode"), str(tmp_path),
+            {"HF_HUB_OFFLINE": "1"},
+        )
+    )  # fmt: skip
+    assert content is not None and "trace" in content, (why, content)
+    vllm = content["about"]["vllm"]
+    parameters = content["about"]["parameters"] - content["about"]["trainable_parameters"]
+    assert vllm == {"mode": "colocate", "share": 0.3, "sleeps": True, "weights_bytes": 2 * parameters}
+    trace = Trace.from_json(content["trace"])
+    made = {trace.operations[trace.operation_of[event - 1]] for b, e, phase in trace.spans() if phase == "generate"
+            for event in trace.events[b:e] if event > 0}  # fmt: skip
+    assert "aten.mm.default" in made
+
+
+@pytest.mark.parametrize("name", ["trl_dpo_full", "trl_kto"])
+def test_reference_log_probabilities_are_computed_of_one_batch_and_cached_nowhere(
+    worker: Worker,
+    folder: Path,
+    tmp_path: Path,
+    name: str,
+) -> None:
+    """Would notice: made-up log-probabilities in a cache that a real run reads, a pass over all rows."""
+    script = job(folder, tmp_path, name, "--precompute_ref_log_probs", "--precompute_ref_batch_size", "16")
+    environment = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache")}
+    content, why = worker.run(ScriptRequest(script, str(tmp_path), environment))
+    assert content is not None and "trace" in content, (why, content)
+    trace = Trace.from_json(content["trace"])
+    (_, loaded, first), (begin, end, second), *_ = trace.spans()
+    assert (first, second) == ("load", "log_probabilities") and loaded == begin < end < begin + 5_000
+    written = [*folder.rglob("*.arrow"), *tmp_path.rglob("*.arrow")]
+    assert written and not any(b"ref_" in path.read_bytes() for path in written)
