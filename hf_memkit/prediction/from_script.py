@@ -229,7 +229,8 @@ def predict_script_training(
     found = of_part(parts.pop("worst"), notes)
     if ledger is None and "host" in about:
         found = _with_ram(found, about["host"], gpus)
-        if ram_is_given or (machine.gpu is not None and machine.gpu.here):
+        is_known = ram_is_given or (machine.gpu is not None and machine.gpu.here)
+        if is_known and (found.host_rss_bytes or 0) > machine.ram_bytes:
             found = found.judged(machine)
     batches = None
     if parts:
