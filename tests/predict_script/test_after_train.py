@@ -10,8 +10,10 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.constants
 import pytest
 
+from hf_memkit.prediction.child import leaves_nothing
 from hf_memkit.prediction.child.read_only import has_landlock
 from hf_memkit.prediction.trace import Trace
 from tests.conftest import ROOT
@@ -135,11 +137,85 @@ def test_code_that_is_not_python_s_changes_nothing_either(predict: Predict, fold
     assert Trace.from_json(found["trace"]).peaks_by_phase()["backward"]
 
 
+SPAWNED = "multiprocessing.get_context('spawn').Process(target=os.remove, args=['log.txt'])"
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("try:\n    os.remove('log.txt')\nexcept:\n    pass", "it would change log.txt"),
+        (f"import multiprocessing\nstarted = {SPAWNED}\nstarted.start()\nstarted.join()", "it starts a process"),
+        ("import huggingface_hub\nhuggingface_hub.create_repo('a/b', token='t')", "it would change what is on"),
+        ("import huggingface_hub\nhuggingface_hub.delete_repo('a/b', token='t')", "it would change what is on"),
+    ],
+    ids=["caught", "spawned", "made", "deleted"],
+)
+def test_no_way_round(predict: Predict, folder: Path, line: str, why: str) -> None:
+    """Would notice: a bare `except` that hides what was stopped, a process that no audit hook sees, the hub's module
+    functions, which were bound when it was imported."""
+    before = left(folder)
+    found = predict(HEAD + line)
+    notes = [note for note in found["about"]["notes"] if note.startswith("what stands below train()")]
+    assert len(notes) == 1 and why in notes[0], notes
+    assert {name: text for name, text in left(folder).items() if name in before} == before
+
+
+def test_no_cache_is_where_the_script_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would notice: no guard at all on machines whose HF_HOME is the folder of all work."""
+    monkeypatch.chdir(tmp_path)
+    for name, path in {"HF_HUB_CACHE": tmp_path.parent, "HF_ASSETS_CACHE": tmp_path / "assets"}.items():
+        monkeypatch.setattr(huggingface_hub.constants, name, str(path))
+    caches = list(leaves_nothing._caches())
+    assert str(tmp_path / "assets") in caches and str(tmp_path.parent) not in caches
+
+
+def test_what_stood_above_train_stays(predict: Predict, folder: Path) -> None:
+    """Would notice: checkpoints of the last run that a prediction removes, because the run would; an evaluation's NaN
+    in a file; a folder or thread of the script's that nobody ends."""
+    before = left(folder)
+    above = HEAD.replace(
+        "result = trainer.train()",
+        """
+shutil.rmtree("out")
+os.mkdir("out")
+Path("log.txt").unlink()
+Path("new.txt").write_text("made")
+Path("new.txt").unlink()
+baseline = trainer.evaluate()
+Path("results.json").write_text(json.dumps(baseline))
+trainer.save_metrics("eval", baseline)
+trainer.push_to_hub()
+import tempfile, threading, time
+def removes():
+    while True:
+        time.sleep(0.01)
+        if below:
+            os.remove("results.json")
+below = False
+threading.Thread(target=removes, daemon=True).start()
+with tempfile.TemporaryDirectory() as temporary:
+    Path(temporary, "rows").write_text("rows")
+    result = trainer.train()
+    below = True
+print(temporary, file=open("/dev/stderr", "a"))
+time.sleep(0.2)
+""",
+    )
+    found = predict(above)
+    assert "trace" in found, found
+    notes = [note for note in found["about"]["notes"] if note.startswith("what stands below train()")]
+    assert len(notes) == 1 and "it would change results.json" in notes[0], notes
+    assert left(folder) == before and not (folder / "new.txt").exists()
+
+
 @pytest.mark.parametrize("line", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(3)", "sys.exit(3)"])
 def test_however_it_ends_the_steps_are_predicted(predict: Predict, line: str) -> None:
     """Would notice: a prediction that goes with the script's process."""
     found, _ = below(predict, line)
     assert {"load", "forward", "backward", "optimizer"} <= set(Trace.from_json(found["trace"]).peaks_by_phase())
+    assert found["about"]["host"]["tensors"]["load"] > 0
+    cut = any("ended its process" in note for note in found["about"]["notes"])
+    assert cut == ("exit(3)" not in line or "_exit" in line)
 
 
 def test_a_second_model_beside_the_first_is_counted(predict: Predict) -> None:

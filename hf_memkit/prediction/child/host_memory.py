@@ -61,9 +61,18 @@ class HostMemory:
 
     def __init__(self) -> None:
         self.most: dict[Phase, int] = {}
+        self._began, self._own = anonymous_bytes(), 0
         self._live: dict[int, _Held] = {}
         self._now = self._highest = 0
         self._loading: tuple[_File, torch.dtype | None] | None = None
+
+    def training_begins(self) -> None:
+        """What this process has taken so far is the script's own; later it is the prediction's."""
+        self._own = anonymous_bytes() - self._began
+
+    def to_json(self) -> dict[str, Any]:
+        """`own`: bytes that the script holds itself, as measured here; `tensors`: `most`."""
+        return {"own": self._own, "tensors": dict(self.most)}
 
     @contextlib.contextmanager
     def loading(self, stored: torch.dtype | None) -> Iterator[None]:

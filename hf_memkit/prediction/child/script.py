@@ -12,6 +12,7 @@ import functools
 import json
 import os
 import sys
+import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -36,8 +37,9 @@ from hf_memkit.prediction.child.fake_gpu import (
 )
 from hf_memkit.prediction.child.flash_attn_package import install_flash_attn
 from hf_memkit.prediction.child.generation import answers_are_longest
-from hf_memkit.prediction.child.host_memory import anonymous_bytes
+from hf_memkit.prediction.child.host_memory import HostMemory
 from hf_memkit.prediction.child.kernel_rules import learn_counts
+from hf_memkit.prediction.child.leaves_nothing import Nowhere, keep_what_was_there, nothing_is_pushed
 from hf_memkit.prediction.child.libraries import (
     before_a_script,
     install_library_rules,
@@ -64,7 +66,8 @@ Found = dict[str, Any]
 def run_script(request: ScriptRequest, result: Path) -> None:
     """Writes to `result` what came of the script. Does not come back where it called `train()`."""
     _enter_its_world(request)
-    began_bytes = anonymous_bytes()
+    tempfile.tempdir = str(result.with_name("temporary"))  # removed with all that is in it
+    Path(tempfile.tempdir).mkdir()
     tracer = StorageTracer(
         "cuda" if request.device == "cuda" else "cpu", request.capability if request.device == "cuda" else None
     )
@@ -74,8 +77,9 @@ def run_script(request: ScriptRequest, result: Path) -> None:
     leave_no_folder()
     traced = functools.partial(_traced, tracer, boundary, worst=request.worst_batch)
     evaluates = functools.partial(evaluated_again, worst=request.worst_batch)
-    after = AfterTrain(tracer, boundary, evaluates, result.with_name("written"))
-    trained = _at_train(traced, after, result, began_bytes)
+    nowhere = Nowhere(result.with_name("written"))
+    after = AfterTrain(tracer, boundary, evaluates, nowhere)
+    trained = _at_train(traced, after, tracer.host, result)
     raised: BaseException | None = None
     try:
         with boundary or contextlib.nullcontext():
@@ -87,7 +91,7 @@ def run_script(request: ScriptRequest, result: Path) -> None:
         found = trained.pop()
         found["about"]["notes"] += notes
         if tracer.host is not None:
-            found["about"]["host"]["tensors"] = tracer.host.most
+            found["about"]["host"] = tracer.host.to_json()
         found["trace"] = tracer.finish(tracer.trace.marks[-1][1]).to_json()
     elif raised is None or isinstance(raised, SystemExit):
         code = raised.code if raised is not None else None
@@ -133,9 +137,13 @@ def _pretend(request: ScriptRequest, boundary: RealAndFake) -> None:
     if request.processes > 1:
         one_of_several(request.processes, request.per_node)
     weights_are_shapes(boundary)
+    nothing_is_pushed()
+    keep_what_was_there()
 
 
-def _at_train(traced: Callable[[Any, Any], Found], after: AfterTrain, result: Path, began_bytes: int) -> list[Found]:
+def _at_train(
+    traced: Callable[[Any, Any], Found], after: AfterTrain, host: HostMemory | None, result: Path
+) -> list[Found]:
     """Replaces `Trainer.train`, which traces the training, and after which the script goes on; and `evaluate`, until
     then: its loss would be made up. It is predicted after the two steps. What was found comes into the list."""
     original, evaluation = Trainer.train, Trainer.evaluate
@@ -147,12 +155,14 @@ def _at_train(traced: Callable[[Any, Any], Found], after: AfterTrain, result: Pa
             object.__setattr__(self.args, "resume_from_checkpoint", resume_from_checkpoint)
         try:
             Trainer.evaluate = evaluation
-            own = anonymous_bytes() - began_bytes
+            if host is not None:
+                host.training_begins()
             found = traced(self, original)
-            found["about"]["host"] = {"own": own}
+            if host is not None:
+                found["about"]["host"] = host.to_json()
         except Exception as error:
             found = _failure(error)
-        _write(result, found)
+        _write(result, _unless_it_goes_on(found))
         sys.stdout.flush()
         sys.stderr.flush()
         if "trace" not in found or found["about"]["deepspeed"]:
@@ -163,10 +173,19 @@ def _at_train(traced: Callable[[Any, Any], Found], after: AfterTrain, result: Pa
     @functools.wraps(evaluation)
     def evaluate(self: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> dict[str, float]:
         self.memkit_evaluates = True
+        after.nowhere.redirect()  # what is made up would be written down
         return {f"{metric_key_prefix}_loss": float("nan")}
 
     Trainer.train, Trainer.evaluate = train, evaluate
     return trained
+
+
+def _unless_it_goes_on(found: Found) -> Found:
+    """What is found of a script that ends its process below `train()`."""
+    if "trace" not in found or found["about"]["deepspeed"]:
+        return found
+    said = "what stands below train() is not in this: it ended its process, or went on for too long"
+    return {**found, "about": {**found["about"], "notes": [*found["about"]["notes"], said]}}
 
 
 def _traced(tracer: StorageTracer, boundary: RealAndFake | None, trainer: Any, train: Any, *, worst: bool) -> Found:
