@@ -385,6 +385,6 @@ def described_machine(gpu: str | None, gpu_memory: str | None, ram: str | None, 
     Raises:
         InputError: an unknown card, or no size.
     """
-    ram_bytes = parse_size(ram, "RAM") if ram else None
+    ram_bytes = parse_size(ram, "RAM") if ram is not None else None
     machine = this_machine(path or ".", gpu=described_gpu(gpu, gpu_memory))
     return machine.with_ram(ram_bytes) if ram_bytes else machine

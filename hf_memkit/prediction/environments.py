@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -63,7 +64,7 @@ def find_environment(python: str | Path) -> Environment:
     Raises:
         InputError: there is none, or training is not traced with what it has; says what to install.
     """
-    path = Path(python)
+    path = Path(shutil.which(python) or python)
     if path.is_dir() and (path / "bin" / "python").exists():
         path = path / "bin" / "python"
     if not path.is_file() or not os.access(path, os.X_OK):

@@ -22,6 +22,7 @@ import pickle
 import threading
 import types
 import weakref
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,12 +101,25 @@ def read_objects(path: Path) -> Any:
 
 
 def _large_buffers() -> set[int]:
-    """`id` of what has the size of weights, and is none."""
-    modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+    """`id` of what has the size of weights, and is none: buffers, and states of optimizers."""
+    found = gc.get_objects()
+    modules = [each for each in found if issubclass(type(each), nn.Module)]
     buffers = [each for module in modules for each in module._buffers.values() if each is not None]
-    return {id(each) for each in buffers if each.numel() > _MOST_ELEMENTS}
+    optimizers = [each for each in found if issubclass(type(each), torch.optim.Optimizer)]
+    states = [each for one in optimizers for state in one.state.values() for each in _values_of(state)]
+    return {id(each) for each in (*buffers, *states) if each.numel() > _MOST_ELEMENTS}
 
 
+def _values_of(state: Any) -> list[torch.Tensor]:
+    """Of an optimizer's for one parameter."""
+    return [each for each in dict(state).values() if isinstance(each, torch.Tensor)]
+
+
+def _dead_reference() -> weakref.ref[Any]:
+    return weakref.ref(type("Gone", (), {})())
+
+
+_FILES: Final = (io.FileIO, io.TextIOWrapper, io.BufferedReader, io.BufferedWriter, io.BufferedRandom)
 _MADE_ANEW: Final = {type(make()): make for make in (threading.Lock, threading.RLock)}
 
 
@@ -124,11 +138,18 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         """As pickle's: how an object is made again; NotImplemented: as pickle does it."""
         if isinstance(obj, type | types.FunctionType):
+            if hasattr(obj, "_torchdynamo_orig_callable"):
+                name = getattr(obj, "__qualname__", type(obj).__name__)
+                raise InputError(
+                    f"torch.compile({name}): what a compiled model keeps cannot be traced; predict without it"
+                )
             return super().reducer_override(obj)
         if isinstance(obj, torch.Tensor):
             return self._of_tensor(obj)
         if isinstance(obj, weakref.ref):
-            return weakref.ref, (obj(),)
+            return (weakref.ref, (obj(),)) if obj() is not None else (_dead_reference, ())
+        if isinstance(obj, _FILES):
+            return _absent(obj)  # cloudpickle would send what is in it
         if type(obj) in _MADE_ANEW:
             return _MADE_ANEW[type(obj)], ()
         known = _of_a_library(obj)
@@ -137,7 +158,7 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
         reducer = self.dispatch_table.get(type(obj))
         try:
             return reducer(obj) if reducer is not None else obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        except (pickle.PicklingError, TypeError, NotImplementedError, ValueError):
+        except Exception:  # whatever an object's own `__getstate__` raises
             return _absent(obj)
 
     def _of_tensor(self, tensor: torch.Tensor) -> Any:
@@ -244,13 +265,14 @@ def _of_a_library(obj: Any) -> Any:
     owner = obj.__self__ if isinstance(obj, types.MethodType) else obj
     if isinstance(owner, Accelerator | AcceleratorState | GradientState | PartialState):
         return _absent(owner)  # the other process makes its own
-    if isinstance(obj, TrainerCallback) and not isinstance(obj, CallbackHandler):
+    if isinstance(obj, CallbackHandler):
+        return _new, (type(obj),), {**vars(obj), "optimizer": None, "lr_scheduler": None}
+    if isinstance(obj, TrainerCallback):
         return _new, (type(obj),)  # none is called
     if isinstance(obj, TrainingArguments):
         return _new, (type(obj),), _arguments(obj)
     if isinstance(obj, Trainer):
-        on_host = obj.args.device.type != "cuda"
-        return _new, (type(obj),), {**vars(obj), ON_HOST: on_host}
+        return _new, (type(obj),), {**vars(obj), **_as_before(obj), ON_HOST: obj.args.device.type != "cuda"}
     if isinstance(obj, nn.Module) and parametrize.is_parametrized(obj):
         before = parametrize.type_before_parametrizations(obj)
         return _new, (before,), vars(obj), None, None, _parametrized
@@ -265,6 +287,18 @@ def _of_a_library(obj: Any) -> Any:
 
 def _is_of_the_class(method: Any, obj: Any) -> bool:
     return getattr(method, "__func__", None) is type(obj).forward
+
+
+def _as_before(trainer: Any) -> dict[str, Any]:
+    """What a Trainer that has trained would begin with again: its optimizer, before accelerate prepared it, without
+    states."""
+    from accelerate.optimizer import AcceleratedOptimizer
+
+    if not isinstance(trainer.optimizer, AcceleratedOptimizer):
+        return {}
+    optimizer = _new(type(trainer.optimizer.optimizer))
+    vars(optimizer).update(vars(trainer.optimizer.optimizer), state=defaultdict(dict))
+    return {"optimizer": optimizer, "lr_scheduler": None}
 
 
 def _new(kind: Any) -> Any:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pytest
@@ -19,7 +22,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from hf_memkit.errors import InputError, SettingError
+from hf_memkit.errors import InputError, SettingError, Unmodelled
 from hf_memkit.own_arguments import read_trainer
 from hf_memkit.prediction import Prediction, predict_script, predict_trainer
 from hf_memkit.prediction.live_objects import read_objects, write_objects
@@ -391,6 +394,46 @@ def test_what_only_this_process_can_use_is_named(tmp_path: Path) -> None:
     exec(LIVE, namespace)
     with pytest.raises(InputError, match=r"sqlite3\.Connection \(\.execute\): only the process that made it"):
         predict_trainer(namespace["make"](str(tmp_path), connection=True), gpu="16GB")
+
+
+def test_what_cannot_be_sent_is_told_from_what_is_not_needed(tmp_path: Path) -> None:
+    """Would notice: a corpus that is open, read into RAM and sent; an object's own error in the place of an answer; a
+    reference to what is gone, which no process can make."""
+    (tmp_path / "corpus").write_text("x" * 10**6)
+    held = {"file": (tmp_path / "corpus").open(), "raises": Raises(), "gone": weakref.ref(Raises()), "lock": Lock()}
+    write_objects(held, tmp_path / "objects")
+    assert (tmp_path / "objects").stat().st_size < 10_000
+    again = read_objects(tmp_path / "objects")
+    assert again["gone"]() is None and again["lock"].acquire()
+    for name, kind in {"file": "TextIOWrapper", "raises": "Raises"}.items():
+        with pytest.raises(Unmodelled, match=kind):
+            again[name].read()
+    held["file"].close()
+    with pytest.raises(InputError, match=r"torch\.compile\(.*predict without it"):
+        write_objects({"forward": torch.compile(lambda x: x)}, tmp_path / "objects")
+
+
+class Raises:
+    def __getstate__(self) -> Any:
+        raise AttributeError("no state for you")
+
+
+def test_a_trainer_that_has_trained_is_predicted(tmp_path: Path) -> None:
+    """As in a notebook whose cells are run again. Would notice: what accelerate has prepared, which knows its process;
+    states of an optimizer that come along with their values."""
+    model = nn.Linear(2048, 2048)
+    model.forward = functools.partial(_loss, model)  # type: ignore[method-assign]
+    arguments = TrainingArguments(str(tmp_path), report_to="none", max_steps=1, save_strategy="no", use_cpu=True)
+    trainer = Trainer(model, arguments, train_dataset=[{"x": torch.ones(2048)}] * 8)
+    trainer.train()
+    write_objects(trainer, tmp_path / "objects")
+    assert (tmp_path / "objects").stat().st_size < 200_000
+    found = predict_trainer(trainer, gpu="16GB")
+    assert found.categories["optimizer"] >= 2 * 4 * 2048 * 2048 and found.verdict == "fits"
+
+
+def _loss(model: nn.Linear, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"loss": nn.functional.linear(x, model.weight, model.bias).mean()}
 
 
 def test_the_weights_of_a_live_model_are_not_written(tmp_path: Path) -> None:

@@ -127,9 +127,10 @@ def _chosen(dataset: Any, collate: Any, sampler: Any, size: int) -> Chosen:
         alone |= more
     longest = [int(each.argmax()) for each in found.columns]  # of each column, which a collator pads by itself
     if shuffled:
+        size = min(size, found.read)  # a row is drawn once
         candidates = _together(alone, size) or [_filled(first, size)]
         candidates += [_filled(list(dict.fromkeys([row, *longest, *first])), size) for row in longest]
-        draws = _drawn(sizes, min(size, found.read))
+        draws = _drawn(sizes, size)
     else:
         sizes, marks = _all_marks(found, alone)
         passes = _passes(sampler) if found.rows is not None else iter([_in_order(found.read, size)])
