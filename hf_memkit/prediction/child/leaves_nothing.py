@@ -66,7 +66,7 @@ def with_subclasses(*kinds: type) -> list[type]:
 def keep_what_was_there() -> None:
     """What a script removes stays, if it was there before: a run would begin with an empty folder, and a prediction is
     no run. Making a folder again that stays is no error."""
-    began, stays = time.time(), set[str]()
+    began, stays = time.time() - _CLOCK_S, set[str]()
 
     def keeping(function: Any) -> Any:
         @functools.wraps(function)
@@ -96,6 +96,10 @@ def keep_what_was_there() -> None:
         _replace(name, keeping(getattr(os, name)))
     _replace("mkdir", mkdir)
     shutil.rmtree = keeping(shutil.rmtree)
+
+
+_CLOCK_S: Final = 0.01
+"""By so much a file system's clock may be late: a tick of the kernel."""
 
 
 def _replace(name: str, function: Any) -> None:
