@@ -1,5 +1,5 @@
 """What happens when a script calls `train()`: a few optimizer steps are traced with the Trainer that it made, then
-what its arguments ask for besides, and nothing is run after that.
+what its arguments ask for besides.
 
 In: the user's Trainer, ready to train. Out: a trace, and what the training is, as plain data. The same steps are made
 with real tensors on a CPU, to compare with.
@@ -8,20 +8,18 @@ with real tensors on a CPU, to compare with.
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import inspect
 import itertools
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 import torch
-from torch.utils._pytree import tree_leaves
 from transformers import DefaultFlowCallback, PreTrainedModel, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -29,21 +27,26 @@ from hf_memkit.errors import Unmodelled
 from hf_memkit.memory.holdings import carried_by
 from hf_memkit.prediction.child.after_train import Stretches
 from hf_memkit.prediction.child.batches import chosen_batches, first_batches, is_much_larger, shape_of, without_padding
-from hf_memkit.prediction.child.constant_propagation import remember
+from hf_memkit.prediction.child.evaluations import (
+    evaluate,
+    evaluation_of,
+    is_asked_for,
+    keep_evaluation,
+    largest_batch,
+)
 from hf_memkit.prediction.child.fake_gpu import become
 from hf_memkit.prediction.child.generation import generates
 from hf_memkit.prediction.child.phase_hooks import TrainingWatch
 from hf_memkit.prediction.child.quantised import notes_on_8_bits
-from hf_memkit.prediction.child.row_sizes import elements
 from hf_memkit.prediction.child.script_engine import about_engine, as_the_engine_has_it
+from hf_memkit.prediction.child.traced_batches import Batches, Loader, is_traced, made_here, on_host
 from hf_memkit.prediction.child.tracer import StorageTracer
 from hf_memkit.prediction.child.training import MICRO_BATCHES, SHORT_AND_QUIET, STEPS
 from hf_memkit.prediction.child.trl_trainers import about_vllm, reference_loaders, rewards_are_constant
 from hf_memkit.prediction.child.users_code import line_that_asks
 
-__all__ = ["evaluated_again", "traced_training"]
+__all__ = ["traced_training"]
 
-_EVALUATED: Final = 2
 _FLASH: Final = "flash_attention_2"
 
 _CONTEXT_BYTES: Final = 2**30
@@ -51,7 +54,6 @@ _CONTEXT_BYTES: Final = 2**30
 
 _LIBRARIES: Final = ("transformers.", "accelerate.", "trl.", "peft.", "hf_memkit.")
 
-Batches = Sequence[Any]
 Found = dict[str, Any]
 
 
@@ -90,9 +92,9 @@ def traced_training(
     worst_batches = [batch for step in steps if step.kind == "worst" for batch in step.batches]
     about |= _sizes(worst_batches)
     notes += _too_long(trainer.model, worst_batches, about["sequence_length"])
-    as_evaluated = _evaluation_of(trainer)
-    evaluated, left_out = _evaluation(trainer, notes, worst=worst)
-    reference = [_largest(loader, worst=worst) for loader in reference_loaders(trainer)]
+    put_back = keep_evaluation(trainer)
+    evaluated, left_out = evaluation_of(trainer, notes, worst=worst)
+    reference = [largest_batch(loader, worst=worst) for loader in reference_loaders(trainer)]
     asked: dict[str, None] = {}
     tracer.made_up = lambda: asked.update({place: None for place in (line_that_asks(),) if place})
     with tempfile.TemporaryDirectory() as folder:
@@ -102,11 +104,11 @@ def traced_training(
         notes += _callbacks(trainer, watch)
         with fake():
             tracer.adopt(_weights(tracer.device_type), "weights")
-            if _is_traced() and evaluated and generates(arguments, type(trainer)) and trainer.compute_metrics:
+            if is_traced() and evaluated and generates(arguments, type(trainer)) and trainer.compute_metrics:
                 notes.append("evaluations generate: counted as if every answer were as long as it may be")
             dtype = as_the_engine_has_it(trainer)
             if reference:
-                _reference_passes(trainer, _Loader(reference, arguments, dtype), tracer)
+                _reference_passes(trainer, Loader(reference, arguments, dtype), tracer)
             events = tracer.trace.events
             bounds: list[int] = []  # of the steps: events
 
@@ -120,7 +122,7 @@ def traced_training(
                     if online:  # answers are generated in every step, also where they last for several
                         trainer._buffered_inputs = None
 
-            trainer.get_train_dataloader = lambda: _Loader(batches, trainer.args, dtype, before)
+            trainer.get_train_dataloader = lambda: Loader(batches, trainer.args, dtype, before)
             attention = getattr(getattr(_base(trainer.model), "config", None), "_attn_implementation", None)
             try:
                 train(trainer)
@@ -132,11 +134,11 @@ def traced_training(
                 _base(trainer.model).set_attn_implementation(attention)
             about["steps_end"] = len(events)
             if evaluated:
-                _evaluate(trainer, evaluated, dtype, left_out)
+                evaluate(trainer, evaluated, dtype, left_out)
             tracer.ended(watch.phase)
             watch.end()
             del trainer.get_train_dataloader
-            as_evaluated()
+            put_back()
             if about["deepspeed"] is None:
                 _read_back(trainer, as_it_was, Stretches(tracer))
             trace = tracer.finish(tracer.trace.marks[-1][1])
@@ -253,57 +255,6 @@ def _numbers(parameter: torch.Tensor) -> int:
     return packed * parameter.numel()
 
 
-def _is_asked_for(strategy: Any) -> bool:
-    return str(getattr(strategy, "value", strategy)) != "no"
-
-
-def _keeps_predictions(trainer: Any) -> bool:
-    """Whether an evaluation keeps what the model gives on the GPU, until its last batch."""
-    arguments = trainer.args
-    if trainer.compute_metrics is None or arguments.prediction_loss_only or arguments.batch_eval_metrics:
-        return False
-    return arguments.eval_accumulation_steps is None
-
-
-def _evaluation(trainer: Any, notes: list[str], *, worst: bool) -> tuple[Batches, int]:
-    """Batches to evaluate with, none if no evaluation is asked for; and of how many more the predictions are kept."""
-    before = getattr(trainer, "memkit_evaluates", False)
-    if before:
-        notes.append("evaluate() before train(): is predicted after the steps, with the optimizer's states")
-    if not before and not _is_asked_for(trainer.args.eval_strategy):
-        return (), 0
-    batches, more = _evaluation_batches(trainer, worst=worst)
-    if not _keeps_predictions(trainer):
-        return batches, 0
-    notes.append(
-        f"compute_metrics is not called; for it the GPU keeps the predictions of {more + len(batches)} evaluation "
-        "batches; eval_accumulation_steps=1 moves them to RAM"
-    )
-    return batches, more
-
-
-def _evaluation_batches(trainer: Any, *, worst: bool) -> tuple[Batches, int]:
-    """Batches to evaluate with, and how many more there are; of several data sets those of the one that needs most."""
-    several = isinstance(trainer.eval_dataset, Mapping)
-    found = []
-    for name in trainer.eval_dataset if several else (None,):
-        loader = trainer.get_eval_dataloader(name) if several else trainer.get_eval_dataloader()
-        count = len(loader) if hasattr(loader, "__len__") else _EVALUATED
-        loader = _on_host(loader)
-        chosen = chosen_batches(loader) if worst else None
-        batches = [chosen.worst, *chosen.others, chosen.worst] if chosen else first_batches(loader, _EVALUATED)
-        found.append((batches, max(0, count - len(batches))))
-    if several:
-        trainer.eval_dataset = range(_EVALUATED)
-    return max(found, key=lambda pair: (pair[1] + len(pair[0])) * elements(pair[0][0]))
-
-
-def _largest(loader: Any, *, worst: bool) -> Any:
-    """A batch of a loader: the one that needs most, or the first."""
-    loader = _on_host(loader)
-    return chosen_batches(loader).worst if worst else first_batches(loader, 1)[0]
-
-
 def _reference_passes(trainer: Any, batches: Any, tracer: StorageTracer) -> None:
     """TRL computes log-probabilities of all rows before it trains (1.16: dpo_trainer.py, kto_trainer.py)."""
     tracer.ended("load")
@@ -354,7 +305,7 @@ def _steps(loader: Any, accumulation: int, about: Found, *, worst: bool, flat: s
     """What to trace: two steps of usual batches, then the worst, then what would need less; the worst alone where all
     batches are alike. `flat`: what to type for rows without padding, if anything. Writes down the batches in `about`.
     """
-    loader = _on_host(loader)
+    loader = on_host(loader)
     if not worst:
         batches = first_batches(loader, STEPS * accumulation)
         return [Step("worst", batches[at : at + accumulation]) for at in range(0, len(batches), accumulation)]
@@ -390,66 +341,6 @@ def _steps(loader: Any, accumulation: int, about: Found, *, worst: bool, flat: s
     return steps
 
 
-def _on_host(loader: Any) -> Any:
-    """The loader without what happens beside it: workers, and accelerate moving batches to the GPU."""
-    for each in (loader, getattr(loader, "base_dataloader", None)):
-        plain = {"device": None, "num_workers": 0, "prefetch_factor": None, "persistent_workers": False}
-        for name, value in plain.items():
-            if hasattr(each, name):
-                object.__setattr__(each, name, value)
-    return loader
-
-
-class _Loader:
-    """Stands for a data loader: batches that were made outside, as tensors of the traced training. Calls `before` with
-    the number of each batch before it is there."""
-
-    def __init__(
-        self, batches: Batches, arguments: Any, dtype: torch.dtype | None, before: Callable[[int], None] | None = None
-    ) -> None:
-        self._batches, self._arguments, self._dtype, self._before = batches, arguments, dtype, before
-        self.dataset: Sequence[Any] = range(len(batches) * max(1, arguments.train_batch_size))
-        self.batch_size = arguments.train_batch_size
-        self.sampler = self.batch_sampler = None
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __iter__(self) -> Iterator[Any]:
-        device, dtype = self._arguments.device, self._dtype
-        for number, batch in enumerate(self._batches):
-            if self._before is not None:
-                self._before(number)
-            # accelerate moves a batch to the GPU when it is fetched; DeepSpeed's has its weights' dtype
-            yield _mapped(functools.partial(_moved, device=device, dtype=dtype), _mapped(_made_here, batch))
-
-
-def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """As Trainer goes through a batch (transformers: `Trainer._prepare_input`)."""
-    if isinstance(value, Mapping):
-        return type(value)({key: _mapped(function, each) for key, each in value.items()})  # type: ignore[call-arg]
-    if isinstance(value, tuple | list):
-        return type(value)(_mapped(function, each) for each in value)
-    return function(value)
-
-
-def _moved(leaf: Any, *, device: torch.device, dtype: torch.dtype | None) -> Any:
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    return leaf.to(device, dtype if leaf.is_floating_point() else None)
-
-
-def _made_here(leaf: Any) -> Any:
-    """A tensor like a real one, made in the traced training, which knows the real one's values."""
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    if not _is_traced():
-        return leaf.clone()
-    made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="cpu")
-    remember(made, leaf)
-    return made
-
-
 # ---- the user's Trainer, shortened ----
 
 
@@ -464,7 +355,7 @@ def _shorten(trainer: Any, folder: str, accumulation: int, steps: int, *, saves_
         "save_steps": saves_at,
         "num_train_epochs": 1,
         "gradient_accumulation_steps": accumulation,
-        "save_strategy": "steps" if _is_asked_for(arguments.save_strategy) else "no",
+        "save_strategy": "steps" if is_asked_for(arguments.save_strategy) else "no",
         "logging_first_step": False,
         "restore_callback_states_from_checkpoint": False,
     }
@@ -496,85 +387,15 @@ def _weights(device_type: str) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     for module in [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]:
         for name, buffer in module._buffers.items():
-            if buffer is not None and type(buffer) is torch.Tensor and _is_traced():
-                module._buffers[name] = _made_here(buffer)
+            if buffer is not None and type(buffer) is torch.Tensor and is_traced():
+                module._buffers[name] = made_here(buffer)
         for parameter in module._parameters.values():
-            if type(parameter) is torch.nn.Parameter and _is_traced() and device_type == "cpu":
+            if type(parameter) is torch.nn.Parameter and is_traced() and device_type == "cpu":
                 become(parameter, torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype))
         parameters = [each for each in module._parameters.values() if each is not None]
         scales = [each for parameter in parameters for each in carried_by(parameter)]
         found += [*parameters, *scales, *(each for each in module._buffers.values() if each is not None)]
     return found
-
-
-def _is_traced() -> bool:
-    """Whether tensors that are made now are fake."""
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
-
-
-def _evaluate(
-    trainer: Any, batches: Batches, dtype: torch.dtype | None, left_out: int, *, predicts: bool = False
-) -> None:
-    """An evaluation of `batches`, while the predictions of `left_out` more are there; then they are joined, which
-    makes them once more (transformers 5.23.0: trainer_pt_utils.py, `nested_concat`)."""
-    arguments = trainer.args
-    if trainer.compute_metrics is not None:
-        trainer.compute_metrics = lambda prediction, compute_result=True: {}
-    trainer.get_eval_dataloader = lambda *args, **kwargs: _Loader(batches, arguments, dtype)
-    trainer.get_test_dataloader = trainer.get_eval_dataloader
-    kept: list[torch.Tensor] = []
-    step, seen = trainer.prediction_step, itertools.count(1)
-
-    def prediction_step(*args: Any, **kwargs: Any) -> Any:
-        found = step(*args, **kwargs)
-        if left_out and not kept:
-            kept.extend(_times(each, left_out) for each in tree_leaves(found[1:]) if isinstance(each, torch.Tensor))
-        if next(seen) == len(batches) and arguments.eval_do_concat_batches:
-            joined = [torch.empty_like(each) for each in kept]
-            del joined
-        return found
-
-    trainer.prediction_step = prediction_step
-    trainer.predict(range(len(batches))) if predicts else trainer.evaluate()
-
-
-def evaluated_again(
-    trainer: Any,
-    dataset: Any,
-    traced: Callable[[], contextlib.AbstractContextManager[Any]],
-    *,
-    predicts: bool,
-    worst: bool,
-) -> None:
-    """An evaluation after the training, of the Trainer's own data set or another; of it alone, not of the batches, are
-    tensors made within `traced`. `predicts`: it is `predict()`, which keeps predictions in any case."""
-    as_it_was = _evaluation_of(trainer)
-    if dataset is not None:
-        trainer.eval_dataset = dataset
-    try:
-        batches, left_out = _evaluation_batches(trainer, worst=worst)
-        keeps = trainer.args.eval_accumulation_steps is None if predicts else _keeps_predictions(trainer)
-        with traced():
-            _evaluate(trainer, batches, None, left_out if keeps else 0, predicts=predicts)
-    finally:
-        as_it_was()
-
-
-_OF_EVALUATIONS: Final = (
-    "get_eval_dataloader", "get_test_dataloader", "prediction_step", "compute_metrics", "eval_dataset",
-)  # fmt: skip
-
-
-def _evaluation_of(trainer: Any) -> Callable[[], None]:
-    """Puts back what an evaluation has replaced in a Trainer since."""
-    own = {name: each for name, each in vars(trainer).items() if name in _OF_EVALUATIONS}
-
-    def put_back() -> None:
-        for name in _OF_EVALUATIONS:
-            vars(trainer).pop(name, None)
-        vars(trainer).update(own)
-
-    return put_back
 
 
 def _read_back(trainer: Any, asked: Found, stretches: Stretches) -> None:
@@ -600,7 +421,3 @@ def _read_back(trainer: Any, asked: Found, stretches: Stretches) -> None:
         trainer.state.best_model_checkpoint = checkpoint
         with stretches.of("best_model"):
             trainer._load_best_model()
-
-
-def _times(tensor: torch.Tensor, count: int) -> torch.Tensor:
-    return tensor.new_empty((count, *tensor.shape))

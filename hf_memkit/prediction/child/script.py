@@ -25,9 +25,10 @@ from transformers import Trainer
 
 from hf_memkit.errors import MemkitError
 from hf_memkit.prediction.child.after_train import AfterTrain
-from hf_memkit.prediction.child.at_train import evaluated_again, traced_training
+from hf_memkit.prediction.child.at_train import traced_training
 from hf_memkit.prediction.child.attention import install_cuda_attention
 from hf_memkit.prediction.child.cuda_questions import answer_scripts
+from hf_memkit.prediction.child.evaluations import evaluated_again
 from hf_memkit.prediction.child.fake_gpu import (
     inference_is_no_grad,
     made_up_values,
