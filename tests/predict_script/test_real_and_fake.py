@@ -255,3 +255,29 @@ GRPOTrainer(model, reward, args=arguments, train_dataset=Dataset.from_dict({"pro
 def test_a_training_on_the_cpu_is_no_prediction_for_a_gpu(predict: Predict) -> None:
     found = predict(DATA + TRAINING.replace('"none"', '"none", use_cpu=True'), "rows.json")
     assert "use_cpu" in found["error"]["message"]
+
+
+def test_a_layer_that_is_left_out_by_chance_is_counted(predict: Predict) -> None:
+    """LayerDrop draws on the CPU (Wav2Vec2, HuBERT, BART). Would notice: layers that a prediction for a GPU leaves
+    out, because what it cannot know is taken for true."""
+    code = """
+import sys, torch
+from torch import nn
+from transformers import Trainer, TrainingArguments
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            if sys.argv[1] == "all" or not torch.rand([]) < 0.9:
+                x = layer(x).tanh()
+        return {"loss": x.sum() + sum(each.sum() for each in self.parameters())}
+
+arguments = TrainingArguments("out", max_steps=2, report_to="none", save_strategy="no")
+Trainer(Net(), arguments, train_dataset=[{"x": torch.ones(64, 64)}] * 16).train()
+"""
+    dropped, kept = (Trace.from_json(predict(code, each)["trace"]).peaks_by_phase() for each in ("some", "all"))
+    assert dropped == kept

@@ -215,7 +215,10 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if tensor.dtype is not torch.bool:
             return 1.0 if tensor.dtype.is_floating_point else 1
         number = self._live.get(tensor.untyped_storage()._cdata)
-        operation = "" if number is None else self.trace.operations[self.trace.operation_of[number - 1]]
+        if number is None:
+            operation = getattr(tensor, "memkit_made_by", "")
+        else:
+            operation = self.trace.operations[self.trace.operation_of[number - 1]]
         return not operation.startswith(_RARELY)
 
     def _watch(self, tensor: torch.Tensor, func: Any, args: tuple[Any, ...]) -> None:
@@ -230,6 +233,8 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if _device_type(tensor) != self.device_type:
             if self.host is not None and _device_type(tensor) == "cpu" and _is_fake(tensor):
                 self.host.watch(tensor, func)
+                if tensor.dtype is torch.bool:
+                    tensor.memkit_made_by = str(func)  # type: ignore[attr-defined]
             return
         size = storage.nbytes()
         if size == 0:
