@@ -114,6 +114,7 @@ def run(case: Case, initial: Path, place: Path, result: dict[str, Any]) -> None:
         else:
             live_weights(trainer)
     result["disk"] = swapped_bytes(nvme_path, RANK)
+    result["gathered"] = gathered_bytes(trainer)
     close(trainer)
     del trainer
     gc.collect()
@@ -126,6 +127,16 @@ def run(case: Case, initial: Path, place: Path, result: dict[str, Any]) -> None:
     shutil.rmtree(nvme_path, ignore_errors=True)
     for checkpoint in place.glob("checkpoint-*") if RANK == 0 else ():
         shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+def gathered_bytes(trainer: LossTrainer) -> int:
+    """What rank 0 holds in RAM while it saves, as Trainer asks for it; 0 where nothing is split."""
+    engine = trainer.model_wrapped
+    if not getattr(engine, "zero_gather_16bit_weights_on_model_save", bool)():
+        return 0
+    adapters = hasattr(trainer.model, "peft_config")
+    state = engine._zero3_consolidated_16bit_state_dict(exclude_frozen_parameters=adapters) or {}
+    return sum({each.data_ptr(): each.nbytes for each in state.values()}.values())
 
 
 def train(

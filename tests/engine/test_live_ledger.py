@@ -9,6 +9,7 @@ import pytest
 from hf_memkit.adapter_layers import adapter_tensors
 from hf_memkit.models import ModelFacts
 from hf_memkit.zero.ledger import zero_ledger
+from hf_memkit.zero.terms import Term
 from tests.engine.conftest import Results
 from tests.engine.preset_cases import Case, one_process, small_config, two_processes, with_precision
 from tests.engine.tiny_training import LORA
@@ -46,6 +47,7 @@ def test_ledger_holds_what_the_engine_holds(
         for place, term in held_of(ranks[0])
     }
     held |= {("disk", term): sum(rank["disk"][term] for rank in ranks) for term in ranks[0]["disk"]}
+    held["host", Term.SAVED_WEIGHTS.value] = sum(rank["gathered"] for rank in ranks)
     assert any(place == "device" for place, _term in held)
     off_card = {key: size for key, size in expected.items() if key[0] != "device" or key in held}
     assert {key: size for key, size in held.items() if size} == pytest.approx(off_card, rel=0.01)
