@@ -36,6 +36,9 @@ _ITEM: Final = torch.ops.aten._local_scalar_dense.default
 _SAME: Final = frozenset({torch.ops.aten.allclose.default, torch.ops.aten.equal.default})
 _RARELY: Final = tuple(f"aten.{name}." for name in ("isnan", "isinf", "any", "ne", "lt", "le", "gt", "ge"))
 """What computes a bool that is taken for False: nothing overflows, and no layer is left out by chance."""
+_BY_CHANCE: Final = frozenset({torch.ops.aten.lt.Scalar, torch.ops.aten.lt.Tensor})
+"""By these LayerDrop compares what it has drawn on the host. Other comparisons there are a library's checks, which a
+training passes."""
 _CAST: Final = torch.ops.aten._to_copy.default
 
 _ADD: Final = torch.ops.aten.add.Tensor
@@ -233,7 +236,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if _device_type(tensor) != self.device_type:
             if self.host is not None and _device_type(tensor) == "cpu" and _is_fake(tensor):
                 self.host.watch(tensor, func)
-                if tensor.dtype is torch.bool:
+                if func in _BY_CHANCE:
                     tensor.memkit_made_by = str(func)  # type: ignore[attr-defined]
             return
         size = storage.nbytes()
