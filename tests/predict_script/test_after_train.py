@@ -198,7 +198,7 @@ with tempfile.TemporaryDirectory() as temporary:
     result = trainer.train()
     below = True
 print(temporary, file=open("/dev/stderr", "a"))
-time.sleep(0.2)
+time.sleep(1)
 """,
     )
     found = predict(above)
