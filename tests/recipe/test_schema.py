@@ -13,6 +13,7 @@ from hf_memkit.errors import InputError, RecipeError
 from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.models import describe
 from hf_memkit.recipe.choose import resolve
+from hf_memkit.recipe.predictions import stored
 from hf_memkit.recipe.schema import Recipe, load_recipe, read_recipe
 from hf_memkit.request import Request
 from hf_memkit.units import GIB
@@ -49,6 +50,16 @@ def test_the_figures_in_the_header_are_those_of_the_ledgers(recipe: Recipe, mach
         pytest.approx(needed("infinity", "disk"), abs=1),
     ]
     assert not resolve(recipe, small, Request(variant="offload"), use_hub=False).problems
+
+
+def test_the_ram_in_the_largest_recipe_s_header_is_that_of_its_predictions() -> None:
+    """Would notice: a header that goes on promising less RAM than a checkpoint takes."""
+    recipe = load_recipe("llama-8b-on-24gb")
+    line = next(each for each in recipe.path.read_text().splitlines() if each.startswith("# RAM"))
+    stated = [int(number) for number in re.findall(r"(\d+) GiB", line)]
+    found = {each["variant"]: each["prediction"] for each in stored()["recipes"][recipe.name]["predicted"]}
+    ram = [found[name]["host_rss_gib"] + found[name]["pinned_gib"] for name in ("offload", "infinity")]
+    assert stated == [round(each) for each in (*ram, found["infinity"]["disk_gib"])]
 
 
 def test_all_mistakes_are_told_at_once(recipe: Recipe, tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ from torch.utils._pytree import tree_any, tree_leaves, tree_map
 from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.kernel_rules import KERNEL_RULES
 
-__all__ = ["KEPT_ELEMENTS", "WITHOUT_FAKE", "KnownValues", "remember"]
+__all__ = ["WITHOUT_FAKE", "KnownValues", "remember"]
 
-KEPT_ELEMENTS: Final = 2**20
+_MOST_NUMBERS: Final = 2**20
 """Of tensors of whole numbers whose values are followed."""
 
 _MOST_FLOATS: Final = 2**10
@@ -268,7 +268,7 @@ def _alike(source: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
 def _small(tensor: torch.Tensor, given: bool = False) -> bool:
     if given:
         return math.prod(tensor.shape) <= _MOST_LOOKED_AT
-    most = _MOST_FLOATS if tensor.dtype.is_floating_point or tensor.dtype.is_complex else KEPT_ELEMENTS
+    most = _MOST_FLOATS if tensor.dtype.is_floating_point or tensor.dtype.is_complex else _MOST_NUMBERS
     return math.prod(tensor.shape) <= most
 
 
