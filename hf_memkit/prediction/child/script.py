@@ -65,7 +65,7 @@ Found = dict[str, Any]
 
 
 def run_script(request: ScriptRequest, result: Path) -> None:
-    """Writes to `result` what came of the script. Does not come back where a script with DeepSpeed called `train()`."""
+    """Writes to `result` what came of the script. Does not come back where one with DeepSpeed called `train()`."""
     _enter_its_world(request)
     tempfile.tempdir = str(result.with_name("temporary"))  # removed with all that is in it
     Path(tempfile.tempdir).mkdir()
