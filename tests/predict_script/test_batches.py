@@ -81,6 +81,12 @@ def drawn(loader: DataLoader[Any], lengths: Sequence[int], *, is_padded: bool = 
     return worst
 
 
+def test_a_batch_has_no_more_rows_than_the_data() -> None:
+    """Would notice: the one row of a first try, counted as often as the micro-batch is large."""
+    loader = DataLoader(table([7]), batch_size=4, shuffle=True, collate_fn=padded)
+    assert shape_of(chosen_batches(loader).worst) == "1 × 7 tokens"
+
+
 @pytest.mark.parametrize("kind", ["shuffled", "sequential", "grouped", "custom", "of a subset"])
 def test_one_sample_twenty_times_as_long(kind: str) -> None:
     """Would notice: rows that cannot meet in one batch, the long one left out, an empty row that ends it."""
