@@ -444,3 +444,13 @@ def test_the_weights_of_a_live_model_are_not_written(tmp_path: Path) -> None:
     assert (tmp_path / "objects").stat().st_size < 100_000
     again = read_objects(tmp_path / "objects")
     assert again[0].weight.shape == (4096, 2048) and torch.equal(again[1].running_var, torch.ones(4096))
+
+
+def test_what_lies_in_one_storage_does_so_again(tmp_path: Path) -> None:
+    """Flat parameters, 8-bit codes that a second name refers to. Would notice: memory that is counted twice."""
+    flat = torch.zeros(1000)
+    model = nn.ParameterList([nn.Parameter(flat[:400]), nn.Parameter(flat[400:])])
+    write_objects([model, flat], tmp_path / "objects")
+    (one, other), whole = read_objects(tmp_path / "objects")
+    assert (other.shape, other.storage_offset(), whole.shape) == ((600,), 400, (1000,))
+    assert len({each.untyped_storage()._cdata for each in (one, other, whole)}) == 1
