@@ -37,6 +37,7 @@ from hf_memkit.prediction.child.evaluations import (
 from hf_memkit.prediction.child.fake_gpu import become
 from hf_memkit.prediction.child.generation import generates
 from hf_memkit.prediction.child.phase_hooks import TrainingWatch
+from hf_memkit.prediction.child.plan_facts import plan_facts
 from hf_memkit.prediction.child.quantised import notes_on_8_bits
 from hf_memkit.prediction.child.script_engine import about_engine, as_the_engine_has_it
 from hf_memkit.prediction.child.traced_batches import Batches, Loader, is_traced, made_here, on_host
@@ -229,6 +230,7 @@ def _about(trainer: Any) -> Found:
         "micro_batch_size": int(arguments.per_device_train_batch_size),
         "accumulation": int(arguments.gradient_accumulation_steps),
         "optimizer": str(getattr(arguments.optim, "value", arguments.optim)),
+        "plan": plan_facts(trainer),
         "notes": notes,
     }
 
