@@ -14,43 +14,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
+from hf_memkit.rates import Figure, GpuRates
+
 __all__ = ["RATES", "VARIANTS", "Figure", "GpuRates", "rates_of"]
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A number and where it comes from. `measured`: somebody measured it; else it is a data sheet's, or computed."""
-
-    value: float
-    source: str
-    measured: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class GpuRates:
-    """
-    Attributes:
-        dense_tflops: by type (`"float32"` without TF32, `"tf32"`, `"bfloat16"`, `"float16"`, `"int8"`): the data
-            sheet's dense rate, 10^12 operations/s. A type that the GPU does not compute in is not there.
-        achievable_tflops: what large products reach of it; the same types.
-        memory_gb_per_s: the data sheet's bandwidth of the GPU's memory, 10^9 bytes/s.
-        achievable_memory_gb_per_s: what large copies reach of it, bytes read and bytes written together.
-        pcie_gb_per_s: one direction, page-locked memory, as reached; the source names generation and lanes.
-        nvlink_gb_per_s: one direction, all links of a GPU together, by the data sheet; None: it has none, or only
-            with a bridge that is sold by itself.
-        multiprocessors: streaming multiprocessors.
-    """
-
-    dense_tflops: Mapping[str, Figure]
-    achievable_tflops: Mapping[str, Figure]
-    memory_gb_per_s: Figure
-    achievable_memory_gb_per_s: Figure
-    pcie_gb_per_s: Figure
-    nvlink_gb_per_s: Figure | None
-    multiprocessors: Figure
 
 
 _MAMF: Final = "stas00/ml-engineering@744d01e compute/accelerator/README.md, MAMF"
@@ -70,14 +38,9 @@ def _measured(source: str, **tflops: float) -> dict[str, Figure]:
     return {dtype: Figure(value, source, measured=True) for dtype, value in tflops.items()}
 
 
-def _as_on(source: str, **tflops: float) -> dict[str, Figure]:
-    """Measured on another card with the same chip at the same clocks, which `source` names."""
-    return {dtype: Figure(value, source) for dtype, value in tflops.items()}
-
-
-def _shares(source: str, **shares: float) -> dict[str, Figure]:
-    """Shares of the dense rates that were measured on a relative, which `source` names."""
-    return {dtype: Figure(value, source) for dtype, value in shares.items()}
+def _as_on(source: str, **figures: float) -> dict[str, Figure]:
+    """Rates of another card with the same chip, or shares of a relative's dense rates; `source` names it."""
+    return {dtype: Figure(value, source) for dtype, value in figures.items()}
 
 
 def _pcie(generation: int, lanes: int = 16) -> Figure:
@@ -112,7 +75,7 @@ def _rates(
     for dtype, share in (shares or {}).items():
         reached[dtype] = _share_of(dense[dtype], share, "dense rate")
     sixteen = next(dtype for dtype in _SIXTEEN_BITS if dtype in reached)
-    like = Figure(reached[sixteen].value / dense[sixteen], f"as {sixteen}: {reached[sixteen].source}")
+    like = Figure(min(1, reached[sixteen].value / dense[sixteen]), f"as {sixteen}: {reached[sixteen].source}")
     if copies is None:
         assert copies_share is not None
         copies = _share_of(memory, copies_share, "bandwidth")
@@ -135,20 +98,27 @@ def _share_of(value: float, share: Figure, what: str) -> Figure:
 
 
 # Shares of relatives, where a card itself has no published measurement.
-_4070_TI_SUPER: Final = _shares(
+_4070_TI_SUPER: Final = _as_on(
     f"as an RTX 4070 Ti SUPER reaches ({_MM}#70)",
     float32=31.21 / 44.1,
     tf32=44.98 / 44.1,
     bfloat16=91.00 / 88.2,
     float16=90.73 / 88.2,
 )
-_A6000: Final = _shares(
+_A6000: Final = _as_on(
     f"as an RTX A6000 reaches ({_MM}#46, best of five sizes)",
     float32=23.92 / 38.7,
     bfloat16=123.34 / 154.8,
     float16=120.49 / 154.8,
 )
 _A40_COPIES: Final = Figure(653 / 696, f"as an A40 reaches ({_STREAM}/a40.txt)")
+_L40S_SHARES: Final = _as_on(
+    f"as an L40S reaches ({_MM}#43, best of five sizes)",
+    float32=46.88 / 91.6,
+    bfloat16=269.15 / 362,
+    float16=264.02 / 362,
+)
+_L40_COPIES: Final = Figure(776 / 864, f"as an L40 reaches ({_STREAM}/l40.txt)")
 _A100_SXM: Final = (
     _measured(f"{_MAMF}: A100 SXM", bfloat16=271.2)
     | _measured(f"{_MM}@9d82827 database.md: A100 SXM4 80GB, best of five sizes", float32=19.18, float16=258.74)
@@ -286,7 +256,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         _dense(float32=104.8, tf32=104.8, sixteen=209.5, int8=838),
         1792,
         achieved=_measured(f"{_MM}#124", float32=66.91, tf32=114.19, bfloat16=234.66, float16=223.98),
-        copies=_copies(1573, "NVIDIA/cccl#9881, BabelStream mul and triad"),
+        copies=_copies(1573, "NVIDIA/cccl#9881, BabelStream with 2^28 elements"),
         pcie=Figure(56.3, "PCIe 5.0 x16: tinygrad/open-gpu-kernel-modules#29, nvbandwidth", measured=True),
     ),
     "RTX A4000": _rates(
@@ -316,6 +286,24 @@ RATES: Final[Mapping[str, GpuRates]] = {
         copies_share=_A40_COPIES,
         pcie=_pcie(4),
     ),
+    "RTX 6000 Ada": _rates(
+        "NVIDIA RTX 6000 Ada data sheet, half of the figures with sparsity",
+        142,
+        _dense(float32=91.1, tf32=182.1, sixteen=364.2, int8=728.5),
+        960,
+        shares=_L40S_SHARES,
+        copies_share=_L40_COPIES,
+        pcie=_pcie(4),
+    ),
+    "RTX PRO 6000": _rates(
+        "NVIDIA RTX PRO Blackwell white paper, Workstation Edition, 600 W",
+        188,
+        _dense(float32=126, tf32=251.9, sixteen=503.8, int8=1007.6),
+        1792,
+        achieved=_measured(f"{_MM}#160", float32=69.74, tf32=183.51, bfloat16=350.31, float16=331.78),
+        copies_share=Figure(1573 / 1792, "as an RTX 5090 reaches, which has the same memory (NVIDIA/cccl#9881)"),
+        pcie=_pcie(5),
+    ),
     "A10": _rates(
         "NVIDIA A10 data sheet",
         72,
@@ -334,6 +322,15 @@ RATES: Final[Mapping[str, GpuRates]] = {
         copies_share=Figure(469 / 600, f"as an A10 reaches, which has the same memory ({_DEVICES})"),
         pcie=_pcie(4),
     ),
+    "A40": _rates(
+        "NVIDIA A40 data sheet",
+        84,
+        _dense(float32=37.4, tf32=74.8, sixteen=149.7, int8=299.3),
+        696,
+        achieved=_measured(f"{_MM}#185", float32=23.73, tf32=59.52, bfloat16=110.64, float16=108.47),
+        copies=_copies(653, f"{_STREAM}/a40.txt"),
+        pcie=_pcie(4),
+    ),
     "L4": _rates(
         "NVIDIA L4 data sheet, half of the figures with sparsity",
         58,
@@ -349,7 +346,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         _dense(float32=91.6, tf32=183, sixteen=362, int8=733),
         864,
         achieved=_measured(f"{_MM}#43, best of five sizes", float32=46.88, bfloat16=269.15, float16=264.02),
-        copies_share=Figure(776 / 864, f"as an L40 reaches, which has the same memory ({_STREAM}/l40.txt)"),
+        copies_share=_L40_COPIES,
         pcie=_pcie(4),
     ),
     "A100 40GB": _rates(
@@ -397,6 +394,17 @@ RATES: Final[Mapping[str, GpuRates]] = {
         pcie=Figure(55.4, "PCIe 5.0 x16: stas00/ml-engineering@744d01e network/README.md, nvbandwidth", measured=True),
         nvlink=450,
     ),
+    "B200": _rates(
+        f"NVIDIA HGX B200 data sheet, one GPU, dense ({_MAMF.split(',')[0]})",
+        148,
+        _dense(float32=80, tf32=1125, sixteen=2250, int8=4500),
+        8000,
+        achieved=_measured(f"{_MM}@9d82827 database.md, best of five sizes", float32=66.24, float16=1627.64)
+        | _measured(f"{_MAMF}: B200 SXM", bfloat16=1745),
+        copies=_copies(6721, "NVIDIA/cccl#7391, add of 2^28 float16 elements"),
+        pcie=_pcie(5),
+        nvlink=900,
+    ),
 }
 """By the names of `cards.CARDS`. Where a GPU is made as a module (SXM) and as a PCIe card, the module's."""
 
@@ -406,7 +414,7 @@ VARIANTS: Final[Mapping[str, GpuRates]] = {
         80,
         _dense(float32=14, float16=112),
         900,
-        shares=_shares(f"as a V100 SXM2 reaches ({_MM}#140)", float32=14.38 / 15.7, float16=97.36 / 125),
+        shares=_as_on(f"as a V100 SXM2 reaches ({_MM}#140)", float32=14.38 / 15.7, float16=97.36 / 125),
         copies=_copies(809, f"{_STREAM}/v100.txt"),
         pcie=Figure(12.35, "PCIe 3.0 x16: RRZE-HPC/gpu-benches@1038c5d README.md, cuda-memcpy", measured=True),
     ),
@@ -442,7 +450,9 @@ VARIANTS: Final[Mapping[str, GpuRates]] = {
 }
 """Cards with the name of a row of `RATES` and other rates."""
 
-_NO_KIND: Final = re.compile(r"nvidia|geforce|tesla|quadro|sxm\d?|hbm\d?e?")
+_NO_KIND: Final = re.compile(
+    r"nvidia|geforce|tesla|quadro|sxm\d?|hbm\d?e?|generation|blackwell|workstation|server|edition"
+)
 _SIZE: Final = re.compile(r"\d+gb")
 
 
