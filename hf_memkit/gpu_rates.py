@@ -4,7 +4,10 @@
 is the data sheet's dense figure times the share that the same generation reaches, and the source says so. Figures with
 sparsity are refused (tests/test_gpu_rates.py).
 
-Products are measured at 8192 x 8192 x 8192 where the report tells sizes: smaller ones end before a power limit binds
+NVIDIA's own documents were read at second hand: behind "by" stands the page, and "unchecked" where none was found.
+
+Products are measured at 8192 x 8192 x 8192 where the report tells sizes, else at the best of its sizes, which the
+source says and which flatters cards that a power limit binds: smaller ones end before a power limit binds
 (an L4, 72 W, shows 71 TFLOPS at 2048 and 59 at 8192). GeForce cards hold clocks above the boost clock of their data
 sheet, so that their products reach up to 12 % more than its figure. 16-bit products are those with fp32 accumulation,
 as PyTorch runs them, at half the headline rate on GeForce cards.
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from hf_memkit.rates import Figure, GpuRates
@@ -21,7 +25,9 @@ from hf_memkit.rates import Figure, GpuRates
 __all__ = ["RATES", "VARIANTS", "Figure", "GpuRates", "rates_of"]
 
 
-_MAMF: Final = "stas00/ml-engineering@744d01e compute/accelerator/README.md, MAMF"
+_BOOK: Final = "stas00/ml-engineering@744d01e compute/accelerator/README.md"
+_MAMF: Final = f"{_BOOK}, MAMF"  # the best of many shapes
+_LLM_C: Final = "karpathy/llm.c@0e69e3a llmc/mfu.h"
 _MM: Final = "zzc0721/torch-performance-test-data"  # 30 torch.mm of square matrices, TF32 off for float32
 _DEVICES: Final = "chsasank/device-benchmarks@7ccc883 README.md"  # largest product 6888; copies of up to 0.38 GB
 _STREAM: Final = "RRZE-HPC/gpu-benches@1038c5d gpu-stream"  # kernel "scale" (one load, one store), full occupancy
@@ -41,6 +47,11 @@ def _measured(source: str, **tflops: float) -> dict[str, Figure]:
 def _as_on(source: str, **figures: float) -> dict[str, Figure]:
     """Rates of another card with the same chip, or shares of a relative's dense rates; `source` names it."""
     return {dtype: Figure(value, source) for dtype, value in figures.items()}
+
+
+def _borrowed(figures: Mapping[str, Figure]) -> dict[str, Figure]:
+    """The same of a sister card: measured, but not on this one."""
+    return {dtype: replace(figure, measured=False) for dtype, figure in figures.items()}
 
 
 def _pcie(generation: int, lanes: int = 16) -> Figure:
@@ -129,19 +140,19 @@ _H100_SXM: Final = (
     | _measured(f"{_MAMF}: H100 SXM", bfloat16=794.5)
     | _as_on(f"{_MAMF}: FP8 of an H100 SXM, whose dense rate is the same", int8=1402.6)
 )
-_GA102: Final = "NVIDIA Ampere GA102 white paper v2"
-_ADA: Final = "NVIDIA Ada white paper v2"
-_A100_SHEET: Final = "NVIDIA A100 data sheet"
-_H100_SHEET: Final = "NVIDIA H100 data sheet, half of the figures with sparsity"
+_GA102: Final = f"NVIDIA Ampere GA102 white paper v2, SMs, clocks and 16-bit rates by {_LLM_C}; int8 unchecked"
+_ADA: Final = f"NVIDIA Ada white paper v2, SMs, clocks and 16-bit rates by {_LLM_C}; int8 unchecked"
+_A100_SHEET: Final = f"NVIDIA A100 data sheet, by {_BOOK}"
+_H100_SHEET: Final = f"NVIDIA H100 data sheet, half of the figures with sparsity, by {_BOOK}"
 _A100_DENSE: Final = _dense(float32=19.5, tf32=156, sixteen=312, int8=624)
 _H100_DENSE: Final = _dense(float32=67, tf32=494.7, sixteen=989.4, int8=1979)
 _V100: Final = _rates(
-    "NVIDIA V100 data sheet, SXM2",
+    f"NVIDIA V100 data sheet, SXM2, by {_LLM_C} and sysrqmts.com",
     80,
     _dense(float32=15.7, float16=125),
     900,
     achieved=_measured(f"{_MM}#140: V100-SXM2-16GB", float32=14.38, float16=97.36),
-    copies=_copies(809, f"{_STREAM}/v100.txt: V100 PCIe 16GB, which has the same memory"),
+    copies=Figure(809, f"{_STREAM}/v100.txt: a V100 PCIe 16GB, which has the same memory"),
     pcie=_pcie(3),
     nvlink=150,
 )
@@ -149,7 +160,7 @@ _V100: Final = _rates(
 
 RATES: Final[Mapping[str, GpuRates]] = {
     "T4": _rates(
-        "NVIDIA T4 data sheet",
+        "NVIDIA T4 data sheet, by hmc-tech.com and sysrqmts.com",
         40,
         _dense(float32=8.1, float16=65, int8=130),
         320,
@@ -159,7 +170,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         pcie=_pcie(3),
     ),
     "P100": _rates(
-        "NVIDIA Tesla P100 PCIe data sheet",
+        "NVIDIA Tesla P100 PCIe data sheet (unchecked; sysrqmts.com has 9.5 and 19.0 at a higher clock)",
         56,
         _dense(float32=9.3, float16=18.7),
         732,
@@ -168,9 +179,9 @@ RATES: Final[Mapping[str, GpuRates]] = {
         pcie=Figure(12.15, "PCIe 3.0 x16: mpicbg-scicomp/gearshifft#82, bandwidthTest", measured=True),
     ),
     "V100 16GB": _V100,
-    "V100 32GB": _V100,
+    "V100 32GB": replace(_V100, achievable_tflops=_borrowed(_V100.achievable_tflops)),
     "RTX 2080 Ti": _rates(
-        "NVIDIA Turing white paper, reference card, float16 with fp32 accumulation",
+        "NVIDIA Turing white paper, reference card, float16 with fp32 accumulation (unchecked)",
         68,
         _dense(float32=13.4, float16=53.8, int8=215.2),
         616,
@@ -179,7 +190,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         pcie=Figure(13.1, "PCIe 3.0 x16: usadellab/Helixer#22, bandwidthTest", measured=True),
     ),
     "RTX 3060": _rates(
-        "NVIDIA's product page for SMs and clocks; rates per SM: " + _GA102,
+        _GA102,
         28,
         _dense(float32=12.7, tf32=12.7, sixteen=25.5, int8=101.9),
         360,
@@ -206,7 +217,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         pcie=_pcie(4),
     ),
     "RTX 4060 Ti 16GB": _rates(
-        "NVIDIA's product page for SMs and clocks; rates per SM: " + _ADA,
+        _ADA,
         34,
         _dense(float32=22.1, tf32=22.1, sixteen=44.1, int8=176.5),
         288,
@@ -215,7 +226,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         pcie=_pcie(4, lanes=8),
     ),
     "RTX 4070": _rates(
-        "NVIDIA's product page for SMs and clocks; rates per SM: " + _ADA,
+        _ADA,
         46,
         _dense(float32=29.1, tf32=29.1, sixteen=58.3, int8=233.2),
         504,
@@ -242,7 +253,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         pcie=Figure(26.3, "PCIe 4.0 x16: NVIDIA/nvbandwidth#15", measured=True),
     ),
     "RTX 5080": _rates(
-        "NVIDIA RTX Blackwell white paper",
+        "NVIDIA RTX Blackwell white paper, SMs and clock by sipoch.com; rates per SM as the RTX 5090's (unchecked)",
         84,
         _dense(float32=56.3, tf32=56.3, sixteen=112.6, int8=450.2),
         960,
@@ -251,7 +262,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         pcie=_pcie(5),
     ),
     "RTX 5090": _rates(
-        "NVIDIA RTX Blackwell white paper",
+        "NVIDIA RTX Blackwell white paper, by pocketmags.com: 16 bits at 1/4 of its 838 (kekzl/imp#606); int8 unchecked",
         170,
         _dense(float32=104.8, tf32=104.8, sixteen=209.5, int8=838),
         1792,
@@ -260,7 +271,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         pcie=Figure(56.3, "PCIe 5.0 x16: tinygrad/open-gpu-kernel-modules#29, nvbandwidth", measured=True),
     ),
     "RTX A4000": _rates(
-        "NVIDIA RTX A4000 data sheet, half of the figures with sparsity",
+        f"NVIDIA RTX A4000 data sheet, half of the figures with sparsity, by ecer.com and {_LLM_C}",
         48,
         _dense(float32=19.2, tf32=38.3, sixteen=76.7, int8=153.4),
         448,
@@ -269,7 +280,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         pcie=_pcie(4),
     ),
     "RTX A5000": _rates(
-        "NVIDIA RTX A5000 data sheet, half of the figures with sparsity",
+        f"NVIDIA RTX A5000 data sheet, half of the figures with sparsity (unchecked; SMs and clock by {_LLM_C})",
         64,
         _dense(float32=27.8, tf32=55.6, sixteen=111.1, int8=222.2),
         768,
@@ -278,7 +289,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         pcie=_pcie(4),
     ),
     "RTX A6000": _rates(
-        _GA102,
+        "NVIDIA RTX A6000 data sheet, by llmperf.net and sysrqmts.com",
         84,
         _dense(float32=38.7, tf32=77.4, sixteen=154.8, int8=309.7),
         768,
@@ -287,7 +298,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         pcie=_pcie(4),
     ),
     "RTX 6000 Ada": _rates(
-        "NVIDIA RTX 6000 Ada data sheet, half of the figures with sparsity",
+        f"NVIDIA RTX 6000 Ada data sheet, half of the figures with sparsity (unchecked; SMs and clock by {_LLM_C})",
         142,
         _dense(float32=91.1, tf32=182.1, sixteen=364.2, int8=728.5),
         960,
@@ -296,7 +307,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         pcie=_pcie(4),
     ),
     "RTX PRO 6000": _rates(
-        "NVIDIA RTX PRO Blackwell white paper, Workstation Edition, 600 W",
+        "NVIDIA RTX PRO Blackwell white paper, Workstation Edition (unchecked; SMs by NVIDIA/cudnn-frontend#1164)",
         188,
         _dense(float32=126, tf32=251.9, sixteen=503.8, int8=1007.6),
         1792,
@@ -305,7 +316,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         pcie=_pcie(5),
     ),
     "A10": _rates(
-        "NVIDIA A10 data sheet",
+        "NVIDIA A10 data sheet, SMs, clock, float32 and memory by sysrqmts.com; the rest unchecked",
         72,
         _dense(float32=31.2, tf32=62.5, sixteen=125, int8=250),
         600,
@@ -314,7 +325,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         pcie=_pcie(4),
     ),
     "A10G": _rates(
-        "NVIDIA A10G data sheet, half of the figures with sparsity",
+        "NVIDIA A10G data sheet, half of the figures with sparsity (unchecked)",
         80,
         _dense(float32=35, tf32=35, sixteen=70, int8=140),
         600,
@@ -323,7 +334,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         pcie=_pcie(4),
     ),
     "A40": _rates(
-        "NVIDIA A40 data sheet",
+        "NVIDIA A40 data sheet, by ecer.com and hmc-tech.com",
         84,
         _dense(float32=37.4, tf32=74.8, sixteen=149.7, int8=299.3),
         696,
@@ -332,7 +343,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         pcie=_pcie(4),
     ),
     "L4": _rates(
-        "NVIDIA L4 data sheet, half of the figures with sparsity",
+        "NVIDIA L4 data sheet, half of the figures with sparsity, by torch _inductor device_info.py; SMs by float32",
         58,
         _dense(float32=30.3, tf32=60, sixteen=121, int8=242),
         300,
@@ -341,7 +352,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         pcie=_pcie(4),
     ),
     "L40S": _rates(
-        "NVIDIA L40S data sheet, half of the figures with sparsity",
+        f"NVIDIA L40S data sheet, half of the figures with sparsity, by {_BOOK}; SMs unchecked",
         142,
         _dense(float32=91.6, tf32=183, sixteen=362, int8=733),
         864,
@@ -354,8 +365,8 @@ RATES: Final[Mapping[str, GpuRates]] = {
         108,
         _A100_DENSE,
         1555,
-        achieved=_A100_SXM,
-        copies=_copies(1382, f"{_STREAM}/a100_40.txt"),
+        achieved=_borrowed(_A100_SXM),
+        copies=Figure(1382, f"{_STREAM}/a100_40.txt: an A100 40GB, SXM or PCIe not told"),
         pcie=Figure(25.1, "PCIe 4.0 x16: NVIDIA/nvbandwidth#42", measured=True),
         nvlink=300,
     ),
@@ -382,12 +393,12 @@ RATES: Final[Mapping[str, GpuRates]] = {
         nvlink=450,
     ),
     "H200": _rates(
-        "NVIDIA H200 data sheet, half of the figures with sparsity, SXM5",
+        f"NVIDIA H200 data sheet, half of the figures with sparsity, SXM5, by {_BOOK}",
         132,
         _H100_DENSE,
         4800,
         achieved=_measured(f"{_MM}@9d82827 database.md: H200, best of five sizes", float32=51.34, float16=759.4)
-        | _measured(f"{_MAMF}: H200 is the same as H100 SXM", bfloat16=794.5)
+        | _as_on(f'{_MAMF}: an H100 SXM, "H200 is the same"', bfloat16=794.5)
         | _as_on(f"an H100 SXM, which has the same chip ({_MM}#79)", tf32=372.05)
         | _as_on(f"{_MAMF}: FP8 of an H200 SXM, whose dense rate is the same", int8=1453.4),
         copies_share=Figure(3174 / 4000, f"as a GH200 reaches ({_STREAM}/gh200.txt)"),
@@ -395,7 +406,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         nvlink=450,
     ),
     "B200": _rates(
-        f"NVIDIA HGX B200 data sheet, one GPU, dense ({_MAMF.split(',')[0]})",
+        f"NVIDIA HGX B200 data sheet, one GPU, by {_BOOK}; SMs unchecked",
         148,
         _dense(float32=80, tf32=1125, sixteen=2250, int8=4500),
         8000,
@@ -410,7 +421,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
 
 VARIANTS: Final[Mapping[str, GpuRates]] = {
     "V100 PCIe": _rates(
-        "NVIDIA V100 data sheet, PCIe",
+        "NVIDIA V100 data sheet, PCIe, by sysrqmts.com; float16 in proportion to the clock",
         80,
         _dense(float32=14, float16=112),
         900,
@@ -424,7 +435,7 @@ VARIANTS: Final[Mapping[str, GpuRates]] = {
         _A100_DENSE,
         1555,
         achieved=_measured(f"{_MM}#108", float32=17.56, tf32=97.32, bfloat16=215.26, float16=197.51),
-        copies=_copies(1382, f"{_STREAM}/a100_40.txt: A100 40GB"),
+        copies=Figure(1382, f"{_STREAM}/a100_40.txt: an A100 40GB, SXM or PCIe not told"),
         pcie=_pcie(4),
     ),
     "A100 80GB PCIe": _rates(

@@ -10,7 +10,8 @@ __all__ = ["Figure", "GpuRates", "HostRates"]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number and where it comes from. `measured`: somebody measured it; else it is a data sheet's, or computed."""
+    """A number and where it comes from. `measured`: somebody measured it on this card; else it is a data sheet's,
+    computed, or borrowed from a sister card that the source names."""
 
     value: float
     source: str
