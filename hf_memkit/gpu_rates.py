@@ -262,7 +262,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         pcie=_pcie(5),
     ),
     "RTX 5090": _rates(
-        "NVIDIA RTX Blackwell white paper, by pocketmags.com: 16 bits at 1/4 of its 838 (kekzl/imp#606); int8 unchecked",
+        "NVIDIA RTX Blackwell white paper, by pocketmags.com: 16 bits 1/4 of its 838 (kekzl/imp#606); int8 unchecked",
         170,
         _dense(float32=104.8, tf32=104.8, sixteen=209.5, int8=838),
         1792,
