@@ -1,34 +1,128 @@
-"""How fast a host's RAM and NVMe drive are, where nobody has measured this one.
+"""How fast a host moves bytes: its RAM and its disk. Measured here in a second or two, given, or assumed.
 
-A CPU optimizer (ZeRO-Offload) is bound by RAM, ZeRO-Infinity by the drive. Hosts differ more than GPUs of one name:
-whoever has measured (`zero/aio.py` does for a drive) takes that instead.
+A GB is 10**9 bytes. The rates of GPUs are in `gpu_rates.py`.
 """
 
 from __future__ import annotations
 
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Final
 
-from hf_memkit.rates import Figure, HostRates
+from hf_memkit.errors import InputError
+from hf_memkit.rates import Figure
 
-__all__ = ["DESKTOP", "SERVER", "host_rates"]
+__all__ = ["HostRates", "assumed_host", "given_host", "measured_host"]
+
+_BLOCK_BYTES: Final = 64 << 20
+"""Bytes of each thread's two blocks: larger than its share of any cache."""
+
+_ROUNDS_S: Final = 0.4
+"""Seconds of copying for each number of threads."""
 
 _DEVICES: Final = "chsasank/device-benchmarks@7ccc883 README.md, copies of a tensor"
-_DEEP_NVME: Final = (
-    "deepspeedai/DeepSpeed@edaa72212 blogs/deepnvme/06-2025: four PCIe 4.0 drives together {} GB/s, one a quarter"
-)
-_READ: Final = Figure(2.5, _DEEP_NVME.format(10))
-_WRITE: Final = Figure(1.25, _DEEP_NVME.format(5))
-
-DESKTOP: Final = HostRates(Figure(29, f"{_DEVICES}: Ryzen 9 5900X; 14 to 49 elsewhere", measured=True), _READ, _WRITE)
-SERVER: Final = HostRates(
-    Figure(96, f"{_DEVICES}: Xeon Platinum 8358; 80 to 137 for EPYC and Xeon since 2019", measured=True), _READ, _WRITE
-)
-
-_SERVER_CPUS: Final = 33
+_DESKTOP_RAM: Final = Figure(29.0, f"assumed: {_DEVICES}: Ryzen 9 5900X; 14 to 49 elsewhere")
+_SERVER_RAM: Final = Figure(96.0, f"assumed: {_DEVICES}: Xeon Platinum 8358; 80 to 137 for EPYC and Xeon since 2019")
+_SERVER_CORES: Final = 33
 """From this number of logical CPUs on a host has a server's memory channels: desktops end at 32. A slice of a server
 with fewer cannot fill its channels either."""
+_ASSUMED_CORE: Final = Figure(15.0, "assumed: one core")
+_ASSUMED_READ: Final = Figure(
+    3.69, "assumed: as DeepSpeed's handle reads from a PNY CS3040 (deepspeed: docs/_tutorials/deepnvme.md)"
+)
+_ASSUMED_WRITE: Final = Figure(
+    3.18, "assumed: as DeepSpeed's handle writes to a PNY CS3040 (deepspeed: docs/_tutorials/deepnvme.md)"
+)
 
 
-def host_rates(cpu_count: int) -> HostRates:
-    """Of a host with this many logical CPUs (`hardware.Machine.cpu_count`)."""
-    return SERVER if cpu_count >= _SERVER_CPUS else DESKTOP
+@dataclass(frozen=True, slots=True)
+class HostRates:
+    """
+    Attributes:
+        cores: that this process may use.
+        ram_gb_per_s: bytes read and written, 10^9 a second, by all cores together, as STREAM's copy counts them.
+        core_gb_per_s: the same by one core.
+        nvme_read_gb_per_s, nvme_write_gb_per_s: of the disk that DeepSpeed swaps to.
+    """
+
+    cores: int
+    ram_gb_per_s: Figure
+    core_gb_per_s: Figure
+    nvme_read_gb_per_s: Figure
+    nvme_write_gb_per_s: Figure
+
+
+def assumed_host(cores: int) -> HostRates:
+    """A host of which only the cores are known, with one disk."""
+    return HostRates(cores, _assumed_ram(cores), _ASSUMED_CORE, _ASSUMED_READ, _ASSUMED_WRITE)
+
+
+def _assumed_ram(cores: int) -> Figure:
+    return _SERVER_RAM if cores >= _SERVER_CORES else _DESKTOP_RAM
+
+
+def given_host(
+    cores: int,
+    *,
+    ram_gb_per_s: float | None = None,
+    nvme_read_gb_per_s: float | None = None,
+    nvme_write_gb_per_s: float | None = None,
+) -> HostRates:
+    """A host as the user describes it; what is None is assumed.
+
+    Raises:
+        InputError: a figure is not above 0.
+    """
+
+    def figure(name: str, value: float | None, assumed: Figure) -> Figure:
+        if value is None:
+            return assumed
+        if not value > 0:
+            raise InputError(f"{name}={value}: give a figure above 0, in GB/s")
+        return Figure(value, "given by the user")
+
+    if cores < 1:
+        raise InputError(f"cores={cores}: give at least 1")
+    return HostRates(
+        cores,
+        figure("ram_gb_per_s", ram_gb_per_s, _assumed_ram(cores)),
+        _ASSUMED_CORE,
+        figure("nvme_read_gb_per_s", nvme_read_gb_per_s, _ASSUMED_READ),
+        figure("nvme_write_gb_per_s", nvme_write_gb_per_s, _ASSUMED_WRITE),
+    )
+
+
+def measured_host() -> HostRates:
+    """This host, in a second: copies by one thread and by one on each core. The disk is assumed: `zero/aio.py`
+    measures one, in the folder that is swapped to, and takes longer."""
+    cores = len(os.sched_getaffinity(0))
+    one, every = _copy_gb_per_s(1), _copy_gb_per_s(cores)
+    how = f"measured on this host, copies of {_BLOCK_BYTES >> 20} MiB"
+    return HostRates(
+        cores,
+        Figure(max(one, every), f"{how}, {cores} threads", measured=True),
+        Figure(one, f"{how}, 1 thread", measured=True),
+        _ASSUMED_READ,
+        _ASSUMED_WRITE,
+    )
+
+
+def _copy_gb_per_s(threads: int) -> float:
+    """Bytes read and written by copies in `threads` threads (McCalpin's STREAM counts both, and not what a write
+    fetches first). numpy gives the interpreter free while it copies."""
+    import numpy as np
+
+    def copies(_: int) -> tuple[int, float, float]:
+        source, target = np.ones(_BLOCK_BYTES, np.uint8), np.zeros(_BLOCK_BYTES, np.uint8)
+        np.copyto(target, source)  # touches every page
+        copied, start = 0, time.perf_counter()
+        while (now := time.perf_counter()) < start + _ROUNDS_S:
+            np.copyto(target, source)
+            copied += 2 * _BLOCK_BYTES
+        return copied, start, now
+
+    with ThreadPoolExecutor(threads) as pool:
+        ran = list(pool.map(copies, range(threads)))
+    return sum(copied / (end - start) for copied, start, end in ran) / 1e9

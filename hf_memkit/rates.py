@@ -1,11 +1,11 @@
-"""What GPUs and hosts reach, as figures that carry their source: the types of `gpu_rates` and `host_rates`."""
+"""What GPUs reach, as figures that carry their source: the types of `gpu_rates`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Figure", "GpuRates", "HostRates"]
+__all__ = ["Figure", "GpuRates"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +40,3 @@ class GpuRates:
     pcie_gb_per_s: Figure
     nvlink_gb_per_s: Figure | None
     multiprocessors: Figure
-
-
-@dataclass(frozen=True, slots=True)
-class HostRates:
-    """
-    Attributes:
-        ram_gb_per_s: what copies in RAM by all cores reach, bytes read and bytes written together, 10^9 bytes/s.
-        nvme_read_gb_per_s: what large asynchronous reads of one NVMe drive reach.
-        nvme_write_gb_per_s: and writes.
-    """
-
-    ram_gb_per_s: Figure
-    nvme_read_gb_per_s: Figure
-    nvme_write_gb_per_s: Figure

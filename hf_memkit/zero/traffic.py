@@ -1,0 +1,360 @@
+"""What DDP, FSDP and DeepSpeed move in one optimizer step: bytes between GPUs, over PCIe, in RAM and to the disk.
+
+Bytes of collectives are what one GPU sends in a ring of n (NVIDIA nccl-tests, doc/PERFORMANCE.md): all-reduce
+2(n-1)/n of the tensor; all-gather, reduce-scatter and each rank's part of a reduce (n-1)/n. tests/engine/
+test_traffic.py compares them with the collectives of the real engine. One machine: nothing crosses a network.
+
+Lines are those of deepspeed 0.19.8: runtime/zero/, where no folder is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from hf_memkit.models import ModelFacts
+from hf_memkit.zero.settings import ZeroSettings
+from hf_memkit.zero.split import split, sub_groups
+from hf_memkit.zero.stage_3 import is_swapped
+
+__all__ = ["Link", "Traffic", "ddp_traffic", "fsdp_traffic", "zero_traffic"]
+
+Link = Literal["gpus", "pcie", "pageable", "ram", "read", "write"]
+"""What is moved over: NVLink or PCIe between GPUs; PCIe from and to page-locked RAM, and to other RAM; the RAM of the
+machine; its disk."""
+
+_STAGES_1_2: Final = "stage_1_and_2.py"
+_STAGE_3: Final = "stage3.py"
+_DDP_BUCKET: Final = 25 << 20
+"""torch 2.13: nn/parallel/distributed.py, bucket_cap_mb."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """
+    Attributes:
+        name: what is moved.
+        link: over what.
+        moved_bytes: in one optimizer step: by one GPU on `gpus`, `pcie` and `pageable`, by the machine on the others.
+        phase: when.
+        micro_batches: with how many micro-batches' forward or backward it overlaps; 0: with nothing.
+        tail_bytes: what of it begins only when there is nothing left to overlap with.
+        source: the lines that do it.
+    """
+
+    name: str
+    link: Link
+    moved_bytes: float
+    phase: Literal["forward", "backward", "optimizer"]
+    micro_batches: int
+    tail_bytes: float
+    source: str
+
+
+def ddp_traffic(model: ModelFacts, *, gpus: int, gradient_bytes: int) -> tuple[Traffic, ...]:
+    """`DistributedDataParallel`: all-reduce in the backward of the last micro-batch; `no_sync` in those before it
+    (transformers 5.23: trainer.py 1897). `gradient_bytes`: of one element; 4 where weights are fp32 under autocast."""
+    sent = 2 * (gpus - 1) / gpus * gradient_bytes
+    # The embedding's gradient is the last, and is in a bucket of its own where it is larger than one.
+    tail = min(model.parameters, max(_DDP_BUCKET // gradient_bytes, model.sizes[0]))
+    source = "torch 2.13: nn/parallel/distributed.py: buckets of 25 MiB, reduced as they fill"
+    return _moved(
+        Traffic("all-reduce of gradients", "gpus", sent * model.parameters, "backward", 1, sent * tail, source)
+    )
+
+
+def fsdp_traffic(
+    model: ModelFacts,
+    *,
+    gpus: int,
+    accumulation: int,
+    element_bytes: int,
+    frozen_bytes: int = 0,
+    recomputes: bool = False,
+) -> tuple[Traffic, ...]:
+    """FSDP1's full shard: weights gathered for forward and for backward, gradients reduce-scattered in the last
+    micro-batch.
+
+    Args:
+        model: what is trained.
+        gpus, accumulation: of one machine; micro-batches a step.
+        element_bytes: of a weight that is gathered, and of a gradient that is reduced.
+        frozen_bytes: of what is gathered beside that, as stored.
+        recomputes: Trainer's activation checkpointing, which gathers once more in backward (transformers 5.23:
+            training_args.py 2797); not FSDP's own.
+    """
+    part = (gpus - 1) / gpus
+    trained = element_bytes * model.parameters
+    gathered = part * (trained + frozen_bytes)
+    layers = max(1, model.layers)
+    one = gathered / layers
+    again = 2 if recomputes else 1
+    source = "torch 2.13: distributed/fsdp/_runtime_utils.py: one layer ahead"
+    return _moved(
+        Traffic("all-gather of weights, forward", "gpus", accumulation * gathered, "forward", accumulation,
+                accumulation * one, source),
+        Traffic("all-gather of weights, backward", "gpus", accumulation * again * gathered, "backward", accumulation,
+                accumulation * one, source),
+        Traffic("reduce-scatter of gradients", "gpus", part * trained, "backward", 1, part * trained / layers,
+                "torch 2.13: distributed/fsdp/_runtime_utils.py; transformers 5.23: trainer.py 1907, no_sync"),
+    )  # fmt: skip
+
+
+def zero_traffic(
+    config: Mapping[str, Any],
+    model: ModelFacts,
+    frozen: ModelFacts | None = None,
+    *,
+    gpus: int = 1,
+    accumulation: int = 1,
+    recomputes: bool = False,
+) -> tuple[Traffic, ...] | None:
+    """What DeepSpeed moves with `config`; None where it works in a way that is not modelled (`unknown_ways`).
+
+    Args:
+        config: a DeepSpeed JSON, resolved.
+        model: what is trained.
+        frozen: what is not, beside adapters.
+        gpus: of the one machine.
+        accumulation: micro-batches a step.
+        recomputes: with activation checkpointing.
+    """
+    if unknown_ways(config):
+        return None
+    settings = ZeroSettings.from_config(config, model.width)
+    zero = _section(config, "zero_optimization")
+    overlap = zero.get("overlap_comm")
+    job = _Job(
+        settings,
+        zero,
+        model,
+        frozen,
+        gpus,
+        accumulation,
+        recomputes,
+        overlaps=overlap is True or (overlap is not False and settings.stage == 3),
+        sent_bytes=_SENT_BYTES.get(str(config.get("communication_data_type")), settings.element_bytes),
+        scales=bool(config.get("gradient_clipping")) or _section(config, "fp16").get("enabled") in (True, "auto"),
+    )
+    return _moved(*(_stage_3(job) if settings.stage == 3 else _stages_1_2(job)))
+
+
+_SENT_BYTES: Final = {"fp32": 4, "fp16": 2, "bf16": 2, "bfp16": 2}
+"""`communication_data_type` (deepspeed 0.19.8: runtime/config.py, get_communication_data_type)."""
+
+
+def unknown_ways(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Keys that are set and change what is moved in a way that has no formula here."""
+    zero = _section(config, "zero_optimization")
+    names = ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights", "zenflow")
+    found = [name for name in names if zero.get(name)]
+    if ZeroSettings.from_config(config).secondary_partition > 1:
+        found.append("zero_hpz_partition_size")
+    if _section(zero, "offload_optimizer").get("super_offload") is True:
+        found.append("super_offload")
+    if str(_section(config, "optimizer").get("type")).lower().startswith(("onebit", "zeroone")):
+        found.append("optimizer.type")
+    if _section(config, "compile").get("deepcompile") is True:
+        found.append("compile.deepcompile")
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    settings: ZeroSettings
+    zero: Mapping[str, Any]
+    model: ModelFacts
+    frozen: ModelFacts | None
+    gpus: int
+    accumulation: int
+    recomputes: bool
+    overlaps: bool
+    sent_bytes: int
+    scales: bool
+
+    @property
+    def part(self) -> float:
+        return (self.gpus - 1) / self.gpus
+
+    @property
+    def overlapped(self) -> int:
+        """Micro-batches that hide what is moved in each of them."""
+        return self.accumulation if self.overlaps else 0
+
+
+def _moved(*rows: Traffic) -> tuple[Traffic, ...]:
+    return tuple(row for row in rows if row.moved_bytes)
+
+
+def _stages_1_2(job: _Job) -> list[Traffic]:
+    settings, model = job.settings, job.model
+    flat = split(model, job.gpus)
+    # Stage 1 with fp32 accumulators is BF16_Optimizer, which reduces after backward (runtime/engine.py 2305).
+    after = settings.stage == 0 or (
+        settings.stage == 1
+        and settings.accumulator_bytes > settings.element_bytes
+        and settings.optimizer.device == "none"
+    )
+    reductions = job.accumulation if settings.stage == 2 else 1
+    hidden = 0 if after or not job.overlaps else reductions
+    to_owner = job.zero.get("use_multi_rank_bucket_allreduce") is False and job.zero.get("reduce_scatter") is not False
+    sent = (1 if to_owner and settings.stage else 2) * job.part * job.sent_bytes
+    tail = min(model.parameters, max(settings.bucket_elements, model.sizes[0]))
+    rows = [
+        Traffic(
+            "reduce of gradients to their owners" if to_owner and settings.stage else "all-reduce of gradients",
+            "gpus", reductions * sent * model.parameters, "backward", hidden, reductions * sent * tail,
+            f"{_STAGES_1_2} 1590, 2384; stage 2 in every micro-batch, 0 and 1 in the last (runtime/engine.py 3084)",
+        ),
+    ]  # fmt: skip
+    if settings.stage:
+        gathered = job.part * settings.element_bytes * sum(flat.flat_groups)
+        source = f"{_STAGES_1_2} 3155: after the step, group by group"
+        rows.append(Traffic("all-gather of weights", "gpus", gathered, "optimizer", 0, 0, source))
+    if settings.optimizer.device == "none" or not settings.stage:
+        return rows
+    share, element, master = sum(flat.flat_shares), settings.element_bytes, settings.master_bytes
+    rows += _gradients_to_ram(
+        job,
+        # A lone micro-batch accumulates nothing (2161); else each writes to RAM, and all but the first read from it.
+        (0 if job.accumulation == 1 else (2 * job.accumulation - 1) * element * share),
+        master * share,
+        f"{_STAGES_1_2} 1809, 1888",
+    )
+    link: Link = "pcie" if settings.optimizer.pin_memory else "pageable"
+    rows.append(Traffic("weights to the GPU", link, element * share, "optimizer", 0, 0, f"{_STAGES_1_2} 3097"))
+    machine = job.gpus * share
+    if job.scales:
+        rows.append(_in_ram("gradients scaled on the host", 2 * master * machine, f"{_STAGES_1_2} 3216"))
+    return [
+        *rows,
+        _adam(settings, machine),
+        _in_ram("weights cast on the host", (master + element) * machine, f"{_STAGES_1_2} 3096"),
+    ]
+
+
+def _in_ram(name: str, moved_bytes: float, source: str) -> Traffic:
+    return Traffic(name, "ram", moved_bytes, "optimizer", 0, 0, source)
+
+
+def _adam(settings: ZeroSettings, elements: int) -> Traffic:
+    """Weights and moments are read and written, gradients read: 28 bytes a parameter in fp32."""
+    a_parameter = 3 * settings.master_bytes + 4 * settings.moment_bytes
+    return _in_ram(ADAM, a_parameter * elements, "deepspeed 0.19.8: ops/csrc/includes/cpu_adam.h 174-210")
+
+
+ADAM: Final = "Adam on the host"
+
+
+def _gradients_to_ram(job: _Job, accumulated: float, final: float, source: str) -> list[Traffic]:
+    """Each on the stream of the reductions: hidden where these are."""
+    link: Link = "pcie" if job.settings.optimizer.pin_memory else "pageable"
+    last = 1 if job.overlaps else 0
+    return [
+        Traffic("gradients accumulated in RAM", link, accumulated, "backward", job.overlapped, 0, source),
+        Traffic("gradients to RAM", link, final, "backward", last, 0, f"{source}: in the master's type"),
+    ]
+
+
+def _stage_3(job: _Job) -> list[Traffic]:
+    settings, both = job.settings, [job.model] + ([job.frozen] if job.frozen else [])
+    persistent = sum(size for each in both for size in each.sizes if size <= settings.persistent_elements)
+    elements = sum(each.parameters for each in both) - persistent
+    # A weight is kept if it is used again within `stage3_max_reuse_distance` elements: those after it, twice; with
+    # recomputation three times (partitioned_param_coordinator.py 653). A prefetch of 0 or an incomplete trace: none.
+    distance = job.zero.get("stage3_max_reuse_distance", job.zero.get("max_reuse_distance", 1_000_000_000))
+    distance = distance if isinstance(distance, int | float) else 1_000_000_000
+    kept = min(elements, distance // (3 if job.recomputes else 2))
+    fetched = {"forward": elements, "backward": elements - kept}
+    rows: list[Traffic] = []
+    for phase in ("forward", "backward"):
+        rows += _fetched(job, phase, job.accumulation * settings.element_bytes * fetched[phase])
+    scatters = job.zero.get("reduce_scatter") is not False
+    scatter = (1 if scatters else 2) * job.part * job.sent_bytes
+    tail = min(job.model.parameters, max(settings.bucket_elements, job.model.sizes[0]))
+    rows.append(
+        Traffic("reduce-scatter of gradients" if scatters else "all-reduce of gradients", "gpus",
+                job.accumulation * scatter * job.model.parameters, "backward", job.overlapped,
+                job.accumulation * scatter * tail, f"{_STAGE_3} 1673, 1931: every micro-batch"),
+    )  # fmt: skip
+    small = job.part * settings.element_bytes * persistent
+    rows.append(Traffic("all-gather of small weights", "gpus", small, "optimizer", 0, 0, f"{_STAGE_3} 2841"))
+    if settings.optimizer.device != "none":
+        rows += _stage_3_on_host(job)
+    return rows
+
+
+def _fetched(job: _Job, phase: Literal["forward", "backward"], size: float) -> list[Traffic]:
+    """Weights as they are needed: from disk to RAM, from RAM to each GPU its share, from each GPU to the others."""
+    settings = job.settings
+    ahead = min(
+        size, job.accumulation * settings.element_bytes * max(settings.prefetch_elements, job.model.largest_parameter)
+    )
+    hidden = 0 if settings.sequential else job.overlapped
+    coordinator = "partitioned_param_coordinator.py 569"
+    rows = [
+        Traffic(f"all-gather of weights, {phase}", "gpus", job.part * size, phase, hidden, 0, coordinator),
+    ]
+    if settings.parameters.device == "none":
+        return rows
+    rows.append(
+        Traffic(f"weights to the GPU, {phase}", "pcie", size / job.gpus, phase, job.overlapped, ahead / job.gpus,
+                "partition_parameters.py 1369: one share each"),
+    )  # fmt: skip
+    if settings.swaps_parameters:
+        kept = min(1.0, settings.parameters.max_in_cpu / max(1, split(job.model, job.gpus).share))
+        rows.append(
+            Traffic(f"weights from disk, {phase}", "read", (1 - kept) * size, phase, job.overlapped, 0,
+                    "partitioned_param_coordinator.py 667; runtime/swap_tensor/partitioned_param_swapper.py"),
+        )  # fmt: skip
+    return rows
+
+
+def _stage_3_on_host(job: _Job) -> list[Traffic]:
+    settings = job.settings
+    parts = split(job.model, job.gpus)
+    element, master, accumulator = settings.element_bytes, settings.master_bytes, settings.accumulator_bytes
+    groups = [sum(parts.shares[g][i] for g, i in group) for group in sub_groups(parts, settings.sub_group_elements)]
+    on_card = 0 if settings.swaps_optimizer else int((1 - settings.optimizer.ratio) * len(groups))
+    offloaded = groups[on_card:]
+    share = sum(offloaded)
+    on_disk = sum(size for size in offloaded if settings.swaps_optimizer and is_swapped(settings, master * size))
+    # Each partition is copied to RAM and back, or fetched, added to, and copied back (2024-2039).
+    accumulated = 2 * job.accumulation * accumulator * parts.share
+    rows = _gradients_to_ram(job, accumulated, master * share, f"{_STAGE_3} 2024, 1455")
+    machine = job.gpus * share
+    checked = job.gpus * parts.share
+    rows += [
+        # isinf: absolute values written, compared, a byte each; isnan: a byte each.
+        _in_ram("gradients checked on the host", (4 * accumulator + 4) * checked, f"{_STAGE_3} 3005: isinf and isnan"),
+        _in_ram("gradients scaled on the host", 2 * master * machine, f"{_STAGE_3} 2988"),
+        _adam(settings, machine),
+        _in_ram("weights cast on the host", (master + element) * machine, f"{_STAGE_3} 2856"),
+    ]
+    if settings.parameters.device == "none":
+        # Cast in RAM that is not page-locked, then copied (torch 2.13: aten/src/ATen/native/cuda/Copy.cu).
+        rows.append(Traffic("weights to the GPU", "pageable", element * share, "optimizer", 0, 0, f"{_STAGE_3} 2857"))
+    if settings.swaps_parameters:
+        rows.append(
+            Traffic("weights to disk", "write", element * machine, "optimizer", 0, 0,
+                    "runtime/swap_tensor/partitioned_param_swapper.py 398")
+        )  # fmt: skip
+    if on_disk:
+        states, swapped = master + 2 * settings.moment_bytes, job.gpus * on_disk
+        source = "runtime/swap_tensor/partitioned_optimizer_swapper.py"
+        rows += [
+            Traffic("gradients to disk", "write", master * swapped, "backward", 0, 0, f"{_STAGE_3} 1459"),
+            Traffic(STATES_READ, "read", (states + master) * swapped, "optimizer", 0, 0, source),
+            Traffic(STATES_WRITTEN, "write", states * swapped, "optimizer", 0, 0, source),
+        ]
+    return rows
+
+
+STATES_READ: Final = "optimizer states from disk"
+STATES_WRITTEN: Final = "optimizer states to disk"
+
+
+def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = config.get(name)
+    return value if isinstance(value, Mapping) else {}
