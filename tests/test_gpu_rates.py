@@ -8,7 +8,7 @@ import pytest
 
 from hf_memkit.cards import CARDS
 from hf_memkit.gpu_rates import RATES, VARIANTS, rates_of
-from hf_memkit.host_rates import DESKTOP, SERVER, host_rates
+from hf_memkit.host_rates import assumed_host
 from hf_memkit.rates import Figure, GpuRates
 
 ALL = {**RATES, **VARIANTS}
@@ -233,9 +233,7 @@ def test_what_a_sister_card_reached_is_not_called_measured(name: str, sister: st
 
 def test_a_server_is_told_by_its_cores() -> None:
     """With a desktop's RAM the CPU optimizer of a server would be promised three times its time."""
-    assert host_rates(8) is host_rates(32) is DESKTOP
-    assert host_rates(48) is SERVER
-    assert DESKTOP.ram_gb_per_s.value < SERVER.ram_gb_per_s.value
-    for rates in (DESKTOP, SERVER):
-        figures = [getattr(rates, field.name) for field in dataclasses.fields(rates)]
-        assert all(1 < figure.value < 200 and len(figure.source) > 8 for figure in figures)
+    desktop, server = (assumed_host(cores).ram_gb_per_s for cores in (8, 48))
+    assert assumed_host(32).ram_gb_per_s == desktop
+    assert desktop.value < server.value
+    assert all(1 < figure.value < 200 and len(figure.source) > 8 for figure in (desktop, server))

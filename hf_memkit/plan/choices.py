@@ -27,15 +27,15 @@ _EIGHT_BITS: Final = "adamw_bnb_8bit"
 _PAGED: Final = "paged_adamw_8bit"
 
 _ON: Final = {
-    "arguments.gradient_checkpointing": True,
-    "arguments.gradient_checkpointing_kwargs": {"use_reentrant": False},
+    "arguments.activation_checkpointing": True,
+    "arguments.activation_checkpointing_kwargs": {"use_reentrant": False},
 }
 
 _CHECKPOINTING: Final = (
-    Choice("checkpointing", "no checkpointing", {"arguments.gradient_checkpointing": False}),
+    Choice("checkpointing", "no checkpointing", {"arguments.activation_checkpointing": False}),
     Choice(
         "checkpointing", "checkpointing of every 2nd layer",
-        {**_ON, "arguments.gradient_checkpointing_kwargs": {"use_reentrant": False, "every_n_layers": 2}},
+        {**_ON, "arguments.activation_checkpointing_kwargs": {"use_reentrant": False, "every_n_layers": 2}},
         frees_memory=True, costs_time=True,
     ),
     Choice("checkpointing", "checkpointing", _ON, frees_memory=True, costs_time=True),
@@ -110,9 +110,9 @@ def _checkpointing(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[Choi
 
 def _own_checkpointing(facts: Mapping[str, Any]) -> str:
     arguments = facts["arguments"]
-    if not arguments.get("gradient_checkpointing"):
+    if not arguments.get("activation_checkpointing"):
         return _CHECKPOINTING[0].name
-    every = (arguments.get("gradient_checkpointing_kwargs") or {}).get("every_n_layers", 1)
+    every = (arguments.get("activation_checkpointing_kwargs") or {}).get("every_n_layers", 1)
     return {1: _CHECKPOINTING[2].name, 2: _CHECKPOINTING[1].name}.get(every, "")
 
 
@@ -191,9 +191,9 @@ def _methods(facts: Mapping[str, Any], also: tuple[str, ...], left_out: LeftOut)
         if optimizer is None:
             continue
         said = f"{name}: another optimizer than the script's, with a learning rate of its own"
-        settings = {"arguments.optim": name}
+        settings: dict[str, Any] = {"arguments.optim": name}
         if optimizer.low_rank:
-            settings["arguments.optim_target_modules"] = "all-linear"  # type: ignore[assignment]
+            settings["arguments.optim_target_modules"] = "all-linear"
         yield Choice("method", name, settings, "another method", said)
 
 

@@ -1,9 +1,9 @@
 """What becomes of a candidate: its memory and its time, on each GPU in question, from one trace.
 
-*Fits* is stricter than the verdict of `memkit predict`: what the allocator may reserve at most and what lies outside it
-take at most 92 % of the GPU. Beyond that the allocator frees its cache and asks again, and steps become several times
-slower: runs of OpenTau on 80 GiB GPUs lost a third of their speed at 97 %, torchtitan's fitting plan three quarters
-(planning: OpenTau PR 273; pytorch/torchtitan PR 4636).
+*Fits* is stricter than the verdict of `memkit predict`: what the allocator may reserve at most and what lies outside
+it take at most 92 % of the GPU. Beyond that the allocator frees its cache and asks again, and steps become several
+times slower: runs of OpenTau on 80 GiB GPUs lost a third of their speed at 97 %, torchtitan's fitting plan three
+quarters (OpenTau PR 273; pytorch/torchtitan PR 4636).
 """
 
 from __future__ import annotations

@@ -125,8 +125,8 @@ class _Judge:
         traced = self.traces.of(overrides)
         environment = {**self.environment, **candidate.environment}
         return self.pool.submit(
-            _of_trace, traced, self.traces.device, self.traces.notes, candidate, self.script, self.machine, self.gpus, environment,
-            self.ram_is_given,
+            _of_trace, traced, self.traces.device, self.traces.notes, candidate, self.script, self.machine,
+            self.gpus, environment, self.ram_is_given,
         ).result()  # fmt: skip
 
 

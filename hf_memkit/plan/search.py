@@ -66,8 +66,8 @@ class Search:
     _until: float = 0.0
 
     def run(self) -> None:
-        """Judges the script's own setup, then ways to train from the fastest to the leanest, and then, around the best,
-        what is nearly the same and what is another method."""
+        """Judges the script's own setup, then ways to train, from the fastest to the leanest; then those that are
+        nearly the same, and other methods."""
         self._until = time.monotonic() + self.limit_s
         try:
             self._judged(self.own)
@@ -138,7 +138,7 @@ class Search:
         """The same sequences an optimizer step, in micro-batches of this size."""
         sequences = self.own.micro_batch_size * self.own.accumulation
         group, said = self.batch if size != self.own.micro_batch_size else ("same result", "")
-        return Candidate(size, sequences // size, tuple(choices), group, said)  # type: ignore[arg-type]
+        return Candidate(size, sequences // size, tuple(choices), group, said)
 
     def _largest_that_fits(self, choices: tuple[Choice, ...]) -> None:
         """Traces the largest micro-batch; if it does not fit, the smallest, and then by halving what is between."""

@@ -32,6 +32,8 @@ from typing import Any, Final
 
 from transformers import Trainer, TrainingArguments
 
+from hf_memkit.live_arguments import Reads, changed
+
 __all__ = ["EARLY", "LATE", "Forks"]
 
 EARLY: Final = "early"
@@ -50,25 +52,25 @@ class Forks:
     Args:
         folder: where the sockets come to lie.
         begin: makes a forked process one of its own, which writes to the path.
-        change: gives arguments other fields, in place.
         reads: which fields have been read so far.
     """
 
     folder: Path
     begin: Callable[[Path], None]
-    change: Callable[[Any, Fields], None]
-    reads: Callable[[], set[str]]
+    reads: Reads
     _asked: Fields | None = field(default=None, init=False)
 
     def install(self) -> None:
         """Stops this process where the first Trainer is made."""
-        plain = Trainer.__init__
+        plain = vars(Trainer)["__init__"]
         seen: list[type] = []
 
         def made(cls: type, *args: Any, **kwargs: Any) -> Any:
             if not seen:
                 seen.append(cls)
-                if cls.__init__ is not plain and self._forked():  # a subclass that may prepare data
+                if (
+                    vars(cls).get("__init__", plain) is not plain and self._forked()
+                ):  # a subclass that may prepare data
                     self._serve(EARLY)
                     self._apply(args, kwargs)
             return object.__new__(cls)
@@ -90,7 +92,7 @@ class Forks:
             found = next((each for each in (*args, *kwargs.values()) if isinstance(each, TrainingArguments)), None)
             if found is None:
                 raise TypeError("Trainer is made without TrainingArguments")
-            self.change(found, self._asked)
+            changed(found, self._asked)
 
     def _forked(self) -> bool:
         """Whether this is the new one of two processes; the other goes on."""
@@ -113,7 +115,7 @@ class Forks:
         running: dict[int, tuple[int, str]] = {}  # number of the file that tells of its end → (process, path)
         poll = select.poll()
         poll.register(connection, select.POLLIN)
-        _send(connection, {"reads": sorted(self.reads())})
+        _send(connection, {"reads": sorted(self.reads.fields)})
         lines = connection.makefile("rb")
         while True:
             for number, _event in poll.poll():

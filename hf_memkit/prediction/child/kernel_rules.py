@@ -157,7 +157,7 @@ def learn_counts(*, in_a_fork: bool = False) -> None:
         os.write(write, "{} {}".format(*_tried_counts()).encode())
         os._exit(0)
     os.close(write)
-    with open(read) as answer:
+    with os.fdopen(read) as answer:
         tensor, storage = map(int, answer.read().split())
     os.waitpid(child, 0)
     _LEARNT.append((tensor, storage))

@@ -9,17 +9,20 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from importlib.metadata import version
 from typing import Any, Final
 
 from torch import nn
 
+from hf_memkit.compat import name_in_version
+
 __all__ = ["plan_facts"]
 
 _FIELDS: Final = (
-    "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "gradient_checkpointing",
-    "gradient_checkpointing_kwargs", "optim", "bf16", "fp16", "tf32", "use_liger_kernel", "max_steps",
-    "num_train_epochs", "eval_strategy", "eval_steps", "save_strategy", "save_steps", "dataloader_drop_last", "deepspeed",
-    "packing", "padding_free", "loss_type", "train_sampling_strategy", "average_tokens_across_devices",
+    "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
+    "activation_checkpointing", "activation_checkpointing_kwargs", "optim", "bf16", "fp16", "tf32", "use_liger_kernel",
+    "max_steps", "num_train_epochs", "eval_strategy", "eval_steps", "save_strategy", "save_steps", "dataloader_drop_last",
+    "deepspeed", "packing", "padding_free", "loss_type", "train_sampling_strategy", "average_tokens_across_devices",
     "eval_accumulation_steps", "torch_empty_cache_steps", "max_length", "auto_find_batch_size",
 )  # fmt: skip
 """Of TrainingArguments and TRL's configs: what candidates change, and what says how long a run is."""
@@ -64,9 +67,11 @@ def plan_facts(trainer: Any) -> dict[str, Any]:
 
 def _arguments(arguments: Any) -> dict[str, Any]:
     found = {}
+    installed = tuple(map(int, version("transformers").split(".")[:2]))
     for name in _FIELDS:
-        if hasattr(arguments, name):
-            value = getattr(arguments, name)
+        own = name_in_version(name, installed)
+        if hasattr(arguments, own):
+            value = getattr(arguments, own)
             value = getattr(value, "value", value)
             with contextlib.suppress(TypeError):
                 found[name] = json.loads(json.dumps(value))

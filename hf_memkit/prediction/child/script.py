@@ -24,6 +24,7 @@ import transformers
 from transformers import Trainer
 
 from hf_memkit.errors import MemkitError
+from hf_memkit.live_arguments import watch_reads
 from hf_memkit.prediction.child.after_train import AfterTrain
 from hf_memkit.prediction.child.at_train import traced_training
 from hf_memkit.prediction.child.attention import install_cuda_attention
@@ -57,7 +58,7 @@ from hf_memkit.prediction.child.tracer import StorageTracer
 from hf_memkit.prediction.child.trl_trainers import answer_trl
 from hf_memkit.prediction.child.users_code import MEMKIT, is_library, line_of
 from hf_memkit.prediction.trace_request import ScriptRequest
-from hf_memkit.script_overrides import changed, watch_reads
+from hf_memkit.script_overrides import Overrides, install
 from hf_memkit.setup import Setup
 from hf_memkit.zero.process_group import LAUNCHER_VARIABLES
 
@@ -69,6 +70,9 @@ Found = dict[str, Any]
 def run_script(request: ScriptRequest, result: Path) -> None:
     """Writes to `result` what came of the script. Does not come back where one with DeepSpeed called `train()`."""
     _enter_its_world(request)
+    differs: list[str] = []
+    if request.overrides is not None:
+        install(Overrides.from_json(request.overrides), differs=differs.append)
     out = _Result(result)
     tracer = StorageTracer(
         "cuda" if request.device == "cuda" else "cpu", request.capability if request.device == "cuda" else None
@@ -88,7 +92,7 @@ def run_script(request: ScriptRequest, result: Path) -> None:
             out.begin(path)
             nowhere.move(path.with_name("written"))
 
-        Forks(Path(request.forks), begin, changed, watch_reads()).install()
+        Forks(Path(request.forks), begin, watch_reads()).install()
     raised: BaseException | None = None
     try:
         with boundary or contextlib.nullcontext():
@@ -98,7 +102,7 @@ def run_script(request: ScriptRequest, result: Path) -> None:
     if trained:
         notes = list(after.end(raised))
         found = trained.pop()
-        found["about"]["notes"] += notes
+        found["about"]["notes"] += [*notes, *differs]
         if tracer.host is not None:
             found["about"]["host"] = tracer.host.to_json()
         found["trace"] = tracer.finish(tracer.trace.marks[-1][1]).to_json()
