@@ -33,6 +33,7 @@ class TraceRequest:
         trust_remote_code: whether the model's own code may be run.
         usual: the setup with the lengths of a usual batch: two steps of it come before one of `setup`, as in a run,
             where lengths that change leave gaps in what the allocator has reserved. None: two steps of `setup`.
+        work: whether what is computed is recorded too (`Trace.work`).
     """
 
     setup: Setup
@@ -47,6 +48,7 @@ class TraceRequest:
     padded: bool | None = None
     trust_remote_code: bool = False
     usual: Setup | None = None
+    work: bool = False
 
     def to_json(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in self.__slots__}
@@ -74,6 +76,7 @@ class ScriptRequest:
         worst_batch: whether the worst and a usual batch are traced; False: those that the script's loader gives first.
         stdin: number of the file that it reads answers from; None: it gets none.
         processes, per_node: ranks in all, one GPU each, and those of one machine.
+        work: as of a `TraceRequest`.
     """
 
     script: UserScript
@@ -87,6 +90,7 @@ class ScriptRequest:
     stdin: int | None = None
     processes: int = 1
     per_node: int = 1
+    work: bool = False
 
     def to_json(self) -> dict[str, Any]:
         script = {name: getattr(self.script, name) for name in ("target", "is_module", "arguments")}

@@ -70,7 +70,9 @@ def run_script(request: ScriptRequest, result: Path) -> None:
     tempfile.tempdir = str(result.with_name("temporary"))  # removed with all that is in it
     Path(tempfile.tempdir).mkdir()
     tracer = StorageTracer(
-        "cuda" if request.device == "cuda" else "cpu", request.capability if request.device == "cuda" else None
+        "cuda" if request.device == "cuda" else "cpu",
+        request.capability if request.device == "cuda" else None,
+        work=request.work,
     )
     boundary = None if request.device == "real cpu" else RealAndFake(tracer)
     if boundary is not None:
