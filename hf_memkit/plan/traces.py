@@ -143,7 +143,7 @@ class ScriptTraces:
 
     def _request(self) -> ScriptRequest:
         request = script_request(self._script, self._machine, self._environment, gpus=self._gpus, nodes=1)
-        return request
+        return replace(request, work=True)
 
     def _result(self) -> Path:
         """In a folder of its own: a traced training writes beside it."""

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
+from hf_memkit.prediction.work import Work
 from hf_memkit.terms import CATEGORIES, PHASES, Category, Phase
 
 __all__ = ["ROUND_BYTES", "Trace", "TracePeak", "rounded"]
@@ -71,6 +72,7 @@ class Trace:
             `modules`.
         operations, modules: names.
         marks: `(event index, phase)`: the events before that index and after the mark before it fell into `phase`.
+        work: what was computed; None: that was not recorded. Parts and copies of a trace have none.
     """
 
     events: list[int] = field(default_factory=list)
@@ -81,6 +83,7 @@ class Trace:
     operations: list[str] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
     marks: list[tuple[int, Phase]] = field(default_factory=list)
+    work: Work | None = None
 
     def add(self, size_bytes: int, category: int, operation: int = 0, module: int = 0) -> int:
         """The number of another storage; the caller says in `events` when it is made."""
@@ -185,10 +188,12 @@ class Trace:
         return {phase: found[phase] for phase in PHASES if phase in found}
 
     def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return {**values, "work": self.work.to_json() if self.work is not None else None}
 
     @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Self:
-        values = {name: content[name] for name in cls.__slots__}
+    def from_json(cls, content: Mapping[str, Any]) -> Self:
+        values = {name: content[name] for name in cls.__slots__ if name != "work"}
         values["marks"] = [(int(end), phase) for end, phase in values["marks"]]
+        values["work"] = Work.from_json(content["work"]) if content.get("work") is not None else None
         return cls(**values)

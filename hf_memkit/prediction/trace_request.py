@@ -33,6 +33,7 @@ class TraceRequest:
         trust_remote_code: whether the model's own code may be run.
         usual: the setup with the lengths of a usual batch: two steps of it come before one of `setup`, as in a run,
             where lengths that change leave gaps in what the allocator has reserved. None: two steps of `setup`.
+        work: whether what is computed is recorded too (`Trace.work`).
     """
 
     setup: Setup
@@ -47,6 +48,7 @@ class TraceRequest:
     padded: bool | None = None
     trust_remote_code: bool = False
     usual: Setup | None = None
+    work: bool = False
 
     def to_json(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in self.__slots__}
@@ -77,6 +79,7 @@ class ScriptRequest:
         overrides: settings in the place of the script's own (`script_overrides.py`), as JSON.
         forks: a folder: the script waits there where it makes its Trainer, and goes on once for each set of arguments
             (`child/forks.py`).
+        work: as of a `TraceRequest`.
     """
 
     script: UserScript
@@ -92,6 +95,7 @@ class ScriptRequest:
     per_node: int = 1
     overrides: Mapping[str, Any] | None = None
     forks: str | None = None
+    work: bool = False
 
     def to_json(self) -> dict[str, Any]:
         script = {name: getattr(self.script, name) for name in ("target", "is_module", "arguments")}

@@ -34,6 +34,9 @@ class Operation:
         moved_bytes: what it reads and writes of the GPU's memory, each tensor once.
         shape: of products `(batch, m, n, k)`; empty for others.
         launches: kernels on the GPU that it starts.
+        waits: whether the host goes on only when the GPU has done all before it, and this: a value is asked for, a
+            copy is not asynchronous.
+        from_autograd: whether autograd's engine, in C++, calls it; else Python does.
     """
 
     name: str
@@ -43,6 +46,8 @@ class Operation:
     moved_bytes: int
     shape: tuple[int, ...] = ()
     launches: int = 1
+    waits: bool = False
+    from_autograd: bool = False
 
 
 @dataclass(slots=True)

@@ -75,6 +75,10 @@ def traced_training(
         fake: the context in which tensors are fake (or, to compare with, real).
         worst: whether the worst and a usual batch are traced; False: the first that the script's own loader gives.
 
+    Returns:
+        `{"trace", "about"}`. `about["steps"]` has of each traced step `(kind, first event, one past the last)`;
+        `about["work_steps"]`, where work is recorded, the same in calls.
+
     Raises:
         Unmodelled: something of it cannot be traced.
     """
@@ -111,11 +115,12 @@ def traced_training(
             if reference:
                 _reference_passes(trainer, Loader(reference, arguments, dtype), tracer)
             events = tracer.trace.events
-            bounds: list[int] = []  # of the steps: events
+            calls = tracer.recorder.work.calls if tracer.recorder is not None else []
+            bounds: list[tuple[int, int]] = []  # of the steps: events, calls
 
             def before(number: int) -> None:
                 if number % accumulation == 0:
-                    bounds.append(len(events))
+                    bounds.append((len(events), len(calls)))
                     if number == needed * accumulation and _surely_fits(tracer):
                         raise _Enough
                     if steps[number // accumulation].kind == flat:
@@ -127,7 +132,7 @@ def traced_training(
             attention = getattr(getattr(_base(trainer.model), "config", None), "_attn_implementation", None)
             try:
                 train(trainer)
-                bounds.append(len(events))
+                bounds.append((len(events), len(calls)))
             except Exception:  # enough; or a change that this model cannot be trained with, such as another batch size
                 if len(bounds) <= needed:
                     raise
@@ -153,7 +158,10 @@ def traced_training(
     notes += notes_on_8_bits(trainer.model)
     if watch.optimizer_steps < needed:
         raise Unmodelled(f"train() made {watch.optimizer_steps} optimizer steps in place of {needed}")
-    about["steps"] = [(step.kind, *span) for step, span in zip(steps, itertools.pairwise(bounds), strict=False)]
+    spans = list(zip(steps, itertools.pairwise(bounds), strict=False))
+    about["steps"] = [(step.kind, begin[0], end[0]) for step, (begin, end) in spans]
+    if tracer.recorder is not None:
+        about["work_steps"] = [(step.kind, begin[1], end[1]) for step, (begin, end) in spans]
     return {"trace": trace.to_json(), "about": about}
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from hf_memkit.errors import Unmodelled
+from hf_memkit.prediction.child.work_recorder import launched
 
 __all__ = [
     "Event",
@@ -335,6 +336,9 @@ def _fused_step(p: torch.Tensor, *rest: Any) -> None:
     quantised by it. They are taken as fp32 here: a bound from above, not measured on a GPU.
     """
     torch.empty((2, *p.shape), dtype=torch.float32, device=p.device)
+    gradient, *others = (each for each in rest if isinstance(each, torch.Tensor))
+    states = [each for each in others if each.dim()]  # besides numbers such as the learning rate
+    launched("torchao.single_param_adam", (p, p, gradient, *states, *states))
 
 
 def _stance() -> str:

@@ -26,7 +26,7 @@ import torch
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, extract_tensor_metadata
 
-__all__ = ["FastFakes", "quick_dispatch"]
+__all__ = ["FastFakes", "Known", "quick_dispatch"]
 
 Arguments = Sequence[Any]
 Make = Callable[[Arguments], Any]
@@ -48,12 +48,34 @@ _UNUSUAL: Final[tuple[Any, ...]] = ()
 """In the place of a key: torch is asked."""
 
 
+class Known:
+    """What is remembered of an operation on arguments of one kind.
+
+    Attributes:
+        make: how its result is made; None: torch is asked each time.
+        work, engine_work: numbers of its rows in a `Work` (`work_recorder.py`), called by Python and by autograd's
+            engine; None: not known yet.
+    """
+
+    __slots__ = ("engine_work", "make", "work")
+
+    def __init__(self, make: Make | None) -> None:
+        self.make = make
+        self.work: tuple[int, ...] | None = None
+        self.engine_work: tuple[int, ...] | None = None
+
+
 class FastFakes:
-    """Results of operations on the fake tensors of one mode."""
+    """Results of operations on the fake tensors of one mode.
+
+    Attributes:
+        last: what is remembered of the last operation; None: nothing.
+    """
 
     def __init__(self, mode: FakeTensorMode) -> None:
+        self.last: Known | None = None
         self._mode = mode
-        self._known: dict[tuple[Any, ...], Make | None] = {}  # None: torch is asked each time
+        self._known: dict[tuple[Any, ...], Known] = {}
         self._attributes: dict[torch.device, dict[str, Any]] = {}
         self._protect = (  # as `FakeTensor.__new__` does
             torch._C._set_warn_deprecated_on_mutable_data_ptr
@@ -78,6 +100,7 @@ class FastFakes:
             rule: what is to be called instead of it: a function of what its arguments are, and not of what they hold
                 or who holds them, which makes new tensors.
         """
+        self.last = None
         if args and args[0].__class__ is list and len(args[0]) > _LONGEST and self._usable:
             if _is_silent(func):
                 return None
@@ -86,14 +109,13 @@ class FastFakes:
         key = self._key(func, args, kwargs, rule is func) if self._usable else _UNUSUAL
         if key is _UNUSUAL:
             return (rule or func)(*args, **kwargs)
-        try:
-            make = self._known[key]
-        except KeyError:
-            if rule is None:
-                return self._learn(key, func, args, kwargs)
-            result = rule(*args, **kwargs)
-            self._known[key] = self._maker(_entry(result), func, args, result)
+        known = self._known.get(key)
+        if known is None:
+            result, make = self._learn(func, args, kwargs, rule)
+            self.last = self._known[key] = Known(make)
             return result
+        self.last = known
+        make = known.make
         return (rule or func)(*args, **kwargs) if make is None else make(args)
 
     def _key(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], long: bool) -> tuple[Any, ...]:
@@ -147,8 +169,13 @@ class FastFakes:
 
     # ---- what is not known yet ----
 
-    def _learn(self, key: tuple[Any, ...], func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Asks torch, and keeps what torch's cache has kept."""
+    def _learn(
+        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: Rule | None
+    ) -> tuple[Any, Make | None]:
+        """(the result, how it is made again): asks the rule, or torch, and keeps what torch's cache has kept."""
+        if rule is not None:
+            result = rule(*args, **kwargs)
+            return result, self._maker(_entry(result), func, args, result)
         mode: Any = self._mode
         torchs: Any = fake_tensor
         try:
@@ -158,8 +185,7 @@ class FastFakes:
             theirs = None
         result = func(*args, **kwargs)
         entry = None if theirs is None else FakeTensorMode.cache.get(theirs)
-        self._known[key] = self._maker(entry, func, args, result)
-        return result
+        return result, self._maker(entry, func, args, result)
 
     def _maker(self, entry: Any, func: Any, args: tuple[Any, ...], result: Any) -> Make | None:
         if not isinstance(entry, fake_tensor._DispatchCacheValidEntry | SimpleNamespace):

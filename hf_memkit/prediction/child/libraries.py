@@ -30,6 +30,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from hf_memkit.errors import Unmodelled
 from hf_memkit.optimizers import find_optimizer
 from hf_memkit.prediction.child.fake_gpu import one_stream, replace_compiler
+from hf_memkit.prediction.child.work_recorder import launched
 from hf_memkit.prediction.gpu_memory import OUTLIER_COLUMNS
 from hf_memkit.setup import Setup
 from hf_memkit.techniques.ledger import optimizer_of
@@ -200,8 +201,18 @@ def _kernels_are_not_launched() -> None:
 
     torch.tensor = tensor  # type: ignore[assignment]
 
+    def run(self: Any, *args: Any, **kwargs: Any) -> None:
+        launched(f"triton.{_kernel_name(self)}", (*args, *kwargs.values()))
+
     for kind in (jit.JITFunction, autotuner.Autotuner, autotuner.Heuristics):
-        kind.run = lambda self, *args, **kwargs: None
+        kind.run = run
+
+
+def _kernel_name(kernel: Any) -> str:
+    """Of a Triton function, below autotuning and heuristics."""
+    while hasattr(kernel, "fn"):
+        kernel = kernel.fn
+    return str(getattr(kernel, "__name__", "kernel"))
 
 
 def _bitsandbytes_optimizers() -> None:

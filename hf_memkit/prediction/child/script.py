@@ -75,7 +75,9 @@ def run_script(request: ScriptRequest, result: Path) -> None:
         install(Overrides.from_json(request.overrides), differs=differs.append)
     out = _Result(result)
     tracer = StorageTracer(
-        "cuda" if request.device == "cuda" else "cpu", request.capability if request.device == "cuda" else None
+        "cuda" if request.device == "cuda" else "cpu",
+        request.capability if request.device == "cuda" else None,
+        work=request.work,
     )
     boundary = None if request.device == "real cpu" else RealAndFake(tracer)
     if boundary is not None:

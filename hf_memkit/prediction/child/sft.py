@@ -15,6 +15,7 @@ from typing import Any
 
 from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.inputs import Behind, Rows
+from hf_memkit.prediction.child.work_recorder import launched
 from hf_memkit.setup import Setup
 
 __all__ = ["as_dataset", "install_fused_head", "is_sft", "sft_rows", "tokenizer"]
@@ -75,10 +76,14 @@ def install_fused_head() -> None:
         return bool(device.type == "cuda")
 
     class Kernel:
+        def __init__(self, name: str) -> None:
+            self.name = f"triton.{name}"
+
         def __getitem__(self, grid: Any) -> Any:
-            return lambda *arguments, **options: None
+            return lambda *arguments, **options: launched(self.name, arguments)
 
     for module in (kernels, head):
         module._use_triton = on_card
-    kernels._forward_kernel = kernels._backward_kernel = Kernel()
+    for name in ("_forward_kernel", "_backward_kernel"):
+        setattr(kernels, name, Kernel(name))
     kernels.triton = SimpleNamespace(cdiv=lambda size, block: -(-size // block))

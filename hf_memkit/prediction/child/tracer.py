@@ -24,6 +24,8 @@ from hf_memkit.prediction.child.fast_fakes import FastFakes
 from hf_memkit.prediction.child.gpu_events import GpuEvents
 from hf_memkit.prediction.child.host_memory import HostMemory
 from hf_memkit.prediction.child.kernel_rules import KERNEL_RULES
+from hf_memkit.prediction.child.plain_tensors import device_type, is_fake, plain_tensors
+from hf_memkit.prediction.child.work_recorder import WorkRecorder, activate
 from hf_memkit.prediction.trace import Trace
 from hf_memkit.terms import CATEGORIES, Category, Phase
 
@@ -56,6 +58,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Args:
         device_type: which storages count, such as `"cuda"`.
         capability: of the card whose own libraries' memory is traced too; None: of none.
+        work: whether what is computed is recorded too.
 
     Attributes:
         trace: what has been recorded; complete after `finish`.
@@ -65,9 +68,10 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         items: how often the value of a tensor was asked for, by module, and was made up.
         made_up: called whenever it was.
         host: what lies in RAM beside a GPU; None: the CPU itself trains.
+        recorder: records what is computed; None: that was not asked for.
     """
 
-    def __init__(self, device_type: str, capability: tuple[int, int] | None = None) -> None:
+    def __init__(self, device_type: str, capability: tuple[int, int] | None = None, *, work: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace(operations=[""], modules=[""])
         self.default: Category = "other"
@@ -75,6 +79,10 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.made_up: Callable[[], None] = lambda: None
         self.device_type = device_type
         self.host = HostMemory() if device_type != "cpu" else None
+        self.recorder = WorkRecorder(device_type) if work else None
+        if self.recorder is not None:
+            self.trace.work = self.recorder.work
+            activate(self.recorder)
         self._gpu = GpuEvents(capability, self.keep) if capability is not None else None
         self._live: dict[int, int] = {}  # address of the storage → its number
         self._watched: dict[int, weakref.ref[Any]] = {}
@@ -82,13 +90,13 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._module_ids: dict[str, int] = {"": 0}
         self._module = 0
         self._values: KnownValues | None = None
-        self._run: Callable[..., Any]
+        self._fakes: FastFakes
 
     def __enter__(self) -> Self:
         mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
         if mode is not None and self._values is None:
             self._values = KnownValues()
-            self._run = FastFakes(mode).run
+            self._fakes = FastFakes(mode)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -109,6 +117,8 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def ended(self, phase: Phase, on_host: Phase | None = None) -> None:
         """What has happened since the last call fell into `phase`; in RAM, if that is said, into another."""
         self.trace.marks.append((len(self.trace.events), phase))
+        if self.recorder is not None:
+            self.recorder.ended(phase)
         if self.host is not None:
             self.host.ended(on_host or phase)
 
@@ -116,7 +126,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Names what `tensors` hold, whenever it was made."""
         number = CATEGORIES.index(category)
         for tensor in tensors:
-            if isinstance(tensor, torch.Tensor) and _device_type(tensor) == self.device_type:
+            if isinstance(tensor, torch.Tensor) and device_type(tensor) == self.device_type:
                 for plain in plain_tensors(tensor):
                     storage = self._live.get(plain.untyped_storage()._cdata)
                     if storage is not None:
@@ -175,18 +185,22 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _DEVICE and (device := getattr(args[0], "fake_device", None)) is not None:
             return device  # autograd and the optimizers ask for it twice as often as they compute
         kwargs = kwargs or {}
-        values = self._values
+        values, known = self._values, None
         if values is None:
             result = func(*args, **kwargs)
-        elif func is _ITEM and _is_fake(args[0]):
+        elif func is _ITEM and is_fake(args[0]):
+            if self.recorder is not None:
+                self.recorder.call(func, args, kwargs, None, None)
             return self._item(args[0], values)
         else:
             try:
                 rule = _RULES.get(id(func))
                 if rule is None or func in _OF_SHAPES:
-                    result = self._run(func, args, kwargs, rule)
+                    result = self._fakes.run(func, args, kwargs, rule)
+                    known = self._fakes.last
                 elif func is _ADD and torch._C._current_graph_task_id() == -1:
-                    result = self._run(func, args, kwargs)
+                    result = self._fakes.run(func, args, kwargs)
+                    known = self._fakes.last
                 else:
                     result = rule(*args, **kwargs)
             except (DataDependentOutputException, DynamicOutputShapeException):
@@ -194,6 +208,8 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     return True  # parts compare what they compute with what the model computes
                 result = values.shaped(func, args, kwargs)
             values.follow(func, args, kwargs, result)
+        if self.recorder is not None:
+            self.recorder.call(func, args, kwargs, result, known)
         if isinstance(result, torch.Tensor):
             self._watch(result, func, args)
         elif isinstance(result, tuple | list):
@@ -225,7 +241,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return not operation.startswith(_RARELY)
 
     def _watch(self, tensor: torch.Tensor, func: Any, args: tuple[Any, ...]) -> None:
-        if hasattr(tensor, "__tensor_flatten__") and not _is_fake(tensor):
+        if hasattr(tensor, "__tensor_flatten__") and not is_fake(tensor):
             for inner in plain_tensors(tensor):
                 self._watch(inner, func, args)
             return
@@ -233,8 +249,8 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         address = storage._cdata
         if address in self._live:
             return
-        if _device_type(tensor) != self.device_type:
-            if self.host is not None and _device_type(tensor) == "cpu" and _is_fake(tensor):
+        if device_type(tensor) != self.device_type:
+            if self.host is not None and device_type(tensor) == "cpu" and is_fake(tensor):
                 self.host.watch(tensor, func)
                 if func in _BY_CHANCE:
                     tensor.memkit_made_by = str(func)  # type: ignore[attr-defined]
@@ -264,7 +280,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.trace.events.append(-number)
 
     def _category_of(self, tensor: Any) -> Category | None:
-        if not isinstance(tensor, torch.Tensor) or _device_type(tensor) != self.device_type:
+        if not isinstance(tensor, torch.Tensor) or device_type(tensor) != self.device_type:
             return None
         number = self._live.get(tensor.untyped_storage()._cdata)
         return None if number is None else CATEGORIES[self.trace.category_of[number - 1]]
@@ -276,23 +292,3 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             number = self._operation_ids[key] = len(self.trace.operations)
             self.trace.operations.append(str(func))
         return number
-
-
-def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors that hold the memory: those inside a tensor subclass such as torchao's 8-bit states, or itself."""
-    flatten = getattr(tensor, "__tensor_flatten__", None)
-    if flatten is None or _is_fake(tensor):
-        return [tensor]
-    return [inner for name in flatten()[0] for inner in plain_tensors(getattr(tensor, name))]
-
-
-def _device_type(tensor: torch.Tensor) -> str:
-    """`tensor.device.type`; a fake tensor answers that by an operation of its own, and has it as an attribute too."""
-    device: torch.device = getattr(tensor, "fake_device", None) or tensor.device
-    return device.type
-
-
-def _is_fake(tensor: Any) -> bool:
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return isinstance(tensor, FakeTensor)

@@ -80,7 +80,7 @@ def trace_training(request: TraceRequest) -> Trace:
     from hf_memkit.prediction.child.tracer import StorageTracer
 
     device_type = "cuda" if request.device == "cuda" else "cpu"
-    tracer = StorageTracer(device_type, request.capability if device_type == "cuda" else None)
+    tracer = StorageTracer(device_type, request.capability if device_type == "cuda" else None, work=request.work)
     watch = TrainingWatch(tracer)
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -110,7 +110,8 @@ def trace_training(request: TraceRequest) -> Trace:
         if watch.optimizer_steps != steps:
             raise RuntimeError(f"{watch.optimizer_steps} optimizer steps were made instead of {steps}")
         # A copy: what is freed from now on belongs to the end of this process.
-        return Trace.from_json({name: list(value) for name, value in trace.to_json().items()})
+        plain = trace.to_json()
+        return Trace.from_json({name: list(each) if isinstance(each, list) else each for name, each in plain.items()})
 
 
 def rows_for(request: TraceRequest, setup: Setup, model: Any) -> Callable[[int, int], Rows]:

@@ -1,0 +1,29 @@
+"""What a tensor is, below autograd: on which device it lies, whether it is fake, which tensors hold its memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["device_type", "is_fake", "plain_tensors"]
+
+
+def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that hold the memory: those inside a tensor subclass such as torchao's 8-bit states, or itself."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None or is_fake(tensor):
+        return [tensor]
+    return [inner for name in flatten()[0] for inner in plain_tensors(getattr(tensor, name))]
+
+
+def device_type(tensor: torch.Tensor) -> str:
+    """`tensor.device.type`; a fake tensor answers that by an operation of its own, and has it as an attribute too."""
+    device: torch.device = getattr(tensor, "fake_device", None) or tensor.device
+    return device.type
+
+
+def is_fake(tensor: Any) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)

@@ -1,0 +1,103 @@
+"""Records what a traced training computes: fills a `Work`, call by call.
+
+The tracer tells it of each operation. Kernels that don't pass the dispatcher tell it themselves, by `launched`: where a
+rule of this package replaces a kernel, it says so here, or stands in `NOT_TOLD` with the reason
+(tests/predict/test_work_recorder.py looks for those that do neither).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import torch
+
+from hf_memkit.prediction.child.fast_fakes import Known
+from hf_memkit.prediction.child.operation_work import beside_dispatcher, operations_of
+from hf_memkit.prediction.work import Operation, Work
+from hf_memkit.terms import Phase
+
+__all__ = ["NOT_TOLD", "WorkRecorder", "activate", "launched"]
+
+NOT_TOLD: Final[Mapping[str, str]] = {
+    "prefetch_tensor": "bitsandbytes fetches paged states ahead; they stay on the GPU while there is room",
+    "fill": "bitsandbytes fills new paged states, once",
+    "stable_randn": "APOLLO's projection is drawn by torch.randn here, which passes the dispatcher",
+    "is_pinned": "a question, no kernel",
+    "pin_memory": "a copy within RAM, in another thread of a run",
+    "record_stream": "no kernel",
+}
+"""What is replaced in this package, may run a kernel or a copy, and has no row; with the reason."""
+
+
+class WorkRecorder:
+    """
+    Args:
+        device_type: which device counts, such as `"cuda"`.
+
+    Attributes:
+        work: what has been recorded.
+    """
+
+    def __init__(self, device_type: str) -> None:
+        self.work = Work()
+        self._device_type = device_type
+        self._numbers: dict[Operation, int] = {}
+
+    def call(
+        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, known: Known | None
+    ) -> None:
+        """An operation has been called. `known`: what is remembered of it on such arguments; None: nothing is."""
+        engine = torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
+        if known is None:
+            self.work.calls += self._rows(operations_of(func, args, kwargs, result, self._device_type), engine)
+            return
+        rows = known.engine_work if engine else known.work
+        if rows is None:
+            rows = self._rows(operations_of(func, args, kwargs, result, self._device_type), engine)
+            if engine:
+                known.engine_work = rows
+            else:
+                known.work = rows
+        self.work.calls += rows
+
+    def add(self, *operations: Operation) -> None:
+        """Rows that the caller has made itself."""
+        engine = torch._C._current_graph_task_id() != -1 and not torch.is_grad_enabled()
+        self.work.calls += self._rows(operations, engine)
+
+    def beside(self, name: str, arguments: Iterable[Any], **fields: Any) -> None:
+        """A kernel has been called past the dispatcher; see `operation_work.beside_dispatcher`."""
+        self.add(beside_dispatcher(name, arguments, self._device_type, **fields))
+
+    def ended(self, phase: Phase) -> None:
+        """What has been called since the last boundary fell into `phase`."""
+        self.work.marks.append((len(self.work.calls), phase))
+
+    def _rows(self, operations: Iterable[Operation], engine: bool) -> tuple[int, ...]:
+        return tuple(self._number(each, engine) for each in operations)
+
+    def _number(self, operation: Operation, engine: bool) -> int:
+        if engine:
+            values = [getattr(operation, name) for name in Operation.__slots__[:-1]]
+            operation = Operation(*values, from_autograd=True)
+        number = self._numbers.get(operation)
+        if number is None:
+            number = self._numbers[operation] = len(self.work.operations)
+            self.work.operations.append(operation)
+        return number
+
+
+_active: list[WorkRecorder] = []
+"""The recorder of this process: a case has a process of its own, and one tracer."""
+
+
+def activate(recorder: WorkRecorder) -> None:
+    """Makes `recorder` the one that `launched` tells."""
+    _active[:] = [recorder]
+
+
+def launched(name: str, arguments: Iterable[Any], **fields: Any) -> None:
+    """A kernel would run now that no dispatcher sees: its row, if work is recorded at all."""
+    if _active:
+        _active[0].beside(name, arguments, **fields)
