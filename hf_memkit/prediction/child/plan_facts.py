@@ -20,10 +20,11 @@ __all__ = ["plan_facts"]
 
 _FIELDS: Final = (
     "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
-    "activation_checkpointing", "activation_checkpointing_kwargs", "optim", "bf16", "fp16", "tf32", "use_liger_kernel",
-    "max_steps", "num_train_epochs", "eval_strategy", "eval_steps", "save_strategy", "save_steps",
-    "dataloader_drop_last", "deepspeed", "packing", "padding_free", "loss_type", "train_sampling_strategy", "average_tokens_across_devices",
-    "eval_accumulation_steps", "torch_empty_cache_steps", "max_length", "auto_find_batch_size",
+    "activation_checkpointing", "activation_checkpointing_kwargs", "optim", "bf16", "fp16", "tf32",
+    "use_liger_kernel", "max_steps", "num_train_epochs", "eval_strategy", "eval_steps", "save_strategy",
+    "save_steps", "dataloader_drop_last", "deepspeed", "packing", "padding_free", "loss_type",
+    "train_sampling_strategy", "average_tokens_across_devices", "eval_accumulation_steps",
+    "torch_empty_cache_steps", "max_length", "auto_find_batch_size",
 )  # fmt: skip
 """Of TrainingArguments and TRL's configs: what candidates change, and what says how long a run is."""
 
