@@ -61,10 +61,14 @@ _PUTS: Final = frozenset(
 )
 """What these change of their first tensor is as large as what they put there."""
 
-_WAITS: Final = frozenset({"_local_scalar_dense", "item", "nonzero", "masked_select", "equal", "_unique2", "is_nonzero"})
+_WAITS: Final = frozenset(
+    {"_local_scalar_dense", "item", "nonzero", "masked_select", "equal", "_unique2", "is_nonzero"}
+)
 """The host needs the answer: how large a result is, or its value (pytorch: native/cuda/Nonzero.cu, Scalar.cu)."""
 
-LIBRARIES: Final = frozenset({"aten", "prims", "bitsandbytes", "torchao", "torchvision", "profiler", "_c10d_functional"})
+LIBRARIES: Final = frozenset(
+    {"aten", "prims", "bitsandbytes", "torchao", "torchvision", "profiler", "_c10d_functional"}
+)
 """Namespaces of operations whose costs follow from this table. Others' are `unknown`."""
 
 _CHUNK: Final = 65536
@@ -154,14 +158,16 @@ def _memory(
     if first is None:
         first = next(_tensors((args, *kwargs.values())))
     kind: Kind = "memory" if namespace in LIBRARIES else "unknown"
-    return Operation(
-        str(func), kind, _dtype(first), 0, moved, launches=_launches(name, args), waits=name in _WAITS
-    )
+    return Operation(str(func), kind, _dtype(first), 0, moved, launches=_launches(name, args), waits=name in _WAITS)
 
 
 def _launches(name: str, args: Arguments) -> int:
     """Kernels of an operation: one, but for lists of tensors."""
-    if not name.startswith(("_foreach_", "_fused_", "_amp_foreach")) or not args or not isinstance(args[0], list | tuple):
+    if (
+        not name.startswith(("_foreach_", "_fused_", "_amp_foreach"))
+        or not args
+        or not isinstance(args[0], list | tuple)
+    ):
         return 1
     lists = sum(isinstance(each, list | tuple) and bool(each) and isinstance(each[0], torch.Tensor) for each in args)
     lists += not name.endswith("_")  # and the results
@@ -308,7 +314,7 @@ def _four_bit(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[O
     if m < _FUSED_ROWS:
         return (Operation(str(func), "matmul", dtype, flops, multiplied + packed, shape),)
     return (
-        Operation(f"{str(func)} (dequantised)", "memory", dtype, 0, packed + dense),
+        Operation(f"{func!s} (dequantised)", "memory", dtype, 0, packed + dense),
         Operation(str(func), "matmul", dtype, flops, multiplied + dense, shape),
     )
 
@@ -327,7 +333,7 @@ def _eight_bit(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[
     flops = 2 * math.prod(shape)
     return (
         Operation(str(func), "matmul", "int8", flops, held_bytes(codes) + held_bytes(weight) + whole, shape),
-        Operation(f"{str(func)} (scaled)", "memory", _dtype(made), 0, whole + held_bytes(made)),
+        Operation(f"{func!s} (scaled)", "memory", _dtype(made), 0, whole + held_bytes(made)),
     )
 
 
@@ -454,7 +460,8 @@ def _dtype(tensor: torch.Tensor) -> str:
 def _dtype_of_products(tensor: torch.Tensor, *, convolution: bool = False) -> str:
     """`"tf32"` where torch may round the factors of fp32 products to it."""
     if tensor.dtype is torch.float32:
-        backend: Any = torch.backends.cudnn.conv if convolution else torch.backends.cuda.matmul
+        backends: Any = torch.backends
+        backend = backends.cudnn.conv if convolution else backends.cuda.matmul
         if getattr(backend, "fp32_precision", "none") == "tf32":
             return "tf32"
     return _dtype(tensor)

@@ -71,9 +71,7 @@ class StorageTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         recorder: records what is computed; None: that was not asked for.
     """
 
-    def __init__(
-        self, device_type: str, capability: tuple[int, int] | None = None, *, work: bool = False
-    ) -> None:
+    def __init__(self, device_type: str, capability: tuple[int, int] | None = None, *, work: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace(operations=[""], modules=[""])
         self.default: Category = "other"

@@ -1,0 +1,156 @@
+"""How long a GPU takes for one operation: the longer of computing and moving bytes, and the start of a kernel.
+
+```
+seconds = max(FLOPs / rate of the type, bytes / bandwidth) + kernels × KERNEL_S
+```
+
+Products are cut into tiles, one a multiprocessor; what does not fill the last tile or the last round of tiles is lost
+(`_rounds`). Nothing here was fitted to the trainings that it is judged with (benchmarks/plan_speed.py), but for what
+says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+from hf_memkit.gpu_rates import GpuRates
+from hf_memkit.prediction.work import Operation
+
+__all__ = ["KERNEL_S", "Gpu", "computes_as"]
+
+KERNEL_S: Final = 2e-6
+"""From the end of one kernel's work to the full speed of the next: start, ramp, tail. Empty kernels follow one another
+in 2 to 3 µs on an A100 (PyTorch's and NVIDIA's guides to CUDA graphs measure it so); part of that is in the bandwidth
+of small copies already."""
+
+_ROUND_TRIP_S: Final = 10e-6
+"""A copy between host and GPU at the least, and how long after the GPU is done the host knows it."""
+
+_TILES: Final = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.8), (64, 64, 0.65))
+"""Rows, columns, and the share of the rate that a multiprocessor reaches with such a tile: smaller ones load more for
+each product. NVIDIA's "Matrix Multiplication Background" has the sizes that cuBLAS uses, and that order; the shares
+follow from bytes loaded per product and are assumed."""
+
+_SPLITS: Final = (1, 2, 4, 8, 16, 32)
+"""Into how many parts the summed dimension may be cut, so that more multiprocessors work (cuBLAS's split-K); each part
+is a result in fp32, to be added."""
+
+_LEAST_SPLIT: Final = 256
+"""Of the summed dimension, in one part."""
+
+_ATTENTION: Final[Mapping[str, tuple[float, float]]] = {
+    "flash": (0.6, 0.5),
+    "cudnn": (0.55, 0.45),
+    "efficient": (0.4, 0.3),
+}
+"""Shares of the data sheet's rate that fused attention reaches in 16 bits, forward and backward. FlashAttention-2 on
+an A100: "50-73% of the theoretical maximum" (Dao 2023, arXiv 2307.08691, abstract), the upper end at long rows without
+a causal mask. cuDNN is of use on Hopper alone. Memory-efficient attention is CUTLASS's, which the same paper has at
+about half of FlashAttention-2."""
+
+_FLASH_ON_HOPPER: Final = (0.35, 0.3)
+"""FlashAttention-2 on an H100: 35 % (Shah et al. 2024, arXiv 2407.08608, abstract)."""
+
+_FLASH_ON_CUDA_CORES: Final = (0.6, 0.5)
+"""In fp32 without tensor cores it is bound like products are; assumed."""
+
+_INSTEAD: Final[Mapping[str, tuple[str, ...]]] = {
+    "tf32": ("float32",),
+    "bfloat16": ("float32",),
+    "float16": ("float32",),
+    "int8": ("float16", "float32"),
+    "float8_e4m3fn": ("bfloat16", "float32"),
+    "float8_e5m2": ("bfloat16", "float32"),
+}
+"""In which type a GPU without units for a type computes: before Ampere, PyTorch emulates bf16 (torch 2.13:
+cuda/__init__.py, `is_bf16_supported(including_emulation=True)`) and products run on the CUDA cores in fp32; TF32 is
+plain fp32 there."""
+
+_FLOAT64_SHARE: Final = 1 / 32
+"""Of the fp32 rate: 1/2 on data center GPUs, 1/64 on consumers'."""
+
+
+def computes_as(dtype: str, rates: GpuRates) -> str:
+    """The type whose rate holds for products in `dtype` on this GPU."""
+    if dtype in rates.achievable_tflops:
+        return dtype
+    return next((each for each in _INSTEAD.get(dtype, ()) if each in rates.achievable_tflops), "float32")
+
+
+class Gpu:
+    """One GPU's rates, in FLOP/s and bytes/s.
+
+    Args:
+        rates: its row in `gpu_rates.RATES`.
+        capability: its compute capability, such as 9.0.
+        factors: by kind of operation, by how much longer it takes than computed here, from a calibration.
+    """
+
+    def __init__(self, rates: GpuRates, capability: float, factors: Mapping[str, float]) -> None:
+        self._rates = rates
+        self._hopper = capability >= 9.0
+        self._factors = factors
+        self._bytes_per_s = 1e9 * rates.achievable_memory_gb_per_s.value
+        self._pcie = 1e9 * rates.pcie_gb_per_s.value
+        self._multiprocessors = int(rates.multiprocessors.value)
+
+    def seconds(self, operation: Operation) -> float:
+        """Of one call, from the moment when the GPU begins with it."""
+        if operation.kind == "transfer":
+            seconds = operation.moved_bytes / self._pcie + _ROUND_TRIP_S
+        else:
+            moving = operation.moved_bytes / self._bytes_per_s
+            if operation.kind == "matmul":
+                computing = self._product(operation)
+            elif operation.kind == "attention":
+                computing = self._attention(operation)
+            else:
+                computing = operation.flops / self._rate("float32") if operation.flops else 0.0
+            seconds = max(computing, moving) + KERNEL_S * operation.launches
+        return seconds * self._factors.get(operation.kind, 1.0)
+
+    def _rate(self, dtype: str) -> float:
+        if dtype.startswith(("float64", "complex")):
+            return _FLOAT64_SHARE * self._rate("float32")
+        return 1e12 * self._rates.achievable_tflops[computes_as(dtype, self._rates)].value
+
+    def _product(self, operation: Operation) -> float:
+        rate = self._rate(operation.dtype)
+        if len(operation.shape) != 4 or not all(operation.shape):
+            return operation.flops / rate
+        each = rate / self._multiprocessors
+        computed, exact = min(self._tiled(operation.shape, each)), 2 * math.prod(operation.shape) / rate
+        # Of convolutions, whose shape is that of one of several products, the shape tells the share that is lost.
+        return operation.flops / rate * computed / exact if exact else 0.0
+
+    def _tiled(self, shape: tuple[int, ...], each: float) -> list[float]:
+        """Seconds with each tile and each split, at `each` FLOP/s of a multiprocessor."""
+        batch, m, n, k = shape
+        found = []
+        for rows, columns, share in _TILES:
+            for high, wide in {(rows, columns), (columns, rows)}:
+                tiles = batch * -(-m // high) * -(-n // wide)
+                for split in _SPLITS:
+                    if split > 1 and k < split * _LEAST_SPLIT:
+                        break
+                    of_a_tile = 2 * high * wide * -(-k // split) / (each * share)
+                    added = 2 * 4 * batch * m * n * split / self._bytes_per_s if split > 1 else 0.0
+                    found.append(_rounds(tiles * split, self._multiprocessors) * of_a_tile + added)
+        return found
+
+    def _attention(self, operation: Operation) -> float:
+        backward = "backward" in operation.name
+        kernel = next((name for name in _ATTENTION if name in operation.name), "flash")
+        if computes_as(operation.dtype, self._rates) in ("float32", "tf32"):
+            share, dtype = _FLASH_ON_CUDA_CORES[backward], "float32"
+            return operation.flops / (share * self._rate(dtype))
+        shares = _FLASH_ON_HOPPER if kernel == "flash" and self._hopper else _ATTENTION[kernel]
+        dense = 1e12 * self._rates.dense_tflops[computes_as(operation.dtype, self._rates)].value
+        return operation.flops / (shares[backward] * dense)
+
+
+def _rounds(tiles: int, multiprocessors: int) -> float:
+    """How often each multiprocessor computes a tile."""
+    return float(-(-tiles // multiprocessors))

@@ -1,0 +1,279 @@
+"""How long an optimizer step takes on a GPU, from what a trace says is computed (`work.py`).
+
+```
+host   op op op op ──────── op op op │waits        ── op op
+GPU       ███ █████ ██ ████████ ██████████████████ │     ███ …
+```
+
+In eager mode Python queues one operation after another, and the GPU works them off. Two clocks are followed: the
+host's, which moves on by what queueing costs, and the GPU's, which begins an operation when it is queued and the one
+before is done. Where the host waits for the GPU (a value is read, a batch is copied), both clocks meet. So a step is bound by
+whichever is slower, stretch by stretch, and the GPU's idle time is what launches cost.
+
+A step of Trainer is its micro-batches and the optimizer. Traced are at most two micro-batches: the first, before which
+there are no gradients, and one like all others.
+
+Not in it: reading and tokenising data, evaluations, saves, logging to a server, and on several GPUs what they send one
+another.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from hf_memkit.gpu_rates import GpuRates
+from hf_memkit.prediction.operation_time import Gpu, computes_as
+from hf_memkit.prediction.work import KINDS, Operation, Work
+from hf_memkit.terms import PHASES, Phase
+
+__all__ = ["Range", "StepTime", "step_time"]
+
+Range = tuple[float, float, float]
+"""Low, middle, high."""
+
+_PYTHON_S: Final[Range] = (9e-6, 14e-6, 22e-6)
+"""To queue one operation from Python, the modules and views around it included. "Eager mode" measurements of
+transformers' decoding, which is bound by this alone: 25 to 30 ms a token of a 7 B Llama, which queues about 1,300
+kernels: 20 µs; processors differ by a factor of two."""
+
+_ENGINE_S: Final[Range] = (4e-6, 7e-6, 12e-6)
+"""To queue one operation from autograd's engine, which is C++: about half of that."""
+
+_LAUNCH_S: Final = 4e-6
+"""Each further kernel of one operation: `cudaLaunchKernel`."""
+
+_MICRO_BATCH_S: Final[Range] = (0.5e-3, 1.5e-3, 5e-3)
+"""Of the host, before a micro-batch: the loader's rows put together, Trainer's own loop and callbacks; assumed."""
+
+_OPTIMIZER_S: Final[Range] = (1e-3, 3e-3, 10e-3)
+"""Of the host, beside the operations of the optimizer's step: lists of all parameters put together, for clipping too,
+and the schedule; assumed."""
+
+_RATES: Final[Range] = (1.06, 1.0, 0.9)
+"""What a GPU reaches of the rates in the table: they are those of one GPU of its kind, cooled in its way."""
+
+_UNKNOWN: Final[Range] = (0.0, 1.0, 10.0)
+"""How often the time of its bytes an operation may take that nobody has a formula for."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """
+    Attributes:
+        seconds: of one optimizer step: low, middle, high.
+        by_phase: the middle by phase; adds up to it.
+        by_kind: seconds that the GPU computes, by kind of operation.
+        bound_by_launches: share of the middle in which the GPU waits for the host.
+        unknown: names of operations whose time is not known, most calls first.
+        rests_on: what was assumed, a sentence each.
+    """
+
+    seconds: Range
+    by_phase: Mapping[Phase, float]
+    by_kind: Mapping[str, float]
+    bound_by_launches: float
+    unknown: tuple[str, ...]
+    rests_on: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Part:
+    """A micro-batch, or the optimizer's part of a step: at its end the host waits for the GPU.
+
+    Attributes:
+        number: of the micro-batch among those that were traced; -1: the optimizer.
+        host_s: of the host, before the first call.
+        stretches: phases with their calls, in order.
+        times: how often the part comes.
+    """
+
+    number: int
+    host_s: Range
+    stretches: list[tuple[Phase, Sequence[int]]]
+    times: int = 1
+
+
+def step_time(
+    work: Work,
+    rates: GpuRates,
+    *,
+    capability: float,
+    span: tuple[int, int] | None = None,
+    micro_batches: int = 1,
+    factors: Mapping[str, float] | None = None,
+) -> StepTime:
+    """The time of one optimizer step.
+
+    Args:
+        work: what a traced training computes.
+        rates: of the GPU (`gpu_rates.RATES`); the trace may be of another one, if that has the same kernels.
+        capability: the GPU's compute capability, such as 8.0.
+        span: the step's calls: (first, one past the last); None: the last step of `work`.
+        micro_batches: of the step, as it is trained.
+        factors: from a calibration: by kind of operation (`work.KINDS`), or `"host"`, by how much longer it takes
+            than computed here.
+
+    Raises:
+        ValueError: no such step, or fewer than one micro-batch.
+    """
+    if micro_batches < 1:
+        raise ValueError(f"micro_batches={micro_batches}: a step has at least one")
+    factors = factors or {}
+    gpu = Gpu(rates, capability, factors)
+    parts = _parts(work, span or _last_step(work), micro_batches)
+    durations = [gpu.seconds(each) for each in work.operations]
+    low, likely, high = (_Clocks(work, durations, variant, factors.get("host", 1.0)) for variant in range(3))
+    for clocks in (low, likely, high):
+        for part in parts:
+            clocks.run(part)
+    middle = likely.seconds
+    counts: Counter[int] = Counter()
+    for part in parts:
+        for _, calls in part.stretches:
+            for call, count in Counter(calls).items():
+                counts[call] += part.times * count
+    by_kind = dict.fromkeys(KINDS, 0.0)
+    unknown: Counter[str] = Counter()
+    for call, count in counts.items():
+        operation = work.operations[call]
+        by_kind[operation.kind] += count * durations[call]
+        if operation.kind == "unknown":
+            unknown[operation.name] += count
+    return StepTime(
+        seconds=(min(low.seconds, middle), middle, max(middle, high.seconds)),
+        by_phase={phase: likely.by_phase[phase] for phase in PHASES if phase in likely.by_phase},
+        by_kind={kind: seconds for kind, seconds in by_kind.items() if seconds},
+        bound_by_launches=likely.idle / middle if middle else 0.0,
+        unknown=tuple(name for name, _ in unknown.most_common()),
+        rests_on=tuple(_rests_on([work.operations[call] for call in counts], rates, likely, unknown)),
+    )
+
+
+def _last_step(work: Work) -> tuple[int, int]:
+    steps = work.steps()
+    if not steps:
+        raise ValueError("no optimizer step was recorded")
+    return steps[-1]
+
+
+_CLIPS: Final = ("aten._foreach_norm", "aten.linalg_vector_norm")
+"""With these the gradients' norm begins, after the last backward pass and in its phase."""
+
+
+def _parts(work: Work, span: tuple[int, int], micro_batches: int) -> list[_Part]:
+    """The step as its micro-batches and the optimizer's part. A micro-batch begins with what comes after a backward
+    pass, or with the step; gradients are clipped at the end of phase backward, once."""
+    parts: list[_Part] = []
+    before: Phase | None = None
+    for start, end, phase in work.spans():
+        begin, stop = max(start, span[0]), min(end, span[1])
+        if begin >= stop:
+            continue
+        calls = work.calls[begin:stop]
+        if not parts or (parts[-1].number >= 0 and before == "backward" and phase not in ("backward", "optimizer")):
+            parts.append(_Part(len(parts), _MICRO_BATCH_S, []))
+        elif phase == "optimizer" and parts[-1].number >= 0:
+            parts.append(_Part(-1, _OPTIMIZER_S, []))
+        parts[-1].stretches.append((phase, calls))
+        before = phase
+    _clipping_comes_once(work, parts)
+    traced = sum(part.number >= 0 for part in parts)
+    for part in parts:
+        if part.number >= 0:
+            last = part.number == traced - 1
+            part.times = max(0, micro_batches - part.number) if last else int(part.number < micro_batches)
+    return parts
+
+
+def _clipping_comes_once(work: Work, parts: list[_Part]) -> None:
+    """Moves it from the last micro-batch to the optimizer's part."""
+    if len(parts) < 2 or parts[-1].number >= 0 or not parts[-2].stretches:
+        return
+    phase, calls = parts[-2].stretches[-1]
+    for at, call in enumerate(calls):
+        operation = work.operations[call]
+        if not operation.from_autograd and operation.name.startswith(_CLIPS):
+            parts[-2].stretches[-1] = (phase, calls[:at])
+            parts[-1].stretches.insert(0, (phase, calls[at:]))
+            return
+
+
+class _Clocks:
+    """The host's clock and the GPU's over the parts of a step.
+
+    Args:
+        work, durations: what is computed; seconds on the GPU of each of its operations.
+        variant: 0 the fastest that is likely, 1 the middle, 2 the slowest.
+        host_factor: by how much longer the host takes.
+
+    Attributes:
+        by_phase: seconds of the parts so far.
+        idle: those in which the GPU waited for the host.
+    """
+
+    def __init__(self, work: Work, durations: Sequence[float], variant: int, host_factor: float) -> None:
+        self.by_phase: dict[Phase, float] = {}
+        self.idle = 0.0
+        self._variant = variant
+        self._host_factor = host_factor
+        self._waits = [each.waits for each in work.operations]
+        self._seconds = [
+            duration / _RATES[variant] * (_UNKNOWN[variant] if each.kind == "unknown" else 1.0)
+            for each, duration in zip(work.operations, durations, strict=True)
+        ]
+        self._queueing = [
+            host_factor * ((_ENGINE_S if each.from_autograd else _PYTHON_S)[variant] + _LAUNCH_S * (each.launches - 1))
+            for each in work.operations
+        ]
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.by_phase.values())
+
+    def run(self, part: _Part) -> None:
+        """Adds a part."""
+        seconds, queueing, waits = self._seconds, self._queueing, self._waits
+        host = idle = self._host_factor * part.host_s[self._variant]
+        gpu = host
+        for number, (phase, calls) in enumerate(part.stretches):
+            begin = gpu if number else 0.0
+            for call in calls:
+                host += queueing[call]
+                if host > gpu:
+                    idle += host - gpu
+                    gpu = host
+                gpu += seconds[call]
+                if waits[call]:
+                    host = gpu
+            self.by_phase[phase] = self.by_phase.get(phase, 0.0) + (gpu - begin) * part.times
+        self.idle += idle * part.times
+
+
+def _rests_on(
+    operations: Sequence[Operation], rates: GpuRates, likely: _Clocks, unknown: Mapping[str, int]
+) -> Iterator[str]:
+    """What was assumed, a sentence each."""
+    for dtype in sorted({each.dtype for each in operations if each.kind in ("matmul", "attention") and each.dtype}):
+        of = computes_as(dtype, rates)
+        figure = rates.achievable_tflops[of]
+        if of == dtype:
+            how = "measured" if figure.measured else "computed"
+            yield f"{dtype}: {figure.value:g} TFLOPS ({how}: {figure.source})"
+        else:
+            yield f"{dtype}: this GPU has no units for it and computes as in {of}, at {figure.value:g} TFLOPS"
+    memory = rates.achievable_memory_gb_per_s
+    yield f"memory: {memory.value:g} GB/s ({memory.source})"
+    if likely.seconds and likely.idle > _BOUND * likely.seconds:
+        yield (
+            f"{likely.idle / likely.seconds:.0%} of the step the GPU waits for Python: a slower or faster processor "
+            "changes that"
+        )
+    if unknown:
+        yield f"operations without a formula: {', '.join(unknown)}: from none to ten times the time of their bytes"
+
+
+_BOUND: Final = 0.05
+"""Share of the step that is worth saying."""
