@@ -35,7 +35,7 @@ this Python."""
 def main(names: list[str]) -> int:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print where they like
-    _load()
+    load_libraries()
     rows = models.read_rows(*os.environ[models.ROWS].split(os.pathsep))
     for name in names:  # each in a process of its own, which it changes
         child = os.fork()
@@ -45,7 +45,7 @@ def main(names: list[str]) -> int:
     return 0
 
 
-def _load() -> None:
+def load_libraries() -> None:
     """Imports what every row needs, before torch seems to have a GPU."""
     of_transformers = tuple(map(int, metadata.version("transformers").split(".")[:2]))
     # peft of today imports what transformers had later, and rows of before then use none
@@ -96,7 +96,7 @@ def _predicted(row: Row) -> dict[str, Any]:
 
     gpu = described_machine(row["gpu"].removeprefix("NVIDIA "), None, None, None).gpu
     assert gpu is not None and gpu.capability is not None
-    trace = _traced(row, (int(gpu.capability), round(gpu.capability * 10) % 10), gpu.capacity_bytes)
+    trace = traced(row, (int(gpu.capability), round(gpu.capability * 10) % 10), gpu.capacity_bytes)
     found = replay(trace, card_bytes=gpu.capacity_bytes)
     settings = AllocatorSettings()
     cap = smallest_cap(trace, settings, card_bytes=gpu.capacity_bytes, without_cap=found)
@@ -144,7 +144,9 @@ def _as_torch_1() -> None:
     vars(torch.nn.functional)["softmax"] = keeps_input
 
 
-def _traced(row: Row, capability: tuple[int, int], capacity_bytes: int) -> Any:
+def traced(row: Row, capability: tuple[int, int], capacity_bytes: int, *, work: bool = False) -> Any:
+    """The trace of two steps of a row with the libraries that are imported; `work`: what they compute, too. Rows
+    without a length have been given one, and are padded."""
     import torch
     import transformers
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -160,7 +162,7 @@ def _traced(row: Row, capability: tuple[int, int], capacity_bytes: int) -> Any:
     movable_modules()
     made_up_values()
     learn_counts()
-    tracer = StorageTracer("cuda", capability)
+    tracer = StorageTracer("cuda", capability, work=work)
     watch = TrainingWatch(tracer)
     with tempfile.TemporaryDirectory() as folder, FakeTensorMode(allow_non_fake_inputs=True), tracer:
         if row["versions"].get("torch", "2").startswith("1."):
@@ -168,6 +170,9 @@ def _traced(row: Row, capability: tuple[int, int], capacity_bytes: int) -> Any:
         model = getattr(models, models.attribute(row))()
         example = models.example_of(row, row["seq_len"])
         tensors = {name: torch.zeros(shape, dtype=getattr(torch, dtype)) for name, (shape, dtype) in example.items()}
+        if row.get("padded"):
+            tensors["attention_mask"] = torch.ones(row["seq_len"], dtype=torch.int64)
+            tensors["attention_mask"][-1] = 0
         rows = [tensors] * (8 * row["micro_batch"] * row["accumulation"])
         arguments = {
             "output_dir": folder,

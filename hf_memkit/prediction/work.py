@@ -71,6 +71,20 @@ class Work:
             yield start, max(start, end), phase
             start = max(start, end)
 
+    def steps(self) -> list[tuple[int, int]]:
+        """`(first call, one past the last)` of each optimizer step, from the end of the one before (or of loading) to
+        the end of phase optimizer."""
+        found, start, trains = [], 0, False
+        for _, end, phase in self.spans():
+            if phase in ("load", "evaluate", "save", "resume"):
+                start, trains = end, False
+            elif phase == "backward":
+                trains = True
+            elif phase == "optimizer" and trains:
+                found.append((start, end))
+                start, trains = end, False
+        return found
+
     def to_json(self) -> dict[str, Any]:
         return {
             "operations": [[getattr(each, name) for name in Operation.__slots__] for each in self.operations],

@@ -314,7 +314,7 @@ def _four_bit(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[O
     if m < _FUSED_ROWS:
         return (Operation(str(func), "matmul", dtype, flops, multiplied + packed, shape),)
     return (
-        Operation(f"{str(func)} (dequantised)", "memory", dtype, 0, packed + dense),
+        Operation(f"{func!s} (dequantised)", "memory", dtype, 0, packed + dense),
         Operation(str(func), "matmul", dtype, flops, multiplied + dense, shape),
     )
 
@@ -333,7 +333,7 @@ def _eight_bit(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[
     flops = 2 * math.prod(shape)
     return (
         Operation(str(func), "matmul", "int8", flops, held_bytes(codes) + held_bytes(weight) + whole, shape),
-        Operation(f"{str(func)} (scaled)", "memory", _dtype(made), 0, whole + held_bytes(made)),
+        Operation(f"{func!s} (scaled)", "memory", _dtype(made), 0, whole + held_bytes(made)),
     )
 
 
@@ -460,7 +460,8 @@ def _dtype(tensor: torch.Tensor) -> str:
 def _dtype_of_products(tensor: torch.Tensor, *, convolution: bool = False) -> str:
     """`"tf32"` where torch may round the factors of fp32 products to it."""
     if tensor.dtype is torch.float32:
-        backend: Any = torch.backends.cudnn.conv if convolution else torch.backends.cuda.matmul
+        backends: Any = torch.backends
+        backend = backends.cudnn.conv if convolution else backends.cuda.matmul
         if getattr(backend, "fp32_precision", "none") == "tf32":
             return "tf32"
     return _dtype(tensor)

@@ -1,13 +1,14 @@
 """Records what a traced training computes: fills a `Work`, call by call.
 
-The tracer tells it of each operation. Kernels that don't pass the dispatcher tell it themselves, by `launched`: where a
-rule of this package replaces a kernel, it says so here, or stands in `NOT_TOLD` with the reason
-(tests/predict/test_work_recorder.py looks for those that do neither).
+The tracer tells it of each operation. Kernels that don't pass the dispatcher are told by `launched`, where a rule of
+this package replaces them; or stand in `NOT_TOLD` with the reason (tests/predict/test_work_recorder.py looks for those
+that do neither).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -79,8 +80,7 @@ class WorkRecorder:
 
     def _number(self, operation: Operation, engine: bool) -> int:
         if engine:
-            values = [getattr(operation, name) for name in Operation.__slots__[:-1]]
-            operation = Operation(*values, from_autograd=True)
+            operation = replace(operation, from_autograd=True)
         number = self._numbers.get(operation)
         if number is None:
             number = self._numbers[operation] = len(self.work.operations)

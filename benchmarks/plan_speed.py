@@ -1,0 +1,155 @@
+"""Predicted beside measured: how long trainings of others took for a step, and what memkit says from a trace alone.
+
+    python benchmarks/plan_speed.py                    # all rows; results/plan_speed.json
+    python benchmarks/plan_speed.py --works FOLDER     # keeps what is traced, and traces what is not there yet
+
+```
+published_rows/speed.jsonl ──> plan_speed_child.py (traced: FLOPs, bytes, kernels) ──> step_time ──> results/
+                                                              gpu_rates.RATES ─────────────┘
+```
+
+No constant of `step_time` was fitted to these rows. A row's figure is seconds of one optimizer step: of `fms-*` the
+mean of 100 steps, the first included, which compiles, allocates and finds algorithms; of `peft-*` the mean of 5,000, of
+texts about 210 tokens long; of `neusight-*` forward and backward without an optimizer, the five fastest of 25, each
+with an empty allocator, so that `cudaMalloc` is in it. Rows that are no training of a plain transformers on one or two
+NVIDIA GPUs are left out of the file of rows. Rows of one setting and several dates are all judged: transformers was
+another one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # also runs from a checkout that is not installed
+
+from benchmarks import published_models as models  # noqa: E402
+from benchmarks.provenance import RESULTS, provenance  # noqa: E402
+from benchmarks.published_models import FOLDER, Row  # noqa: E402
+
+_ROWS: Final = FOLDER / "speed.jsonl"
+_SETTING: Final = (
+    "model", "method", "micro_batch", "seq_len", "accumulation", "checkpointing", "attention", "optimizer",
+    "weights_dtype", "mixed_precision", "card",
+)  # fmt: skip
+
+_BARS: Final[Mapping[str, tuple[float, float] | None]] = {
+    "training, one GPU": (0.08, 0.25),
+    "forward and backward, fp32": (0.20, 0.50),
+    "training, two GPUs": (0.20, 0.50),
+}
+"""Median and worst relative error that were asked for before anything was computed."""
+
+Found = dict[str, Any]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--works", type=Path, help="folder for what is traced; else it goes away")
+    parser.add_argument("--only", default="", metavar="PREFIX", help="rows whose id begins so; nothing is written")
+    options = parser.parse_args(argv)
+    rows = {name: row for name, row in models.read_rows(_ROWS).items() if name.startswith(options.only)}
+    with tempfile.TemporaryDirectory() as folder:
+        works = options.works or Path(folder)
+        traced = _traced(rows, works)
+        answers = [_answer(row, traced[name]) for name, row in rows.items()]
+    groups = {name: _judged(name, [each for each in answers if each["group"] == name]) for name in _BARS}
+    for each in answers:
+        _say(each)
+    print(json.dumps(groups, indent=1))
+    if not options.only:
+        evidence = {
+            "command": "python benchmarks/plan_speed.py", **provenance(), "fitted": "nothing", "groups": groups,
+            "rows": answers,
+        }  # fmt: skip
+        path = RESULTS / "plan_speed.json"
+        path.write_text(json.dumps(evidence, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _traced(rows: Mapping[str, Row], works: Path) -> dict[str, Found]:
+    """What each row computes: of rows of one setting the first is traced."""
+    works.mkdir(parents=True, exist_ok=True)
+    first: dict[tuple[Any, ...], str] = {}
+    stands_for = {name: first.setdefault(tuple(row.get(key) for key in _SETTING), name) for name, row in rows.items()}
+    missing = [name for name in first.values() if not (works / f"{name}.json").exists()]
+    if missing:
+        script = [sys.executable, str(ROOT / "benchmarks" / "plan_speed_child.py"), str(works)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", models.ROWS: str(_ROWS)}
+        subprocess.run([*script, *missing], env=environment, check=True, capture_output=True)
+    known = {name: json.loads((works / f"{name}.json").read_text(encoding="utf-8")) for name in first.values()}
+    return {name: known[traced] for name, traced in stands_for.items()}
+
+
+def _answer(row: Row, traced: Found) -> Found:
+    """One row: measured, predicted, the error."""
+    from hf_memkit.cards import CARDS
+    from hf_memkit.gpu_rates import RATES
+    from hf_memkit.prediction.step_time import step_time
+    from hf_memkit.prediction.work import Work
+
+    kept = ("id", "source", "model", "method", "micro_batch", "seq_len", "gpus", "gpu", "card", "grade", "versions")
+    found: Found = {key: row[key] for key in kept if key in row}
+    found |= {"group": _group(row), "measured_s": row["step_seconds"]}
+    if "error" in traced:
+        return {**found, "not_predicted": traced["error"]}
+    predicted = step_time(
+        Work.from_json(traced["work"]), RATES[row["card"]], capability=CARDS[row["card"]].capability,
+        span=tuple(traced["span"]), micro_batches=row["accumulation"],
+    )  # fmt: skip
+    low, middle, high = predicted.seconds
+    return {
+        **found,
+        "predicted_s": [low, middle, high],
+        "error": middle / row["step_seconds"] - 1,
+        "within_range": low <= row["step_seconds"] <= high,
+        "by_phase": predicted.by_phase,
+        "by_kind": predicted.by_kind,
+        "bound_by_launches": predicted.bound_by_launches,
+        "unknown": predicted.unknown,
+    }
+
+
+def _group(row: Row) -> str:
+    if row["optimizer"].startswith("none"):
+        return "forward and backward, fp32"
+    return "training, one GPU" if row["gpus"] == 1 else "training, two GPUs"
+
+
+def _judged(name: str, rows: Sequence[Found]) -> Found:
+    """The group's errors beside its bar."""
+    errors = [abs(each["error"]) for each in rows if "error" in each]
+    found: Found = {"rows": len(rows), "predicted": len(errors)}
+    if not errors:
+        return found
+    found |= {"median": statistics.median(errors), "worst": max(errors)}
+    found["within_range"] = sum(each.get("within_range", False) for each in rows)
+    bar = _BARS[name]
+    if bar is not None:
+        found |= {"bar_median": bar[0], "bar_worst": bar[1]}
+        found["met"] = found["median"] <= bar[0] and found["worst"] <= bar[1]
+    return found
+
+
+def _say(found: Found) -> None:
+    if "error" not in found:
+        print(f"{found['id']}: {found['not_predicted'][:120]}")
+        return
+    low, middle, high = found["predicted_s"]
+    print(
+        f"{found['id'][:58]:58} measured {found['measured_s']:8.4f} predicted {middle:8.4f} ({low:.3f} to {high:.3f}) "
+        f"{found['error']:+7.1%}  launches {found['bound_by_launches']:.0%}"
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
