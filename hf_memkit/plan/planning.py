@@ -17,11 +17,13 @@ from hf_memkit.plan.candidate import Candidate
 from hf_memkit.plan.choices import LeftOut, choices_for, of_batch
 from hf_memkit.plan.judged import Judged, judged
 from hf_memkit.plan.plan import Plan
+from hf_memkit.plan.pricing import Pricing, priced
 from hf_memkit.plan.search import AT_ONCE, LIMIT_S, Search
 from hf_memkit.plan.traces import ScriptTraces, Traced
 from hf_memkit.prediction.from_script import predicted_training
 from hf_memkit.prediction.running_scripts import RanScript, checked, name_of
 from hf_memkit.prediction.trace_request import Device
+from hf_memkit.prediction.work import Work
 from hf_memkit.script_overrides import Overrides
 from hf_memkit.user_script import UserScript
 
@@ -61,7 +63,7 @@ def plan_script(
         traces = stack.enter_context(ScriptTraces(script, machine, environment, gpus=gpus))
         pool = stack.enter_context(_pool())
         traces.start()
-        judge = _Judge(traces, pool, script, machine, gpus, environment, ram_is_given)
+        judge = _Judge(traces, pool, script, machine, gpus, environment, Pricing.of(machine), ram_is_given)
         as_it_is = judge.own()
         facts = as_it_is.facts
         assert facts is not None
@@ -96,6 +98,7 @@ class _Judge:
     machine: Machine
     gpus: int
     environment: dict[str, str]
+    pricing: Pricing
     ram_is_given: bool
     steps: int | None = None
 
@@ -126,7 +129,7 @@ class _Judge:
         environment = {**self.environment, **candidate.environment}
         return self.pool.submit(
             _of_trace, traced, self.traces.device, self.traces.notes, candidate, self.script, self.machine,
-            self.gpus, environment, self.ram_is_given,
+            self.gpus, environment, self.pricing, self.ram_is_given,
         ).result()  # fmt: skip
 
 
@@ -139,6 +142,7 @@ def _of_trace(
     machine: Machine,
     gpus: int,
     environment: Mapping[str, str],
+    pricing: Pricing,
     ram_is_given: bool,
 ) -> Judged:
     content = json.loads(traced.path.read_text()) if traced.path is not None else None
@@ -146,7 +150,12 @@ def _of_trace(
     prediction, _training = predicted_training(
         ran, script, machine, gpus=gpus, nodes=1, environment=environment, ram_is_given=ram_is_given
     )
-    return judged(candidate, prediction, machine, facts=ran.content["about"]["plan"])
+    about = ran.content["about"]
+    found = judged(candidate, prediction, machine, facts=about["plan"])
+    work = ran.content["trace"].get("work")
+    if work is None or ran.device != "cuda":
+        return found
+    return priced(found, Work.from_json(work), about, pricing, gpus=gpus, accumulation=about["accumulation"])
 
 
 def _pool() -> ProcessPoolExecutor:

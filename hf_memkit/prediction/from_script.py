@@ -51,6 +51,7 @@ __all__ = [
     "predict_script",
     "predict_script_training",
     "predicted_training",
+    "shapes",
 ]
 
 PRESET: Final = "script"
@@ -314,13 +315,13 @@ def _engine_ledger(engine: Mapping[str, Any], job: Job) -> Ledger:
     trained = [(size, decayed) for size, decayed, is_trained in rows if is_trained]
     frozen = [(size, decayed) for size, decayed, is_trained in rows if not is_trained]
     held = zero_ledger(
-        engine["config"], _shapes(frozen or trained), gpus=job.gpus, nodes=job.nodes,
+        engine["config"], shapes(frozen or trained), gpus=job.gpus, nodes=job.nodes,
         accumulation=job.accumulation > 1, adapters=[size for size, _ in trained] if frozen else (),
     )  # fmt: skip
     return Ledger((*held.rows, process_row(job.gpus)))
 
 
-def _shapes(parameters: Sequence[tuple[int, bool]]) -> ModelFacts:
+def shapes(parameters: Sequence[tuple[int, bool]]) -> ModelFacts:
     """As much of a model's facts as DeepSpeed's arithmetic needs."""
     sizes = tuple(size for size, _ in parameters)
     return ModelFacts(

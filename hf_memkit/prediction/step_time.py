@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from hf_memkit.gpu_rates import GpuRates
-from hf_memkit.prediction.operation_time import Gpu, computes_as
+from hf_memkit.prediction.operation_time import Gpu, computes_as, product_tflops
 from hf_memkit.prediction.work import KINDS, Operation, Work
 from hf_memkit.terms import PHASES, Phase
 
@@ -258,12 +258,12 @@ def _rests_on(
     """What was assumed, a sentence each."""
     for dtype in sorted({each.dtype for each in operations if each.kind in ("matmul", "attention") and each.dtype}):
         of = computes_as(dtype, rates)
-        figure = rates.achievable_tflops[of]
+        figure, tflops = rates.achievable_tflops[of], product_tflops(dtype, rates)
         if of == dtype:
             how = "measured" if figure.measured else "computed"
-            yield f"{dtype}: {figure.value:g} TFLOPS ({how}: {figure.source})"
+            yield f"{dtype}: {tflops:g} TFLOPS ({how}: {figure.source})"
         else:
-            yield f"{dtype}: this GPU has no units for it and computes as in {of}, at {figure.value:g} TFLOPS"
+            yield f"{dtype}: this GPU has no units for it and computes as in {of}, at {tflops:g} TFLOPS"
     memory = rates.achievable_memory_gb_per_s
     yield f"memory: {memory.value:g} GB/s ({memory.source})"
     if likely.seconds and likely.idle > _BOUND * likely.seconds:

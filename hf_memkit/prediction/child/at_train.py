@@ -96,6 +96,7 @@ def traced_training(
     batches = [batch for step in steps for batch in step.batches]
     worst_batches = [batch for step in steps if step.kind == "worst" for batch in step.batches]
     about |= _sizes(worst_batches)
+    about["tokens"] = {step.kind: _tokens(step.batches) for step in steps}
     notes += _too_long(trainer.model, worst_batches, about["sequence_length"])
     put_back = keep_evaluation(trainer)
     evaluated, left_out = evaluation_of(trainer, notes, worst=worst)
@@ -280,6 +281,19 @@ def _sizes(batches: Batches) -> Found:
     shapes = [tuple(each.shape) for each in ids if isinstance(each, torch.Tensor)]
     largest = max((shape for shape in shapes if len(shape) > 1), key=math.prod, default=(None, None))
     return {"rows": largest[0], "sequence_length": largest[-1]}
+
+
+def _tokens(batches: Batches) -> float | None:
+    """Of a micro-batch, padding left out, on average; None: it is none of tokens."""
+    found = []
+    for batch in batches:
+        ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+        mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+        if isinstance(mask, torch.Tensor) and isinstance(ids, torch.Tensor) and mask.shape == ids.shape:
+            found.append(int(mask.sum()))
+        elif isinstance(ids, torch.Tensor):
+            found.append(ids.numel())
+    return sum(found) / len(found) if found else None
 
 
 def _too_long(model: Any, batches: Batches, length: int | None) -> Iterator[str]:

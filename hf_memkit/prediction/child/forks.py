@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from transformers import Trainer, TrainingArguments
 
 from hf_memkit.live_arguments import Reads, changed
@@ -140,6 +141,9 @@ class Forks:
                     connection.close()
                     for watched in running:
                         os.close(watched)
+                    # Torch makes its pool of threads anew in a forked process, and two threads that ask for it at once
+                    # end the process (torch 2.13: caffe2/utils/threadpool/pthreadpool-cpp.cc).
+                    torch.set_num_threads(1)
                     self._asked = request["fields"]
                     self.begin(Path(request["result"]))
                     return

@@ -56,6 +56,9 @@ def plan_facts(trainer: Any) -> dict[str, Any]:
         ),
         "frozen_bytes": sum(each.numel() * each.element_size() for each in parameters if not each.requires_grad),
         "trained_bytes": sum(each.numel() * each.element_size() for each in parameters if each.requires_grad),
+        "trained_sizes": [each.numel() for each in parameters if each.requires_grad],
+        "frozen_sizes": [each.numel() for each in parameters if not each.requires_grad],
+        "gradient_bytes": max((each.element_size() for each in parameters if each.requires_grad), default=4),
         "dropout": any(_drops(each) for each in model.modules()),
         "batch_norm": any(isinstance(each, nn.modules.batchnorm._NormBase) for each in model.modules()),
         "mean_of_micro_batches": not getattr(trainer, "model_accepts_loss_kwargs", False)
