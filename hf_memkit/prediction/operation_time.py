@@ -1,7 +1,7 @@
 """How long a GPU takes for one operation: the longer of computing and moving bytes, and the start of a kernel.
 
 ```
-seconds = max(FLOPs / rate of the type, bytes / bandwidth) + kernels × KERNEL_S
+seconds = max(FLOPs / rate of the type, bytes / bandwidth) + kernels × 2 µs
 ```
 
 Products are cut into tiles, one a multiprocessor; what does not fill the last tile or the last round of tiles is lost
@@ -18,9 +18,9 @@ from typing import Final
 from hf_memkit.gpu_rates import GpuRates
 from hf_memkit.prediction.work import Operation
 
-__all__ = ["KERNEL_S", "Gpu", "computes_as"]
+__all__ = ["Gpu", "computes_as", "product_tflops"]
 
-KERNEL_S: Final = 2e-6
+_KERNEL_S: Final = 2e-6
 """From the end of one kernel's work to the full speed of the next: start, ramp, tail. Empty kernels follow one another
 in 2 to 3 µs on an A100 (PyTorch's and NVIDIA's guides to CUDA graphs measure it so); part of that is in the bandwidth
 of small copies already."""
@@ -68,6 +68,16 @@ _INSTEAD: Final[Mapping[str, tuple[str, ...]]] = {
 cuda/__init__.py, `is_bf16_supported(including_emulation=True)`) and products run on the CUDA cores in fp32; TF32 is
 plain fp32 there."""
 
+_SIXTEEN_BITS: Final = ("bfloat16", "float16")
+
+_L2_BYTES: Final[Mapping[float, float]] = {8.0: 40e6, 8.9: 48e6, 9.0: 50e6, 10.0: 120e6, 12.0: 64e6}
+"""By compute capability (NVIDIA's white papers on each architecture; of Ada and consumers' Blackwell the GPUs differ
+from 24 to 128 MB). Others have 6 MB or less."""
+
+_L2_TIMES: Final = 2.0
+"""How much faster than the GPU's memory it is, where one operation finds what the one before has written: A100's reads
+at 5120 bytes a clock, more than three times as fast (white paper), but not all is found there."""
+
 _FLOAT64_SHARE: Final = 1 / 32
 """Of the fp32 rate: 1/2 on data center GPUs, 1/64 on consumers'."""
 
@@ -77,6 +87,14 @@ def computes_as(dtype: str, rates: GpuRates) -> str:
     if dtype in rates.achievable_tflops:
         return dtype
     return next((each for each in _INSTEAD.get(dtype, ()) if each in rates.achievable_tflops), "float32")
+
+
+def product_tflops(dtype: str, rates: GpuRates) -> float:
+    """What large products in `dtype` reach. bf16 and fp16 run on the same units at the same rate: of two measurements
+    the lower one holds, because some figures are the best of hundreds of shapes (MAMF), others of a few squares."""
+    of = computes_as(dtype, rates)
+    same = _SIXTEEN_BITS if of in _SIXTEEN_BITS else (of,)
+    return min(rates.achievable_tflops[each].value for each in same if each in rates.achievable_tflops)
 
 
 class Gpu:
@@ -91,6 +109,7 @@ class Gpu:
     def __init__(self, rates: GpuRates, capability: float, factors: Mapping[str, float]) -> None:
         self._rates = rates
         self._hopper = capability >= 9.0
+        self._l2_bytes = _L2_BYTES.get(capability, 6e6)
         self._factors = factors
         self._bytes_per_s = 1e9 * rates.achievable_memory_gb_per_s.value
         self._pcie = 1e9 * rates.pcie_gb_per_s.value
@@ -102,19 +121,21 @@ class Gpu:
             seconds = operation.moved_bytes / self._pcie + _ROUND_TRIP_S
         else:
             moving = operation.moved_bytes / self._bytes_per_s
+            if operation.moved_bytes < self._l2_bytes / 2:  # what comes next finds it there, too
+                moving /= _L2_TIMES
             if operation.kind == "matmul":
                 computing = self._product(operation)
             elif operation.kind == "attention":
                 computing = self._attention(operation)
             else:
                 computing = operation.flops / self._rate("float32") if operation.flops else 0.0
-            seconds = max(computing, moving) + KERNEL_S * operation.launches
+            seconds = max(computing, moving) + _KERNEL_S * operation.launches
         return seconds * self._factors.get(operation.kind, 1.0)
 
     def _rate(self, dtype: str) -> float:
         if dtype.startswith(("float64", "complex")):
             return _FLOAT64_SHARE * self._rate("float32")
-        return 1e12 * self._rates.achievable_tflops[computes_as(dtype, self._rates)].value
+        return 1e12 * product_tflops(dtype, self._rates)
 
     def _product(self, operation: Operation) -> float:
         rate = self._rate(operation.dtype)

@@ -171,7 +171,7 @@ def _launches(name: str, args: Arguments) -> int:
         return 1
     lists = sum(isinstance(each, list | tuple) and bool(each) and isinstance(each[0], torch.Tensor) for each in args)
     lists += not name.endswith("_")  # and the results
-    chunks = sum(-(-each.numel() // _CHUNK) for each in args[0])
+    chunks: int = sum(-(-each.numel() // _CHUNK) for each in args[0])
     most = _MOST_TENSORS[min(max(lists, 1), len(_MOST_TENSORS)) - 1]
     return max(1, -(-chunks // _MOST_BLOCKS), -(-len(args[0]) // most))
 
