@@ -96,7 +96,7 @@ def _forward_and_backward(row: Row, capability: tuple[int, int], capacity_bytes:
             loss = torch.nn.functional.cross_entropy(logits.view(-1, logits.size(-1)), ids.view(-1))
             del work.calls[calls:]
             del result, logits
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             del loss
             tracer.ended("backward")
     return {"work": work.to_json(), "span": [begin, len(work.calls)]}
