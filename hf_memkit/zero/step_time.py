@@ -18,7 +18,7 @@ from hf_memkit.units import GB
 from hf_memkit.zero.settings import ZeroSettings
 from hf_memkit.zero.traffic import ADAM, STATES_READ, STATES_WRITTEN, Link, Traffic
 
-__all__ = ["CostRow", "Seconds", "StepCost", "Traced", "step_cost"]
+__all__ = ["CostRow", "Seconds", "StepCost", "TracedSeconds", "step_cost"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Seconds:
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class TracedSeconds:
     """From the trace of one GPU that holds everything.
 
     Attributes:
@@ -131,7 +131,7 @@ _HIDES: Final = Seconds(1.0, 0.9, 0.5)
 
 def step_cost(
     traffic: Sequence[Traffic],
-    traced: Traced,
+    traced: TracedSeconds,
     gpu: GpuRates,
     host: HostRates,
     *,

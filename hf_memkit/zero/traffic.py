@@ -71,7 +71,7 @@ def fsdp_traffic(
     accumulation: int,
     element_bytes: int,
     frozen_bytes: int = 0,
-    recomputes: bool = False,
+    reentrant: bool = False,
 ) -> tuple[Traffic, ...]:
     """FSDP1's full shard: weights gathered for forward and for backward, gradients reduce-scattered in the last
     micro-batch.
@@ -81,15 +81,16 @@ def fsdp_traffic(
         gpus, accumulation: of one machine; micro-batches a step.
         element_bytes: of a weight that is gathered, and of a gradient that is reduced.
         frozen_bytes: of what is gathered beside that, as stored.
-        recomputes: Trainer's activation checkpointing, which gathers once more in backward (transformers 5.23:
-            training_args.py 2797); not FSDP's own.
+        reentrant: Trainer's activation checkpointing with `use_reentrant`, which gathers once more in backward
+            (transformers 5.23: training_args.py 2797): counted in torch 2.13 for layers that are each a unit, where
+            checkpointing that is not reentrant gathers no more than none.
     """
     part = (gpus - 1) / gpus
     trained = element_bytes * model.parameters
     gathered = part * (trained + frozen_bytes)
     layers = max(1, model.layers)
     one = gathered / layers
-    again = 2 if recomputes else 1
+    again = 2 if reentrant else 1
     source = "torch 2.13: distributed/fsdp/_runtime_utils.py: one layer ahead"
     return _moved(
         Traffic("all-gather of weights, forward", "gpus", accumulation * gathered, "forward", accumulation,
@@ -261,23 +262,28 @@ def _stage_3(job: _Job) -> list[Traffic]:
     settings, both = job.settings, [job.model] + ([job.frozen] if job.frozen else [])
     persistent = sum(size for each in both for size in each.sizes if size <= settings.persistent_elements)
     elements = sum(each.parameters for each in both) - persistent
-    # A weight is kept if it is used again within `stage3_max_reuse_distance` elements: those after it, twice; with
-    # recomputation three times (partitioned_param_coordinator.py 653). A prefetch of 0 or an incomplete trace: none.
-    distance = job.zero.get("stage3_max_reuse_distance", job.zero.get("max_reuse_distance", 1_000_000_000))
+    # A weight is kept if it is used again within `stage3_max_reuse_distance` elements, those after it twice, with
+    # recomputation three times (partitioned_param_coordinator.py 653); if not, a tied one is fetched for each use.
+    distance = job.zero.get("stage3_max_reuse_distance", job.zero.get("max_reuse_distance"))
     distance = distance if isinstance(distance, int | float) else 1_000_000_000
     kept = min(elements, distance // (3 if job.recomputes else 2))
-    fetched = {"forward": elements, "backward": elements - kept}
+    tied = sum(each.tied for each in both) if distance < elements else 0
+    fetched = {"forward": elements + tied, "backward": elements - kept}
     rows: list[Traffic] = []
     for phase in ("forward", "backward"):
         rows += _fetched(job, phase, job.accumulation * settings.element_bytes * fetched[phase])
+    # Without `reduce_scatter`, what fits into a bucket is all-reduced.
     scatters = job.zero.get("reduce_scatter") is not False
-    scatter = (1 if scatters else 2) * job.part * job.sent_bytes
+    fits = 0 if scatters else sum(size for size in job.model.sizes if size <= settings.bucket_elements)
     tail = min(job.model.parameters, max(settings.bucket_elements, job.model.sizes[0]))
-    rows.append(
-        Traffic("reduce-scatter of gradients" if scatters else "all-reduce of gradients", "gpus",
-                job.accumulation * scatter * job.model.parameters, "backward", job.overlapped,
-                job.accumulation * scatter * tail, f"{_STAGE_3} 1673, 1931: every micro-batch"),
-    )  # fmt: skip
+    sent = job.accumulation * job.part * job.sent_bytes
+    source = f"{_STAGE_3} 1673, 1931: every micro-batch"
+    rows += [
+        Traffic("reduce-scatter of gradients", "gpus", sent * (job.model.parameters - fits), "backward",
+                job.overlapped, sent * tail if scatters else 0, source),
+        Traffic("all-reduce of gradients", "gpus", 2 * sent * fits, "backward", job.overlapped,
+                0 if scatters else 2 * sent * tail, source),
+    ]  # fmt: skip
     small = job.part * settings.element_bytes * persistent
     rows.append(Traffic("all-gather of small weights", "gpus", small, "optimizer", 0, 0, f"{_STAGE_3} 2841"))
     if settings.optimizer.device != "none":
