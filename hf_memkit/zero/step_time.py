@@ -68,7 +68,7 @@ class CostRow:
     Attributes:
         name: what is done.
         moved_bytes: see `Traffic`; 0: the optimizer on the GPU, which is traced.
-        exposed: seconds of a step that nothing hides.
+        exposed: seconds of a step that nothing hides; of collectives also their passes through the GPU's memory.
         in_all: seconds that it takes by itself.
         overlaps: with what; empty: with nothing.
         rate: what moves it, and how fast.
@@ -125,8 +125,12 @@ _DISK: Final = _Shares(1.0, 0.85, 0.6, "assumed: files of some MB, and writes be
 _OTHER_ADAM: Final = Seconds(5, 6, 7)
 _OTHER_SOURCE: Final = "deepspeed 0.19.8: ops/adam/cpu_adam.py, DeepSpeedCPUAdam"
 _HIDES: Final = Seconds(1.0, 0.9, 0.5)
-"""What of the computation beside it hides a transfer: collectives take multiprocessors and bandwidth from it. Assumed;
-`benchmarks/published_two_gpus.py` compares with FSDP's published runs."""
+"""What of the computation beside it hides a transfer. Assumed: layers differ, and none waits for the next bucket."""
+
+_PASSES: Final = Seconds(1, 3, 5)
+"""Times that a collective's tensor goes through the GPU's memory, which no overlap hides: into a bucket, divided, read
+and written by the ring, out of it. Counted in deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 1456, 2367, 2380, 1541;
+`benchmarks/published_two_gpus.py` compares with FSDP's published runs, which ask for the last of them or more."""
 
 
 def step_cost(
@@ -155,7 +159,8 @@ def step_cost(
         sharded: FSDP: each GPU steps with its share.
         threads: of each process; None: the cores divided. torchrun gives each 1 unless OMP_NUM_THREADS is set
             (torch 2.13: distributed/run.py 872), and Adam on the host is then slow.
-        cpu_adam: DeepSpeedCPUAdam steps on the host, not torch's optimizer.
+        cpu_adam: DeepSpeedCPUAdam steps on the host, or torch's fused AdamW, which is as fast there
+            (benchmarks/cpu_adam.py); otherwise torch's other AdamW.
     """
     per_gb = _seconds_per_gb(gpu, host, nvlink=nvlink, cores=min(host.cores, gpus * (threads or host.cores)))
     rows = []
@@ -173,6 +178,9 @@ def step_cost(
             hidden = (in_all - rate.times(each.tail_bytes / GB)).or_zero().least(room)
             used[each.phase, each.link] = before + hidden
             exposed = in_all - hidden
+        if each.link == "gpus":
+            whole = each.moved_bytes / GB * gpus / (gpus - 1)
+            exposed = exposed + _PASSES.times(whole / gpu.achievable_memory_gb_per_s.value)
         overlaps = f"{each.phase} of micro-batches: {each.micro_batches}" if each.micro_batches else ""
         rows.append(CostRow(each.name, each.moved_bytes, exposed, in_all, overlaps, how, each.source))
     if config is not None:

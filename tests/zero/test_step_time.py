@@ -60,9 +60,11 @@ def test_ddp_hides_behind_the_last_backward_alone(model: ModelFacts) -> None:
     assert fast.moved_bytes == pytest.approx(7 * N)
     assert fast.in_all.middle == pytest.approx(7 * N / 1e9 / (300 * 0.78))
     embedding = 7 * 50257 * 1600
-    assert fast.exposed.low == pytest.approx(embedding / 1e9 / (300 * 0.88)), "its gradient is the last"
+    passes = 8 * N / 1e9 / 1700
+    last = embedding / 1e9 / (300 * 0.88)
+    assert fast.exposed.low == pytest.approx(last + passes), "the embedding's gradient is the last"
     slow = of(step_cost(traffic, TRACED, GPU, HOST, gpus=8, nvlink=False), "all-reduce of gradients")
-    assert slow.exposed.high == pytest.approx(7 * N / 1e9 / (25 * 0.3) - 0.6 * 0.5)
+    assert slow.exposed.high == pytest.approx(7 * N / 1e9 / (25 * 0.3) - 0.6 * 0.5 + 5 * passes)
 
 
 def test_stage_2_reduces_in_every_micro_batch_and_stage_1_in_the_last(model: ModelFacts) -> None:
@@ -71,9 +73,9 @@ def test_stage_2_reduces_in_every_micro_batch_and_stage_1_in_the_last(model: Mod
     name = "all-reduce of gradients"
     assert of(first, name).moved_bytes == 2 * N
     assert of(second, name).moved_bytes == 4 * 2 * N
-    assert of(second, name).exposed == of(second, name).in_all, "without overlap_comm nothing is hidden"
+    assert of(second, name).exposed.low > of(second, name).in_all.low, "without overlap_comm nothing is hidden"
     hidden = of(zero_cost(bf16("zero2", overlap_comm=True, reduce_bucket_size=10**7), model, gpus=2), name)
-    assert hidden.exposed.middle < 0.1 * hidden.in_all.middle
+    assert hidden.exposed.low < 0.4 * hidden.in_all.low
     assert of(second, "optimizer on the GPU").exposed.middle == 0.02, "each steps with half"
 
 
