@@ -56,12 +56,20 @@ def ddp_traffic(model: ModelFacts, *, gpus: int, gradient_bytes: int) -> tuple[T
     """`DistributedDataParallel`: all-reduce in the backward of the last micro-batch; `no_sync` in those before it
     (transformers 5.23: trainer.py 1897). `gradient_bytes`: of one element; 4 where weights are fp32 under autocast."""
     sent = 2 * (gpus - 1) / gpus * gradient_bytes
-    # The embedding's gradient is the last, and is in a bucket of its own where it is larger than one.
-    tail = min(model.parameters, max(_DDP_BUCKET // gradient_bytes, model.sizes[0]))
+    tail = last_bucket(model, _DDP_BUCKET // gradient_bytes)
     source = "torch 2.13: nn/parallel/distributed.py: buckets of 25 MiB, reduced as they fill"
     return _moved(
         Traffic("all-reduce of gradients", "gpus", sent * model.parameters, "backward", 1, sent * tail, source)
     )
+
+
+def last_bucket(model: ModelFacts, bucket_elements: int) -> int:
+    """Elements of the bucket that backward leaves to be reduced when it ends: gradients come in the reverse order of
+    the modules, and one that does not fit any more starts another bucket (stage_1_and_2.py 1422, stage3.py 1587)."""
+    filled = 0
+    for size in reversed(model.sizes):
+        filled = size if filled + size > bucket_elements else filled + size
+    return filled
 
 
 def fsdp_traffic(
@@ -201,7 +209,7 @@ def _stages_1_2(job: _Job) -> list[Traffic]:
     hidden = 0 if after or not job.overlaps else reductions
     to_owner = job.zero.get("use_multi_rank_bucket_allreduce") is False and job.zero.get("reduce_scatter") is not False
     sent = (1 if to_owner and settings.stage else 2) * job.part * job.sent_bytes
-    tail = min(model.parameters, max(settings.bucket_elements, model.sizes[0]))
+    tail = last_bucket(model, settings.bucket_elements)
     rows = [
         Traffic(
             "reduce of gradients to their owners" if to_owner and settings.stage else "all-reduce of gradients",
@@ -249,12 +257,14 @@ ADAM: Final = "Adam on the host"
 
 
 def _gradients_to_ram(job: _Job, accumulated: float, final: float, source: str) -> list[Traffic]:
-    """Each on the stream of the reductions: hidden where these are."""
-    link: Link = "pcie" if job.settings.optimizer.pin_memory else "pageable"
-    last = 1 if job.overlaps else 0
+    """On the stream of the reductions, and hidden where these are; but a copy to RAM that is not page-locked stops the
+    process that launches (CUDA runtime API, "API synchronization behavior")."""
+    pinned = job.settings.optimizer.pin_memory
+    link: Link = "pcie" if pinned else "pageable"
+    hidden = job.overlapped if pinned else 0
     return [
-        Traffic("gradients accumulated in RAM", link, accumulated, "backward", job.overlapped, 0, source),
-        Traffic("gradients to RAM", link, final, "backward", last, 0, f"{source}: in the master's type"),
+        Traffic("gradients accumulated in RAM", link, accumulated, "backward", hidden, 0, source),
+        Traffic("gradients to RAM", link, final, "backward", min(1, hidden), 0, f"{source}: in the master's type"),
     ]
 
 
@@ -275,7 +285,7 @@ def _stage_3(job: _Job) -> list[Traffic]:
     # Without `reduce_scatter`, what fits into a bucket is all-reduced.
     scatters = job.zero.get("reduce_scatter") is not False
     fits = 0 if scatters else sum(size for size in job.model.sizes if size <= settings.bucket_elements)
-    tail = min(job.model.parameters, max(settings.bucket_elements, job.model.sizes[0]))
+    tail = last_bucket(job.model, settings.bucket_elements)
     sent = job.accumulation * job.part * job.sent_bytes
     source = f"{_STAGE_3} 1673, 1931: every micro-batch"
     rows += [

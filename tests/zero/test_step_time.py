@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hf_memkit.host_rates import HostRates, given_host, measured_host
 from hf_memkit.models import ModelFacts, describe
 from hf_memkit.zero.presets import load
 from hf_memkit.zero.step_time import CostRow, Seconds, StepCost, TracedSeconds, step_cost
-from hf_memkit.zero.traffic import ddp_traffic, fsdp_traffic, zero_traffic
+from hf_memkit.zero.traffic import ddp_traffic, fsdp_traffic, last_bucket, zero_traffic
 
 N = 1_557_611_200
 GPU = GpuRates({}, {}, Figure(2000, ""), Figure(1700, ""), Figure(25, "PCIe"), Figure(300, "NVLink"), Figure(108, ""))
@@ -67,6 +68,14 @@ def test_ddp_hides_behind_the_last_backward_alone(model: ModelFacts) -> None:
     assert slow.exposed.high == pytest.approx(7 * N / 1e9 / (25 * 0.3) - 0.6 * 0.5 + 5 * passes)
 
 
+def test_the_last_bucket_is_what_is_left_of_the_first_modules(model: ModelFacts) -> None:
+    few = replace(model, sizes=(5, 3, 4, 2))
+    assert last_bucket(few, 14) == 14
+    assert last_bucket(few, 8) == 5 + 3, "after 2 + 4"
+    assert last_bucket(few, 6) == last_bucket(few, 1) == 5
+    assert last_bucket(model, 5 * 10**8) == 50257 * 1600, "three of 16 layers, then the embedding"
+
+
 def test_stage_2_reduces_in_every_micro_batch_and_stage_1_in_the_last(model: ModelFacts) -> None:
     first = zero_cost(bf16("zero1", overlap_comm=False), model, gpus=2, accumulation=4)
     second = zero_cost(bf16("zero2", overlap_comm=False), model, gpus=2, accumulation=4)
@@ -110,7 +119,9 @@ def test_an_offloaded_optimizer_is_bound_by_ram_and_pcie(model: ModelFacts) -> N
     assert of(two, "Adam on the host").in_all.low == pytest.approx(28 * N / 1e11, rel=1e-6)
     assert of(two, "gradients to RAM").in_all.low == pytest.approx(2 * N / 25e9, rel=1e-6)
     assert "gradients accumulated in RAM" not in [row.name for row in two.rows]
-    pageable = zero_cost(offloaded(pin_memory=False), model)
+    assert of(zero_cost(offloaded(overlap_comm=True), model), "gradients to RAM").exposed.low == 0
+    pageable = zero_cost(offloaded(pin_memory=False, overlap_comm=True), model)
+    assert of(pageable, "gradients to RAM").exposed == of(pageable, "gradients to RAM").in_all
     assert of(pageable, "gradients to RAM").in_all.low == pytest.approx(4 * N / 12.5e9, rel=1e-6)
 
 
