@@ -164,7 +164,7 @@ def step_cost(
     """
     per_gb = _seconds_per_gb(gpu, host, nvlink=nvlink, cores=min(host.cores, gpus * (threads or host.cores)))
     rows = []
-    used: dict[tuple[str, Link], Seconds] = {}
+    used: dict[tuple[str, Link], Seconds] = {}  # of one micro-batch's forward or backward, by what it hides
     for each in traffic:
         rate, how = per_gb[each.link]
         in_all = rate.times(each.moved_bytes / GB)
@@ -174,9 +174,9 @@ def step_cost(
         if each.micro_batches:
             before = used.get((each.phase, each.link), Seconds(0, 0, 0))
             beside = traced.forward_s if each.phase == "forward" else traced.backward_s
-            room = (_HIDES.times(each.micro_batches * beside) - before).or_zero()
+            room = (_HIDES.times(beside) - before).times(each.micro_batches)
             hidden = (in_all - rate.times(each.tail_bytes / GB)).or_zero().least(room)
-            used[each.phase, each.link] = before + hidden
+            used[each.phase, each.link] = before + hidden.times(1 / each.micro_batches)
             exposed = in_all - hidden
         if each.link == "gpus":
             whole = each.moved_bytes / GB * gpus / (gpus - 1)

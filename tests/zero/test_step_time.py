@@ -142,6 +142,20 @@ def test_parameters_in_ram_come_over_pcie_for_forward_and_backward(model: ModelF
         assert of(cost, f"all-gather of weights, {phase}").moved_bytes == pytest.approx(3 * fetched, rel=2e-3)
 
 
+def test_transfers_over_one_link_share_what_hides_them(model: ModelFacts) -> None:
+    """Four micro-batches of 0.6 s: what is moved in each leaves the last of them little for the final gradients."""
+    config = bf16("zero3-offload-optimizer", stage3_max_reuse_distance=0)
+    config["zero_optimization"]["offload_optimizer"]["pin_memory"] = True
+    cost = zero_cost(config, model, accumulation=4)
+    each, last = of(cost, "gradients accumulated in RAM"), of(cost, "gradients to RAM")
+    assert each.exposed.low == last.exposed.low == 0
+    in_one = each.in_all.high / 4
+    assert in_one == pytest.approx(4 * N / 1e9 / (25 * 0.7), rel=1e-6)
+    assert each.exposed.high == pytest.approx(4 * (in_one - 0.6 * 0.5), rel=1e-6)
+    assert last.exposed.high == pytest.approx(last.in_all.high), "nothing is left"
+    assert last.exposed.middle == pytest.approx(last.in_all.middle - (0.9 * 0.6 - each.in_all.middle / 4))
+
+
 def test_pipelining_hides_the_disk_behind_the_step(model: ModelFacts) -> None:
     def offload(**pipeline: bool) -> StepCost:
         config = bf16("zero3-infinity")
