@@ -144,7 +144,8 @@ def zero_traffic(
         recomputes,
         overlaps=overlap is True or (overlap is not False and settings.stage == 3),
         sent_bytes=_SENT_BYTES.get(str(config.get("communication_data_type")), settings.element_bytes),
-        scales=bool(config.get("gradient_clipping")) or _section(config, "fp16").get("enabled") in (True, "auto"),
+        clips=bool(config.get("gradient_clipping")),
+        fp16=_section(config, "fp16").get("enabled") is True,
     )
     return _moved(*(_stage_3(job) if settings.stage == 3 else _stages_1_2(job)))
 
@@ -180,11 +181,17 @@ class _Job:
     recomputes: bool
     overlaps: bool
     sent_bytes: int
-    scales: bool
+    clips: bool
+    fp16: bool
 
     @property
     def part(self) -> float:
         return (self.gpus - 1) / self.gpus
+
+    @property
+    def on_disk(self) -> float:
+        """How much of the weights `max_in_cpu` does not keep in RAM."""
+        return 1 - min(1.0, self.settings.parameters.max_in_cpu / split(self.model, self.gpus).share)
 
     @property
     def overlapped(self) -> int:
@@ -234,7 +241,7 @@ def _stages_1_2(job: _Job) -> list[Traffic]:
     link: Link = "pcie" if settings.optimizer.pin_memory else "pageable"
     rows.append(Traffic("weights to the GPU", link, element * share, "optimizer", 0, 0, f"{_STAGES_1_2} 3097"))
     machine = job.gpus * share
-    if job.scales:
+    if job.clips or job.fp16:
         rows.append(_in_ram("gradients scaled on the host", 2 * master * machine, f"{_STAGES_1_2} 3216"))
     return [
         *rows,
@@ -319,9 +326,8 @@ def _fetched(job: _Job, phase: Literal["forward", "backward"], size: float) -> l
                 "partition_parameters.py 1369: one share each"),
     )  # fmt: skip
     if settings.swaps_parameters:
-        kept = min(1.0, settings.parameters.max_in_cpu / max(1, split(job.model, job.gpus).share))
         rows.append(
-            Traffic(f"weights from disk, {phase}", "read", (1 - kept) * size, phase, job.overlapped, 0,
+            Traffic(f"weights from disk, {phase}", "read", job.on_disk * size, phase, job.overlapped, 0,
                     "partitioned_param_coordinator.py 667; runtime/swap_tensor/partitioned_param_swapper.py"),
         )  # fmt: skip
     return rows
@@ -340,10 +346,11 @@ def _stage_3_on_host(job: _Job) -> list[Traffic]:
     accumulated = 2 * job.accumulation * accumulator * parts.share
     rows = _gradients_to_ram(job, accumulated, master * share, f"{_STAGE_3} 2024, 1455")
     machine = job.gpus * share
-    checked = job.gpus * parts.share
+    if job.fp16:
+        # isinf writes absolute values and compares them, to a byte each; isnan compares, to a byte each.
+        checked = (4 * accumulator + 4) * job.gpus * parts.share
+        rows.append(_in_ram("gradients checked on the host", checked, f"{_STAGE_3} 2816, 3005: isinf and isnan"))
     rows += [
-        # isinf: absolute values written, compared, a byte each; isnan: a byte each.
-        _in_ram("gradients checked on the host", (4 * accumulator + 4) * checked, f"{_STAGE_3} 3005: isinf and isnan"),
         _in_ram("gradients scaled on the host", 2 * master * machine, f"{_STAGE_3} 2988"),
         _adam(settings, machine),
         _in_ram("weights cast on the host", (master + element) * machine, f"{_STAGE_3} 2856"),
@@ -353,14 +360,22 @@ def _stage_3_on_host(job: _Job) -> list[Traffic]:
         rows.append(Traffic("weights to the GPU", "pageable", element * share, "optimizer", 0, 0, f"{_STAGE_3} 2857"))
     if settings.swaps_parameters:
         rows.append(
-            Traffic("weights to disk", "write", element * machine, "optimizer", 0, 0,
+            Traffic("weights to disk", "write", job.on_disk * element * machine, "optimizer", 0, 0,
                     "runtime/swap_tensor/partitioned_param_swapper.py 398")
         )  # fmt: skip
     if on_disk:
         states, swapped = master + 2 * settings.moment_bytes, job.gpus * on_disk
         source = "runtime/swap_tensor/partitioned_optimizer_swapper.py"
         rows += [
-            Traffic("gradients to disk", "write", master * swapped, "backward", 0, 0, f"{_STAGE_3} 1459"),
+            Traffic(
+                "gradients to disk",
+                "write",
+                master * swapped,
+                "backward",
+                1,
+                0,
+                f"{_STAGE_3} 1459; runtime/swap_tensor/async_swapper.py: buffers are written as they fill",
+            ),
             Traffic(STATES_READ, "read", (states + master) * swapped, "optimizer", 0, 0, source),
             Traffic(STATES_WRITTEN, "write", states * swapped, "optimizer", 0, 0, source),
         ]
