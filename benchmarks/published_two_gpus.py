@@ -67,7 +67,7 @@ def main() -> None:
         computing_s = pair.one_s - optimizer_s
         traced = TracedSeconds(computing_s / 4, 3 * computing_s / 4, optimizer_s)  # recomputed: 1 to 3
         traffic = fsdp_traffic(model, gpus=2, accumulation=1, element_bytes=2, reentrant=True)
-        cost = step_cost(traffic, traced, _A100, assumed_host(32), gpus=2, sharded=True).exposed
+        cost = step_cost(traffic, traced, _A100, assumed_host(32)).exposed
         low, middle, high = (computing_s + each for each in (cost.low, cost.middle, cost.high))
         print(
             f"{pair.name}: two GPUs {pair.two_s:.3f} s measured, {middle:.3f} ({low:.3f} to {high:.3f}) predicted, "

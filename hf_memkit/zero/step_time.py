@@ -8,15 +8,14 @@ hand: `moved_bytes` over the GB/s that `rate` names is `in_all`; what the comput
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from hf_memkit.gpu_rates import Figure, GpuRates
 from hf_memkit.host_rates import HostRates
 from hf_memkit.units import GB
-from hf_memkit.zero.settings import ZeroSettings
-from hf_memkit.zero.traffic import ADAM, STATES_READ, STATES_WRITTEN, Link, Traffic
+from hf_memkit.zero.traffic import ADAM, STATES_READ, STATES_WRITTEN, Link, StepTraffic
 
 __all__ = ["CostRow", "Seconds", "StepCost", "TracedSeconds", "step_cost"]
 
@@ -134,38 +133,32 @@ and written by the ring, out of it. Counted in deepspeed 0.19.8: runtime/zero/st
 
 
 def step_cost(
-    traffic: Sequence[Traffic],
+    traffic: StepTraffic,
     traced: TracedSeconds,
     gpu: GpuRates,
     host: HostRates,
     *,
-    gpus: int = 1,
     nvlink: bool = True,
-    config: Mapping[str, Any] | None = None,
-    sharded: bool = False,
     threads: int | None = None,
     cpu_adam: bool = True,
 ) -> StepCost:
     """Seconds of one optimizer step beside forward and backward.
 
     Args:
-        traffic: of `ddp_traffic`, `fsdp_traffic` or `zero_traffic`.
+        traffic: of `ddp_traffic`, `fsdp_traffic` or `zero_traffic`; `StepTraffic()` for one GPU with neither.
         traced: seconds of the computation.
         gpu, host: rates. All GPUs of a machine move at the same time: over links of their own, and over one RAM and
             one disk.
-        gpus: of the machine.
         nvlink: whether GPUs are connected by it, if they have it.
-        config: the DeepSpeed JSON, with `zero_traffic`.
-        sharded: FSDP: each GPU steps with its share.
         threads: of each process; None: the cores divided. torchrun gives each 1 unless OMP_NUM_THREADS is set
             (torch 2.13: distributed/run.py 872), and Adam on the host is then slow.
         cpu_adam: DeepSpeedCPUAdam steps on the host, or torch's fused AdamW, which is as fast there
             (benchmarks/cpu_adam.py); otherwise torch's other AdamW.
     """
-    per_gb = _seconds_per_gb(gpu, host, nvlink=nvlink, cores=min(host.cores, gpus * (threads or host.cores)))
+    per_gb = _seconds_per_gb(gpu, host, nvlink=nvlink, cores=min(host.cores, traffic.gpus * (threads or host.cores)))
     rows = []
     used: dict[tuple[str, Link], Seconds] = {}  # of one micro-batch's forward or backward, by what it hides
-    for each in traffic:
+    for each in traffic.rows:
         rate, how = per_gb[each.link]
         in_all = rate.times(each.moved_bytes / GB)
         if each.name == ADAM and not cpu_adam:
@@ -179,16 +172,14 @@ def step_cost(
             used[each.phase, each.link] = before + hidden.times(1 / each.micro_batches)
             exposed = in_all - hidden
         if each.link == "gpus":
-            whole = each.moved_bytes / GB * gpus / (gpus - 1)
+            whole = each.moved_bytes / GB * traffic.gpus / (traffic.gpus - 1)
             exposed = exposed + _PASSES.times(whole / gpu.achievable_memory_gb_per_s.value)
         overlaps = f"{each.phase} of micro-batches: {each.micro_batches}" if each.micro_batches else ""
         rows.append(CostRow(each.name, each.moved_bytes, exposed, in_all, overlaps, how, each.source))
-    if config is not None:
-        rows = _pipelined(rows, config)
     source = "the trace; of what is not on the host, each GPU its share"
-    optimizer = Seconds(1, 1, 1).times(traced.optimizer_s * _share_on_gpu(config, gpus, sharded=sharded))
+    optimizer = Seconds(1, 1, 1).times(traced.optimizer_s * traffic.on_gpu)
     rows.append(CostRow("optimizer on the GPU", 0, optimizer, optimizer, "", "", source))
-    return StepCost(tuple(rows))
+    return StepCost(_pipelined(rows, ahead=traffic.reads_ahead, behind=traffic.writes_behind))
 
 
 def _seconds_per_gb(gpu: GpuRates, host: HostRates, *, nvlink: bool, cores: int) -> dict[Link, tuple[Seconds, str]]:
@@ -213,26 +204,13 @@ def _seconds_per_gb(gpu: GpuRates, host: HostRates, *, nvlink: bool, cores: int)
     return found
 
 
-def _share_on_gpu(config: Mapping[str, Any] | None, gpus: int, *, sharded: bool) -> float:
-    """How much of the traced optimizer one GPU computes."""
-    if config is None:
-        return 1 / gpus if sharded else 1.0
-    settings = ZeroSettings.from_config(config)
-    if not settings.stage:
-        return 1.0
-    return (1 / gpus) * (1.0 if settings.optimizer.device == "none" else 1 - settings.optimizer.ratio)
-
-
-def _pipelined(rows: Sequence[CostRow], config: Mapping[str, Any]) -> list[CostRow]:
+def _pipelined(rows: Sequence[CostRow], *, ahead: bool, behind: bool) -> tuple[CostRow, ...]:
     """`pipeline_read` reads the next sub-group while one steps, `pipeline_write` writes the one before it (deepspeed
     0.19.8: runtime/swap_tensor/pipelined_optimizer_swapper.py 107-160). The first read and the last write, which
     nothing hides, are left out: they matter where sub-groups are few."""
-    zero = config.get("zero_optimization", {})
-    offload = zero.get("offload_optimizer", {}) if isinstance(zero, Mapping) else {}
-    ahead, behind = offload.get("pipeline_read") is True, offload.get("pipeline_write") is True
     by_name = {row.name: row for row in rows}
     if STATES_READ not in by_name or not (ahead or behind):
-        return list(rows)
+        return tuple(rows)
     read, adam, write = (by_name[name].in_all for name in (STATES_READ, ADAM, STATES_WRITTEN))
     changed = dict(by_name)
     if ahead:
@@ -243,4 +221,4 @@ def _pipelined(rows: Sequence[CostRow], config: Mapping[str, Any]) -> list[CostR
         changed[STATES_WRITTEN] = replace(
             by_name[STATES_WRITTEN], exposed=(write - busy).or_zero(), overlaps="the step"
         )
-    return [changed[row.name] for row in rows]
+    return tuple(changed[row.name] for row in rows)

@@ -18,7 +18,18 @@ from hf_memkit.zero.settings import ZeroSettings
 from hf_memkit.zero.split import split, sub_groups
 from hf_memkit.zero.stage_3 import is_swapped
 
-__all__ = ["Link", "Traffic", "ddp_traffic", "fsdp_traffic", "zero_traffic"]
+__all__ = [
+    "ADAM",
+    "STATES_READ",
+    "STATES_WRITTEN",
+    "Link",
+    "StepTraffic",
+    "Traffic",
+    "ddp_traffic",
+    "fsdp_traffic",
+    "unknown_ways",
+    "zero_traffic",
+]
 
 Link = Literal["gpus", "pcie", "pageable", "ram", "read", "write"]
 """What is moved over: NVLink or PCIe between GPUs; PCIe from and to page-locked RAM, and to other RAM; the RAM of the
@@ -52,15 +63,32 @@ class Traffic:
     source: str
 
 
-def ddp_traffic(model: ModelFacts, *, gpus: int, gradient_bytes: int) -> tuple[Traffic, ...]:
+@dataclass(frozen=True, slots=True)
+class StepTraffic:
+    """
+    Attributes:
+        rows: what is moved.
+        gpus: of the machine.
+        on_gpu: how much of the whole optimizer one GPU steps.
+        reads_ahead, writes_behind: states of the next sub-group are read, and those of the last written, while one
+            steps (`pipeline_read`, `pipeline_write`).
+    """
+
+    rows: tuple[Traffic, ...] = ()
+    gpus: int = 1
+    on_gpu: float = 1.0
+    reads_ahead: bool = False
+    writes_behind: bool = False
+
+
+def ddp_traffic(model: ModelFacts, *, gpus: int, gradient_bytes: int) -> StepTraffic:
     """`DistributedDataParallel`: all-reduce in the backward of the last micro-batch; `no_sync` in those before it
     (transformers 5.23: trainer.py 1897). `gradient_bytes`: of one element; 4 where weights are fp32 under autocast."""
     sent = 2 * (gpus - 1) / gpus * gradient_bytes
     tail = last_bucket(model, _DDP_BUCKET // gradient_bytes)
     source = "torch 2.13: nn/parallel/distributed.py: buckets of 25 MiB, reduced as they fill"
-    return _moved(
-        Traffic("all-reduce of gradients", "gpus", sent * model.parameters, "backward", 1, sent * tail, source)
-    )
+    row = Traffic("all-reduce of gradients", "gpus", sent * model.parameters, "backward", 1, sent * tail, source)
+    return StepTraffic(_moved(row), gpus)
 
 
 def last_bucket(model: ModelFacts, bucket_elements: int) -> int:
@@ -80,7 +108,7 @@ def fsdp_traffic(
     element_bytes: int,
     frozen_bytes: int = 0,
     reentrant: bool = False,
-) -> tuple[Traffic, ...]:
+) -> StepTraffic:
     """FSDP1's full shard: weights gathered for forward and for backward, gradients reduce-scattered in the last
     micro-batch.
 
@@ -100,7 +128,7 @@ def fsdp_traffic(
     one = gathered / layers
     again = 2 if reentrant else 1
     source = "torch 2.13: distributed/fsdp/_runtime_utils.py: one layer ahead"
-    return _moved(
+    rows = _moved(
         Traffic("all-gather of weights, forward", "gpus", accumulation * gathered, "forward", accumulation,
                 accumulation * one, source),
         Traffic("all-gather of weights, backward", "gpus", accumulation * again * gathered, "backward", accumulation,
@@ -108,6 +136,7 @@ def fsdp_traffic(
         Traffic("reduce-scatter of gradients", "gpus", part * trained, "backward", 1, part * trained / layers,
                 "torch 2.13: distributed/fsdp/_runtime_utils.py; transformers 5.23: trainer.py 1907, no_sync"),
     )  # fmt: skip
+    return StepTraffic(rows, gpus, 1 / gpus)
 
 
 def zero_traffic(
@@ -118,7 +147,7 @@ def zero_traffic(
     gpus: int = 1,
     accumulation: int = 1,
     recomputes: bool = False,
-) -> tuple[Traffic, ...] | None:
+) -> StepTraffic | None:
     """What DeepSpeed moves with `config`; None where it works in a way that is not modelled (`unknown_ways`).
 
     Args:
@@ -147,7 +176,16 @@ def zero_traffic(
         clips=bool(config.get("gradient_clipping")),
         fp16=_section(config, "fp16").get("enabled") is True,
     )
-    return _moved(*(_stage_3(job) if settings.stage == 3 else _stages_1_2(job)))
+    rows = _moved(*(_stage_3(job) if settings.stage == 3 else _stages_1_2(job)))
+    on_host = sum(row.moved_bytes for row in rows if row.name == ADAM) / _adam_bytes(settings) / model.parameters
+    offload = _section(zero, "offload_optimizer")
+    return StepTraffic(
+        rows,
+        gpus,
+        on_gpu=max(0.0, 1 - on_host) / (gpus if settings.stage else 1),
+        reads_ahead=offload.get("pipeline_read") is True,
+        writes_behind=offload.get("pipeline_write") is True,
+    )
 
 
 _SENT_BYTES: Final = {"fp32": 4, "fp16": 2, "bf16": 2, "bfp16": 2}
@@ -254,10 +292,14 @@ def _in_ram(name: str, moved_bytes: float, source: str) -> Traffic:
     return Traffic(name, "ram", moved_bytes, "optimizer", 0, 0, source)
 
 
+def _adam_bytes(settings: ZeroSettings) -> int:
+    """A parameter: weight and moments are read and written, its gradient is read: 28 in fp32."""
+    return 3 * settings.master_bytes + 4 * settings.moment_bytes
+
+
 def _adam(settings: ZeroSettings, elements: int) -> Traffic:
-    """Weights and moments are read and written, gradients read: 28 bytes a parameter in fp32."""
-    a_parameter = 3 * settings.master_bytes + 4 * settings.moment_bytes
-    return _in_ram(ADAM, a_parameter * elements, "deepspeed 0.19.8: ops/csrc/includes/cpu_adam.h 174-210")
+    source = "deepspeed 0.19.8: ops/csrc/includes/cpu_adam.h 174-210"
+    return _in_ram(ADAM, _adam_bytes(settings) * elements, source)
 
 
 ADAM: Final = "Adam on the host"

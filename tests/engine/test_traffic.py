@@ -11,7 +11,7 @@ import pytest
 
 from hf_memkit.models import ModelFacts, describe
 from hf_memkit.zero import ops
-from hf_memkit.zero.traffic import Traffic, ddp_traffic, zero_traffic
+from hf_memkit.zero.traffic import StepTraffic, ddp_traffic, zero_traffic
 from tests.conftest import ROOT
 from tests.engine.preset_cases import with_precision
 from tests.engine.tiny_training import MODEL
@@ -40,7 +40,7 @@ def model_of(case: Case) -> ModelFacts:
     return describe("traffic/tiny", MODEL | {"n_layer": case.layers}, use_hub=False)
 
 
-def predicted(case: Case) -> tuple[Traffic, ...]:
+def predicted(case: Case) -> StepTraffic:
     if case.config is None:
         return ddp_traffic(model_of(case), gpus=2, gradient_bytes=4)
     config = with_precision(case.config, bf16=case.bf16)
@@ -61,7 +61,7 @@ _WHOLE = {  # of what one of two ranks sends in a ring
 def test_collectives_are_given_what_is_predicted(counted: Counted, name: str) -> None:
     """To the byte, all of them and no others; but stage 3 keeps whole parameters, and the formula elements."""
     found: dict[str, float] = {}
-    for row in predicted(CASES[name]):
+    for row in predicted(CASES[name]).rows:
         if row.link == "gpus":
             (kind,) = (kind for kind in _WHOLE if row.name.startswith(kind))
             collective, factor = _WHOLE[kind]

@@ -14,7 +14,7 @@ from hf_memkit.host_rates import HostRates, given_host, measured_host
 from hf_memkit.models import ModelFacts, describe
 from hf_memkit.zero.presets import load
 from hf_memkit.zero.step_time import CostRow, Seconds, StepCost, TracedSeconds, step_cost
-from hf_memkit.zero.traffic import ddp_traffic, fsdp_traffic, last_bucket, zero_traffic
+from hf_memkit.zero.traffic import StepTraffic, ddp_traffic, fsdp_traffic, last_bucket, zero_traffic
 
 N = 1_557_611_200
 GPU = GpuRates({}, {}, Figure(2000, ""), Figure(1700, ""), Figure(25, "PCIe"), Figure(300, "NVLink"), Figure(108, ""))
@@ -45,11 +45,15 @@ def zero_cost(
 ) -> StepCost:
     traffic = zero_traffic(config, model, gpus=gpus, accumulation=accumulation)
     assert traffic is not None
-    return step_cost(traffic, TRACED, GPU, HOST, gpus=gpus, config=config, **more)
+    return step_cost(traffic, TRACED, GPU, HOST, **more)
 
 
 def test_one_gpu_with_everything_on_it_costs_its_optimizer(model: ModelFacts) -> None:
-    for cost in (step_cost((), TRACED, GPU, HOST), zero_cost(bf16("zero2"), model), zero_cost(bf16("zero3"), model)):
+    for cost in (
+        step_cost(StepTraffic(), TRACED, GPU, HOST),
+        zero_cost(bf16("zero2"), model),
+        zero_cost(bf16("zero3"), model),
+    ):
         assert [row.name for row in cost.rows] == ["optimizer on the GPU"]
         assert cost.exposed == Seconds(0.04, 0.04, 0.04)
 
@@ -57,14 +61,14 @@ def test_one_gpu_with_everything_on_it_costs_its_optimizer(model: ModelFacts) ->
 def test_ddp_hides_behind_the_last_backward_alone(model: ModelFacts) -> None:
     """On 8 GPUs a ring sends 7/4 of the gradients; over PCIe they take longer than half of one backward."""
     traffic = ddp_traffic(model, gpus=8, gradient_bytes=4)
-    fast = of(step_cost(traffic, TRACED, GPU, HOST, gpus=8), "all-reduce of gradients")
+    fast = of(step_cost(traffic, TRACED, GPU, HOST), "all-reduce of gradients")
     assert fast.moved_bytes == pytest.approx(7 * N)
     assert fast.in_all.middle == pytest.approx(7 * N / 1e9 / (300 * 0.78))
     embedding = 7 * 50257 * 1600
     passes = 8 * N / 1e9 / 1700
     last = embedding / 1e9 / (300 * 0.88)
     assert fast.exposed.low == pytest.approx(last + passes), "the embedding's gradient is the last"
-    slow = of(step_cost(traffic, TRACED, GPU, HOST, gpus=8, nvlink=False), "all-reduce of gradients")
+    slow = of(step_cost(traffic, TRACED, GPU, HOST, nvlink=False), "all-reduce of gradients")
     assert slow.exposed.high == pytest.approx(7 * N / 1e9 / (25 * 0.3) - 0.6 * 0.5 + 5 * passes)
 
 
@@ -92,7 +96,7 @@ def test_stage_3_gathers_again_what_is_not_soon_used_again(model: ModelFacts) ->
     def gathered(recomputes: bool = False, **zero: Any) -> float:
         traffic = zero_traffic(bf16("zero3", **zero), model, gpus=2, recomputes=recomputes)
         assert traffic is not None
-        return sum(row.moved_bytes for row in traffic if "all-gather" in row.name)
+        return sum(row.moved_bytes for row in traffic.rows if "all-gather" in row.name)
 
     assert gathered(stage3_max_reuse_distance=0) == pytest.approx(2 * N + model.tied, rel=2e-3)
     some = 2 * N + model.tied
@@ -171,6 +175,16 @@ def test_pipelining_hides_the_disk_behind_the_step(model: ModelFacts) -> None:
     assert total == pytest.approx(write.in_all.low), "the slowest of the three"
 
 
+def test_a_part_of_the_optimizer_may_stay_on_the_gpu(model: ModelFacts) -> None:
+    """`ratio` counts whole sub-groups: of two, the weights that decay and those that don't, half is nearly all."""
+    for size, share in (10**12, 1.0), (10**8, 0.5):
+        config = bf16("zero3-offload-optimizer", sub_group_size=size)
+        config["zero_optimization"]["offload_optimizer"]["ratio"] = 0.5
+        cost = zero_cost(config, model)
+        assert of(cost, "optimizer on the GPU").exposed.middle == pytest.approx(0.04 * share, rel=0.1)
+        assert of(cost, "Adam on the host").moved_bytes == pytest.approx(28 * N * (1 - share), rel=0.1, abs=1e8)
+
+
 def test_what_has_no_formula_has_no_time(model: ModelFacts) -> None:
     for added in ({"zero_quantized_weights": True}, {"zero_hpz_partition_size": 2}, {"zenflow": {"topk_ratio": 0.1}}):
         assert zero_traffic(bf16("zero3", **added), model, gpus=2) is None
@@ -178,9 +192,9 @@ def test_what_has_no_formula_has_no_time(model: ModelFacts) -> None:
 
 def test_fsdp_reduces_in_the_last_micro_batch_and_gathers_once_more_to_recompute(model: ModelFacts) -> None:
     plain = fsdp_traffic(model, gpus=2, accumulation=3, element_bytes=2)
-    assert [row.moved_bytes for row in plain] == [3 * N, 3 * N, N]
+    assert [row.moved_bytes for row in plain.rows] == [3 * N, 3 * N, N]
     again = fsdp_traffic(model, gpus=2, accumulation=3, element_bytes=2, reentrant=True)
-    assert [row.moved_bytes for row in again] == [3 * N, 6 * N, N]
+    assert [row.moved_bytes for row in again.rows] == [3 * N, 6 * N, N]
 
 
 def test_a_host_is_measured_or_given() -> None:
