@@ -17,10 +17,10 @@ from hf_memkit.gpu_rates import Figure
 
 __all__ = ["HostRates", "assumed_host", "given_host", "measured_host"]
 
-_BLOCK_BYTES: Final = 256 << 20
+_BLOCK_BYTES: Final = 128 << 20
 """Bytes of each thread's block: larger than its share of any cache."""
 
-_ROUNDS_S: Final = 0.4
+_ROUNDS_S: Final = 0.3
 """Seconds for each number of threads."""
 
 _ASSUMED_RAM: Final = Figure(
