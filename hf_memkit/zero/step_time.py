@@ -112,8 +112,8 @@ _NVLINK: Final = _Shares(
 )  # fmt: skip
 _BETWEEN_OVER_PCIE: Final = _Shares(
     0.8, 0.6, 0.3,
-    "docs.alayanew.com, NCCL-tests: all-reduce of 8 H100 PCIe 35 to 45 of 55 GB/s; worst: assumed, through RAM where "
-    "GPUs cannot reach one another",
+    "docs.alayanew.com, NCCL-tests: all-reduce of 8 H100 PCIe 35 to 45 GB/s, where ml-engineering copies 55; worst: "
+    "assumed, through RAM where GPUs cannot reach one another",
 )  # fmt: skip
 _PCIE: Final = _Shares(1.0, 0.9, 0.7, "the figure is as reached; likely and worst: assumed, for tensors one by one")
 _PAGEABLE: Final = _Shares(
