@@ -184,7 +184,8 @@ def _run(step: StepTime, forward_s: float, judged: Judged, facts: Mapping[str, A
 
 def _times(strategy: Any, every: Any, facts: Mapping[str, Any]) -> int:
     """How often it is evaluated, or saved."""
-    steps, an_epoch = facts["steps"], facts.get("steps_an_epoch") or facts["steps"]
+    steps = int(facts["steps"])
+    an_epoch = facts.get("steps_an_epoch") or steps
     if strategy == "epoch":
         return math.ceil(steps / an_epoch)
     if strategy == "steps" and every:
