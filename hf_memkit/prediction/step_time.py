@@ -7,8 +7,8 @@ GPU       ███ █████ ██ ████████ ████
 
 In eager mode Python queues one operation after another, and the GPU works them off. Two clocks are followed: the
 host's, which moves on by what queueing costs, and the GPU's, which begins an operation when it is queued and the one
-before is done. Where the host waits for the GPU (a value is read, a batch is copied), both clocks meet. So a step is bound by
-whichever is slower, stretch by stretch, and the GPU's idle time is what launches cost.
+before is done. Where the host waits for the GPU (a value is read, a batch is copied), both clocks meet. So a step is
+bound by whichever is slower, stretch by stretch, and the GPU's idle time is what launches cost.
 
 A step of Trainer is its micro-batches and the optimizer. Traced are at most two micro-batches: the first, before which
 there are no gradients, and one like all others.
@@ -273,7 +273,7 @@ def _rests_on(
             "changes that"
         )
     if unknown:
-        yield f"operations without a formula: {', '.join(unknown)}: from none to ten times the time of their bytes"
+        yield f"no formula has the time of {', '.join(unknown)}: from none to ten times that of the bytes it moves"
 
 
 _BOUND: Final = 0.05
