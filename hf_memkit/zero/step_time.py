@@ -1,0 +1,224 @@
+"""What an optimizer step takes beside forward and backward: a row for each thing that is moved, and the optimizer.
+
+The engine is taken out where a training is traced, so nothing of this is in the trace. Each row can be checked by
+hand: `moved_bytes` over the GB/s that `rate` names is `in_all`; what the computation beside it does not hide is
+`exposed`; the time of a step is that of its micro-batches and the exposed seconds. The bytes are those of
+`traffic.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from hf_memkit.gpu_rates import Figure, GpuRates
+from hf_memkit.host_rates import HostRates
+from hf_memkit.units import GB
+from hf_memkit.zero.traffic import ADAM, STATES_READ, STATES_WRITTEN, Link, StepTraffic
+
+__all__ = ["CostRow", "Seconds", "StepCost", "TracedSeconds", "step_cost"]
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """A range: the fastest, the likely, the slowest."""
+
+    low: float
+    middle: float
+    high: float
+
+    def __add__(self, other: Seconds) -> Seconds:
+        return Seconds(self.low + other.low, self.middle + other.middle, self.high + other.high)
+
+    def __sub__(self, other: Seconds) -> Seconds:
+        return Seconds(self.low - other.low, self.middle - other.middle, self.high - other.high)
+
+    def __mul__(self, other: Seconds) -> Seconds:
+        return Seconds(self.low * other.low, self.middle * other.middle, self.high * other.high)
+
+    def times(self, factor: float) -> Seconds:
+        return Seconds(self.low * factor, self.middle * factor, self.high * factor)
+
+    def least(self, other: Seconds) -> Seconds:
+        return Seconds(min(self.low, other.low), min(self.middle, other.middle), min(self.high, other.high))
+
+    def or_zero(self) -> Seconds:
+        return Seconds(max(0.0, self.low), max(0.0, self.middle), max(0.0, self.high))
+
+
+@dataclass(frozen=True, slots=True)
+class TracedSeconds:
+    """From the trace of one GPU that holds everything.
+
+    Attributes:
+        forward_s, backward_s: of one micro-batch; backward with what is recomputed in it.
+        optimizer_s: of a step over all that is trained.
+    """
+
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CostRow:
+    """
+    Attributes:
+        name: what is done.
+        moved_bytes: see `Traffic`; 0: the optimizer on the GPU, which is traced.
+        exposed: seconds of a step that nothing hides; of collectives also their passes through the GPU's memory.
+        in_all: seconds that it takes by itself.
+        overlaps: with what; empty: with nothing.
+        rate: what moves it, and how fast.
+        source: of the bytes.
+    """
+
+    name: str
+    moved_bytes: float
+    exposed: Seconds
+    in_all: Seconds
+    overlaps: str
+    rate: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """One optimizer step on one machine."""
+
+    rows: tuple[CostRow, ...]
+
+    @property
+    def exposed(self) -> Seconds:
+        """What a step takes beside the forward and backward of its micro-batches."""
+        return sum((row.exposed for row in self.rows), Seconds(0, 0, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shares:
+    """What of a figure is reached: best, likely, worst."""
+
+    best: float
+    likely: float
+    worst: float
+    source: str
+
+
+_NVLINK: Final = _Shares(
+    0.88, 0.78, 0.5,
+    "stas00/ml-engineering @ 744d01e: network/README.md: all-reduce of 8 A100 235 of 300 GB/s, copy between two H200 "
+    "396 of 450; worst: assumed, for buckets of some MB",
+)  # fmt: skip
+_BETWEEN_OVER_PCIE: Final = _Shares(
+    0.8, 0.6, 0.3,
+    "docs.alayanew.com, NCCL-tests: all-reduce of 8 H100 PCIe 35 to 45 of 55 GB/s; worst: assumed, through RAM where "
+    "GPUs cannot reach one another",
+)  # fmt: skip
+_PCIE: Final = _Shares(1.0, 0.9, 0.7, "the figure is as reached; likely and worst: assumed, for tensors one by one")
+_PAGEABLE: Final = _Shares(
+    0.5, 0.25, 0.16, "deepspeedai/DeepSpeed#5301: RAM that is not page-locked is up to six times slower; best: assumed"
+)
+_RAM: Final = _Shares(1.0, 0.8, 0.4, "benchmarks/cpu_adam.py, against the host's own copies; worst: assumed")
+_DISK: Final = _Shares(1.0, 0.85, 0.6, "assumed: files of some MB, and writes beside reads")
+_OTHER_ADAM: Final = Seconds(5, 6, 7)
+_OTHER_SOURCE: Final = "deepspeed 0.19.8: ops/adam/cpu_adam.py, DeepSpeedCPUAdam"
+_HIDES: Final = Seconds(1.0, 0.9, 0.5)
+"""What of the computation beside it hides a transfer. Assumed: layers differ, and none waits for the next bucket."""
+
+_PASSES: Final = Seconds(1, 3, 5)
+"""Times that a collective's tensor goes through the GPU's memory, which no overlap hides: into a bucket, divided, read
+and written by the ring, out of it. Counted in deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 1456, 2367, 2380, 1541;
+`benchmarks/published_two_gpus.py` compares with FSDP's published runs, which ask for the last of them or more."""
+
+
+def step_cost(
+    traffic: StepTraffic,
+    traced: TracedSeconds,
+    gpu: GpuRates,
+    host: HostRates,
+    *,
+    nvlink: bool = True,
+    threads: int | None = None,
+    cpu_adam: bool = True,
+) -> StepCost:
+    """Seconds of one optimizer step beside forward and backward.
+
+    Args:
+        traffic: of `ddp_traffic`, `fsdp_traffic` or `zero_traffic`; `StepTraffic()` for one GPU with neither.
+        traced: seconds of the computation.
+        gpu, host: rates. All GPUs of a machine move at the same time: over links of their own, and over one RAM and
+            one disk.
+        nvlink: whether GPUs are connected by it, if they have it.
+        threads: of each process; None: the cores divided. torchrun gives each 1 unless OMP_NUM_THREADS is set
+            (torch 2.13: distributed/run.py 872), and Adam on the host is then slow.
+        cpu_adam: DeepSpeedCPUAdam steps on the host, or torch's fused AdamW, which is as fast there
+            (benchmarks/cpu_adam.py); otherwise torch's other AdamW.
+    """
+    per_gb = _seconds_per_gb(gpu, host, nvlink=nvlink, cores=min(host.cores, traffic.gpus * (threads or host.cores)))
+    rows = []
+    used: dict[tuple[str, Link], Seconds] = {}  # of one micro-batch's forward or backward, by what it hides
+    for each in traffic.rows:
+        rate, how = per_gb[each.link]
+        in_all = rate.times(each.moved_bytes / GB)
+        if each.name == ADAM and not cpu_adam:
+            in_all, how = in_all * _OTHER_ADAM, f"{how}; torch's optimizer is 5 to 7 times slower ({_OTHER_SOURCE})"
+        exposed = in_all
+        if each.micro_batches:
+            before = used.get((each.phase, each.link), Seconds(0, 0, 0))
+            beside = traced.forward_s if each.phase == "forward" else traced.backward_s
+            room = (_HIDES.times(beside) - before).times(each.micro_batches)
+            hidden = (in_all - rate.times(each.tail_bytes / GB)).or_zero().least(room)
+            used[each.phase, each.link] = before + hidden.times(1 / each.micro_batches)
+            exposed = in_all - hidden
+        if each.link == "gpus":
+            whole = each.moved_bytes / GB * traffic.gpus / (traffic.gpus - 1)
+            exposed = exposed + _PASSES.times(whole / gpu.achievable_memory_gb_per_s.value)
+        overlaps = f"{each.phase} of micro-batches: {each.micro_batches}" if each.micro_batches else ""
+        rows.append(CostRow(each.name, each.moved_bytes, exposed, in_all, overlaps, how, each.source))
+    source = "the trace; of what is not on the host, each GPU its share"
+    optimizer = Seconds(1, 1, 1).times(traced.optimizer_s * traffic.on_gpu)
+    rows.append(CostRow("optimizer on the GPU", 0, optimizer, optimizer, "", "", source))
+    return StepCost(_pipelined(rows, ahead=traffic.reads_ahead, behind=traffic.writes_behind))
+
+
+def _seconds_per_gb(gpu: GpuRates, host: HostRates, *, nvlink: bool, cores: int) -> dict[Link, tuple[Seconds, str]]:
+    """Of each link, with what it is and where that is from."""
+    pcie = gpu.pcie_gb_per_s
+    between = (_NVLINK, gpu.nvlink_gb_per_s) if nvlink and gpu.nvlink_gb_per_s else (_BETWEEN_OVER_PCIE, pcie)
+    by_cores = cores * host.core_gb_per_s.value
+    ram = host.ram_gb_per_s if by_cores >= host.ram_gb_per_s.value else Figure(by_cores, f"{cores} × one core's")
+    by_link: dict[Link, tuple[_Shares, Figure]] = {
+        "gpus": between,
+        "pcie": (_PCIE, pcie),
+        "pageable": (_PAGEABLE, pcie),
+        "ram": (_RAM, ram),
+        "read": (_DISK, host.nvme_read_gb_per_s),
+        "write": (_DISK, host.nvme_write_gb_per_s),
+    }
+    found: dict[Link, tuple[Seconds, str]] = {}
+    for link, (shares, figure) in by_link.items():
+        reached = (shares.best, shares.likely, shares.worst)
+        how = f"{figure.value:.4g} GB/s ({figure.source}) × {', '.join(map(str, reached))} ({shares.source})"
+        found[link] = (Seconds(*(1 / (figure.value * share) for share in reached)), how)
+    return found
+
+
+def _pipelined(rows: Sequence[CostRow], *, ahead: bool, behind: bool) -> tuple[CostRow, ...]:
+    """`pipeline_read` reads the next sub-group while one steps, `pipeline_write` writes the one before it (deepspeed
+    0.19.8: runtime/swap_tensor/pipelined_optimizer_swapper.py 107-160). The first read and the last write, which
+    nothing hides, are left out: they matter where sub-groups are few."""
+    by_name = {row.name: row for row in rows}
+    if STATES_READ not in by_name or not (ahead or behind):
+        return tuple(rows)
+    read, adam, write = (by_name[name].in_all for name in (STATES_READ, ADAM, STATES_WRITTEN))
+    changed = dict(by_name)
+    if ahead:
+        busy = adam if behind else adam + write
+        changed[STATES_READ] = replace(by_name[STATES_READ], exposed=(read - busy).or_zero(), overlaps="the step")
+    if behind:
+        busy = adam + changed[STATES_READ].exposed
+        changed[STATES_WRITTEN] = replace(
+            by_name[STATES_WRITTEN], exposed=(write - busy).or_zero(), overlaps="the step"
+        )
+    return tuple(changed[row.name] for row in rows)
