@@ -62,6 +62,9 @@ def test_phases_add_up_to_the_middle_which_lies_in_the_range() -> None:
     found = priced(work_of([PRODUCT, SMALL], [PRODUCT, READ], clip=True), micro_batches=3)
     low, middle, high = found.seconds
     assert sum(found.by_phase.values()) == pytest.approx(middle)
+    parts = 3 * (found.forward_s + found.backward_s) + found.optimizer_s
+    assert parts == pytest.approx(middle)
+    assert found.optimizer_s > found.by_phase["optimizer"]  # and clipping
     assert 0 < low < middle < high
     assert set(found.by_phase) == {"forward", "backward", "optimizer"}
 
