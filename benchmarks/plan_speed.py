@@ -1,7 +1,7 @@
 """Predicted beside measured: how long trainings of others took for a step, and what memkit says from a trace alone.
 
     python benchmarks/plan_speed.py                    # all rows; results/plan_speed.json
-    python benchmarks/plan_speed.py --works FOLDER     # keeps what is traced, and traces what is not there yet
+    python benchmarks/plan_speed.py --stored           # prices what was traced before: after a change of step_time
 
 ```
 published_rows/speed.jsonl ──> plan_speed_child.py (traced: FLOPs, bytes, kernels) ──> step_time ──> results/
@@ -19,6 +19,7 @@ file of rows. Rows of one setting and several dates are all judged: transformers
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import statistics
@@ -38,6 +39,7 @@ from benchmarks.provenance import RESULTS, provenance  # noqa: E402
 from benchmarks.published_models import FOLDER, Row  # noqa: E402
 
 _ROWS: Final = FOLDER / "speed.jsonl"
+_WORKS: Final = RESULTS / "plan_works.json.gz"
 _SETTING: Final = (
     "model", "method", "micro_batch", "seq_len", "accumulation", "checkpointing", "attention", "optimizer",
     "weights_dtype", "mixed_precision", "card",
@@ -67,14 +69,12 @@ Found = dict[str, Any]
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--works", type=Path, help="folder for what is traced; else it goes away")
+    parser.add_argument("--stored", action="store_true", help="of what results/plan_works.json.gz has")
     parser.add_argument("--only", default="", metavar="PREFIX", help="rows whose id begins so; nothing is written")
     options = parser.parse_args(argv)
     rows = {name: row for name, row in models.read_rows(_ROWS).items() if name.startswith(options.only)}
-    with tempfile.TemporaryDirectory() as folder:
-        works = options.works or Path(folder)
-        traced = _traced(rows, works)
-        answers = [_answer(row, traced.get(name, {})) for name, row in rows.items()]
+    traced = stored() if options.stored else _trace(first_of_setting(rows))
+    answers = answers_of(rows, traced)
     groups = {name: _judged(name, [each for each in answers if each["group"] == name]) for name in _BARS}
     for each in answers:
         _say(each)
@@ -86,21 +86,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         }  # fmt: skip
         path = RESULTS / "plan_speed.json"
         path.write_text(json.dumps(evidence, indent=1) + "\n", encoding="utf-8")
+        if not options.stored:
+            _WORKS.write_bytes(gzip.compress(json.dumps(traced).encode(), mtime=0))
     return 0
 
 
-def _traced(rows: Mapping[str, Row], works: Path) -> dict[str, Found]:
-    """What each row computes: of rows of one setting the first is traced."""
-    works.mkdir(parents=True, exist_ok=True)
+def answers_of(rows: Mapping[str, Row], traced: Mapping[str, Found]) -> list[Found]:
+    """Each row beside what `step_time` says of it. `traced`: by the id of the first row of a setting."""
+    first = first_of_setting(rows)
+    return [_answer(row, traced[first[name]] if name in first else {}) for name, row in rows.items()]
+
+
+def stored() -> dict[str, Found]:
+    """What was traced when the evidence was made."""
+    found: dict[str, Found] = json.loads(gzip.decompress(_WORKS.read_bytes()))
+    return found
+
+
+def first_of_setting(rows: Mapping[str, Row]) -> dict[str, str]:
+    """Of each row that can be expressed: which row is traced for it, the first of the same setting."""
     first: dict[tuple[Any, ...], str] = {}
-    stands_for = {name: first.setdefault(_setting(row), name) for name, row in rows.items() if why_not(row) is None}
-    missing = [name for name in first.values() if not (works / f"{name}.json").exists()]
-    if missing:
-        script = [sys.executable, str(ROOT / "benchmarks" / "plan_speed_child.py"), str(works)]
+    return {name: first.setdefault(_setting(row), name) for name, row in rows.items() if why_not(row) is None}
+
+
+def _trace(first: Mapping[str, str]) -> dict[str, Found]:
+    """What these rows compute: `{"work"}`, one step, or `{"error"}`."""
+    names = list(dict.fromkeys(first.values()))
+    with tempfile.TemporaryDirectory() as folder:
+        script = [sys.executable, str(ROOT / "benchmarks" / "plan_speed_child.py"), folder]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", models.ROWS: str(_ROWS)}
-        subprocess.run([*script, *missing], env=environment, check=True, capture_output=True)
-    known = {name: json.loads((works / f"{name}.json").read_text(encoding="utf-8")) for name in first.values()}
-    return {name: known[traced] for name, traced in stands_for.items()}
+        subprocess.run([*script, *names], env=environment, check=True, capture_output=True)
+        return {name: json.loads((Path(folder) / f"{name}.json").read_text(encoding="utf-8")) for name in names}
 
 
 def _setting(row: Row) -> tuple[Any, ...]:
@@ -136,7 +152,7 @@ def _answer(row: Row, traced: Found) -> Found:
         return {**found, "not_predicted": traced["error"]}
     predicted = step_time(
         Work.from_json(traced["work"]), RATES[row["card"]], capability=CARDS[row["card"]].capability,
-        span=tuple(traced["span"]), micro_batches=row["accumulation"],
+        span=(0, len(traced["work"]["calls"])), micro_batches=row["accumulation"],
     )  # fmt: skip
     low, middle, high = predicted.seconds
     if row["gpus"] > 1:
