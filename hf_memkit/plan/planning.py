@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
+from pathlib import Path
+from typing import Final
 
 from hf_memkit.errors import InputError, ScriptFailed
 from hf_memkit.hardware import Machine
@@ -21,13 +24,57 @@ from hf_memkit.plan.pricing import Pricing, priced
 from hf_memkit.plan.search import AT_ONCE, LIMIT_S, Search
 from hf_memkit.plan.traces import ScriptTraces, Traced
 from hf_memkit.prediction.from_script import predicted_training
-from hf_memkit.prediction.running_scripts import RanScript, checked, name_of
-from hf_memkit.prediction.trace_request import Device
+from hf_memkit.prediction.running_scripts import SETUP, RanScript, checked, name_of
+from hf_memkit.prediction.trace_request import Device, TraceRequest
 from hf_memkit.prediction.work import Work
 from hf_memkit.script_overrides import Overrides
+from hf_memkit.setup import Setup
 from hf_memkit.user_script import UserScript
 
-__all__ = ["plan_script"]
+__all__ = ["plan_script", "plan_setup"]
+
+_ROWS: Final = 64
+"""Optimizer steps' worth of rows that mean nothing."""
+
+
+def plan_setup(
+    setup: Setup,
+    *,
+    trust_remote_code: bool = False,
+    also: tuple[str, ...] = (),
+    limit_s: float = LIMIT_S,
+    said: Callable[[Judged], None] = lambda _: None,
+    ram_is_given: bool = False,
+) -> Plan:
+    """The fastest setups that fit of what a model, a preset or a recipe's variant comes to, with rows as long as its
+    longest. How long its whole training takes is not known.
+
+    Args:
+        setup: with its job: the model, the machine, the batch.
+        trust_remote_code: whether the model's own code may be run.
+        also, limit_s, said, ram_is_given: as of `plan_script`.
+
+    Raises:
+        InputError: it cannot be predicted.
+    """
+    job = setup.sized_job
+    for name, value in (
+        ("per_device_train_batch_size", job.micro_batch_size), ("gradient_accumulation_steps", job.accumulation),
+    ):  # fmt: skip
+        setup = setup.put(f"arguments.{name}", value, "asked for")
+    request = TraceRequest(setup, job.sequence_length, trust_remote_code=trust_remote_code)
+    rows = _ROWS * job.micro_batch_size * job.accumulation * job.gpus
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "setup.json"
+        path.write_text(json.dumps({"request": request.to_json(), "rows": rows}))
+        script = UserScript(SETUP, is_module=True, arguments=(str(path),))
+        found = plan_script(
+            script, job.machine, gpus=job.gpus, environment={**os.environ, **setup.section("environment")}, also=also,
+            limit_s=limit_s, said=said, ram_is_given=ram_is_given,
+        )  # fmt: skip
+    name = str(setup.get("model.name", setup.preset))
+    own, *traced = (replace(each, run_seconds=None) for each in (found.own, *found.traced))
+    return replace(found, name=name, own=own, traced=tuple(traced))
 
 
 def plan_script(
@@ -115,7 +162,7 @@ class _Judge:
         try:
             found = self._judged(candidate, replace(candidate.overrides, environment={}))
         except ScriptFailed as error:
-            return Judged(candidate, why=f"the script fails with it: {error}")
+            return Judged(candidate, why=f"the script fails with it: {error}", details=error.text)
         except InputError as error:
             return Judged(candidate, why=str(error))
         steps = (found.facts or {}).get("steps")

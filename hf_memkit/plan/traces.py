@@ -132,7 +132,7 @@ class ScriptTraces:
     def _from_its_first_line(self, overrides: Overrides) -> Traced:
         with self._one_fresh:
             if self._fresh is None:
-                self._fresh = Worker(open_files=())
+                self._fresh = Worker()
             request = replace(self._request(), device=self.device, overrides=overrides.to_json())
             content, why = asked(self._fresh, request)
         if content is None:
@@ -168,10 +168,11 @@ class _Waiting:
     def ask(self, fields: Mapping[str, Any], result: Path) -> Traced | None:
         """The trace with these fields; None: the process that waits is gone."""
         answer: Future[str | None] = Future()
+        request = {"fields": fields, "result": str(result), "quiet": bool(fields)}
         with self._lock:
             self._answers[str(result)] = answer
             try:
-                self._socket.sendall(json.dumps({"fields": fields, "result": str(result)}).encode() + b"\n")
+                self._socket.sendall(json.dumps(request).encode() + b"\n")
             except OSError:
                 return None
         try:

@@ -9,8 +9,9 @@ script … TrainingArguments(…) … from_pretrained(…) … Trainer(…)     
                                                       │ subclass prepares    │ "late": after it
 ```
 
-A request is a line of JSON on a socket, `{"fields": {…}, "result": PATH}`; the answer, when the forked process has
-ended, `{"result": PATH, "why": null | "SIGKILL" …}`. The first line from here says what has been read so far. When the
+A request is a line of JSON on a socket, `{"fields": {…}, "result": PATH, "quiet": true}`; the answer, when the forked
+process has ended, `{"result": PATH, "why": null | "SIGKILL" …}`. The first line from here says what has been read so
+far. When the
 other end closes the socket, this process ends, with all that it forked.
 """
 
@@ -144,12 +145,21 @@ class Forks:
                         # Torch makes its pool of threads anew in a forked process, and two threads that ask for it at
                         # once end the process (torch 2.13: caffe2/utils/threadpool/pthreadpool-cpp.cc).
                         torch.set_num_threads(1)
+                        if request["quiet"]:
+                            _say_nothing()
                         self._asked = request["fields"]
                         self.begin(Path(request["result"]))
                         return
                     watched = os.pidfd_open(process)
                     running[watched] = (process, request["result"])
                     poll.register(watched, select.POLLIN)
+
+
+def _say_nothing() -> None:
+    """The script has said it all before, in the process that goes on as it stands."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        os.dup2(nowhere, number)
 
 
 def _die_with(parent: int) -> None:
