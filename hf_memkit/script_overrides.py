@@ -386,6 +386,11 @@ def _changed_fields(overrides: Overrides, arguments: Any) -> Iterator[str]:
                 f"{name}: the plan says {_shown(value)}, and the script sets {_shown(has)} after it has made its "
                 f"{type(arguments).__name__}; remove that line"
             )
+    if "per_device_train_batch_size" in overrides.arguments and getattr(arguments, "auto_find_batch_size", False):
+        yield (
+            "auto_find_batch_size: the script has it on: out of memory, Trainer would take a smaller batch than the "
+            "plan's; switch it off"
+        )
     on = overrides.arguments.get("deepspeed", True)
     if not on and os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() in ("1", "true", "yes"):
         yield "deepspeed: the plan has none, and accelerate's configuration does; launch without it"

@@ -18,9 +18,12 @@ from datasets.fingerprint import Hasher
 from transformers import GPT2Config, GPT2LMHeadModel, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 from trl import DPOConfig, GRPOConfig, SFTConfig
 
+from hf_memkit.compat import to_installed_arguments
 from hf_memkit.errors import InputError
 from hf_memkit.live_arguments import Made, changed, made_of, watch_reads, when_made
 from hf_memkit.zero.process_group import single_process_environment
+
+pytestmark = pytest.mark.compat
 
 KINDS = (TrainingArguments, Seq2SeqTrainingArguments, SFTConfig, DPOConfig, GRPOConfig)
 
@@ -82,7 +85,7 @@ def test_changed_is_as_made_with_them(kind: Any, seen: bool) -> None:
             changed(arguments, change)
             assert arguments.of_the_script == [1]
             del arguments.of_the_script
-            assert attributes(arguments) == attributes(kind(**{**GIVEN, **change})), change
+            assert attributes(arguments) == attributes(kind(**{**GIVEN, **to_installed_arguments(change)})), change
 
     forked(check)
 
