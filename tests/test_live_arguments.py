@@ -166,11 +166,42 @@ def test_reads_are_those_that_something_can_act_on(tmp_path: Path) -> None:
         arguments.max_steps = 3
         assert reads.set_by_hand(arguments) == {"max_steps"}
         Trainer(GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=8)), arguments)
-        assert "max_steps" in reads.fields and not reads.fields & {"optim", "gradient_accumulation_steps", "deepspeed"}
+        assert reads.fields >= {"max_steps", "bf16", "fp16"} and not reads.fields & {
+            "optim",
+            "torch_empty_cache_steps",
+        }
         later = watch_reads()
         assert arguments.max_steps == 3 and later.fields == {"max_steps"}
         vars(arguments)["optim"]
         assert "optim" in reads.fields
+
+    forked(check)
+
+
+def test_a_change_comes_too_late_for_what_was_read(tmp_path: Path) -> None:
+    """Finds: a candidate that is tried in a fork though something has acted on the script's value, perhaps on what a
+    class has derived from it; one that is not, though nothing has."""
+
+    def check() -> None:
+        reads = watch_reads()
+        arguments = GRPOConfig(**GIVEN, deepspeed=ZERO2, num_generations=4)
+        before = arguments.to_dict()
+        smaller = {"per_device_train_batch_size": 4}
+        assert reads.too_late(arguments, {**smaller, "bf16": False, "optim": "adafactor"}) == set()
+        assert arguments.generation_batch_size == 8
+        assert reads.too_late(arguments, smaller) == {"generation_batch_size"}
+        assert not reads.too_late(arguments, {**smaller, "gradient_accumulation_steps": 2})
+        assert arguments.mixed_precision == "bf16" and reads.too_late(arguments, {"bf16": False}) == {
+            "mixed_precision"
+        }
+        assert not reads.too_late(arguments, {"bf16": True})
+        assert arguments.deepspeed_plugin and arguments.hf_deepspeed_config
+        assert not reads.too_late(arguments, {"eval_accumulation_steps": 2})
+        assert reads.too_late(arguments, {"deepspeed": {**ZERO2, "bf16": {"enabled": False}}}) == {
+            "deepspeed_plugin", "hf_deepspeed_config"
+        }  # fmt: skip
+        assert reads.fields == {"generation_batch_size", "bf16", "fp16", "deepspeed"}
+        assert arguments.to_dict() == before
 
     forked(check)
 
