@@ -192,6 +192,23 @@ def test_a_script_that_sets_its_arguments_by_hand_is_told(start: Start, tmp_path
     assert "(median), 1,200 ms predicted (900 ms–1,600 ms)." in shown
 
 
+ENGINE = """
+from transformers import TrainingArguments
+given = TrainingArguments("out", use_cpu=True, report_to="none", per_device_train_batch_size=8)
+config = given.hf_deepspeed_config.config
+assert config["train_micro_batch_size_per_gpu"] == 2 and config["zero_optimization"]["stage"] == 2, config
+"""
+
+
+def test_a_plan_brings_deepspeed_to_a_script_without(tmp_path: Path) -> None:
+    """Finds: one process that has no environment for DeepSpeed, its config made of the script's batch."""
+    (tmp_path / "engine.py").write_text(ENGINE)
+    config = {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": "auto"}
+    by = plan(tmp_path, arguments={"deepspeed": config, "per_device_train_batch_size": 2})
+    err = ran(tmp_path / "planned", tmp_path / "engine.py", by=by)
+    assert "memkit: DeepSpeed without a launcher: one process" in err and "deepspeed: None → {'zero_opt" in err
+
+
 def test_a_field_that_the_script_does_not_have_ends_in_a_line(start: Start, tmp_path: Path) -> None:
     (tmp_path / "by_hand.py").write_text(BY_HAND)
     plan(tmp_path, arguments={"rows_of_a_step": 4, "max_steps": 1})
