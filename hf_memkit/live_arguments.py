@@ -39,13 +39,6 @@ _COPIERS: Final = (
 _WHOLE: Final = frozenset({"__str__", "__repr__", "__eq__", "to_dict", "to_json_string", "to_sanitized_dict"})
 """Methods that read all fields to show or copy them."""
 
-_OLD_NAMES: Final = {
-    "activation_checkpointing": "gradient_checkpointing",
-    "activation_checkpointing_kwargs": "gradient_checkpointing_kwargs",
-}
-"""Two names of one field since transformers 5.23 (training_args.py, `__post_init__`, step 1)."""
-_BOTH_NAMES: Final = {**_OLD_NAMES, **{old: new for new, old in _OLD_NAMES.items()}}
-
 _DERIVED: Final[Mapping[str, tuple[str, ...]]] = {
     "mixed_precision": ("bf16", "fp16"),
     "deepspeed_plugin": ("deepspeed",),
@@ -252,9 +245,11 @@ def watch_reads() -> Reads:
 
 
 def _note_read(arguments: Any, name: str, frame: types.FrameType) -> None:
+    from hf_memkit import compat
+
     attributes = object.__getattribute__(arguments, "__dict__")
     if (name in attributes or name == "__dict__") and _counts(arguments, frame):
-        names = set(attributes) if name == "__dict__" else {name, _BOTH_NAMES.get(name, name)}
+        names = set(attributes) if name == "__dict__" else set(compat.names_of(name))
         for reads in _watching:
             reads._names |= names
         _all_know.update(names)

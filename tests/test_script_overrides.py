@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers import (
     Trainer,
     TrainingArguments,
 )
+from transformers.training_args import OptimizerNames
 from trl import DPOConfig, SFTConfig
 
 from hf_memkit.errors import InputError
@@ -99,6 +101,33 @@ def test_each_class_derives_from_overrides_what_it_derives_from_arguments() -> N
         assert found.arguments is one and found.script["fp16"] is False
         changed(one, {"fp16": False, "bf16": True})  # a search's change is not undone by the plan it began with
         assert one.bf16 and not one.fp16
+
+    forked(check)
+
+
+@dataclass
+class Own(TrainingArguments):
+    per_device_train_batch_size: int = 16
+    rows: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.rows = 3 * self.per_device_train_batch_size
+        self.optim = OptimizerNames.SGD
+
+
+def test_a_class_of_the_scripts_that_sets_fields_itself_is_named() -> None:
+    def check() -> None:
+        found = install(Overrides({"per_device_train_batch_size": 2, "rows": 1, "optim": "adafactor"}))
+        arguments = Own(**GIVEN)
+        assert arguments.per_device_train_batch_size == 2 and arguments.rows == 6
+        assert found.overridden[0] == "per_device_train_batch_size: 16 → 2"
+        assert found.differences == [
+            "rows: the plan says 1, and Own itself makes it 6",
+            "optim: the plan says adafactor, and Own itself makes it sgd",
+        ]
+        Trainer(GPT2LMHeadModel(tiny()), arguments)
+        assert len(found.differences) == 2  # not again, as if a line of the script had set them
 
     forked(check)
 
