@@ -68,6 +68,14 @@ def attributes(arguments: Any) -> dict[str, Any]:
     return {**found, "config of DeepSpeed": config and config.config}
 
 
+def deepspeed_config() -> Any:
+    """The one that transformers knows of."""
+    from transformers.integrations import deepspeed
+
+    found = deepspeed._hf_deepspeed_config_weak_ref
+    return found and found()
+
+
 @pytest.mark.parametrize("seen", [True, False], ids=["seen", "not seen"])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_changed_is_as_made_with_them(kind: Any, seen: bool) -> None:
@@ -113,12 +121,6 @@ def test_what_the_script_set_since_stays(tmp_path: Path) -> None:
             assert deepspeed_config() is arguments.hf_deepspeed_config
         changed(arguments, {"deepspeed": None})
         assert deepspeed_config() is None and not hasattr(arguments, "hf_deepspeed_config")
-
-    def deepspeed_config() -> Any:
-        from transformers.integrations import deepspeed
-
-        found = deepspeed._hf_deepspeed_config_weak_ref
-        return found and found()
 
     forked(check)
 
@@ -201,7 +203,10 @@ def test_a_change_comes_too_late_for_what_was_read(tmp_path: Path) -> None:
             "deepspeed_plugin", "hf_deepspeed_config"
         }  # fmt: skip
         assert reads.fields == {"generation_batch_size", "bf16", "fp16", "deepspeed"}
-        assert arguments.to_dict() == before
+        assert deepspeed_config() is arguments.hf_deepspeed_config
+        with pytest.raises(InputError, match="must be divisible by num_generations"):
+            changed(arguments, {"per_device_train_batch_size": 2})
+        assert arguments.to_dict() == before and deepspeed_config() is arguments.hf_deepspeed_config
 
     forked(check)
 
