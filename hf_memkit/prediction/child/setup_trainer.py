@@ -13,13 +13,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainingArguments
 
+from hf_memkit import compat
 from hf_memkit.prediction.child.generation import arguments_class, generation_config
 from hf_memkit.prediction.child.models import build_fake_model
 from hf_memkit.prediction.child.training import made_trainer, rows_for
 from hf_memkit.prediction.trace_request import TraceRequest
-from hf_memkit.train import build_arguments, prepared_rows, trainer_class
+from hf_memkit.train import prepared_rows, trainer_class
 
 __all__ = ["setup_trainer"]
 
@@ -33,7 +34,9 @@ def setup_trainer(path: Path) -> Any:
         "output_dir": tempfile.gettempdir(), "report_to": [], "push_to_hub": False, "hub_model_id": None,
         **generation_config(setup), **prepared_rows(setup),
     }  # fmt: skip
-    arguments = build_arguments(setup, own, arguments_class(setup, trainer_class(setup)))
+    kind = arguments_class(setup, trainer_class(setup)) or TrainingArguments
+    values = {**setup.arguments, "deepspeed": setup.get("deepspeed.config"), **own}
+    arguments: Any = kind(**compat.to_installed_arguments(values))
     model = build_fake_model(setup, trust_remote_code=request.trust_remote_code)
     make = rows_for(request, setup, model)
     rows = make(arguments.train_batch_size, content["rows"])
