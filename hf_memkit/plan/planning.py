@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -31,7 +31,7 @@ from hf_memkit.script_overrides import Overrides
 from hf_memkit.setup import Setup
 from hf_memkit.user_script import UserScript
 
-__all__ = ["plan_script", "plan_setup"]
+__all__ = ["plan_gpus", "plan_script", "plan_setup"]
 
 _ROWS: Final = 64
 """Optimizer steps' worth of rows that mean nothing."""
@@ -103,35 +103,86 @@ def plan_script(
     Raises:
         InputError, ScriptFailed: the script as it stands cannot be predicted; as `predict_script`.
     """
-    if machine.gpu is None:
+    (found,) = plan_gpus(
+        script, [machine], gpus=gpus, environment=environment, also=also, limit_s=limit_s, said=said,
+        ram_is_given=ram_is_given,
+    )  # fmt: skip
+    return found
+
+
+def plan_gpus(
+    script: UserScript,
+    machines: Sequence[Machine],
+    *,
+    gpus: int = 1,
+    environment: Mapping[str, str] | None = None,
+    also: tuple[str, ...] = (),
+    limit_s: float = LIMIT_S,
+    said: Callable[[Judged], None] = lambda _: None,
+    ram_is_given: bool = False,
+) -> tuple[Plan, ...]:
+    """A plan for each machine, in their order. GPUs of one compute capability share traces.
+
+    Args:
+        script, gpus, environment, also, said, ram_is_given: as of `plan_script`.
+        machines: with the GPUs that are compared.
+        limit_s: for each of them.
+
+    Raises:
+        InputError, ScriptFailed: as `plan_script`.
+    """
+    if any(machine.gpu is None for machine in machines):
         raise InputError("no GPU here and none named: --gpu NAME or --gpu 16GB")
     environment = dict(os.environ if environment is None else environment)
-    with ExitStack() as stack:
-        traces = stack.enter_context(ScriptTraces(script, machine, environment, gpus=gpus))
-        pool = stack.enter_context(_pool())
-        traces.start()
-        judge = _Judge(traces, pool, script, machine, gpus, environment, Pricing.of(machine), ram_is_given)
-        as_it_is = judge.own()
-        facts = as_it_is.facts
-        assert facts is not None
-        left_out: LeftOut = {}
-        ways = choices_for(facts, machine, gpus=gpus, left_out=left_out, also=also)
-        search = Search(judge, as_it_is.candidate, ways, of_batch(facts), said, limit_s)
-        search.judged[as_it_is.candidate] = as_it_is
-        said(as_it_is)
-        search.run()
+    found: dict[int, Plan] = {}
+    with _pool() as pool:
+        for _, group in itertools.groupby(
+            sorted(range(len(machines)), key=lambda at: _kind(machines[at])), key=lambda at: _kind(machines[at])
+        ):
+            numbers = list(group)
+            largest = max(
+                (machines[at] for at in numbers), key=lambda each: each.gpu.capacity_bytes if each.gpu else 0
+            )
+            with ScriptTraces(script, largest, environment, gpus=gpus) as traces:
+                traces.start()
+                for at in numbers:
+                    pricing = Pricing.of(machines[at])
+                    judge = _Judge(traces, pool, script, machines[at], gpus, environment, pricing, ram_is_given)
+                    found[at] = _planned(judge, also, limit_s, said)
+                    if found[at].stopped_by_hand:
+                        return tuple(found[each] for each in sorted(found))
+    return tuple(found[at] for at in range(len(machines)))
+
+
+def _kind(machine: Machine) -> tuple[float, bool]:
+    """What decides which kernels run."""
+    assert machine.gpu is not None
+    return machine.gpu.capability or 0.0, machine.gpu.bf16
+
+
+def _planned(judge: _Judge, also: tuple[str, ...], limit_s: float, said: Callable[[Judged], None]) -> Plan:
+    as_it_is = judge.own()
+    facts = as_it_is.facts
+    assert facts is not None
+    said(as_it_is)
+    left_out: LeftOut = {}
+    ways = choices_for(facts, judge.machine, judge.environment, gpus=judge.gpus, left_out=left_out, also=also)
+    search = Search(judge, as_it_is.candidate, ways, of_batch(facts), said, limit_s)
+    search.judged[as_it_is.candidate] = as_it_is
+    search.run()
     own = as_it_is.candidate
     return Plan(
-        name=name_of(script),
-        machine=machine,
-        gpus=gpus,
+        name=name_of(judge.script),
+        machine=judge.machine,
+        gpus=judge.gpus,
         own=as_it_is,
         traced=tuple(search.judged.values()),
         excluded=dict(search.excluded),
         left_out=left_out,
-        sequences=own.micro_batch_size * own.accumulation * gpus,
+        sequences=own.micro_batch_size * own.accumulation * judge.gpus,
         stopped=search.stopped,
-        notes=traces.notes,
+        stopped_by_hand=search.stopped_by_hand,
+        notes=judge.traces.notes,
     )
 
 

@@ -50,6 +50,7 @@ class Search:
         judged: what was traced, in order.
         excluded: what was not, with the candidate that excludes it.
         stopped: whether the limit, or Ctrl-C, ended it.
+        stopped_by_hand: whether Ctrl-C did.
     """
 
     judge: Callable[[Candidate], Judged]
@@ -61,6 +62,7 @@ class Search:
     judged: dict[Candidate, Judged] = field(default_factory=dict)
     excluded: dict[Candidate, str] = field(default_factory=dict)
     stopped: bool = False
+    stopped_by_hand: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _until: float = 0.0
 
@@ -82,7 +84,7 @@ class Search:
                     pool.shutdown(cancel_futures=True)
                     raise
         except KeyboardInterrupt:
-            self.stopped = True
+            self.stopped = self.stopped_by_hand = True
 
     # ---- which ways to train ----
 
@@ -121,11 +123,15 @@ class Search:
         yield [_way(*free, losses[-1], saved, each) for each in methods for saved in _ends(checkpointing)]
 
     def _fits_with(self, choices: tuple[Choice, ...]) -> bool:
-        return any(each.fits for each in self.judged.values() if each.candidate.choices == choices)
+        return any(each.fits for each in self.judged.values() if self._is(each, choices))
+
+    @staticmethod
+    def _is(judged: Judged, choices: tuple[Choice, ...]) -> bool:
+        return judged.candidate.without("allocator") == choices
 
     def _exclude_ways(self, ways: Sequence[tuple[Choice, ...]], leanest: tuple[Choice, ...]) -> None:
         """What needs at least as much as a way that fits with no micro-batch."""
-        judged = [each for each in self.judged.values() if each.candidate.choices == leanest and each.prediction]
+        judged = [each for each in self.judged.values() if self._is(each, leanest) and each.prediction]
         least = min(judged, key=lambda each: each.needs_bytes, default=None)
         if least is not None:
             for choices in ways:
@@ -162,6 +168,8 @@ class Search:
         def fits(at: int) -> Judged | None:
             found = self._judged(self.candidate(sizes[at], choices))
             if found is not None and not found.fits:
+                found = self._with_segments(found)
+            if found is not None and not found.fits:
                 for larger in sizes[:at]:
                     self._exclude(self.candidate(larger, choices), found)
             return found
@@ -186,6 +194,19 @@ class Search:
                 fitting = at
             else:
                 too_large = at
+
+    def _with_segments(self, judged: Judged) -> Judged:
+        """With another setting of the allocator, where it is what the allocator reserves beyond its need that does not
+        fit: the trace is the same."""
+        found = judged.prediction
+        allocator = next((each for each in self.ways.get("allocator", []) if each is not None), None)
+        if found is None or allocator is None:
+            return judged
+        if found.peak_allocated_bytes + found.outside_allocator_bytes > judged.usable_bytes:
+            return judged
+        candidate = judged.candidate
+        other = self._judged(self.candidate(candidate.micro_batch_size, (*candidate.choices, allocator)))
+        return other if other is not None and other.fits else judged
 
     @staticmethod
     def _guess(sizes: Sequence[int], needs: Mapping[int, int], too_large: int, fitting: int, usable: int) -> int:
