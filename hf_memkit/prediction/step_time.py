@@ -7,8 +7,8 @@ GPU       ███ █████ ██ ████████ ████
 
 In eager mode Python queues one operation after another, and the GPU works them off. Two clocks are followed: the
 host's, which moves on by what queueing costs, and the GPU's, which begins an operation when it is queued and the one
-before is done. Where the host waits for the GPU (a value is read, a batch is copied), both clocks meet. So a step is bound by
-whichever is slower, stretch by stretch, and the GPU's idle time is what launches cost.
+before is done. Where the host waits for the GPU (a value is read, a batch is copied), both clocks meet. So a step is
+bound by whichever is slower, stretch by stretch, and the GPU's idle time is what launches cost.
 
 A step of Trainer is its micro-batches and the optimizer. Traced are at most two micro-batches: the first, before which
 there are no gradients, and one like all others.
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from hf_memkit.gpu_rates import GpuRates
-from hf_memkit.prediction.operation_time import Gpu, computes_as, product_tflops
+from hf_memkit.prediction.operation_time import OperationSeconds, computes_as, product_tflops
 from hf_memkit.prediction.work import KINDS, Operation, Work
 from hf_memkit.terms import PHASES, Phase
 
@@ -66,6 +66,8 @@ class StepTime:
     Attributes:
         seconds: of one optimizer step: low, middle, high.
         by_phase: the middle by phase; adds up to it.
+        forward_s, backward_s: the middle of one micro-batch, on average.
+        optimizer_s: the middle of clipping, which phase backward has in it, and of the optimizer's step.
         by_kind: seconds that the GPU computes, by kind of operation.
         bound_by_launches: share of the middle in which the GPU waits for the host.
         unknown: names of operations whose time is not known, most calls first.
@@ -74,6 +76,9 @@ class StepTime:
 
     seconds: Range
     by_phase: Mapping[Phase, float]
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
     by_kind: Mapping[str, float]
     bound_by_launches: float
     unknown: tuple[str, ...]
@@ -123,9 +128,9 @@ def step_time(
     if micro_batches < 1:
         raise ValueError(f"micro_batches={micro_batches}: a step has at least one")
     factors = factors or {}
-    gpu = Gpu(rates, capability, factors)
+    seconds = OperationSeconds(rates, capability, factors)
     parts = _parts(work, span or _last_step(work), micro_batches)
-    durations = [gpu.seconds(each) for each in work.operations]
+    durations = [seconds.of(each) for each in work.operations]
     low, likely, high = (_Clocks(work, durations, variant, factors.get("host", 1.0)) for variant in range(3))
     for clocks in (low, likely, high):
         for part in parts:
@@ -146,6 +151,9 @@ def step_time(
     return StepTime(
         seconds=(min(low.seconds, middle), middle, max(middle, high.seconds)),
         by_phase={phase: likely.by_phase[phase] for phase in PHASES if phase in likely.by_phase},
+        forward_s=likely.of_micro_batches.get("forward", 0.0) / micro_batches,
+        backward_s=likely.of_micro_batches.get("backward", 0.0) / micro_batches,
+        optimizer_s=likely.of_optimizer,
         by_kind={kind: seconds for kind, seconds in by_kind.items() if seconds},
         bound_by_launches=likely.idle / middle if middle else 0.0,
         unknown=tuple(name for name, _ in unknown.most_common()),
@@ -212,11 +220,14 @@ class _Clocks:
 
     Attributes:
         by_phase: seconds of the parts so far.
+        of_micro_batches: those of micro-batches, by phase; of_optimizer: those of the optimizer's part.
         idle: those in which the GPU waited for the host.
     """
 
     def __init__(self, work: Work, durations: Sequence[float], variant: int, host_factor: float) -> None:
         self.by_phase: dict[Phase, float] = {}
+        self.of_micro_batches: dict[Phase, float] = {}
+        self.of_optimizer = 0.0
         self.idle = 0.0
         self._variant = variant
         self._host_factor = host_factor
@@ -249,7 +260,12 @@ class _Clocks:
                 gpu += seconds[call]
                 if waits[call]:
                     host = gpu
-            self.by_phase[phase] = self.by_phase.get(phase, 0.0) + (gpu - begin) * part.times
+            taken = (gpu - begin) * part.times
+            self.by_phase[phase] = self.by_phase.get(phase, 0.0) + taken
+            if part.number < 0:
+                self.of_optimizer += taken
+            else:
+                self.of_micro_batches[phase] = self.of_micro_batches.get(phase, 0.0) + taken
         self.idle += idle * part.times
 
 
@@ -273,7 +289,7 @@ def _rests_on(
             "changes that"
         )
     if unknown:
-        yield f"operations without a formula: {', '.join(unknown)}: from none to ten times the time of their bytes"
+        yield f"no formula has the time of {', '.join(unknown)}: from none to ten times that of the bytes it moves"
 
 
 _BOUND: Final = 0.05
