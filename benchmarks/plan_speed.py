@@ -9,7 +9,9 @@ published_rows/speed.jsonl ──> plan_speed_child.py (traced: FLOPs, bytes, ke
 ```
 
 No constant of `step_time` was computed from these rows. What was decided after a first look at them stands in
-`DECIDED_LATER`. A row's figure is seconds of one optimizer step: of `fms-*` the mean of 100 steps, the first included,
+`DECIDED_LATER`. What is known of the rows and not in the prediction: dequantisation to 16 bits was 1.36 to 2.07 times
+slower on an A100 in bitsandbytes of that day (bitsandbytes-foundation/bitsandbytes#1747), and a thread of Trainer's
+memory metrics ran beside the training (`fms-*`). A row's figure is seconds of one optimizer step: of `fms-*` the mean of 100 steps, the first included,
 which compiles, allocates and finds algorithms; of `peft-*` the mean of 5,000, of texts about 210 tokens long; of
 `neusight-*` forward and backward without an optimizer, the five fastest of 25, each with an empty allocator, so that
 `cudaMalloc` is in it. Rows that are no training of a plain transformers on one or two NVIDIA GPUs are left out of the
@@ -62,6 +64,7 @@ DECIDED_LATER: Final = (
     "Mixtral is left out, for the reason that comparable.json gave for memory before.",
     "One trace for QLoRA with and without PEFT's upcast was a mistake of this file.",
     "The high end of the range: rates 15 % lower instead of 10 %.",
+    "What a tile costs beside its main loop, before Hopper: nearly all was too fast, short sums most.",
     "The loader's time, measured on another machine: 0.1 to 1 % of these steps.",
 )
 

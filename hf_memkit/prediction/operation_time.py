@@ -37,6 +37,13 @@ _SPLITS: Final = (1, 2, 4, 8, 16, 32)
 """Into how many parts the summed dimension may be cut, so that more multiprocessors work (cuBLAS's split-K); each part
 is a result in fp32, to be added."""
 
+_TILE_START_S: Final = 1e-6
+"""Until a multiprocessor computes at its rate in a new tile: a first load from memory takes 0.5 to 0.7 µs on GPUs
+since Volta (RRZE-HPC/gpu-benches, gpu-latency), and a few of them fill its pipeline. Then, and while it writes the finished
+tile out, it computes nothing: the rate is that of a long sum, a short one loses a share (CUTLASS, "Efficient GEMM":
+prologue, main loop, epilogue). Hopper's kernels and later ones do both beside the next tile's main loop (there,
+"warp-specialised persistent kernels")."""
+
 _LEAST_SPLIT: Final = 256
 """Of the summed dimension, in one part."""
 
@@ -142,11 +149,12 @@ class OperationSeconds:
         if len(operation.shape) != 4 or not all(operation.shape):
             return operation.flops / rate
         each = rate / self._multiprocessors
-        computed, exact = min(self._tiled(operation.shape, each)), 2 * math.prod(operation.shape) / rate
+        written = 2 if operation.dtype in _SIXTEEN_BITS else 4
+        computed, exact = min(self._tiled(operation.shape, each, written)), 2 * math.prod(operation.shape) / rate
         # Of convolutions, whose shape is that of one of several products, the shape tells the share that is lost.
         return operation.flops / rate * computed / exact if exact else 0.0
 
-    def _tiled(self, shape: tuple[int, ...], each: float) -> list[float]:
+    def _tiled(self, shape: tuple[int, ...], each: float, element_bytes: int) -> list[float]:
         """Seconds with each tile and each split, at `each` FLOP/s of a multiprocessor."""
         batch, m, n, k = shape
         found = []
@@ -157,6 +165,9 @@ class OperationSeconds:
                     if split > 1 and k < split * _LEAST_SPLIT:
                         break
                     of_a_tile = 2 * high * wide * -(-k // split) / (each * share)
+                    if not self._hopper:
+                        at_once = min(tiles * split, self._multiprocessors) * high * wide * element_bytes
+                        of_a_tile += _TILE_START_S + at_once / (_L2_TIMES * self._bytes_per_s)
                     added = 2 * 4 * batch * m * n * split / self._bytes_per_s if split > 1 else 0.0
                     found.append(_rounds(tiles * split, self._multiprocessors) * of_a_tile + added)
         return found

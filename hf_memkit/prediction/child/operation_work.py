@@ -463,8 +463,12 @@ def _dtype_of_products(tensor: torch.Tensor, *, convolution: bool = False) -> st
     """`"tf32"` where torch may round the factors of fp32 products to it."""
     if tensor.dtype is torch.float32:
         backends: Any = torch.backends
-        backend = backends.cudnn.conv if convolution else backends.cuda.matmul
-        if getattr(backend, "fp32_precision", "none") == "tf32":
+        backend = getattr(backends.cudnn, "conv", None) if convolution else backends.cuda.matmul
+        precision = getattr(backend, "fp32_precision", None)
+        if precision is None:  # torch before 2.9
+            older = backends.cudnn if convolution else backends.cuda.matmul
+            precision = "tf32" if older.allow_tf32 else "ieee"
+        if precision == "tf32":
             return "tf32"
     return _dtype(tensor)
 
