@@ -11,11 +11,13 @@ published_rows/speed.jsonl ──> plan_speed_child.py (traced: FLOPs, bytes, ke
 No constant of `step_time` was computed from these rows. What was decided after a first look at them stands in
 `DECIDED_LATER`. What is known of the rows and not in the prediction: dequantisation to 16 bits was 1.36 to 2.07 times
 slower on an A100 in bitsandbytes of that day (bitsandbytes-foundation/bitsandbytes#1747), and a thread of Trainer's
-memory metrics ran beside the training (`fms-*`). A row's figure is seconds of one optimizer step: of `fms-*` the mean of 100 steps, the first included,
-which compiles, allocates and finds algorithms; of `peft-*` the mean of 5,000, of texts about 210 tokens long; of
-`neusight-*` forward and backward without an optimizer, the five fastest of 25, each with an empty allocator, so that
-`cudaMalloc` is in it. Rows that are no training of a plain transformers on one or two NVIDIA GPUs are left out of the
-file of rows. Rows of one setting and several dates are all judged: transformers was another one.
+memory metrics ran beside the training (`fms-*`).
+
+A row's figure is seconds of one optimizer step: of `fms-*` the mean of 100 steps, the first included, which compiles,
+allocates and finds algorithms; of `peft-*` the mean of 5,000, of texts about 210 tokens long; of `neusight-*` forward
+and backward without an optimizer, the five fastest of 25, each with an empty allocator, so that `cudaMalloc` is in it.
+Rows that are no training of a plain transformers on one or two NVIDIA GPUs are left out of the file of rows. Rows of
+one setting and several dates are all judged: transformers was another one.
 """
 
 from __future__ import annotations

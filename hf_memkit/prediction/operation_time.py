@@ -38,11 +38,11 @@ _SPLITS: Final = (1, 2, 4, 8, 16, 32)
 is a result in fp32, to be added."""
 
 _TILE_START_S: Final = 1e-6
-"""Until a multiprocessor computes at its rate in a new tile: a first load from memory takes 0.5 to 0.7 µs on GPUs
-since Volta (RRZE-HPC/gpu-benches, gpu-latency), and a few of them fill its pipeline. Then, and while it writes the finished
-tile out, it computes nothing: the rate is that of a long sum, a short one loses a share (CUTLASS, "Efficient GEMM":
-prologue, main loop, epilogue). Hopper's kernels and later ones do both beside the next tile's main loop (there,
-"warp-specialised persistent kernels")."""
+"""Until a multiprocessor computes at its rate in a new tile: a first load from memory takes about half a microsecond
+(RRZE-HPC/gpu-benches, gpu-latency), and a few of them fill its pipeline. Then, and while it writes the finished tile
+out, it computes nothing: the rate is that of a long sum, a short one loses a share (CUTLASS, "Efficient GEMM": main
+loop and epilogue). Hopper's kernels and later ones do both beside the next tile's main loop (there, "Warp
+Specialization", persistent kernels)."""
 
 _LEAST_SPLIT: Final = 256
 """Of the summed dimension, in one part."""

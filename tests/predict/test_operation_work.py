@@ -196,9 +196,7 @@ def test_autograd_calls_are_told_from_pythons() -> None:
     weight = ones(4, 4, grad=True)
 
     def checkpointed() -> None:
-        made = torch.utils.checkpoint.checkpoint(
-            lambda each: each @ weight, ones(2, 4, grad=True), use_reentrant=False
-        )
+        made = torch.utils.checkpoint.checkpoint(lambda each: each @ weight, ones(2, 4, grad=True), use_reentrant=True)
         made.sum().backward()
 
     found = [each.from_autograd for each in rows(checkpointed) if each.kind == "matmul"]
