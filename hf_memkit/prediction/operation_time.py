@@ -21,12 +21,11 @@ from hf_memkit.prediction.work import Operation
 __all__ = ["OperationSeconds", "computes_as", "product_tflops"]
 
 _KERNEL_S: Final = 2e-6
-"""From the end of one kernel's work to the full speed of the next: start, ramp, tail. Empty kernels follow one another
-in 2 to 3 µs on an A100 (PyTorch's and NVIDIA's guides to CUDA graphs measure it so); part of that is in the bandwidth
-of small copies already."""
+"""From the end of one kernel's work to the full speed of the next: start, ramp, tail. Assumed; it counts where kernels
+take less than 50 µs."""
 
 _ROUND_TRIP_S: Final = 10e-6
-"""A copy between host and GPU at the least, and how long after the GPU is done the host knows it."""
+"""A copy between host and GPU at the least; assumed."""
 
 _TILES: Final = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.8), (64, 64, 0.65))
 """Rows, columns, and the share of the rate that a multiprocessor reaches with such a tile: smaller ones load more for
@@ -54,8 +53,9 @@ _ATTENTION: Final[Mapping[str, tuple[float, float]]] = {
 }
 """Shares of the data sheet's rate that fused attention reaches in 16 bits, forward and backward. FlashAttention-2 on
 an A100: "50-73% of the theoretical maximum" (Dao 2023, arXiv 2307.08691, abstract), the upper end at long rows without
-a causal mask. cuDNN is of use on Hopper alone. Memory-efficient attention is CUTLASS's, which the same paper has at
-about half of FlashAttention-2."""
+a causal mask; a fifth less than the upper end is taken, for short rows and the mask. cuDNN's, which torch takes on
+Hopper, lies between FlashAttention-2 and 3 there (35 and 75 %: Shah et al. 2024, arXiv 2407.08608). Memory-efficient
+attention: two thirds of flash's, assumed."""
 
 _FLASH_ON_HOPPER: Final = (0.35, 0.3)
 """FlashAttention-2 on an H100: 35 % (Shah et al. 2024, arXiv 2407.08608, abstract)."""
@@ -115,7 +115,7 @@ class OperationSeconds:
 
     def __init__(self, rates: GpuRates, capability: float, factors: Mapping[str, float]) -> None:
         self._rates = rates
-        self._hopper = capability >= 9.0
+        self._hopper = 9.0 <= capability < 12.0  # and data centers' Blackwell; others' has Ampere's instructions
         self._l2_bytes = _L2_BYTES.get(capability, 6e6)
         self._factors = factors
         self._bytes_per_s = 1e9 * rates.achievable_memory_gb_per_s.value

@@ -35,15 +35,14 @@ Range = tuple[float, float, float]
 """Low, middle, high."""
 
 _PYTHON_S: Final[Range] = (9e-6, 14e-6, 22e-6)
-"""To queue one operation from Python, the modules and views around it included. "Eager mode" measurements of
-transformers' decoding, which is bound by this alone: 25 to 30 ms a token of a 7 B Llama, which queues about 1,300
-kernels: 20 µs; processors differ by a factor of two."""
+"""To queue one operation from Python, the modules and views around it included: 10 to 20 µs in eager mode; processors
+differ by a factor of two. Assumed, until a calibration measures it (`factors["host"]`)."""
 
 _ENGINE_S: Final[Range] = (4e-6, 7e-6, 12e-6)
-"""To queue one operation from autograd's engine, which is C++: about half of that."""
+"""To queue one operation from autograd's engine, which is C++: about half of that; assumed."""
 
 _LAUNCH_S: Final = 4e-6
-"""Each further kernel of one operation: `cudaLaunchKernel`."""
+"""Each further kernel of one operation, `cudaLaunchKernel` alone; assumed."""
 
 _MICRO_BATCH_S: Final[Range] = (0.5e-3, 1.5e-3, 5e-3)
 """Of the host, before a micro-batch: Trainer's own loop and callbacks; assumed."""
