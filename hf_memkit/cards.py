@@ -37,14 +37,18 @@ CARDS: Final[dict[str, Card]] = {
     "RTX A4000": Card(16, 8.6, 15.61, "DengKaiCQ/VGGT-Long#6"),
     "RTX A5000": Card(24, 8.6, 23.67, "Magicboomliu/Accelerator-Simple-Template#7"),
     "RTX A6000": Card(48, 8.6),
+    "RTX 6000 Ada": Card(48, 8.9, 44.43, "DINGYANB/MTVCrafter#21"),
+    "RTX PRO 6000": Card(96, 12.0, 94.97, "antirez/ds4#431"),
     "A10": Card(24, 8.6, 22.06, "OpenBMB/MiniCPM-V#640"),
     "A10G": Card(24, 8.6, 21.99, "OpenBMB/MiniCPM-V#588"),
+    "A40": Card(48, 8.6),
     "L4": Card(24, 8.9, 22.03, "ArcInstitute/evo2#190"),
     "L40S": Card(48, 8.9, 44.42, "Wan-Video/Wan2.1#205"),
     "A100 40GB": Card(40, 8.0, 39.39, "TianheWu/CoSeR#10"),
     "A100 80GB": Card(80, 8.0, 79.14, "vllm-project/vllm#4408"),
     "H100 80GB": Card(80, 9.0, 79.11, "vllm-project/vllm#27508"),
     "H200": Card(141, 9.0),
+    "B200": Card(180, 10.0),
 }
 
 VISIBLE_SHARE: Final = 0.975

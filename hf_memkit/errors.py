@@ -22,6 +22,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from functools import partial
+from typing import Any
 
 __all__ = [
     "DataError",
@@ -77,6 +79,10 @@ class ScriptFailed(InputError):
     def __init__(self, message: str, *, text: str) -> None:
         self.text = text.rstrip("\n")
         super().__init__(message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Between processes: an exception is made again from its message alone."""
+        return partial(ScriptFailed, text=self.text), (str(self),)
 
 
 class Unmodelled(InputError):

@@ -4,7 +4,10 @@
 is the data sheet's dense figure times the share that the same generation reaches, and the source says so. Figures with
 sparsity are refused (tests/test_gpu_rates.py).
 
-Products are measured at 8192 x 8192 x 8192 where the report tells sizes: smaller ones end before a power limit binds
+NVIDIA's own documents were read at second hand: behind "by" stands the page, and "unchecked" where none was found.
+
+Products are measured at 8192 x 8192 x 8192 where the report tells sizes, else at the best of its sizes, which the
+source says and which flatters cards that a power limit binds: smaller ones end before a power limit binds
 (an L4, 72 W, shows 71 TFLOPS at 2048 and 59 at 8192). GeForce cards hold clocks above the boost clock of their data
 sheet, so that their products reach up to 12 % more than its figure. 16-bit products are those with fp32 accumulation,
 as PyTorch runs them, at half the headline rate on GeForce cards.
@@ -14,46 +17,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Final
+
+from hf_memkit.rates import Figure, GpuRates
 
 __all__ = ["RATES", "VARIANTS", "Figure", "GpuRates", "rates_of"]
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A number and where it comes from. `measured`: somebody measured it; else it is a data sheet's, or computed."""
-
-    value: float
-    source: str
-    measured: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class GpuRates:
-    """
-    Attributes:
-        dense_tflops: by type (`"float32"` without TF32, `"tf32"`, `"bfloat16"`, `"float16"`, `"int8"`): the data
-            sheet's dense rate, 10^12 operations/s. A type that the GPU does not compute in is not there.
-        achievable_tflops: what large products reach of it; the same types.
-        memory_gb_per_s: the data sheet's bandwidth of the GPU's memory, 10^9 bytes/s.
-        achievable_memory_gb_per_s: what large copies reach of it, bytes read and bytes written together.
-        pcie_gb_per_s: one direction, page-locked memory, as reached; the source names generation and lanes.
-        nvlink_gb_per_s: one direction, all links of a GPU together, by the data sheet; None: it has none, or only
-            with a bridge that is sold by itself.
-        multiprocessors: streaming multiprocessors.
-    """
-
-    dense_tflops: Mapping[str, Figure]
-    achievable_tflops: Mapping[str, Figure]
-    memory_gb_per_s: Figure
-    achievable_memory_gb_per_s: Figure
-    pcie_gb_per_s: Figure
-    nvlink_gb_per_s: Figure | None
-    multiprocessors: Figure
-
-
-_MAMF: Final = "stas00/ml-engineering@744d01e compute/accelerator/README.md, MAMF"
+_BOOK: Final = "stas00/ml-engineering@744d01e compute/accelerator/README.md"
+_MAMF: Final = f"{_BOOK}, MAMF"  # the best of many shapes
+_LLM_C: Final = "karpathy/llm.c@0e69e3a llmc/mfu.h"
 _MM: Final = "zzc0721/torch-performance-test-data"  # 30 torch.mm of square matrices, TF32 off for float32
 _DEVICES: Final = "chsasank/device-benchmarks@7ccc883 README.md"  # largest product 6888; copies of up to 0.38 GB
 _STREAM: Final = "RRZE-HPC/gpu-benches@1038c5d gpu-stream"  # kernel "scale" (one load, one store), full occupancy
@@ -70,14 +44,14 @@ def _measured(source: str, **tflops: float) -> dict[str, Figure]:
     return {dtype: Figure(value, source, measured=True) for dtype, value in tflops.items()}
 
 
-def _as_on(source: str, **tflops: float) -> dict[str, Figure]:
-    """Measured on another card with the same chip at the same clocks, which `source` names."""
-    return {dtype: Figure(value, source) for dtype, value in tflops.items()}
+def _as_on(source: str, **figures: float) -> dict[str, Figure]:
+    """Rates of another card with the same chip, or shares of a relative's dense rates; `source` names it."""
+    return {dtype: Figure(value, source) for dtype, value in figures.items()}
 
 
-def _shares(source: str, **shares: float) -> dict[str, Figure]:
-    """Shares of the dense rates that were measured on a relative, which `source` names."""
-    return {dtype: Figure(value, source) for dtype, value in shares.items()}
+def _borrowed(figures: Mapping[str, Figure]) -> dict[str, Figure]:
+    """The same of a sister card: measured, but not on this one."""
+    return {dtype: replace(figure, measured=False) for dtype, figure in figures.items()}
 
 
 def _pcie(generation: int, lanes: int = 16) -> Figure:
@@ -112,7 +86,7 @@ def _rates(
     for dtype, share in (shares or {}).items():
         reached[dtype] = _share_of(dense[dtype], share, "dense rate")
     sixteen = next(dtype for dtype in _SIXTEEN_BITS if dtype in reached)
-    like = Figure(reached[sixteen].value / dense[sixteen], f"as {sixteen}: {reached[sixteen].source}")
+    like = Figure(min(1, reached[sixteen].value / dense[sixteen]), f"as {sixteen}: {reached[sixteen].source}")
     if copies is None:
         assert copies_share is not None
         copies = _share_of(memory, copies_share, "bandwidth")
@@ -135,20 +109,27 @@ def _share_of(value: float, share: Figure, what: str) -> Figure:
 
 
 # Shares of relatives, where a card itself has no published measurement.
-_4070_TI_SUPER: Final = _shares(
+_4070_TI_SUPER: Final = _as_on(
     f"as an RTX 4070 Ti SUPER reaches ({_MM}#70)",
     float32=31.21 / 44.1,
     tf32=44.98 / 44.1,
     bfloat16=91.00 / 88.2,
     float16=90.73 / 88.2,
 )
-_A6000: Final = _shares(
+_A6000: Final = _as_on(
     f"as an RTX A6000 reaches ({_MM}#46, best of five sizes)",
     float32=23.92 / 38.7,
     bfloat16=123.34 / 154.8,
     float16=120.49 / 154.8,
 )
 _A40_COPIES: Final = Figure(653 / 696, f"as an A40 reaches ({_STREAM}/a40.txt)")
+_L40S_SHARES: Final = _as_on(
+    f"as an L40S reaches ({_MM}#43, best of five sizes)",
+    float32=46.88 / 91.6,
+    bfloat16=269.15 / 362,
+    float16=264.02 / 362,
+)
+_L40_COPIES: Final = Figure(776 / 864, f"as an L40 reaches ({_STREAM}/l40.txt)")
 _A100_SXM: Final = (
     _measured(f"{_MAMF}: A100 SXM", bfloat16=271.2)
     | _measured(f"{_MM}@9d82827 database.md: A100 SXM4 80GB, best of five sizes", float32=19.18, float16=258.74)
@@ -159,19 +140,19 @@ _H100_SXM: Final = (
     | _measured(f"{_MAMF}: H100 SXM", bfloat16=794.5)
     | _as_on(f"{_MAMF}: FP8 of an H100 SXM, whose dense rate is the same", int8=1402.6)
 )
-_GA102: Final = "NVIDIA Ampere GA102 white paper v2"
-_ADA: Final = "NVIDIA Ada white paper v2"
-_A100_SHEET: Final = "NVIDIA A100 data sheet"
-_H100_SHEET: Final = "NVIDIA H100 data sheet, half of the figures with sparsity"
+_GA102: Final = f"NVIDIA Ampere GA102 white paper v2, SMs, clocks and 16-bit rates by {_LLM_C}; int8 unchecked"
+_ADA: Final = f"NVIDIA Ada white paper v2, SMs, clocks and 16-bit rates by {_LLM_C}; int8 unchecked"
+_A100_SHEET: Final = f"NVIDIA A100 data sheet, by {_BOOK}"
+_H100_SHEET: Final = f"NVIDIA H100 data sheet, half of the figures with sparsity, by {_BOOK}"
 _A100_DENSE: Final = _dense(float32=19.5, tf32=156, sixteen=312, int8=624)
 _H100_DENSE: Final = _dense(float32=67, tf32=494.7, sixteen=989.4, int8=1979)
 _V100: Final = _rates(
-    "NVIDIA V100 data sheet, SXM2",
+    f"NVIDIA V100 data sheet, SXM2, by {_LLM_C} and sysrqmts.com",
     80,
     _dense(float32=15.7, float16=125),
     900,
     achieved=_measured(f"{_MM}#140: V100-SXM2-16GB", float32=14.38, float16=97.36),
-    copies=_copies(809, f"{_STREAM}/v100.txt: V100 PCIe 16GB, which has the same memory"),
+    copies=Figure(809, f"{_STREAM}/v100.txt: a V100 PCIe 16GB, which has the same memory"),
     pcie=_pcie(3),
     nvlink=150,
 )
@@ -179,7 +160,7 @@ _V100: Final = _rates(
 
 RATES: Final[Mapping[str, GpuRates]] = {
     "T4": _rates(
-        "NVIDIA T4 data sheet",
+        "NVIDIA T4 data sheet, by hmc-tech.com and sysrqmts.com",
         40,
         _dense(float32=8.1, float16=65, int8=130),
         320,
@@ -189,7 +170,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         pcie=_pcie(3),
     ),
     "P100": _rates(
-        "NVIDIA Tesla P100 PCIe data sheet",
+        "NVIDIA Tesla P100 PCIe data sheet (unchecked; sysrqmts.com has 9.5 and 19.0 at a higher clock)",
         56,
         _dense(float32=9.3, float16=18.7),
         732,
@@ -198,9 +179,9 @@ RATES: Final[Mapping[str, GpuRates]] = {
         pcie=Figure(12.15, "PCIe 3.0 x16: mpicbg-scicomp/gearshifft#82, bandwidthTest", measured=True),
     ),
     "V100 16GB": _V100,
-    "V100 32GB": _V100,
+    "V100 32GB": replace(_V100, achievable_tflops=_borrowed(_V100.achievable_tflops)),
     "RTX 2080 Ti": _rates(
-        "NVIDIA Turing white paper, reference card, float16 with fp32 accumulation",
+        "NVIDIA Turing white paper, reference card, float16 with fp32 accumulation (unchecked)",
         68,
         _dense(float32=13.4, float16=53.8, int8=215.2),
         616,
@@ -209,7 +190,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         pcie=Figure(13.1, "PCIe 3.0 x16: usadellab/Helixer#22, bandwidthTest", measured=True),
     ),
     "RTX 3060": _rates(
-        "NVIDIA's product page for SMs and clocks; rates per SM: " + _GA102,
+        _GA102,
         28,
         _dense(float32=12.7, tf32=12.7, sixteen=25.5, int8=101.9),
         360,
@@ -236,7 +217,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         pcie=_pcie(4),
     ),
     "RTX 4060 Ti 16GB": _rates(
-        "NVIDIA's product page for SMs and clocks; rates per SM: " + _ADA,
+        _ADA,
         34,
         _dense(float32=22.1, tf32=22.1, sixteen=44.1, int8=176.5),
         288,
@@ -245,7 +226,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         pcie=_pcie(4, lanes=8),
     ),
     "RTX 4070": _rates(
-        "NVIDIA's product page for SMs and clocks; rates per SM: " + _ADA,
+        _ADA,
         46,
         _dense(float32=29.1, tf32=29.1, sixteen=58.3, int8=233.2),
         504,
@@ -272,7 +253,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         pcie=Figure(26.3, "PCIe 4.0 x16: NVIDIA/nvbandwidth#15", measured=True),
     ),
     "RTX 5080": _rates(
-        "NVIDIA RTX Blackwell white paper",
+        "NVIDIA RTX Blackwell white paper, SMs and clock by sipoch.com; rates per SM as the RTX 5090's (unchecked)",
         84,
         _dense(float32=56.3, tf32=56.3, sixteen=112.6, int8=450.2),
         960,
@@ -281,16 +262,16 @@ RATES: Final[Mapping[str, GpuRates]] = {
         pcie=_pcie(5),
     ),
     "RTX 5090": _rates(
-        "NVIDIA RTX Blackwell white paper",
+        "NVIDIA RTX Blackwell white paper, by pocketmags.com: 16 bits 1/4 of its 838 (kekzl/imp#606); int8 unchecked",
         170,
         _dense(float32=104.8, tf32=104.8, sixteen=209.5, int8=838),
         1792,
         achieved=_measured(f"{_MM}#124", float32=66.91, tf32=114.19, bfloat16=234.66, float16=223.98),
-        copies=_copies(1573, "NVIDIA/cccl#9881, BabelStream mul and triad"),
+        copies=_copies(1573, "NVIDIA/cccl#9881, BabelStream with 2^28 elements"),
         pcie=Figure(56.3, "PCIe 5.0 x16: tinygrad/open-gpu-kernel-modules#29, nvbandwidth", measured=True),
     ),
     "RTX A4000": _rates(
-        "NVIDIA RTX A4000 data sheet, half of the figures with sparsity",
+        f"NVIDIA RTX A4000 data sheet, half of the figures with sparsity, by ecer.com and {_LLM_C}",
         48,
         _dense(float32=19.2, tf32=38.3, sixteen=76.7, int8=153.4),
         448,
@@ -299,7 +280,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         pcie=_pcie(4),
     ),
     "RTX A5000": _rates(
-        "NVIDIA RTX A5000 data sheet, half of the figures with sparsity",
+        f"NVIDIA RTX A5000 data sheet, half of the figures with sparsity (unchecked; SMs and clock by {_LLM_C})",
         64,
         _dense(float32=27.8, tf32=55.6, sixteen=111.1, int8=222.2),
         768,
@@ -308,7 +289,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         pcie=_pcie(4),
     ),
     "RTX A6000": _rates(
-        _GA102,
+        "NVIDIA RTX A6000 data sheet, by llmperf.net and sysrqmts.com",
         84,
         _dense(float32=38.7, tf32=77.4, sixteen=154.8, int8=309.7),
         768,
@@ -316,8 +297,26 @@ RATES: Final[Mapping[str, GpuRates]] = {
         copies_share=_A40_COPIES,
         pcie=_pcie(4),
     ),
+    "RTX 6000 Ada": _rates(
+        f"NVIDIA RTX 6000 Ada data sheet, half of the figures with sparsity (unchecked; SMs and clock by {_LLM_C})",
+        142,
+        _dense(float32=91.1, tf32=182.1, sixteen=364.2, int8=728.5),
+        960,
+        shares=_L40S_SHARES,
+        copies_share=_L40_COPIES,
+        pcie=_pcie(4),
+    ),
+    "RTX PRO 6000": _rates(
+        "NVIDIA RTX PRO Blackwell white paper, Workstation Edition (unchecked; SMs by NVIDIA/cudnn-frontend#1164)",
+        188,
+        _dense(float32=126, tf32=251.9, sixteen=503.8, int8=1007.6),
+        1792,
+        achieved=_measured(f"{_MM}#160", float32=69.74, tf32=183.51, bfloat16=350.31, float16=331.78),
+        copies_share=Figure(1573 / 1792, "as an RTX 5090 reaches, which has the same memory (NVIDIA/cccl#9881)"),
+        pcie=_pcie(5),
+    ),
     "A10": _rates(
-        "NVIDIA A10 data sheet",
+        "NVIDIA A10 data sheet, SMs, clock, float32 and memory by sysrqmts.com; the rest unchecked",
         72,
         _dense(float32=31.2, tf32=62.5, sixteen=125, int8=250),
         600,
@@ -326,7 +325,7 @@ RATES: Final[Mapping[str, GpuRates]] = {
         pcie=_pcie(4),
     ),
     "A10G": _rates(
-        "NVIDIA A10G data sheet, half of the figures with sparsity",
+        "NVIDIA A10G data sheet, half of the figures with sparsity (unchecked)",
         80,
         _dense(float32=35, tf32=35, sixteen=70, int8=140),
         600,
@@ -334,8 +333,17 @@ RATES: Final[Mapping[str, GpuRates]] = {
         copies_share=Figure(469 / 600, f"as an A10 reaches, which has the same memory ({_DEVICES})"),
         pcie=_pcie(4),
     ),
+    "A40": _rates(
+        "NVIDIA A40 data sheet, by ecer.com and hmc-tech.com",
+        84,
+        _dense(float32=37.4, tf32=74.8, sixteen=149.7, int8=299.3),
+        696,
+        achieved=_measured(f"{_MM}#185", float32=23.73, tf32=59.52, bfloat16=110.64, float16=108.47),
+        copies=_copies(653, f"{_STREAM}/a40.txt"),
+        pcie=_pcie(4),
+    ),
     "L4": _rates(
-        "NVIDIA L4 data sheet, half of the figures with sparsity",
+        "NVIDIA L4 data sheet, half of the figures with sparsity, by torch _inductor device_info.py; SMs by float32",
         58,
         _dense(float32=30.3, tf32=60, sixteen=121, int8=242),
         300,
@@ -344,12 +352,12 @@ RATES: Final[Mapping[str, GpuRates]] = {
         pcie=_pcie(4),
     ),
     "L40S": _rates(
-        "NVIDIA L40S data sheet, half of the figures with sparsity",
+        f"NVIDIA L40S data sheet, half of the figures with sparsity, by {_BOOK}; SMs unchecked",
         142,
         _dense(float32=91.6, tf32=183, sixteen=362, int8=733),
         864,
         achieved=_measured(f"{_MM}#43, best of five sizes", float32=46.88, bfloat16=269.15, float16=264.02),
-        copies_share=Figure(776 / 864, f"as an L40 reaches, which has the same memory ({_STREAM}/l40.txt)"),
+        copies_share=_L40_COPIES,
         pcie=_pcie(4),
     ),
     "A100 40GB": _rates(
@@ -357,8 +365,8 @@ RATES: Final[Mapping[str, GpuRates]] = {
         108,
         _A100_DENSE,
         1555,
-        achieved=_A100_SXM,
-        copies=_copies(1382, f"{_STREAM}/a100_40.txt"),
+        achieved=_borrowed(_A100_SXM),
+        copies=Figure(1382, f"{_STREAM}/a100_40.txt: an A100 40GB, SXM or PCIe not told"),
         pcie=Figure(25.1, "PCIe 4.0 x16: NVIDIA/nvbandwidth#42", measured=True),
         nvlink=300,
     ),
@@ -385,28 +393,39 @@ RATES: Final[Mapping[str, GpuRates]] = {
         nvlink=450,
     ),
     "H200": _rates(
-        "NVIDIA H200 data sheet, half of the figures with sparsity, SXM5",
+        f"NVIDIA H200 data sheet, half of the figures with sparsity, SXM5, by {_BOOK}",
         132,
         _H100_DENSE,
         4800,
         achieved=_measured(f"{_MM}@9d82827 database.md: H200, best of five sizes", float32=51.34, float16=759.4)
-        | _measured(f"{_MAMF}: H200 is the same as H100 SXM", bfloat16=794.5)
+        | _as_on(f'{_MAMF}: an H100 SXM, "H200 is the same"', bfloat16=794.5)
         | _as_on(f"an H100 SXM, which has the same chip ({_MM}#79)", tf32=372.05)
         | _as_on(f"{_MAMF}: FP8 of an H200 SXM, whose dense rate is the same", int8=1453.4),
         copies_share=Figure(3174 / 4000, f"as a GH200 reaches ({_STREAM}/gh200.txt)"),
         pcie=Figure(55.4, "PCIe 5.0 x16: stas00/ml-engineering@744d01e network/README.md, nvbandwidth", measured=True),
         nvlink=450,
     ),
+    "B200": _rates(
+        f"NVIDIA HGX B200 data sheet, one GPU, by {_BOOK}; SMs unchecked",
+        148,
+        _dense(float32=80, tf32=1125, sixteen=2250, int8=4500),
+        8000,
+        achieved=_measured(f"{_MM}@9d82827 database.md, best of five sizes", float32=66.24, float16=1627.64)
+        | _measured(f"{_MAMF}: B200 SXM", bfloat16=1745),
+        copies=_copies(6721, "NVIDIA/cccl#7391, add of 2^28 float16 elements"),
+        pcie=_pcie(5),
+        nvlink=900,
+    ),
 }
 """By the names of `cards.CARDS`. Where a GPU is made as a module (SXM) and as a PCIe card, the module's."""
 
 VARIANTS: Final[Mapping[str, GpuRates]] = {
     "V100 PCIe": _rates(
-        "NVIDIA V100 data sheet, PCIe",
+        "NVIDIA V100 data sheet, PCIe, by sysrqmts.com; float16 in proportion to the clock",
         80,
         _dense(float32=14, float16=112),
         900,
-        shares=_shares(f"as a V100 SXM2 reaches ({_MM}#140)", float32=14.38 / 15.7, float16=97.36 / 125),
+        shares=_as_on(f"as a V100 SXM2 reaches ({_MM}#140)", float32=14.38 / 15.7, float16=97.36 / 125),
         copies=_copies(809, f"{_STREAM}/v100.txt"),
         pcie=Figure(12.35, "PCIe 3.0 x16: RRZE-HPC/gpu-benches@1038c5d README.md, cuda-memcpy", measured=True),
     ),
@@ -416,7 +435,7 @@ VARIANTS: Final[Mapping[str, GpuRates]] = {
         _A100_DENSE,
         1555,
         achieved=_measured(f"{_MM}#108", float32=17.56, tf32=97.32, bfloat16=215.26, float16=197.51),
-        copies=_copies(1382, f"{_STREAM}/a100_40.txt: A100 40GB"),
+        copies=Figure(1382, f"{_STREAM}/a100_40.txt: an A100 40GB, SXM or PCIe not told"),
         pcie=_pcie(4),
     ),
     "A100 80GB PCIe": _rates(
@@ -442,7 +461,9 @@ VARIANTS: Final[Mapping[str, GpuRates]] = {
 }
 """Cards with the name of a row of `RATES` and other rates."""
 
-_NO_KIND: Final = re.compile(r"nvidia|geforce|tesla|quadro|sxm\d?|hbm\d?e?")
+_NO_KIND: Final = re.compile(
+    r"nvidia|geforce|tesla|quadro|sxm\d?|hbm\d?e?|generation|blackwell|workstation|server|edition"
+)
 _SIZE: Final = re.compile(r"\d+gb")
 
 

@@ -130,7 +130,13 @@ def _key(name: str) -> str:
     return re.sub(r"nvidia|geforce|tesla|quadro|rtx|sxm(\d(?!\d))?|pcie|hbm\d?e?|[^a-z0-9]", "", name.lower())
 
 
-_ALSO_CALLED: Final = {"h100": "H100 80GB", "p10016gb": "P100"}
+_ALSO_CALLED: Final = {
+    "h100": "H100 80GB",
+    "p10016gb": "P100",
+    "6000adageneration": "RTX 6000 Ada",
+    "pro6000blackwellworkstationedition": "RTX PRO 6000",
+    "pro6000blackwellserveredition": "RTX PRO 6000",
+}
 """Further names, as `_key` makes them: there is no H100 with less memory."""
 
 _MOST_NAMED: Final = 3

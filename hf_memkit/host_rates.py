@@ -13,20 +13,22 @@ from threading import Barrier
 from typing import Final
 
 from hf_memkit.errors import InputError
-from hf_memkit.gpu_rates import Figure
+from hf_memkit.rates import Figure
 
 __all__ = ["HostRates", "assumed_host", "given_host", "measured_host"]
 
-_BLOCK_BYTES: Final = 256 << 20
+_BLOCK_BYTES: Final = 128 << 20
 """Bytes of each thread's block: larger than its share of any cache."""
 
-_ROUNDS_S: Final = 0.4
+_ROUNDS_S: Final = 0.3
 """Seconds for each number of threads."""
 
-_ASSUMED_RAM: Final = Figure(
-    40.0,
-    "assumed: two channels of DDR4-3200 (JEDEC JESD79-4: 25.6 GB/s each), of which 78 % is reached",
-)
+_DEVICES: Final = "chsasank/device-benchmarks@7ccc883 README.md, copies of a tensor"
+_DESKTOP_RAM: Final = Figure(29.0, f"assumed: {_DEVICES}: Ryzen 9 5900X; 14 to 49 elsewhere")
+_SERVER_RAM: Final = Figure(96.0, f"assumed: {_DEVICES}: Xeon Platinum 8358; 80 to 137 for EPYC and Xeon since 2019")
+_SERVER_CORES: Final = 33
+"""From this number of logical CPUs on a host has a server's memory channels: desktops end at 32. A slice of a server
+with fewer cannot fill its channels either."""
 _ASSUMED_CORE: Final = Figure(15.0, "assumed: one core")
 _ASSUMED_READ: Final = Figure(
     3.69, "assumed: as DeepSpeed's handle reads from a PNY CS3040 (deepspeed: docs/_tutorials/deepnvme.md)"
@@ -54,8 +56,12 @@ class HostRates:
 
 
 def assumed_host(cores: int) -> HostRates:
-    """A host of which only the cores are known: RAM as in a desktop, one disk."""
-    return HostRates(cores, _ASSUMED_RAM, _ASSUMED_CORE, _ASSUMED_READ, _ASSUMED_WRITE)
+    """A host of which only the cores are known, with one disk."""
+    return HostRates(cores, _assumed_ram(cores), _ASSUMED_CORE, _ASSUMED_READ, _ASSUMED_WRITE)
+
+
+def _assumed_ram(cores: int) -> Figure:
+    return _SERVER_RAM if cores >= _SERVER_CORES else _DESKTOP_RAM
 
 
 def given_host(
@@ -82,7 +88,7 @@ def given_host(
         raise InputError(f"cores={cores}: give at least 1")
     return HostRates(
         cores,
-        figure("ram_gb_per_s", ram_gb_per_s, _ASSUMED_RAM),
+        figure("ram_gb_per_s", ram_gb_per_s, _assumed_ram(cores)),
         _ASSUMED_CORE,
         figure("nvme_read_gb_per_s", nvme_read_gb_per_s, _ASSUMED_READ),
         figure("nvme_write_gb_per_s", nvme_write_gb_per_s, _ASSUMED_WRITE),

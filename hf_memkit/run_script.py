@@ -23,13 +23,13 @@ import os
 import subprocess
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
-from importlib.machinery import ModuleSpec
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Final
 
 from hf_memkit import user_script
 from hf_memkit.user_script import UserScript
+from hf_memkit.when_imported import when_imported
 
 __all__ = ["ScriptRun", "predicted"]
 
@@ -59,8 +59,8 @@ class ScriptRun:
         Raises:
             InputError: there is no such module.
         """
-        _when_imported("transformers.trainer", self._report_of_trainers)
-        _when_imported("transformers.training_args", self._prepare_for_deepspeed)
+        when_imported("transformers.trainer", self._report_of_trainers)
+        when_imported("transformers.training_args", self._prepare_for_deepspeed)
         try:
             self._code = self.script.take_over()
         except BaseException:
@@ -181,38 +181,6 @@ def _name_stale_locks() -> None:
             file=sys.stderr,
             flush=True,
         )
-
-
-def _when_imported(name: str, then: Callable[[types.ModuleType], None]) -> None:
-    """Calls `then` with the module once it has been imported, or at once if it was."""
-    if name in sys.modules:
-        then(sys.modules[name])
-    else:
-        sys.meta_path.insert(0, _Import(name, then))
-
-
-class _Import:
-    """A finder on `sys.meta_path`. Waits for one import, and is gone then."""
-
-    def __init__(self, name: str, then: Callable[[types.ModuleType], None]) -> None:
-        self._name, self._then = name, then
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != self._name:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)  # by whoever else finds it
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def then_change(module: types.ModuleType) -> None:
-                execute(module)
-                self._then(module)
-
-            spec.loader.exec_module = then_change  # type: ignore[method-assign]  # of this loader alone
-        return spec
 
 
 def _hide_memkit() -> None:

@@ -207,6 +207,8 @@ def test_named_cards_have_less_than_their_box_says(name: str) -> None:
         ("NVIDIA A100-SXM4-80GB", "A100 80GB"),
         ("Tesla V100-SXM2-16GB", "V100 16GB"),
         ("NVIDIA H100 80GB HBM3", "H100 80GB"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000"),
     ],
 )
 def test_cards_are_known_by_any_spelling(spelling: str, name: str) -> None:

@@ -7,7 +7,9 @@ import dataclasses
 import pytest
 
 from hf_memkit.cards import CARDS
-from hf_memkit.gpu_rates import RATES, VARIANTS, Figure, GpuRates, rates_of
+from hf_memkit.gpu_rates import RATES, VARIANTS, rates_of
+from hf_memkit.host_rates import assumed_host
+from hf_memkit.rates import Figure, GpuRates
 
 ALL = {**RATES, **VARIANTS}
 
@@ -20,14 +22,15 @@ PER_CLOCK = {
     "Ampere, Ada": {"float32": 256, "tf32": 512, "bfloat16": 1024, "float16": 1024, "int8": 2048},
     "GeForce": {"float32": 256, "tf32": 256, "bfloat16": 512, "float16": 512, "int8": 2048},
     "A10G": {"float32": 256, "tf32": 256, "bfloat16": 512, "float16": 512, "int8": 1024},
+    "Blackwell": {"float32": 256, "tf32": 4096, "bfloat16": 8192, "float16": 8192, "int8": 16384},
     "Hopper": {"float32": 256, "tf32": 2048, "bfloat16": 4096, "float16": 4096, "int8": 8192},
 }
 """Dense operations (a multiplication and an addition are two) per SM and clock, 16-bit types with fp32 accumulation.
 Pascal: GP100 white paper, table 1. Volta: GV100 white paper, 8 tensor cores of 64 FMA. Turing: TU102 white paper, the
 same rate; its GeForce cards accumulate in fp32 at half of it. A100: GA100 white paper, 4 tensor cores of 256 FMA.
 "Ampere, Ada": GA102 white paper, 4 of 128 FMA, and Ada white paper, the same for dense products; their GeForce cards,
-and Blackwell's, at half for fp32 accumulation and TF32. Hopper: GH100 white paper, twice the A100. A10G: its sheet's
-70 TFLOPS are the GeForce rate."""
+and Blackwell's, at half for fp32 accumulation and TF32. Hopper: GH100 white paper, twice the A100. Blackwell: B200
+data sheet, twice that. A10G: its sheet's 70 TFLOPS are the GeForce rate."""
 
 CLOCKS = {
     "T4": ("Turing", 1.590),
@@ -48,8 +51,11 @@ CLOCKS = {
     "RTX A4000": ("Ampere, Ada", 1.560),
     "RTX A5000": ("Ampere, Ada", 1.695),
     "RTX A6000": ("Ampere, Ada", 1.800),
+    "RTX 6000 Ada": ("Ampere, Ada", 2.505),
+    "RTX PRO 6000": ("Ampere, Ada", 2.617),
     "A10": ("Ampere, Ada", 1.695),
     "A10G": ("A10G", 1.710),
+    "A40": ("Ampere, Ada", 1.740),
     "L4": ("Ampere, Ada", 2.040),
     "L40S": ("Ampere, Ada", 2.520),
     "A100 40GB": ("A100", 1.410),
@@ -57,13 +63,16 @@ CLOCKS = {
     "A100 40GB PCIe": ("A100", 1.410),
     "A100 80GB PCIe": ("A100", 1.410),
     "H100 80GB": ("Hopper", 1.830),
-    "H100 PCIe": ("Hopper", 1.755),
+    "H100 PCIe": ("Hopper", 1.620),
     "H200": ("Hopper", 1.830),
+    "B200": ("Blackwell", 1.965),
 }
-"""Architecture and boost clock, GHz, by the data sheets."""
+"""Architecture and boost clock, GHz. By karpathy/llm.c@0e69e3a llmc/mfu.h: V100 SXM2, RTX 3060 to 4090, RTX A4000 to
+A6000, RTX 6000 Ada, A100, H100. By the pages that the rows name: T4, V100 PCIe, RTX 5080 and 5090, A10, A40, L4, B200.
+Unchecked: P100, RTX 2080 Ti, RTX PRO 6000, A10G, L40S; there the test only shows that the figures fit one another."""
 
 TOLERANCE = 0.1
-"""Data sheets of Hopper take another clock for fp32 (1.98 GHz) and for PCIe tensor cores than the boost clock."""
+"""Data sheets of Hopper take another clock for fp32 (1.98 and 1.755 GHz) than for tensor cores."""
 
 
 def not_dense(name: str, rates: GpuRates) -> list[str]:
@@ -107,6 +116,8 @@ def test_rates_are_dense(name: str) -> None:
         ("L40S", "bfloat16", 733),
         ("L4", "bfloat16", 242),
         ("A10G", "bfloat16", 140),
+        ("B200", "bfloat16", 4500),
+        ("RTX PRO 6000", "bfloat16", 1007.6),
         ("RTX A4000", "float16", 153.4),
         ("A100 80GB", "tf32", 312),
         ("RTX 3090", "bfloat16", 142),
@@ -138,7 +149,7 @@ def test_units_are_those_of_the_fields(name: str) -> None:
     generation, lanes = rates.pcie_gb_per_s.source.removeprefix("PCIe ").split(":")[0].split(".0 x")
     specified = {3: 15.75, 4: 31.5, 5: 63.0}[int(generation)] * int(lanes) / 16
     assert 0.75 * specified < rates.pcie_gb_per_s.value < specified
-    assert rates.nvlink_gb_per_s is None or rates.nvlink_gb_per_s.value in {150, 300, 450}
+    assert rates.nvlink_gb_per_s is None or rates.nvlink_gb_per_s.value in {150, 300, 450, 900}
     assert 20 < rates.multiprocessors.value < 200
 
 
@@ -181,6 +192,9 @@ def test_every_figure_has_a_source(name: str) -> None:
         ("NVIDIA A10", "A10"),
         ("NVIDIA A10G", "A10G"),
         ("NVIDIA RTX A6000", "RTX A6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000"),
+        ("NVIDIA B200", "B200"),
         ("NVIDIA GeForce RTX 4090", "RTX 4090"),
         ("NVIDIA GeForce RTX 4060 Ti", "RTX 4060 Ti 16GB"),
         ("NVIDIA GeForce RTX 2080 Ti", "RTX 2080 Ti"),
@@ -193,8 +207,33 @@ def test_a_reported_name_selects_its_variant(reported: str, row: str) -> None:
 
 @pytest.mark.parametrize(
     "unknown",
-    ["NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 4090 D", "NVIDIA H20", "NVIDIA A100", "A100 64GB", ""],
+    [
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 4090 D",
+        "Quadro RTX 6000",
+        "NVIDIA H20",
+        "NVIDIA A100",
+        "A100 64GB",
+        "",
+    ],
 )
 def test_other_cards_have_no_rates(unknown: str) -> None:
     """A laptop's card has the name and half of the power; of two rows that may be meant neither is."""
     assert rates_of(unknown) is None
+
+
+@pytest.mark.parametrize(("name", "sister"), [("V100 32GB", "V100 16GB"), ("A100 40GB", "A100 80GB")])
+def test_what_a_sister_card_reached_is_not_called_measured(name: str, sister: str) -> None:
+    """A reader would take a borrowed figure for evidence about this card."""
+    borrowed, own = RATES[name].achievable_tflops, RATES[sister].achievable_tflops
+    assert {dtype: figure.value for dtype, figure in borrowed.items()} == {k: v.value for k, v in own.items()}
+    assert any(figure.measured for figure in own.values())
+    assert not any(figure.measured for figure in borrowed.values())
+
+
+def test_a_server_is_told_by_its_cores() -> None:
+    """With a desktop's RAM the CPU optimizer of a server would be promised three times its time."""
+    desktop, server = (assumed_host(cores).ram_gb_per_s for cores in (8, 48))
+    assert assumed_host(32).ram_gb_per_s == desktop
+    assert desktop.value < server.value
+    assert all(1 < figure.value < 200 and len(figure.source) > 8 for figure in (desktop, server))

@@ -93,7 +93,8 @@ def predict_script(
             from hf_memkit.cli import predict_environments
             from hf_memkit.hardware import described_machine
             from hf_memkit.prediction.environments import find_environment
-            from hf_memkit.prediction.from_script import name_of, predict_script_training, refuse_unreadable
+            from hf_memkit.prediction.from_script import predict_script_training
+            from hf_memkit.prediction.running_scripts import name_of, refuse_unreadable
 
             other = find_environment(python) if python is not None else None
             refuse_unreadable(script, here=other is None)
@@ -226,7 +227,7 @@ def _instead(prediction: Prediction) -> list[str]:
 
 def _title(training: ScriptTraining) -> str:
     from hf_memkit.cli.predict_render import accumulated, cards
-    from hf_memkit.prediction.from_script import name_of
+    from hf_memkit.prediction.running_scripts import name_of
 
     setup = training.setup
     name = setup["model.name"]

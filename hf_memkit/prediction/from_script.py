@@ -11,17 +11,13 @@ shapes (`child/script.py`).
 from __future__ import annotations
 
 import contextlib
-import importlib.machinery
 import os
-import sys
-import termios
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from hf_memkit.errors import InputError, ScriptFailed, TraceFailed
+from hf_memkit.errors import InputError, ScriptFailed
 from hf_memkit.hardware import Machine, described_machine
 from hf_memkit.job import Job, process_row
 from hf_memkit.ledger import Ledger
@@ -30,8 +26,15 @@ from hf_memkit.prediction.allocator_settings import parse_settings
 from hf_memkit.prediction.environments import Environment, find_environment
 from hf_memkit.prediction.predicting import from_trace
 from hf_memkit.prediction.prediction import Prediction
+from hf_memkit.prediction.running_scripts import (
+    RanScript,
+    is_live,
+    name_of,
+    own_worker,
+    ran_script,
+    refuse_unreadable,
+)
 from hf_memkit.prediction.trace import Trace
-from hf_memkit.prediction.trace_request import Device, ScriptRequest
 from hf_memkit.prediction.vllm_share import with_vllm
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.request import refuse_below_one
@@ -45,10 +48,10 @@ __all__ = [
     "PRESET",
     "BatchNeeds",
     "ScriptTraining",
-    "name_of",
     "predict_script",
     "predict_script_training",
-    "refuse_unreadable",
+    "predicted_training",
+    "shapes",
 ]
 
 PRESET: Final = "script"
@@ -159,22 +162,6 @@ class BatchNeeds:
         )
 
 
-LIVE: Final = "hf_memkit.prediction.child.live_trainer"
-"""The module that is run in the place of a script where objects of a process are predicted."""
-
-
-def is_live(script: UserScript) -> bool:
-    """Whether it stands for objects of this process (`from_trainer.py`)."""
-    return script.target == LIVE
-
-
-def name_of(script: UserScript) -> str:
-    """`"train.py"` or `"-m trl.scripts.sft"`: what a script is called in sentences."""
-    if is_live(script):
-        return "this Trainer"
-    return str(script) if script.is_module else Path(script.target).resolve().name
-
-
 def predict_script_training(
     script: UserScript,
     machine: Machine,
@@ -204,10 +191,27 @@ def predict_script_training(
     refuse_unreadable(script, here=other is None)
     environment = dict(os.environ if environment is None else environment)
     _allocator(environment)  # what torch would refuse is refused before anything runs
-    with _own_worker(other) if worker is None else contextlib.nullcontext((worker, None)) as (where, stdin):
-        content, device, notes = _ran(script, machine, environment, where, stdin, gpus=gpus, nodes=nodes)
-    trace, about = Trace.from_json(content["trace"]), content["about"]
-    notes += about["notes"]
+    with own_worker(other) if worker is None else contextlib.nullcontext((worker, None)) as (where, stdin):
+        ran = ran_script(script, machine, environment, where, stdin, gpus=gpus, nodes=nodes)
+    return predicted_training(
+        ran, script, machine, gpus=gpus, nodes=nodes, environment=environment, other=other, ram_is_given=ram_is_given
+    )
+
+
+def predicted_training(
+    ran: RanScript,
+    script: UserScript,
+    machine: Machine,
+    *,
+    gpus: int,
+    nodes: int,
+    environment: Mapping[str, str],
+    other: Environment | None = None,
+    ram_is_given: bool = False,
+) -> tuple[Prediction, ScriptTraining]:
+    """What follows from the trace of a script that has run; arguments as of `predict_script_training`."""
+    trace, about = Trace.from_json(ran.content["trace"]), ran.content["about"]
+    notes = [*ran.notes, *about["notes"]]
     if machine.gpu is None:
         notes.append("no GPU here and none named (gpu, gpu_memory): there is no verdict")
     if gpus * nodes > 1:
@@ -220,7 +224,7 @@ def predict_script_training(
 
     def of_part(trace: Trace, notes: list[str]) -> Prediction:
         alone = from_trace(
-            trace, device, setup, setup.sized_job, ledger, notes, trainer=trained,
+            trace, ran.device, setup, setup.sized_job, ledger, notes, trainer=trained,
             libraries=other.libraries if other is not None else None,
         )  # fmt: skip
         return with_vllm(alone, about.get("vllm"), machine)
@@ -311,13 +315,13 @@ def _engine_ledger(engine: Mapping[str, Any], job: Job) -> Ledger:
     trained = [(size, decayed) for size, decayed, is_trained in rows if is_trained]
     frozen = [(size, decayed) for size, decayed, is_trained in rows if not is_trained]
     held = zero_ledger(
-        engine["config"], _shapes(frozen or trained), gpus=job.gpus, nodes=job.nodes,
+        engine["config"], shapes(frozen or trained), gpus=job.gpus, nodes=job.nodes,
         accumulation=job.accumulation > 1, adapters=[size for size, _ in trained] if frozen else (),
     )  # fmt: skip
     return Ledger((*held.rows, process_row(job.gpus)))
 
 
-def _shapes(parameters: Sequence[tuple[int, bool]]) -> ModelFacts:
+def shapes(parameters: Sequence[tuple[int, bool]]) -> ModelFacts:
     """As much of a model's facts as DeepSpeed's arithmetic needs."""
     sizes = tuple(size for size, _ in parameters)
     return ModelFacts(
@@ -338,134 +342,3 @@ def _allocator(environment: Mapping[str, str]) -> str | None:
         return None
     parse_settings(found[1])
     return found[1]
-
-
-def refuse_unreadable(script: UserScript, *, here: bool = True) -> None:
-    """What can be seen before it runs: here, or in another environment, which has modules of its own.
-
-    Raises:
-        InputError: it cannot be read, is no Python, or there is no such package.
-        ScriptFailed: Python finds a mistake in its syntax.
-    """
-    if is_live(script):
-        return
-    if script.is_module:
-        package = script.target.partition(".")[0]
-        if here and importlib.machinery.PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]) is None:
-            raise InputError(f"-m {script.target}: there is no module {package!r} to run")
-        return
-    path = Path(script.target)
-    if path.suffix in (".json", ".yaml", ".yml"):
-        raise InputError(f"{path}: holds arguments, and is no script; without a script: --args {path}")
-    if path.suffix == ".ipynb":
-        raise InputError(f"{path}: is a notebook; call hf_memkit.predict_trainer(trainer, gpu=…) in it")
-    if path.is_dir():
-        path /= "__main__.py"
-    try:
-        compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    except (SyntaxError, ValueError) as error:
-        said = "".join(traceback.format_exception_only(error))
-        raise ScriptFailed(f"{script}: Python cannot read it ({type(error).__name__})", text=said) from None
-
-
-# ---- running it ----
-
-
-@contextlib.contextmanager
-def _own_worker(other: Environment | None) -> Iterator[tuple[Worker, int | None]]:
-    """(a process for one script, the number of its standard input)."""
-    python = other.python if other is not None else None
-    with _standard_input() as stdin, contextlib.closing(Worker(open_files=(stdin,), python=python)) as worker:
-        yield worker, stdin
-
-
-def _ran(
-    script: UserScript,
-    machine: Machine,
-    environment: dict[str, str],
-    worker: Worker,
-    stdin: int | None,
-    *,
-    gpus: int,
-    nodes: int,
-) -> tuple[Mapping[str, Any], Device, list[str]]:
-    """(what came of it, with a trace; on which device; notes)."""
-    gpu, notes = machine.gpu, list[str]()
-    capability = gpu.capability if gpu is not None else None
-    if capability is None:
-        capability = 8.0 if gpu is None or gpu.bf16 else 7.5
-    request = ScriptRequest(
-        script,
-        folder=str(Path.cwd()),
-        environment=environment,
-        capability=(int(capability), round(capability * 10) % 10),
-        processes=gpus * nodes,
-        per_node=gpus,
-    )
-    if gpu is not None:
-        request = replace(request, capacity_bytes=gpu.capacity_bytes, gpu_name=f"NVIDIA {gpu.name}")
-    device: Device = "cuda"
-    try:
-        worker.wait()
-        if worker.without_shim is not None:
-            device = "cpu"
-            notes.append(f"fake CUDA tensors do not work with this torch: {worker.without_shim}")
-        content, why = worker.run(replace(request, device=device, stdin=stdin))
-    except TraceFailed as failure:
-        raise InputError(f"{name_of(script)} cannot be predicted here: {failure}") from failure
-    if content is None or "trace" not in content:
-        raise _failed(script, content, why)
-    return content, device, notes
-
-
-@contextlib.contextmanager
-def _standard_input() -> Iterator[int]:
-    """This process's, for the script: it may ask for something. Nothing, where that is closed."""
-    try:
-        number = os.dup(0)
-    except OSError:
-        number = os.open(os.devnull, os.O_RDONLY)
-    before = termios.tcgetattr(number) if os.isatty(number) else None
-    try:
-        yield number
-    finally:
-        # A script that is ended while it asks cannot give the terminal back as it was.
-        if before is not None and termios.tcgetattr(number) != before:
-            termios.tcsetattr(number, termios.TCSADRAIN, before)
-        os.close(number)
-
-
-_NOTHING: Final = "nothing to predict"
-
-
-def _failed(script: UserScript, content: Mapping[str, Any] | None, why: str | None) -> InputError:
-    """Why there is no trace."""
-    if content is None:
-        if why is not None and why.startswith("SIG"):
-            memory = " (the machine may have run out of RAM)" if why == "SIGKILL" else ""
-            return InputError(
-                f"{name_of(script)}: its process was ended by {why} before two steps were traced{memory}"
-            )
-        return InputError(f"{name_of(script)} ended its process ({why or 'exit code 0'}): {_NOTHING}")
-    if "never_trained" in content:
-        return _never_trained(script, content["exit"])
-    if "script_error" in content:
-        error = content["script_error"]
-        said = f"{error['type']}: {error['message']}" if error["message"] else error["type"]
-        instead = "fix it, then predict again. If it happens only under memkit, please report it"
-        return ScriptFailed(f"{error['place'] or name_of(script)}: {said}; {instead}", text=error["text"])
-    error = content["error"]
-    return InputError(f"{error['place'] or name_of(script)}: {error['message']}")
-
-
-def _never_trained(script: UserScript, exited: int | str | None) -> InputError:
-    said = f"{name_of(script)} ended without calling Trainer.train(): {_NOTHING}"
-    if isinstance(exited, str):
-        return ScriptFailed(said, text=exited)
-    if exited:
-        return InputError(f"{said} (exit code {exited})")
-    if not any("do_train" in argument for argument in script.arguments):
-        said += " (a loop of its own cannot be predicted; many scripts train only with --do_train)"
-    return InputError(said)

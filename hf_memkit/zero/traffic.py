@@ -188,7 +188,7 @@ def zero_traffic(
     )
 
 
-_SENT_BYTES: Final = {"fp32": 4, "fp16": 2, "bf16": 2, "bfp16": 2}
+_SENT_BYTES: Final = {"fp32": 4, "fp16": 2, "bf16": 2}
 """`communication_data_type` (deepspeed 0.19.8: runtime/config.py, get_communication_data_type)."""
 
 

@@ -86,6 +86,7 @@ def test_stage_2_reduces_in_every_micro_batch_and_stage_1_in_the_last(model: Mod
     name = "all-reduce of gradients"
     assert of(first, name).moved_bytes == 2 * N
     assert of(second, name).moved_bytes == 4 * 2 * N
+    assert of(second, "all-gather of weights").moved_bytes == pytest.approx(N, rel=1e-6), "half of each GPU's copy"
     assert of(second, name).exposed.low > of(second, name).in_all.low, "without overlap_comm nothing is hidden"
     hidden = of(zero_cost(bf16("zero2", overlap_comm=True, reduce_bucket_size=10**7), model, gpus=2), name)
     assert hidden.exposed.low < 0.4 * hidden.in_all.low

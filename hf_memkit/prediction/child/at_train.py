@@ -37,6 +37,7 @@ from hf_memkit.prediction.child.evaluations import (
 from hf_memkit.prediction.child.fake_gpu import become
 from hf_memkit.prediction.child.generation import generates
 from hf_memkit.prediction.child.phase_hooks import TrainingWatch
+from hf_memkit.prediction.child.plan_facts import plan_facts
 from hf_memkit.prediction.child.quantised import notes_on_8_bits
 from hf_memkit.prediction.child.script_engine import about_engine, as_the_engine_has_it
 from hf_memkit.prediction.child.traced_batches import Batches, Loader, is_traced, made_here, on_host
@@ -95,6 +96,7 @@ def traced_training(
     batches = [batch for step in steps for batch in step.batches]
     worst_batches = [batch for step in steps if step.kind == "worst" for batch in step.batches]
     about |= _sizes(worst_batches)
+    about["tokens"] = {step.kind: _tokens(step.batches) for step in steps}
     notes += _too_long(trainer.model, worst_batches, about["sequence_length"])
     put_back = keep_evaluation(trainer)
     evaluated, left_out = evaluation_of(trainer, notes, worst=worst)
@@ -237,6 +239,7 @@ def _about(trainer: Any) -> Found:
         "micro_batch_size": int(arguments.per_device_train_batch_size),
         "accumulation": int(arguments.gradient_accumulation_steps),
         "optimizer": str(getattr(arguments.optim, "value", arguments.optim)),
+        "plan": plan_facts(trainer),
         "notes": notes,
     }
 
@@ -278,6 +281,19 @@ def _sizes(batches: Batches) -> Found:
     shapes = [tuple(each.shape) for each in ids if isinstance(each, torch.Tensor)]
     largest = max((shape for shape in shapes if len(shape) > 1), key=math.prod, default=(None, None))
     return {"rows": largest[0], "sequence_length": largest[-1]}
+
+
+def _tokens(batches: Batches) -> float | None:
+    """Of a micro-batch, padding left out, on average; None: it is none of tokens."""
+    found = []
+    for batch in batches:
+        ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+        mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+        if isinstance(mask, torch.Tensor) and isinstance(ids, torch.Tensor) and mask.shape == ids.shape:
+            found.append(int(mask.sum()))
+        elif isinstance(ids, torch.Tensor):
+            found.append(ids.numel())
+    return sum(found) / len(found) if found else None
 
 
 def _too_long(model: Any, batches: Batches, length: int | None) -> Iterator[str]:

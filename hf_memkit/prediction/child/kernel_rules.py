@@ -16,7 +16,7 @@ as a size, because a gradient in another order is copied by the next product.
 
 from __future__ import annotations
 
-import functools
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -99,7 +99,7 @@ def _add(*args: Any, **kwargs: Any) -> Any:
     """The sum, or the first of two gradients, which autograd would add the second one to."""
     if (
         _COUNTED
-        and learn_counts.cache_info().currsize  # where nobody tried beforehand, nothing is known
+        and _LEARNT  # where nobody tried beforehand, nothing is known
         and torch._C._current_graph_task_id() != -1
         and not torch.is_grad_enabled()
         and len(args) == 2
@@ -107,7 +107,7 @@ def _add(*args: Any, **kwargs: Any) -> Any:
         and all(isinstance(each, torch.Tensor) for each in args)
         and (args[0].shape, args[0].dtype, args[0].device) == (args[1].shape, args[1].dtype, args[1].device)
         and _dense(args[0])
-        and _counts(args[0]) == learn_counts()
+        and _counts(args[0]) == _LEARNT[0]
         and _autograd_asks()
     ):
         return args[0]
@@ -137,12 +137,34 @@ def _autograd_asks() -> bool:
     return frame is None or frame.f_code is _engine_run_backward.__code__
 
 
-@functools.cache
-def learn_counts() -> tuple[int, int]:
-    """`_counts` of a gradient that only autograd holds, as an operation's recorder sees it: found by trying.
+_LEARNT: Final[list[tuple[int, int]]] = []
 
-    To be called once before the training: it runs a backward pass of its own.
+
+def learn_counts(*, in_a_fork: bool = False) -> None:
+    """Finds out what `_counts` gives of a gradient that only autograd holds, as an operation's recorder sees it.
+
+    To be called once before the training: it runs a backward pass of its own. `in_a_fork`: that runs in a process of
+    its own, because one that has run a backward pass cannot be forked and run another.
     """
+    if _LEARNT:
+        return
+    if not in_a_fork:
+        _LEARNT.append(_tried_counts())
+        return
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(1)  # see forks.py
+        os.write(write, "{} {}".format(*_tried_counts()).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as answer:
+        tensor, storage = map(int, answer.read().split())
+    os.waitpid(child, 0)
+    _LEARNT.append((tensor, storage))
+
+
+def _tried_counts() -> tuple[int, int]:
     if not _COUNTED:
         return 0, 0
     found: list[tuple[int, int]] = []

@@ -167,6 +167,10 @@ class Nowhere:
     is_installed = False
 
     def __init__(self, folder: Path) -> None:
+        self.move(folder)
+
+    def move(self, folder: Path) -> None:
+        """Takes another folder, before anything is written."""
         self._folder = str(folder.resolve())
         self._own = str(folder.resolve().parent)
 

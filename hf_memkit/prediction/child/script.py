@@ -17,13 +17,14 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 import transformers
 from transformers import Trainer
 
 from hf_memkit.errors import MemkitError
+from hf_memkit.live_arguments import watch_reads
 from hf_memkit.prediction.child.after_train import AfterTrain
 from hf_memkit.prediction.child.at_train import traced_training
 from hf_memkit.prediction.child.attention import install_cuda_attention
@@ -37,6 +38,7 @@ from hf_memkit.prediction.child.fake_gpu import (
     one_stream,
 )
 from hf_memkit.prediction.child.flash_attn_package import install_flash_attn
+from hf_memkit.prediction.child.forks import Forks
 from hf_memkit.prediction.child.generation import answers_are_longest
 from hf_memkit.prediction.child.host_memory import HostMemory
 from hf_memkit.prediction.child.kernel_rules import learn_counts
@@ -56,6 +58,7 @@ from hf_memkit.prediction.child.tracer import StorageTracer
 from hf_memkit.prediction.child.trl_trainers import answer_trl
 from hf_memkit.prediction.child.users_code import MEMKIT, is_library, line_of
 from hf_memkit.prediction.trace_request import ScriptRequest
+from hf_memkit.script_overrides import Overrides, install
 from hf_memkit.setup import Setup
 from hf_memkit.zero.process_group import LAUNCHER_VARIABLES
 
@@ -67,8 +70,10 @@ Found = dict[str, Any]
 def run_script(request: ScriptRequest, result: Path) -> None:
     """Writes to `result` what came of the script. Does not come back where one with DeepSpeed called `train()`."""
     _enter_its_world(request)
-    tempfile.tempdir = str(result.with_name("temporary"))  # removed with all that is in it
-    Path(tempfile.tempdir).mkdir()
+    differs: list[str] = []
+    if request.overrides is not None:
+        install(Overrides.from_json(request.overrides), differs=differs.append)
+    out = _Result(result)
     tracer = StorageTracer(
         "cuda" if request.device == "cuda" else "cpu",
         request.capability if request.device == "cuda" else None,
@@ -80,9 +85,16 @@ def run_script(request: ScriptRequest, result: Path) -> None:
     leave_no_folder()
     traced = functools.partial(_traced, tracer, boundary, worst=request.worst_batch)
     evaluates = functools.partial(evaluated_again, worst=request.worst_batch)
-    nowhere = Nowhere(result.with_name("written"))
+    nowhere = Nowhere(out.path.with_name("written"))
     after = AfterTrain(tracer, boundary, evaluates, nowhere)
-    trained = _at_train(traced, after, tracer.host, result)
+    trained = _at_train(traced, after, tracer.host, out)
+    if request.forks is not None:
+
+        def begin(path: Path) -> None:
+            out.begin(path)
+            nowhere.move(path.with_name("written"))
+
+        Forks(Path(request.forks), begin, watch_reads()).install()
     raised: BaseException | None = None
     try:
         with boundary or contextlib.nullcontext():
@@ -92,7 +104,7 @@ def run_script(request: ScriptRequest, result: Path) -> None:
     if trained:
         notes = list(after.end(raised))
         found = trained.pop()
-        found["about"]["notes"] += notes
+        found["about"]["notes"] += [*notes, *differs]
         if tracer.host is not None:
             found["about"]["host"] = tracer.host.to_json()
         found["trace"] = tracer.finish(tracer.trace.marks[-1][1]).to_json()
@@ -103,7 +115,28 @@ def run_script(request: ScriptRequest, result: Path) -> None:
         found = _failure(raised)
     else:
         raise raised
-    _write(result, found)
+    out.write(found)
+
+
+class _Result:
+    """The file that tells what came of the script, in a folder of its own for all that this process writes besides."""
+
+    def __init__(self, path: Path) -> None:
+        self.begin(path)
+
+    def begin(self, path: Path) -> None:
+        """From here on it is this file, and this process's."""
+        self.path, self._process = path, os.getpid()
+        tempfile.tempdir = str(path.with_name("temporary"))  # removed with all that is in it
+        Path(tempfile.tempdir).mkdir()
+
+    def write(self, content: Found) -> None:
+        """By this process alone: a child that the script forked may come here too."""
+        if os.getpid() != self._process:
+            os._exit(1)
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(content))
+        temporary.replace(self.path)
 
 
 def _enter_its_world(request: ScriptRequest) -> None:
@@ -131,7 +164,7 @@ def _pretend(request: ScriptRequest, boundary: RealAndFake) -> None:
         one_stream()
         answer_scripts(boundary.tracer, request.capacity_bytes)
         files_load_to_card()
-    learn_counts()
+    learn_counts(in_a_fork=request.forks is not None)
     movable_modules()
     inference_is_no_grad()
     before_a_script(on_card=on_card)
@@ -145,7 +178,7 @@ def _pretend(request: ScriptRequest, boundary: RealAndFake) -> None:
 
 
 def _at_train(
-    traced: Callable[[Any, Any], Found], after: AfterTrain, host: HostMemory | None, result: Path
+    traced: Callable[[Any, Any], Found], after: AfterTrain, host: HostMemory | None, out: _Result
 ) -> list[Found]:
     """Replaces `Trainer.train`, which traces the training, and after which the script goes on; and `evaluate`, until
     then: its loss would be made up. It is predicted after the two steps. What was found comes into the list."""
@@ -165,7 +198,7 @@ def _at_train(
                 found["about"]["host"] = host.to_json()
         except Exception as error:
             found = _failure(error)
-        _write(result, _unless_it_goes_on(found))
+        out.write(_unless_it_goes_on(found))
         sys.stdout.flush()
         sys.stderr.flush()
         if "trace" not in found or found["about"]["deepspeed"]:
@@ -249,15 +282,3 @@ def _users_traceback(error: BaseException) -> str:
         seen.stack = traceback.StackSummary.from_list(frames[first:])
         seen = seen.__cause__ or seen.__context__
     return "".join(found.format())
-
-
-_OWN_PROCESS: Final = os.getpid()
-
-
-def _write(result: Path, content: Found) -> None:
-    """Once, and by this process alone: a child that the script forked may come here too."""
-    if os.getpid() != _OWN_PROCESS:
-        os._exit(1)
-    temporary = result.with_suffix(".tmp")
-    temporary.write_text(json.dumps(content))
-    temporary.replace(result)

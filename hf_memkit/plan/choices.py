@@ -1,0 +1,225 @@
+"""What a script could do in another way: by what its Trainer is, and what the rules of `checks/` let through.
+
+In: what is known of the script's own training (`prediction/child/plan_facts.py`), GPU and number of GPUs. Out: choices
+by slot. Whether they fit and pay is for the search to find out.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from hf_memkit.checks.apply import check
+from hf_memkit.checks.subject import Subject
+from hf_memkit.hardware import Machine
+from hf_memkit.liger_support import LIGER_OPTIONS
+from hf_memkit.optimizers import OPTIMIZERS
+from hf_memkit.plan.candidate import Choice, Group
+from hf_memkit.zero import presets
+
+__all__ = ["LeftOut", "choices_for", "micro_batches", "of_batch"]
+
+LeftOut = dict[str, str]
+"""Name of a choice → why no setup has it."""
+
+_EIGHT_BITS: Final = "adamw_bnb_8bit"
+_PAGED: Final = "paged_adamw_8bit"
+
+_ON: Final = {
+    "arguments.activation_checkpointing": True,
+    "arguments.activation_checkpointing_kwargs": {"use_reentrant": False},
+}
+
+_CHECKPOINTING: Final = (
+    Choice("checkpointing", "no checkpointing", {"arguments.activation_checkpointing": False}),
+    Choice(
+        "checkpointing", "checkpointing of every 2nd layer",
+        {**_ON, "arguments.activation_checkpointing_kwargs": {"use_reentrant": False, "every_n_layers": 2}},
+        frees_memory=True, costs_time=True,
+    ),
+    Choice("checkpointing", "checkpointing", _ON, frees_memory=True, costs_time=True),
+)  # fmt: skip
+"""From the fastest to the leanest."""
+
+_ENGINES: Final = {
+    1: ("zero2-offload", "zero3-offload", "zero3-infinity"),
+    2: ("zero2", "zero3", "zero2-offload", "zero3-offload", "zero3-infinity"),
+}
+"""DeepSpeed presets that keep the result, by GPUs from which on they make sense, from the fastest to the leanest."""
+
+
+def choices_for(
+    facts: Mapping[str, Any], machine: Machine, *, gpus: int, left_out: LeftOut, also: tuple[str, ...] = ()
+) -> dict[str, list[Choice | None]]:
+    """By slot, from the fastest to the leanest; None stands for what the script does itself.
+
+    Args:
+        facts: of the script's own training.
+        machine: the machine in question.
+        gpus: of that machine, that train.
+        left_out: gets what no setup has, and why.
+        also: names of other methods that are asked for.
+    """
+    arguments = facts["arguments"]
+    found: dict[str, list[Choice | None]] = {
+        "loss": [None, *_losses(facts, left_out)],
+        "attention": list(_attentions(facts)) or [None],
+        "optimizer": list(_fused(facts)) or [None],
+        "checkpointing": list(_checkpointing(facts, left_out)),
+        "precision": [None, *_precisions(facts, machine)],
+        "small optimizer": [None, *_small_optimizers(facts, left_out)],
+        "engine": [None, *_engines(facts, gpus, left_out)],
+        "method": [None, *_methods(facts, also, left_out)],
+    }
+    if arguments.get("deepspeed"):  # the script's own engine stays
+        found["engine"] = [None]
+    return {slot: _legal(choices, facts, machine, gpus, left_out) for slot, choices in found.items()}
+
+
+def micro_batches(sequences: int) -> list[int]:
+    """The sizes of a micro-batch that divide what one GPU takes in an optimizer step, the largest first."""
+    return [size for size in range(sequences, 0, -1) if sequences % size == 0]
+
+
+def of_batch(facts: Mapping[str, Any]) -> tuple[Group, str]:
+    """What another micro-batch does to the result: (group, in words)."""
+    if facts["rows_compared"]:
+        return "another method", "the loss compares the rows of a micro-batch with one another"
+    said = []
+    if facts["batch_norm"]:
+        said.append("batch normalisation takes its statistics from another micro-batch")
+    if facts["mean_of_micro_batches"]:
+        said.append("the loss is the mean of the micro-batches' means, which weighs rows by their micro-batch")
+    if facts["dropout"]:
+        said.append("dropout draws other numbers")
+    return ("nearly the same" if said else "same result"), "; ".join(said)
+
+
+def _checkpointing(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[Choice | None]:
+    if not facts["supports_checkpointing"]:
+        left_out["checkpointing"] = "the model's class does not support gradient checkpointing"
+        yield None
+        return
+    own = _own_checkpointing(facts)
+    for choice in _CHECKPOINTING:
+        yield None if choice.name == own else choice
+    if own not in {each.name for each in _CHECKPOINTING}:
+        yield None
+
+
+def _own_checkpointing(facts: Mapping[str, Any]) -> str:
+    arguments = facts["arguments"]
+    if not arguments.get("activation_checkpointing"):
+        return _CHECKPOINTING[0].name
+    every = (arguments.get("activation_checkpointing_kwargs") or {}).get("every_n_layers", 1)
+    return {1: _CHECKPOINTING[2].name, 2: _CHECKPOINTING[1].name}.get(every, "")
+
+
+def _losses(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[Choice]:
+    if facts["arguments"].get("use_liger_kernel"):
+        return
+    name = "Liger kernels (fused loss)"
+    if facts["model_type"] not in LIGER_OPTIONS:
+        left_out[name] = f"Liger has no kernels for model type {facts['model_type']}"
+    elif importlib.util.find_spec("liger_kernel") is None:
+        left_out[name] = "liger-kernel is not installed here: pip install liger-kernel"
+    else:
+        yield Choice("loss", name, {"arguments.use_liger_kernel": True}, frees_memory=True)
+
+
+def _attentions(facts: Mapping[str, Any]) -> Iterator[Choice]:
+    if facts["attention"] == "eager" and facts["supports_sdpa"] and facts["loaded"]:
+        yield Choice("attention", "sdpa attention", {"model.attn_implementation": "sdpa"}, frees_memory=True)
+
+
+def _fused(facts: Mapping[str, Any]) -> Iterator[Choice]:
+    if facts["arguments"].get("optim") == "adamw_torch" and not facts["own_optimizer"]:
+        yield Choice("optimizer", "fused AdamW", {"arguments.optim": "adamw_torch_fused"}, frees_memory=True)
+
+
+def _precisions(facts: Mapping[str, Any], machine: Machine) -> Iterator[Choice]:
+    arguments = facts["arguments"]
+    gpu = machine.gpu
+    if arguments.get("bf16") or arguments.get("fp16") or "float32" not in facts["trained_dtypes"]:
+        return
+    if gpu is not None and gpu.bf16:
+        yield Choice(
+            "precision", "bf16", {"arguments.bf16": True}, "nearly the same",
+            "products in bf16 (autocast) in place of fp32",
+        )  # fmt: skip
+
+
+def _small_optimizers(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[Choice]:
+    own = OPTIMIZERS.get(str(facts["arguments"].get("optim")))
+    name = "8-bit AdamW"
+    if facts["own_optimizer"] or own is None or own.algorithm != "AdamW" or own.bits != 32:
+        left_out[name] = "the script's optimizer is none that Trainer's optim names as AdamW in 32 bits"
+        return
+    if importlib.util.find_spec("bitsandbytes") is None:
+        left_out[name] = "bitsandbytes is not installed here: pip install bitsandbytes"
+        return
+    said = "optimizer states in 8 bits (bitsandbytes)"
+    yield Choice(
+        "small optimizer", name, {"arguments.optim": _EIGHT_BITS}, "nearly the same", said, frees_memory=True,
+    )  # fmt: skip
+    yield Choice(
+        "small optimizer", "paged 8-bit AdamW", {"arguments.optim": _PAGED}, "nearly the same",
+        f"{said}, in memory that CUDA moves to RAM where it is short", frees_memory=True, costs_time=True,
+    )  # fmt: skip
+
+
+def _engines(facts: Mapping[str, Any], gpus: int, left_out: LeftOut) -> Iterator[Choice]:
+    if facts["quantised"] or facts["own_optimizer"]:
+        left_out["DeepSpeed"] = (
+            "the model is quantised" if facts["quantised"] else "the script brings its own optimizer"
+        )
+        return
+    if "float32" in facts["trained_dtypes"] and not (facts["arguments"].get("bf16") or facts["arguments"].get("fp16")):
+        left_out["DeepSpeed"] = "the script trains in fp32, and the presets are for bf16 or fp16"
+        return
+    for name in _ENGINES[min(gpus, 2)]:
+        yield Choice(
+            "engine", name, {"arguments.deepspeed": presets.load(name)}, engine=name, frees_memory=True,
+            costs_time=True,
+        )  # fmt: skip
+
+
+def _methods(facts: Mapping[str, Any], also: tuple[str, ...], left_out: LeftOut) -> Iterator[Choice]:
+    for name in also:
+        optimizer = OPTIMIZERS.get(name)
+        if optimizer is None:
+            continue
+        said = f"{name}: another optimizer than the script's, with a learning rate of its own"
+        settings: dict[str, Any] = {"arguments.optim": name}
+        if optimizer.low_rank:
+            settings["arguments.optim_target_modules"] = "all-linear"
+        yield Choice("method", name, settings, "another method", said)
+
+
+def _legal(
+    choices: list[Choice | None], facts: Mapping[str, Any], machine: Machine, gpus: int, left_out: LeftOut
+) -> list[Choice | None]:
+    """Without those in which a rule finds a mistake that the script does not make itself."""
+    before = {each.rule for each in _problems(facts["arguments"], machine, gpus)}
+    found: list[Choice | None] = []
+    for choice in choices:
+        if choice is not None:
+            own = {
+                key.partition(".")[2]: value for key, value in choice.settings.items() if key.startswith("arguments.")
+            }
+            new = [each for each in _problems({**facts["arguments"], **own}, machine, gpus) if each.rule not in before]
+            if new:
+                left_out[choice.name] = f"{new[0].why} (rule {new[0].rule})"
+                continue
+        found.append(choice)
+    return found
+
+
+def _problems(arguments: Mapping[str, Any], machine: Machine, gpus: int) -> list[Any]:
+    config = arguments.get("deepspeed")
+    known = {name: value for name, value in arguments.items() if value is not None}
+    subject = Subject(
+        config=config if isinstance(config, Mapping) else None, arguments=known, machine=machine, gpus=gpus
+    )
+    return [each for each in check(subject) if each.severity == "error"]

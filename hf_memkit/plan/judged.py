@@ -1,0 +1,94 @@
+"""What becomes of a candidate: its memory and its time, on each GPU in question, from one trace.
+
+*Fits* is stricter than the verdict of `memkit predict`: what the allocator may reserve at most and what lies outside
+it take at most 92 % of the GPU. Beyond that the allocator frees its cache and asks again, and steps become several
+times slower: runs of OpenTau on 80 GiB GPUs lost a third of their speed at 97 %, torchtitan's fitting plan three
+quarters (OpenTau PR 273; pytorch/torchtitan PR 4636).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from hf_memkit.hardware import Machine
+from hf_memkit.plan.candidate import Candidate
+from hf_memkit.prediction.prediction import Prediction
+from hf_memkit.prediction.step_time import StepTime
+from hf_memkit.units import format_gib
+
+__all__ = ["FULL_SHARE", "Judged", "fits"]
+
+FULL_SHARE: Final = 0.92
+"""Of what PyTorch reports as the GPU's total; see above."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """
+    Attributes:
+        candidate: which.
+        prediction: what it needs; None: it could not be traced.
+        step_time: of one optimizer step of usual batches; None: not known.
+        fits: whether it does, by `FULL_SHARE`, with RAM and disk.
+        why: why it does not, or cannot be predicted; empty if it fits.
+        tokens: of one optimizer step of usual batches on all GPUs; None: it is none of tokens.
+        facts: what the trace says of the run (`prediction/child/plan_facts.py`).
+        run_seconds: of the whole training, its evaluations and saves: (low, middle, high); None: not known.
+    """
+
+    candidate: Candidate
+    prediction: Prediction | None = None
+    step_time: StepTime | None = None
+    fits: bool = False
+    why: str = ""
+    tokens: int | None = None
+    facts: Mapping[str, Any] | None = None
+    run_seconds: tuple[float, float, float] | None = None
+
+    @property
+    def needs_bytes(self) -> int:
+        """The most that the process may take of the GPU."""
+        return self.prediction.total_bytes[1] if self.prediction is not None else 0
+
+    @property
+    def usable_bytes(self) -> int:
+        """What a setup that fits may take at most."""
+        capacity = self.prediction.capacity_bytes if self.prediction is not None else None
+        return int(FULL_SHARE * capacity) if capacity else 0
+
+    @property
+    def seconds(self) -> float | None:
+        """Of a step, the middle of its range; None: not known, or something in it has no time."""
+        return self.step_time.seconds[1] if self.step_time is not None else None
+
+    @property
+    def is_priced(self) -> bool:
+        """Whether its time may be ranked: everything in it has one."""
+        return self.step_time is not None and not self.step_time.unknown
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """On all GPUs."""
+        return self.tokens / self.seconds if self.tokens and self.seconds else None
+
+
+def fits(prediction: Prediction, machine: Machine) -> tuple[bool, str]:
+    """(whether it does, why not)."""
+    if machine.gpu is None:
+        return False, "no GPU to judge by; name one: --gpu NAME or --gpu 16GB"
+    usable, needs = int(FULL_SHARE * machine.gpu.capacity_bytes), prediction.total_bytes[1]
+    if needs > usable:
+        return False, (
+            f"needs up to {format_gib(needs)}, and {FULL_SHARE:.0%} of {machine.gpu.name} are {format_gib(usable)}"
+        )
+    if prediction.verdict == "does not fit":
+        return False, prediction.why
+    return True, ""
+
+
+def judged(candidate: Candidate, prediction: Prediction, machine: Machine, **known: Any) -> Judged:
+    """A candidate whose trace is known."""
+    does, why = fits(prediction, machine)
+    return replace(Judged(candidate, prediction, fits=does, why=why), **known)

@@ -1,0 +1,174 @@
+"""A plan: what was judged, ranked; the arguments of the best; why each other one is not it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from hf_memkit.hardware import Machine
+from hf_memkit.plan.candidate import GROUPS, Candidate, Group
+from hf_memkit.plan.judged import FULL_SHARE, Judged
+from hf_memkit.units import GIB, format_gib
+
+__all__ = ["Plan"]
+
+_CLEARLY: Final = 0.97
+"""Of the time of another: 3 % is the noise of repeated runs (published/ranking.json)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """
+    Attributes:
+        name: of the script, model or recipe.
+        machine: what it is for.
+        gpus: of that machine, that train.
+        own: the script's own setup.
+        traced: all that were traced, the script's own among them.
+        excluded: candidates that were not, with the name of the one that excludes each.
+        left_out: what no candidate has, and why.
+        sequences: of one optimizer step, on all GPUs.
+        stopped: whether the search was ended before it was through.
+        notes: what a reader should know.
+    """
+
+    name: str
+    machine: Machine
+    gpus: int
+    own: Judged
+    traced: tuple[Judged, ...]
+    excluded: Mapping[Candidate, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    sequences: int = 1
+    stopped: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def setups(self) -> int:
+        """How many were judged, by a trace or by one that excludes them."""
+        return len(self.traced) + len(self.excluded)
+
+    @property
+    def ranked(self) -> tuple[Judged, ...]:
+        """Those that fit, the fastest first; of those whose time differs by less than the noise the leaner. Where the
+        time of one is not known it comes last."""
+        fitting = [each for each in self.traced if each.fits]
+        timed = sorted((each for each in fitting if each.is_priced), key=lambda each: each.seconds or 0.0)
+        others = sorted((each for each in fitting if not each.is_priced), key=lambda each: each.needs_bytes)
+        return (*timed, *others)
+
+    def best(self, group: Group) -> Judged | None:
+        """The fastest of a group that fits and needs no change of code; of those within the noise the one that is
+        nearest to the script, then the leanest."""
+        found = [each for each in self.ranked if each.candidate.group == group and not each.candidate.code]
+        if not found:
+            return None
+        fastest = found[0].seconds
+        if fastest is None or not found[0].is_priced:
+            return found[0]
+        near = [each for each in found if each.is_priced and (each.seconds or 0.0) * _CLEARLY <= fastest]
+        return min(near, key=lambda each: (len(each.candidate.choices), each.needs_bytes))
+
+    @property
+    def proposed(self) -> Judged | None:
+        """What the first line says: the best of the same result; where none fits, of the next group."""
+        return next((best for group in GROUPS if (best := self.best(group)) is not None), None)
+
+    def faster(self) -> Judged | None:
+        """What is clearly faster than what is proposed, and nearly the same."""
+        proposed, other = self.proposed, self.best("nearly the same")
+        if proposed is None or other is None or other is proposed or not proposed.seconds or not other.seconds:
+            return None
+        return other if other.seconds < _CLEARLY * proposed.seconds else None
+
+    def smallest(self) -> Judged | None:
+        """Of those that do not fit, the one that needs least."""
+        traced = [each for each in self.traced if each.prediction is not None]
+        return min(traced, key=lambda each: each.needs_bytes, default=None)
+
+    def why(self, judged: Judged) -> str:
+        """Why a setup is not the one that is proposed."""
+        if not judged.fits:
+            return judged.why
+        best = self.proposed
+        if best is None or judged is best:
+            return ""
+        if judged.candidate.code:
+            return "needs a change of the script"
+        if not judged.is_priced:
+            return "its time is not known"
+        if judged.seconds and best.seconds:
+            share = judged.seconds / best.seconds - 1
+            if share > 0.005:
+                return f"{share:.0%} slower"
+            return "as fast" if judged.candidate.group == best.candidate.group else f"{-share:.0%} faster"
+        return ""
+
+    def to_json(self) -> dict[str, Any]:
+        best = self.proposed
+        return {
+            "name": self.name,
+            "gpu": self.machine.gpu.to_json() if self.machine.gpu else None,
+            "gpus": self.gpus,
+            "sequences_a_step": self.sequences,
+            "full_share": FULL_SHARE,
+            "best": best.candidate.name if best else None,
+            "setups": [self._row(each) for each in (*self.ranked, *(each for each in self.traced if not each.fits))],
+            "excluded": [{"name": each.name, "group": each.group, "by": by} for each, by in self.excluded.items()],
+            "left_out": dict(self.left_out),
+            "setups_judged": self.setups,
+            "stopped": self.stopped,
+            "notes": list(self.notes),
+        }
+
+    def _row(self, judged: Judged) -> dict[str, Any]:
+        candidate = judged.candidate
+        time = judged.step_time
+        return {
+            "name": candidate.name,
+            "group": candidate.group,
+            "result": candidate.result,
+            "micro_batch_size": candidate.micro_batch_size,
+            "accumulation": candidate.accumulation,
+            "overrides": candidate.overrides.to_json(),
+            "code": candidate.code,
+            "fits": judged.fits,
+            "why": self.why(judged),
+            "peak_gib": judged.needs_bytes / GIB if judged.prediction is not None else None,
+            "step_time_s": list(time.seconds) if time is not None else None,
+            "time_rests_on": time.rests_on if time is not None else None,
+            "time_not_known_of": list(time.unknown) if time is not None else [],
+            "tokens_per_second": judged.tokens_per_second,
+            "run_s": list(judged.run_seconds) if judged.run_seconds else None,
+            "prediction": judged.prediction.to_json() if judged.prediction is not None else None,
+        }
+
+    def file(self) -> dict[str, Any]:
+        """What `memkit run --plan` reads: the settings of what is proposed, and under `about` what they rest on.
+
+        Raises:
+            LookupError: nothing fits.
+        """
+        best = self.proposed
+        if best is None:
+            raise LookupError("no setup fits")
+        about = {
+            "setup": best.candidate.name,
+            "gpu": self.machine.gpu.name if self.machine.gpu else None,
+            "gpus": self.gpus,
+            "sequences_a_step": self.sequences,
+            "result": best.candidate.result or best.candidate.group,
+            "prediction": best.prediction.to_json() if best.prediction is not None else None,
+            "step_time_s": list(best.step_time.seconds) if best.step_time is not None else None,
+        }
+        return {**best.candidate.overrides.to_json(), "about": about}
+
+    def lacking(self) -> str:
+        """What would be needed where nothing fits."""
+        least = self.smallest()
+        if least is None:
+            return "no setup could be traced"
+        gpu = self.machine.gpu
+        of = f"; 92 % of {gpu.name} are {format_gib(int(FULL_SHARE * gpu.capacity_bytes))}" if gpu else ""
+        return f"the leanest, {least.candidate.name}, needs up to {format_gib(least.needs_bytes)}{of}"

@@ -1,0 +1,193 @@
+"""What a candidate takes in time: one optimizer step, and the whole training with its evaluations and saves.
+
+```
+trace ─> step_time (prediction/): what the GPU computes ──┬─> seconds of a step ─┬─> seconds of the run
+JSON of DeepSpeed, number of GPUs ─> step_cost (zero/) ───┘   tokens per second  └─> with a price: its cost
+```
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from hf_memkit.cards import CARDS
+from hf_memkit.gpu_rates import GpuRates, rates_of
+from hf_memkit.hardware import Gpu, Machine
+from hf_memkit.host_rates import HostRates, assumed_host, measured_host
+from hf_memkit.models import ModelFacts
+from hf_memkit.plan.candidate import Candidate
+from hf_memkit.plan.judged import Judged
+from hf_memkit.prediction.from_script import shapes
+from hf_memkit.prediction.step_time import StepTime, step_time
+from hf_memkit.prediction.work import Work
+from hf_memkit.units import GB, GIB
+from hf_memkit.zero.step_time import TracedSeconds, step_cost
+from hf_memkit.zero.traffic import StepTraffic, ddp_traffic, unknown_ways, zero_traffic
+
+__all__ = ["Pricing", "priced"]
+
+Range = tuple[float, float, float]
+
+_ADAM_BYTES: Final = 30
+"""Bytes of the GPU's memory that a fused step of Adam over master weights moves for each parameter: gradient (4 read),
+master weight and two moments (4 read and 4 written each), the 16-bit weight (2 written). deepspeed 0.19.8:
+ops/adam/fused_adam.py, on fp32 gradients."""
+
+_SAVE_S: Final = 1.0
+"""Of a save, beside its bytes; assumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pricing:
+    """What prices are computed with.
+
+    Attributes:
+        rates: of the GPU, or of the one that stands for it; None: of neither is anything known.
+        capability: of that GPU.
+        stands_for: what is to be said where it is another one than the user's; empty: it is that one.
+        host: rates of RAM and disk.
+        factors: from a calibration, by kind of operation.
+    """
+
+    rates: GpuRates | None
+    capability: float
+    stands_for: str
+    host: HostRates
+    factors: Mapping[str, float] | None = None
+
+    @classmethod
+    def of(cls, machine: Machine, factors: Mapping[str, float] | None = None) -> Pricing:
+        """For a machine with this GPU."""
+        gpu = machine.gpu
+        assert gpu is not None
+        host = measured_host() if gpu.here else assumed_host(machine.cpu_count)
+        rates = rates_of(gpu.name)
+        if rates is not None and gpu.capability is not None:
+            return cls(rates, gpu.capability, "", host, factors)
+        name = _like(gpu)
+        if name is None:
+            return cls(None, gpu.capability or 8.0, "", host, factors)
+        said = f"times are those of {name}: nothing is known of how fast {gpu.name} is; name the GPU (--gpu NAME)"
+        return cls(rates_of(name), CARDS[name].capability, said, host, factors)
+
+
+def _like(gpu: Gpu) -> str | None:
+    """The named GPU whose memory is nearest, of those that compute in bf16 where this one does."""
+    known = {name: card for name, card in CARDS.items() if rates_of(name) and (card.capability >= 8.0) == gpu.bf16}
+
+    def distance(name: str) -> float:
+        return abs((known[name].total_gib or known[name].box_gb) * GIB - gpu.capacity_bytes)
+
+    return min(known, key=distance, default=None)
+
+
+def priced(
+    judged: Judged, work: Work, about: Mapping[str, Any], pricing: Pricing, *, gpus: int, accumulation: int
+) -> Judged:
+    """The same, with its time where that is known.
+
+    Args:
+        judged: a candidate whose memory is known.
+        work: what its trace computes.
+        about: what the trace says of its training.
+        pricing: rates.
+        gpus: of one machine.
+        accumulation: micro-batches of an optimizer step.
+    """
+    if pricing.rates is None:
+        return judged
+    kinds = [kind for kind, _, _ in about["work_steps"]]
+    kind = "usual" if "usual" in kinds else "worst"
+    span = next((begin, end) for each, begin, end in reversed(about["work_steps"]) if each == kind)
+    try:
+        step = step_time(
+            work, pricing.rates, capability=pricing.capability, span=tuple(span), micro_batches=accumulation,
+            factors=pricing.factors,
+        )  # fmt: skip
+    except ValueError:
+        return judged
+    forward_s = step.by_phase.get("forward", 0.0) / accumulation
+    step = _with_others(step, about, judged.candidate, pricing, gpus=gpus, accumulation=accumulation)
+    if pricing.stands_for:
+        step = replace(step, rests_on=(pricing.stands_for, *step.rests_on))
+    tokens = about["tokens"].get(kind)
+    return replace(
+        judged,
+        step_time=step,
+        tokens=round(tokens * accumulation * gpus) if tokens else None,
+        run_seconds=_run(step, forward_s, judged, about["plan"], pricing.host),
+    )
+
+
+def _with_others(
+    step: StepTime, about: Mapping[str, Any], candidate: Candidate, pricing: Pricing, *, gpus: int, accumulation: int
+) -> StepTime:
+    """With what passes between GPUs, host and disk."""
+    engine, facts = about.get("deepspeed"), about["plan"]
+    if gpus == 1 and engine is None:
+        return step
+    assert pricing.rates is not None
+    unknown, optimizer_s = step.unknown, step.by_phase.get("optimizer", 0.0)
+    model, frozen = _models(facts)
+    rest = [each - optimizer_s for each in step.seconds]  # the optimizer's is in the costs
+    if engine is None:
+        traffic: StepTraffic | None = ddp_traffic(model, gpus=gpus, gradient_bytes=facts["gradient_bytes"])
+    else:
+        config = engine["config"]
+        traffic = zero_traffic(
+            config, model, frozen, gpus=gpus, accumulation=accumulation,
+            recomputes=bool(facts["arguments"].get("activation_checkpointing")),
+        )  # fmt: skip
+        unknown = (*unknown, *unknown_ways(config))
+        # The engine is not traced, and what is in its place has no states.
+        optimizer_s = _ADAM_BYTES * model.parameters / (pricing.rates.achievable_memory_gb_per_s.value * GB)
+    if traffic is None:
+        return replace(step, unknown=(*unknown, "DeepSpeed with this JSON"))
+    forward_s, backward_s = (step.by_phase.get(phase, 0.0) / accumulation for phase in ("forward", "backward"))
+    cost = step_cost(traffic, TracedSeconds(forward_s, backward_s, optimizer_s), pricing.rates, pricing.host)
+    beside = cost.exposed
+    seconds = (rest[0] + beside.low, rest[1] + beside.middle, rest[2] + beside.high)
+    long = [row for row in cost.rows if row.exposed.middle > 0.01 * seconds[1]]
+    rows = [f"{row.name}: {row.exposed.middle:.3g} s a step" for row in long]
+    return replace(step, seconds=seconds, unknown=unknown, rests_on=(*step.rests_on, *rows))
+
+
+def _models(facts: Mapping[str, Any]) -> tuple[ModelFacts, ModelFacts | None]:
+    trained, frozen = facts["trained_sizes"], facts["frozen_sizes"]
+    return (
+        shapes([(size, True) for size in trained or [0]]),
+        shapes([(size, True) for size in frozen]) if frozen else None,
+    )
+
+
+def _run(step: StepTime, forward_s: float, judged: Judged, facts: Mapping[str, Any], host: HostRates) -> Range | None:
+    """The whole training: steps, evaluations at the speed of a forward pass, saves at that of the disk."""
+    steps = facts.get("steps")
+    if steps is None:
+        return None
+    arguments = facts["arguments"]
+    rows = (arguments.get("per_device_eval_batch_size") or 1) / (arguments.get("per_device_train_batch_size") or 1)
+    evaluation_s = (facts.get("evaluation_batches") or 0) * rows * forward_s
+    evaluations = _times(arguments.get("eval_strategy"), arguments.get("eval_steps"), facts)
+    states = judged.prediction.categories["optimizer"] if judged.prediction is not None else 0
+    save_s = _SAVE_S + (facts["trained_bytes"] + facts["frozen_bytes"] * (not facts["adapters"]) + states) / (
+        host.nvme_write_gb_per_s.value * GB
+    )
+    saves = _times(arguments.get("save_strategy"), arguments.get("save_steps"), facts)
+    rest = evaluations * evaluation_s + saves * save_s
+    low, middle, high = (steps * each + rest for each in step.seconds)
+    return low, middle, high
+
+
+def _times(strategy: Any, every: Any, facts: Mapping[str, Any]) -> int:
+    """How often it is evaluated, or saved."""
+    steps = int(facts["steps"])
+    an_epoch = facts.get("steps_an_epoch") or steps
+    if strategy == "epoch":
+        return math.ceil(steps / an_epoch)
+    if strategy == "steps" and every:
+        return int(steps // (every if every >= 1 else max(1, math.ceil(every * steps))))
+    return 0

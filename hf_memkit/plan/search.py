@@ -1,0 +1,228 @@
+"""The search: which candidates are traced, in which order, and which need not be.
+
+Two rules save most of the traces. Memory grows with the micro-batch, so of each way to train the largest micro-batch
+that fits is looked for, and what is larger is excluded by what was traced. And a choice that costs time pays only by
+the memory it frees: where everything fits without it, it is tried no further.
+
+In: the script's own setup, choices by slot, and a function that judges a candidate. Out: all that was judged, and what
+was excluded, and by what.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+
+from hf_memkit.plan.candidate import Candidate, Choice, Group
+from hf_memkit.plan.choices import micro_batches
+from hf_memkit.plan.judged import Judged
+
+__all__ = ["LIMIT_S", "Search"]
+
+LIMIT_S: Final = 60.0
+"""From the script's own preparation on. What is being traced then is still waited for."""
+
+AT_ONCE: Final = 2
+"""Traces at a time."""
+
+_MORE_TRACES: Final = 3
+"""Beside the largest and the smallest micro-batch, to find the largest that fits in between."""
+
+Ways = Mapping[str, Sequence[Choice | None]]
+
+
+@dataclass(slots=True)
+class Search:
+    """
+    Args:
+        judge: what becomes of a candidate; called from several threads.
+        own: the script's own setup.
+        ways: choices by slot, from the fastest to the leanest; None is what the script does.
+        batch: (group, in words): what another micro-batch does to the result.
+        said: is told of each candidate that is judged.
+        limit_s: after how many seconds nothing more is begun.
+
+    Attributes:
+        judged: what was traced, in order.
+        excluded: what was not, with the candidate that excludes it.
+        stopped: whether the limit, or Ctrl-C, ended it.
+    """
+
+    judge: Callable[[Candidate], Judged]
+    own: Candidate
+    ways: Ways
+    batch: tuple[Group, str]
+    said: Callable[[Judged], None] = lambda _: None
+    limit_s: float = LIMIT_S
+    judged: dict[Candidate, Judged] = field(default_factory=dict)
+    excluded: dict[Candidate, str] = field(default_factory=dict)
+    stopped: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _until: float = 0.0
+
+    def run(self) -> None:
+        """Judges the script's own setup, then ways to train, from the fastest to the leanest; then those that are
+        nearly the same, and other methods."""
+        self._until = time.monotonic() + self.limit_s
+        try:
+            self._judged(self.own)
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                try:
+                    for ways in self._waves():
+                        list(pool.map(self._largest_that_fits, ways))
+                        if self.stopped:
+                            return
+                    self._neighbours(pool)
+                except BaseException:
+                    self.stopped = True
+                    pool.shutdown(cancel_futures=True)
+                    raise
+        except KeyboardInterrupt:
+            self.stopped = True
+
+    # ---- which ways to train ----
+
+    def _waves(self) -> Iterator[list[tuple[Choice, ...]]]:
+        """Ways that can be judged beside one another; what comes first says whether the next is worth it."""
+        quick = [slot for slot in ("attention", "optimizer") if slot in self.ways]
+        free = tuple(choice for slot in quick if (choice := self.ways[slot][0]) is not None)
+        losses, checkpointing = self.ways.get("loss", [None]), self.ways.get("checkpointing", [None])
+        yield [_way(free, loss, saved) for loss in losses for saved in (checkpointing[0], checkpointing[-1])]
+        if len(checkpointing) > 2 and not self._all_fit():
+            yield [_way(free, loss, saved) for loss in losses for saved in checkpointing[1:-1]]
+        best_loss = losses[-1]
+        small = [each for each in self.ways.get("small optimizer", []) if each is not None]
+        precise = [each for each in self.ways.get("precision", []) if each is not None]
+        near = [
+            _way(free, best_loss, saved, each) for each in (*small[:1], *precise) for saved in _ends(checkpointing)
+        ]
+        if near:
+            yield near
+        engines = [each for each in self.ways.get("engine", []) if each is not None]
+        if engines:
+            without = tuple(each for each in free if each.slot != "optimizer")
+            yield [_way(without, best_loss, checkpointing[-1], each) for each in engines]
+        if small[1:] and not self._anything_fits():
+            yield [_way(free, best_loss, checkpointing[-1], each) for each in small[1:]]
+        methods = [each for each in self.ways.get("method", []) if each is not None]
+        if methods:
+            yield [_way(free, best_loss, saved, each) for each in methods for saved in _ends(checkpointing)]
+
+    def _all_fit(self) -> bool:
+        """Whether the whole batch fits in one pass without anything that costs time."""
+        sequences = self.own.micro_batch_size * self.own.accumulation
+        return any(
+            each.fits
+            and each.candidate.micro_batch_size == sequences
+            and not any(c.costs_time for c in each.candidate.choices)
+            for each in self.judged.values()
+        )
+
+    def _anything_fits(self) -> bool:
+        return any(each.fits for each in self.judged.values())
+
+    # ---- of one way, the micro-batch ----
+
+    def _sizes(self) -> list[int]:
+        sequences = self.own.micro_batch_size * self.own.accumulation
+        if self.batch[0] == "another method":
+            return [self.own.micro_batch_size]
+        return micro_batches(sequences)
+
+    def candidate(self, size: int, choices: Sequence[Choice]) -> Candidate:
+        """The same sequences an optimizer step, in micro-batches of this size."""
+        sequences = self.own.micro_batch_size * self.own.accumulation
+        group, said = self.batch if size != self.own.micro_batch_size else ("same result", "")
+        return Candidate(size, sequences // size, tuple(choices), group, said)
+
+    def _largest_that_fits(self, choices: tuple[Choice, ...]) -> None:
+        """Traces the largest micro-batch; if it does not fit, the smallest, and then by halving what is between."""
+        sizes = self._sizes()
+
+        def fits(at: int) -> Judged | None:
+            found = self._judged(self.candidate(sizes[at], choices))
+            if found is not None and not found.fits:
+                for larger in sizes[:at]:
+                    self._exclude(self.candidate(larger, choices), found)
+            return found
+
+        first = fits(0)
+        if first is None or first.fits or first.prediction is None or len(sizes) == 1:
+            return
+        last = fits(len(sizes) - 1)
+        if last is None or not last.fits:
+            return
+        too_large, fitting = 0, len(sizes) - 1
+        needs = {0: first.needs_bytes, fitting: last.needs_bytes}
+        for _ in range(_MORE_TRACES):
+            if fitting - too_large < 2:
+                return
+            at = self._guess(sizes, needs, too_large, fitting, last.usable_bytes)
+            found = fits(at)
+            if found is None:
+                return
+            needs[at] = found.needs_bytes
+            if found.fits:
+                fitting = at
+            else:
+                too_large = at
+
+    @staticmethod
+    def _guess(sizes: Sequence[int], needs: Mapping[int, int], too_large: int, fitting: int, usable: int) -> int:
+        """The largest micro-batch that fits, if memory grows by as much with each sequence."""
+        large, small = sizes[too_large], sizes[fitting]
+        a_sequence = (needs[too_large] - needs[fitting]) / (large - small)
+        most = small + (usable - needs[fitting]) / max(a_sequence, 1.0)
+        inside = range(too_large + 1, fitting)
+        return next((at for at in inside if sizes[at] <= most), inside[-1])
+
+    def _neighbours(self, pool: ThreadPoolExecutor) -> None:
+        """Half the micro-batch of the fastest that fit: rows are padded less, and products may divide better."""
+        best = sorted(
+            (each for each in self.judged.values() if each.fits and each.seconds), key=lambda each: each.seconds or 0.0
+        )
+        asked = []
+        for each in best[:2]:
+            smaller = [size for size in self._sizes() if size < each.candidate.micro_batch_size]
+            if smaller:
+                asked.append(self.candidate(smaller[0], each.candidate.choices))
+        list(pool.map(self._judged, asked))
+
+    # ---- one candidate ----
+
+    def _judged(self, candidate: Candidate) -> Judged | None:
+        """None: there is no time left."""
+        if candidate in self.judged:
+            return self.judged[candidate]
+        if self.stopped or (time.monotonic() > self._until and candidate != self.own):
+            self.stopped = True
+            return None
+        found = self.judge(candidate)
+        with self._lock:
+            self.judged[candidate] = found
+            self.excluded.pop(candidate, None)
+        self.said(found)
+        return found
+
+    def _exclude(self, candidate: Candidate, by: Judged) -> None:
+        with self._lock:
+            if candidate not in self.judged:
+                self.excluded[candidate] = by.candidate.name
+
+
+def _way(*choices: Choice | tuple[Choice, ...] | None) -> tuple[Choice, ...]:
+    flat = itertools.chain.from_iterable(each if isinstance(each, tuple) else (each,) for each in choices)
+    found = [each for each in flat if each is not None]
+    slots = {each.slot: each for each in found}  # a later choice takes the place of an earlier one
+    if "small optimizer" in slots or "engine" in slots or "method" in slots:
+        slots.pop("optimizer", None)
+    return tuple(slots.values())
+
+
+def _ends(choices: Sequence[Choice | None]) -> list[Choice | None]:
+    return [choices[0]] if len(choices) == 1 else [choices[0], choices[-1]]

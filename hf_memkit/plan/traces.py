@@ -1,0 +1,195 @@
+"""Traces of one script with other arguments: what it does before it makes its Trainer is done once.
+
+```
+ScriptTraces ── fields that nobody has read ──> a fork of the script that waits (child/forks.py)
+             └─ all others ───────────────────> the script from its first line, with the settings in place of its own
+```
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any, Final, Self
+
+from hf_memkit.errors import InputError
+from hf_memkit.hardware import Machine
+from hf_memkit.prediction.running_scripts import (
+    asked,
+    checked,
+    device_of,
+    own_worker,
+    script_request,
+)
+from hf_memkit.prediction.trace_request import Device, ScriptRequest
+from hf_memkit.prediction.worker import Worker
+from hf_memkit.script_overrides import Overrides
+from hf_memkit.user_script import UserScript
+
+__all__ = ["ScriptTraces", "Traced"]
+
+_EARLY, _LATE = "early", "late"
+"""Names of the sockets (prediction/child/forks.py)."""
+
+_POLL_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """What came of a candidate: the file with its trace, or why there is none."""
+
+    path: Path | None
+    why: str = ""
+
+
+class ScriptTraces:
+    """One script on one kind of GPU.
+
+    Args:
+        script: which, with its arguments.
+        machine: the machine in question; of its GPU the compute capability decides what is traced.
+        environment: the variables that the script gets.
+        gpus: GPUs of the machine that train.
+
+    Raises:
+        InputError, ScriptFailed: as `predict_script`; from `start`.
+    """
+
+    def __init__(self, script: UserScript, machine: Machine, environment: Mapping[str, str], *, gpus: int = 1) -> None:
+        self._script, self._machine, self._environment, self._gpus = script, machine, dict(environment), gpus
+        self._stack = contextlib.ExitStack()
+        self._folder = Path()
+        self._waiting: dict[str, _Waiting] = {}
+        self._fresh: Worker | None = None
+        self._one_fresh = threading.Lock()
+        self._numbers = iter(range(1_000_000))
+        self._number = threading.Lock()
+        self._done: dict[str, Traced] = {}
+        self.device: Device = "cuda"
+        self.notes: tuple[str, ...] = ()
+
+    def __enter__(self) -> Self:
+        self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="memkit-plan-")))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for each in self._waiting.values():
+            each.close()
+        if self._fresh is not None:
+            self._fresh.close()
+        self._stack.close()
+
+    def start(self) -> None:
+        """Runs the script up to where it makes its Trainer."""
+        worker, stdin = self._stack.enter_context(own_worker(None))
+        self.device, self.notes = device_of(worker, self._script)
+        request = replace(self._request(), forks=str(self._folder), device=self.device, stdin=stdin)
+        script: Future[tuple[Mapping[str, Any] | None, str | None]] = Future()
+
+        def run() -> None:
+            try:
+                script.set_result(asked(worker, request))
+            except BaseException as error:
+                script.set_exception(error)
+
+        threading.Thread(target=run, daemon=True).start()
+        late = self._folder / _LATE
+        while not late.exists():
+            if script.done():
+                checked(self._script, *script.result())
+                raise InputError(f"{self._script}: ended before it made a Trainer")
+            time.sleep(_POLL_S)
+        for name in (_EARLY, _LATE):
+            if (self._folder / name).exists():
+                self._waiting[name] = _Waiting(self._folder / name)
+
+    def of(self, overrides: Overrides) -> Traced:
+        """The trace of the script with these settings in the place of its own; each is made once."""
+        key = json.dumps(overrides.to_json(), sort_keys=True)
+        if key not in self._done:
+            self._done[key] = self._traced(overrides)
+        return self._done[key]
+
+    def _traced(self, overrides: Overrides) -> Traced:
+        fields = dict(overrides.arguments)
+        if not overrides.model:
+            for name in (_LATE, _EARLY):
+                waiting = self._waiting.get(name)
+                if waiting is not None and not waiting.reads & set(fields):
+                    found = waiting.ask(fields, self._result())
+                    if found is not None:
+                        return found
+        return self._from_its_first_line(overrides)
+
+    def _from_its_first_line(self, overrides: Overrides) -> Traced:
+        with self._one_fresh:
+            if self._fresh is None:
+                self._fresh = Worker(open_files=())
+            request = replace(self._request(), device=self.device, overrides=overrides.to_json())
+            content, why = asked(self._fresh, request)
+        if content is None:
+            return Traced(None, why or "")
+        result = self._result()
+        result.write_text(json.dumps(content))
+        return Traced(result)
+
+    def _request(self) -> ScriptRequest:
+        request = script_request(self._script, self._machine, self._environment, gpus=self._gpus, nodes=1)
+        return replace(request, work=True)
+
+    def _result(self) -> Path:
+        """In a folder of its own: a traced training writes beside it."""
+        with self._number:
+            folder = self._folder / str(next(self._numbers))
+        folder.mkdir()
+        return folder / "result.json"
+
+
+class _Waiting:
+    """The process that waits at one of the two moments."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(str(path))
+        self._lines: IO[bytes] = self._socket.makefile("rb")
+        self.reads: set[str] = set(json.loads(self._lines.readline())["reads"])
+        self._lock = threading.Lock()
+        self._answers: dict[str, Future[str | None]] = {}
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def ask(self, fields: Mapping[str, Any], result: Path) -> Traced | None:
+        """The trace with these fields; None: the process that waits is gone."""
+        answer: Future[str | None] = Future()
+        with self._lock:
+            self._answers[str(result)] = answer
+            try:
+                self._socket.sendall(json.dumps({"fields": fields, "result": str(result)}).encode() + b"\n")
+            except OSError:
+                return None
+        try:
+            why = answer.result()
+        except ConnectionError:
+            return None
+        return Traced(result if result.exists() else None, why or "")
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            for line in self._lines:
+                answer = json.loads(line)
+                self._answers.pop(answer["result"]).set_result(answer["why"])
+        with self._lock:
+            for each in self._answers.values():
+                each.set_exception(ConnectionError())
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()

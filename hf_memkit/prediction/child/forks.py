@@ -1,0 +1,170 @@
+"""A script that waits where it makes its Trainer, and goes on from there once for each set of arguments.
+
+What a script does before that takes most of its time, and is the same for arguments that nobody has read yet: data are
+tokenised, the model is made. So the process stops, and for each request forks one that goes on with those arguments.
+
+```
+script … TrainingArguments(…) … from_pretrained(…) … Trainer(…)          Trainer.__init__
+                                                      │ "made": before a     │ "early" has been forked;
+                                                      │ subclass prepares    │ "late": after it
+```
+
+A request is a line of JSON on a socket, `{"fields": {…}, "result": PATH}`; the answer, when the forked process has
+ended, `{"result": PATH, "why": null | "SIGKILL" …}`. The first line from here says what has been read so far. When the
+other end closes the socket, this process ends, with all that it forked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from transformers import Trainer, TrainingArguments
+
+from hf_memkit.live_arguments import Reads, changed
+
+__all__ = ["EARLY", "LATE", "Forks"]
+
+EARLY: Final = "early"
+LATE: Final = "late"
+"""Names of the sockets: before a subclass of Trainer has prepared anything, and after."""
+
+_DEATH_SIGNAL: Final = 1  # linux/prctl.h: PR_SET_PDEATHSIG
+
+Fields = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Forks:
+    """The moments at which this process stops.
+
+    Args:
+        folder: where the sockets come to lie.
+        begin: makes a forked process one of its own, which writes to the path.
+        reads: which fields have been read so far.
+    """
+
+    folder: Path
+    begin: Callable[[Path], None]
+    reads: Reads
+    _asked: Fields | None = field(default=None, init=False)
+
+    def install(self) -> None:
+        """Stops this process where the first Trainer is made."""
+        plain = vars(Trainer)["__init__"]
+        seen: list[type] = []
+
+        @functools.wraps(plain)
+        def init(trainer: Any, *args: Any, **kwargs: Any) -> None:
+            if self._asked is None:
+                self._serve(LATE)
+                self._apply(args, kwargs)
+            plain(trainer, *args, **kwargs)
+
+        def made(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            if not seen:
+                seen.append(cls)
+                prepares = cls.__init__ is not init  # a subclass, which may prepare data
+                if prepares and self._forked():
+                    self._serve(EARLY)
+                    self._apply(args, kwargs)
+            return object.__new__(cls)
+
+        vars_of: Any = Trainer
+        vars_of.__new__ = staticmethod(made)
+        vars_of.__init__ = init
+
+    def _apply(self, args: tuple[Any, ...], kwargs: Fields) -> None:
+        assert self._asked is not None
+        if self._asked:
+            found = next((each for each in (*args, *kwargs.values()) if isinstance(each, TrainingArguments)), None)
+            if found is None:
+                raise TypeError("Trainer is made without TrainingArguments")
+            changed(found, self._asked)
+
+    def _forked(self) -> bool:
+        """Whether this is the new one of two processes; the other goes on."""
+        parent = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if os.fork():
+            return False
+        _die_with(parent)
+        return True
+
+    def _serve(self, name: str) -> None:
+        """Waits for requests. Comes back in a process that was forked for one."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+            temporary = self.folder / f"{name}.new"
+            door.bind(str(temporary))
+            door.listen(1)
+            temporary.rename(self.folder / name)
+            connection, _ = door.accept()
+        running: dict[int, tuple[int, str]] = {}  # number of the file that tells of its end → (process, path)
+        poll = select.poll()
+        poll.register(connection, select.POLLIN)
+        _send(connection, {"reads": sorted(self.reads.fields)})
+        asked = b""
+        while True:
+            for number, _event in poll.poll():
+                if number != connection.fileno():
+                    poll.unregister(number)
+                    process, path = running.pop(number)
+                    os.close(number)
+                    _, status = os.waitpid(process, 0)
+                    _send(connection, {"result": path, "why": _how(status)})
+                    continue
+                received = connection.recv(2**16)
+                if not received:
+                    for process, _path in running.values():
+                        os.kill(process, signal.SIGKILL)
+                    os._exit(0)
+                *lines, asked = (asked + received).split(b"\n")
+                for line in lines:
+                    request = json.loads(line)
+                    parent = os.getpid()
+                    process = os.fork()
+                    if process == 0:
+                        _die_with(parent)
+                        connection.close()
+                        for watched in running:
+                            os.close(watched)
+                        # Torch makes its pool of threads anew in a forked process, and two threads that ask for it at
+                        # once end the process (torch 2.13: caffe2/utils/threadpool/pthreadpool-cpp.cc).
+                        torch.set_num_threads(1)
+                        self._asked = request["fields"]
+                        self.begin(Path(request["result"]))
+                        return
+                    watched = os.pidfd_open(process)
+                    running[watched] = (process, request["result"])
+                    poll.register(watched, select.POLLIN)
+
+
+def _die_with(parent: int) -> None:
+    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _send(connection: socket.socket, content: dict[str, Any]) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        connection.sendall(json.dumps(content).encode() + b"\n")
+
+
+def _how(status: int) -> str | None:
+    if os.WIFSIGNALED(status):
+        return signal.Signals(os.WTERMSIG(status)).name
+    code = os.waitstatus_to_exitcode(status)
+    return None if code == 0 else f"exit code {code}"

@@ -1,0 +1,107 @@
+"""What a plan has to know of the user's Trainer besides its trace: plain data, before anything is changed for that.
+
+In: the Trainer, ready to train. Out: its arguments as far as candidates change them, how long the run is, and what
+decides whether another setup gives the same result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from importlib.metadata import version
+from typing import Any, Final
+
+from torch import nn
+
+from hf_memkit.compat import name_in_version
+
+__all__ = ["plan_facts"]
+
+_FIELDS: Final = (
+    "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
+    "activation_checkpointing", "activation_checkpointing_kwargs", "optim", "bf16", "fp16", "tf32",
+    "use_liger_kernel", "max_steps", "num_train_epochs", "eval_strategy", "eval_steps", "save_strategy",
+    "save_steps", "dataloader_drop_last", "deepspeed", "packing", "padding_free", "loss_type",
+    "train_sampling_strategy", "average_tokens_across_devices", "eval_accumulation_steps",
+    "torch_empty_cache_steps", "max_length", "auto_find_batch_size",
+)  # fmt: skip
+"""Of TrainingArguments and TRL's configs: what candidates change, and what says how long a run is."""
+
+_FREE: Final = ("sentence_transformers.",)
+"""Trainers whose losses compare the rows of a batch with one another: a smaller micro-batch is another loss."""
+
+
+def plan_facts(trainer: Any) -> dict[str, Any]:
+    """All of it, as JSON has it."""
+    model = trainer.model
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    config = getattr(base, "config", None)
+    parameters = list(model.parameters())
+    return {
+        "arguments": _arguments(trainer.args),
+        "arguments_class": type(trainer.args).__name__,
+        "fields": sorted(getattr(type(trainer.args), "__dataclass_fields__", {})),
+        "model_type": getattr(config, "model_type", None),
+        "attention": getattr(config, "_attn_implementation", None),
+        "supports_checkpointing": bool(getattr(base, "supports_gradient_checkpointing", False)),
+        "supports_sdpa": bool(getattr(base, "_supports_sdpa", False)),
+        "supports_flash": bool(getattr(base, "_supports_flash_attn", False)),
+        "loaded": hasattr(base, "from_pretrained"),
+        "adapters": hasattr(model, "peft_config"),
+        "quantised": bool(getattr(base, "is_quantized", False)),
+        "own_optimizer": trainer.optimizer is not None or trainer.optimizer_cls_and_kwargs is not None,
+        "trained_dtypes": sorted(
+            {str(each.dtype).removeprefix("torch.") for each in parameters if each.requires_grad}
+        ),
+        "frozen_bytes": sum(each.numel() * each.element_size() for each in parameters if not each.requires_grad),
+        "trained_bytes": sum(each.numel() * each.element_size() for each in parameters if each.requires_grad),
+        "trained_sizes": [each.numel() for each in parameters if each.requires_grad],
+        "frozen_sizes": [each.numel() for each in parameters if not each.requires_grad],
+        "gradient_bytes": max((each.element_size() for each in parameters if each.requires_grad), default=4),
+        "dropout": any(_drops(each) for each in model.modules()),
+        "batch_norm": any(isinstance(each, nn.modules.batchnorm._NormBase) for each in model.modules()),
+        "mean_of_micro_batches": not getattr(trainer, "model_accepts_loss_kwargs", False)
+        and trainer.compute_loss_func is None,
+        "rows_compared": any(each.__module__.startswith(_FREE) for each in type(trainer).__mro__)
+        or hasattr(trainer, "_buffered_inputs"),
+        **_length(trainer),
+    }
+
+
+def _arguments(arguments: Any) -> dict[str, Any]:
+    found = {}
+    installed = tuple(map(int, version("transformers").split(".")[:2]))
+    for name in _FIELDS:
+        own = name_in_version(name, installed)
+        if hasattr(arguments, own):
+            value = getattr(arguments, own)
+            value = getattr(value, "value", value)
+            with contextlib.suppress(TypeError):
+                found[name] = json.loads(json.dumps(value))
+    return found
+
+
+def _drops(module: nn.Module) -> bool:
+    """Whether it draws in training: dropout, and attention that drops within its kernel."""
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p > 0
+    inner = getattr(module, "attention_dropout", 0.0)
+    return isinstance(inner, float) and inner > 0
+
+
+def _length(trainer: Any) -> dict[str, Any]:
+    """How many optimizer steps, sequences, evaluations and saves the run has; without those that nobody can tell."""
+    found: dict[str, Any] = {}
+    with contextlib.suppress(Exception):  # a loader without a length, a Trainer of another kind
+        loader = trainer.get_train_dataloader()
+        values = trainer.set_initial_training_values(trainer.args, loader)
+        steps = int(values[-1])
+        if 0 < steps < sys.maxsize:
+            found["steps"] = steps
+            found["steps_an_epoch"] = int(values[1])
+            found["rows"] = int(values[2])
+    with contextlib.suppress(Exception):
+        if trainer.eval_dataset is not None and not isinstance(trainer.eval_dataset, dict):
+            found["evaluation_batches"] = len(trainer.get_eval_dataloader())
+    return found

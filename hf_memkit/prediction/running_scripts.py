@@ -1,0 +1,225 @@
+"""Running a user's script in the child process, up to a trace of its training.
+
+```
+UserScript, Machine ──> ScriptRequest ──> child ──> RanScript: a trace, and what was trained
+                                            └─────> InputError, ScriptFailed: why there is none
+```
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.machinery
+import os
+import sys
+import termios
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from hf_memkit.errors import InputError, ScriptFailed, TraceFailed
+from hf_memkit.hardware import Machine
+from hf_memkit.prediction.environments import Environment
+from hf_memkit.prediction.trace_request import Device, ScriptRequest
+from hf_memkit.prediction.worker import Worker
+from hf_memkit.user_script import UserScript
+
+__all__ = [
+    "LIVE", "RanScript", "asked", "checked", "device_of", "is_live", "name_of", "own_worker", "ran_script",
+    "refuse_unreadable", "script_request",
+]  # fmt: skip
+
+
+LIVE: Final = "hf_memkit.prediction.child.live_trainer"
+"""The module that is run in the place of a script where objects of a process are predicted."""
+
+
+def is_live(script: UserScript) -> bool:
+    """Whether it stands for objects of this process (`from_trainer.py`)."""
+    return script.target == LIVE
+
+
+def name_of(script: UserScript) -> str:
+    """`"train.py"` or `"-m trl.scripts.sft"`: what a script is called in sentences."""
+    if is_live(script):
+        return "this Trainer"
+    return str(script) if script.is_module else Path(script.target).resolve().name
+
+
+def refuse_unreadable(script: UserScript, *, here: bool = True) -> None:
+    """What can be seen before it runs: here, or in another environment, which has modules of its own.
+
+    Raises:
+        InputError: it cannot be read, is no Python, or there is no such package.
+        ScriptFailed: Python finds a mistake in its syntax.
+    """
+    if is_live(script):
+        return
+    if script.is_module:
+        package = script.target.partition(".")[0]
+        if here and importlib.machinery.PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]) is None:
+            raise InputError(f"-m {script.target}: there is no module {package!r} to run")
+        return
+    path = Path(script.target)
+    if path.suffix in (".json", ".yaml", ".yml"):
+        raise InputError(f"{path}: holds arguments, and is no script; without a script: --args {path}")
+    if path.suffix == ".ipynb":
+        raise InputError(f"{path}: is a notebook; call hf_memkit.predict_trainer(trainer, gpu=…) in it")
+    if path.is_dir():
+        path /= "__main__.py"
+    try:
+        compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except (SyntaxError, ValueError) as error:
+        said = "".join(traceback.format_exception_only(error))
+        raise ScriptFailed(f"{script}: Python cannot read it ({type(error).__name__})", text=said) from None
+
+
+@contextlib.contextmanager
+def own_worker(other: Environment | None) -> Iterator[tuple[Worker, int | None]]:
+    """(a process for one script, the number of its standard input)."""
+    python = other.python if other is not None else None
+    with _standard_input() as stdin, contextlib.closing(Worker(open_files=(stdin,), python=python)) as worker:
+        yield worker, stdin
+
+
+@dataclass(frozen=True, slots=True)
+class RanScript:
+    """What came of a script: `content`, with a trace and what was trained, on which device, and notes."""
+
+    content: Mapping[str, Any]
+    device: Device
+    notes: tuple[str, ...] = ()
+
+
+def script_request(
+    script: UserScript, machine: Machine, environment: Mapping[str, str], *, gpus: int, nodes: int
+) -> ScriptRequest:
+    """What the child is asked: the script, and the GPU that it is to find."""
+    gpu = machine.gpu
+    capability = gpu.capability if gpu is not None else None
+    if capability is None:
+        capability = 8.0 if gpu is None or gpu.bf16 else 7.5
+    request = ScriptRequest(
+        script,
+        folder=str(Path.cwd()),
+        environment=dict(environment),
+        capability=(int(capability), round(capability * 10) % 10),
+        processes=gpus * nodes,
+        per_node=gpus,
+    )
+    if gpu is not None:
+        request = replace(request, capacity_bytes=gpu.capacity_bytes, gpu_name=f"NVIDIA {gpu.name}")
+    return request
+
+
+def ran_script(
+    script: UserScript,
+    machine: Machine,
+    environment: Mapping[str, str],
+    worker: Worker,
+    stdin: int | None,
+    *,
+    gpus: int,
+    nodes: int,
+) -> RanScript:
+    """
+    Raises:
+        InputError, ScriptFailed: as `predict_script`.
+    """
+    request = script_request(script, machine, environment, gpus=gpus, nodes=nodes)
+    device, notes = device_of(worker, script)
+    content, why = asked(worker, replace(request, device=device, stdin=stdin))
+    return RanScript(checked(script, content, why), device, notes)
+
+
+def device_of(worker: Worker, script: UserScript) -> tuple[Device, tuple[str, ...]]:
+    """On which device scripts are traced there, and what is to be said of that.
+
+    Raises:
+        InputError: no process for it starts.
+    """
+    try:
+        worker.wait()
+    except TraceFailed as failure:
+        raise InputError(f"{name_of(script)} cannot be predicted here: {failure}") from failure
+    if worker.without_shim is None:
+        return "cuda", ()
+    return "cpu", (f"fake CUDA tensors do not work with this torch: {worker.without_shim}",)
+
+
+def asked(worker: Worker, request: ScriptRequest) -> tuple[Mapping[str, Any] | None, str | None]:
+    """(what came of it, None if its process ended without a word; how that ended).
+
+    Raises:
+        InputError: the process that runs scripts ended.
+    """
+    try:
+        return worker.run(request)
+    except TraceFailed as failure:
+        raise InputError(f"{name_of(request.script)} cannot be predicted here: {failure}") from failure
+
+
+def checked(script: UserScript, content: Mapping[str, Any] | None, why: str | None) -> Mapping[str, Any]:
+    """What came of a script, if that is a trace.
+
+    Raises:
+        InputError, ScriptFailed: as `predict_script`.
+    """
+    if content is None or "trace" not in content:
+        raise _failed(script, content, why)
+    return content
+
+
+@contextlib.contextmanager
+def _standard_input() -> Iterator[int]:
+    """This process's, for the script: it may ask for something. Nothing, where that is closed."""
+    try:
+        number = os.dup(0)
+    except OSError:
+        number = os.open(os.devnull, os.O_RDONLY)
+    before = termios.tcgetattr(number) if os.isatty(number) else None
+    try:
+        yield number
+    finally:
+        # A script that is ended while it asks cannot give the terminal back as it was.
+        if before is not None and termios.tcgetattr(number) != before:
+            termios.tcsetattr(number, termios.TCSADRAIN, before)
+        os.close(number)
+
+
+_NOTHING: Final = "nothing to predict"
+
+
+def _failed(script: UserScript, content: Mapping[str, Any] | None, why: str | None) -> InputError:
+    """Why there is no trace."""
+    if content is None:
+        if why is not None and why.startswith("SIG"):
+            memory = " (the machine may have run out of RAM)" if why == "SIGKILL" else ""
+            return InputError(
+                f"{name_of(script)}: its process was ended by {why} before two steps were traced{memory}"
+            )
+        return InputError(f"{name_of(script)} ended its process ({why or 'exit code 0'}): {_NOTHING}")
+    if "never_trained" in content:
+        return _never_trained(script, content["exit"])
+    if "script_error" in content:
+        error = content["script_error"]
+        said = f"{error['type']}: {error['message']}" if error["message"] else error["type"]
+        instead = "fix it, then predict again. If it happens only under memkit, please report it"
+        return ScriptFailed(f"{error['place'] or name_of(script)}: {said}; {instead}", text=error["text"])
+    error = content["error"]
+    return InputError(f"{error['place'] or name_of(script)}: {error['message']}")
+
+
+def _never_trained(script: UserScript, exited: int | str | None) -> InputError:
+    said = f"{name_of(script)} ended without calling Trainer.train(): {_NOTHING}"
+    if isinstance(exited, str):
+        return ScriptFailed(said, text=exited)
+    if exited:
+        return InputError(f"{said} (exit code {exited})")
+    if not any("do_train" in argument for argument in script.arguments):
+        said += " (a loop of its own cannot be predicted; many scripts train only with --do_train)"
+    return InputError(said)
