@@ -3,9 +3,10 @@
     MEMKIT_PUBLISHED_ROWS=FILE python benchmarks/plan_speed_child.py FOLDER ID [ID ...]
 
 Writes FOLDER/ID.json: `{"work"}` (`hf_memkit.prediction.work.Work`, of the one step that counts), or `{"error"}`.
-Rows that train are trained as `published_then.py` does it, but with the transformers that is installed. Rows of forward
-and backward alone are done as NeuSight does it (sitar-lab/NeuSight@6945927: neusight/Tracing/trace.py, `measure_e2e`):
-the plain model, a cross entropy beside it that is not timed, gradients that are added to those of the run before.
+Rows that train are trained as `published_then.py` does it, but with the transformers that is installed. Rows of
+forward and backward alone are done as NeuSight does it (sitar-lab/NeuSight@6945927: neusight/Tracing/trace.py,
+`measure_e2e`): the plain model, a cross entropy beside it that is not timed, gradients that are added to those of the
+run before.
 """
 
 from __future__ import annotations

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
+from pathlib import Path
+from typing import Final
 
 from hf_memkit.errors import InputError, ScriptFailed
 from hf_memkit.hardware import Machine
@@ -21,13 +24,57 @@ from hf_memkit.plan.pricing import Pricing, priced
 from hf_memkit.plan.search import AT_ONCE, LIMIT_S, Search
 from hf_memkit.plan.traces import ScriptTraces, Traced
 from hf_memkit.prediction.from_script import predicted_training
-from hf_memkit.prediction.running_scripts import RanScript, checked, name_of
-from hf_memkit.prediction.trace_request import Device
+from hf_memkit.prediction.running_scripts import SETUP, RanScript, checked, name_of
+from hf_memkit.prediction.trace_request import Device, TraceRequest
 from hf_memkit.prediction.work import Work
 from hf_memkit.script_overrides import Overrides
+from hf_memkit.setup import Setup
 from hf_memkit.user_script import UserScript
 
-__all__ = ["plan_script"]
+__all__ = ["plan_gpus", "plan_script", "plan_setup"]
+
+_ROWS: Final = 64
+"""Optimizer steps' worth of rows that mean nothing."""
+
+
+def plan_setup(
+    setup: Setup,
+    *,
+    trust_remote_code: bool = False,
+    also: tuple[str, ...] = (),
+    limit_s: float = LIMIT_S,
+    said: Callable[[Judged], None] = lambda _: None,
+    ram_is_given: bool = False,
+) -> Plan:
+    """The fastest setups that fit of what a model, a preset or a recipe's variant comes to, with rows as long as its
+    longest. How long its whole training takes is not known.
+
+    Args:
+        setup: with its job: the model, the machine, the batch.
+        trust_remote_code: whether the model's own code may be run.
+        also, limit_s, said, ram_is_given: as of `plan_script`.
+
+    Raises:
+        InputError: it cannot be predicted.
+    """
+    job = setup.sized_job
+    for name, value in (
+        ("per_device_train_batch_size", job.micro_batch_size), ("gradient_accumulation_steps", job.accumulation),
+    ):  # fmt: skip
+        setup = setup.put(f"arguments.{name}", value, "asked for")
+    request = TraceRequest(setup, job.sequence_length, trust_remote_code=trust_remote_code)
+    rows = _ROWS * job.micro_batch_size * job.accumulation * job.gpus
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "setup.json"
+        path.write_text(json.dumps({"request": request.to_json(), "rows": rows}))
+        script = UserScript(SETUP, is_module=True, arguments=(str(path),))
+        found = plan_script(
+            script, job.machine, gpus=job.gpus, environment={**os.environ, **setup.section("environment")}, also=also,
+            limit_s=limit_s, said=said, ram_is_given=ram_is_given,
+        )  # fmt: skip
+    name = str(setup.get("model.name", setup.preset))
+    own, *traced = (replace(each, run_seconds=None) for each in (found.own, *found.traced))
+    return replace(found, name=name, own=own, traced=tuple(traced))
 
 
 def plan_script(
@@ -56,35 +103,86 @@ def plan_script(
     Raises:
         InputError, ScriptFailed: the script as it stands cannot be predicted; as `predict_script`.
     """
-    if machine.gpu is None:
+    (found,) = plan_gpus(
+        script, [machine], gpus=gpus, environment=environment, also=also, limit_s=limit_s, said=said,
+        ram_is_given=ram_is_given,
+    )  # fmt: skip
+    return found
+
+
+def plan_gpus(
+    script: UserScript,
+    machines: Sequence[Machine],
+    *,
+    gpus: int = 1,
+    environment: Mapping[str, str] | None = None,
+    also: tuple[str, ...] = (),
+    limit_s: float = LIMIT_S,
+    said: Callable[[Judged], None] = lambda _: None,
+    ram_is_given: bool = False,
+) -> tuple[Plan, ...]:
+    """A plan for each machine, in their order. GPUs of one compute capability share traces.
+
+    Args:
+        script, gpus, environment, also, said, ram_is_given: as of `plan_script`.
+        machines: with the GPUs that are compared.
+        limit_s: for each of them.
+
+    Raises:
+        InputError, ScriptFailed: as `plan_script`.
+    """
+    if any(machine.gpu is None for machine in machines):
         raise InputError("no GPU here and none named: --gpu NAME or --gpu 16GB")
     environment = dict(os.environ if environment is None else environment)
-    with ExitStack() as stack:
-        traces = stack.enter_context(ScriptTraces(script, machine, environment, gpus=gpus))
-        pool = stack.enter_context(_pool())
-        traces.start()
-        judge = _Judge(traces, pool, script, machine, gpus, environment, Pricing.of(machine), ram_is_given)
-        as_it_is = judge.own()
-        facts = as_it_is.facts
-        assert facts is not None
-        left_out: LeftOut = {}
-        ways = choices_for(facts, machine, gpus=gpus, left_out=left_out, also=also)
-        search = Search(judge, as_it_is.candidate, ways, of_batch(facts), said, limit_s)
-        search.judged[as_it_is.candidate] = as_it_is
-        said(as_it_is)
-        search.run()
+    found: dict[int, Plan] = {}
+    with _pool() as pool:
+        for _, group in itertools.groupby(
+            sorted(range(len(machines)), key=lambda at: _kind(machines[at])), key=lambda at: _kind(machines[at])
+        ):
+            numbers = list(group)
+            largest = max(
+                (machines[at] for at in numbers), key=lambda each: each.gpu.capacity_bytes if each.gpu else 0
+            )
+            with ScriptTraces(script, largest, environment, gpus=gpus) as traces:
+                traces.start()
+                for at in numbers:
+                    pricing = Pricing.of(machines[at])
+                    judge = _Judge(traces, pool, script, machines[at], gpus, environment, pricing, ram_is_given)
+                    found[at] = _planned(judge, also, limit_s, said)
+                    if found[at].stopped_by_hand:
+                        return tuple(found[each] for each in sorted(found))
+    return tuple(found[at] for at in range(len(machines)))
+
+
+def _kind(machine: Machine) -> tuple[float, bool]:
+    """What decides which kernels run."""
+    assert machine.gpu is not None
+    return machine.gpu.capability or 0.0, machine.gpu.bf16
+
+
+def _planned(judge: _Judge, also: tuple[str, ...], limit_s: float, said: Callable[[Judged], None]) -> Plan:
+    as_it_is = judge.own()
+    facts = as_it_is.facts
+    assert facts is not None
+    said(as_it_is)
+    left_out: LeftOut = {}
+    ways = choices_for(facts, judge.machine, judge.environment, gpus=judge.gpus, left_out=left_out, also=also)
+    search = Search(judge, as_it_is.candidate, ways, of_batch(facts), said, limit_s)
+    search.judged[as_it_is.candidate] = as_it_is
+    search.run()
     own = as_it_is.candidate
     return Plan(
-        name=name_of(script),
-        machine=machine,
-        gpus=gpus,
+        name=name_of(judge.script),
+        machine=judge.machine,
+        gpus=judge.gpus,
         own=as_it_is,
         traced=tuple(search.judged.values()),
         excluded=dict(search.excluded),
         left_out=left_out,
-        sequences=own.micro_batch_size * own.accumulation * gpus,
+        sequences=own.micro_batch_size * own.accumulation * judge.gpus,
         stopped=search.stopped,
-        notes=traces.notes,
+        stopped_by_hand=search.stopped_by_hand,
+        notes=judge.traces.notes,
     )
 
 
@@ -115,7 +213,7 @@ class _Judge:
         try:
             found = self._judged(candidate, replace(candidate.overrides, environment={}))
         except ScriptFailed as error:
-            return Judged(candidate, why=f"the script fails with it: {error}")
+            return Judged(candidate, why=f"the script fails with it: {error}", details=error.text)
         except InputError as error:
             return Judged(candidate, why=str(error))
         steps = (found.facts or {}).get("steps")

@@ -13,8 +13,8 @@ bound by whichever is slower, stretch by stretch, and the GPU's idle time is wha
 A step of Trainer is its micro-batches and the optimizer. Traced are at most two micro-batches: the first, before which
 there are no gradients, and one like all others.
 
-Not in it: reading and tokenising data, evaluations, saves, logging to a server, and on several GPUs what they send one
-another.
+Not in it: tokenising and decoding of data, evaluations, saves, logging to a server, and on several GPUs what they send
+one another (`hf_memkit/zero/step_time.py`).
 """
 
 from __future__ import annotations
@@ -34,19 +34,25 @@ __all__ = ["Range", "StepTime", "step_time"]
 Range = tuple[float, float, float]
 """Low, middle, high."""
 
-_PYTHON_S: Final[Range] = (9e-6, 14e-6, 22e-6)
-"""To queue one operation from Python, the modules and views around it included. "Eager mode" measurements of
-transformers' decoding, which is bound by this alone: 25 to 30 ms a token of a 7 B Llama, which queues about 1,300
-kernels: 20 µs; processors differ by a factor of two."""
+_PYTHON_S: Final[Range] = (10e-6, 20e-6, 30e-6)
+"""To queue one operation from Python, the modules and views around it included. Measured on one core of an AMD EPYC
+that had other work: 27 to 29 µs (transformers 5.23, Llama, GPT-2 and LoRA of 4 tokens and 32 numbers, computed on the
+CPU in that time, too). GPUs stand beside faster ones; `factors["host"]` is what a calibration finds."""
 
-_ENGINE_S: Final[Range] = (4e-6, 7e-6, 12e-6)
-"""To queue one operation from autograd's engine, which is C++: about half of that."""
+_ENGINE_S: Final[Range] = (5e-6, 11e-6, 18e-6)
+"""To queue one operation from autograd's engine, which is C++: 18 to 23 µs in the same measurement."""
 
 _LAUNCH_S: Final = 4e-6
-"""Each further kernel of one operation: `cudaLaunchKernel`."""
+"""Each further kernel of one operation, `cudaLaunchKernel` alone; assumed."""
 
 _MICRO_BATCH_S: Final[Range] = (0.5e-3, 1.5e-3, 5e-3)
-"""Of the host, before a micro-batch: the loader's rows put together, Trainer's own loop and callbacks; assumed."""
+"""Of the host, before a micro-batch: Trainer's own loop and callbacks; assumed."""
+
+_LOADER_S_PER_BYTE: Final[Range] = (12e-9, 18e-9, 30e-9)
+"""Of a batch of tokens, put together from lists in the process that trains, as Trainer does unless it is given
+`dataloader_num_workers`; the GPU has nothing to do then, because accelerate reads a batch right after it has copied
+the one before (1.15: data_loader.py, `DataLoaderShard.__iter__`). Measured on an AMD EPYC: 100 to 230 ns a number of
+8 bytes with transformers' three collators for text, 350 ns a token (datasets 5.2, rows of 210 to 4096 tokens)."""
 
 _OPTIMIZER_S: Final[Range] = (1e-3, 3e-3, 10e-3)
 """Of the host, beside the operations of the optimizer's step: lists of all parameters put together, for clipping too,
@@ -188,6 +194,15 @@ def _parts(work: Work, span: tuple[int, int], micro_batches: int) -> list[_Part]
             parts.append(_Part(-1, _OPTIMIZER_S, []))
         parts[-1].stretches.append((phase, calls))
         before = phase
+    for part in parts:
+        numbers = sum(
+            work.operations[call].moved_bytes
+            for _, calls in part.stretches
+            for call in calls
+            if work.operations[call].kind == "transfer" and work.operations[call].dtype == "int64"
+        )
+        low, middle, high = (own + numbers * each for own, each in zip(part.host_s, _LOADER_S_PER_BYTE, strict=True))
+        part.host_s = (low, middle, high)
     _clipping_comes_once(work, parts)
     traced = sum(part.number >= 0 for part in parts)
     for part in parts:

@@ -101,6 +101,15 @@ def test_the_host_runs_ahead_unless_a_value_is_read() -> None:
     assert waiting - hidden > 100 * 5e-6
 
 
+def test_a_batch_of_tokens_is_put_together_while_the_gpu_waits() -> None:
+    """Defect: the loader forgotten, which takes longer than all else between steps of a long batch."""
+    tokens = Operation("aten._to_copy.default", "transfer", "int64", 0, 8 * 100_000, waits=True)
+    loaded, bare = priced(work_of([PRODUCT, tokens])), priced(work_of([PRODUCT]))
+    assert 10e-3 < loaded.seconds[1] - bare.seconds[1] < 60e-3  # twice here, of 100 to 230 ns each
+    images = replace(tokens, dtype="float32")
+    assert priced(work_of([PRODUCT, images])).seconds[1] - bare.seconds[1] < 1e-3
+
+
 def test_more_work_is_never_faster() -> None:
     """Defect: a rule for shapes that makes a longer sum, or another row, cheaper."""
     before = 0.0
