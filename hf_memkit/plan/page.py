@@ -76,7 +76,7 @@ def _gpus(ranked: Sequence[Plan], prices: Mapping[str, float]) -> Iterator[Html]
     for plan in ranked:
         best, price = plan.proposed, price_of(plan, prices)
         if best is None:
-            rows.append([wording.gpu_of(plan), plan.lacking(), *[wording.NONE] * 5])
+            rows.append([wording.gpu_of(plan), wording.missing(plan), *[wording.NONE] * 5])
             continue
         rows.append(
             [

@@ -16,8 +16,8 @@ from hf_memkit.plan.prices import price_of, run_cost
 from hf_memkit.units import GIB, format_gib
 
 __all__ = [
-    "NONE", "TITLES", "Row", "answer", "beside", "best_gpu", "cost", "digits", "duration", "gpu_of", "groups", "notes",
-    "rate", "rate_unit", "run_of", "subject", "time_not_known", "too_large", "with_code",
+    "NONE", "TITLES", "Row", "answer", "beside", "best_gpu", "cost", "digits", "duration", "gpu_of", "groups", "missing",
+    "notes", "rate", "rate_unit", "run_of", "subject", "time_not_known", "too_large", "with_code",
 ]  # fmt: skip
 
 NONE: Final = "—"
@@ -162,6 +162,13 @@ def best_gpu(ranked: Sequence[Plan], prices: Mapping[str, float]) -> tuple[str, 
     return f"{verdict}: {gpu_of(first)}", ", ".join(said)
 
 
+def missing(plan: Plan) -> str:
+    """In a few words, of a GPU on which nothing fits."""
+    least = plan.smallest()
+    too_much = least.needs_bytes - least.usable_bytes if least is not None else 0
+    return f"nothing fits: {format_gib(too_much)} too much" if too_much > 0 else "nothing fits"
+
+
 def notes(plan: Plan) -> Iterator[str]:
     """What was not tried, and what the figures rest on, a sentence each."""
     best = plan.proposed
@@ -302,4 +309,6 @@ def cost(value: float | None) -> str:
     """In the currency of the user's prices."""
     if value is None:
         return NONE
+    if value < 1e-4:
+        return "< 0.0001"
     return f"{value:,.2f}" if value >= 0.1 else f"{value:.2g}"

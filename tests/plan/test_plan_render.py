@@ -94,6 +94,6 @@ def test_gpus_beside_one_another() -> None:
     assert lines[0].startswith("CHEAPEST: RTX 3090: 8 × 1, checkpointing")
     names = [line.split("  ")[0] for line in lines if line.startswith(("RTX 3090  ", "T4  ", "H200  "))]
     assert names == ["RTX 3090", "H200", "T4"]
-    assert "the leanest, 8 × 1, needs up" in said
+    assert "nothing fits: 29.40 GiB too much" in said and "Nothing fits: the leanest, 8 × 1, needs up" in said
     lines = shown(compared_view(gpus, {}, 80))
     assert lines[0].startswith("FASTEST: H200") and "cost" not in " ".join(lines)
