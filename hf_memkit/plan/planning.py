@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -18,7 +19,7 @@ from hf_memkit.errors import InputError, ScriptFailed
 from hf_memkit.hardware import Machine
 from hf_memkit.plan.candidate import Candidate
 from hf_memkit.plan.choices import LeftOut, choices_for, of_batch
-from hf_memkit.plan.judged import Judged, judged
+from hf_memkit.plan.judged import Judged, judged, usable_bytes
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.pricing import Pricing, priced
 from hf_memkit.plan.search import AT_ONCE, LIMIT_S, Search
@@ -31,7 +32,7 @@ from hf_memkit.script_overrides import Overrides
 from hf_memkit.setup import Setup
 from hf_memkit.user_script import UserScript
 
-__all__ = ["plan_gpus", "plan_script", "plan_setup"]
+__all__ = ["nearest_of_setup", "nearest_that_fits", "plan_gpus", "plan_script", "plan_setup"]
 
 _ROWS: Final = 64
 """Optimizer steps' worth of rows that mean nothing."""
@@ -58,9 +59,25 @@ def plan_setup(
         InputError: it cannot be predicted.
     """
     job = setup.sized_job
-    for name, value in (
-        ("per_device_train_batch_size", job.micro_batch_size), ("gradient_accumulation_steps", job.accumulation),
-    ):  # fmt: skip
+    with _as_script(setup, trust_remote_code=trust_remote_code) as (script, environment):
+        found = plan_script(
+            script, job.machine, gpus=job.gpus, environment=environment, also=also, limit_s=limit_s, said=said,
+            ram_is_given=ram_is_given,
+        )  # fmt: skip
+    name = str(setup.get("model.name", setup.preset))
+    own, *traced = (replace(each, run_seconds=None) for each in (found.own, *found.traced))
+    return replace(found, name=name, own=own, traced=tuple(traced))
+
+
+@contextlib.contextmanager
+def _as_script(setup: Setup, *, trust_remote_code: bool) -> Iterator[tuple[UserScript, dict[str, str]]]:
+    """What trains as the setup does, with rows that mean nothing; and its variables."""
+    job = setup.sized_job
+    sizes = {
+        "per_device_train_batch_size": job.micro_batch_size,
+        "gradient_accumulation_steps": job.accumulation,
+    }
+    for name, value in sizes.items():
         setup = setup.put(f"arguments.{name}", value, "asked for")
     request = TraceRequest(setup, job.sequence_length, trust_remote_code=trust_remote_code)
     rows = _ROWS * job.micro_batch_size * job.accumulation * job.gpus
@@ -68,13 +85,7 @@ def plan_setup(
         path = Path(folder) / "setup.json"
         path.write_text(json.dumps({"request": request.to_json(), "rows": rows}))
         script = UserScript(SETUP, is_module=True, arguments=(str(path),))
-        found = plan_script(
-            script, job.machine, gpus=job.gpus, environment={**os.environ, **setup.section("environment")}, also=also,
-            limit_s=limit_s, said=said, ram_is_given=ram_is_given,
-        )  # fmt: skip
-    name = str(setup.get("model.name", setup.preset))
-    own, *traced = (replace(each, run_seconds=None) for each in (found.own, *found.traced))
-    return replace(found, name=name, own=own, traced=tuple(traced))
+        yield script, {**os.environ, **{name: str(each) for name, each in setup.section("environment").items()}}
 
 
 def plan_script(
@@ -160,15 +171,59 @@ def _kind(machine: Machine) -> tuple[float, bool]:
     return machine.gpu.capability or 0.0, machine.gpu.bf16
 
 
-def _planned(judge: _Judge, also: tuple[str, ...], limit_s: float, said: Callable[[Judged], None]) -> Plan:
+def nearest_that_fits(
+    script: UserScript,
+    machine: Machine,
+    *,
+    gpus: int = 1,
+    environment: Mapping[str, str] | None = None,
+    limit_s: float = LIMIT_S / 2,
+    ram_is_given: bool = False,
+) -> Judged | None:
+    """The setup of the same batch that fits with the fewest changes, traced; None: none was found.
+
+    Args:
+        script, machine, gpus, environment, ram_is_given: as of `plan_script`.
+        limit_s: after how many seconds nothing more is begun.
+
+    Raises:
+        InputError, ScriptFailed: as `plan_script`.
+    """
+    environment = dict(os.environ if environment is None else environment)
+    with _pool() as pool, ScriptTraces(script, machine, environment, gpus=gpus) as traces:
+        traces.start()
+        judge = _Judge(traces, pool, script, machine, gpus, environment, Pricing.of(machine), ram_is_given)
+        return _search(judge, (), limit_s, lambda _: None)[0].nearest()
+
+
+def nearest_of_setup(setup: Setup, *, trust_remote_code: bool = False) -> Judged | None:
+    """As `nearest_that_fits`, of what a setup comes to.
+
+    Raises:
+        InputError: it cannot be predicted.
+    """
+    job = setup.sized_job
+    with _as_script(setup, trust_remote_code=trust_remote_code) as (script, environment):
+        return nearest_that_fits(script, job.machine, gpus=job.gpus, environment=environment, ram_is_given=True)
+
+
+def _search(
+    judge: _Judge, also: tuple[str, ...], limit_s: float, said: Callable[[Judged], None]
+) -> tuple[Search, Judged, LeftOut]:
+    """(a search that has not begun, the script as it stands, what no candidate has)."""
     as_it_is = judge.own()
     facts = as_it_is.facts
     assert facts is not None
-    said(as_it_is)
     left_out: LeftOut = {}
     ways = choices_for(facts, judge.machine, judge.environment, gpus=judge.gpus, left_out=left_out, also=also)
     search = Search(judge, as_it_is.candidate, ways, of_batch(facts), said, limit_s)
     search.judged[as_it_is.candidate] = as_it_is
+    return search, as_it_is, left_out
+
+
+def _planned(judge: _Judge, also: tuple[str, ...], limit_s: float, said: Callable[[Judged], None]) -> Plan:
+    search, as_it_is, left_out = _search(judge, also, limit_s, said)
+    said(as_it_is)
     search.run()
     own = as_it_is.candidate
     return Plan(
@@ -246,8 +301,9 @@ def _of_trace(
     content = json.loads(traced.path.read_text()) if traced.path is not None else None
     ran = RanScript(checked(script, content, traced.why or None), device, notes)
     prediction, _training = predicted_training(
-        ran, script, machine, gpus=gpus, nodes=1, environment=environment, ram_is_given=ram_is_given
-    )
+        ran, script, machine, gpus=gpus, nodes=1, environment=environment, ram_is_given=ram_is_given,
+        enough_bytes=usable_bytes(machine),
+    )  # fmt: skip
     about = ran.content["about"]
     found = judged(candidate, prediction, machine, facts=about["plan"])
     work = ran.content["trace"].get("work")

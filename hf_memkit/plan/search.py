@@ -86,6 +86,20 @@ class Search:
         except KeyboardInterrupt:
             self.stopped = self.stopped_by_hand = True
 
+    def nearest(self) -> Judged | None:
+        """The first that fits, with as few changes as can be: a smaller micro-batch, then what frees most, then 8-bit
+        states or an engine beside it. The largest micro-batch of that."""
+        self._until = time.monotonic() + self.limit_s
+        losses, checkpointing = self.ways.get("loss", [None]), self.ways.get("checkpointing", [None])
+        more = [each for slot in ("small optimizer", "engine") for each in self.ways.get(slot, []) if each is not None]
+        lean = _way(losses[-1], checkpointing[-1])
+        for choices in dict.fromkeys([(), _way(checkpointing[-1]), lean, *(_way(*lean, each) for each in more)]):
+            self._largest_that_fits(choices)
+            fitting = [each for each in self.judged.values() if each.fits and self._is(each, choices)]
+            if fitting:
+                return max(fitting, key=lambda each: each.candidate.micro_batch_size)
+        return None
+
     # ---- which ways to train ----
 
     def _waves(self) -> Iterator[list[tuple[Choice, ...]]]:
