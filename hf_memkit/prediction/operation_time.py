@@ -18,7 +18,7 @@ from typing import Final
 from hf_memkit.gpu_rates import GpuRates
 from hf_memkit.prediction.work import Operation
 
-__all__ = ["Gpu", "computes_as", "product_tflops"]
+__all__ = ["OperationSeconds", "computes_as", "product_tflops"]
 
 _KERNEL_S: Final = 2e-6
 """From the end of one kernel's work to the full speed of the next: start, ramp, tail. Empty kernels follow one another
@@ -97,8 +97,8 @@ def product_tflops(dtype: str, rates: GpuRates) -> float:
     return min(rates.achievable_tflops[each].value for each in same if each in rates.achievable_tflops)
 
 
-class Gpu:
-    """One GPU's rates, in FLOP/s and bytes/s.
+class OperationSeconds:
+    """How long one GPU takes for operations.
 
     Args:
         rates: its row in `gpu_rates.RATES`.
@@ -115,7 +115,7 @@ class Gpu:
         self._pcie = 1e9 * rates.pcie_gb_per_s.value
         self._multiprocessors = int(rates.multiprocessors.value)
 
-    def seconds(self, operation: Operation) -> float:
+    def of(self, operation: Operation) -> float:
         """Of one call, from the moment when the GPU begins with it."""
         if operation.kind == "transfer":
             seconds = operation.moved_bytes / self._pcie + _ROUND_TRIP_S

@@ -421,6 +421,8 @@ _SPECIAL: Final[Mapping[str, Callable[[Any, Arguments, Named, Any], tuple[Operat
         f"_scaled_dot_product_{name}_attention_backward": _attention_backward
         for name in ("flash", "efficient", "cudnn")
     },
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
     "_flash_attention_forward": _flash,
     "_flash_attention_backward": _flash,
     "gemm_4bit": _four_bit,
