@@ -17,8 +17,8 @@ with today's.
 Groups differ in kind. Where only the micro-batch differs, the largest that fits is nearly always right, so these are
 counted apart. A plan never changes the number of GPUs, and methods only where it is asked to: those groups say whether
 times and memory order such setups rightly. No group of `groups.jsonl` that can be expressed has a row without
-checkpointing; the groups that are formed here have, of the same settings in further.jsonl (`_FURTHER`, with every cap
-of `_CAPS_GIB` at which the answer changes).
+checkpointing: `_FURTHER` has groups that do, of further.jsonl, at every cap of `_CAPS_GIB` where the answer changes.
+Beside the caps stands the whole GPU, on which a plan goes by what it says to fit there (`plan_fits.py`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import gzip
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +39,7 @@ from benchmarks import plan_choices_rows, plan_fits  # noqa: E402
 from benchmarks.plan_choices_scores import NOISE, PLAN, WITHIN, Setup, case, scores  # noqa: E402
 from benchmarks.provenance import RESULTS, provenance  # noqa: E402
 from benchmarks.published_models import FOLDER, Row  # noqa: E402
+from benchmarks.published_summary import ALLOCATED  # noqa: E402
 
 __all__ = ["GROUPS", "evidence", "kind_of", "why_not"]
 
@@ -57,19 +59,24 @@ _BY_NAME: Final[Mapping[str, str]] = {
 """Groups that cannot be expressed, by how their name begins."""
 
 _FURTHER: Final = (
-    ("V100 16GB BERT-large: micro-batch and checkpointing", "hfdoc-v100-", ("b4", "b1-acc4", "b1-acc4-gc")),
-    ("V100 16GB BERT-large: checkpointing, precision, optimizer", "hfdoc-v100-", (
-        "b4", "b1-acc4", "b1-acc4-gc", "b4-fp16", "b1-acc4-gc-fp16", "b4-adafactor", "b1-acc4-gc-fp16-adafactor",
-        "b4-adam8bit", "b1-acc4-gc-fp16-adam8bit")),
-    ("RTX 3090 BERT-large, batch 4: micro-batch and checkpointing", "exp13-3090-", (
-        "b4", "b1-acc4", "b1-acc4-gc")),
-    ("RTX 3090 BERT-large, batch 4: checkpointing, precision, optimizer", "exp13-3090-", (
-        "b4", "b1-acc4", "b1-acc4-gc", "b4-fp16", "b1-acc4-gc-fp16", "b4-adafactor", "b1-acc4-gc-fp16-adafactor")),
-    ("RTX 3090 BERT-large, batch 64: checkpointing", "exp13-3090-", ("b8-acc8", "b8-acc8-gc")),
+    ("V100 16GB BERT-large: micro-batch and checkpointing", "hfdoc-v100-", "b4 b1-acc4 b1-acc4-gc"),
+    ("V100 16GB BERT-large: checkpointing, precision, optimizer", "hfdoc-v100-",
+     "b4 b1-acc4 b1-acc4-gc b4-fp16 b1-acc4-gc-fp16 b4-adafactor b1-acc4-gc-fp16-adafactor b4-adam8bit "
+     "b1-acc4-gc-fp16-adam8bit"),
+    ("RTX 3090 BERT-large, batch 4: micro-batch and checkpointing", "exp13-3090-", "b4 b1-acc4 b1-acc4-gc"),
+    ("RTX 3090 BERT-large, batch 4: checkpointing, precision, optimizer", "exp13-3090-",
+     "b4 b1-acc4 b1-acc4-gc b4-fp16 b1-acc4-gc-fp16 b4-adafactor b1-acc4-gc-fp16-adafactor"),
+    ("RTX 3090 BERT-large, batch 64: checkpointing", "exp13-3090-", "b8-acc8 b8-acc8-gc"),
+    ("RTX 3090 Qwen1.5-0.5B, ZeRO: micro-batch, checkpointing, offload", "gpjt-05b-",
+     "seq2048-es b2-es b3-es b1-gc-es b2-gc b3-gc-es b4-gc b1-gc-offload-es b3-gc-offload-es b5-gc-offload-es "
+     "b6-gc-offload-es"),
+    ("8 x A100 80GB Llama-3-8B, ZeRO: micro-batch, checkpointing, offload", "gpjt-8b-",
+     "b1-es b2-es b3-es b1-gc-es b4-gc b8-gc-es b12-gc b13-gc b14-gc-es b1-gc-offload b8-gc-offload b17-gc-offload "
+     "b18-gc-offload"),
 )  # fmt: skip
-"""Groups of rows of further.jsonl with the same effective batch."""
+"""Groups of rows of further.jsonl: of BERT-large with one effective batch, of the others without accumulation."""
 
-_CAPS_GIB: Final = (4, 6, 8, 10, 12, 16, 24)
+_CAPS_GIB: Final = (4, 6, 8, 10, 12, 16, 24, 32, 40, 48, 80)
 
 Found = dict[str, Any]
 
@@ -91,14 +98,16 @@ def evidence() -> Found:
     """All groups with what is chosen; the scores; what fits."""
     groups = [*_published(), *_further_groups()]
     seconds, memory = _seconds(), _read(RESULTS / "published.json")["rows"]
-    found = [_group(each, seconds, _memory(memory, "then")) for each in groups]
-    today = [_group(each, seconds, _memory(memory, "today")) for each in groups]
     fits = plan_fits.judged(memory)
+    on_gpu = {each["id"]: each["fits"] for each in fits}
+    found = [_group(each, seconds, _memory(memory, "then"), on_gpu) for each in groups]
+    today = [_group(each, seconds, _memory(memory, "today"), on_gpu) for each in groups]
     return {
         "within": WITHIN,
         "noise": NOISE,
         "scores": _by_kind(found),
         "scores_today": _by_kind(today),
+        "scores_whole_gpu": scores(each["whole_gpu"] for each in found if "whole_gpu" in each),
         "groups": found,
         "fits": {**plan_fits.summary(fits), "not_judged": plan_fits.not_judged(memory, found)},
         "fits_rows": fits,
@@ -144,28 +153,36 @@ def _further_groups() -> list[Row]:
     rows = plan_choices_rows.further()
     found: list[Row] = []
     for name, begin, ends in _FURTHER:
-        members = [rows[begin + end] for end in ends]
+        members = [rows[begin + end] for end in ends.split()]
         facts = [
             {
-                "id": row["id"], "speed": row["also"]["samples_per_second"], "gib": row["gib"], "outcome": "ran",
-                "vanilla_hf": True,
+                "id": row["id"], "speed": _samples_per_second(row), "gib": row["gib"], "vanilla_hf": True,
+                "outcome": row.get("outcome", "ran"),
                 **{key: row[key] for key in ("gpus", "micro_batch", "accumulation", "checkpointing")},
             }
             for row in members
         ]  # fmt: skip
         found.append({
-            "name": name, "kind": "checkpointing", "metric": "samples_per_second", "model": members[0]["model"],
-            "gpu": members[0]["gpu"], "gpus": [1], "memory_measure": "max_reserved", "rows": facts,
-            "caps_gib": _caps(facts), "sources": sorted({row["source"] for row in members}),
+            "name": name, "kind": "ZeRO" if "ZeRO" in name else "checkpointing", "metric": "samples_per_second", "model": members[0]["model"],
+            "gpu": members[0]["gpu"], "gpus": [members[0]["gpus"]], "rows": facts, "caps_gib": _caps(facts),
+            "memory_measure": members[0]["measured"], "sources": sorted({row["source"] for row in members}),
         })  # fmt: skip
     return found
+
+
+def _samples_per_second(row: Row) -> float | None:
+    """Of all GPUs; None: it ran out of memory."""
+    also = row["also"] if row["gib"] is not None else {}
+    if "steps_per_second" in also:
+        return float(also["steps_per_second"] * row["micro_batch"] * row["accumulation"] * row["gpus"])
+    return also.get("samples_per_second")
 
 
 def _caps(rows: Sequence[Row]) -> dict[str, str]:
     """The caps at which the best that fits is another than below, as in groups.jsonl."""
     found: dict[str, str] = {}
     for cap in _CAPS_GIB:
-        fitting = [each for each in rows if each["gib"] <= cap]
+        fitting = [each for each in rows if each["gib"] is not None and each["gib"] <= cap]
         best = max(fitting, key=lambda each: each["speed"])["id"] if fitting else None
         if best is not None and best not in list(found.values())[-1:]:
             found[str(cap)] = best
@@ -196,7 +213,12 @@ def _memory(rows: Iterable[Row], first: str) -> dict[str, tuple[float, float]]:
     return found
 
 
-def _group(group: Row, seconds: Mapping[str, float], memory: Mapping[str, tuple[float, float]]) -> Found:
+def _group(
+    group: Row,
+    seconds: Mapping[str, float],
+    memory: Mapping[str, tuple[float, float]],
+    fits: Mapping[str, bool],
+) -> Found:
     kept = ("name", "model", "gpu", "gpus", "metric", "memory_measure", "choice_class", "sources")
     found: Found = {**{key: group[key] for key in kept if key in group}, "kind": kind_of(group)}
     if reason := why_not(group, seconds):
@@ -220,6 +242,7 @@ def _group(group: Row, seconds: Mapping[str, float], memory: Mapping[str, tuple[
             for each in setups
         ],
         "cases": [case(setups, cap, silent=silent) for cap in caps],
+        **({"whole_gpu": case([replace(each, fits=fits[each.name]) for each in setups], None)} if modelled else {}),
     }  # fmt: skip
 
 
@@ -234,7 +257,7 @@ def _setup(row: Row, group: Row, seconds: Mapping[str, float], memory: Mapping[s
         speed=row["speed"],
         predicted_speed=units / seconds[row["id"]],
         gib=row["gib"],
-        predicted_gib=allocated if group["memory_measure"] == "max_allocated" else reserved,
+        predicted_gib=allocated if group["memory_measure"] in ALLOCATED else reserved,
         micro_batch=row["micro_batch"],
         checkpointing=bool(row["checkpointing"]),
     )
@@ -244,7 +267,7 @@ def _by_kind(groups: Sequence[Found]) -> Found:
     """Of each kind, and of all that are no mere micro-batches."""
     kinds = list(dict.fromkeys(each["kind"] for each in groups))
     others = [each for each in kinds if each != "micro-batch"]
-    published = [each for each in others if each != "checkpointing"]
+    published = [each for each in others if each not in ("checkpointing", "ZeRO")]
     asked = {**{each: [each] for each in kinds}, "published, without micro-batch": published}
     asked |= {"all but micro-batch": others, "all": kinds}
     found: Found = {}
@@ -270,6 +293,7 @@ def _say(found: Found) -> None:
                 cap = f"{each['cap_gib']:g} GiB" if each["cap_gib"] else "whole GPU"
                 losses = ", ".join(f"{loss:.1%}" for loss in plan["losses"])
                 print(f"missed: {group['name']}, {cap}: {', '.join(plan['choices'])} for {each['best']}: {losses}")
+    print("on the whole GPU:", json.dumps(found["scores_whole_gpu"], indent=1))
     for which in ("scores", "scores_today"):
         for kind, said in found[which].items():
             print(f"{which}, {kind}: {said['expressed']} of {said['groups']} groups, {said['cases']} choices")

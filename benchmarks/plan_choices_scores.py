@@ -31,6 +31,7 @@ class Setup:
         gib: what it took, measured, as the group measures it; None: it ran out of memory, or that is not known.
         predicted_gib: the same; None: not modelled.
         micro_batch, checkpointing: what the rules go by.
+        fits: whether a plan says that it fits on its GPU; None: it is not asked.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Setup:
     predicted_gib: float | None
     micro_batch: int
     checkpointing: bool
+    fits: bool | None = None
 
 
 def planned(setups: Sequence[Setup], cap_gib: float | None, *, leanest: bool = True) -> list[Setup]:
@@ -48,14 +50,13 @@ def planned(setups: Sequence[Setup], cap_gib: float | None, *, leanest: bool = T
 
     Args:
         setups: of a group.
-        cap_gib: None: all that ran are looked at.
+        cap_gib: None: what a plan says to fit on the GPU, and where it is not asked all that ran.
         leanest: False: the fastest, by however little.
     """
-    fitting = [
-        each
-        for each in setups
-        if (each.speed is not None if cap_gib is None else _within(each.predicted_gib, cap_gib))
-    ]  # fmt: skip
+    if cap_gib is not None:
+        fitting = [each for each in setups if _within(each.predicted_gib, cap_gib)]
+    else:
+        fitting = [each for each in setups if (each.speed is not None if each.fits is None else each.fits)]
     fastest = max((each.predicted_speed for each in fitting), default=0.0)
     if not leanest:
         return [each for each in fitting if each.predicted_speed == fastest]
@@ -90,7 +91,7 @@ def case(setups: Sequence[Setup], cap_gib: float | None, *, silent: bool = False
 
     Args:
         setups: of a group.
-        cap_gib: of the memory that the group measures; None: whatever ran.
+        cap_gib: of the memory that the group measures; None: the whole GPU, on which fits what ran.
         silent: whether the rules say nothing of what differs, so that they choose any.
 
     Returns:

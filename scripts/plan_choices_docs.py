@@ -25,8 +25,9 @@ _KINDS = {
     "method": "full fine-tuning, LoRA, QLoRA",
     "number of GPUs": "one GPU or two with FSDP",
     "sharding": "FSDP or whole copies, with the micro-batch",
-    "checkpointing": "checkpointing, precision, optimizer (groups formed here)",
-    "published, without micro-batch": "**published groups without those of the micro-batch**",
+    "published, without micro-batch": "**these without those of the micro-batch**",
+    "checkpointing": "checkpointing, precision, optimizer; one GPU (groups formed here)",
+    "ZeRO": "micro-batch, checkpointing, offload; ZeRO on one GPU and on eight (groups formed here)",
     "all": "**all**",
 }
 
@@ -48,7 +49,15 @@ def choices(content: Content) -> str:
             *(_score(found["ways"][way], found["cases"]) for way in ways),
         ]
         lines.append(f"| {' | '.join(cells)} |")
+    whole = content["scores_whole_gpu"]
+    cells = [
+        "on the whole GPU, with what a plan says to fit",
+        "–",
+        f"{whole['cases']}, {whole['choices_that_matter']}",
+    ]
+    cells += [_score(whole["ways"][way], whole["cases"]) for way in ways]
     lines += [
+        f"| {' | '.join(cells)} |",
         "",
         f"Within {content['within']:.0%} of the best that fits, mean loss of speed. A choice matters if some setup "
         "that fits is further off. A way that leaves several setups counts by their share.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -44,6 +45,8 @@ def test_a_false_fit_and_nothing_that_fits_lose_everything() -> None:
     """Defect: a setup that runs out of memory counts as a good choice because it would have been fast."""
     found = case(SETUPS, 40.0)
     assert found["false_fits"] == ["saved 32"] and found["ways"][PLAN]["losses"] == [1.0]
+    whole = case([replace(each, fits=each.name != "saved 16") for each in SETUPS], None)
+    assert whole["best"] == "saved 16" and whole["false_fits"] == ["saved 32"]
     found = case(SETUPS, 10.2)  # one fits, and by the prediction none
     assert found["best"] == "plain 4" and found["ways"][PLAN] == {"choices": [], "losses": [1.0]}
     assert not found["false_fits"]
@@ -126,7 +129,7 @@ def test_tables_say_what_the_evidence_says(monkeypatch: pytest.MonkeyPatch) -> N
         if max(case["ways"][PLAN]["losses"]) > EVIDENCE["within"]
     ]
     assert page["misses"](EVIDENCE).count("\n") == 1 + len(missed) > 1
-    assert page["choices"](EVIDENCE).count("\n| ") == 7 and "| 6; 0 |" in page["fits"](EVIDENCE)
+    assert page["choices"](EVIDENCE).count("\n| ") == 9 and "| 6; 0 |" in page["fits"](EVIDENCE)
     skipped = sum(not group["expressed"] for group in EVIDENCE["groups"])
     counts = [line.rsplit("| ", 1)[1].rstrip(" |") for line in page["not_expressed"](EVIDENCE).splitlines()[2:-2]]
     assert sum(map(int, counts)) == skipped
