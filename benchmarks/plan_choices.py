@@ -163,9 +163,10 @@ def _further_groups() -> list[Row]:
             for row in members
         ]  # fmt: skip
         found.append({
-            "name": name, "kind": "ZeRO" if "ZeRO" in name else "checkpointing", "metric": "samples_per_second", "model": members[0]["model"],
-            "gpu": members[0]["gpu"], "gpus": [members[0]["gpus"]], "rows": facts, "caps_gib": _caps(facts),
-            "memory_measure": members[0]["measured"], "sources": sorted({row["source"] for row in members}),
+            "name": name, "kind": "ZeRO" if "ZeRO" in name else "checkpointing", "metric": "samples_per_second",
+            "model": members[0]["model"], "gpu": members[0]["gpu"], "gpus": [members[0]["gpus"]], "rows": facts,
+            "caps_gib": _caps(facts), "memory_measure": members[0]["measured"],
+            "sources": sorted({row["source"] for row in members}),
         })  # fmt: skip
     return found
 
