@@ -34,16 +34,16 @@ __all__ = ["Range", "StepTime", "step_time"]
 Range = tuple[float, float, float]
 """Low, middle, high."""
 
-_PYTHON_S: Final[Range] = (9e-6, 14e-6, 22e-6)
-"""To queue one operation from Python, the modules and views around it included. "Eager mode" measurements of
-transformers' decoding, which is bound by this alone: 25 to 30 ms a token of a 7 B Llama, which queues about 1,300
-kernels: 20 µs; processors differ by a factor of two."""
+_PYTHON_S: Final[Range] = (10e-6, 20e-6, 30e-6)
+"""To queue one operation from Python, the modules and views around it included. Measured on one core of an AMD EPYC
+that had other work: 27 to 29 µs (transformers 5.23, Llama, GPT-2 and LoRA of 4 tokens and 32 numbers, computed on the
+CPU in that time, too). GPUs stand beside faster ones; `factors["host"]` is what a calibration finds."""
 
-_ENGINE_S: Final[Range] = (4e-6, 7e-6, 12e-6)
-"""To queue one operation from autograd's engine, which is C++: about half of that."""
+_ENGINE_S: Final[Range] = (5e-6, 11e-6, 18e-6)
+"""To queue one operation from autograd's engine, which is C++: 18 to 23 µs in the same measurement."""
 
 _LAUNCH_S: Final = 4e-6
-"""Each further kernel of one operation: `cudaLaunchKernel`."""
+"""Each further kernel of one operation, `cudaLaunchKernel` alone; assumed."""
 
 _MICRO_BATCH_S: Final[Range] = (0.5e-3, 1.5e-3, 5e-3)
 """Of the host, before a micro-batch: Trainer's own loop and callbacks; assumed."""

@@ -19,6 +19,7 @@ from hf_memkit.prediction.trace_request import TraceRequest
 from hf_memkit.prediction.work import Work
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.setup import Setup
+from tests.predict.architectures import ARCHITECTURES, MIXTURES, request
 from tests.predict.test_child_libraries import LENGTH, models, setup_of  # noqa: F401 - a fixture
 
 CHILD: Final = Path(__file__).resolve().parents[2] / "hf_memkit" / "prediction" / "child"
@@ -64,6 +65,17 @@ def test_fake_steps_compute_what_real_ones_do(worker: Worker, models: dict[str, 
     first, second = (flops(real, span) for span in real.steps())
     assert first["matmul"] == second["matmul"] > 0
     assert [flops(fake, span)["matmul"] for span in fake.steps()] == [first["matmul"]] * 2
+
+
+@pytest.mark.parametrize("name", ["t5", "convnext", "mixtral"])
+def test_every_kind_of_architecture_is_recorded_whole(name: str, worker: Worker) -> None:
+    """Defect: an encoder, a convolution or experts whose products have no FLOPs, or others than on a CPU."""
+    found = next(each for each in (*ARCHITECTURES, *MIXTURES) if each.name == name)
+    fake, real = (worker.trace(replace(request(found, "plain", each), work=True)).work for each in ("cpu", "real cpu"))
+    assert fake is not None and real is not None
+    assert [flops(fake, span) for span in fake.steps()] == [flops(real, span) for span in real.steps()]
+    assert flops(fake, fake.steps()[-1])["matmul"] > 0
+    assert not [each.name for each in fake.operations if each.kind == "unknown"]
 
 
 def test_phases_of_work_are_those_of_memory(worker: Worker, models: dict[str, Path]) -> None:  # noqa: F811
