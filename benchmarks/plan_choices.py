@@ -108,6 +108,7 @@ def evidence() -> Found:
         "scores": _by_kind(found),
         "scores_today": _by_kind(today),
         "scores_whole_gpu": scores(each["whole_gpu"] for each in found if "whole_gpu" in each),
+        "times": _times(found),
         "groups": found,
         "fits": {**plan_fits.summary(fits), "not_judged": plan_fits.not_judged(memory, found)},
         "fits_rows": fits,
@@ -280,6 +281,25 @@ def _by_kind(groups: Sequence[Found]) -> Found:
             "where_it_matters": scores(each for each in cases if each["worst_loss"] > WITHIN),
         }  # fmt: skip
     return found
+
+
+def _times(groups: Sequence[Found]) -> list[Found]:
+    """Seconds of a step, predicted over measured, less 1: of the further rows, on none of which anything was fitted."""
+    rows = {each["id"]: each for group in groups for each in group.get("rows", ())}
+    found = []
+    for name, row in plan_choices_rows.further().items():
+        each = rows.get(name)
+        if each is not None and each["speed"]:
+            found.append({
+                "id": name, "gpu": row["gpu"], "gpus": row["gpus"], "half": not _is_fp32(row),
+                "offload": "offload_optimizer" in row.get("zero", {}).get("zero_optimization", {}),
+                "error": each["speed"] / each["predicted_speed"] - 1,
+            })  # fmt: skip
+    return found
+
+
+def _is_fp32(row: Row) -> bool:
+    return bool(row["weights_dtype"] == "float32" and row["mixed_precision"].startswith("none"))
 
 
 def _read(path: Path) -> Any:

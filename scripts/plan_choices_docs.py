@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -114,6 +115,54 @@ def fits(content: Content) -> str:
     return "\n".join(lines)
 
 
+def fits_rows(content: Content) -> str:
+    """Trainings that ran out of memory, and those that ran and are said not to fit."""
+    lines = [
+        "| training | GPU | may need, GiB | 92 % of it, GiB | said to fit | it |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in content["fits_rows"]:
+        if row["ran"] and row["fits"]:
+            continue
+        cells = [
+            row["id"],
+            row["gpu"] if row["gpus"] == 1 else f"{row['gpus']} × {row['gpu']}",
+            f"{row['needs_gib']:.1f}",
+            f"{content['fits']['full_share'] * row['capacity_gib']:.1f}",
+            "yes" if row["fits"] else "no",
+            f"ran: {row['gib']:.1f} GiB ({row['measured']})" if row["ran"] else "ran out of memory",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+_SOURCES = {
+    "hfdoc-": "BERT-large on a V100",
+    "exp13-": "BERT-large on an RTX 3090",
+    "gpjt-05b": "Qwen1.5-0.5B, ZeRO-3 on an RTX 3090",
+    "gpjt-8b": "Llama-3-8B, ZeRO-3 on 8 A100 80GB",
+    "fsdpqlora-": "Llama-2-7B with LoRA, FSDP or whole copies on 2 RTX 3090 with slow buses",
+}
+
+
+def times(content: Content) -> str:
+    """How far times of the groups formed here are off, by source."""
+    lines = ["| trainings | rows | median error | from | to |", "|---|---|---|---|---|"]
+    for begin, words in _SOURCES.items():
+        rows = [row for row in content["times"] if row["id"].startswith(begin)]
+        for note, half, offload in (
+            ("fp32", False, False),
+            ("half precision", True, False),
+            ("Adam in RAM", True, True),
+        ):
+            errors = [row["error"] for row in rows if (row["half"], row["offload"]) == (half, offload)]
+            if errors:
+                cells = [f"{words}, {note}", len(errors), f"{statistics.median(map(abs, errors)):.1%}"]
+                cells += [f"{min(errors):+.1%}", f"{max(errors):+.1%}"]
+                lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
 def _score(score: Content, cases: int) -> str:
     return f"{score['within_5_percent'] / cases:.0%}, {score['mean_loss']:.1%}"
 
@@ -132,6 +181,8 @@ def tables(path: Path = EVIDENCE) -> dict[Path, dict[str, str]]:
             "misses": misses(content),
             "not-expressed": not_expressed(content),
             "fits": fits(content),
+            "fits-rows": fits_rows(content),
+            "further-times": times(content),
         }
     }
 
