@@ -284,7 +284,7 @@ def _by_kind(groups: Sequence[Found]) -> Found:
 
 
 def _times(groups: Sequence[Found]) -> list[Found]:
-    """Seconds of a step, predicted over measured, less 1: of the further rows, on none of which anything was fitted."""
+    """Seconds of a step, predicted over measured, less 1, of the further rows; nothing was fitted on them."""
     rows = {each["id"]: each for group in groups for each in group.get("rows", ())}
     found = []
     for name, row in plan_choices_rows.further().items():

@@ -35,8 +35,8 @@ __all__ = ["further", "seconds_of", "traced"]
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _LINEARS: Final = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
-_CORES: Final = 32
-"""Of a machine with several GPUs, and of the one of Qwen1.5-0.5B; not told. Only Adam in RAM runs on them."""
+_CORES: Final = {1: 32, 2: 32, 8: 128}
+"""Of a machine with so many GPUs; not told. Only Adam in RAM runs on them. Eight A100: as NVIDIA's DGX A100 has."""
 _ADAM_BYTES: Final = 30
 """As `hf_memkit/plan/pricing.py` has it: of a parameter, in a step of Adam over fp32 master weights on the GPU."""
 
@@ -116,7 +116,7 @@ def seconds_of(row: Row, found: Mapping[str, Any]) -> tuple[float, float, float]
         optimizer_s = _ADAM_BYTES * model.parameters / (rates.achievable_memory_gb_per_s.value * GB)
     traffic = _traffic(row, model)
     exposed = step_cost(
-        traffic, TracedSeconds(step.forward_s, step.backward_s, optimizer_s), rates, assumed_host(_CORES)
+        traffic, TracedSeconds(step.forward_s, step.backward_s, optimizer_s), rates, assumed_host(_CORES[row["gpus"]])
     ).exposed
     low, middle, high = (each - step.optimizer_s for each in step.seconds)
     return low + exposed.low, middle + exposed.middle, high + exposed.high
