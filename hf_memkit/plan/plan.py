@@ -30,6 +30,7 @@ class Plan:
         left_out: what no candidate has, and why.
         sequences: of one optimizer step, on all GPUs.
         stopped: whether the search was ended before it was through.
+        stopped_by_hand: whether by Ctrl-C.
         notes: what a reader should know.
     """
 
@@ -42,6 +43,7 @@ class Plan:
     left_out: Mapping[str, str] = field(default_factory=dict)
     sequences: int = 1
     stopped: bool = False
+    stopped_by_hand: bool = False
     notes: tuple[str, ...] = ()
 
     @property

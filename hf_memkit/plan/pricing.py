@@ -18,7 +18,6 @@ from hf_memkit.gpu_rates import GpuRates, rates_of
 from hf_memkit.hardware import Gpu, Machine
 from hf_memkit.host_rates import HostRates, assumed_host, measured_host
 from hf_memkit.models import ModelFacts
-from hf_memkit.plan.candidate import Candidate
 from hf_memkit.plan.judged import Judged
 from hf_memkit.prediction.from_script import shapes
 from hf_memkit.prediction.step_time import StepTime, step_time
@@ -35,6 +34,9 @@ _ADAM_BYTES: Final = 30
 """Bytes of the GPU's memory that a fused step of Adam over master weights moves for each parameter: gradient (4 read),
 master weight and two moments (4 read and 4 written each), the 16-bit weight (2 written). deepspeed 0.19.8:
 ops/adam/fused_adam.py, on fp32 gradients."""
+
+_PAGED_BYTES: Final = 2
+"""Of a parameter's states in bitsandbytes' 8-bit AdamW: two moments."""
 
 _SAVE_S: Final = 1.0
 """Of a save, beside its bytes; assumed."""
@@ -110,7 +112,9 @@ def priced(
     except ValueError:
         return judged
     forward_s = step.by_phase.get("forward", 0.0) / accumulation
-    step = _with_others(step, about, judged.candidate, pricing, gpus=gpus, accumulation=accumulation)
+    step = _with_paging(
+        _with_others(step, about, pricing, gpus=gpus, accumulation=accumulation), judged, about, pricing
+    )
     if pricing.stands_for:
         step = replace(step, rests_on=(pricing.stands_for, *step.rests_on))
     tokens = about["tokens"].get(kind)
@@ -122,8 +126,23 @@ def priced(
     )
 
 
+def _with_paging(step: StepTime, judged: Judged, about: Mapping[str, Any], pricing: Pricing) -> StepTime:
+    """With what CUDA moves of a paged optimizer's states, of two moments in 8 bits: nothing where the GPU has room for
+    all of them, in and out of it where it has none."""
+    assert pricing.rates is not None
+    if not str(about["plan"]["arguments"].get("optim")).startswith("paged_"):
+        return step
+    states = _PAGED_BYTES * sum(about["plan"]["trained_sizes"])
+    room = max(0, judged.usable_bytes - judged.needs_bytes)
+    there_and_back = 2 * states / (pricing.rates.pcie_gb_per_s.value * GB)
+    moved = there_and_back * max(0.0, 1 - room / max(1, states))
+    low, middle, high = step.seconds
+    said = f"paged optimizer: {moved:.3g} s a step to move its states over PCIe"
+    return replace(step, seconds=(low, middle + moved, high + 2 * there_and_back), rests_on=(*step.rests_on, said))
+
+
 def _with_others(
-    step: StepTime, about: Mapping[str, Any], candidate: Candidate, pricing: Pricing, *, gpus: int, accumulation: int
+    step: StepTime, about: Mapping[str, Any], pricing: Pricing, *, gpus: int, accumulation: int
 ) -> StepTime:
     """With what passes between GPUs, host and disk."""
     engine, facts = about.get("deepspeed"), about["plan"]

@@ -14,7 +14,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from hf_memkit.errors import InputError
 from hf_memkit.report import load_run, write_page
 from hf_memkit.report.charts import POINTS, charts, plotly_text
-from hf_memkit.report.page import _json, page
+from hf_memkit.report.document import as_json
+from hf_memkit.report.page import page
 from hf_memkit.report.summary import summarise
 from tests.fewer import one_each
 from tests.report import synthetic_records as made
@@ -276,7 +277,7 @@ def test_the_policy_forbids_what_escaping_might_miss(
 
 
 def test_data_cannot_end_the_element_that_it_stands_in() -> None:
-    made_json = _json({"</script>": "<!--<script>&"})
+    made_json = as_json({"</script>": "<!--<script>&"})
     assert not set("<>&") & set(made_json) and json.loads(made_json) == {"</script>": "<!--<script>&"}
 
 
@@ -312,7 +313,7 @@ def test_what_memkit_did_not_write_stays(tmp_path: Path) -> None:
     assert write_page(run, path) == path
     write_page(run, path)  # its own it replaces
     assert path.stat().st_mode & 0o777 == 0o644
-    with pytest.raises(InputError, match="cannot be written: No such file"):
+    with pytest.raises(InputError, match="cannot be written: there is no folder"):
         write_page(run, tmp_path / "nowhere" / "page.html")
     with pytest.raises(InputError, match="cannot be written"):
         write_page(run, tmp_path)
