@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -248,59 +249,50 @@ def _planned(
 ) -> tuple[Plan, ...] | None:
     """A plan for each machine; None: Ctrl-C came before anything was judged."""
     from hf_memkit.cli.predict_script import ended_by_signals
-    from hf_memkit.plan.planning import plan_script
+    from hf_memkit.plan.planning import plan_gpus
     from hf_memkit.prediction.running_scripts import name_of
 
-    name = name_of(script)
-    _tell(f"{name} runs on this machine; what it writes before Trainer.train(), it writes")
+    _tell(f"{name_of(script)} runs on this machine; what it writes before Trainer.train(), it writes")
     _tell("setups are looked for; Ctrl-C gives the best so far")
     try:
         with ended_by_signals() as ended:
-            plans = []
-            for machine in machines:
-                assert machine.gpu is not None
-                said = _Progress(machine.gpu.name if len(machines) > 1 else "")
-                plans.append(
-                    plan_script(
-                        script,
-                        machine,
-                        gpus=gpus,
-                        environment=environment,
-                        also=also,
-                        limit_s=limit_s,
-                        said=said,
-                        ram_is_given=ram_is_given,
-                    )
-                )
+            plans = plan_gpus(
+                script, machines, gpus=gpus, environment=environment, also=also, limit_s=limit_s,
+                said=_Progress(machines), ram_is_given=ram_is_given,
+            )  # fmt: skip
             if not plans:
                 ended()
-            return tuple(plans)
     except ScriptFailed as error:
         print(error.text, file=sys.stderr)
         raise
     except KeyboardInterrupt:
         _tell("stopped before any setup was judged; nothing of the script runs any more")
         return None
+    planned = [each.machine for each in plans]
+    if missing := [machine.gpu.name for machine in machines if machine.gpu and machine not in planned]:
+        _tell(f"not looked at: {', '.join(missing)}")
+    return plans
 
 
 class _Progress:
     """Tells of each setup that is judged, on standard error, a line each: what the script draws or asks stays."""
 
-    def __init__(self, gpu: str) -> None:
-        import time
-
-        self._gpu, self._count, self._clock = f"{gpu}: " if gpu else "", 0, time.monotonic
-        self._began = time.monotonic()
+    def __init__(self, machines: Sequence[Machine]) -> None:
+        several = len(machines) > 1
+        self._gpus = {each.gpu.capacity_bytes: each.gpu.name for each in machines if each.gpu and several}
+        self._count, self._began = 0, time.monotonic()
 
     def __call__(self, judged: Judged) -> None:
         from hf_memkit.units import format_gib
 
         self._count += 1
-        needs = format_gib(judged.needs_bytes) if judged.prediction is not None else "not predicted"
-        time = f", {judged.seconds:.2f} s a step" if judged.is_priced and judged.seconds else ""
-        fits = "fits" if judged.fits else "does not fit" if judged.prediction is not None else judged.why
-        since = f"{self._clock() - self._began:.0f} s"
-        _tell(f"{self._gpu}{since}, setup {self._count}: {judged.candidate.name}: {needs}{time}: {fits}")
+        found = judged.prediction
+        gpu = self._gpus.get(found.capacity_bytes or 0) if found is not None else None
+        step = f", {judged.seconds:.3g} s a step" if judged.is_priced and judged.seconds else ""
+        fits = "fits" if judged.fits else "does not fit"
+        said = f"{format_gib(judged.needs_bytes)}{step}: {fits}" if found is not None else judged.why
+        since = f"{time.monotonic() - self._began:.0f} s, setup {self._count}"
+        _tell(f"{since}: {judged.candidate.name}: {said}{f' {gpu}' if gpu else ''}")
 
 
 def _show(

@@ -83,6 +83,8 @@ def compared_view(plans: Sequence[Plan], prices: Mapping[str, float], width: int
         for plan in ranked:
             best = plan.proposed
             lines += ["", Text(text(wording.subject(plan), 400), style="bold")]
+            if best is None:
+                lines.append(Text(text(f"Nothing fits: {plan.lacking()}", _LONGEST) + "."))
             lines += [Text(text(line, _LONGEST)) for line in wording.beside(plan)]
             if best is not None and best.candidate != plan.own.candidate:
                 lines += _flags(pasted(best.candidate), width)
@@ -175,7 +177,7 @@ def _gpus(ranked: Sequence[Plan], prices: Mapping[str, float]) -> Table:
         best, price = plan.proposed, price_of(plan, prices)
         name = Text(wording.gpu_of(plan))
         if best is None:
-            table.add_row(name, Text(text(plan.lacking(), _LONGEST), "red"), *([wording.NONE] * len(columns)))
+            table.add_row(name, Text(wording.missing(plan), "red"), *([wording.NONE] * len(columns)))
             continue
         setup = Text(best.candidate.name)
         if best.candidate.group != "same result":

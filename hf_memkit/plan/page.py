@@ -72,16 +72,16 @@ def _gpus(ranked: Sequence[Plan], prices: Mapping[str, float]) -> Iterator[Html]
     state = "bad" if ranked[0].proposed is None else None
     yield el("header", _lead(f"{verdict}: {said}", (), state))
     unit = wording.rate_unit(ranked[0])
-    rows = []
+    rows: list[list[Html | str]] = []
     for plan in ranked:
         best, price = plan.proposed, price_of(plan, prices)
         if best is None:
-            rows.append([wording.gpu_of(plan), plan.lacking(), *[wording.NONE] * 5])
+            rows.append([wording.gpu_of(plan), wording.missing(plan), *[wording.NONE] * 5])
             continue
         rows.append(
             [
                 wording.gpu_of(plan),
-                best.candidate.name + (f" ({best.candidate.result})" if best.candidate.result else ""),
+                el("span", "; ".join(filter(None, (best.candidate.name, best.candidate.result))), class_="name"),
                 f"{best.needs_bytes / GIB:.2f}",
                 wording.rate(plan, best),
                 wording.run_of(best),
@@ -97,7 +97,8 @@ def _plan(plan: Plan, price: float | None, name: str, charts: dict[str, Any], *,
     verdict, said = wording.answer(plan)
     best = plan.proposed
     state = "bad" if best is None else "near" if best.candidate.group != "same result" else None
-    lead = _lead(f"{verdict}: {said}", (*wording.beside(plan), wording.subject(plan)), state)
+    lines = (*wording.beside(plan), wording.subject(plan))
+    lead = _lead(f"{verdict}: {said}", lines, state, heading="h1" if alone else "h3")
     yield el("header", lead, _tiles(plan, best)) if alone else _section(wording.gpu_of(plan), lead)
     if best is not None and best.candidate != plan.own.candidate:
         yield _section(f"What to paste: {best.candidate.name}", *_paste(pasted(best.candidate)))
@@ -122,21 +123,19 @@ def _plan(plan: Plan, price: float | None, name: str, charts: dict[str, Any], *,
     elif said := wording.time_not_known(plan):
         yield _section("Memory and speed", el("p", f"{said}."))
     for group, rows in wording.groups(plan, price).items():
-        yield _section(wording.TITLES[group], _table(plan, wording.TITLES[group], rows, price))
+        yield _section(wording.TITLES[group], _table(plan, "Fits, the fastest first", rows, price))
     if changes := wording.with_code(plan, price):
-        code = [
-            el("pre", "\n".join(f"+ {line}" for line in row.judged.candidate.code.splitlines())) for row in changes
-        ]
+        code = [_lines([f"+ {line}" for line in row.judged.candidate.code.splitlines()]) for row in changes]
         yield _section("With a change of the script", _table(plan, "Never proposed", changes, price), *code)
     if lost := wording.too_large(plan, price):
         yield _section("Does not fit", _table(plan, "The fastest first", lost, price))
     yield _section("What it rests on", el("ul", *(el("li", line) for line in wording.notes(plan))))
 
 
-def _lead(heading: str, lines: Sequence[str], state: str | None) -> Html:
-    return el(
-        "div", el("h1", f"{heading}."), *(el("p", line) for line in lines), class_=f"lead {state}" if state else "lead"
-    )
+def _lead(first: str, lines: Sequence[str], state: str | None, *, heading: str = "h1") -> Html:
+    """`state`: none where all is well, `"near"` or `"bad"`."""
+    said = (el("p", line) for line in lines)
+    return el("div", el(heading, f"{first}."), *said, class_=f"lead {state}" if state else "lead")
 
 
 def _tiles(plan: Plan, best: Judged | None) -> Html | None:
@@ -144,7 +143,7 @@ def _tiles(plan: Plan, best: Judged | None) -> Html | None:
         return None
     tiles = [("Takes at most", f"{best.needs_bytes / GIB:.2f} GiB")]
     if best.is_priced and best.step_time is not None:
-        tiles.append(("A step takes", f"{best.step_time.seconds[1]:.3g} s"))
+        tiles.append(("A step takes", f"{wording.digits(best.step_time.seconds[1])} s"))
         if (speed := wording.rate(plan, best)) != wording.NONE:
             tiles.append((wording.rate_unit(plan), speed))
         if (run := wording.run_of(best)) != wording.NONE:
@@ -156,17 +155,21 @@ def _tiles(plan: Plan, best: Judged | None) -> Html | None:
 def _paste(found: Pasted) -> Iterator[Html]:
     if found.before:
         yield el("p", "Type first:")
-        yield el("pre", "\n".join(found.before))
+        yield _lines(found.before)
     if found.environment:
         yield el("p", "Set before the command:")
-        yield el("pre", " ".join(found.environment))
+        yield _lines(found.environment)
     yield el("p", "Add to the script's arguments (HfArgumentParser; of two the last one counts):")
-    yield el("pre", " \\\n".join(found.flags))
+    yield _lines([*(f"{flag} \\" for flag in found.flags[:-1]), found.flags[-1]])
     if found.model:
         yield el("p", "And where the script loads its model, for which no flag is known (or memkit run --plan):")
-        yield el("pre", found.model)
+        yield _lines(found.model.splitlines())
     for name, content in (("As YAML", found.yaml), ("In Python", found.python)):
-        yield el("details", el("summary", name), el("pre", content))
+        yield el("details", el("summary", name), _lines(content.splitlines()))
+
+
+def _lines(lines: Sequence[str]) -> Html:
+    return el("pre", join(lines, "\n"))
 
 
 def _key() -> Iterator[Html]:
@@ -181,14 +184,14 @@ def _table(plan: Plan, caption: str, rows: Sequence[wording.Row], price: float |
     columns = ["setup", "GiB", "s a step", "range", unit, "run", *(["cost"] if price is not None else []), "why"]
     cells: list[list[Html | str]] = [
         [
-            el("strong", row.name) if row.proposed else row.name,
+            el("strong" if row.proposed else "span", row.name, class_="name"),
             row.peak,
             row.step,
             row.between or wording.NONE,
             row.rate,
             row.run,
             *([row.cost] if price is not None else []),
-            row.why or ("the best" if row.proposed else ""),
+            el("span", row.why or ("the best" if row.proposed else ""), class_="name"),
         ]
         for row in rows
     ]

@@ -86,8 +86,6 @@ def _installed(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _word(value: Any) -> str:
     """As HfArgumentParser takes it: a mapping is JSON (transformers: training_args.py, `_VALID_DICT_FIELDS`)."""
-    if isinstance(value, list):
-        return " ".join(map(_word, value))
     return shlex.quote(json.dumps(value) if isinstance(value, Mapping) else str(value))
 
 

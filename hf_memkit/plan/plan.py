@@ -172,5 +172,7 @@ class Plan:
         if least is None:
             return "no setup could be traced"
         gpu = self.machine.gpu
+        if gpu is not None and least.needs_bytes <= FULL_SHARE * gpu.capacity_bytes:
+            return f"the leanest, {least.candidate.name}: {least.why}"
         of = f"; 92 % of {gpu.name} are {format_gib(int(FULL_SHARE * gpu.capacity_bytes))}" if gpu else ""
         return f"the leanest, {least.candidate.name}, needs up to {format_gib(least.needs_bytes)}{of}"

@@ -16,8 +16,8 @@ from hf_memkit.plan.prices import price_of, run_cost
 from hf_memkit.units import GIB, format_gib
 
 __all__ = [
-    "NONE", "TITLES", "Row", "answer", "beside", "best_gpu", "cost", "duration", "gpu_of", "groups", "notes", "rate",
-    "rate_unit", "run_of", "subject", "time_not_known", "too_large", "with_code",
+    "NONE", "TITLES", "Row", "answer", "beside", "best_gpu", "cost", "digits", "duration", "gpu_of", "groups", "missing",
+    "notes", "rate", "rate_unit", "run_of", "subject", "time_not_known", "too_large", "with_code",
 ]  # fmt: skip
 
 NONE: Final = "—"
@@ -91,7 +91,7 @@ def answer(plan: Plan) -> tuple[str, str]:
     verdict = f"{verdict}{' SO FAR' * plan.stopped} THAT FITS {gpu_of(plan)}"
     said = [f"up to {format_gib(best.needs_bytes)}"]
     if best.is_priced and best.step_time is not None:
-        low, middle, high = map(_digits, best.step_time.seconds)
+        low, middle, high = map(digits, best.step_time.seconds)
         said.append(f"{middle} s a step ({low} to {high})")
         if (speed := rate(plan, best)) != NONE:
             said.append(f"{speed} {rate_unit(plan)}")
@@ -162,6 +162,13 @@ def best_gpu(ranked: Sequence[Plan], prices: Mapping[str, float]) -> tuple[str, 
     return f"{verdict}: {gpu_of(first)}", ", ".join(said)
 
 
+def missing(plan: Plan) -> str:
+    """In a few words, of a GPU on which nothing fits."""
+    least = plan.smallest()
+    too_much = least.needs_bytes - least.usable_bytes if least is not None else 0
+    return f"nothing fits: {format_gib(too_much)} too much" if too_much > 0 else "nothing fits"
+
+
 def notes(plan: Plan) -> Iterator[str]:
     """What was not tried, and what the figures rest on, a sentence each."""
     best = plan.proposed
@@ -171,7 +178,7 @@ def notes(plan: Plan) -> Iterator[str]:
         yield f"Not tried: {name}: {why}."
     if best is not None and best.is_priced and best.step_time is not None:
         for line in best.step_time.rests_on:
-            yield f"Time: {line}."
+            yield f"{line[0].upper()}{line[1:]}." if line.startswith("times ") else f"Time: {line}."
     if best is not None and best.prediction is not None:
         yield f"Memory: {best.prediction.confidence}."
     for note in plan.notes:
@@ -194,8 +201,8 @@ def _row(plan: Plan, judged: Judged, price: float | None) -> Row:
         judged,
         judged is best,
         f"{judged.needs_bytes / GIB:.2f}" if judged.prediction is not None else NONE,
-        _digits(time.seconds[1]) if time is not None else NONE,
-        f"{_digits(time.seconds[0])} to {_digits(time.seconds[2])}" if time is not None else "",
+        digits(time.seconds[1]) if time is not None else NONE,
+        f"{digits(time.seconds[0])} to {digits(time.seconds[2])}" if time is not None else "",
         rate(plan, judged),
         run_of(judged),
         cost(run_cost(judged, price, plan.gpus)) if time is not None else NONE,
@@ -239,7 +246,8 @@ def _slower(judged: Judged, best: Judged) -> str:
     ]
     longer = {name: parts[0].get(name, 0.0) - parts[1].get(name, 0.0) for name in {**parts[0], **parts[1]}}
     phase = max(longer, key=lambda name: longer[name])
-    return f"{said}: {phase} {'take' if phase == _BESIDE else 'takes'} {_digits(longer[phase])} s more"
+    more = longer[phase]
+    return f"{said}: {phase} {'take' if phase == _BESIDE else 'takes'} {_short_time(more)} more"
 
 
 def _faster(one_s: float, other_s: float) -> str:
@@ -270,8 +278,13 @@ def rate(plan: Plan, judged: Judged) -> str:
     return f"{judged.tokens_per_second:,.0f}" if judged.tokens_per_second is not None else NONE
 
 
-def _digits(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+def digits(value: float) -> str:
+    """Three significant digits, and never more than three decimals."""
+    return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3}f}"
+
+
+def _short_time(value: float) -> str:
+    return f"{digits(value)} s" if value >= 1 else f"{1000 * value:.3g} ms"
 
 
 def run_of(judged: Judged) -> str:
@@ -280,9 +293,9 @@ def run_of(judged: Judged) -> str:
 
 
 def duration(value: float) -> str:
-    """`"45 s"`, `"12 min"`, `"1 h 20 min"`, `"3 d 4 h"`."""
-    if value < 60:
-        return f"{value:.0f} s" if value >= 10 else f"{value:.1f} s"
+    """`"50 ms"`, `"45 s"`, `"12 min"`, `"1 h 20 min"`, `"3 d 4 h"`."""
+    if value < 59.5:
+        return _short_time(value) if value < 10 else f"{value:.0f} s"
     minutes = round(value / 60)
     if minutes < 60:
         return f"{minutes} min"
@@ -296,4 +309,6 @@ def cost(value: float | None) -> str:
     """In the currency of the user's prices."""
     if value is None:
         return NONE
+    if value < 1e-4:
+        return "< 0.0001"
     return f"{value:,.2f}" if value >= 0.1 else f"{value:.2g}"
