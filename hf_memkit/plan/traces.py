@@ -72,7 +72,8 @@ class ScriptTraces:
         self._one_fresh = threading.Lock()
         self._numbers = iter(range(1_000_000))
         self._number = threading.Lock()
-        self._done: dict[str, Traced] = {}
+        self._done: dict[str, Future[Traced]] = {}
+        self._asking = threading.Lock()
         self.device: Device = "cuda"
         self.notes: tuple[str, ...] = ()
 
@@ -114,9 +115,15 @@ class ScriptTraces:
     def of(self, overrides: Overrides) -> Traced:
         """The trace of the script with these settings in the place of its own; each is made once."""
         key = json.dumps(overrides.to_json(), sort_keys=True)
-        if key not in self._done:
-            self._done[key] = self._traced(overrides)
-        return self._done[key]
+        with self._asking:
+            begins = key not in self._done
+            done = self._done.setdefault(key, Future())
+        if begins:
+            try:
+                done.set_result(self._traced(overrides))
+            except BaseException as error:
+                done.set_exception(error)
+        return done.result()
 
     def _traced(self, overrides: Overrides) -> Traced:
         fields = dict(overrides.arguments)
