@@ -107,7 +107,7 @@ def plan(
     fits = any(each.proposed is not None for each in plans)
     files = []
     if write is not None and fits:
-        files.append(str(write_plan(plans[0], write)))
+        files.append(str(write_plan(plans[0], write, str(found))))
     if html is not None:
         from hf_memkit.plan.page import write_page
 
@@ -255,7 +255,7 @@ def _planned(
     _tell(f"{name_of(script)} runs on this machine; what it writes before Trainer.train(), it writes")
     _tell("setups are looked for; Ctrl-C gives the best so far")
     try:
-        with ended_by_signals() as ended:
+        with ended_by_signals("Ctrl-C: what is being traced now is waited for") as ended:
             plans = plan_gpus(
                 script, machines, gpus=gpus, environment=environment, also=also, limit_s=limit_s,
                 said=_Progress(machines), ram_is_given=ram_is_given,

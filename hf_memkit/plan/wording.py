@@ -16,8 +16,8 @@ from hf_memkit.plan.prices import price_of, run_cost
 from hf_memkit.units import GIB, format_gib
 
 __all__ = [
-    "NONE", "TITLES", "Row", "answer", "beside", "best_gpu", "cost", "digits", "duration", "gpu_of", "groups", "missing",
-    "notes", "rate", "rate_unit", "run_of", "subject", "time_not_known", "too_large", "with_code",
+    "NONE", "TITLES", "Row", "answer", "beside", "best_gpu", "cost", "digits", "duration", "gpu_of", "groups",
+    "longer", "missing", "notes", "rate", "rate_unit", "run_of", "subject", "time_not_known", "too_large", "with_code",
 ]  # fmt: skip
 
 NONE: Final = "—"
@@ -40,7 +40,7 @@ class Row:
         proposed: whether it is the one on the first line.
         peak: GiB, two decimals.
         step: `"1.40"`, seconds of an optimizer step.
-        between: `"1.31 to 1.68"`.
+        between: `"1.31–1.68"`.
         rate: tokens or samples a second.
         run: the whole training.
         cost: of that.
@@ -77,9 +77,14 @@ def subject(plan: Plan) -> str:
         memory = f", {format_gib(gpu.capacity_bytes)}, of which a setup may take {usable} ({_percent(FULL_SHARE)})"
     found = f"{plan.setups} setups judged, {len(plan.traced)} of them traced"
     if plan.stopped:
-        found += "; the search was stopped before its end"
+        found += f"; the search was stopped before its end{longer([plan])}"
     batch = f"{plan.sequences} sequence{'s' * (plan.sequences != 1)} an optimizer step"
     return f"{plan.name}; {gpu_of(plan)}{memory}; {batch}; {found}"
+
+
+def longer(plans: Sequence[Plan]) -> str:
+    """What gives a search more time, unless the user has ended it."""
+    return "" if any(plan.stopped_by_hand for plan in plans) else " (--limit SECONDS gives it longer)"
 
 
 def answer(plan: Plan) -> tuple[str, str]:
@@ -202,7 +207,7 @@ def _row(plan: Plan, judged: Judged, price: float | None) -> Row:
         judged is best,
         f"{judged.needs_bytes / GIB:.2f}" if judged.prediction is not None else NONE,
         digits(time.seconds[1]) if time is not None else NONE,
-        f"{digits(time.seconds[0])} to {digits(time.seconds[2])}" if time is not None else "",
+        f"{digits(time.seconds[0])}–{digits(time.seconds[2])}" if time is not None else "",
         rate(plan, judged),
         run_of(judged),
         cost(run_cost(judged, price, plan.gpus)) if time is not None else NONE,
@@ -293,9 +298,11 @@ def run_of(judged: Judged) -> str:
 
 
 def duration(value: float) -> str:
-    """`"50 ms"`, `"45 s"`, `"12 min"`, `"1 h 20 min"`, `"3 d 4 h"`."""
+    """`"50 ms"`, `"45 s"`, `"1 min 20 s"`, `"12 min"`, `"1 h 20 min"`, `"3 d 4 h"`."""
     if value < 59.5:
         return _short_time(value) if value < 10 else f"{value:.0f} s"
+    if value < 599.5:
+        return f"{round(value) // 60} min {round(value) % 60} s"
     minutes = round(value / 60)
     if minutes < 60:
         return f"{minutes} min"
