@@ -24,8 +24,8 @@ from hf_memkit.prediction.from_script import shapes
 from hf_memkit.prediction.step_time import StepTime, step_time
 from hf_memkit.prediction.work import Work
 from hf_memkit.units import GB, GIB
-from hf_memkit.zero.step_time import Seconds, Traced, step_cost
-from hf_memkit.zero.traffic import ddp_traffic, unknown_ways, zero_traffic
+from hf_memkit.zero.step_time import TracedSeconds, step_cost
+from hf_memkit.zero.traffic import StepTraffic, ddp_traffic, unknown_ways, zero_traffic
 
 __all__ = ["Pricing", "priced"]
 
@@ -130,33 +130,26 @@ def _with_others(
     if gpus == 1 and engine is None:
         return step
     assert pricing.rates is not None
-    recomputes = bool(facts["arguments"].get("activation_checkpointing"))
-    unknown = step.unknown
-    optimizer_s = step.by_phase.get("optimizer", 0.0)
+    unknown, optimizer_s = step.unknown, step.by_phase.get("optimizer", 0.0)
     model, frozen = _models(facts)
+    rest = [each - optimizer_s for each in step.seconds]  # the optimizer's is in the costs
     if engine is None:
-        config = None
-        traffic = ddp_traffic(model, gpus=gpus, gradient_bytes=facts["gradient_bytes"])
+        traffic: StepTraffic | None = ddp_traffic(model, gpus=gpus, gradient_bytes=facts["gradient_bytes"])
     else:
         config = engine["config"]
-        found = zero_traffic(config, model, frozen, gpus=gpus, accumulation=accumulation, recomputes=recomputes)
+        traffic = zero_traffic(
+            config, model, frozen, gpus=gpus, accumulation=accumulation,
+            recomputes=bool(facts["arguments"].get("activation_checkpointing")),
+        )  # fmt: skip
         unknown = (*unknown, *unknown_ways(config))
-        if found is None:
-            return replace(step, unknown=(*unknown, "DeepSpeed with this JSON"))
-        traffic = found
-        bandwidth = pricing.rates.achievable_memory_gb_per_s.value * GB
-        traced, optimizer_s = optimizer_s, _ADAM_BYTES * model.parameters / bandwidth
-        low, middle, high = step.seconds
-        step = replace(step, seconds=(low - traced, middle - traced, high - traced))
-    traced_s = Traced(
-        step.by_phase.get("forward", 0.0) / accumulation,
-        step.by_phase.get("backward", 0.0) / accumulation,
-        optimizer_s,
-    )
-    cost = step_cost(traffic, traced_s, pricing.rates, pricing.host, gpus=gpus, config=config)
-    beside = cost.exposed if engine is not None else cost.exposed - Seconds(1, 1, 1).times(optimizer_s)
-    low, middle, high = step.seconds
-    seconds = (low + beside.low, middle + beside.middle, high + beside.high)
+        # The engine is not traced, and what is in its place has no states.
+        optimizer_s = _ADAM_BYTES * model.parameters / (pricing.rates.achievable_memory_gb_per_s.value * GB)
+    if traffic is None:
+        return replace(step, unknown=(*unknown, "DeepSpeed with this JSON"))
+    forward_s, backward_s = (step.by_phase.get(phase, 0.0) / accumulation for phase in ("forward", "backward"))
+    cost = step_cost(traffic, TracedSeconds(forward_s, backward_s, optimizer_s), pricing.rates, pricing.host)
+    beside = cost.exposed
+    seconds = (rest[0] + beside.low, rest[1] + beside.middle, rest[2] + beside.high)
     long = [row for row in cost.rows if row.exposed.middle > 0.01 * seconds[1]]
     rows = [f"{row.name}: {row.exposed.middle:.3g} s a step" for row in long]
     return replace(step, seconds=seconds, unknown=unknown, rests_on=(*step.rests_on, *rows))
@@ -191,7 +184,8 @@ def _run(step: StepTime, forward_s: float, judged: Judged, facts: Mapping[str, A
 
 def _times(strategy: Any, every: Any, facts: Mapping[str, Any]) -> int:
     """How often it is evaluated, or saved."""
-    steps, an_epoch = facts["steps"], facts.get("steps_an_epoch") or facts["steps"]
+    steps = int(facts["steps"])
+    an_epoch = facts.get("steps_an_epoch") or steps
     if strategy == "epoch":
         return math.ceil(steps / an_epoch)
     if strategy == "steps" and every:

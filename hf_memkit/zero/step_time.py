@@ -8,17 +8,16 @@ hand: `moved_bytes` over the GB/s that `rate` names is `in_all`; what the comput
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from hf_memkit.gpu_rates import Figure, GpuRates
 from hf_memkit.host_rates import HostRates
 from hf_memkit.units import GB
-from hf_memkit.zero.settings import ZeroSettings
-from hf_memkit.zero.traffic import ADAM, STATES_READ, STATES_WRITTEN, Link, Traffic
+from hf_memkit.zero.traffic import ADAM, STATES_READ, STATES_WRITTEN, Link, StepTraffic
 
-__all__ = ["CostRow", "Seconds", "StepCost", "Traced", "step_cost"]
+__all__ = ["CostRow", "Seconds", "StepCost", "TracedSeconds", "step_cost"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ class Seconds:
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class TracedSeconds:
     """From the trace of one GPU that holds everything.
 
     Attributes:
@@ -68,7 +67,7 @@ class CostRow:
     Attributes:
         name: what is done.
         moved_bytes: see `Traffic`; 0: the optimizer on the GPU, which is traced.
-        exposed: seconds of a step that nothing hides.
+        exposed: seconds of a step that nothing hides; of collectives also their passes through the GPU's memory.
         in_all: seconds that it takes by itself.
         overlaps: with what; empty: with nothing.
         rate: what moves it, and how fast.
@@ -113,8 +112,8 @@ _NVLINK: Final = _Shares(
 )  # fmt: skip
 _BETWEEN_OVER_PCIE: Final = _Shares(
     0.8, 0.6, 0.3,
-    "docs.alayanew.com, NCCL-tests: all-reduce of 8 H100 PCIe 35 to 45 of 55 GB/s; worst: assumed, through RAM where "
-    "GPUs cannot reach one another",
+    "docs.alayanew.com, NCCL-tests: all-reduce of 8 H100 PCIe 35 to 45 GB/s, where ml-engineering copies 55; worst: "
+    "assumed, through RAM where GPUs cannot reach one another",
 )  # fmt: skip
 _PCIE: Final = _Shares(1.0, 0.9, 0.7, "the figure is as reached; likely and worst: assumed, for tensors one by one")
 _PAGEABLE: Final = _Shares(
@@ -122,65 +121,65 @@ _PAGEABLE: Final = _Shares(
 )
 _RAM: Final = _Shares(1.0, 0.8, 0.4, "benchmarks/cpu_adam.py, against the host's own copies; worst: assumed")
 _DISK: Final = _Shares(1.0, 0.85, 0.6, "assumed: files of some MB, and writes beside reads")
-_OTHER_ADAM: Final = Seconds(5, 6, 7)
-_OTHER_SOURCE: Final = "deepspeed 0.19.8: ops/adam/cpu_adam.py, DeepSpeedCPUAdam"
+_OTHER_ADAM: Final = Seconds(5, 8, 13)
+_OTHER_SOURCE: Final = "5 to 7: deepspeed 0.19.8: ops/adam/cpu_adam.py; 7 to 13: benchmarks/cpu_adam.py on two cores"
 _HIDES: Final = Seconds(1.0, 0.9, 0.5)
-"""What of the computation beside it hides a transfer: collectives take multiprocessors and bandwidth from it. Assumed;
-`benchmarks/published_two_gpus.py` compares with FSDP's published runs."""
+"""What of the computation beside it hides a transfer. Assumed: layers differ, and none waits for the next bucket."""
+
+_PASSES: Final = Seconds(1, 3, 5)
+"""Times that a collective's tensor goes through the GPU's memory, which no overlap hides: into a bucket, divided, read
+and written by the ring, out of it. Counted in deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 1456, 2367, 2380, 1541;
+`benchmarks/published_two_gpus.py` compares with FSDP's published runs, which ask for the last of them or more."""
 
 
 def step_cost(
-    traffic: Sequence[Traffic],
-    traced: Traced,
+    traffic: StepTraffic,
+    traced: TracedSeconds,
     gpu: GpuRates,
     host: HostRates,
     *,
-    gpus: int = 1,
     nvlink: bool = True,
-    config: Mapping[str, Any] | None = None,
-    sharded: bool = False,
     threads: int | None = None,
     cpu_adam: bool = True,
 ) -> StepCost:
     """Seconds of one optimizer step beside forward and backward.
 
     Args:
-        traffic: of `ddp_traffic`, `fsdp_traffic` or `zero_traffic`.
+        traffic: of `ddp_traffic`, `fsdp_traffic` or `zero_traffic`; `StepTraffic()` for one GPU with neither.
         traced: seconds of the computation.
         gpu, host: rates. All GPUs of a machine move at the same time: over links of their own, and over one RAM and
             one disk.
-        gpus: of the machine.
         nvlink: whether GPUs are connected by it, if they have it.
-        config: the DeepSpeed JSON, with `zero_traffic`.
-        sharded: FSDP: each GPU steps with its share.
         threads: of each process; None: the cores divided. torchrun gives each 1 unless OMP_NUM_THREADS is set
             (torch 2.13: distributed/run.py 872), and Adam on the host is then slow.
-        cpu_adam: DeepSpeedCPUAdam steps on the host, not torch's optimizer.
+        cpu_adam: DeepSpeedCPUAdam steps on the host, or torch's fused AdamW, which is as fast there
+            (benchmarks/cpu_adam.py); otherwise torch's other AdamW.
     """
-    per_gb = _seconds_per_gb(gpu, host, nvlink=nvlink, cores=min(host.cores, gpus * (threads or host.cores)))
+    per_gb = _seconds_per_gb(gpu, host, nvlink=nvlink, cores=min(host.cores, traffic.gpus * (threads or host.cores)))
     rows = []
-    used: dict[tuple[str, Link], Seconds] = {}
-    for each in traffic:
+    used: dict[tuple[str, Link], Seconds] = {}  # of one micro-batch's forward or backward, by what it hides
+    for each in traffic.rows:
         rate, how = per_gb[each.link]
         in_all = rate.times(each.moved_bytes / GB)
         if each.name == ADAM and not cpu_adam:
-            in_all, how = in_all * _OTHER_ADAM, f"{how}; torch's optimizer is 5 to 7 times slower ({_OTHER_SOURCE})"
+            in_all, how = in_all * _OTHER_ADAM, f"{how}; torch's optimizer is 5 to 13 times slower ({_OTHER_SOURCE})"
         exposed = in_all
         if each.micro_batches:
             before = used.get((each.phase, each.link), Seconds(0, 0, 0))
             beside = traced.forward_s if each.phase == "forward" else traced.backward_s
-            room = (_HIDES.times(each.micro_batches * beside) - before).or_zero()
+            room = (_HIDES.times(beside) - before).times(each.micro_batches)
             hidden = (in_all - rate.times(each.tail_bytes / GB)).or_zero().least(room)
-            used[each.phase, each.link] = before + hidden
+            used[each.phase, each.link] = before + hidden.times(1 / each.micro_batches)
             exposed = in_all - hidden
+        if each.link == "gpus":
+            whole = each.moved_bytes / GB * traffic.gpus / (traffic.gpus - 1)
+            exposed = exposed + _PASSES.times(whole / gpu.achievable_memory_gb_per_s.value)
         overlaps = f"{each.phase} of micro-batches: {each.micro_batches}" if each.micro_batches else ""
         rows.append(CostRow(each.name, each.moved_bytes, exposed, in_all, overlaps, how, each.source))
-    if config is not None:
-        rows = _pipelined(rows, config)
     source = "the trace; of what is not on the host, each GPU its share"
-    optimizer = Seconds(1, 1, 1).times(traced.optimizer_s * _share_on_gpu(config, gpus, sharded=sharded))
+    optimizer = Seconds(1, 1, 1).times(traced.optimizer_s * traffic.on_gpu)
     rows.append(CostRow("optimizer on the GPU", 0, optimizer, optimizer, "", "", source))
-    return StepCost(tuple(rows))
+    return StepCost(_pipelined(rows, ahead=traffic.reads_ahead, behind=traffic.writes_behind))
 
 
 def _seconds_per_gb(gpu: GpuRates, host: HostRates, *, nvlink: bool, cores: int) -> dict[Link, tuple[Seconds, str]]:
@@ -205,26 +204,13 @@ def _seconds_per_gb(gpu: GpuRates, host: HostRates, *, nvlink: bool, cores: int)
     return found
 
 
-def _share_on_gpu(config: Mapping[str, Any] | None, gpus: int, *, sharded: bool) -> float:
-    """How much of the traced optimizer one GPU computes."""
-    if config is None:
-        return 1 / gpus if sharded else 1.0
-    settings = ZeroSettings.from_config(config)
-    if not settings.stage:
-        return 1.0
-    return (1 / gpus) * (1.0 if settings.optimizer.device == "none" else 1 - settings.optimizer.ratio)
-
-
-def _pipelined(rows: Sequence[CostRow], config: Mapping[str, Any]) -> list[CostRow]:
+def _pipelined(rows: Sequence[CostRow], *, ahead: bool, behind: bool) -> tuple[CostRow, ...]:
     """`pipeline_read` reads the next sub-group while one steps, `pipeline_write` writes the one before it (deepspeed
     0.19.8: runtime/swap_tensor/pipelined_optimizer_swapper.py 107-160). The first read and the last write, which
     nothing hides, are left out: they matter where sub-groups are few."""
-    zero = config.get("zero_optimization", {})
-    offload = zero.get("offload_optimizer", {}) if isinstance(zero, Mapping) else {}
-    ahead, behind = offload.get("pipeline_read") is True, offload.get("pipeline_write") is True
     by_name = {row.name: row for row in rows}
     if STATES_READ not in by_name or not (ahead or behind):
-        return list(rows)
+        return tuple(rows)
     read, adam, write = (by_name[name].in_all for name in (STATES_READ, ADAM, STATES_WRITTEN))
     changed = dict(by_name)
     if ahead:
@@ -235,4 +221,4 @@ def _pipelined(rows: Sequence[CostRow], config: Mapping[str, Any]) -> list[CostR
         changed[STATES_WRITTEN] = replace(
             by_name[STATES_WRITTEN], exposed=(write - busy).or_zero(), overlaps="the step"
         )
-    return [changed[row.name] for row in rows]
+    return tuple(changed[row.name] for row in rows)

@@ -18,7 +18,18 @@ from hf_memkit.zero.settings import ZeroSettings
 from hf_memkit.zero.split import split, sub_groups
 from hf_memkit.zero.stage_3 import is_swapped
 
-__all__ = ["Link", "Traffic", "ddp_traffic", "fsdp_traffic", "zero_traffic"]
+__all__ = [
+    "ADAM",
+    "STATES_READ",
+    "STATES_WRITTEN",
+    "Link",
+    "StepTraffic",
+    "Traffic",
+    "ddp_traffic",
+    "fsdp_traffic",
+    "unknown_ways",
+    "zero_traffic",
+]
 
 Link = Literal["gpus", "pcie", "pageable", "ram", "read", "write"]
 """What is moved over: NVLink or PCIe between GPUs; PCIe from and to page-locked RAM, and to other RAM; the RAM of the
@@ -52,16 +63,41 @@ class Traffic:
     source: str
 
 
-def ddp_traffic(model: ModelFacts, *, gpus: int, gradient_bytes: int) -> tuple[Traffic, ...]:
+@dataclass(frozen=True, slots=True)
+class StepTraffic:
+    """
+    Attributes:
+        rows: what is moved.
+        gpus: of the machine.
+        on_gpu: how much of the whole optimizer one GPU steps.
+        reads_ahead, writes_behind: states of the next sub-group are read, and those of the last written, while one
+            steps (`pipeline_read`, `pipeline_write`).
+    """
+
+    rows: tuple[Traffic, ...] = ()
+    gpus: int = 1
+    on_gpu: float = 1.0
+    reads_ahead: bool = False
+    writes_behind: bool = False
+
+
+def ddp_traffic(model: ModelFacts, *, gpus: int, gradient_bytes: int) -> StepTraffic:
     """`DistributedDataParallel`: all-reduce in the backward of the last micro-batch; `no_sync` in those before it
     (transformers 5.23: trainer.py 1897). `gradient_bytes`: of one element; 4 where weights are fp32 under autocast."""
     sent = 2 * (gpus - 1) / gpus * gradient_bytes
-    # The embedding's gradient is the last, and is in a bucket of its own where it is larger than one.
-    tail = min(model.parameters, max(_DDP_BUCKET // gradient_bytes, model.sizes[0]))
+    tail = last_bucket(model, _DDP_BUCKET // gradient_bytes)
     source = "torch 2.13: nn/parallel/distributed.py: buckets of 25 MiB, reduced as they fill"
-    return _moved(
-        Traffic("all-reduce of gradients", "gpus", sent * model.parameters, "backward", 1, sent * tail, source)
-    )
+    row = Traffic("all-reduce of gradients", "gpus", sent * model.parameters, "backward", 1, sent * tail, source)
+    return StepTraffic(_moved(row), gpus)
+
+
+def last_bucket(model: ModelFacts, bucket_elements: int) -> int:
+    """Elements of the bucket that backward leaves to be reduced when it ends: gradients come in the reverse order of
+    the modules, and one that does not fit any more starts another bucket (stage_1_and_2.py 1422, stage3.py 1587)."""
+    filled = 0
+    for size in reversed(model.sizes):
+        filled = size if filled + size > bucket_elements else filled + size
+    return filled
 
 
 def fsdp_traffic(
@@ -71,8 +107,8 @@ def fsdp_traffic(
     accumulation: int,
     element_bytes: int,
     frozen_bytes: int = 0,
-    recomputes: bool = False,
-) -> tuple[Traffic, ...]:
+    reentrant: bool = False,
+) -> StepTraffic:
     """FSDP1's full shard: weights gathered for forward and for backward, gradients reduce-scattered in the last
     micro-batch.
 
@@ -81,17 +117,18 @@ def fsdp_traffic(
         gpus, accumulation: of one machine; micro-batches a step.
         element_bytes: of a weight that is gathered, and of a gradient that is reduced.
         frozen_bytes: of what is gathered beside that, as stored.
-        recomputes: Trainer's activation checkpointing, which gathers once more in backward (transformers 5.23:
-            training_args.py 2797); not FSDP's own.
+        reentrant: Trainer's activation checkpointing with `use_reentrant`, which gathers once more in backward
+            (transformers 5.23: training_args.py 2797): counted in torch 2.13 for layers that are each a unit, where
+            checkpointing that is not reentrant gathers no more than none.
     """
     part = (gpus - 1) / gpus
     trained = element_bytes * model.parameters
     gathered = part * (trained + frozen_bytes)
     layers = max(1, model.layers)
     one = gathered / layers
-    again = 2 if recomputes else 1
+    again = 2 if reentrant else 1
     source = "torch 2.13: distributed/fsdp/_runtime_utils.py: one layer ahead"
-    return _moved(
+    rows = _moved(
         Traffic("all-gather of weights, forward", "gpus", accumulation * gathered, "forward", accumulation,
                 accumulation * one, source),
         Traffic("all-gather of weights, backward", "gpus", accumulation * again * gathered, "backward", accumulation,
@@ -99,6 +136,7 @@ def fsdp_traffic(
         Traffic("reduce-scatter of gradients", "gpus", part * trained, "backward", 1, part * trained / layers,
                 "torch 2.13: distributed/fsdp/_runtime_utils.py; transformers 5.23: trainer.py 1907, no_sync"),
     )  # fmt: skip
+    return StepTraffic(rows, gpus, 1 / gpus)
 
 
 def zero_traffic(
@@ -109,7 +147,7 @@ def zero_traffic(
     gpus: int = 1,
     accumulation: int = 1,
     recomputes: bool = False,
-) -> tuple[Traffic, ...] | None:
+) -> StepTraffic | None:
     """What DeepSpeed moves with `config`; None where it works in a way that is not modelled (`unknown_ways`).
 
     Args:
@@ -135,12 +173,22 @@ def zero_traffic(
         recomputes,
         overlaps=overlap is True or (overlap is not False and settings.stage == 3),
         sent_bytes=_SENT_BYTES.get(str(config.get("communication_data_type")), settings.element_bytes),
-        scales=bool(config.get("gradient_clipping")) or _section(config, "fp16").get("enabled") in (True, "auto"),
+        clips=bool(config.get("gradient_clipping")),
+        fp16=_section(config, "fp16").get("enabled") is True,
     )
-    return _moved(*(_stage_3(job) if settings.stage == 3 else _stages_1_2(job)))
+    rows = _moved(*(_stage_3(job) if settings.stage == 3 else _stages_1_2(job)))
+    on_host = sum(row.moved_bytes for row in rows if row.name == ADAM) / _adam_bytes(settings) / model.parameters
+    offload = _section(zero, "offload_optimizer")
+    return StepTraffic(
+        rows,
+        gpus,
+        on_gpu=max(0.0, 1 - on_host) / (gpus if settings.stage else 1),
+        reads_ahead=offload.get("pipeline_read") is True,
+        writes_behind=offload.get("pipeline_write") is True,
+    )
 
 
-_SENT_BYTES: Final = {"fp32": 4, "fp16": 2, "bf16": 2, "bfp16": 2}
+_SENT_BYTES: Final = {"fp32": 4, "fp16": 2, "bf16": 2}
 """`communication_data_type` (deepspeed 0.19.8: runtime/config.py, get_communication_data_type)."""
 
 
@@ -171,11 +219,17 @@ class _Job:
     recomputes: bool
     overlaps: bool
     sent_bytes: int
-    scales: bool
+    clips: bool
+    fp16: bool
 
     @property
     def part(self) -> float:
         return (self.gpus - 1) / self.gpus
+
+    @property
+    def on_disk(self) -> float:
+        """How much of the weights `max_in_cpu` does not keep in RAM."""
+        return 1 - min(1.0, self.settings.parameters.max_in_cpu / split(self.model, self.gpus).share)
 
     @property
     def overlapped(self) -> int:
@@ -200,7 +254,7 @@ def _stages_1_2(job: _Job) -> list[Traffic]:
     hidden = 0 if after or not job.overlaps else reductions
     to_owner = job.zero.get("use_multi_rank_bucket_allreduce") is False and job.zero.get("reduce_scatter") is not False
     sent = (1 if to_owner and settings.stage else 2) * job.part * job.sent_bytes
-    tail = min(model.parameters, max(settings.bucket_elements, model.sizes[0]))
+    tail = last_bucket(model, settings.bucket_elements)
     rows = [
         Traffic(
             "reduce of gradients to their owners" if to_owner and settings.stage else "all-reduce of gradients",
@@ -225,7 +279,7 @@ def _stages_1_2(job: _Job) -> list[Traffic]:
     link: Link = "pcie" if settings.optimizer.pin_memory else "pageable"
     rows.append(Traffic("weights to the GPU", link, element * share, "optimizer", 0, 0, f"{_STAGES_1_2} 3097"))
     machine = job.gpus * share
-    if job.scales:
+    if job.clips or job.fp16:
         rows.append(_in_ram("gradients scaled on the host", 2 * master * machine, f"{_STAGES_1_2} 3216"))
     return [
         *rows,
@@ -238,22 +292,28 @@ def _in_ram(name: str, moved_bytes: float, source: str) -> Traffic:
     return Traffic(name, "ram", moved_bytes, "optimizer", 0, 0, source)
 
 
+def _adam_bytes(settings: ZeroSettings) -> int:
+    """A parameter: weight and moments are read and written, its gradient is read: 28 in fp32."""
+    return 3 * settings.master_bytes + 4 * settings.moment_bytes
+
+
 def _adam(settings: ZeroSettings, elements: int) -> Traffic:
-    """Weights and moments are read and written, gradients read: 28 bytes a parameter in fp32."""
-    a_parameter = 3 * settings.master_bytes + 4 * settings.moment_bytes
-    return _in_ram(ADAM, a_parameter * elements, "deepspeed 0.19.8: ops/csrc/includes/cpu_adam.h 174-210")
+    source = "deepspeed 0.19.8: ops/csrc/includes/cpu_adam.h 174-210"
+    return _in_ram(ADAM, _adam_bytes(settings) * elements, source)
 
 
 ADAM: Final = "Adam on the host"
 
 
 def _gradients_to_ram(job: _Job, accumulated: float, final: float, source: str) -> list[Traffic]:
-    """Each on the stream of the reductions: hidden where these are."""
-    link: Link = "pcie" if job.settings.optimizer.pin_memory else "pageable"
-    last = 1 if job.overlaps else 0
+    """On the stream of the reductions, and hidden where these are; but a copy to RAM that is not page-locked stops the
+    process that launches (CUDA runtime API, "API synchronization behavior")."""
+    pinned = job.settings.optimizer.pin_memory
+    link: Link = "pcie" if pinned else "pageable"
+    hidden = job.overlapped if pinned else 0
     return [
-        Traffic("gradients accumulated in RAM", link, accumulated, "backward", job.overlapped, 0, source),
-        Traffic("gradients to RAM", link, final, "backward", last, 0, f"{source}: in the master's type"),
+        Traffic("gradients accumulated in RAM", link, accumulated, "backward", hidden, 0, source),
+        Traffic("gradients to RAM", link, final, "backward", min(1, hidden), 0, f"{source}: in the master's type"),
     ]
 
 
@@ -261,23 +321,28 @@ def _stage_3(job: _Job) -> list[Traffic]:
     settings, both = job.settings, [job.model] + ([job.frozen] if job.frozen else [])
     persistent = sum(size for each in both for size in each.sizes if size <= settings.persistent_elements)
     elements = sum(each.parameters for each in both) - persistent
-    # A weight is kept if it is used again within `stage3_max_reuse_distance` elements: those after it, twice; with
-    # recomputation three times (partitioned_param_coordinator.py 653). A prefetch of 0 or an incomplete trace: none.
-    distance = job.zero.get("stage3_max_reuse_distance", job.zero.get("max_reuse_distance", 1_000_000_000))
+    # A weight is kept if it is used again within `stage3_max_reuse_distance` elements, those after it twice, with
+    # recomputation three times (partitioned_param_coordinator.py 653); if not, a tied one is fetched for each use.
+    distance = job.zero.get("stage3_max_reuse_distance", job.zero.get("max_reuse_distance"))
     distance = distance if isinstance(distance, int | float) else 1_000_000_000
     kept = min(elements, distance // (3 if job.recomputes else 2))
-    fetched = {"forward": elements, "backward": elements - kept}
+    tied = sum(each.tied for each in both) if distance < elements else 0
+    fetched = {"forward": elements + tied, "backward": elements - kept}
     rows: list[Traffic] = []
     for phase in ("forward", "backward"):
         rows += _fetched(job, phase, job.accumulation * settings.element_bytes * fetched[phase])
+    # Without `reduce_scatter`, what fits into a bucket is all-reduced.
     scatters = job.zero.get("reduce_scatter") is not False
-    scatter = (1 if scatters else 2) * job.part * job.sent_bytes
-    tail = min(job.model.parameters, max(settings.bucket_elements, job.model.sizes[0]))
-    rows.append(
-        Traffic("reduce-scatter of gradients" if scatters else "all-reduce of gradients", "gpus",
-                job.accumulation * scatter * job.model.parameters, "backward", job.overlapped,
-                job.accumulation * scatter * tail, f"{_STAGE_3} 1673, 1931: every micro-batch"),
-    )  # fmt: skip
+    fits = 0 if scatters else sum(size for size in job.model.sizes if size <= settings.bucket_elements)
+    tail = last_bucket(job.model, settings.bucket_elements)
+    sent = job.accumulation * job.part * job.sent_bytes
+    source = f"{_STAGE_3} 1673, 1931: every micro-batch"
+    rows += [
+        Traffic("reduce-scatter of gradients", "gpus", sent * (job.model.parameters - fits), "backward",
+                job.overlapped, sent * tail if scatters else 0, source),
+        Traffic("all-reduce of gradients", "gpus", 2 * sent * fits, "backward", job.overlapped,
+                0 if scatters else 2 * sent * tail, source),
+    ]  # fmt: skip
     small = job.part * settings.element_bytes * persistent
     rows.append(Traffic("all-gather of small weights", "gpus", small, "optimizer", 0, 0, f"{_STAGE_3} 2841"))
     if settings.optimizer.device != "none":
@@ -303,9 +368,8 @@ def _fetched(job: _Job, phase: Literal["forward", "backward"], size: float) -> l
                 "partition_parameters.py 1369: one share each"),
     )  # fmt: skip
     if settings.swaps_parameters:
-        kept = min(1.0, settings.parameters.max_in_cpu / max(1, split(job.model, job.gpus).share))
         rows.append(
-            Traffic(f"weights from disk, {phase}", "read", (1 - kept) * size, phase, job.overlapped, 0,
+            Traffic(f"weights from disk, {phase}", "read", job.on_disk * size, phase, job.overlapped, 0,
                     "partitioned_param_coordinator.py 667; runtime/swap_tensor/partitioned_param_swapper.py"),
         )  # fmt: skip
     return rows
@@ -324,10 +388,11 @@ def _stage_3_on_host(job: _Job) -> list[Traffic]:
     accumulated = 2 * job.accumulation * accumulator * parts.share
     rows = _gradients_to_ram(job, accumulated, master * share, f"{_STAGE_3} 2024, 1455")
     machine = job.gpus * share
-    checked = job.gpus * parts.share
+    if job.fp16:
+        # isinf writes absolute values and compares them, to a byte each; isnan compares, to a byte each.
+        checked = (4 * accumulator + 4) * job.gpus * parts.share
+        rows.append(_in_ram("gradients checked on the host", checked, f"{_STAGE_3} 2816, 3005: isinf and isnan"))
     rows += [
-        # isinf: absolute values written, compared, a byte each; isnan: a byte each.
-        _in_ram("gradients checked on the host", (4 * accumulator + 4) * checked, f"{_STAGE_3} 3005: isinf and isnan"),
         _in_ram("gradients scaled on the host", 2 * master * machine, f"{_STAGE_3} 2988"),
         _adam(settings, machine),
         _in_ram("weights cast on the host", (master + element) * machine, f"{_STAGE_3} 2856"),
@@ -337,14 +402,22 @@ def _stage_3_on_host(job: _Job) -> list[Traffic]:
         rows.append(Traffic("weights to the GPU", "pageable", element * share, "optimizer", 0, 0, f"{_STAGE_3} 2857"))
     if settings.swaps_parameters:
         rows.append(
-            Traffic("weights to disk", "write", element * machine, "optimizer", 0, 0,
+            Traffic("weights to disk", "write", job.on_disk * element * machine, "optimizer", 0, 0,
                     "runtime/swap_tensor/partitioned_param_swapper.py 398")
         )  # fmt: skip
     if on_disk:
         states, swapped = master + 2 * settings.moment_bytes, job.gpus * on_disk
         source = "runtime/swap_tensor/partitioned_optimizer_swapper.py"
         rows += [
-            Traffic("gradients to disk", "write", master * swapped, "backward", 0, 0, f"{_STAGE_3} 1459"),
+            Traffic(
+                "gradients to disk",
+                "write",
+                master * swapped,
+                "backward",
+                1,
+                0,
+                f"{_STAGE_3} 1459; runtime/swap_tensor/async_swapper.py: buffers are written as they fill",
+            ),
             Traffic(STATES_READ, "read", (states + master) * swapped, "optimizer", 0, 0, source),
             Traffic(STATES_WRITTEN, "write", states * swapped, "optimizer", 0, 0, source),
         ]

@@ -66,22 +66,21 @@ class Forks:
         plain = vars(Trainer)["__init__"]
         seen: list[type] = []
 
-        def made(cls: type, *args: Any, **kwargs: Any) -> Any:
-            if not seen:
-                seen.append(cls)
-                if (
-                    vars(cls).get("__init__", plain) is not plain and self._forked()
-                ):  # a subclass that may prepare data
-                    self._serve(EARLY)
-                    self._apply(args, kwargs)
-            return object.__new__(cls)
-
         @functools.wraps(plain)
         def init(trainer: Any, *args: Any, **kwargs: Any) -> None:
             if self._asked is None:
                 self._serve(LATE)
                 self._apply(args, kwargs)
             plain(trainer, *args, **kwargs)
+
+        def made(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            if not seen:
+                seen.append(cls)
+                prepares = cls.__init__ is not init  # a subclass, which may prepare data
+                if prepares and self._forked():
+                    self._serve(EARLY)
+                    self._apply(args, kwargs)
+            return object.__new__(cls)
 
         vars_of: Any = Trainer
         vars_of.__new__ = staticmethod(made)
@@ -117,7 +116,7 @@ class Forks:
         poll = select.poll()
         poll.register(connection, select.POLLIN)
         _send(connection, {"reads": sorted(self.reads.fields)})
-        lines = connection.makefile("rb")
+        asked = b""
         while True:
             for number, _event in poll.poll():
                 if number != connection.fileno():
@@ -127,29 +126,30 @@ class Forks:
                     _, status = os.waitpid(process, 0)
                     _send(connection, {"result": path, "why": _how(status)})
                     continue
-                line = lines.readline()
-                if not line:
+                received = connection.recv(2**16)
+                if not received:
                     for process, _path in running.values():
                         os.kill(process, signal.SIGKILL)
                     os._exit(0)
-                request = json.loads(line)
-                parent = os.getpid()
-                process = os.fork()
-                if process == 0:
-                    _die_with(parent)
-                    lines.close()
-                    connection.close()
-                    for watched in running:
-                        os.close(watched)
-                    # Torch makes its pool of threads anew in a forked process, and two threads that ask for it at once
-                    # end the process (torch 2.13: caffe2/utils/threadpool/pthreadpool-cpp.cc).
-                    torch.set_num_threads(1)
-                    self._asked = request["fields"]
-                    self.begin(Path(request["result"]))
-                    return
-                watched = os.pidfd_open(process)
-                running[watched] = (process, request["result"])
-                poll.register(watched, select.POLLIN)
+                *lines, asked = (asked + received).split(b"\n")
+                for line in lines:
+                    request = json.loads(line)
+                    parent = os.getpid()
+                    process = os.fork()
+                    if process == 0:
+                        _die_with(parent)
+                        connection.close()
+                        for watched in running:
+                            os.close(watched)
+                        # Torch makes its pool of threads anew in a forked process, and two threads that ask for it at
+                        # once end the process (torch 2.13: caffe2/utils/threadpool/pthreadpool-cpp.cc).
+                        torch.set_num_threads(1)
+                        self._asked = request["fields"]
+                        self.begin(Path(request["result"]))
+                        return
+                    watched = os.pidfd_open(process)
+                    running[watched] = (process, request["result"])
+                    poll.register(watched, select.POLLIN)
 
 
 def _die_with(parent: int) -> None:

@@ -154,6 +154,7 @@ def learn_counts(*, in_a_fork: bool = False) -> None:
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
+        torch.set_num_threads(1)  # see forks.py
         os.write(write, "{} {}".format(*_tried_counts()).encode())
         os._exit(0)
     os.close(write)

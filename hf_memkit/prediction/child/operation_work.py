@@ -446,6 +446,8 @@ _SPECIAL: Final[Mapping[str, Callable[[Any, Arguments, Named, Any], tuple[Operat
         f"_scaled_dot_product_{name}_attention_backward": _attention_backward
         for name in ("flash", "efficient", "cudnn")
     },
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
     "_flash_attention_forward": _flash,
     "_flash_attention_backward": _flash,
     "_linear_cross_entropy_batch_chunked": _linear_cross_entropy,
@@ -487,8 +489,12 @@ def _dtype_of_products(tensor: torch.Tensor, *, convolution: bool = False) -> st
     """`"tf32"` where torch may round the factors of fp32 products to it."""
     if tensor.dtype is torch.float32:
         backends: Any = torch.backends
-        backend = backends.cudnn.conv if convolution else backends.cuda.matmul
-        if getattr(backend, "fp32_precision", "none") == "tf32":
+        backend = getattr(backends.cudnn, "conv", None) if convolution else backends.cuda.matmul
+        precision = getattr(backend, "fp32_precision", None)
+        if precision is None:  # torch before 2.9
+            older = backends.cudnn if convolution else backends.cuda.matmul
+            precision = "tf32" if older.allow_tf32 else "ieee"
+        if precision == "tf32":
             return "tf32"
     return _dtype(tensor)
 
