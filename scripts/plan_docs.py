@@ -100,7 +100,9 @@ def _errors(found: Row) -> str:
 
 
 def _taken(way: Row) -> str:
-    return f"{way['name']}: {_signed(way['behind_best'])}" if way["behind_best"] else way["name"]
+    low, high = (_signed(each) for each in way["behind_best"])
+    behind = low if low == high else f"{low} to {high}"
+    return f"{' or '.join(way['names'])}: {behind}"
 
 
 def _percent(share: float) -> str:

@@ -440,8 +440,6 @@ _SPECIAL: Final[Mapping[str, Callable[[Any, Arguments, Named, Any], tuple[Operat
     **dict.fromkeys(("convolution", "_convolution", "cudnn_convolution"), _convolution),
     "convolution_backward": _convolution_backward,
     **{f"_scaled_dot_product_{name}_attention": _attention for name in ("flash", "efficient", "cudnn")},
-    "_scaled_dot_product_flash_attention_for_cpu": _attention,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
     **{
         f"_scaled_dot_product_{name}_attention_backward": _attention_backward
         for name in ("flash", "efficient", "cudnn")
