@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import runpy
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -81,3 +83,10 @@ def test_the_table_shows_a_miss(tmp_path: Any) -> None:
     changed.write_text(json.dumps(missed))
     table = tables["cpu_table"](changed)
     assert "0.50, missed" in table and "1.50, missed" in table
+
+
+@pytest.mark.skipif(not (ROOT / "docs" / "plan.md").exists(), reason="the page is not written yet")
+def test_the_page_shows_the_evidence() -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "plan_docs.py"), "--check"]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
