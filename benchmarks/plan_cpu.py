@@ -67,8 +67,8 @@ DECIDED_LATER: Final = (
     "With its formula the same traces, priced in the same way, had 0.97. The mistake was there for GPUs, too.",
     "In the first whole run (rank correlation of the eight 1, of all setups 0.97) 1 × 8 and 8 × 1 with checkpointing, "
     "0.908 and 0.910 s, did not differ by more than their repeats, and 2 × 4 with checkpointing took the place of the "
-    "latter among the eight. In the second run (0.98 and 0.93) that did not differ from 1 × 8 either, 0.997 and 1.003 s, "
-    "and LoRA in the last layer in bf16, which no run had measured yet, took its place.",
+    "latter among the eight. In the second run (0.98 and 0.93) that did not differ from 1 × 8 either, 0.997 and "
+    "1.003 s, and LoRA in the last layer in bf16, which no run had measured yet, took its place.",
 )
 
 _MODEL: Final[Mapping[str, Any]] = {
