@@ -6,12 +6,16 @@ import json
 import runpy
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from benchmarks import plan_cpu
-from benchmarks.plan_cpu import EIGHT, SETUPS, choices, judged, rank_correlation
+from benchmarks.plan_cpu import EIGHT, SETUPS, choices, judged, rank_correlation, without_queue
+from hf_memkit.prediction.step_time import step_time
+from hf_memkit.prediction.work import Operation, Work
+from hf_memkit.rates import Figure, GpuRates
 from tests.conftest import ROOT
 
 PATH = ROOT / "benchmarks" / "results" / "plan_cpu.json"
@@ -46,6 +50,22 @@ def test_each_bar_can_be_missed() -> None:
     assert not behind["met"], "ranked first, and a tenth slower than the fastest"
     noisy = judged([*good, row("d", 3, 3.41)])
     assert (noisy["pairs"], noisy["apart"]) == (6, 5), "two setups whose repeats overlap do not differ"
+
+
+def test_nothing_is_queued_on_a_cpu() -> None:
+    """Defect: Python's time that vanishes behind what is computed meanwhile, as it does on a GPU."""
+    product = Operation("aten.mm.default", "matmul", "float32", 10**9, 10**6)
+    work = Work([product], [0] * 100, [(60, "forward"), (99, "backward"), (100, "optimizer")])
+    figure = Figure(1, "made up")
+    rates = GpuRates({"float32": figure}, {"float32": figure}, figure, figure, figure, None, figure)
+
+    def seconds(work: Work, host: float) -> float:
+        return step_time(work, rates, capability=0.0, factors={"host": host}).seconds[1]
+
+    computed, queued, waited = seconds(work, 0), seconds(work, 1), seconds(without_queue(work), 1)
+    beside = seconds(Work([replace(product, flops=0, moved_bytes=0)], work.calls, work.marks), 1)
+    assert queued < 1.1 * computed
+    assert waited == pytest.approx(computed + beside, rel=0.01)
 
 
 def test_ways_to_choose_are_given_the_same_memory() -> None:
