@@ -15,7 +15,7 @@ of the CPU are measured the rates of large products and copies, and what Python 
 small that it costs nothing else. All predictions are computed before the first setup is measured.
 
 What is priced in another way than a GPU: nothing is queued, so that each operation and what it costs Python come one
-after the other (`prediction/child/work_recorder.py`). The rest is the code that prices GPUs, with its constants:
+after the other (`without_queue`). The rest is the code that prices GPUs, with its constants:
 attention at 60 % of the products' rate, 2 µs for the start of an operation, twice the bandwidth for operations on less
 than 3 MB.
 
@@ -34,6 +34,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,7 +49,7 @@ from hf_memkit.prediction.worker import Worker  # noqa: E402
 from hf_memkit.rates import Figure, GpuRates  # noqa: E402
 from hf_memkit.setup import Setup  # noqa: E402
 
-__all__ = ["BARS", "EIGHT", "SETUPS", "choices", "judged", "rank_correlation"]
+__all__ = ["BARS", "EIGHT", "SETUPS", "choices", "judged", "rank_correlation", "without_queue"]
 
 SEQUENCES: Final = 8
 """Of an optimizer step."""
@@ -222,11 +223,16 @@ def _traced(names: Sequence[str]) -> tuple[dict[str, tuple[Work, int]], tuple[Wo
         def traced(setup: Setup, length: int) -> tuple[Work, int]:
             trace = worker.trace(TraceRequest(setup, length, device="cpu", evaluate=False, save=False, work=True))
             assert trace.work is not None
-            return trace.work, trace.peak().size_bytes
+            return without_queue(trace.work), trace.peak().size_bytes
 
         return {name: traced(SETUPS[name][0], LENGTH) for name in names}, traced(_tiny(), _TINY_LENGTH)
     finally:
         worker.close()
+
+
+def without_queue(work: Work) -> Work:
+    """The same on a CPU: Python waits for each operation, because it computes it itself."""
+    return replace(work, operations=[replace(each, waits=True) for each in work.operations])
 
 
 def _row(measured: Mapping[str, float]) -> GpuRates:

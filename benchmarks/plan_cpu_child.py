@@ -12,6 +12,7 @@ what they take of caches and of the memory's bandwidth is. The clock's time stan
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -46,10 +47,10 @@ def measured_rates() -> dict[str, float]:
     found: dict[str, float] = {}
     for dtype in ("float32", "bfloat16"):
         a, b = (torch.randn(_PRODUCT, _PRODUCT).to(getattr(torch, dtype)) for _ in range(2))
-        found[dtype] = 2 * _PRODUCT**3 / _least_s(lambda a=a, b=b: torch.mm(a, b)) / 1e12
+        found[dtype] = 2 * _PRODUCT**3 / _least_s(functools.partial(torch.mm, a, b)) / 1e12
     source = torch.randn(_COPY_BYTES // 4)
     target = torch.empty_like(source)
-    found["memory"] = 2 * _COPY_BYTES / _least_s(lambda: target.copy_(source)) / 1e9
+    found["memory"] = 2 * _COPY_BYTES / _least_s(functools.partial(target.copy_, source)) / 1e9
     return found
 
 

@@ -6,12 +6,16 @@ import json
 import runpy
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from benchmarks import plan_cpu
-from benchmarks.plan_cpu import EIGHT, SETUPS, choices, judged, rank_correlation
+from benchmarks.plan_cpu import EIGHT, SETUPS, choices, judged, rank_correlation, without_queue
+from hf_memkit.prediction.step_time import step_time
+from hf_memkit.prediction.work import Operation, Work
+from hf_memkit.rates import Figure, GpuRates
 from tests.conftest import ROOT
 
 PATH = ROOT / "benchmarks" / "results" / "plan_cpu.json"
@@ -48,6 +52,22 @@ def test_each_bar_can_be_missed() -> None:
     assert (noisy["pairs"], noisy["apart"]) == (6, 5), "two setups whose repeats overlap do not differ"
 
 
+def test_nothing_is_queued_on_a_cpu() -> None:
+    """Defect: Python's time that vanishes behind what is computed meanwhile, as it does on a GPU."""
+    product = Operation("aten.mm.default", "matmul", "float32", 10**9, 10**6)
+    work = Work([product], [0] * 100, [(60, "forward"), (99, "backward"), (100, "optimizer")])
+    figure = Figure(1, "made up")
+    rates = GpuRates({"float32": figure}, {"float32": figure}, figure, figure, figure, None, figure)
+
+    def seconds(work: Work, host: float) -> float:
+        return step_time(work, rates, capability=0.0, factors={"host": host}).seconds[1]
+
+    computed, queued, waited = seconds(work, 0), seconds(work, 1), seconds(without_queue(work), 1)
+    beside = seconds(Work([replace(product, flops=0, moved_bytes=0)], work.calls, work.marks), 1)
+    assert queued < 1.1 * computed
+    assert waited == pytest.approx(computed + beside, rel=0.01)
+
+
 def test_ways_to_choose_are_given_the_same_memory() -> None:
     rows = [
         row("8", 1, 1, predicted_peak_bytes=100),
@@ -76,7 +96,7 @@ def test_the_evidence_follows_from_its_rows() -> None:
 def test_the_table_shows_a_miss(tmp_path: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "scripts"))
-        tables = runpy.run_path(str(ROOT / "scripts" / "plan_docs.py"))
+        tables = runpy.run_path(str(ROOT / "scripts" / "plan_times_docs.py"))
     assert all(f"| {name} |" in tables["cpu_table"](PATH) for name in SETUPS)
     missed = {**EVIDENCE, "eight": {**EVIDENCE["eight"], "rank_correlation": 0.5, "span": 1.5}}
     changed = tmp_path / "plan_cpu.json"
@@ -87,6 +107,6 @@ def test_the_table_shows_a_miss(tmp_path: Any) -> None:
 
 @pytest.mark.skipif(not (ROOT / "docs" / "plan.md").exists(), reason="the page is not written yet")
 def test_the_page_shows_the_evidence() -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "plan_docs.py"), "--check"]
+    command = [sys.executable, str(ROOT / "scripts" / "plan_times_docs.py"), "--check"]
     ran = subprocess.run(command, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -1,4 +1,4 @@
-"""What a training on fake CPU tensors is said to compute: a step there is the sum of its operations."""
+"""What a training on fake CPU tensors is said to compute: attention and loss have FLOPs there, too."""
 
 from __future__ import annotations
 
@@ -47,10 +47,9 @@ def step(found: Work) -> Counter[Operation]:
     return Counter(found.operations[call] for call in found.calls[begin:end])
 
 
-def test_nothing_is_queued_and_attention_has_its_flops(worker: Worker) -> None:
-    """Else the host's time would vanish behind the operations', and attention cost its bytes alone."""
+def test_attention_has_its_flops(worker: Worker) -> None:
+    """Defect: a CPU's kernel that costs its bytes alone."""
     calls = step(work(worker))
-    assert all(each.waits for each in calls)
     attention = {each: count for each, count in calls.items() if "scaled_dot_product" in each.name}
     assert all(each.kind == "attention" for each in attention)
     forward = 2 * 2 * BATCH * LENGTH * LENGTH * WIDTH // 2  # two products, half of the scores: it is causal

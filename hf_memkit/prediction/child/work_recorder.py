@@ -89,8 +89,6 @@ class WorkRecorder:
     def _number(self, operation: Operation, engine: bool) -> int:
         if engine:
             operation = replace(operation, from_autograd=True)
-        if self._device_type == "cpu":  # nothing is queued: the call returns when it is computed
-            operation = replace(operation, waits=True)
         number = self._numbers.get(operation)
         if number is None:
             number = self._numbers[operation] = len(self.work.operations)
