@@ -13,6 +13,7 @@ from multiprocessing import get_context
 
 from hf_memkit.errors import InputError, ScriptFailed
 from hf_memkit.hardware import Machine
+from hf_memkit.plan.calibration import stored
 from hf_memkit.plan.candidate import Candidate
 from hf_memkit.plan.choices import LeftOut, choices_for, of_batch
 from hf_memkit.plan.judged import Judged, judged
@@ -59,11 +60,15 @@ def plan_script(
     if machine.gpu is None:
         raise InputError("no GPU here and none named: --gpu NAME or --gpu 16GB")
     environment = dict(os.environ if environment is None else environment)
+    calibration, warnings = stored(machine.gpu)
+    pricing = Pricing.of(machine)
+    if calibration is not None:
+        pricing = Pricing.of(machine, calibration.of_kinds(), calibration.said())
     with ExitStack() as stack:
         traces = stack.enter_context(ScriptTraces(script, machine, environment, gpus=gpus))
         pool = stack.enter_context(_pool())
         traces.start()
-        judge = _Judge(traces, pool, script, machine, gpus, environment, Pricing.of(machine), ram_is_given)
+        judge = _Judge(traces, pool, script, machine, gpus, environment, pricing, ram_is_given)
         as_it_is = judge.own()
         facts = as_it_is.facts
         assert facts is not None
@@ -84,7 +89,8 @@ def plan_script(
         left_out=left_out,
         sequences=own.micro_batch_size * own.accumulation * gpus,
         stopped=search.stopped,
-        notes=traces.notes,
+        notes=(*traces.notes, *warnings),
+        time_factors=dict(calibration.factors) if calibration is not None else {},
     )
 
 

@@ -50,6 +50,7 @@ class Pricing:
         stands_for: what is to be said where it is another one than the user's; empty: it is that one.
         host: rates of RAM and disk.
         factors: from a calibration, by kind of operation.
+        calibrated: what is to be said of that; empty: there is none.
     """
 
     rates: GpuRates | None
@@ -57,21 +58,22 @@ class Pricing:
     stands_for: str
     host: HostRates
     factors: Mapping[str, float] | None = None
+    calibrated: str = ""
 
     @classmethod
-    def of(cls, machine: Machine, factors: Mapping[str, float] | None = None) -> Pricing:
+    def of(cls, machine: Machine, factors: Mapping[str, float] | None = None, calibrated: str = "") -> Pricing:
         """For a machine with this GPU."""
         gpu = machine.gpu
         assert gpu is not None
         host = measured_host() if gpu.here else assumed_host(machine.cpu_count)
         rates = rates_of(gpu.name)
         if rates is not None and gpu.capability is not None:
-            return cls(rates, gpu.capability, "", host, factors)
+            return cls(rates, gpu.capability, "", host, factors, calibrated)
         name = _like(gpu)
         if name is None:
-            return cls(None, gpu.capability or 8.0, "", host, factors)
+            return cls(None, gpu.capability or 8.0, "", host, factors, calibrated)
         said = f"times are those of {name}: nothing is known of how fast {gpu.name} is; name the GPU (--gpu NAME)"
-        return cls(rates_of(name), CARDS[name].capability, said, host, factors)
+        return cls(rates_of(name), CARDS[name].capability, said, host, factors, calibrated)
 
 
 def _like(gpu: Gpu) -> str | None:
@@ -111,6 +113,8 @@ def priced(
         return judged
     forward_s = step.by_phase.get("forward", 0.0) / accumulation
     step = _with_others(step, about, judged.candidate, pricing, gpus=gpus, accumulation=accumulation)
+    if pricing.calibrated:
+        step = replace(step, rests_on=(pricing.calibrated, *step.rests_on))
     if pricing.stands_for:
         step = replace(step, rests_on=(pricing.stands_for, *step.rests_on))
     tokens = about["tokens"].get(kind)
