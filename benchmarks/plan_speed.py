@@ -1,7 +1,8 @@
 """Predicted beside measured: how long trainings of others took for a step, and what memkit says from a trace alone.
 
     python benchmarks/plan_speed.py                    # all rows; results/plan_speed.json
-    python benchmarks/plan_speed.py --works FOLDER     # keeps what is traced, and traces what is not there yet
+    python benchmarks/plan_speed.py --stored           # prices what was traced before: after a change of step_time
+    python benchmarks/plan_speed.py --rows FILE        # other rows in this format; nothing is written
 
 ```
 published_rows/speed.jsonl ──> plan_speed_child.py (traced: FLOPs, bytes, kernels) ──> step_time ──> results/
@@ -9,17 +10,21 @@ published_rows/speed.jsonl ──> plan_speed_child.py (traced: FLOPs, bytes, ke
 ```
 
 No constant of `step_time` was computed from these rows. What was decided after a first look at them stands in
-`DECIDED_LATER`; the first look itself (median error 10.9 %) is in that list. A row's figure is seconds of one optimizer step: of `fms-*` the
-mean of 100 steps, the first included, which compiles, allocates and finds algorithms; of `peft-*` the mean of 5,000,
-of texts about 210 tokens long; of `neusight-*` forward and backward without an optimizer, the five fastest of 25, each
-with an empty allocator, so that `cudaMalloc` is in it. Rows that are no training of a plain transformers on one or two
-NVIDIA GPUs are left out of the file of rows. Rows of one setting and several dates are all judged: transformers was
-another one.
+`DECIDED_LATER`. What is known of the rows and not in the prediction: dequantisation to 16 bits was 1.36 to 2.07 times
+slower on an A100 in bitsandbytes of that day (bitsandbytes-foundation/bitsandbytes#1747), and a thread of Trainer's
+memory metrics ran beside the training (`fms-*`).
+
+A row's figure is seconds of one optimizer step: of `fms-*` the mean of 100 steps, the first included, which compiles,
+allocates and finds algorithms; of `peft-*` the mean of 5,000, of texts about 210 tokens long; of `neusight-*` forward
+and backward without an optimizer, the five fastest of 25, each with an empty allocator, so that `cudaMalloc` is in it.
+Rows that are no training of a plain transformers on one or two NVIDIA GPUs are left out of the file of rows. Rows of
+one setting and several dates are all judged: transformers was another one.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import statistics
@@ -27,6 +32,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,6 +44,7 @@ from benchmarks.provenance import RESULTS, provenance  # noqa: E402
 from benchmarks.published_models import FOLDER, Row  # noqa: E402
 
 _ROWS: Final = FOLDER / "speed.jsonl"
+_WORKS: Final = RESULTS / "plan_works.json.gz"
 _SETTING: Final = (
     "model", "method", "micro_batch", "seq_len", "accumulation", "checkpointing", "attention", "optimizer",
     "weights_dtype", "mixed_precision", "card",
@@ -53,12 +60,15 @@ _BARS: Final[Mapping[str, tuple[float, float] | None]] = {
 DECIDED_LATER: Final = (
     "The first run had a median error of 10.9 % for training on one GPU, nearly all of it too fast, and eight rows of "
     "Mixtral six times too slow.",
-    "bf16 products: the lower of the measured rates of bf16 and fp16, which are best of hundreds of shapes and best of "
-    "five squares (4.6 % on an A100).",
-    "Operations whose tensors fit in half of the L2 cache move at twice the memory's bandwidth (the rows of PEFT's table).",
-    "Mixtral is left out, for the reason that comparable.json gives for memory since before.",
+    "bf16 products: the lower of the measured rates of bf16 and fp16, of which one is the best of hundreds of shapes "
+    "and the other the best of five squares (4.6 % on an A100).",
+    "Operations whose tensors fit in half of the L2 cache move at twice the memory's bandwidth; the rows of PEFT's "
+    "table were 16 to 21 % too slow.",
+    "Mixtral is left out, for the reason that comparable.json gave for memory before.",
     "One trace for QLoRA with and without PEFT's upcast was a mistake of this file.",
     "The high end of the range: rates 15 % lower instead of 10 %.",
+    "What a tile costs beside its main loop, before Hopper: nearly all was too fast, short sums most.",
+    "The loader's time, measured on another machine: 0.1 to 1 % of these steps.",
 )
 
 Found = dict[str, Any]
@@ -66,40 +76,72 @@ Found = dict[str, Any]
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--works", type=Path, help="folder for what is traced; else it goes away")
+    parser.add_argument("--stored", action="store_true", help="of what results/plan_works.json.gz has")
     parser.add_argument("--only", default="", metavar="PREFIX", help="rows whose id begins so; nothing is written")
+    parser.add_argument("--rows", type=Path, nargs="+", default=[_ROWS])
     options = parser.parse_args(argv)
-    rows = {name: row for name, row in models.read_rows(_ROWS).items() if name.startswith(options.only)}
-    with tempfile.TemporaryDirectory() as folder:
-        works = options.works or Path(folder)
-        traced = _traced(rows, works)
-        answers = [_answer(row, traced.get(name, {})) for name, row in rows.items()]
+    read = models.read_rows(*options.rows)
+    rows = {name: completed(row) for name, row in read.items() if name.startswith(options.only)}
+    traced = stored() if options.stored else _trace(rows)
+    answers = answers_of(rows, traced)
     groups = {name: _judged(name, [each for each in answers if each["group"] == name]) for name in _BARS}
     for each in answers:
         _say(each)
     print(json.dumps(groups, indent=1))
-    if not options.only:
+    if not options.only and options.rows == [_ROWS]:
         evidence = {
-            "command": "python benchmarks/plan_speed.py", **provenance(), "decided_later": DECIDED_LATER, "groups": groups,
-            "rows": answers,
+            "command": "python benchmarks/plan_speed.py", **provenance(), "decided_later": DECIDED_LATER,
+            "groups": groups, "rows": answers,
         }  # fmt: skip
         path = RESULTS / "plan_speed.json"
         path.write_text(json.dumps(evidence, indent=1) + "\n", encoding="utf-8")
+        if not options.stored:
+            _WORKS.write_bytes(gzip.compress(json.dumps(traced).encode(), mtime=0))
     return 0
 
 
-def _traced(rows: Mapping[str, Row], works: Path) -> dict[str, Found]:
-    """What each row computes: of rows of one setting the first is traced."""
-    works.mkdir(parents=True, exist_ok=True)
+def answers_of(rows: Mapping[str, Row], traced: Mapping[str, Found]) -> list[Found]:
+    """Each row beside what `step_time` says of it. `traced`: by the id of the first row of a setting."""
+    first = first_of_setting(rows)
+    return [_answer(row, traced[first[name]] if name in first else {}) for name, row in rows.items()]
+
+
+def stored() -> dict[str, Found]:
+    """What was traced when the evidence was made."""
+    found: dict[str, Found] = json.loads(gzip.decompress(_WORKS.read_bytes()))
+    return found
+
+
+def first_of_setting(rows: Mapping[str, Row]) -> dict[str, str]:
+    """Of each row that can be expressed: which row is traced for it, the first of the same setting."""
     first: dict[tuple[Any, ...], str] = {}
-    stands_for = {name: first.setdefault(_setting(row), name) for name, row in rows.items() if why_not(row) is None}
-    missing = [name for name in first.values() if not (works / f"{name}.json").exists()]
-    if missing:
-        script = [sys.executable, str(ROOT / "benchmarks" / "plan_speed_child.py"), str(works)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", models.ROWS: str(_ROWS)}
-        subprocess.run([*script, *missing], env=environment, check=True, capture_output=True)
-    known = {name: json.loads((works / f"{name}.json").read_text(encoding="utf-8")) for name in first.values()}
-    return {name: known[traced] for name, traced in stands_for.items()}
+    return {name: first.setdefault(_setting(row), name) for name, row in rows.items() if why_not(row) is None}
+
+
+def completed(row: Row) -> Row:
+    """A row with what follows from its other fields: the card's name here, the types of weights and of autocast."""
+    weights, _, mixed = row["dtype"].partition("; mixed precision: ")
+    card = row["gpu"].removeprefix("NVIDIA ").removeprefix("Tesla ")
+    for said, short in _CARD_NAMES:
+        card = card.replace(said, short)
+    return {"card": card, "weights_dtype": weights, "mixed_precision": mixed or "none", "fused_loss": "no", **row}
+
+
+_CARD_NAMES: Final = (
+    (" PCIe", ""), (" HBM3", ""), ("-PCIE-", " "), ("-SXM4-", " "), ("-SXM2-", " "), (" 141GB", ""), (" (DGX)", ""),
+)  # fmt: skip
+
+
+def _trace(rows: Mapping[str, Row]) -> dict[str, Found]:
+    """What the first row of each setting computes: `{"work"}`, one step, or `{"error"}`."""
+    names = list(dict.fromkeys(first_of_setting(rows).values()))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.jsonl"
+        path.write_text("".join(json.dumps(rows[name]) + "\n" for name in names), encoding="utf-8")
+        script = [sys.executable, str(ROOT / "benchmarks" / "plan_speed_child.py"), folder]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", models.ROWS: str(path)}
+        subprocess.run([*script, *names], env=environment, check=True, capture_output=True)
+        return {name: json.loads((Path(folder) / f"{name}.json").read_text(encoding="utf-8")) for name in names}
 
 
 def _setting(row: Row) -> tuple[Any, ...]:
@@ -108,7 +150,17 @@ def _setting(row: Row) -> tuple[Any, ...]:
 
 
 def why_not(row: Row) -> str | None:
-    """Why a row cannot be expressed with today's libraries; decided by reading, before anything was predicted."""
+    """Why a row cannot be expressed with today's libraries."""
+    from hf_memkit.gpu_rates import RATES
+
+    if not row["step_seconds"] or row.get("oom"):
+        return "no step was measured"
+    if not row["vanilla_hf"]:
+        return "kernels of its own"
+    if row["card"] not in RATES:
+        return f"no rates of {row['card']} are known"
+    if row["gpus"] > 1 and row["optimizer"].startswith("none"):
+        return "ways of sharding that are none of a Trainer's"
     if "Switch" in row["model"]:
         return "routes by values, in a forward pass that the measurement replaced by its own"
     if models.family_of(row) == "mixtral":
@@ -135,9 +187,11 @@ def _answer(row: Row, traced: Found) -> Found:
         return {**found, "not_predicted": traced["error"]}
     predicted = step_time(
         Work.from_json(traced["work"]), RATES[row["card"]], capability=CARDS[row["card"]].capability,
-        span=tuple(traced["span"]), micro_batches=row["accumulation"],
+        span=(0, len(traced["work"]["calls"])), micro_batches=row["accumulation"],
     )  # fmt: skip
     low, middle, high = predicted.seconds
+    if row["gpus"] > 1:
+        low, middle, high = _sharded(row, predicted)
     return {
         **found,
         "predicted_s": [low, middle, high],
@@ -150,10 +204,36 @@ def _answer(row: Row, traced: Found) -> Found:
     }
 
 
+def _sharded(row: Row, one: Any) -> tuple[float, float, float]:
+    """Seconds of a step with FSDP's full shard, from those of one GPU that holds everything."""
+    from hf_memkit.gpu_rates import RATES
+    from hf_memkit.host_rates import assumed_host
+    from hf_memkit.models import describe
+    from hf_memkit.zero.step_time import TracedSeconds, step_cost
+    from hf_memkit.zero.traffic import fsdp_traffic
+
+    model = describe(row["model"], models.config_of(row), use_hub=False)
+    full, in_4_bits = row["method"].startswith("full"), row["weights_dtype"].startswith("4-bit")
+    # Adapters are a hundredth of the model: what is gathered is the frozen model, as it is stored.
+    gathered = model.parameters * (0.5 if in_4_bits else 2)
+    traffic = fsdp_traffic(
+        model if full else replace(model, parameters=0), gpus=row["gpus"], accumulation=row["accumulation"],
+        element_bytes=2, frozen_bytes=0 if full else round(gathered), reentrant=row["checkpointing"],
+    )  # fmt: skip
+    traced = TracedSeconds(one.forward_s, one.backward_s, one.optimizer_s)
+    exposed = step_cost(traffic, traced, RATES[row["card"]], assumed_host(_CORES)).exposed
+    low, middle, high = (each - one.optimizer_s for each in one.seconds)
+    return low + exposed.low, middle + exposed.middle, high + exposed.high
+
+
+_CORES: Final = 32
+"""Of the machine of rows with two GPUs; not told, and nothing of FSDP runs on them."""
+
+
 def _group(row: Row) -> str:
     if row["optimizer"].startswith("none"):
         return "forward and backward, fp32"
-    return "training, one GPU" if row["gpus"] == 1 else "training, two GPUs"
+    return {1: "training, one GPU", 2: "training, two GPUs"}.get(row["gpus"], "training, more GPUs")
 
 
 def _judged(name: str, rows: Sequence[Found]) -> Found:

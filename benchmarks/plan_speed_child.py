@@ -2,11 +2,11 @@
 
     MEMKIT_PUBLISHED_ROWS=FILE python benchmarks/plan_speed_child.py FOLDER ID [ID ...]
 
-Writes FOLDER/ID.json: `{"work", "span"}` (`hf_memkit.prediction.work.Work`, and the calls of the step that counts), or
-`{"error"}`. Rows that train are trained as `published_then.py` does it, but with the transformers that is installed.
-Rows of forward and backward alone are done as NeuSight does it (sitar-lab/NeuSight@6945927:
-neusight/Tracing/trace.py, `measure_e2e`): the plain model, a cross entropy beside it that is not timed, gradients that
-are added to those of the run before.
+Writes FOLDER/ID.json: `{"work"}` (`hf_memkit.prediction.work.Work`, of the one step that counts), or `{"error"}`.
+Rows that train are trained as `published_then.py` does it, but with the transformers that is installed. Rows of
+forward and backward alone are done as NeuSight does it (sitar-lab/NeuSight@6945927: neusight/Tracing/trace.py,
+`measure_e2e`): the plain model, a cross entropy beside it that is not timed, gradients that are added to those of the
+run before.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import published_models as models
 from benchmarks import published_then
 from benchmarks.published_models import Row
+from hf_memkit.prediction.work import Work
 
 _PADDED: Final = 210
 """Tokens of a row of PEFT's table, whose length is not told: 840 real tokens in a batch of four, sorted by length."""
@@ -61,7 +62,7 @@ def _traced(row: Row) -> dict[str, Any]:
     if row["seq_len"] is None:
         row = {**row, "seq_len": _PADDED, "padded": True}
     work = published_then.traced(row, capability, gpu.capacity_bytes, work=True).work
-    return {"work": work.to_json(), "span": work.steps()[-1]}
+    return {"work": _only(work, *work.steps()[-1]).to_json()}
 
 
 def _forward_and_backward(row: Row, capability: tuple[int, int], capacity_bytes: int) -> dict[str, Any]:
@@ -99,7 +100,16 @@ def _forward_and_backward(row: Row, capability: tuple[int, int], capacity_bytes:
             loss.backward()  # type: ignore[no-untyped-call]
             del loss
             tracer.ended("backward")
-    return {"work": work.to_json(), "span": [begin, len(work.calls)]}
+    return {"work": _only(work, begin, len(work.calls)).to_json()}
+
+
+def _only(work: Work, begin: int, end: int) -> Work:
+    """These calls of it, and the operations that they call."""
+    used = sorted(set(work.calls[begin:end]))
+    number = {old: new for new, old in enumerate(used)}
+    marks = [(min(at, end) - begin, phase) for at, phase in work.marks if at > begin]
+    operations = [work.operations[each] for each in used]
+    return Work(operations, [number[each] for each in work.calls[begin:end]], marks)
 
 
 def _model(row: Row) -> Any:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hf_memkit.prediction.from_script import ScriptTraining
     from hf_memkit.prediction.prediction import Prediction
 
-__all__ = ["found_script", "predict_script", "refuse_beside_a_script"]
+__all__ = ["ended_by_signals", "found_script", "predict_script", "refuse_beside_a_script"]
 
 
 def found_script(target: str, arguments: Sequence[str], *, is_module: bool) -> UserScript:
@@ -89,7 +89,7 @@ def predict_script(
 ) -> int:
     """Predicts it and shows what was found; the exit code."""
     try:
-        with _ended_by_signals() as ended:
+        with ended_by_signals() as ended:
             from hf_memkit.cli import predict_environments
             from hf_memkit.hardware import described_machine
             from hf_memkit.prediction.environments import find_environment
@@ -172,7 +172,7 @@ def _status(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _ended_by_signals() -> Iterator[Callable[[], None]]:
+def ended_by_signals() -> Iterator[Callable[[], None]]:
     """SIGTERM ends this process as Ctrl-C does, with an exception: what the script has started is ended first. Gives a
     function that raises that again: Python may lose it while it imports."""
     came: list[int] = []

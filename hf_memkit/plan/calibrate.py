@@ -23,7 +23,7 @@ from hf_memkit.gpu_rates import GpuRates
 from hf_memkit.hardware import Machine, this_machine
 from hf_memkit.plan.calibration import ALL, HOST, Calibration, driver_version, plain_name, store, today, torch_version
 from hf_memkit.plan.pricing import Pricing
-from hf_memkit.prediction.operation_time import Gpu
+from hf_memkit.prediction.operation_time import OperationSeconds
 from hf_memkit.prediction.step_time import queueing_s
 from hf_memkit.prediction.work import Work
 from hf_memkit.report.load import Run, load_run
@@ -99,11 +99,11 @@ def factors_of(
     Raises:
         InputError: another factor.
     """
-    gpu = Gpu(rates, capability, {})
+    gpu = OperationSeconds(rates, capability, {})
     ratios: dict[str, list[float]] = {}
     for probe in probes:
         operations = Work.from_json(probe["work"]).operations
-        computed = sum(map(queueing_s if probe["kind"] == HOST else gpu.seconds, operations))
+        computed = sum(map(queueing_s if probe["kind"] == HOST else gpu.of, operations))
         if computed:
             ratios.setdefault(probe["kind"], []).append(probe["seconds"] / computed)
     factors = {kind: round(statistics.median(each), 4) for kind, each in ratios.items()}

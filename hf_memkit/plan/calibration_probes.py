@@ -121,7 +121,7 @@ class _Block(torch.nn.Module):
 
 
 def measure(device: str, limit_s: float = _LIMIT_S) -> list[dict[str, Any]]:
-    """Of each probe `{"kind", "name", "work", "seconds"}`: `work` as in `Work.to_json`, `seconds` of a run (median)."""
+    """Of each probe `{"kind", "name", "work", "seconds"}`: `work` as `Work.to_json` has it, median seconds."""
     until = time.monotonic() + limit_s
     found = []
     for probe in probes(device):

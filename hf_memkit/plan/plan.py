@@ -30,6 +30,7 @@ class Plan:
         left_out: what no candidate has, and why.
         sequences: of one optimizer step, on all GPUs.
         stopped: whether the search was ended before it was through.
+        stopped_by_hand: whether by Ctrl-C.
         notes: what a reader should know.
         failed: setups that were run here and failed, or that need as much as one that ran out of memory, and why: none
             is proposed (`verify.py`).
@@ -45,6 +46,7 @@ class Plan:
     left_out: Mapping[str, str] = field(default_factory=dict)
     sequences: int = 1
     stopped: bool = False
+    stopped_by_hand: bool = False
     notes: tuple[str, ...] = ()
     failed: Mapping[Candidate, str] = field(default_factory=dict)
     time_factors: Mapping[str, float] = field(default_factory=dict)
@@ -180,5 +182,7 @@ class Plan:
         if least is None:
             return "no setup could be traced"
         gpu = self.machine.gpu
+        if gpu is not None and least.needs_bytes <= FULL_SHARE * gpu.capacity_bytes:
+            return f"the leanest, {least.candidate.name}: {least.why}"
         of = f"; 92 % of {gpu.name} are {format_gib(int(FULL_SHARE * gpu.capacity_bytes))}" if gpu else ""
         return f"the leanest, {least.candidate.name}, needs up to {format_gib(least.needs_bytes)}{of}"

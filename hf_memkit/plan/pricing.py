@@ -18,7 +18,7 @@ from hf_memkit.gpu_rates import GpuRates, rates_of
 from hf_memkit.hardware import Gpu, Machine
 from hf_memkit.host_rates import HostRates, assumed_host, measured_host
 from hf_memkit.models import ModelFacts
-from hf_memkit.plan.candidate import Candidate
+from hf_memkit.plan.calibration import Calibration, stored
 from hf_memkit.plan.judged import Judged
 from hf_memkit.prediction.from_script import shapes
 from hf_memkit.prediction.step_time import StepTime, step_time
@@ -36,6 +36,9 @@ _ADAM_BYTES: Final = 30
 master weight and two moments (4 read and 4 written each), the 16-bit weight (2 written). deepspeed 0.19.8:
 ops/adam/fused_adam.py, on fp32 gradients."""
 
+_PAGED_BYTES: Final = 2
+"""Of a parameter's states in bitsandbytes' 8-bit AdamW: two moments."""
+
 _SAVE_S: Final = 1.0
 """Of a save, beside its bytes; assumed."""
 
@@ -49,31 +52,37 @@ class Pricing:
         capability: of that GPU.
         stands_for: what is to be said where it is another one than the user's; empty: it is that one.
         host: rates of RAM and disk.
-        factors: from a calibration, by kind of operation.
-        calibrated: what is to be said of that; empty: there is none.
+        calibration: of such a GPU, if there is one in the user's cache.
+        warnings: why there is none, though the cache has a file.
     """
 
     rates: GpuRates | None
     capability: float
     stands_for: str
     host: HostRates
-    factors: Mapping[str, float] | None = None
-    calibrated: str = ""
+    calibration: Calibration | None = None
+    warnings: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, machine: Machine, factors: Mapping[str, float] | None = None, calibrated: str = "") -> Pricing:
+    def of(cls, machine: Machine) -> Pricing:
         """For a machine with this GPU."""
         gpu = machine.gpu
         assert gpu is not None
         host = measured_host() if gpu.here else assumed_host(machine.cpu_count)
+        calibration, warnings = stored(gpu)
         rates = rates_of(gpu.name)
         if rates is not None and gpu.capability is not None:
-            return cls(rates, gpu.capability, "", host, factors, calibrated)
+            return cls(rates, gpu.capability, "", host, calibration, warnings)
         name = _like(gpu)
         if name is None:
-            return cls(None, gpu.capability or 8.0, "", host, factors, calibrated)
+            return cls(None, gpu.capability or 8.0, "", host)
         said = f"times are those of {name}: nothing is known of how fast {gpu.name} is; name the GPU (--gpu NAME)"
-        return cls(rates_of(name), CARDS[name].capability, said, host, factors, calibrated)
+        return cls(rates_of(name), CARDS[name].capability, said, host, calibration, warnings)
+
+    @property
+    def factors(self) -> Mapping[str, float] | None:
+        """By kind of operation, for `step_time`."""
+        return self.calibration.of_kinds() if self.calibration is not None else None
 
 
 def _like(gpu: Gpu) -> str | None:
@@ -112,9 +121,11 @@ def priced(
     except ValueError:
         return judged
     forward_s = step.by_phase.get("forward", 0.0) / accumulation
-    step = _with_others(step, about, judged.candidate, pricing, gpus=gpus, accumulation=accumulation)
-    if pricing.calibrated:
-        step = replace(step, rests_on=(pricing.calibrated, *step.rests_on))
+    step = _with_paging(
+        _with_others(step, about, pricing, gpus=gpus, accumulation=accumulation), judged, about, pricing
+    )
+    if pricing.calibration is not None:
+        step = replace(step, rests_on=(pricing.calibration.said(), *step.rests_on))
     if pricing.stands_for:
         step = replace(step, rests_on=(pricing.stands_for, *step.rests_on))
     tokens = about["tokens"].get(kind)
@@ -126,8 +137,23 @@ def priced(
     )
 
 
+def _with_paging(step: StepTime, judged: Judged, about: Mapping[str, Any], pricing: Pricing) -> StepTime:
+    """With what CUDA moves of a paged optimizer's states, of two moments in 8 bits: nothing where the GPU has room for
+    all of them, in and out of it where it has none."""
+    assert pricing.rates is not None
+    if not str(about["plan"]["arguments"].get("optim")).startswith("paged_"):
+        return step
+    states = _PAGED_BYTES * sum(about["plan"]["trained_sizes"])
+    room = max(0, judged.usable_bytes - judged.needs_bytes)
+    there_and_back = 2 * states / (pricing.rates.pcie_gb_per_s.value * GB)
+    moved = there_and_back * max(0.0, 1 - room / max(1, states))
+    low, middle, high = step.seconds
+    said = f"paged optimizer: {moved:.3g} s a step to move its states over PCIe"
+    return replace(step, seconds=(low, middle + moved, high + 2 * there_and_back), rests_on=(*step.rests_on, said))
+
+
 def _with_others(
-    step: StepTime, about: Mapping[str, Any], candidate: Candidate, pricing: Pricing, *, gpus: int, accumulation: int
+    step: StepTime, about: Mapping[str, Any], pricing: Pricing, *, gpus: int, accumulation: int
 ) -> StepTime:
     """With what passes between GPUs, host and disk."""
     engine, facts = about.get("deepspeed"), about["plan"]

@@ -18,15 +18,14 @@ from typing import Final
 from hf_memkit.gpu_rates import GpuRates
 from hf_memkit.prediction.work import Operation
 
-__all__ = ["Gpu", "computes_as", "product_tflops"]
+__all__ = ["OperationSeconds", "computes_as", "product_tflops"]
 
 _KERNEL_S: Final = 2e-6
-"""From the end of one kernel's work to the full speed of the next: start, ramp, tail. Empty kernels follow one another
-in 2 to 3 µs on an A100 (PyTorch's and NVIDIA's guides to CUDA graphs measure it so); part of that is in the bandwidth
-of small copies already."""
+"""From the end of one kernel's work to the full speed of the next: start, ramp, tail. Assumed; it counts where kernels
+take less than 50 µs."""
 
 _ROUND_TRIP_S: Final = 10e-6
-"""A copy between host and GPU at the least, and how long after the GPU is done the host knows it."""
+"""A copy between host and GPU at the least; assumed."""
 
 _TILES: Final = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.8), (64, 64, 0.65))
 """Rows, columns, and the share of the rate that a multiprocessor reaches with such a tile: smaller ones load more for
@@ -36,6 +35,13 @@ follow from bytes loaded per product and are assumed."""
 _SPLITS: Final = (1, 2, 4, 8, 16, 32)
 """Into how many parts the summed dimension may be cut, so that more multiprocessors work (cuBLAS's split-K); each part
 is a result in fp32, to be added."""
+
+_TILE_START_S: Final = 1e-6
+"""Until a multiprocessor computes at its rate in a new tile: a first load from memory takes about half a microsecond
+(RRZE-HPC/gpu-benches, gpu-latency), and a few of them fill its pipeline. Then, and while it writes the finished tile
+out, it computes nothing: the rate is that of a long sum, a short one loses a share (CUTLASS, "Efficient GEMM": main
+loop and epilogue). Hopper's kernels and later ones do both beside the next tile's main loop (there, "Warp
+Specialization", persistent kernels)."""
 
 _LEAST_SPLIT: Final = 256
 """Of the summed dimension, in one part."""
@@ -47,8 +53,9 @@ _ATTENTION: Final[Mapping[str, tuple[float, float]]] = {
 }
 """Shares of the data sheet's rate that fused attention reaches in 16 bits, forward and backward. FlashAttention-2 on
 an A100: "50-73% of the theoretical maximum" (Dao 2023, arXiv 2307.08691, abstract), the upper end at long rows without
-a causal mask. cuDNN is of use on Hopper alone. Memory-efficient attention is CUTLASS's, which the same paper has at
-about half of FlashAttention-2."""
+a causal mask; a fifth less than the upper end is taken, for short rows and the mask. cuDNN's, which torch takes on
+Hopper, lies between FlashAttention-2 and 3 there (35 and 75 %: Shah et al. 2024, arXiv 2407.08608). Memory-efficient
+attention: two thirds of flash's, assumed."""
 
 _FLASH_ON_HOPPER: Final = (0.35, 0.3)
 """FlashAttention-2 on an H100: 35 % (Shah et al. 2024, arXiv 2407.08608, abstract)."""
@@ -97,8 +104,8 @@ def product_tflops(dtype: str, rates: GpuRates) -> float:
     return min(rates.achievable_tflops[each].value for each in same if each in rates.achievable_tflops)
 
 
-class Gpu:
-    """One GPU's rates, in FLOP/s and bytes/s.
+class OperationSeconds:
+    """How long one GPU takes for operations.
 
     Args:
         rates: its row in `gpu_rates.RATES`.
@@ -108,14 +115,14 @@ class Gpu:
 
     def __init__(self, rates: GpuRates, capability: float, factors: Mapping[str, float]) -> None:
         self._rates = rates
-        self._hopper = capability >= 9.0
+        self._hopper = 9.0 <= capability < 12.0  # and data centers' Blackwell; others' has Ampere's instructions
         self._l2_bytes = _L2_BYTES.get(capability, 6e6)
         self._factors = factors
         self._bytes_per_s = 1e9 * rates.achievable_memory_gb_per_s.value
         self._pcie = 1e9 * rates.pcie_gb_per_s.value
         self._multiprocessors = int(rates.multiprocessors.value)
 
-    def seconds(self, operation: Operation) -> float:
+    def of(self, operation: Operation) -> float:
         """Of one call, from the moment when the GPU begins with it."""
         if operation.kind == "transfer":
             seconds = operation.moved_bytes / self._pcie + _ROUND_TRIP_S
@@ -142,11 +149,12 @@ class Gpu:
         if len(operation.shape) != 4 or not all(operation.shape):
             return operation.flops / rate
         each = rate / self._multiprocessors
-        computed, exact = min(self._tiled(operation.shape, each)), 2 * math.prod(operation.shape) / rate
+        written = 2 if operation.dtype in _SIXTEEN_BITS else 4
+        computed, exact = min(self._tiled(operation.shape, each, written)), 2 * math.prod(operation.shape) / rate
         # Of convolutions, whose shape is that of one of several products, the shape tells the share that is lost.
         return operation.flops / rate * computed / exact if exact else 0.0
 
-    def _tiled(self, shape: tuple[int, ...], each: float) -> list[float]:
+    def _tiled(self, shape: tuple[int, ...], each: float, element_bytes: int) -> list[float]:
         """Seconds with each tile and each split, at `each` FLOP/s of a multiprocessor."""
         batch, m, n, k = shape
         found = []
@@ -157,6 +165,9 @@ class Gpu:
                     if split > 1 and k < split * _LEAST_SPLIT:
                         break
                     of_a_tile = 2 * high * wide * -(-k // split) / (each * share)
+                    if not self._hopper:
+                        at_once = min(tiles * split, self._multiprocessors) * high * wide * element_bytes
+                        of_a_tile += _TILE_START_S + at_once / (_L2_TIMES * self._bytes_per_s)
                     added = 2 * 4 * batch * m * n * split / self._bytes_per_s if split > 1 else 0.0
                     found.append(_rounds(tiles * split, self._multiprocessors) * of_a_tile + added)
         return found

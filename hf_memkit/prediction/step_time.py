@@ -7,14 +7,14 @@ GPU       ███ █████ ██ ████████ ████
 
 In eager mode Python queues one operation after another, and the GPU works them off. Two clocks are followed: the
 host's, which moves on by what queueing costs, and the GPU's, which begins an operation when it is queued and the one
-before is done. Where the host waits for the GPU (a value is read, a batch is copied), both clocks meet. So a step is bound by
-whichever is slower, stretch by stretch, and the GPU's idle time is what launches cost.
+before is done. Where the host waits for the GPU (a value is read, a batch is copied), both clocks meet. So a step is
+bound by whichever is slower, stretch by stretch, and the GPU's idle time is what launches cost.
 
 A step of Trainer is its micro-batches and the optimizer. Traced are at most two micro-batches: the first, before which
 there are no gradients, and one like all others.
 
-Not in it: reading and tokenising data, evaluations, saves, logging to a server, and on several GPUs what they send one
-another.
+Not in it: tokenising and decoding of data, evaluations, saves, logging to a server, and on several GPUs what they send
+one another (`hf_memkit/zero/step_time.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from hf_memkit.gpu_rates import GpuRates
-from hf_memkit.prediction.operation_time import Gpu, computes_as, product_tflops
+from hf_memkit.prediction.operation_time import OperationSeconds, computes_as, product_tflops
 from hf_memkit.prediction.work import KINDS, Operation, Work
 from hf_memkit.terms import PHASES, Phase
 
@@ -34,19 +34,25 @@ __all__ = ["Range", "StepTime", "queueing_s", "step_time"]
 Range = tuple[float, float, float]
 """Low, middle, high."""
 
-_PYTHON_S: Final[Range] = (9e-6, 14e-6, 22e-6)
-"""To queue one operation from Python, the modules and views around it included. "Eager mode" measurements of
-transformers' decoding, which is bound by this alone: 25 to 30 ms a token of a 7 B Llama, which queues about 1,300
-kernels: 20 µs; processors differ by a factor of two."""
+_PYTHON_S: Final[Range] = (10e-6, 20e-6, 30e-6)
+"""To queue one operation from Python, the modules and views around it included. Measured on one core of an AMD EPYC
+that had other work: 27 to 29 µs (transformers 5.23, Llama, GPT-2 and LoRA of 4 tokens and 32 numbers, computed on the
+CPU in that time, too). GPUs stand beside faster ones; `factors["host"]` is what a calibration finds."""
 
-_ENGINE_S: Final[Range] = (4e-6, 7e-6, 12e-6)
-"""To queue one operation from autograd's engine, which is C++: about half of that."""
+_ENGINE_S: Final[Range] = (5e-6, 11e-6, 18e-6)
+"""To queue one operation from autograd's engine, which is C++: 18 to 23 µs in the same measurement."""
 
 _LAUNCH_S: Final = 4e-6
-"""Each further kernel of one operation: `cudaLaunchKernel`."""
+"""Each further kernel of one operation, `cudaLaunchKernel` alone; assumed."""
 
 _MICRO_BATCH_S: Final[Range] = (0.5e-3, 1.5e-3, 5e-3)
-"""Of the host, before a micro-batch: the loader's rows put together, Trainer's own loop and callbacks; assumed."""
+"""Of the host, before a micro-batch: Trainer's own loop and callbacks; assumed."""
+
+_LOADER_S_PER_BYTE: Final[Range] = (12e-9, 18e-9, 30e-9)
+"""Of a batch of tokens, put together from lists in the process that trains, as Trainer does unless it is given
+`dataloader_num_workers`; the GPU has nothing to do then, because accelerate reads a batch right after it has copied
+the one before (1.15: data_loader.py, `DataLoaderShard.__iter__`). Measured on an AMD EPYC: 100 to 230 ns a number of
+8 bytes with transformers' three collators for text, 350 ns a token (datasets 5.2, rows of 210 to 4096 tokens)."""
 
 _OPTIMIZER_S: Final[Range] = (1e-3, 3e-3, 10e-3)
 """Of the host, beside the operations of the optimizer's step: lists of all parameters put together, for clipping too,
@@ -66,6 +72,8 @@ class StepTime:
     Attributes:
         seconds: of one optimizer step: low, middle, high.
         by_phase: the middle by phase; adds up to it.
+        forward_s, backward_s: the middle of one micro-batch, on average.
+        optimizer_s: the middle of clipping, which phase backward has in it, and of the optimizer's step.
         by_kind: seconds that the GPU computes, by kind of operation.
         bound_by_launches: share of the middle in which the GPU waits for the host.
         unknown: names of operations whose time is not known, most calls first.
@@ -74,6 +82,9 @@ class StepTime:
 
     seconds: Range
     by_phase: Mapping[Phase, float]
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
     by_kind: Mapping[str, float]
     bound_by_launches: float
     unknown: tuple[str, ...]
@@ -123,9 +134,9 @@ def step_time(
     if micro_batches < 1:
         raise ValueError(f"micro_batches={micro_batches}: a step has at least one")
     factors = factors or {}
-    gpu = Gpu(rates, capability, factors)
+    seconds = OperationSeconds(rates, capability, factors)
     parts = _parts(work, span or _last_step(work), micro_batches)
-    durations = [gpu.seconds(each) for each in work.operations]
+    durations = [seconds.of(each) for each in work.operations]
     low, likely, high = (_Clocks(work, durations, variant, factors.get("host", 1.0)) for variant in range(3))
     for clocks in (low, likely, high):
         for part in parts:
@@ -146,6 +157,9 @@ def step_time(
     return StepTime(
         seconds=(min(low.seconds, middle), middle, max(middle, high.seconds)),
         by_phase={phase: likely.by_phase[phase] for phase in PHASES if phase in likely.by_phase},
+        forward_s=likely.of_micro_batches.get("forward", 0.0) / micro_batches,
+        backward_s=likely.of_micro_batches.get("backward", 0.0) / micro_batches,
+        optimizer_s=likely.of_optimizer,
         by_kind={kind: seconds for kind, seconds in by_kind.items() if seconds},
         bound_by_launches=likely.idle / middle if middle else 0.0,
         unknown=tuple(name for name, _ in unknown.most_common()),
@@ -185,6 +199,15 @@ def _parts(work: Work, span: tuple[int, int], micro_batches: int) -> list[_Part]
             parts.append(_Part(-1, _OPTIMIZER_S, []))
         parts[-1].stretches.append((phase, calls))
         before = phase
+    for part in parts:
+        numbers = sum(
+            work.operations[call].moved_bytes
+            for _, calls in part.stretches
+            for call in calls
+            if work.operations[call].kind == "transfer" and work.operations[call].dtype == "int64"
+        )
+        low, middle, high = (own + numbers * each for own, each in zip(part.host_s, _LOADER_S_PER_BYTE, strict=True))
+        part.host_s = (low, middle, high)
     _clipping_comes_once(work, parts)
     traced = sum(part.number >= 0 for part in parts)
     for part in parts:
@@ -217,11 +240,14 @@ class _Clocks:
 
     Attributes:
         by_phase: seconds of the parts so far.
+        of_micro_batches: those of micro-batches, by phase; of_optimizer: those of the optimizer's part.
         idle: those in which the GPU waited for the host.
     """
 
     def __init__(self, work: Work, durations: Sequence[float], variant: int, host_factor: float) -> None:
         self.by_phase: dict[Phase, float] = {}
+        self.of_micro_batches: dict[Phase, float] = {}
+        self.of_optimizer = 0.0
         self.idle = 0.0
         self._variant = variant
         self._host_factor = host_factor
@@ -251,7 +277,12 @@ class _Clocks:
                 gpu += seconds[call]
                 if waits[call]:
                     host = gpu
-            self.by_phase[phase] = self.by_phase.get(phase, 0.0) + (gpu - begin) * part.times
+            taken = (gpu - begin) * part.times
+            self.by_phase[phase] = self.by_phase.get(phase, 0.0) + taken
+            if part.number < 0:
+                self.of_optimizer += taken
+            else:
+                self.of_micro_batches[phase] = self.of_micro_batches.get(phase, 0.0) + taken
         self.idle += idle * part.times
 
 
@@ -275,7 +306,7 @@ def _rests_on(
             "changes that"
         )
     if unknown:
-        yield f"operations without a formula: {', '.join(unknown)}: from none to ten times the time of their bytes"
+        yield f"no formula has the time of {', '.join(unknown)}: from none to ten times that of the bytes it moves"
 
 
 _BOUND: Final = 0.05

@@ -15,7 +15,7 @@ from hf_memkit.memory.records import SCHEMA
 from hf_memkit.plan.calibrate import calibrate, calibrate_by_run, factors_of, measured_probes
 from hf_memkit.plan.calibration import Calibration, cache_file, store, stored, torch_version
 from hf_memkit.plan.pricing import Pricing
-from hf_memkit.prediction.operation_time import Gpu
+from hf_memkit.prediction.operation_time import OperationSeconds
 from hf_memkit.prediction.step_time import step_time
 from hf_memkit.prediction.work import Operation, Work
 from hf_memkit.rates import Figure, GpuRates
@@ -44,8 +44,8 @@ def test_what_is_measured_is_what_a_plan_takes(cache: Path) -> None:
     found = factors_of(probes, slow, 8.0, likely=50)
     assert set(found) == {"matmul", "memory", "host"} and all(0.02 <= each <= 50 for each in found.values())
     # With its factor a product takes as long as was measured, in the median of three.
-    with_factor = Gpu(slow, 8.0, found)
-    ratios = [each["seconds"] / with_factor.seconds(*Work.from_json(each["work"]).operations) for each in probes[:3]]
+    with_factor = OperationSeconds(slow, 8.0, found)
+    ratios = [each["seconds"] / with_factor.of(*Work.from_json(each["work"]).operations) for each in probes[:3]]
     assert sorted(ratios)[1] == pytest.approx(1, rel=1e-3)
     assert store(kept(**{kind: min(max(each, 0.1), 10) for kind, each in found.items()})) == cache == cache_file()
     read, warnings = stored(L4)
@@ -58,8 +58,11 @@ def test_a_plan_for_that_gpu_takes_them_and_says_so(cache: Path) -> None:
     found, warnings = stored(L4)  # of the two its own
     assert found is not None and not warnings
     machine = Machine(L4, 1 << 36, 1 << 38, "/", 8)
-    pricing = Pricing.of(machine, found.of_kinds(), found.said())
-    assert pricing.calibrated == "calibrated 2026-01-31 by a test: matmul × 2, host × 1.5"
+    pricing = Pricing.of(machine)
+    assert (
+        pricing.calibration is not None
+        and pricing.calibration.said() == "calibrated 2026-01-31 by a test: matmul × 2, host × 1.5"
+    )
     size = 8192
     product = Operation("aten.mm.default", "matmul", "bfloat16", 2 * size**3, 6 * size**2, (1, size, size, size))
     work = Work([product], [0] * 9, [(8, "backward"), (9, "optimizer")])

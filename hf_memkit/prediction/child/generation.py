@@ -19,6 +19,7 @@ import torch
 
 from hf_memkit.compat import GENERATION_FIELDS
 from hf_memkit.errors import Unmodelled
+from hf_memkit.prediction.child.work_recorder import turns as work_of_turns
 from hf_memkit.setup import Setup
 
 __all__ = ["answers_are_longest", "arguments_class", "generates", "generation_config"]
@@ -126,6 +127,7 @@ def _longest(loop: Any) -> Any:
         # Of which beam each token is: of those that go on, of the best, and of twice as many that are candidates.
         of_beams = input_ids.new_empty((4 if beams > 1 else 0, rows, skipped), dtype=torch.int32)
         again = itertools.repeat(True, turns)
+        of_all_turns = work_of_turns("generate (turns that are not traced)")
         self._has_unfinished_sequences = lambda *_, **__: next(again, False)
         try:
             found = loop(
@@ -133,6 +135,7 @@ def _longest(loop: Any) -> Any:
                 generation_config=generation_config, **options,
             )  # fmt: skip
         finally:
+            of_all_turns(skipped / max(1, turns))
             vars(self).pop("_prefill", None)
             del self._has_unfinished_sequences
         del of_beams

@@ -71,6 +71,12 @@ LIBRARIES: Final = frozenset(
 )
 """Namespaces of operations whose costs follow from this table. Others' are `unknown`."""
 
+_NO_FORMULA: Final = (
+    "_linalg_", "linalg_qr", "linalg_inv", "linalg_lu", "linalg_ldl", "linalg_cholesky", "linalg_eig", "linalg_solve",
+    "linalg_householder", "linalg_lstsq", "cholesky", "ormqr", "geqrf", "_cudnn_rnn", "_thnn_fused", "_ctc_loss",
+)  # fmt: skip
+"""Operations that compute more than they move, step by step: GaLore's decompositions, recurrent layers. `unknown`."""
+
 _CHUNK: Final = 65536
 _MOST_TENSORS: Final = (110, 64, 48, 36, 30)
 _MOST_BLOCKS: Final = 320
@@ -157,7 +163,7 @@ def _memory(
     first = next(_tensors((result,)), None)
     if first is None:
         first = next(_tensors((args, *kwargs.values())))
-    kind: Kind = "memory" if namespace in LIBRARIES else "unknown"
+    kind: Kind = "memory" if namespace in LIBRARIES and not name.startswith(_NO_FORMULA) else "unknown"
     return Operation(str(func), kind, _dtype(first), 0, moved, launches=_launches(name, args), waits=name in _WAITS)
 
 
@@ -421,6 +427,8 @@ _SPECIAL: Final[Mapping[str, Callable[[Any, Arguments, Named, Any], tuple[Operat
         f"_scaled_dot_product_{name}_attention_backward": _attention_backward
         for name in ("flash", "efficient", "cudnn")
     },
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
     "_flash_attention_forward": _flash,
     "_flash_attention_backward": _flash,
     "gemm_4bit": _four_bit,
@@ -461,8 +469,12 @@ def _dtype_of_products(tensor: torch.Tensor, *, convolution: bool = False) -> st
     """`"tf32"` where torch may round the factors of fp32 products to it."""
     if tensor.dtype is torch.float32:
         backends: Any = torch.backends
-        backend = backends.cudnn.conv if convolution else backends.cuda.matmul
-        if getattr(backend, "fp32_precision", "none") == "tf32":
+        backend = getattr(backends.cudnn, "conv", None) if convolution else backends.cuda.matmul
+        precision = getattr(backend, "fp32_precision", None)
+        if precision is None:  # torch before 2.9
+            older = backends.cudnn if convolution else backends.cuda.matmul
+            precision = "tf32" if older.allow_tf32 else "ieee"
+        if precision == "tf32":
             return "tf32"
     return _dtype(tensor)
 

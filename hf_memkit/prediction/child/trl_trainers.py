@@ -25,6 +25,7 @@ from transformers import Trainer
 
 from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.cuda_questions import replace_everywhere
+from hf_memkit.prediction.child.work_recorder import launched
 
 __all__ = ["about_vllm", "answer_trl", "reference_loaders", "rewards_are_constant"]
 
@@ -181,6 +182,7 @@ class _Engine:
         pass
 
     def generate(self, prompts: Sequence[Any], sampling_params: Any, **_: Any) -> list[Any]:
+        launched("vllm.generate", (), kind="unknown")
         answer = [_WORD] * sampling_params.max_tokens
         chances = [{each: SimpleNamespace(rank=1, logprob=0.0)} for each in answer]
         output = SimpleNamespace(token_ids=answer, logprobs=chances)
@@ -213,6 +215,7 @@ class _Server:
         raise NotImplementedError
 
     def generate(self, prompts: Sequence[Any], n: int = 1, max_tokens: int = 16, **_: Any) -> dict[str, Any]:
+        launched("vllm.generate", (), kind="unknown")
         answer = [_WORD] * max_tokens
         answers = [answer for _ in prompts for _ in range(n)]
         chances = [[[0.0]] * max_tokens for _ in answers]

@@ -7,7 +7,7 @@ that do neither).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from hf_memkit.prediction.child.operation_work import beside_dispatcher, operati
 from hf_memkit.prediction.work import Operation, Work
 from hf_memkit.terms import Phase
 
-__all__ = ["NOT_TOLD", "WorkRecorder", "activate", "launched"]
+__all__ = ["NOT_TOLD", "WorkRecorder", "activate", "launched", "turns"]
 
 NOT_TOLD: Final[Mapping[str, str]] = {
     "prefetch_tensor": "bitsandbytes fetches paged states ahead; they stay on the GPU while there is room",
@@ -71,6 +71,14 @@ class WorkRecorder:
         """A kernel has been called past the dispatcher; see `operation_work.beside_dispatcher`."""
         self.add(beside_dispatcher(name, arguments, self._device_type, **fields))
 
+    def again(self, begin: int, times: float, name: str) -> None:
+        """The calls from `begin` on come so many times more, which are not traced: one row for all of them."""
+        rows = [self.work.operations[each] for each in self.work.calls[begin:]]
+        flops, moved = (sum(getattr(each, field) for each in rows) for field in ("flops", "moved_bytes"))
+        launches = max(1, round(times * sum(each.launches for each in rows)))
+        dtype = rows[0].dtype if rows else ""
+        self.add(Operation(name, "unknown", dtype, round(times * flops), round(times * moved), launches=launches))
+
     def ended(self, phase: Phase) -> None:
         """What has been called since the last boundary fell into `phase`."""
         self.work.marks.append((len(self.work.calls), phase))
@@ -95,6 +103,15 @@ _active: list[WorkRecorder] = []
 def activate(recorder: WorkRecorder) -> None:
     """Makes `recorder` the one that `launched` tells."""
     _active[:] = [recorder]
+
+
+def turns(name: str) -> Callable[[float], None]:
+    """A loop begins, of which only some turns are traced; what comes back is told, at its end, how often those come
+    besides."""
+    if not _active:
+        return lambda times: None
+    recorder, begin = _active[0], len(_active[0].work.calls)
+    return lambda times: recorder.again(begin, times, name) if times > 0 else None
 
 
 def launched(name: str, arguments: Iterable[Any], **fields: Any) -> None:
