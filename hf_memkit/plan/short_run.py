@@ -2,8 +2,8 @@
 
 ```
 verify.py ─> python -m hf_memkit.plan.short_run REQUEST ─> the script with the plan's settings (as `memkit run --plan`)
-                                                            └─ where it calls train(): 3 steps of the worst batch, 3 of
-                                                               a usual one, an evaluation, a save; then it ends
+                                                            └─ where it calls train(): 3 steps of the worst batch, 4 of
+                                                               its own loader's, an evaluation, a save; then it ends
 ```
 
 The request is a JSON file: `target`, `is_module` and `arguments` of the script, the `plan` file, `records` and
@@ -29,14 +29,16 @@ from hf_memkit.run_script import ScriptRun
 from hf_memkit.user_script import UserScript
 from hf_memkit.when_imported import when_imported
 
-__all__ = ["STEPS", "USUAL_STEPS", "WORST_STEPS", "main", "request_of"]
+__all__ = ["OWN_STEPS", "STEPS", "WORST_STEPS", "main", "request_of"]
 
 WORST_STEPS: Final = 3
 """The optimizer's states exist from the end of the first on; the third has other batches that may be the worst. The
 callback watches these three closely, which takes time (memory/recorder.py), so none of them is timed."""
 
-USUAL_STEPS: Final = 3
-STEPS: Final = WORST_STEPS + USUAL_STEPS
+OWN_STEPS: Final = 4
+"""Of the script's own loader; these are timed, with what it takes to put the batches together."""
+
+STEPS: Final = WORST_STEPS + OWN_STEPS
 
 _LIBRARIES: Final = ("transformers.", "accelerate.", "trl.", "peft.", "hf_memkit.")
 _NOT_CALLED: Final = ("EarlyStoppingCallback", "ProgressCallback", "PrinterCallback")
@@ -115,23 +117,18 @@ class _ShortTraining:
         trainer.add_callback(_watch(self._found, self._tell))
 
     def _loader(self, trainer: Any) -> Any:
-        """The worst batch for the first steps, a usual one for the others; of as many on each rank."""
-        from hf_memkit.prediction.child.batches import chosen_batches, is_much_larger, shape_of
+        """The worst batch for the first steps, then the script's own loader; of as many on each rank."""
+        from hf_memkit.prediction.child.batches import chosen_batches, shape_of
         from hf_memkit.prediction.child.traced_batches import Loader, on_host
 
         chosen = chosen_batches(on_host(trainer.get_train_dataloader()))
-        differs = chosen.usual is not None and is_much_larger(chosen.worst, chosen.usual)
-        usual = chosen.usual if differs else chosen.worst
-        micro_batches = int(trainer.args.gradient_accumulation_steps)
-        steps = [
-            *[[chosen.worst, *chosen.others]] * (WORST_STEPS - 1),
-            list(chosen.others) or [chosen.worst],
-            *[[usual]] * USUAL_STEPS,
-        ]
-        self._found |= {"worst": shape_of(chosen.worst), "usual": shape_of(usual)}
+        self._found["worst"] = shape_of(chosen.worst)
         self._found["notes"].append(f"the worst batch is {chosen.said}")
-        batches = [each for step in steps for each in itertools.islice(itertools.cycle(step), micro_batches)]
-        return Loader(batches, trainer.args, None)
+        micro_batches = int(trainer.args.gradient_accumulation_steps)
+        steps = [*[[chosen.worst, *chosen.others]] * (WORST_STEPS - 1), list(chosen.others) or [chosen.worst]]
+        worst = [each for step in steps for each in itertools.islice(itertools.cycle(step), micro_batches)]
+        own = trainer.get_train_dataloader()  # another: the first is changed
+        return _WorstFirst(Loader(worst, trainer.args, None), own, STEPS * micro_batches)
 
     def _shorten_evaluation(self, trainer: Any) -> None:
         """Two batches, the worst of each data set."""
@@ -160,6 +157,31 @@ class _ShortTraining:
                 return {}
 
         trainer.get_eval_dataloader, trainer.evaluate = short_loader, tried
+
+
+class _WorstFirst:
+    """A data loader that begins with other batches; all else is the script's own.
+
+    Args:
+        first: those batches.
+        own: the script's loader; from its begin again where it has too few.
+        count: of batches in all.
+    """
+
+    def __init__(self, first: Any, own: Any, count: int) -> None:
+        self._first, self._own, self._count = first, own, count
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._own, name)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Any]:
+        again = itertools.chain.from_iterable(itertools.repeat(self._own))
+        return itertools.islice(itertools.chain(self._first, again), self._count)
 
 
 def _short_arguments(arguments: Any, output: str, evaluates: bool, saves: bool) -> dict[str, Any]:

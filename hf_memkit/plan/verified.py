@@ -28,9 +28,9 @@ class Verified:
         peak_allocated_gib, peak_reserved_gib, outside_allocator_gib: the highest of all GPUs; None: not measured (on a
             CPU; without NVML).
         allocator_retries: how often the allocator freed its cache to go on; None as above.
-        step_time_s: median of the steps with usual batches; None: there was none.
+        step_time_s: median of the steps with batches of the script's own loader; None: there was none.
         evaluated, saved: whether that is done; None: not asked for, or the notes say why not.
-        worst, usual: shapes of the batches; empty: not known.
+        worst: shape of the batch in the steps before those; empty: not known.
         gpus: that trained together.
         notes: what a reader should know.
     """
@@ -47,7 +47,6 @@ class Verified:
     evaluated: bool | None = None
     saved: bool | None = None
     worst: str = ""
-    usual: str = ""
     gpus: int = 1
     notes: tuple[str, ...] = ()
 
@@ -99,7 +98,7 @@ class Verified:
             "step_time_s": self.step_time_s,
             "evaluated": self.evaluated,
             "saved": self.saved,
-            "batches": {"worst": self.worst, "usual": self.usual},
+            "worst_batch": self.worst,
             "gpus": self.gpus,
             "predicted": {
                 "peak_allocated_gib": prediction.peak_allocated_bytes / GIB if prediction else None,
@@ -124,7 +123,6 @@ def measured(records: Run | None, result: Mapping[str, Any]) -> dict[str, Any]:
         "evaluated": result.get("evaluated"),
         "saved": result.get("saved"),
         "worst": result.get("worst", ""),
-        "usual": result.get("usual", ""),
     }
     if records is not None:
         lines: list[Mapping[str, Any]] = [
