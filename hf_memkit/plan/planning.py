@@ -177,7 +177,7 @@ def nearest_that_fits(
     *,
     gpus: int = 1,
     environment: Mapping[str, str] | None = None,
-    limit_s: float = LIMIT_S / 2,
+    limit_s: float = LIMIT_S,
     ram_is_given: bool = False,
 ) -> Judged | None:
     """The setup of the same batch that fits with the fewest changes, traced; None: none was found.

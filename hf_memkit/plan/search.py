@@ -93,11 +93,15 @@ class Search:
         losses, checkpointing = self.ways.get("loss", [None]), self.ways.get("checkpointing", [None])
         more = [each for slot in ("small optimizer", "engine") for each in self.ways.get(slot, []) if each is not None]
         lean = _way(losses[-1], checkpointing[-1])
-        for choices in dict.fromkeys([(), _way(checkpointing[-1]), lean, *(_way(*lean, each) for each in more)]):
-            self._largest_that_fits(choices)
-            fitting = [each for each in self.judged.values() if each.fits and self._is(each, choices)]
-            if fitting:
-                return max(fitting, key=lambda each: each.candidate.micro_batch_size)
+        ways = list(dict.fromkeys([(), _way(checkpointing[-1]), lean, *(_way(*lean, each) for each in more)]))
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for begin in range(0, len(ways), AT_ONCE):
+                wave = ways[begin : begin + AT_ONCE]
+                list(pool.map(self._largest_that_fits, wave))
+                for choices in wave:
+                    fitting = [each for each in self.judged.values() if each.fits and self._is(each, choices)]
+                    if fitting:
+                        return max(fitting, key=lambda each: each.candidate.micro_batch_size)
         return None
 
     # ---- which ways to train ----
