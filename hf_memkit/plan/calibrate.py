@@ -14,7 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,8 +38,14 @@ _LIKELY: Final = 5.0
 _LEAST_STEPS: Final = 5
 
 
-def calibrate(*, machine: Machine | None = None) -> tuple[Calibration, Path]:
+def calibrate(
+    *, machine: Machine | None = None, said: Callable[[str], None] = lambda _: None
+) -> tuple[Calibration, Path]:
     """Measures this machine's GPU; (what was found, the file that keeps it).
+
+    Args:
+        machine: None: this one.
+        said: is told that it begins.
 
     Raises:
         InputError: there is no GPU, or what was measured is no matter of rates.
@@ -54,6 +60,7 @@ def calibrate(*, machine: Machine | None = None) -> tuple[Calibration, Path]:
     pricing = Pricing.of(machine)
     if pricing.rates is None:
         raise InputError(f"--calibrate: memkit has no rates to compare {machine.gpu.name} with")
+    said(f"{machine.gpu.name} is measured, up to a minute; let nothing else use it")
     factors = factors_of(measured_probes("cuda"), pricing.rates, pricing.capability)
     found = Calibration(
         plain_name(machine.gpu.name), driver_version(), torch_version(), factors,

@@ -56,6 +56,9 @@ class Calibration:
         every = self.factors.get(ALL, 1.0)
         return {kind: self.factors.get(kind, 1.0) * every for kind in (*KINDS, HOST)}
 
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
     def said(self) -> str:
         factors = ", ".join(f"{kind} × {factor:.3g}" for kind, factor in self.factors.items())
         return f"calibrated {self.when} by {self.how}: {factors}"
@@ -124,7 +127,7 @@ def store(calibration: Calibration) -> Path:
     found, warnings = _read(path)
     content = {
         "version": _VERSION,
-        "calibrations": [asdict(calibration), *(asdict(each) for each in found if each.gpu != calibration.gpu)],
+        "calibrations": [calibration.to_json(), *(each.to_json() for each in found if each.gpu != calibration.gpu)],
     }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -177,7 +177,10 @@ class Plan:
         return {**best.candidate.overrides.to_json(), "about": about}
 
     def lacking(self) -> str:
-        """What would be needed where nothing fits."""
+        """What would be needed where nothing fits, or why nothing is proposed that does."""
+        if self.failed:
+            name, why = next((each.name, why) for each, why in self.failed.items())
+            return f"what fits failed when it ran here; {name}: {why}"
         least = self.smallest()
         if least is None:
             return "no setup could be traced"

@@ -121,13 +121,20 @@ class _ShortTraining:
         from hf_memkit.prediction.child.batches import chosen_batches, shape_of
         from hf_memkit.prediction.child.traced_batches import Loader, on_host
 
-        chosen = chosen_batches(on_host(trainer.get_train_dataloader()))
+        own = trainer.get_train_dataloader()
+        try:
+            chosen = chosen_batches(on_host(trainer.get_train_dataloader()))  # another: this one is changed
+        except Exception as error:  # what cannot be looked at may train all the same
+            said = (str(error).splitlines() or [""])[0][:200]
+            self._found["notes"].append(
+                f"batches are the first of the script's own loader: the worst was not found ({said})"
+            )
+            return own
         self._found["worst"] = shape_of(chosen.worst)
         self._found["notes"].append(f"the worst batch is {chosen.said}")
         micro_batches = int(trainer.args.gradient_accumulation_steps)
         steps = [*[[chosen.worst, *chosen.others]] * (WORST_STEPS - 1), list(chosen.others) or [chosen.worst]]
         worst = [each for step in steps for each in itertools.islice(itertools.cycle(step), micro_batches)]
-        own = trainer.get_train_dataloader()  # another: the first is changed
         return _WorstFirst(Loader(worst, trainer.args, None), own, STEPS * micro_batches)
 
     def _shorten_evaluation(self, trainer: Any) -> None:

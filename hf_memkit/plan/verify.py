@@ -51,10 +51,10 @@ _QUIET: Final = {"WANDB_MODE": "disabled", "COMET_MODE": "disabled", "HF_HUB_DIS
 Device = Literal["cuda", "cpu"]
 
 
-def refuse_unverifiable(machine: Machine, gpus: int = 1) -> None:
+def refuse_unverifiable(machine: Machine | None, gpus: int = 1) -> None:
     """
     Args:
-        machine: what is planned for.
+        machine: what is planned for; None: this one.
         gpus: of it, that train.
 
     Raises:
@@ -66,9 +66,7 @@ def refuse_unverifiable(machine: Machine, gpus: int = 1) -> None:
             "--verify: runs the setup on this machine's GPU, and there is none; leave it out, or plan on the machine "
             "that trains"
         )
-    asked = machine.gpu
-    if asked is None or asked.here:
-        asked = here
+    asked = machine.gpu if machine is not None and machine.gpu is not None else here
     if not same_gpu(asked, here):
         raise InputError(
             f"--verify: runs the setup on this machine's GPU, {here.name}, and {asked.name} is planned for; leave out "

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,11 @@ from hf_memkit.plan.judged import Judged
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.verified import Verified
 from hf_memkit.plan.verify import refuse_unverifiable, verify
-from hf_memkit.prediction.prediction import Prediction, with_rest
-from hf_memkit.prediction.step_time import StepTime
-from hf_memkit.prediction.verdict import Confidence
-from hf_memkit.units import GIB
 from hf_memkit.user_script import UserScript
+from tests.plan.made_plans import CHECKPOINTING, plan, setup
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-CHECKPOINTING = Choice("checkpointing", "checkpointing", {"arguments.activation_checkpointing": True})
 
 
 @pytest.fixture(autouse=True)
@@ -70,21 +65,16 @@ def test_what_fails_gives_way_and_what_passes_is_measured(folder: Path) -> None:
     (folder / "out" / "own.txt").write_text("of the user")
     (folder / "batches").touch()
     before = sorted(folder.rglob("*"))
-    setups = {
-        Candidate(8, 1, (NO_MEMORY,)): 8, Candidate(8, 1, (CHECKPOINTING,)): 9,
-        Candidate(4, 2): 4, Candidate(2, 4, (CHECKPOINTING,)): 2,
-    }  # fmt: skip
-    plan = plan_of(*setups)
-    traced = tuple(
-        replace(each, prediction=prediction(setups[each.candidate]), step_time=step_time(1.0 + 0.1 * at))
-        for at, each in enumerate(plan.traced)
-    )
-    after, found = verified(replace(plan, traced=traced), "--fails_from", "3")
+    setups = (
+        setup(8, 1, 8, 1.0, NO_MEMORY), setup(8, 1, 9, 1.1, CHECKPOINTING), setup(4, 2, 4, 1.2),
+        setup(2, 4, 2, 1.3, CHECKPOINTING),
+    )  # fmt: skip
+    after, found = verified(plan(*setups), "--fails_from", "3")
     assert [each.judged.candidate.micro_batch_size for each in found] == [8, 4, 2], found
     assert [each.passed for each in found] == [False, False, True], found
     assert [each.out_of_memory for each in found] == [True, False, False]
     assert found[0].failed == "failed before it trained: OutOfMemoryError: CUDA out of memory"
-    assert after.why(traced[1]) == "needs as much as 8 × 1, no memory, which ran out of memory here"
+    assert after.why(setups[1]) == "needs as much as 8 × 1, no memory, which ran out of memory here"
     assert found[1].failed == "failed in its first steps: RuntimeError: no such batch"
     assert found[1].last_lines[-1] == "RuntimeError: no such batch"
     assert after.proposed is not None and after.proposed.candidate.micro_batch_size == 2
@@ -100,29 +90,8 @@ def test_what_fails_gives_way_and_what_passes_is_measured(folder: Path) -> None:
     assert "callback Marks is not called" in last.notes
     assert sorted(folder.rglob("*")) == before
     rows = {name: (found, expected) for name, found, expected in last.rows()}
-    assert rows["peak allocated"] == ("–", "2.00 GiB") and rows["a step"][1] == "1.3 s, 1.17 to 1.56 s"
+    assert rows["peak allocated"] == ("–", "1.50 GiB") and rows["a step"][1] == "1.3 s, 1.17 to 1.69 s"
     json.dumps([each.to_json() for each in found])
-
-
-def prediction(gib: int) -> Prediction:
-    size = gib * GIB
-    return Prediction(
-        size,
-        (size, size),
-        0,
-        size,
-        {},
-        with_rest({}, size),
-        "backward",
-        "",
-        "",
-        Confidence("trace", "a test"),
-        "a test",
-    )
-
-
-def step_time(seconds: float) -> StepTime:
-    return StepTime((0.9 * seconds, seconds, 1.2 * seconds), {}, 0, 0, 0, {}, 0, (), ())
 
 
 @pytest.mark.alone
