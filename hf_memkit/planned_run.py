@@ -110,4 +110,5 @@ def _prediction(name: str, about: Mapping[str, Any]) -> dict[str, Any] | None:
         raise InputError(
             f"{name}: about: step_time_s={seconds!r}: must be seconds, or a list [low, middle, high] of them"
         )
-    return {**prediction, "step_time_ms": [1000 * each for each in times]}
+    with_what = {name: about[name] for name in ("setup", "time_factors") if name in about}  # for a calibration
+    return {**prediction, "step_time_ms": [1000 * each for each in times], **with_what}

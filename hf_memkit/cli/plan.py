@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hf_memkit.hardware import Machine
     from hf_memkit.plan.judged import Judged
     from hf_memkit.plan.plan import Plan
+    from hf_memkit.plan.verified import Verified
     from hf_memkit.user_script import UserScript
 
 __all__ = ["EXAMPLES", "plan"]
@@ -68,10 +69,33 @@ def plan(
         str | None, typer.Option(metavar="FILE", help="Write the setup, for memkit run --plan FILE.")
     ] = None,
     html: Annotated[str | None, typer.Option(metavar="FILE", help="Write one page with the plot.")] = None,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Run a few steps of the setup on this machine's GPU, in a process of its own; the next if it fails.",
+        ),
+    ] = False,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate",
+            help="Measure this machine's GPU for later plans; with a run's folder for SCRIPT, by its steps.",
+        ),
+    ] = False,
     short: Short = False,
     as_json: Json = False,
 ) -> int:
     """The fastest setup that fits."""
+    if calibrate:
+        from hf_memkit.cli.plan_here import calibrated
+
+        others = {
+            "-- ARGUMENTS": arguments, "-m": module, "--gpu": gpu, "--gpu-memory": gpu_memory,
+            "--gpus-to-compare": gpus_to_compare, "--price": price, "--gpus": gpus > 1, "--ram": ram, "--also": also,
+            "--limit": limit is not None, "--write": write, "--html": html, "--verify": verify, "--short": short,
+        }  # fmt: skip
+        return calibrated(script, others, as_json=as_json)
     from hf_memkit.plan.files import check_plan_file, write_plan
     from hf_memkit.plan.search import LIMIT_S
     from hf_memkit.report.document import check_file
@@ -84,14 +108,20 @@ def plan(
         )
     refuse_contradictions(
         gpu=gpu, gpu_memory=gpu_memory, gpus_to_compare=gpus_to_compare, price=price, also=also, limit=limit,
-        write=write, short=short, as_json=as_json,
+        write=write, short=short, as_json=as_json, verify=verify,
     )  # fmt: skip
     from hf_memkit.prediction.running_scripts import refuse_unreadable
     from hf_memkit.user_script import UserScript
 
     found = UserScript.found(script, arguments or (), is_module=module)
     refuse_unreadable(found)
+    if verify:
+        from hf_memkit.plan.verify import refuse_unverifiable
+
+        refuse_unverifiable(None, gpus)
     machines = machines_of(gpu, gpu_memory, gpus_to_compare, ram)
+    if verify:
+        refuse_unverifiable(machines[0], gpus)
     prices = read_prices(price or (), [each.gpu.name for each in machines if each.gpu is not None])
     if write is not None:
         check_plan_file(write)
@@ -104,6 +134,12 @@ def plan(
     )  # fmt: skip
     if plans is None:
         return 130  # as a shell has it after Ctrl-C: 1 would say that nothing fits
+    ran: tuple[Verified, ...] = ()
+    if verify:
+        from hf_memkit.cli.plan_here import verified
+
+        only, ran = verified(plans[0], found, context.obj)
+        plans = (only,)
     fits = any(each.proposed is not None for each in plans)
     files = []
     if write is not None and fits:
@@ -112,10 +148,10 @@ def plan(
         from hf_memkit.plan.page import write_page
 
         files.append(str(write_page(plans, prices, html)))
-    _show(plans, prices, found, files, compared=gpus_to_compare is not None, short=short, as_json=as_json)
+    _show(plans, prices, found, files, compared=gpus_to_compare is not None, short=short, as_json=as_json, ran=ran)
     if write is not None and not fits:
         _tell(f"{write}: not written: nothing fits")
-    return 0 if fits else 1
+    return 0 if fits and (not verify or any(each.passed for each in ran)) else 1
 
 
 def refuse_contradictions(
@@ -129,6 +165,7 @@ def refuse_contradictions(
     write: str | None,
     short: bool,
     as_json: bool,
+    verify: bool = False,
 ) -> None:
     """
     Raises:
@@ -146,6 +183,8 @@ def refuse_contradictions(
             wrong.append(f"--gpu-memory {gpu_memory}: not with --gpus-to-compare; a size may stand in that list: 24GB")
         if write is not None:
             wrong.append(f"--write {write}: a plan is for one GPU; name it: --gpu NAME in place of --gpus-to-compare")
+        if verify:
+            wrong.append("--verify: runs a setup on this machine's GPU; not with --gpus-to-compare")
     elif price and gpu is None and gpu_memory is None:
         wrong.append(f"--price {price[0]}: of which GPU? Name it: --gpu NAME, or several: --gpus-to-compare")
     if limit is not None and not math.isfinite(limit):
@@ -304,6 +343,7 @@ def _show(
     compared: bool,
     short: bool,
     as_json: bool,
+    ran: Sequence[Verified] = (),
 ) -> None:
     from hf_memkit.cli import plan_render
 
@@ -320,9 +360,14 @@ def _show(
             return
         best = plans[0].proposed
         paste = pasted(best.candidate).to_json() if best is not None else None
-        print(json.dumps({"request": request, **found[0], "paste": paste, "files": list(files)}, indent=2))
+        shown = {"request": request, **found[0], "paste": paste, "verified": [each.to_json() for each in ran]}
+        print(json.dumps({**shown, "files": list(files)}, indent=2))
         return
     plan_render.show(plans, prices, compared=compared, short=short)
+    if ran:
+        from hf_memkit.cli.plan_here import show_verified
+
+        show_verified(ran)
     for file in files:
         print(f"Wrote {file}")
 

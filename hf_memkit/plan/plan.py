@@ -32,6 +32,9 @@ class Plan:
         stopped: whether the search was ended before it was through.
         stopped_by_hand: whether by Ctrl-C.
         notes: what a reader should know.
+        failed: setups that were run here and failed, or that need as much as one that ran out of memory, and why: none
+            is proposed (`verify.py`).
+        time_factors: of a calibration, with which times are computed (`calibration.py`).
     """
 
     name: str
@@ -45,6 +48,8 @@ class Plan:
     stopped: bool = False
     stopped_by_hand: bool = False
     notes: tuple[str, ...] = ()
+    failed: Mapping[Candidate, str] = field(default_factory=dict)
+    time_factors: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def setups(self) -> int:
@@ -60,9 +65,10 @@ class Plan:
         return (*timed, *others)
 
     def best(self, group: Group) -> Judged | None:
-        """The fastest of a group that fits and needs no change of code; of those within the noise the one that is
-        nearest to the script, then the fastest."""
-        found = [each for each in self.ranked if each.candidate.group == group and not each.candidate.code]
+        """The fastest of a group that fits, needs no change of code and has not failed; of those within the noise the
+        one that is nearest to the script, then the fastest."""
+        ranked = [each for each in self.ranked if each.candidate not in self.failed]
+        found = [each for each in ranked if each.candidate.group == group and not each.candidate.code]
         if not found:
             return None
         fastest = found[0].seconds
@@ -92,6 +98,8 @@ class Plan:
         """Why a setup is not the one that is proposed."""
         if not judged.fits:
             return judged.why
+        if judged.candidate in self.failed:
+            return self.failed[judged.candidate]
         best = self.proposed
         if best is None or judged is best:
             return ""
@@ -145,13 +153,14 @@ class Plan:
             "prediction": judged.prediction.to_json() if judged.prediction is not None else None,
         }
 
-    def file(self) -> dict[str, Any]:
-        """What `memkit run --plan` reads: the settings of what is proposed, and under `about` what they rest on.
+    def file(self, judged: Judged | None = None) -> dict[str, Any]:
+        """What `memkit run --plan` reads: the settings of a setup (default: of what is proposed), and under `about`
+        what they rest on.
 
         Raises:
             LookupError: nothing fits.
         """
-        best = self.proposed
+        best = judged or self.proposed
         if best is None:
             raise LookupError("no setup fits")
         about = {
@@ -162,11 +171,15 @@ class Plan:
             "result": best.candidate.result or best.candidate.group,
             "prediction": best.prediction.to_json() if best.prediction is not None else None,
             "step_time_s": list(best.step_time.seconds) if best.step_time is not None else None,
+            **({"time_factors": dict(self.time_factors)} if self.time_factors else {}),
         }
         return {**best.candidate.overrides.to_json(), "about": about}
 
     def lacking(self) -> str:
-        """What would be needed where nothing fits."""
+        """What would be needed where nothing fits, or why nothing is proposed that does."""
+        if self.failed:
+            name, why = next((each.name, why) for each, why in self.failed.items())
+            return f"what fits failed when it ran here; {name}: {why}"
         least = self.smallest()
         if least is None:
             return "no setup could be traced"

@@ -225,7 +225,7 @@ def _planned(judge: _Judge, also: tuple[str, ...], limit_s: float, said: Callabl
     search, as_it_is, left_out = _search(judge, also, limit_s, said)
     said(as_it_is)
     search.run()
-    own = as_it_is.candidate
+    own, calibration = as_it_is.candidate, judge.pricing.calibration
     return Plan(
         name=name_of(judge.script),
         machine=judge.machine,
@@ -237,7 +237,8 @@ def _planned(judge: _Judge, also: tuple[str, ...], limit_s: float, said: Callabl
         sequences=own.micro_batch_size * own.accumulation * judge.gpus,
         stopped=search.stopped,
         stopped_by_hand=search.stopped_by_hand,
-        notes=judge.traces.notes,
+        notes=(*judge.traces.notes, *judge.pricing.warnings),
+        time_factors=dict(calibration.factors) if calibration is not None else {},
     )
 
 

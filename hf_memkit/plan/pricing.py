@@ -18,6 +18,7 @@ from hf_memkit.gpu_rates import GpuRates, rates_of
 from hf_memkit.hardware import Gpu, Machine
 from hf_memkit.host_rates import HostRates, assumed_host, measured_host
 from hf_memkit.models import ModelFacts
+from hf_memkit.plan.calibration import Calibration, stored
 from hf_memkit.plan.judged import Judged
 from hf_memkit.prediction.from_script import shapes
 from hf_memkit.prediction.step_time import StepTime, step_time
@@ -55,29 +56,37 @@ class Pricing:
         capability: of that GPU.
         stands_for: what is to be said where it is another one than the user's; empty: it is that one.
         host: rates of RAM and disk.
-        factors: from a calibration, by kind of operation.
+        calibration: of such a GPU, if there is one in the user's cache.
+        warnings: why there is none, though the cache has a file.
     """
 
     rates: GpuRates | None
     capability: float
     stands_for: str
     host: HostRates
-    factors: Mapping[str, float] | None = None
+    calibration: Calibration | None = None
+    warnings: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, machine: Machine, factors: Mapping[str, float] | None = None) -> Pricing:
+    def of(cls, machine: Machine) -> Pricing:
         """For a machine with this GPU."""
         gpu = machine.gpu
         assert gpu is not None
         host = measured_host() if gpu.here else assumed_host(_SERVER_CORES if _in_servers(gpu) else _DESKTOP_CORES)
+        calibration, warnings = stored(gpu)
         rates = rates_of(gpu.name)
         if rates is not None and gpu.capability is not None:
-            return cls(rates, gpu.capability, "", host, factors)
+            return cls(rates, gpu.capability, "", host, calibration, warnings)
         name = _like(gpu)
         if name is None:
-            return cls(None, gpu.capability or 8.0, "", host, factors)
+            return cls(None, gpu.capability or 8.0, "", host)
         said = f"times are those of {name}: nothing is known of how fast {gpu.name} is; name the GPU (--gpu NAME)"
-        return cls(rates_of(name), CARDS[name].capability, said, host, factors)
+        return cls(rates_of(name), CARDS[name].capability, said, host, calibration, warnings)
+
+    @property
+    def factors(self) -> Mapping[str, float] | None:
+        """By kind of operation, for `step_time`."""
+        return self.calibration.of_kinds() if self.calibration is not None else None
 
 
 def _in_servers(gpu: Gpu) -> bool:
@@ -124,6 +133,8 @@ def priced(
     step = _with_paging(
         _with_others(step, about, pricing, gpus=gpus, accumulation=accumulation), judged, about, pricing
     )
+    if pricing.calibration is not None:
+        step = replace(step, rests_on=(pricing.calibration.said(), *step.rests_on))
     if pricing.stands_for:
         step = replace(step, rests_on=(pricing.stands_for, *step.rests_on))
     tokens = about["tokens"].get(kind)

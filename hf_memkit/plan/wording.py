@@ -91,7 +91,7 @@ def answer(plan: Plan) -> tuple[str, str]:
     """The first line: (verdict, the rest)."""
     best = plan.proposed
     if best is None:
-        return f"NOTHING FITS {gpu_of(plan)}", plan.lacking()
+        return f"NOTHING {'RAN ON' if plan.failed else 'FITS'} {gpu_of(plan)}", plan.lacking()
     verdict = "FASTEST" if best.is_priced else "LEANEST"
     verdict = f"{verdict}{' SO FAR' * plan.stopped} THAT FITS {gpu_of(plan)}"
     said = [f"up to {format_gib(best.needs_bytes)}"]
@@ -107,6 +107,8 @@ def beside(plan: Plan) -> Iterator[str]:
     """What stands below the first line: what the proposed setup does to the result, the script as it stands, and what
     is faster and nearly the same; a sentence each."""
     best, own = plan.proposed, plan.own
+    if best is None and plan.failed:
+        return
     if best is None:
         yield "Give the script shorter rows or fewer sequences an optimizer step, or name a larger GPU."
         return

@@ -29,7 +29,7 @@ from hf_memkit.prediction.operation_time import OperationSeconds, computes_as, p
 from hf_memkit.prediction.work import KINDS, Operation, Work
 from hf_memkit.terms import PHASES, Phase
 
-__all__ = ["Range", "StepTime", "step_time"]
+__all__ = ["Range", "StepTime", "queueing_s", "step_time"]
 
 Range = tuple[float, float, float]
 """Low, middle, high."""
@@ -171,6 +171,11 @@ def step_time(
     )
 
 
+def queueing_s(operation: Operation, variant: int = 1) -> float:
+    """Seconds of the host to queue one operation: the middle, or (0) the fastest, (2) the slowest that is likely."""
+    return (_ENGINE_S if operation.from_autograd else _PYTHON_S)[variant] + _LAUNCH_S * (operation.launches - 1)
+
+
 def _last_step(work: Work) -> tuple[int, int]:
     steps = work.steps()
     if not steps:
@@ -259,10 +264,7 @@ class _Clocks:
             duration / _RATES[variant] * (_UNKNOWN[variant] if each.kind == "unknown" else 1.0)
             for each, duration in zip(work.operations, durations, strict=True)
         ]
-        self._queueing = [
-            host_factor * ((_ENGINE_S if each.from_autograd else _PYTHON_S)[variant] + _LAUNCH_S * (each.launches - 1))
-            for each in work.operations
-        ]
+        self._queueing = [host_factor * queueing_s(each, variant) for each in work.operations]
 
     @property
     def seconds(self) -> float:

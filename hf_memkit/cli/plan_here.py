@@ -1,0 +1,106 @@
+"""What `memkit plan` does on a machine with the GPU: `--verify` and `--calibrate`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hf_memkit.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hf_memkit.plan.plan import Plan
+    from hf_memkit.plan.verified import Verified
+    from hf_memkit.user_script import UserScript
+
+__all__ = ["calibrated", "show_verified", "verified"]
+
+
+def calibrated(run_dir: str | None, others: Mapping[str, Any], *, as_json: bool) -> int:
+    """
+    Args:
+        run_dir: a run's records; None: this machine's GPU is measured.
+        others: option → what was given, of those that have no effect here.
+
+    Raises:
+        InputError, RunError: as `calibrate` and `calibrate_by_run`; or one of the others was given.
+    """
+    given = [name for name, value in others.items() if value]
+    if given:
+        raise InputError(
+            f"--calibrate: goes without {', '.join(given)}: it measures this machine's GPU, or reads a run's records: "
+            "memkit plan --calibrate RUN_DIR"
+        )
+    from hf_memkit.plan import calibrate
+
+    if run_dir is None:
+        found, file = calibrate.calibrate(said=_tell)
+    else:
+        found, file = calibrate.calibrate_by_run(run_dir)
+    if as_json:
+        print(json.dumps({**found.to_json(), "file": str(file)}, indent=2))
+        return 0
+    print(f"{found.gpu}: {found.said()}.")
+    print(f"Plans for it take that from now on: {file}")
+    return 0
+
+
+def verified(
+    plan: Plan, script: UserScript, environment: Mapping[str, str] | None
+) -> tuple[Plan, tuple[Verified, ...]]:
+    """Runs what is proposed, as `verify` does; tells on standard error what runs and what came of it. Ctrl-C ends what
+    runs, and the plan stands as far as it is verified."""
+    from hf_memkit.cli.predict_script import ended_by_signals
+    from hf_memkit.plan.verify import verify
+
+    found: list[Verified] = []
+
+    def done(each: Verified) -> None:
+        found.append(each)
+        if not each.passed:
+            _tell(f"{each.judged.candidate.name}: {each.failed}")
+
+    try:
+        with ended_by_signals():
+            plan, _ = verify(plan, script, environment=environment, said=_tell, done=done)
+    except KeyboardInterrupt:
+        _tell("stopped; nothing of the script runs any more")
+    if plan.proposed is not None and not any(each.passed for each in found):
+        _tell(f"not verified: {plan.proposed.candidate.name}, which is proposed now")
+    return plan, tuple(found)
+
+
+def show_verified(found: Sequence[Verified]) -> None:
+    """A table of each run: measured beside predicted."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from hf_memkit.report.sanitize import text
+
+    console = Console(highlight=False)
+    for each in found:
+        console.print()
+        console.print(_table(each), crop=False)
+        if not each.passed:
+            console.print(Text(text(each.failed, 300), "red"))
+            for line in each.last_lines:
+                console.print(Text(f"  {text(line, 300)}", "dim"), crop=False)
+        for note in each.notes:
+            console.print(Text(f"Note: {text(note, 300)}.", "dim"))
+
+
+def _table(found: Verified) -> Table:
+    from hf_memkit.cli.tables import plain_table
+
+    verdict = "ran here" if found.passed else "failed here"
+    table = plain_table(f"{found.judged.candidate.name}: {verdict}", "measured", "predicted")
+    for row in found.rows():
+        table.add_row(*row)
+    return table
+
+
+def _tell(line: str) -> None:
+    print(f"memkit: {line}", file=sys.stderr, flush=True)

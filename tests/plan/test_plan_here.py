@@ -1,0 +1,99 @@
+"""`memkit plan --verify` and `--calibrate` on the command line: what is refused, and what is shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hf_memkit.cli import main
+from hf_memkit.cli.plan_here import show_verified
+from hf_memkit.plan import wording
+from hf_memkit.plan.verified import Verified, measured
+from hf_memkit.report.load import load_run
+from tests.plan.made_plans import CHECKPOINTING, setup, usual
+from tests.plan.test_calibrate import PREDICTED, records
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "train.py").write_text("raise AssertionError('it ran')")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("train.py", "--verify"), "--verify: runs the setup on this machine's GPU, and there is none"),
+        (("train.py", "--verify", "--gpu", "L4"), "--verify: runs the setup on this machine's GPU, and there is none"),
+        (("train.py", "--verify", "--gpus-to-compare", "L4,T4"), "--verify: runs a setup on this machine's GPU; not"),
+        (("--calibrate",), "--calibrate: measures this machine's GPU, and there is none"),
+        (("nowhere", "--calibrate"), "nowhere: no such folder"),
+        (("--calibrate", "--gpu", "L4", "--short"), "--calibrate: goes without --gpu, --short"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"memkit: error: {words}")
+
+
+def test_a_run_calibrates(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records(folder / "run", prediction=PREDICTED)
+    assert main(["plan", "--calibrate", "run"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("L4: calibrated ") and "all × 1.2." in shown
+    assert main(["plan", "--calibrate", "run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["factors"] == {"all": 1.2} and Path(found["file"]).exists()
+
+
+def test_measured_stands_beside_predicted(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Finds: figures of another rank than the highest, of a step that was not timed, a column without its figure."""
+    monkeypatch.setenv("COLUMNS", "100")
+    for rank, gib in enumerate((10.5, 11.25)):
+        path = records(folder / f"of {rank}") / "memory-rank0.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        lines[0] |= {"rank": rank, "world_size": 2}
+        lines[5] |= {"peak_allocated_gib": gib, "peak_reserved_gib": gib + 1, "alloc_retries": rank}
+        (folder / "both").mkdir(exist_ok=True)
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / "both" / f"memory-rank{rank}.jsonl").write_text(text)
+    result = {
+        "step_times_s": [9, 9, 9, 1.5, 1.25, 1.75, 1.0],
+        "evaluated": True,
+        "saved": None,
+        "worst": "2 × 9 tokens",
+    }
+    judged = setup(8, 1, 12.0, 1.4, CHECKPOINTING)
+    found = Verified(judged, gpus=2, notes=("run by torchrun",), **measured(load_run(folder / "both"), result))
+    assert (found.peak_allocated_gib, found.allocator_retries, found.step_time_s) == (11.25, 1, 1.375)
+    show_verified([found, Verified(judged, failed="failed in [the] save", last_lines=("OSError: [b]full[/b]",))])
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in shown[1:8]] == [
+        ["8", "×", "1,", "checkpointing:", "ran", "here", "measured", "predicted"],
+        ["peak", "allocated", "11.25", "GiB", "11.50", "GiB"],
+        ["peak", "reserved", "12.25", "GiB", "11.50", "GiB"],
+        ["outside", "the", "allocator", "–", "0.50", "GiB"],
+        ["a", "step", "1.38", "s", "1.4", "s,", "1.26", "to", "1.82", "s"],
+        ["allocator", "retries", "1", "0"],
+        ["evaluation", "done"],
+    ]
+    assert "Note: run by torchrun." in shown and "failed in [the] save" in shown and "  OSError: [b]full[/b]" in shown
+
+
+def test_a_plan_whose_setups_failed_says_so() -> None:
+    from dataclasses import replace
+
+    plan = usual()
+    plan = replace(plan, failed={each.candidate: "ran out of memory" for each in plan.ranked})
+    verdict, said = wording.answer(plan)
+    assert verdict == "NOTHING RAN ON RTX 3090" and "ran out of memory" in said and not list(wording.beside(plan))

@@ -1,0 +1,123 @@
+"""`--verify` on the CPU: the real script, a real Trainer, a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from hf_memkit.errors import InputError
+from hf_memkit.hardware import Machine, gpu_of_size
+from hf_memkit.plan.candidate import Candidate, Choice
+from hf_memkit.plan.judged import Judged
+from hf_memkit.plan.plan import Plan
+from hf_memkit.plan.verified import Verified
+from hf_memkit.plan.verify import refuse_unverifiable, verify
+from hf_memkit.user_script import UserScript
+from tests.plan.made_plans import CHECKPOINTING, plan, setup
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (tmp_path / "script.py").write_bytes((HERE / "verified_script.py").read_bytes())
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    return tmp_path
+
+
+NO_MEMORY = Choice("other", "no memory", {"environment.OWN_MEMORY": "0"})
+
+
+def plan_of(*candidates: Candidate, gpus: int = 1) -> Plan:
+    machine = Machine(gpu_of_size("16GB"), 1 << 36, 1 << 38, "/", 8)
+    judged = tuple(Judged(each, fits=True) for each in candidates)
+    return Plan("script.py", machine, gpus, judged[0], judged)
+
+
+def script(*own: str) -> UserScript:
+    given = ["--output_dir", "out", "--eval_strategy", "epoch", "--num_train_epochs", "100", *own]
+    return UserScript("script.py", arguments=tuple(given))
+
+
+def verified(plan: Plan, *own: str, **options: Any) -> tuple[Plan, tuple[Verified, ...]]:
+    return verify(plan, script(*own), device="cpu", **options)
+
+
+def test_what_fails_gives_way_and_what_passes_is_measured(folder: Path) -> None:
+    """Finds: steps of the first rows that come; a checkpoint in the user's folder, lines below `train()` that run; a
+    failed winner that is still proposed; a run of what needs as much as one that ran out of memory; a memory error
+    that is only in a line of the script's code."""
+    (folder / "out").mkdir()
+    (folder / "out" / "own.txt").write_text("of the user")
+    (folder / "batches").touch()
+    before = sorted(folder.rglob("*"))
+    setups = (
+        setup(8, 1, 8, 1.0, NO_MEMORY), setup(8, 1, 9, 1.1, CHECKPOINTING), setup(4, 2, 4, 1.2),
+        setup(2, 4, 2, 1.3, CHECKPOINTING),
+    )  # fmt: skip
+    after, found = verified(plan(*setups), "--fails_from", "3")
+    assert [each.judged.candidate.micro_batch_size for each in found] == [8, 4, 2], found
+    assert [each.passed for each in found] == [False, False, True], found
+    assert [each.out_of_memory for each in found] == [True, False, False]
+    assert found[0].failed == "failed before it trained: OutOfMemoryError: CUDA out of memory"
+    assert after.why(setups[1]) == "needs as much as 8 × 1, no memory, which ran out of memory here"
+    assert found[1].failed == "failed in its first steps: RuntimeError: no such batch"
+    assert found[1].last_lines[-1] == "RuntimeError: no such batch"
+    assert after.proposed is not None and after.proposed.candidate.micro_batch_size == 2
+    assert after.file()["arguments"]["per_device_train_batch_size"] == 2
+    last = found[2]
+    lines = (folder / "batches").read_text().splitlines()
+    assert lines[:13] == ["4 23"] + ["2 23"] * 12  # 4 batches a step
+    # Then the script's own loader, whose epoch has eight, and is begun again.
+    assert [line.split()[0] for line in lines[13:]] == ["2"] * 16 and lines[13:].count("2 23") == 2
+    assert last.worst == "2 × 23 tokens"
+    assert last.step_time_s is not None and 0 < last.step_time_s < 10
+    assert last.evaluated is True and last.saved is True and last.peak_allocated_gib is None
+    assert "callback Marks is not called" in last.notes
+    assert sorted(folder.rglob("*")) == before
+    rows = {name: (found, expected) for name, found, expected in last.rows()}
+    assert rows["peak allocated"] == ("–", "1.50 GiB") and rows["a step"][1] == "1.3 s, 1.17 to 1.69 s"
+    json.dumps([each.to_json() for each in found])
+
+
+@pytest.mark.alone
+def test_several_gpus_are_ranks_of_torchrun(folder: Path) -> None:
+    """Finds: one process in the place of several, a rank that waits for ever."""
+    _, (found,) = verified(plan_of(Candidate(2, 1), gpus=2))
+    assert found.passed, (found.failed, found.last_lines)
+    assert "run by torchrun --nproc_per_node 2" in found.notes and found.worst == "2 × 23 tokens"
+
+
+def test_ctrl_c_ends_what_runs(folder: Path) -> None:
+    """Finds: a training that goes on after its user has gone."""
+    code = "from tests.plan.test_verify import *\nverify(plan_of(Candidate(2, 1)), script('--waits'), device='cpu')\n"
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 60
+    while not (folder / "waits").exists():
+        assert process.poll() is None and time.monotonic() < until, process.communicate()
+        time.sleep(0.05)
+    (child,) = psutil.Process(process.pid).children()
+    process.send_signal(signal.SIGINT)
+    assert "KeyboardInterrupt" in process.communicate(timeout=30)[1]
+    assert not child.is_running() and not (folder / "out").exists()
+
+
+def test_a_machine_without_that_gpu_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = plan_of(Candidate(1, 1)).machine
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(InputError, match="--verify: runs the setup on this machine's GPU, and there is none"):
+        refuse_unverifiable(machine)
