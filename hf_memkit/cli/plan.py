@@ -358,10 +358,14 @@ def _show(
         if compared:
             print(json.dumps({"request": request, "gpus": found, "files": list(files)}, indent=2))
             return
-        best = plans[0].proposed
-        paste = pasted(best.candidate).to_json() if best is not None else None
-        shown = {"request": request, **found[0], "paste": paste, "verified": [each.to_json() for each in ran]}
-        print(json.dumps({**shown, "files": list(files)}, indent=2))
+        best, faster = plans[0].proposed, plans[0].faster()
+        beside = {
+            "faster": faster.candidate.name if faster is not None else None,
+            "paste": {each.candidate.name: pasted(each.candidate).to_json() for each in (best, faster) if each},
+            "verified": [each.to_json() for each in ran],
+            "files": list(files),
+        }
+        print(json.dumps({"request": request, **found[0], **beside}, indent=2))
         return
     plan_render.show(plans, prices, compared=compared, short=short)
     if ran:

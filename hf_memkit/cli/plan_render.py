@@ -133,7 +133,7 @@ def _joined(flags: Sequence[str], width: int) -> Iterator[str]:
     yield line
 
 
-def _table(plan: Plan, title: str, rows: Sequence[wording.Row], price: float | None, width: int) -> Table:
+def _table(plan: Plan, title: str, rows: Sequence[wording.PlanRow], price: float | None, width: int) -> Table:
     """Setups with the reason of each below its name. A column that has nothing to say is left out."""
     timed = any(row.step != wording.NONE for row in rows)
     runs = any(row.run != wording.NONE for row in rows)

@@ -16,7 +16,7 @@ from hf_memkit.plan.prices import price_of, run_cost
 from hf_memkit.units import GIB, format_gib
 
 __all__ = [
-    "NONE", "TITLES", "Row", "answer", "beside", "best_gpu", "cost", "digits", "duration", "gpu_of", "groups",
+    "NONE", "TITLES", "PlanRow", "answer", "beside", "best_gpu", "cost", "digits", "duration", "gpu_of", "groups",
     "longer", "missing", "notes", "rate", "rate_unit", "run_of", "subject", "time_not_known", "too_large", "with_code",
 ]  # fmt: skip
 
@@ -32,7 +32,7 @@ _BESIDE: Final = "transfers and work on the CPU"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PlanRow:
     """A setup as a table shows it.
 
     Attributes:
@@ -126,7 +126,7 @@ def beside(plan: Plan) -> Iterator[str]:
         yield f"Nearly the same result, and {much}: {other.candidate.name}: {other.candidate.result}."
 
 
-def groups(plan: Plan, price: float | None = None) -> dict[Group, list[Row]]:
+def groups(plan: Plan, price: float | None = None) -> dict[Group, list[PlanRow]]:
     """Setups that fit, ranked, by what they do to the result; without those that need a change of code."""
     found = {
         group: [
@@ -139,12 +139,12 @@ def groups(plan: Plan, price: float | None = None) -> dict[Group, list[Row]]:
     return {group: rows for group, rows in found.items() if rows}
 
 
-def with_code(plan: Plan, price: float | None = None) -> list[Row]:
+def with_code(plan: Plan, price: float | None = None) -> list[PlanRow]:
     """Setups that fit and need a change of the script."""
     return [_row(plan, each, price) for each in plan.ranked if each.candidate.code]
 
 
-def too_large(plan: Plan, price: float | None = None) -> list[Row]:
+def too_large(plan: Plan, price: float | None = None) -> list[PlanRow]:
     """Setups that do not fit, or cannot be predicted: the fastest first."""
     found = [each for each in plan.traced if not each.fits]
     found.sort(key=lambda each: (not each.is_priced, each.seconds or 0.0, each.needs_bytes))
@@ -202,9 +202,9 @@ def time_not_known(plan: Plan) -> str:
     return "time not known: no rates of such a GPU; name one (--gpu NAME); ranked by memory"
 
 
-def _row(plan: Plan, judged: Judged, price: float | None) -> Row:
+def _row(plan: Plan, judged: Judged, price: float | None) -> PlanRow:
     best, time = plan.proposed, judged.step_time if judged.is_priced else None
-    return Row(
+    return PlanRow(
         judged,
         judged is best,
         f"{judged.needs_bytes / GIB:.2f}" if judged.prediction is not None else NONE,
