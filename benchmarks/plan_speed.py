@@ -2,6 +2,7 @@
 
     python benchmarks/plan_speed.py                    # all rows; results/plan_speed.json
     python benchmarks/plan_speed.py --stored           # prices what was traced before: after a change of step_time
+    python benchmarks/plan_speed.py --rows FILE        # other rows in this format; nothing is written
 
 ```
 published_rows/speed.jsonl ──> plan_speed_child.py (traced: FLOPs, bytes, kernels) ──> step_time ──> results/
@@ -77,15 +78,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stored", action="store_true", help="of what results/plan_works.json.gz has")
     parser.add_argument("--only", default="", metavar="PREFIX", help="rows whose id begins so; nothing is written")
+    parser.add_argument("--rows", type=Path, nargs="+", default=[_ROWS])
     options = parser.parse_args(argv)
-    rows = {name: row for name, row in models.read_rows(_ROWS).items() if name.startswith(options.only)}
-    traced = stored() if options.stored else _trace(first_of_setting(rows))
+    read = models.read_rows(*options.rows)
+    rows = {name: completed(row) for name, row in read.items() if name.startswith(options.only)}
+    traced = stored() if options.stored else _trace(rows)
     answers = answers_of(rows, traced)
     groups = {name: _judged(name, [each for each in answers if each["group"] == name]) for name in _BARS}
     for each in answers:
         _say(each)
     print(json.dumps(groups, indent=1))
-    if not options.only:
+    if not options.only and options.rows == [_ROWS]:
         evidence = {
             "command": "python benchmarks/plan_speed.py", **provenance(), "decided_later": DECIDED_LATER,
             "groups": groups, "rows": answers,
@@ -115,12 +118,28 @@ def first_of_setting(rows: Mapping[str, Row]) -> dict[str, str]:
     return {name: first.setdefault(_setting(row), name) for name, row in rows.items() if why_not(row) is None}
 
 
-def _trace(first: Mapping[str, str]) -> dict[str, Found]:
-    """What these rows compute: `{"work"}`, one step, or `{"error"}`."""
-    names = list(dict.fromkeys(first.values()))
+def completed(row: Row) -> Row:
+    """A row with what follows from its other fields: the card's name here, the types of weights and of autocast."""
+    weights, _, mixed = row["dtype"].partition("; mixed precision: ")
+    card = row["gpu"].removeprefix("NVIDIA ").removeprefix("Tesla ")
+    for said, short in _CARD_NAMES:
+        card = card.replace(said, short)
+    return {"card": card, "weights_dtype": weights, "mixed_precision": mixed or "none", "fused_loss": "no", **row}
+
+
+_CARD_NAMES: Final = (
+    (" PCIe", ""), (" HBM3", ""), ("-PCIE-", " "), ("-SXM4-", " "), ("-SXM2-", " "), (" 141GB", ""), (" (DGX)", ""),
+)  # fmt: skip
+
+
+def _trace(rows: Mapping[str, Row]) -> dict[str, Found]:
+    """What the first row of each setting computes: `{"work"}`, one step, or `{"error"}`."""
+    names = list(dict.fromkeys(first_of_setting(rows).values()))
     with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.jsonl"
+        path.write_text("".join(json.dumps(rows[name]) + "\n" for name in names), encoding="utf-8")
         script = [sys.executable, str(ROOT / "benchmarks" / "plan_speed_child.py"), folder]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", models.ROWS: str(_ROWS)}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", models.ROWS: str(path)}
         subprocess.run([*script, *names], env=environment, check=True, capture_output=True)
         return {name: json.loads((Path(folder) / f"{name}.json").read_text(encoding="utf-8")) for name in names}
 
@@ -131,7 +150,17 @@ def _setting(row: Row) -> tuple[Any, ...]:
 
 
 def why_not(row: Row) -> str | None:
-    """Why a row cannot be expressed with today's libraries; decided by reading, before anything was predicted."""
+    """Why a row cannot be expressed with today's libraries."""
+    from hf_memkit.gpu_rates import RATES
+
+    if not row["step_seconds"] or row.get("oom"):
+        return "no step was measured"
+    if not row["vanilla_hf"]:
+        return "kernels of its own"
+    if row["card"] not in RATES:
+        return f"no rates of {row['card']} are known"
+    if row["gpus"] > 1 and row["optimizer"].startswith("none"):
+        return "ways of sharding that are none of a Trainer's"
     if "Switch" in row["model"]:
         return "routes by values, in a forward pass that the measurement replaced by its own"
     if models.family_of(row) == "mixtral":
@@ -204,7 +233,7 @@ _CORES: Final = 32
 def _group(row: Row) -> str:
     if row["optimizer"].startswith("none"):
         return "forward and backward, fp32"
-    return "training, one GPU" if row["gpus"] == 1 else "training, two GPUs"
+    return {1: "training, one GPU", 2: "training, two GPUs"}.get(row["gpus"], "training, more GPUs")
 
 
 def _judged(name: str, rows: Sequence[Found]) -> Found:

@@ -184,7 +184,8 @@ def _model(row: Row) -> Any:
     from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 
     kind = adapter.pop("peft_type")
-    model = get_peft_model(model, PEFT_TYPE_TO_CONFIG_MAPPING[kind](task_type="CAUSAL_LM", **adapter))
+    own_type = {"autocast_adapter_dtype": False} if "bf16 LoRA" in row["weights_dtype"] else {}
+    model = get_peft_model(model, PEFT_TYPE_TO_CONFIG_MAPPING[kind](task_type="CAUSAL_LM", **adapter), **own_type)
     if in_4_bits and upcast:
         _norms_alone_keep_fp32(model)
     return model

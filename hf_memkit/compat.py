@@ -26,6 +26,7 @@ __all__ = [
     "fields",
     "free_order",
     "name_in_version",
+    "names_of",
     "to_installed_arguments",
 ]
 
@@ -53,6 +54,16 @@ _CURRENT = {old: new for new, old in _RENAMED.items()}
 def current_name(name: str) -> str:
     """Today's name of a TrainingArguments field that was renamed; any other name as it is."""
     return _CURRENT.get(name, name)
+
+
+def names_of(name: str) -> tuple[str, ...]:
+    """All names of a TrainingArguments field, of which one is given: today's, and that of before if it was renamed.
+
+    >>> names_of("gradient_checkpointing"), names_of("optim")
+    (('activation_checkpointing', 'gradient_checkpointing'), ('optim',))
+    """
+    today = current_name(name)
+    return (today, _RENAMED[today]) if today in _RENAMED else (today,)
 
 
 def name_in_version(name: str, transformers: tuple[int, ...]) -> str:

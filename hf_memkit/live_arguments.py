@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from hf_memkit.errors import InputError, did_you_mean
 from hf_memkit.when_imported import when_imported
@@ -39,12 +39,17 @@ _COPIERS: Final = (
 _WHOLE: Final = frozenset({"__str__", "__repr__", "__eq__", "to_dict", "to_json_string", "to_sanitized_dict"})
 """Methods that read all fields to show or copy them."""
 
-_OLD_NAMES: Final = {
-    "activation_checkpointing": "gradient_checkpointing",
-    "activation_checkpointing_kwargs": "gradient_checkpointing_kwargs",
+_DERIVED: Final[Mapping[str, tuple[str, ...]]] = {
+    "mixed_precision": ("bf16", "fp16"),
+    "deepspeed_plugin": ("deepspeed",),
+    "hf_deepspeed_config": ("deepspeed",),
+    "fsdp_plugin_args": ("fsdp", "fsdp_config"),
+    "_setup_devices": (),
+    "distributed_state": (),
+    "_n_gpu": (),
 }
-"""Two names of one field since transformers 5.23 (training_args.py, `__post_init__`, step 1)."""
-_BOTH_NAMES: Final = {**_OLD_NAMES, **{old: new for new, old in _OLD_NAMES.items()}}
+"""Attributes that `TrainingArguments.__post_init__` adds (transformers 5.23.0), with the fields that they are made of;
+of the device none that a plan has."""
 
 _OF_THE_DEVICE: Final = ("_setup_devices", "distributed_state", "_n_gpu")
 """What `_setup_devices` leaves on the object. To compute it again drops the process's AcceleratorState (transformers
@@ -153,6 +158,14 @@ def _copied(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: copy.copy(each) if type(each) in (dict, list) else each for name, each in values.items()}
 
 
+def _alike(one: Any, other: Any) -> bool:
+    """As `_same`, of objects that each TrainingArguments object makes for itself by what they hold."""
+    for content in ("config", "deepspeed_config"):  # HfTrainerDeepSpeedConfig, DeepSpeedPlugin
+        if type(one) is type(other) and isinstance(getattr(one, content, None), dict):
+            return _same(getattr(one, content), getattr(other, content))
+    return _same(one, other)
+
+
 def _same(one: Any, other: Any) -> bool:
     if one is other:
         return True
@@ -163,16 +176,38 @@ def _same(one: Any, other: Any) -> bool:
 
 
 class Reads:
-    """Which fields of TrainingArguments objects were read since they were made (`watch_reads`)."""
+    """What of TrainingArguments objects was read since they were made (`watch_reads`)."""
 
     def __init__(self) -> None:
-        self._fields: set[str] = set()
+        self._names: set[str] = set()
 
     @property
     def fields(self) -> frozenset[str]:
-        """Names of fields that something may have acted on. `activation_checkpointing` and `gradient_checkpointing`,
-        and their kwargs, are one field and stand here together."""
-        return frozenset(self._fields)
+        """Names of fields that something may have acted on: read themselves, or through what transformers derives from
+        them (`mixed_precision` from `bf16` and `fp16`). `activation_checkpointing` and `gradient_checkpointing`, and
+        their kwargs, are one field and stand here together.
+
+        What a class derives beyond that, such as GRPO's `generation_batch_size` from the batch, `too_late` knows.
+        """
+        derived = {field for name in self._names for field in _DERIVED.get(name, ())}
+        return frozenset((self._names - _DERIVED.keys()) | derived)
+
+    def too_late(self, arguments: Any, fields: Mapping[str, Any]) -> frozenset[str]:
+        """Names of attributes of that object that were read and that `changed(arguments, fields)` would change:
+        fields, and what its class derives from them. Empty: nothing has acted on them, and a change is not too late.
+
+        The device and the ranks are left out: they are the process's, and fields of a plan do not decide them.
+
+        Raises:
+            InputError: as `changed`.
+        """
+        now, then = dict(vars(arguments)), _remade(arguments, fields).attributes
+        _name_config_of(now, then)
+        return frozenset(
+            name
+            for name in self._names - set(_OF_THE_DEVICE)
+            if (name in now or name in then) and not _alike(now.get(name), then.get(name))
+        )
 
     def set_by_hand(self, arguments: Any) -> frozenset[str]:
         """Names of attributes of that object that were set after it was made. In a run of the script the same lines
@@ -182,7 +217,7 @@ class Reads:
 
 
 def watch_reads() -> Reads:
-    """Records from now on which fields of TrainingArguments objects are read, all objects' together.
+    """Records from now on what of TrainingArguments objects is read, all objects' together.
 
     A read is one by the script, transformers' Trainer or any other library. It does not count
 
@@ -210,11 +245,13 @@ def watch_reads() -> Reads:
 
 
 def _note_read(arguments: Any, name: str, frame: types.FrameType) -> None:
-    fields = type(arguments).__dataclass_fields__
-    if (name in fields or name == "__dict__") and _counts(arguments, frame):
-        names = set(fields) if name == "__dict__" else {name, _BOTH_NAMES.get(name, name)}
+    from hf_memkit import compat
+
+    attributes = object.__getattribute__(arguments, "__dict__")
+    if (name in attributes or name == "__dict__") and _counts(arguments, frame):
+        names = set(attributes) if name == "__dict__" else set(compat.names_of(name))
         for reads in _watching:
-            reads._fields |= names
+            reads._names |= names
         _all_know.update(names)
 
 
@@ -249,6 +286,28 @@ def changed(arguments: Any, fields: Mapping[str, Any]) -> None:
     Raises:
         InputError: its class has no such field, or does not take the values together (the class's own words).
     """
+    remade, made, now = _remade(arguments, fields), made_of(arguments), dict(vars(arguments))
+    if made is not None:
+        made.given, made.settled = remade.given, remade.settled
+    _name_config_of(remade.attributes, now)
+    vars(arguments).clear()
+    vars(arguments).update(remade.attributes)
+
+
+class _Remade(NamedTuple):
+    """An object as `changed` would have it: `given` and `settled` as in `Made`, and all attributes."""
+
+    given: dict[str, Any]
+    settled: dict[str, Any]
+    attributes: dict[str, Any]
+
+
+def _remade(arguments: Any, fields: Mapping[str, Any]) -> _Remade:
+    """May leave transformers with the new object's DeepSpeed config (`_name_config_of`).
+
+    Raises:
+        InputError: as `changed`.
+    """
     from hf_memkit import compat
 
     kind: Any = type(arguments)
@@ -277,21 +336,16 @@ def changed(arguments: Any, fields: Mapping[str, Any]) -> None:
     settled = _copied(vars(new))
     if made is not None:
         kept = made.by_hand(arguments)
-        made.given, made.settled = start, settled
     else:
-        kept = {name: each for name, each in now.items() if name not in settled and name not in _OF_DEEPSPEED}
-    _name_config_of(settled, now)
-    vars(arguments).clear()
-    vars(arguments).update({**vars(new), **{name: each for name, each in kept.items() if name not in wanted}})
-
-
-_OF_DEEPSPEED: Final = ("hf_deepspeed_config", "deepspeed_plugin")
+        kept = {name: each for name, each in now.items() if name not in settled and name not in _DERIVED}
+    attributes = {**vars(new), **{name: each for name, each in kept.items() if name not in wanted}}
+    return _Remade(start, settled, attributes)
 
 
 def _same_but_values(wanted: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     """Whether the device stays what it is though a field that can decide it is given: DeepSpeed in both, or none."""
     others = wanted.keys() & _DECIDE_THE_DEVICE - {"deepspeed"}
-    return bool(wanted.get("deepspeed")) == bool(now.get("deepspeed")) and all(
+    return bool({**now, **wanted}.get("deepspeed")) == bool(now.get("deepspeed")) and all(
         _same(wanted[name], now.get(name)) for name in others
     )
 

@@ -203,6 +203,8 @@ class PredictedFigures(TypedDict, total=False):
     """Peaks of each phase."""
     categories: CategorySizes
     """At the peak."""
+    step_time_ms: float | list[float]
+    """What an optimizer step takes: `[low, middle, high]`. Source: a plan."""
 
 
 class RunRecord(_Record, Measured, total=False):
@@ -245,7 +247,7 @@ class RunRecord(_Record, Measured, total=False):
     facts: dict[str, Any]
     """What the user gave (`run_facts`)."""
     prediction: PredictedFigures
-    """What the user gave (`prediction`)."""
+    """What the user gave (`prediction`), or the plan of `memkit run --plan`."""
     after_oom: AfterOom
     """The attempt before. Absent: except after an OOM that `auto_find_batch_size` caught."""
     train_batch_size: int

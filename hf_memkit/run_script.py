@@ -6,6 +6,7 @@ The process is the script's. Neither torch nor transformers is imported before t
 transformers that are changed are changed at the moment they have been imported:
 
 - `Trainer.__init__` attaches a MemoryReportCallback at its end;
+- with a plan, its arguments and models are made with the plan's settings (`planned_run.py`);
 - `TrainingArguments.__post_init__`, where DeepSpeed is asked for, names stale build locks, and without a launcher sets
   what a launcher would set for one process.
 
@@ -28,6 +29,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from hf_memkit import user_script
+from hf_memkit.planned_run import PlannedRun
 from hf_memkit.user_script import UserScript
 from hf_memkit.when_imported import when_imported
 
@@ -43,11 +45,13 @@ class ScriptRun:
     Args:
         script: which, with its arguments.
         options: those of MemoryReportCallback, for each Trainer of the script that has none.
+        plan: settings that take the place of the script's, if any.
     """
 
-    def __init__(self, script: UserScript, options: Mapping[str, Any]) -> None:
+    def __init__(self, script: UserScript, options: Mapping[str, Any], plan: PlannedRun | None = None) -> None:
         self.script = script
         self._options = dict(options)
+        self._plan = plan
         self._code: types.CodeType | None = None
         self._made_trainer = False
         self._asked_for_deepspeed = False
@@ -61,6 +65,8 @@ class ScriptRun:
         """
         when_imported("transformers.trainer", self._report_of_trainers)
         when_imported("transformers.training_args", self._prepare_for_deepspeed)
+        if self._plan is not None:
+            self._plan.install(_say)
         try:
             self._code = self.script.take_over()
         except BaseException:
@@ -68,7 +74,11 @@ class ScriptRun:
             raise
 
     def run(self) -> None:
-        """Runs it. What it raises comes through, and Python shows it without memkit's frames."""
+        """Runs it. What it raises comes through, and Python shows it without memkit's frames.
+
+        Raises:
+            SystemExit: with code 2, for a plan with a field that the script's arguments do not have.
+        """
         assert self._code is not None, "prepare() comes first"
         process = os.getpid()
         try:
@@ -77,7 +87,10 @@ class ScriptRun:
             if left.code in (None, 0):
                 self._end(process)
             raise
-        except BaseException:
+        except BaseException as error:
+            if self._plan is not None and error is self._plan.refused:
+                _say(f"error: {self._plan.name}: {error}")
+                raise SystemExit(error.exit_code) from None
             _hide_memkit()
             raise
         self._end(process)
@@ -151,7 +164,8 @@ def predicted(script: UserScript) -> dict[str, Any] | None:
 
 def _say(words: str) -> None:
     if os.environ.get("RANK", "0") == "0":
-        print(f"memkit: {words}", file=sys.stderr, flush=True)
+        for line in words.splitlines():
+            print(f"memkit: {line}", file=sys.stderr, flush=True)
 
 
 def _set_environment_of_one_process() -> bool:

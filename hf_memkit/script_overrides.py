@@ -227,9 +227,10 @@ def _set_fields(overrides: Overrides, found: FoundInScript, arguments: Any, made
     unknown = []
     for name, value in compat.to_installed_arguments(overrides.arguments).items():
         if name in fields:
-            has = made.script.get(name)
-            if has is None and name in _OLD_NAMES:  # either name may have been given; neither: it is off
-                has = made.script.get(_OLD_NAMES[name]) or (False if isinstance(value, bool) else None)
+            names = compat.names_of(name)
+            has = next((made.script[each] for each in names if made.script.get(each) is not None), None)
+            if has is None and len(names) > 1 and isinstance(value, bool):
+                has = False  # by neither name: it is off
             if not _means(has, value):
                 found.note(f"{name}: {_shown(has)} → {_shown(value)}")
             setattr(arguments, name, copy.deepcopy(value))
@@ -242,12 +243,6 @@ def _set_fields(overrides: Overrides, found: FoundInScript, arguments: Any, made
     if unknown:
         found.refused = InputError("\n".join(unknown))
         raise found.refused
-
-
-_OLD_NAMES: Final = {
-    "activation_checkpointing": "gradient_checkpointing",
-    "activation_checkpointing_kwargs": "gradient_checkpointing_kwargs",
-}
 
 
 def _check_made(overrides: Overrides, found: FoundInScript, arguments: Any, made: Made) -> None:
@@ -386,6 +381,11 @@ def _changed_fields(overrides: Overrides, arguments: Any) -> Iterator[str]:
                 f"{name}: the plan says {_shown(value)}, and the script sets {_shown(has)} after it has made its "
                 f"{type(arguments).__name__}; remove that line"
             )
+    if "per_device_train_batch_size" in overrides.arguments and getattr(arguments, "auto_find_batch_size", False):
+        yield (
+            "auto_find_batch_size: the script has it on: out of memory, Trainer would take a smaller batch than the "
+            "plan's; switch it off"
+        )
     on = overrides.arguments.get("deepspeed", True)
     if not on and os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() in ("1", "true", "yes"):
         yield "deepspeed: the plan has none, and accelerate's configuration does; launch without it"
@@ -404,8 +404,8 @@ def _of_model(overrides: Overrides, models: _Models, trainer: Any) -> Iterator[s
     others = sorted(overrides.model.keys() - {"attn_implementation", "dtype"})
     if others and unseen:
         yield f"{', '.join(others)}: had no effect: the model is not made by from_pretrained{how}"
-    off = overrides.arguments.get("activation_checkpointing", overrides.arguments.get("gradient_checkpointing"))
-    if off is False and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+    on = overrides.arguments.get("activation_checkpointing", overrides.arguments.get("gradient_checkpointing"))
+    if on is False and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         yield (
             "activation_checkpointing: the plan has none, and the script calls model.gradient_checkpointing_enable(); "
             "remove that line"

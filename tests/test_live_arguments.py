@@ -18,9 +18,12 @@ from datasets.fingerprint import Hasher
 from transformers import GPT2Config, GPT2LMHeadModel, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 from trl import DPOConfig, GRPOConfig, SFTConfig
 
+from hf_memkit.compat import to_installed_arguments
 from hf_memkit.errors import InputError
 from hf_memkit.live_arguments import Made, changed, made_of, watch_reads, when_made
 from hf_memkit.zero.process_group import single_process_environment
+
+pytestmark = pytest.mark.compat
 
 KINDS = (TrainingArguments, Seq2SeqTrainingArguments, SFTConfig, DPOConfig, GRPOConfig)
 
@@ -65,6 +68,14 @@ def attributes(arguments: Any) -> dict[str, Any]:
     return {**found, "config of DeepSpeed": config and config.config}
 
 
+def deepspeed_config() -> Any:
+    """The one that transformers knows of."""
+    from transformers.integrations import deepspeed
+
+    found = deepspeed._hf_deepspeed_config_weak_ref
+    return found and found()
+
+
 @pytest.mark.parametrize("seen", [True, False], ids=["seen", "not seen"])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_changed_is_as_made_with_them(kind: Any, seen: bool) -> None:
@@ -82,7 +93,7 @@ def test_changed_is_as_made_with_them(kind: Any, seen: bool) -> None:
             changed(arguments, change)
             assert arguments.of_the_script == [1]
             del arguments.of_the_script
-            assert attributes(arguments) == attributes(kind(**{**GIVEN, **change})), change
+            assert attributes(arguments) == attributes(kind(**{**GIVEN, **to_installed_arguments(change)})), change
 
     forked(check)
 
@@ -110,12 +121,6 @@ def test_what_the_script_set_since_stays(tmp_path: Path) -> None:
             assert deepspeed_config() is arguments.hf_deepspeed_config
         changed(arguments, {"deepspeed": None})
         assert deepspeed_config() is None and not hasattr(arguments, "hf_deepspeed_config")
-
-    def deepspeed_config() -> Any:
-        from transformers.integrations import deepspeed
-
-        found = deepspeed._hf_deepspeed_config_weak_ref
-        return found and found()
 
     forked(check)
 
@@ -163,11 +168,45 @@ def test_reads_are_those_that_something_can_act_on(tmp_path: Path) -> None:
         arguments.max_steps = 3
         assert reads.set_by_hand(arguments) == {"max_steps"}
         Trainer(GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=8)), arguments)
-        assert "max_steps" in reads.fields and not reads.fields & {"optim", "gradient_accumulation_steps", "deepspeed"}
+        assert reads.fields >= {"max_steps", "bf16", "fp16"} and not reads.fields & {
+            "optim",
+            "torch_empty_cache_steps",
+        }
         later = watch_reads()
         assert arguments.max_steps == 3 and later.fields == {"max_steps"}
         vars(arguments)["optim"]
         assert "optim" in reads.fields
+
+    forked(check)
+
+
+def test_a_change_comes_too_late_for_what_was_read(tmp_path: Path) -> None:
+    """Finds: a candidate that is tried in a fork though something has acted on the script's value, perhaps on what a
+    class has derived from it; one that is not, though nothing has."""
+
+    def check() -> None:
+        reads = watch_reads()
+        arguments = GRPOConfig(**GIVEN, deepspeed=ZERO2, num_generations=4)
+        before = arguments.to_dict()
+        smaller = {"per_device_train_batch_size": 4}
+        assert reads.too_late(arguments, {**smaller, "bf16": False, "optim": "adafactor"}) == set()
+        assert arguments.generation_batch_size == 8
+        assert reads.too_late(arguments, smaller) == {"generation_batch_size"}
+        assert not reads.too_late(arguments, {**smaller, "gradient_accumulation_steps": 2})
+        assert arguments.mixed_precision == "bf16" and reads.too_late(arguments, {"bf16": False}) == {
+            "mixed_precision"
+        }
+        assert not reads.too_late(arguments, {"bf16": True})
+        assert arguments.deepspeed_plugin and arguments.hf_deepspeed_config
+        assert not reads.too_late(arguments, {"eval_accumulation_steps": 2})
+        assert reads.too_late(arguments, {"deepspeed": {**ZERO2, "bf16": {"enabled": False}}}) == {
+            "deepspeed_plugin", "hf_deepspeed_config"
+        }  # fmt: skip
+        assert reads.fields == {"generation_batch_size", "bf16", "fp16", "deepspeed"}
+        assert deepspeed_config() is arguments.hf_deepspeed_config
+        with pytest.raises(InputError, match="must be divisible by num_generations"):
+            changed(arguments, {"per_device_train_batch_size": 2})
+        assert arguments.to_dict() == before and deepspeed_config() is arguments.hf_deepspeed_config
 
     forked(check)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers import (
     Trainer,
     TrainingArguments,
 )
+from transformers.training_args import OptimizerNames
 from trl import DPOConfig, SFTConfig
 
 from hf_memkit.errors import InputError
@@ -81,6 +83,7 @@ def tiny(**options: Any) -> GPT2Config:
     return GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=8, bos_token_id=0, eos_token_id=0, **options)
 
 
+@pytest.mark.compat
 def test_each_class_derives_from_overrides_what_it_derives_from_arguments() -> None:
     """Finds: TRL's bf16 beside a plan's fp16, a DPO loss that is no list, one value shared by two objects, a field
     that only another class has taken for a mistake."""
@@ -92,12 +95,39 @@ def test_each_class_derives_from_overrides_what_it_derives_from_arguments() -> N
         one, other = SFTConfig(**GIVEN), DPOConfig(**GIVEN)
         assert one.fp16 and not one.bf16 and one.packing and one.mixed_precision == "fp16" and one.loss_type == "ipo"
         assert other.fp16 and other.loss_type == ["ipo"]
-        assert one.gradient_checkpointing_kwargs == kwargs and one.activation_checkpointing_kwargs is not kwargs
+        assert one.gradient_checkpointing_kwargs == kwargs and one.gradient_checkpointing_kwargs is not kwargs
         assert "fp16: False → True" in found.overridden and "loss_type: nll → ipo" in found.overridden
         assert found.differences == ["packing: the plan says True, and DPOConfig has no such field: it has no effect"]
         assert found.arguments is one and found.script["fp16"] is False
         changed(one, {"fp16": False, "bf16": True})  # a search's change is not undone by the plan it began with
         assert one.bf16 and not one.fp16
+
+    forked(check)
+
+
+@dataclass
+class Own(TrainingArguments):
+    per_device_train_batch_size: int = 16
+    rows: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.rows = 3 * self.per_device_train_batch_size
+        self.optim = OptimizerNames.SGD
+
+
+def test_a_class_of_the_scripts_that_sets_fields_itself_is_named() -> None:
+    def check() -> None:
+        found = install(Overrides({"per_device_train_batch_size": 2, "rows": 1, "optim": "adafactor"}))
+        arguments = Own(**GIVEN)
+        assert arguments.per_device_train_batch_size == 2 and arguments.rows == 6
+        assert found.overridden[0] == "per_device_train_batch_size: 16 → 2"
+        assert found.differences == [
+            "rows: the plan says 1, and Own itself makes it 6",
+            "optim: the plan says adafactor, and Own itself makes it sgd",
+        ]
+        Trainer(GPT2LMHeadModel(tiny()), arguments)
+        assert len(found.differences) == 2  # not again, as if a line of the script had set them
 
     forked(check)
 
@@ -112,6 +142,7 @@ def test_a_field_that_no_class_has_is_refused_where_the_arguments_are_made() -> 
     forked(check)
 
 
+@pytest.mark.compat
 def test_models_are_made_with_the_options(tmp_path: Path) -> None:
     """Finds: an Auto class or `from_config` that keeps the script's own, an old name that wins, a model of bf16 that
     is made in another dtype inside."""
@@ -141,6 +172,7 @@ class OwnOptimizer(Trainer):
         return super().create_optimizer(*args, **kwargs)
 
 
+@pytest.mark.compat
 def test_what_a_script_sets_by_hand_is_said() -> None:
     """Finds: a setting that is not in force, and nobody says so."""
 
@@ -156,6 +188,7 @@ def test_what_a_script_sets_by_hand_is_said() -> None:
         assert os.environ["PYTORCH_ALLOC_CONF"] == "x"
         arguments = TrainingArguments(**GIVEN)
         arguments.per_device_train_batch_size = 2
+        arguments.auto_find_batch_size = True
         arguments.lr_scheduler_kwargs["more"] = 1
         model = GPT2LMHeadModel(tiny())
         model.gradient_checkpointing_enable()
@@ -166,6 +199,8 @@ def test_what_a_script_sets_by_hand_is_said() -> None:
             "PYTORCH_ALLOC_CONF=x: torch was imported before it was set; set it before Python starts",
             "per_device_train_batch_size: the plan says 4, and the script sets 2 after it has made its "
             "TrainingArguments; remove that line",
+            "auto_find_batch_size: the script has it on: out of memory, Trainer would take a smaller batch than the "
+            "plan's; switch it off",
             "attn_implementation: the plan says eager, and the model that is trained has sdpa; make it by "
             "from_pretrained or from_config",
             "dtype: the plan says bfloat16, and the model that is trained has float32; make it by from_pretrained or "

@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 import typer
 
 from hf_memkit._version import __version__
-from hf_memkit.cli import check, doctor, ds, explain, predict, preset, recipe, report, run
+from hf_memkit.cli import check, doctor, ds, explain, plan, predict, preset, recipe, report, run
 from hf_memkit.errors import MemkitError
 from hf_memkit.run_script import ScriptRun
 
@@ -28,6 +28,7 @@ _INSTEAD: Final = {
     ("memkit recipe", "--preset"): "a recipe's variants are its presets: --variant",
     ("memkit recipe", "--technique"): "techniques belong to the recipe's file: --copy FILE writes it, to be changed",
     ("memkit predict", "--…"): "what the script gets stands behind --",
+    ("memkit plan", "--…"): "what the script gets stands behind --",
     ("memkit run", "--…"): "what the script gets stands behind --",
 }
 """Options that people give to a verb that has none such, and what to write there; `--…` is any other."""
@@ -57,6 +58,11 @@ app.command(
     help="What a training will need, by phase and category, and whether it fits a card; no GPU is needed.",
     epilog=predict.EXAMPLES,
 )(predict.predict)
+app.command(
+    "plan",
+    help="The fastest setup of a training script that fits a GPU, with the arguments to paste; no GPU is needed.",
+    epilog=plan.EXAMPLES,
+)(plan.plan)
 app.command(
     "run",
     cls=run.RunCommand,

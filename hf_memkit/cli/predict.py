@@ -114,7 +114,7 @@ def predict(
     """What a training will need, and whether it fits."""
     from hf_memkit.cli import predict_render
     from hf_memkit.cli.batches import batches_json
-    from hf_memkit.cli.predict_next import Next, NextVariant, next_preset, next_variant
+    from hf_memkit.cli.predict_next import NextSetup, NextVariant, next_setup, next_variant
 
     if short and as_json:
         raise InputError("--short, --json: give one of them; --json has everything")
@@ -165,12 +165,14 @@ def predict(
     batches = None if no_trace or loaded is None else batches_of(judge, setup, prediction)
     prediction = prediction.with_notes(*setup.warnings, *setup.notes)
     fails = prediction.verdict == "does not fit"
-    instead: Next | NextVariant | None = None
+    instead: NextSetup | NextVariant | None = None
     if fails:
         if loaded is not None:
             instead = next_variant(loaded, setup, trace=not no_trace, judge=judge)
-        else:
-            instead = next_preset(setup)
+        elif not no_trace and prediction.confidence.level == "trace" and setup.resolved_for.machine.gpu is not None:
+            from hf_memkit.plan.planning import nearest_of_setup
+
+            instead = next_setup(lambda: nearest_of_setup(setup, trust_remote_code=trust_remote_code))
     if as_json:
         asked = {"recipe": loaded.name if loaded is not None else None, **_request_json(setup)}
         if loaded is not None:

@@ -1,48 +1,59 @@
-"""What to try where a job is predicted not to fit: the first preset that fits by formula, or of a recipe the next
-variant that is predicted to fit."""
+"""What to try where a job is predicted not to fit: the nearest setup of the same batch that fits, or of a recipe the
+next variant."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hf_memkit.units import GIB, format_size
+from hf_memkit.units import GIB, format_gib
 
 if TYPE_CHECKING:
+    from hf_memkit.plan.judged import Judged
     from hf_memkit.recipe.choose import Judge
     from hf_memkit.recipe.schema import Recipe
     from hf_memkit.setup import Setup
 
-__all__ = ["Next", "NextVariant", "next_preset", "next_variant"]
+__all__ = ["NextSetup", "NextVariant", "next_setup", "next_variant"]
 
 
 @dataclass(frozen=True, slots=True)
-class Next:
-    """A preset that fits by formula; nothing of it was traced.
+class NextSetup:
+    """A setup of the same batch that fits, traced."""
 
-    Attributes:
-        preset: its name.
-        for_whom: the person it is for.
-        device_bytes, host_bytes: what it needs on a card, and in one machine's RAM.
-    """
-
-    preset: str
-    for_whom: str
-    device_bytes: int
-    host_bytes: int
+    found: Judged
 
     def __str__(self) -> str:
-        return (
-            f"--preset {self.preset} ({self.for_whom}): {format_size(self.device_bytes)} on the card and "
-            f"{format_size(self.host_bytes)} of RAM by formula, not traced"
+        candidate = self.found.candidate
+        said = ", ".join(
+            [
+                f"micro-batch {candidate.micro_batch_size} × accumulation {candidate.accumulation}",
+                *(choice.name for choice in candidate.choices),
+            ]
         )
+        result = f" ({candidate.group}: {candidate.result})" if candidate.result else ""
+        needs = format_gib(self.found.needs_bytes)
+        return f"{said}{result}: {needs}, fits. The fastest setup that fits: memkit plan"
+
+    @property
+    def flags(self) -> str:
+        """For a script that reads its arguments with HfArgumentParser."""
+        from hf_memkit.plan.pasted import pasted
+
+        text = pasted(self.found.candidate)
+        before = "".join(f"{command}; then " for command in text.before)
+        return f"{before}{' '.join((*text.environment, *text.flags))}"
 
     def to_json(self) -> dict[str, Any]:
+        candidate = self.found.candidate
         return {
-            "preset": self.preset,
-            "device_gib": self.device_bytes / GIB,
-            "host_gib": self.host_bytes / GIB,
-            "basis": "formula",
+            "setup": candidate.name,
+            "overrides": candidate.overrides.to_json(),
+            "group": candidate.group,
+            "result": candidate.result,
+            "peak_gib": self.found.needs_bytes / GIB,
+            "basis": "trace",
         }
 
 
@@ -70,32 +81,12 @@ def next_variant(recipe: Recipe, setup: Setup, *, trace: bool, judge: Judge) -> 
     return NextVariant(name, trace) if name is not None else None
 
 
-def next_preset(setup: Setup) -> Next | None:
-    """The first preset, in the order of their list, that fits by formula with the same batch, length and arguments.
+def next_setup(nearest: Callable[[], Judged | None]) -> NextSetup | None:
+    """What `nearest` finds; None where it finds nothing, or where nothing can be traced."""
+    from hf_memkit.errors import InputError
 
-    None where there is none, and where no shapes are known to compute from.
-    """
-    from hf_memkit.errors import SettingError
-    from hf_memkit.job import DEFAULT_NVME
-    from hf_memkit.presets import PRESETS
-    from hf_memkit.presets.resolve import preset_for
-    from hf_memkit.presets.setup import mistakes_of
-    from hf_memkit.request import Request
-
-    job = replace(setup.sized_job, nvme_path=DEFAULT_NVME, values={})
-    if job.model is None or job.machine.gpu is None:
+    try:
+        found = nearest()
+    except InputError:  # the prediction itself has said what there is to say
         return None
-    asked = {word.strip() for word in setup.preset.split("+")}
-    for name, preset in PRESETS.items():
-        if name in asked or preset.solves_for != "micro-batch":
-            continue
-        request = replace(setup.request or Request(), preset=name, techniques=(), values={})
-        try:
-            made = preset_for(job, request)
-        except SettingError:  # it contradicts the user's own arguments
-            continue
-        lacks = {str(problem) for problem in mistakes_of(made)[1]}  # which say less than the ledger does
-        if lacks.issuperset(made.problems):
-            device, host = made.ledger.total_bytes("device"), made.ledger.total_bytes("host", "pinned")
-            return Next(name, preset.for_whom, device, host)
-    return None
+    return NextSetup(found) if found is not None else None

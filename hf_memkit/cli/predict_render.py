@@ -18,7 +18,7 @@ from hf_memkit.units import format_gib, format_size
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from hf_memkit.cli.predict_next import Next, NextVariant
+    from hf_memkit.cli.predict_next import NextSetup, NextVariant
     from hf_memkit.prediction.from_script import BatchNeeds
     from hf_memkit.prediction.prediction import Prediction
     from hf_memkit.setup import Setup
@@ -49,7 +49,7 @@ _SHORT_LINE: Final = 140
 def show(
     prediction: Prediction,
     setup: Setup,
-    instead: Next | NextVariant | None = None,
+    instead: NextSetup | NextVariant | None = None,
     batches: BatchNeeds | None = None,
     *,
     short: bool = False,
@@ -62,7 +62,7 @@ def view(
     prediction: Prediction,
     setup: Setup,
     width: int,
-    instead: Next | NextVariant | None = None,
+    instead: NextSetup | NextVariant | None = None,
     batches: BatchNeeds | None = None,
     *,
     short: bool = False,
@@ -214,7 +214,7 @@ def _sizes(prediction: Prediction) -> Table:
     return table
 
 
-def advice(prediction: Prediction, instead: Next | NextVariant | None, what: str) -> list[str]:
+def advice(prediction: Prediction, instead: NextSetup | NextVariant | None, what: str) -> list[str]:
     """What to change where a job does not fit, or is tight: what the peak is mostly made of, and what to try next.
 
     Args:
@@ -238,10 +238,7 @@ def advice(prediction: Prediction, instead: Next | NextVariant | None, what: str
     elif what == "variant":
         lines.append(f"No later variant of the recipe is predicted to fit: give {smaller}, or more --ram.")
     elif what == "preset":
-        lines.append(
-            f"No other preset fits by formula with this batch and length: give {smaller}, or more RAM for offload "
-            f"(--ram)."
-        )
+        lines.append(f"Give {smaller}, or more RAM for offload (--ram).")
     elif lacks_room or what != "script":
         lines.append(f"Give {smaller}.")
     return lines

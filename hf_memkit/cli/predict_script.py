@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import signal
 import sys
 import threading
@@ -18,10 +19,12 @@ from hf_memkit.errors import InputError, ScriptFailed
 from hf_memkit.user_script import UserScript
 
 if TYPE_CHECKING:
+    from hf_memkit.cli.predict_next import NextSetup
+    from hf_memkit.hardware import Machine
     from hf_memkit.prediction.from_script import ScriptTraining
     from hf_memkit.prediction.prediction import Prediction
 
-__all__ = ["found_script", "predict_script", "refuse_beside_a_script"]
+__all__ = ["ended_by_signals", "found_script", "predict_script", "refuse_beside_a_script"]
 
 
 def found_script(target: str, arguments: Sequence[str], *, is_module: bool) -> UserScript:
@@ -89,7 +92,7 @@ def predict_script(
 ) -> int:
     """Predicts it and shows what was found; the exit code."""
     try:
-        with _ended_by_signals() as ended:
+        with ended_by_signals() as ended:
             from hf_memkit.cli import predict_environments
             from hf_memkit.hardware import described_machine
             from hf_memkit.prediction.environments import find_environment
@@ -117,14 +120,17 @@ def predict_script(
         return 130  # as a shell has it after Ctrl-C: 1 would say that it does not fit
     if why:
         prediction = prediction.with_notes(why)
+    instead = None
+    if prediction.verdict == "does not fit" and other is None and not _instead(prediction):
+        instead = _nearest(script, machine, gpus, nodes, environment, ram_is_given=ram is not None)
     if as_json:
-        asked = {"request": _request_json(training), "try_next": None}
+        asked = {"request": _request_json(training), "try_next": instead.to_json() if instead else None}
         beside = predict_environments.as_json(here, prediction, other) if other is not None else {}
         print(json.dumps({**prediction.to_json(), **asked, **beside}, indent=2))
     elif other is not None and here is not None:
         predict_environments.show(here, prediction, other, _title(training), short=short)
     else:
-        _show(prediction, training, short=short)
+        _show(prediction, training, instead, short=short)
     return 1 if prediction.verdict == "does not fit" else 0
 
 
@@ -172,13 +178,15 @@ def _status(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _ended_by_signals() -> Iterator[Callable[[], None]]:
+def ended_by_signals(interrupted: str = "") -> Iterator[Callable[[], None]]:
     """SIGTERM ends this process as Ctrl-C does, with an exception: what the script has started is ended first. Gives a
-    function that raises that again: Python may lose it while it imports."""
+    function that raises that again: Python may lose it while it imports. `interrupted`: said at once on Ctrl-C."""
     came: list[int] = []
 
     def leave(number: int, _: FrameType | None = None) -> None:
         came.append(number)
+        if interrupted and number == signal.SIGINT:
+            os.write(2, f"\nmemkit: {interrupted}\n".encode())  # `print` may be what was interrupted
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
     def again() -> None:
@@ -199,14 +207,43 @@ def _ended_by_signals() -> Iterator[Callable[[], None]]:
             signal.signal(number, handler)
 
 
-def _show(prediction: Prediction, training: ScriptTraining, *, short: bool) -> None:
+def _nearest(
+    script: UserScript,
+    machine: Machine,
+    gpus: int,
+    nodes: int,
+    environment: Mapping[str, str] | None,
+    *,
+    ram_is_given: bool,
+) -> NextSetup | None:
+    """The nearest setup of the same batch that fits; the script runs once more for that."""
+    from hf_memkit.cli.predict_next import next_setup
+    from hf_memkit.plan.planning import nearest_that_fits
+
+    if nodes > 1:  # a plan is of one machine
+        return None
+    _say("it does not fit: looking for the nearest setup of the same batch that does (Ctrl-C to skip)")
+    try:
+        with ended_by_signals():
+            return next_setup(
+                lambda: nearest_that_fits(
+                    script, machine, gpus=gpus, environment=environment, ram_is_given=ram_is_given
+                )
+            )
+    except KeyboardInterrupt:
+        return None
+
+
+def _show(prediction: Prediction, training: ScriptTraining, instead: NextSetup | None, *, short: bool) -> None:
     from rich.console import Console
 
     from hf_memkit.cli import predict_render
 
     console = Console(highlight=False)
     change = [*of_batches(prediction, training.batches)]
-    change += _instead(prediction) or predict_render.advice(prediction, None, "script")
+    change += _instead(prediction) or predict_render.advice(prediction, instead, "script")
+    if instead is not None:
+        change.append(f"Its arguments: {instead.flags}")
     found = predict_render.page(prediction, _title(training), change, console.width, short=short)
     console.print(found, crop=False)
 

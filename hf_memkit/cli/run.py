@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperCommand
 
 from hf_memkit.errors import InputError
+from hf_memkit.planned_run import PlannedRun
 from hf_memkit.run_script import ScriptRun, predicted
 from hf_memkit.user_files import user_path
 from hf_memkit.user_script import UserScript
@@ -19,6 +20,8 @@ EXAMPLES = """[bold]Examples[/bold]
   memkit run train.py -- --output_dir out    as `python train.py --output_dir out`, with a report in out
 
   memkit run -m my_package.train -- …        as `python -m my_package.train …`
+
+  memkit run --plan plan.yaml train.py -- …  with the plan's settings in place of the script's own
 
   torchrun --nproc_per_node 4 -m hf_memkit run train.py -- …     also: accelerate launch -m hf_memkit run …,
   deepspeed --module hf_memkit run …
@@ -53,6 +56,14 @@ def run(
     predict: Annotated[
         bool, typer.Option("--predict", help="Predict it first; the report shows both beside each other.")
     ] = False,
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="A plan's settings, in place of the script's own: fields of TrainingArguments, options of "
+            "from_pretrained, variables. Says what it overrides, and what the script sets by hand all the same.",
+        ),
+    ] = None,
     phases: Annotated[
         bool,
         typer.Option(
@@ -66,10 +77,14 @@ def run(
     folder = user_path(records).absolute() if records is not None else None  # the script may change its folder
     if folder is not None and folder.exists() and not folder.is_dir():
         raise InputError(f"--records {records}: is a file; give a folder")
+    if plan is not None and predict:
+        raise InputError("--predict, --plan: a plan has its prediction; give one of them")
+    planned = PlannedRun.read(plan) if plan is not None else None
     # A launcher gives it to the script as its first argument.
     launched = context.find_root().params
     by_launcher = {"--local_rank": launched["local_rank"], "--local-rank": launched["local_rank_of_torch"]}
     given = [*(f"{name}={rank}" for name, rank in by_launcher.items() if rank is not None), *(arguments or ())]
     found = UserScript.found(script, given, is_module=module)
     options = {"output_dir": folder, "log": log, "phases": phases, "summary": "stderr"}
-    return ScriptRun(found, {**options, "prediction": predicted(found) if predict else None})
+    prediction = predicted(found) if predict else planned.prediction if planned is not None else None
+    return ScriptRun(found, {**options, "prediction": prediction}, planned)

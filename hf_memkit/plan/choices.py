@@ -16,6 +16,7 @@ from hf_memkit.hardware import Machine
 from hf_memkit.liger_support import LIGER_OPTIONS
 from hf_memkit.optimizers import OPTIMIZERS
 from hf_memkit.plan.candidate import Choice, Group
+from hf_memkit.techniques.allocator import VARIABLE, user_settings
 from hf_memkit.zero import presets
 
 __all__ = ["LeftOut", "choices_for", "micro_batches", "of_batch"]
@@ -50,13 +51,20 @@ _ENGINES: Final = {
 
 
 def choices_for(
-    facts: Mapping[str, Any], machine: Machine, *, gpus: int, left_out: LeftOut, also: tuple[str, ...] = ()
+    facts: Mapping[str, Any],
+    machine: Machine,
+    environment: Mapping[str, str],
+    *,
+    gpus: int,
+    left_out: LeftOut,
+    also: tuple[str, ...] = (),
 ) -> dict[str, list[Choice | None]]:
     """By slot, from the fastest to the leanest; None stands for what the script does itself.
 
     Args:
         facts: of the script's own training.
         machine: the machine in question.
+        environment: the script's variables.
         gpus: of that machine, that train.
         left_out: gets what no setup has, and why.
         also: names of other methods that are asked for.
@@ -67,6 +75,7 @@ def choices_for(
         "attention": list(_attentions(facts)) or [None],
         "optimizer": list(_fused(facts)) or [None],
         "checkpointing": list(_checkpointing(facts, left_out)),
+        "allocator": [None, *_allocators(environment)],
         "precision": [None, *_precisions(facts, machine)],
         "small optimizer": [None, *_small_optimizers(facts, left_out)],
         "engine": [None, *_engines(facts, gpus, left_out)],
@@ -136,6 +145,12 @@ def _attentions(facts: Mapping[str, Any]) -> Iterator[Choice]:
 def _fused(facts: Mapping[str, Any]) -> Iterator[Choice]:
     if facts["arguments"].get("optim") == "adamw_torch" and not facts["own_optimizer"]:
         yield Choice("optimizer", "fused AdamW", {"arguments.optim": "adamw_torch_fused"}, frees_memory=True)
+
+
+def _allocators(environment: Mapping[str, str]) -> Iterator[Choice]:
+    if user_settings(environment) is None:
+        setting = {f"environment.{VARIABLE}": "expandable_segments:True"}
+        yield Choice("allocator", "expandable segments", setting, frees_memory=True)
 
 
 def _precisions(facts: Mapping[str, Any], machine: Machine) -> Iterator[Choice]:

@@ -18,7 +18,7 @@ from hf_memkit.prediction.prediction import Prediction
 from hf_memkit.prediction.step_time import StepTime
 from hf_memkit.units import format_gib
 
-__all__ = ["FULL_SHARE", "Judged", "fits"]
+__all__ = ["FULL_SHARE", "Judged", "fits", "judged", "usable_bytes"]
 
 FULL_SHARE: Final = 0.92
 """Of what PyTorch reports as the GPU's total; see above."""
@@ -35,6 +35,7 @@ class Judged:
         why: why it does not, or cannot be predicted; empty if it fits.
         tokens: of one optimizer step of usual batches on all GPUs; None: it is none of tokens.
         facts: what the trace says of the run (`prediction/child/plan_facts.py`).
+        details: a traceback, where the script fails with it.
         run_seconds: of the whole training, its evaluations and saves: (low, middle, high); None: not known.
     """
 
@@ -45,6 +46,7 @@ class Judged:
     why: str = ""
     tokens: int | None = None
     facts: Mapping[str, Any] | None = None
+    details: str = ""
     run_seconds: tuple[float, float, float] | None = None
 
     @property
@@ -74,11 +76,16 @@ class Judged:
         return self.tokens / self.seconds if self.tokens and self.seconds else None
 
 
+def usable_bytes(machine: Machine) -> int:
+    """What a setup that fits may take at most of its GPU."""
+    return int(FULL_SHARE * machine.gpu.capacity_bytes) if machine.gpu is not None else 0
+
+
 def fits(prediction: Prediction, machine: Machine) -> tuple[bool, str]:
     """(whether it does, why not)."""
     if machine.gpu is None:
         return False, "no GPU to judge by; name one: --gpu NAME or --gpu 16GB"
-    usable, needs = int(FULL_SHARE * machine.gpu.capacity_bytes), prediction.total_bytes[1]
+    usable, needs = usable_bytes(machine), prediction.total_bytes[1]
     if needs > usable:
         return False, (
             f"needs up to {format_gib(needs)}, and {FULL_SHARE:.0%} of {machine.gpu.name} are {format_gib(usable)}"

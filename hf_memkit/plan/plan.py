@@ -30,6 +30,7 @@ class Plan:
         left_out: what no candidate has, and why.
         sequences: of one optimizer step, on all GPUs.
         stopped: whether the search was ended before it was through.
+        stopped_by_hand: whether by Ctrl-C.
         notes: what a reader should know.
     """
 
@@ -42,6 +43,7 @@ class Plan:
     left_out: Mapping[str, str] = field(default_factory=dict)
     sequences: int = 1
     stopped: bool = False
+    stopped_by_hand: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -51,8 +53,7 @@ class Plan:
 
     @property
     def ranked(self) -> tuple[Judged, ...]:
-        """Those that fit, the fastest first; of those whose time differs by less than the noise the leaner. Where the
-        time of one is not known it comes last."""
+        """Those that fit, the fastest first; where the time of one is not known it comes last."""
         fitting = [each for each in self.traced if each.fits]
         timed = sorted((each for each in fitting if each.is_priced), key=lambda each: each.seconds or 0.0)
         others = sorted((each for each in fitting if not each.is_priced), key=lambda each: each.needs_bytes)
@@ -60,7 +61,7 @@ class Plan:
 
     def best(self, group: Group) -> Judged | None:
         """The fastest of a group that fits and needs no change of code; of those within the noise the one that is
-        nearest to the script, then the leanest."""
+        nearest to the script, then the fastest."""
         found = [each for each in self.ranked if each.candidate.group == group and not each.candidate.code]
         if not found:
             return None
@@ -68,7 +69,7 @@ class Plan:
         if fastest is None or not found[0].is_priced:
             return found[0]
         near = [each for each in found if each.is_priced and (each.seconds or 0.0) * _CLEARLY <= fastest]
-        return min(near, key=lambda each: (len(each.candidate.choices), each.needs_bytes))
+        return min(near, key=lambda each: (len(each.candidate.choices), each.seconds))
 
     @property
     def proposed(self) -> Judged | None:
@@ -170,5 +171,7 @@ class Plan:
         if least is None:
             return "no setup could be traced"
         gpu = self.machine.gpu
+        if gpu is not None and least.needs_bytes <= FULL_SHARE * gpu.capacity_bytes:
+            return f"the leanest, {least.candidate.name}: {least.why}"
         of = f"; 92 % of {gpu.name} are {format_gib(int(FULL_SHARE * gpu.capacity_bytes))}" if gpu else ""
         return f"the leanest, {least.candidate.name}, needs up to {format_gib(least.needs_bytes)}{of}"

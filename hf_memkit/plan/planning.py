@@ -2,32 +2,90 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import signal
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
+from pathlib import Path
+from typing import Final
 
 from hf_memkit.errors import InputError, ScriptFailed
 from hf_memkit.hardware import Machine
 from hf_memkit.plan.candidate import Candidate
 from hf_memkit.plan.choices import LeftOut, choices_for, of_batch
-from hf_memkit.plan.judged import Judged, judged
+from hf_memkit.plan.judged import Judged, judged, usable_bytes
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.pricing import Pricing, priced
 from hf_memkit.plan.search import AT_ONCE, LIMIT_S, Search
 from hf_memkit.plan.traces import ScriptTraces, Traced
 from hf_memkit.prediction.from_script import predicted_training
-from hf_memkit.prediction.running_scripts import RanScript, checked, name_of
-from hf_memkit.prediction.trace_request import Device
+from hf_memkit.prediction.running_scripts import SETUP, RanScript, checked, name_of
+from hf_memkit.prediction.trace_request import Device, TraceRequest
 from hf_memkit.prediction.work import Work
 from hf_memkit.script_overrides import Overrides
+from hf_memkit.setup import Setup
 from hf_memkit.user_script import UserScript
 
-__all__ = ["plan_script"]
+__all__ = ["nearest_of_setup", "nearest_that_fits", "plan_gpus", "plan_script", "plan_setup"]
+
+_ROWS: Final = 64
+"""Optimizer steps' worth of rows that mean nothing."""
+
+
+def plan_setup(
+    setup: Setup,
+    *,
+    trust_remote_code: bool = False,
+    also: tuple[str, ...] = (),
+    limit_s: float = LIMIT_S,
+    said: Callable[[Judged], None] = lambda _: None,
+    ram_is_given: bool = False,
+) -> Plan:
+    """The fastest setups that fit of what a model, a preset or a recipe's variant comes to, with rows as long as its
+    longest. How long its whole training takes is not known.
+
+    Args:
+        setup: with its job: the model, the machine, the batch.
+        trust_remote_code: whether the model's own code may be run.
+        also, limit_s, said, ram_is_given: as of `plan_script`.
+
+    Raises:
+        InputError: it cannot be predicted.
+    """
+    job = setup.sized_job
+    with _as_script(setup, trust_remote_code=trust_remote_code) as (script, environment):
+        found = plan_script(
+            script, job.machine, gpus=job.gpus, environment=environment, also=also, limit_s=limit_s, said=said,
+            ram_is_given=ram_is_given,
+        )  # fmt: skip
+    name = str(setup.get("model.name", setup.preset))
+    own, *traced = (replace(each, run_seconds=None) for each in (found.own, *found.traced))
+    return replace(found, name=name, own=own, traced=tuple(traced))
+
+
+@contextlib.contextmanager
+def _as_script(setup: Setup, *, trust_remote_code: bool) -> Iterator[tuple[UserScript, dict[str, str]]]:
+    """What trains as the setup does, with rows that mean nothing; and its variables."""
+    job = setup.sized_job
+    sizes = {
+        "per_device_train_batch_size": job.micro_batch_size,
+        "gradient_accumulation_steps": job.accumulation,
+    }
+    for name, value in sizes.items():
+        setup = setup.put(f"arguments.{name}", value, "asked for")
+    request = TraceRequest(setup, job.sequence_length, trust_remote_code=trust_remote_code)
+    rows = _ROWS * job.micro_batch_size * job.accumulation * job.gpus
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "setup.json"
+        path.write_text(json.dumps({"request": request.to_json(), "rows": rows}))
+        script = UserScript(SETUP, is_module=True, arguments=(str(path),))
+        yield script, {**os.environ, **{name: str(each) for name, each in setup.section("environment").items()}}
 
 
 def plan_script(
@@ -56,35 +114,130 @@ def plan_script(
     Raises:
         InputError, ScriptFailed: the script as it stands cannot be predicted; as `predict_script`.
     """
-    if machine.gpu is None:
+    (found,) = plan_gpus(
+        script, [machine], gpus=gpus, environment=environment, also=also, limit_s=limit_s, said=said,
+        ram_is_given=ram_is_given,
+    )  # fmt: skip
+    return found
+
+
+def plan_gpus(
+    script: UserScript,
+    machines: Sequence[Machine],
+    *,
+    gpus: int = 1,
+    environment: Mapping[str, str] | None = None,
+    also: tuple[str, ...] = (),
+    limit_s: float = LIMIT_S,
+    said: Callable[[Judged], None] = lambda _: None,
+    ram_is_given: bool = False,
+) -> tuple[Plan, ...]:
+    """A plan for each machine, in their order. GPUs of one compute capability share traces.
+
+    Args:
+        script, gpus, environment, also, said, ram_is_given: as of `plan_script`.
+        machines: with the GPUs that are compared.
+        limit_s: for each of them.
+
+    Raises:
+        InputError, ScriptFailed: as `plan_script`.
+    """
+    if any(machine.gpu is None for machine in machines):
         raise InputError("no GPU here and none named: --gpu NAME or --gpu 16GB")
     environment = dict(os.environ if environment is None else environment)
-    with ExitStack() as stack:
-        traces = stack.enter_context(ScriptTraces(script, machine, environment, gpus=gpus))
-        pool = stack.enter_context(_pool())
+    found: dict[int, Plan] = {}
+    with _pool() as pool:
+        for _, group in itertools.groupby(
+            sorted(range(len(machines)), key=lambda at: _kind(machines[at])), key=lambda at: _kind(machines[at])
+        ):
+            numbers = list(group)
+            largest = max(
+                (machines[at] for at in numbers), key=lambda each: each.gpu.capacity_bytes if each.gpu else 0
+            )
+            with ScriptTraces(script, largest, environment, gpus=gpus) as traces:
+                traces.start()
+                for at in numbers:
+                    pricing = Pricing.of(machines[at])
+                    judge = _Judge(traces, pool, script, machines[at], gpus, environment, pricing, ram_is_given)
+                    found[at] = _planned(judge, also, limit_s, said)
+                    if found[at].stopped_by_hand:
+                        return tuple(found[each] for each in sorted(found))
+    return tuple(found[at] for at in range(len(machines)))
+
+
+def _kind(machine: Machine) -> tuple[float, bool]:
+    """What decides which kernels run."""
+    assert machine.gpu is not None
+    return machine.gpu.capability or 0.0, machine.gpu.bf16
+
+
+def nearest_that_fits(
+    script: UserScript,
+    machine: Machine,
+    *,
+    gpus: int = 1,
+    environment: Mapping[str, str] | None = None,
+    limit_s: float = LIMIT_S,
+    ram_is_given: bool = False,
+) -> Judged | None:
+    """The setup of the same batch that fits with the fewest changes, traced; None: none was found.
+
+    Args:
+        script, machine, gpus, environment, ram_is_given: as of `plan_script`.
+        limit_s: after how many seconds nothing more is begun.
+
+    Raises:
+        InputError, ScriptFailed: as `plan_script`.
+    """
+    environment = dict(os.environ if environment is None else environment)
+    with _pool() as pool, ScriptTraces(script, machine, environment, gpus=gpus) as traces:
         traces.start()
         judge = _Judge(traces, pool, script, machine, gpus, environment, Pricing.of(machine), ram_is_given)
-        as_it_is = judge.own()
-        facts = as_it_is.facts
-        assert facts is not None
-        left_out: LeftOut = {}
-        ways = choices_for(facts, machine, gpus=gpus, left_out=left_out, also=also)
-        search = Search(judge, as_it_is.candidate, ways, of_batch(facts), said, limit_s)
-        search.judged[as_it_is.candidate] = as_it_is
-        said(as_it_is)
-        search.run()
+        return _search(judge, (), limit_s, lambda _: None)[0].nearest()
+
+
+def nearest_of_setup(setup: Setup, *, trust_remote_code: bool = False) -> Judged | None:
+    """As `nearest_that_fits`, of what a setup comes to.
+
+    Raises:
+        InputError: it cannot be predicted.
+    """
+    job = setup.sized_job
+    with _as_script(setup, trust_remote_code=trust_remote_code) as (script, environment):
+        return nearest_that_fits(script, job.machine, gpus=job.gpus, environment=environment, ram_is_given=True)
+
+
+def _search(
+    judge: _Judge, also: tuple[str, ...], limit_s: float, said: Callable[[Judged], None]
+) -> tuple[Search, Judged, LeftOut]:
+    """(a search that has not begun, the script as it stands, what no candidate has)."""
+    as_it_is = judge.own()
+    facts = as_it_is.facts
+    assert facts is not None
+    left_out: LeftOut = {}
+    ways = choices_for(facts, judge.machine, judge.environment, gpus=judge.gpus, left_out=left_out, also=also)
+    search = Search(judge, as_it_is.candidate, ways, of_batch(facts), said, limit_s)
+    search.judged[as_it_is.candidate] = as_it_is
+    return search, as_it_is, left_out
+
+
+def _planned(judge: _Judge, also: tuple[str, ...], limit_s: float, said: Callable[[Judged], None]) -> Plan:
+    search, as_it_is, left_out = _search(judge, also, limit_s, said)
+    said(as_it_is)
+    search.run()
     own = as_it_is.candidate
     return Plan(
-        name=name_of(script),
-        machine=machine,
-        gpus=gpus,
+        name=name_of(judge.script),
+        machine=judge.machine,
+        gpus=judge.gpus,
         own=as_it_is,
         traced=tuple(search.judged.values()),
         excluded=dict(search.excluded),
         left_out=left_out,
-        sequences=own.micro_batch_size * own.accumulation * gpus,
+        sequences=own.micro_batch_size * own.accumulation * judge.gpus,
         stopped=search.stopped,
-        notes=traces.notes,
+        stopped_by_hand=search.stopped_by_hand,
+        notes=judge.traces.notes,
     )
 
 
@@ -115,7 +268,7 @@ class _Judge:
         try:
             found = self._judged(candidate, replace(candidate.overrides, environment={}))
         except ScriptFailed as error:
-            return Judged(candidate, why=f"the script fails with it: {error}")
+            return Judged(candidate, why=f"the script fails with it: {error}", details=error.text)
         except InputError as error:
             return Judged(candidate, why=str(error))
         steps = (found.facts or {}).get("steps")
@@ -148,8 +301,9 @@ def _of_trace(
     content = json.loads(traced.path.read_text()) if traced.path is not None else None
     ran = RanScript(checked(script, content, traced.why or None), device, notes)
     prediction, _training = predicted_training(
-        ran, script, machine, gpus=gpus, nodes=1, environment=environment, ram_is_given=ram_is_given
-    )
+        ran, script, machine, gpus=gpus, nodes=1, environment=environment, ram_is_given=ram_is_given,
+        enough_bytes=usable_bytes(machine),
+    )  # fmt: skip
     about = ran.content["about"]
     found = judged(candidate, prediction, machine, facts=about["plan"])
     work = ran.content["trace"].get("work")

@@ -18,7 +18,6 @@ from hf_memkit.gpu_rates import GpuRates, rates_of
 from hf_memkit.hardware import Gpu, Machine
 from hf_memkit.host_rates import HostRates, assumed_host, measured_host
 from hf_memkit.models import ModelFacts
-from hf_memkit.plan.candidate import Candidate
 from hf_memkit.plan.judged import Judged
 from hf_memkit.prediction.from_script import shapes
 from hf_memkit.prediction.step_time import StepTime, step_time
@@ -35,6 +34,13 @@ _ADAM_BYTES: Final = 30
 """Bytes of the GPU's memory that a fused step of Adam over master weights moves for each parameter: gradient (4 read),
 master weight and two moments (4 read and 4 written each), the 16-bit weight (2 written). deepspeed 0.19.8:
 ops/adam/fused_adam.py, on fp32 gradients."""
+
+_PAGED_BYTES: Final = 2
+"""Of a parameter's states in bitsandbytes' 8-bit AdamW: two moments."""
+
+_DESKTOP_CORES: Final = 16
+_SERVER_CORES: Final = 64
+"""Of a host that is not here; assumed."""
 
 _SAVE_S: Final = 1.0
 """Of a save, beside its bytes; assumed."""
@@ -63,7 +69,7 @@ class Pricing:
         """For a machine with this GPU."""
         gpu = machine.gpu
         assert gpu is not None
-        host = measured_host() if gpu.here else assumed_host(machine.cpu_count)
+        host = measured_host() if gpu.here else assumed_host(_SERVER_CORES if _in_servers(gpu) else _DESKTOP_CORES)
         rates = rates_of(gpu.name)
         if rates is not None and gpu.capability is not None:
             return cls(rates, gpu.capability, "", host, factors)
@@ -72,6 +78,11 @@ class Pricing:
             return cls(None, gpu.capability or 8.0, "", host, factors)
         said = f"times are those of {name}: nothing is known of how fast {gpu.name} is; name the GPU (--gpu NAME)"
         return cls(rates_of(name), CARDS[name].capability, said, host, factors)
+
+
+def _in_servers(gpu: Gpu) -> bool:
+    """Whether it is one with HBM, which no desktop has; "A100 80GB", "H200", "B200" …"""
+    return gpu.name.removeprefix("NVIDIA ").startswith(("A100", "H100", "H200", "B200", "GH200", "P100", "V100"))
 
 
 def _like(gpu: Gpu) -> str | None:
@@ -109,8 +120,10 @@ def priced(
         )  # fmt: skip
     except ValueError:
         return judged
-    forward_s = step.by_phase.get("forward", 0.0) / accumulation
-    step = _with_others(step, about, judged.candidate, pricing, gpus=gpus, accumulation=accumulation)
+    forward_s = step.forward_s
+    step = _with_paging(
+        _with_others(step, about, pricing, gpus=gpus, accumulation=accumulation), judged, about, pricing
+    )
     if pricing.stands_for:
         step = replace(step, rests_on=(pricing.stands_for, *step.rests_on))
     tokens = about["tokens"].get(kind)
@@ -122,15 +135,30 @@ def priced(
     )
 
 
+def _with_paging(step: StepTime, judged: Judged, about: Mapping[str, Any], pricing: Pricing) -> StepTime:
+    """With what CUDA moves of a paged optimizer's states, of two moments in 8 bits: nothing where the GPU has room for
+    all of them, in and out of it where it has none."""
+    assert pricing.rates is not None
+    if not str(about["plan"]["arguments"].get("optim")).startswith("paged_"):
+        return step
+    states = _PAGED_BYTES * sum(about["plan"]["trained_sizes"])
+    room = max(0, judged.usable_bytes - judged.needs_bytes)
+    there_and_back = 2 * states / (pricing.rates.pcie_gb_per_s.value * GB)
+    moved = there_and_back * max(0.0, 1 - room / max(1, states))
+    low, middle, high = step.seconds
+    said = f"paged optimizer: {moved:.3g} s a step to move its states over PCIe"
+    return replace(step, seconds=(low, middle + moved, high + 2 * there_and_back), rests_on=(*step.rests_on, said))
+
+
 def _with_others(
-    step: StepTime, about: Mapping[str, Any], candidate: Candidate, pricing: Pricing, *, gpus: int, accumulation: int
+    step: StepTime, about: Mapping[str, Any], pricing: Pricing, *, gpus: int, accumulation: int
 ) -> StepTime:
     """With what passes between GPUs, host and disk."""
     engine, facts = about.get("deepspeed"), about["plan"]
     if gpus == 1 and engine is None:
         return step
     assert pricing.rates is not None
-    unknown, optimizer_s = step.unknown, step.by_phase.get("optimizer", 0.0)
+    unknown, optimizer_s = step.unknown, step.optimizer_s
     model, frozen = _models(facts)
     rest = [each - optimizer_s for each in step.seconds]  # the optimizer's is in the costs
     if engine is None:
@@ -146,8 +174,8 @@ def _with_others(
         optimizer_s = _ADAM_BYTES * model.parameters / (pricing.rates.achievable_memory_gb_per_s.value * GB)
     if traffic is None:
         return replace(step, unknown=(*unknown, "DeepSpeed with this JSON"))
-    forward_s, backward_s = (step.by_phase.get(phase, 0.0) / accumulation for phase in ("forward", "backward"))
-    cost = step_cost(traffic, TracedSeconds(forward_s, backward_s, optimizer_s), pricing.rates, pricing.host)
+    traced = TracedSeconds(step.forward_s, step.backward_s, optimizer_s)
+    cost = step_cost(traffic, traced, pricing.rates, pricing.host)
     beside = cost.exposed
     seconds = (rest[0] + beside.low, rest[1] + beside.middle, rest[2] + beside.high)
     long = [row for row in cost.rows if row.exposed.middle > 0.01 * seconds[1]]

@@ -10,7 +10,6 @@ was excluded, and by what.
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,6 +50,7 @@ class Search:
         judged: what was traced, in order.
         excluded: what was not, with the candidate that excludes it.
         stopped: whether the limit, or Ctrl-C, ended it.
+        stopped_by_hand: whether Ctrl-C did.
     """
 
     judge: Callable[[Candidate], Judged]
@@ -62,6 +62,7 @@ class Search:
     judged: dict[Candidate, Judged] = field(default_factory=dict)
     excluded: dict[Candidate, str] = field(default_factory=dict)
     stopped: bool = False
+    stopped_by_hand: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _until: float = 0.0
 
@@ -83,48 +84,86 @@ class Search:
                     pool.shutdown(cancel_futures=True)
                     raise
         except KeyboardInterrupt:
-            self.stopped = True
+            self.stopped = self.stopped_by_hand = True
+
+    def nearest(self) -> Judged | None:
+        """The first that fits, with as few changes as can be: a smaller micro-batch, then what frees most, then 8-bit
+        states or an engine beside it. The largest micro-batch of that."""
+        self._until = time.monotonic() + self.limit_s
+        losses, checkpointing = self.ways.get("loss", [None]), self.ways.get("checkpointing", [None])
+        more = [each for slot in ("small optimizer", "engine") for each in self.ways.get(slot, []) if each is not None]
+        lean = _way(losses[-1], checkpointing[-1])
+        ways = list(dict.fromkeys([(), _way(checkpointing[-1]), lean, *(_way(*lean, each) for each in more)]))
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for begin in range(0, len(ways), AT_ONCE):
+                wave = ways[begin : begin + AT_ONCE]
+                list(pool.map(self._largest_that_fits, wave))
+                for choices in wave:
+                    fitting = [each for each in self.judged.values() if each.fits and self._is(each, choices)]
+                    if fitting:
+                        return max(fitting, key=lambda each: each.candidate.micro_batch_size)
+        return None
 
     # ---- which ways to train ----
 
     def _waves(self) -> Iterator[list[tuple[Choice, ...]]]:
-        """Ways that can be judged beside one another; what comes first says whether the next is worth it."""
-        quick = [slot for slot in ("attention", "optimizer") if slot in self.ways]
-        free = tuple(choice for slot in quick if (choice := self.ways[slot][0]) is not None)
+        """Ways that can be judged beside one another; what comes first says whether the next is worth it. The leanest
+        comes first: where that does not fit, nothing does that needs more."""
         losses, checkpointing = self.ways.get("loss", [None]), self.ways.get("checkpointing", [None])
-        yield [_way(free, loss, saved) for loss in losses for saved in (checkpointing[0], checkpointing[-1])]
-        if len(checkpointing) > 2 and not self._all_fit():
-            yield [_way(free, loss, saved) for loss in losses for saved in checkpointing[1:-1]]
-        best_loss = losses[-1]
-        small = [each for each in self.ways.get("small optimizer", []) if each is not None]
-        precise = [each for each in self.ways.get("precision", []) if each is not None]
-        near = [
-            _way(free, best_loss, saved, each) for each in (*small[:1], *precise) for saved in _ends(checkpointing)
-        ]
-        if near:
-            yield near
-        engines = [each for each in self.ways.get("engine", []) if each is not None]
-        if engines:
-            without = tuple(each for each in free if each.slot != "optimizer")
-            yield [_way(without, best_loss, checkpointing[-1], each) for each in engines]
-        if small[1:] and not self._anything_fits():
-            yield [_way(free, best_loss, checkpointing[-1], each) for each in small[1:]]
-        methods = [each for each in self.ways.get("method", []) if each is not None]
-        if methods:
-            yield [_way(free, best_loss, saved, each) for each in methods for saved in _ends(checkpointing)]
+        free = tuple(self.ways[slot][0] for slot in ("attention", "optimizer") if self.ways.get(slot))
+        small, precise, engines, methods = (
+            [each for each in self.ways.get(slot, []) if each is not None]
+            for slot in ("small optimizer", "precision", "engine", "method")
+        )
+        lean, quick = (losses[-1], checkpointing[-1]), (losses[-1], checkpointing[0])
+        plain = [_way(*free, loss, saved) for loss in losses for saved in checkpointing]
+        near = [_way(*free, losses[-1], saved, each) for each in (*small[:1], *precise) for saved in checkpointing]
+        leanest, leanest_near = _way(*free, *lean), _way(*free, *lean, *small[:1])
+        yield list(dict.fromkeys([leanest, leanest_near]))
+        if self._fits_with(leanest):
+            yield [
+                _way(*free, *quick),
+                *(_way(*free, loss, saved) for loss in losses[:-1] for saved in _ends(checkpointing)),
+            ]
+            if not self._all_fit():
+                yield [_way(*free, losses[-1], saved) for saved in checkpointing[1:-1]]
+        else:
+            self._exclude_ways(plain, leanest)
+        if self._fits_with(leanest_near):
+            yield [_way(*free, *quick, *small[:1]), *(_way(*free, *quick, each) for each in precise)]
+        else:
+            self._exclude_ways(near, leanest_near)
+        if not self._fits_with(leanest):
+            yield [_way(*lean, each) for each in engines]
+            yield [_way(*free, *lean, each) for each in small[1:]]
+        else:
+            yield [_way(*lean, each) for each in engines[:AT_ONCE]]
+        yield [_way(*free, losses[-1], saved, each) for each in methods for saved in _ends(checkpointing)]
+
+    def _fits_with(self, choices: tuple[Choice, ...]) -> bool:
+        return any(each.fits for each in self.judged.values() if self._is(each, choices))
+
+    @staticmethod
+    def _is(judged: Judged, choices: tuple[Choice, ...]) -> bool:
+        return judged.candidate.without("allocator") == choices
+
+    def _exclude_ways(self, ways: Sequence[tuple[Choice, ...]], leanest: tuple[Choice, ...]) -> None:
+        """What needs at least as much as a way that fits with no micro-batch."""
+        judged = [each for each in self.judged.values() if self._is(each, leanest) and each.prediction]
+        least = min(judged, key=lambda each: each.needs_bytes, default=None)
+        if least is not None:
+            for choices in ways:
+                for size in self._sizes():
+                    self._exclude(self.candidate(size, choices), least)
 
     def _all_fit(self) -> bool:
         """Whether the whole batch fits in one pass without anything that costs time."""
         sequences = self.own.micro_batch_size * self.own.accumulation
+        fitting = [each.candidate for each in self.judged.values() if each.fits]
         return any(
-            each.fits
-            and each.candidate.micro_batch_size == sequences
-            and not any(c.costs_time for c in each.candidate.choices)
-            for each in self.judged.values()
+            each.micro_batch_size == sequences and not any(choice.costs_time for choice in each.choices)
+            for each in fitting
         )
-
-    def _anything_fits(self) -> bool:
-        return any(each.fits for each in self.judged.values())
 
     # ---- of one way, the micro-batch ----
 
@@ -146,6 +185,8 @@ class Search:
 
         def fits(at: int) -> Judged | None:
             found = self._judged(self.candidate(sizes[at], choices))
+            if found is not None and not found.fits:
+                found = self._with_segments(found)
             if found is not None and not found.fits:
                 for larger in sizes[:at]:
                     self._exclude(self.candidate(larger, choices), found)
@@ -171,6 +212,19 @@ class Search:
                 fitting = at
             else:
                 too_large = at
+
+    def _with_segments(self, judged: Judged) -> Judged:
+        """With another setting of the allocator, where it is what the allocator reserves beyond its need that does not
+        fit: the trace is the same."""
+        found = judged.prediction
+        allocator = next((each for each in self.ways.get("allocator", []) if each is not None), None)
+        if found is None or allocator is None:
+            return judged
+        if found.peak_allocated_bytes + found.outside_allocator_bytes > judged.usable_bytes:
+            return judged
+        candidate = judged.candidate
+        other = self._judged(self.candidate(candidate.micro_batch_size, (*candidate.choices, allocator)))
+        return other if other is not None and other.fits else judged
 
     @staticmethod
     def _guess(sizes: Sequence[int], needs: Mapping[int, int], too_large: int, fitting: int, usable: int) -> int:
@@ -215,9 +269,8 @@ class Search:
                 self.excluded[candidate] = by.candidate.name
 
 
-def _way(*choices: Choice | tuple[Choice, ...] | None) -> tuple[Choice, ...]:
-    flat = itertools.chain.from_iterable(each if isinstance(each, tuple) else (each,) for each in choices)
-    found = [each for each in flat if each is not None]
+def _way(*choices: Choice | None) -> tuple[Choice, ...]:
+    found = [each for each in choices if each is not None]
     slots = {each.slot: each for each in found}  # a later choice takes the place of an earlier one
     if "small optimizer" in slots or "engine" in slots or "method" in slots:
         slots.pop("optimizer", None)

@@ -1,7 +1,7 @@
 """Traces of one script with other arguments: what it does before it makes its Trainer is done once.
 
 ```
-ScriptTraces ── fields that nobody has read ──> a fork of the script that waits (child/forks.py)
+ScriptTraces ── what nothing has acted on ──> a fork of the script that waits (child/forks.py)
              └─ all others ───────────────────> the script from its first line, with the settings in place of its own
 ```
 """
@@ -72,7 +72,8 @@ class ScriptTraces:
         self._one_fresh = threading.Lock()
         self._numbers = iter(range(1_000_000))
         self._number = threading.Lock()
-        self._done: dict[str, Traced] = {}
+        self._done: dict[str, Future[Traced]] = {}
+        self._asking = threading.Lock()
         self.device: Device = "cuda"
         self.notes: tuple[str, ...] = ()
 
@@ -114,25 +115,30 @@ class ScriptTraces:
     def of(self, overrides: Overrides) -> Traced:
         """The trace of the script with these settings in the place of its own; each is made once."""
         key = json.dumps(overrides.to_json(), sort_keys=True)
-        if key not in self._done:
-            self._done[key] = self._traced(overrides)
-        return self._done[key]
+        with self._asking:
+            begins = key not in self._done
+            done = self._done.setdefault(key, Future())
+        if begins:
+            try:
+                done.set_result(self._traced(overrides))
+            except BaseException as error:
+                done.set_exception(error)
+        return done.result()
 
     def _traced(self, overrides: Overrides) -> Traced:
         fields = dict(overrides.arguments)
         if not overrides.model:
             for name in (_LATE, _EARLY):
                 waiting = self._waiting.get(name)
-                if waiting is not None and not waiting.reads & set(fields):
-                    found = waiting.ask(fields, self._result())
-                    if found is not None:
-                        return found
+                found = waiting.ask(fields, self._result()) if waiting is not None else None
+                if found is not None:
+                    return found
         return self._from_its_first_line(overrides)
 
     def _from_its_first_line(self, overrides: Overrides) -> Traced:
         with self._one_fresh:
             if self._fresh is None:
-                self._fresh = Worker(open_files=())
+                self._fresh = Worker()
             request = replace(self._request(), device=self.device, overrides=overrides.to_json())
             content, why = asked(self._fresh, request)
         if content is None:
@@ -160,31 +166,34 @@ class _Waiting:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(str(path))
         self._lines: IO[bytes] = self._socket.makefile("rb")
-        self.reads: set[str] = set(json.loads(self._lines.readline())["reads"])
         self._lock = threading.Lock()
-        self._answers: dict[str, Future[str | None]] = {}
+        self._answers: dict[str, Future[Mapping[str, Any]]] = {}
         threading.Thread(target=self._listen, daemon=True).start()
 
     def ask(self, fields: Mapping[str, Any], result: Path) -> Traced | None:
-        """The trace with these fields; None: the process that waits is gone."""
-        answer: Future[str | None] = Future()
+        """The trace with these fields; None: it is too late for them, or the process that waits is gone."""
+        answer: Future[Mapping[str, Any]] = Future()
+        request = {"fields": fields, "result": str(result), "quiet": bool(fields)}
         with self._lock:
             self._answers[str(result)] = answer
             try:
-                self._socket.sendall(json.dumps({"fields": fields, "result": str(result)}).encode() + b"\n")
+                self._socket.sendall(json.dumps(request).encode() + b"\n")
             except OSError:
                 return None
         try:
-            why = answer.result()
+            ended = answer.result()
         except ConnectionError:
             return None
+        if ended.get("too_late"):
+            return None
+        why = ended["why"]
         return Traced(result if result.exists() else None, why or "")
 
     def _listen(self) -> None:
         with contextlib.suppress(OSError, ValueError):
             for line in self._lines:
                 answer = json.loads(line)
-                self._answers.pop(answer["result"]).set_result(answer["why"])
+                self._answers.pop(answer["result"]).set_result(answer)
         with self._lock:
             for each in self._answers.values():
                 each.set_exception(ConnectionError())

@@ -208,8 +208,10 @@ def predicted_training(
     environment: Mapping[str, str],
     other: Environment | None = None,
     ram_is_given: bool = False,
+    enough_bytes: int | None = None,
 ) -> tuple[Prediction, ScriptTraining]:
-    """What follows from the trace of a script that has run; arguments as of `predict_script_training`."""
+    """What follows from the trace of a script that has run; arguments as of `predict_script_training` and
+    `from_trace`."""
     trace, about = Trace.from_json(ran.content["trace"]), ran.content["about"]
     notes = [*ran.notes, *about["notes"]]
     if machine.gpu is None:
@@ -225,7 +227,7 @@ def predicted_training(
     def of_part(trace: Trace, notes: list[str]) -> Prediction:
         alone = from_trace(
             trace, ran.device, setup, setup.sized_job, ledger, notes, trainer=trained,
-            libraries=other.libraries if other is not None else None,
+            libraries=other.libraries if other is not None else None, enough_bytes=enough_bytes,
         )  # fmt: skip
         return with_vllm(alone, about.get("vllm"), machine)
 

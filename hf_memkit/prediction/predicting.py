@@ -207,6 +207,7 @@ def from_trace(
     *,
     trainer: str,
     libraries: Mapping[str, str] | None = None,
+    enough_bytes: int | None = None,
 ) -> Prediction:
     """A trace, put through the allocator and judged.
 
@@ -219,6 +220,8 @@ def from_trace(
         notes: what is to be said beside it; more is added.
         trainer: what trained, in words.
         libraries: versions of torch and transformers that made the trace; None: those of this process.
+        enough_bytes: where what is allocated, and what lies outside, takes more than so many bytes, no more is asked
+            of the allocator: what it reserves is then one figure, and the smallest cap what is allocated.
     """
     split = is_split(setup)
     if split:
@@ -251,8 +254,13 @@ def from_trace(
     alone = plain if order == "segment" else replay(trace, settings, card_bytes=card, order=order)
     if setup.get("arguments.predict_with_generate") and "evaluate" in alone.allocated_by_phase:
         notes.append("evaluations generate: counted as if every answer were as long as it may be")
-    cap = smallest_cap(trace, settings, card_bytes=card, without_cap=plain)
-    low, high = reserved_interval(trace, settings, card_bytes=card, smallest_cap_bytes=cap, without_cap=plain)
+    outside = gpu.context_bytes if gpu is not None else 0
+    if enough_bytes is not None and alone.peak_allocated_bytes + outside > enough_bytes:
+        cap = alone.peak_allocated_bytes
+        low = high = plain.peak_reserved_bytes
+    else:
+        cap = smallest_cap(trace, settings, card_bytes=card, without_cap=plain)
+        low, high = reserved_interval(trace, settings, card_bytes=card, smallest_cap_bytes=cap, without_cap=plain)
     peak = trace.peak()
     rests_on = f"two optimizer steps of {trainer} on {_ON[device]}"
     if split:
@@ -260,7 +268,7 @@ def from_trace(
     return Prediction(
         peak_allocated_bytes=alone.peak_allocated_bytes,
         peak_reserved_bytes=(low, max(high, alone.peak_reserved_bytes)),  # the phases' own is among them
-        outside_allocator_bytes=gpu.context_bytes if gpu is not None else 0,
+        outside_allocator_bytes=outside,
         smallest_cap_bytes=cap,
         phases={
             phase: (allocated, alone.reserved_by_phase[phase]) for phase, allocated in alone.allocated_by_phase.items()

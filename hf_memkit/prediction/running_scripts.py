@@ -27,7 +27,7 @@ from hf_memkit.prediction.worker import Worker
 from hf_memkit.user_script import UserScript
 
 __all__ = [
-    "LIVE", "RanScript", "asked", "checked", "device_of", "is_live", "name_of", "own_worker", "ran_script",
+    "LIVE", "SETUP", "RanScript", "asked", "checked", "device_of", "is_live", "name_of", "own_worker", "ran_script",
     "refuse_unreadable", "script_request",
 ]  # fmt: skip
 
@@ -36,15 +36,19 @@ LIVE: Final = "hf_memkit.prediction.child.live_trainer"
 """The module that is run in the place of a script where objects of a process are predicted."""
 
 
+SETUP: Final = "hf_memkit.prediction.child.setup_trainer"
+"""The module that is run where a setup goes the way of scripts."""
+
+
 def is_live(script: UserScript) -> bool:
-    """Whether it stands for objects of this process (`from_trainer.py`)."""
-    return script.target == LIVE
+    """Whether it stands for objects of this process (`from_trainer.py`), or for a setup."""
+    return script.target in (LIVE, SETUP)
 
 
 def name_of(script: UserScript) -> str:
     """`"train.py"` or `"-m trl.scripts.sft"`: what a script is called in sentences."""
     if is_live(script):
-        return "this Trainer"
+        return "this Trainer" if script.target == LIVE else "this setup"
     return str(script) if script.is_module else Path(script.target).resolve().name
 
 

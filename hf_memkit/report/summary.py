@@ -58,6 +58,7 @@ class Summary:
         host: `rss_gib` (highest), `available_gib` (lowest), `total_gib`, `pinned_gib`, `disk_swap_gib` (highest).
         steps: how many were recorded.
         step_time_ms: their median.
+        predicted_step_time_ms: low, middle and high, or one figure; empty: not predicted.
         retries: how often the allocator had to give its cache back to go on.
         predicted: rows of (what, predicted, measured), GiB; a range is the text `low–high`.
     """
@@ -78,6 +79,7 @@ class Summary:
     host: dict[str, float]
     steps: int
     step_time_ms: float | None
+    predicted_step_time_ms: tuple[float, ...]
     retries: int
     predicted: tuple[Compared, ...]
 
@@ -163,6 +165,7 @@ def _of_rank(rank: RankRun) -> Summary:
     categories = _by_category(looked_at.get("categories", {}))
     times = [record["step_time_ms"] for record in rank.steps if "step_time_ms" in record]
     phases = _phases(rank)
+    expected = rank.run.get("prediction", {}).get("step_time_ms")
     return Summary(
         rank=rank.rank,
         capacity_gib=capacity,
@@ -180,6 +183,7 @@ def _of_rank(rank: RankRun) -> Summary:
         host=_host(records, hardware),
         steps=sum(record.get("steps") or 1 for record in rank.steps),
         step_time_ms=statistics.median(times) if times else None,
+        predicted_step_time_ms=tuple(expected if isinstance(expected, list) else [expected] if expected else []),
         retries=_retries(rank),
         predicted=tuple(
             compared(rank.run.get("prediction") or {}, peak.gib if peak else None, reserved, phases, categories)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 from hf_memkit.report.load import Run
@@ -62,7 +62,8 @@ def course(run: Run, summary: Summary) -> str:
     if summary.step_time_ms is not None:
         if run.ending.kind == "out of memory" and out_of_memory(run):
             parts = []  # the verdict above has said it
-        parts.append(f"A step took {_time(summary.step_time_ms)} (median).")
+        predicted = f", {_predicted_time(summary.predicted_step_time_ms)}" if summary.predicted_step_time_ms else ""
+        parts.append(f"A step took {_time(summary.step_time_ms)} (median){predicted}.")
     return " ".join(parts)
 
 
@@ -235,6 +236,12 @@ def _count(steps: int) -> str:
 
 def _millions(count: int) -> str:
     return f"{count / 1e6:,.0f} M" if count >= 1e7 else f"{count / 1e6:.2f} M" if count >= 1e5 else f"{count:,}"
+
+
+def _predicted_time(ms: Sequence[float]) -> str:
+    """`1,200 ms predicted (900 ms–1,600 ms)` of low, middle and high."""
+    middle = f"{_time(sorted(ms)[len(ms) // 2])} predicted"
+    return f"{middle} ({_time(min(ms))}–{_time(max(ms))})" if len(ms) > 1 else middle
 
 
 def _time(ms: float) -> str:

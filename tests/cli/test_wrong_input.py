@@ -14,6 +14,7 @@ from hf_memkit.cli import main
 
 PREDICT = "predict --model gpt2"
 RECIPE = "recipe gpt2-on-16gb"
+PLAN = "plan code.py"
 WRONG: dict[str, tuple[str, ...]] = {
     "predict": ("--model", "memkit predict --model gpt2-xl"),
     "predict gpt2": ("after --model", "memkit predict --help"),
@@ -27,6 +28,32 @@ WRONG: dict[str, tuple[str, ...]] = {
     "predict train.py --learning_rate 1e-5": ("stands behind --", "memkit predict --help"),
     "predict --model": ("memkit predict --help",),
     "predict --no-such-option": ("memkit predict --help",),
+    "plan": ("nothing to plan", "memkit plan train.py --gpu NAME"),
+    "plan train.py --gpu T4": ("train.py: there is no such file",),
+    "plan -m no_such.module --gpu T4": ("-m no_such.module: there is no module 'no_such'",),
+    "plan -m --gpu T4": ("write the name of the module",),
+    f"{PLAN} --gpu A100": ("'A100 40GB' or 'A100 80GB'",),
+    f"{PLAN} --gpu T4 --gpus 0": ("--gpus", "memkit plan --help"),
+    f"{PLAN} --gpu T4 --limit nan": ("--limit",),
+    f"{PLAN} --gpu T4 --limit -1": ("--limit", "memkit plan --help"),
+    f"{PLAN} --gpu T4 --ram 32": ("32GB?",),
+    f"{PLAN} --gpu T4 --also lomoo": ("--also lomoo: is no optimizer", "'lomo'?"),
+    f"{PLAN} --gpu T4 --short --json": ("--short, --json",),
+    f"{PLAN} --gpu T4 --learning_rate 1": ("stands behind --", "memkit plan --help"),
+    f"{PLAN} --gpu T4 --gpus-to-compare T4,L4": ("--gpu T4: not with --gpus-to-compare",),
+    f"{PLAN} --gpu-memory 16GB --gpus-to-compare T4 --write p.yaml": (
+        "--gpu-memory 16GB: not",
+        "--write p.yaml: a plan",
+    ),
+    f"{PLAN} --gpus-to-compare T4,A100,T5": ("'A100 40GB'", "T5"),
+    f"{PLAN} --gpus-to-compare T4,t4": ("t4: is named twice",),
+    f"{PLAN} --gpus-to-compare ,": ("names no GPU",),
+    f"{PLAN} --price T4=1": ("--price T4=1: of which GPU?", "--gpus-to-compare"),
+    f"{PLAN} --gpu T4 --price 0.3": ("--price 0.3: write NAME=NUMBER",),
+    f"{PLAN} --gpus-to-compare T4,L4 --price T4=free,A10=1": ("free is no price", "A10 is not planned for"),
+    f"{PLAN} --gpu T4 --write notes.txt": ("--write notes.txt: exists", "no plan of memkit's"),
+    f"{PLAN} --gpu T4 --write none/plan.yaml": ("--write none/plan.yaml: there is no folder",),
+    f"{PLAN} --gpu T4 --html notes.txt": ("not a page that memkit wrote",),
     "predct": ("predict", "memkit --help"),
     "preset show lean --gpu": ("memkit preset show --help",),
     f"{PREDICT} --gpu A100": ("'A100 40GB' or 'A100 80GB'",),
@@ -97,6 +124,7 @@ for line in sys.stdin:
 def test_wrong_commands_are_answered_before_torch_or_a_process(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{oops\n')
     (tmp_path / "notes.txt").write_text("some text")
+    (tmp_path / "code.py").write_text("print('never run')")
     (tmp_path / "notes.yaml").write_text("learning_rate: 1.0e-4\n")
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")])
@@ -112,7 +140,7 @@ def test_wrong_commands_are_answered_before_torch_or_a_process(tmp_path: Path) -
         assert said and all(line.startswith("memkit: error: ") for line in said.splitlines()), said
         assert len(said) < 1000, said
         assert all(part in said for part in WRONG[command]), said
-    assert {path.name for path in tmp_path.iterdir()} == {"bad.jsonl", "notes.txt", "notes.yaml"}
+    assert {path.name for path in tmp_path.iterdir()} == {"bad.jsonl", "code.py", "notes.txt", "notes.yaml"}
 
 
 @pytest.mark.parametrize("verb", [[], ["preset"], ["ds"]])

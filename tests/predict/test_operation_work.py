@@ -179,6 +179,12 @@ def test_an_operation_that_nobody_looked_at_is_unknown() -> None:
     assert (found.kind, found.moved_bytes) == ("unknown", 32)
 
 
+def test_a_decomposition_is_unknown_and_a_norm_is_not() -> None:
+    """Defect: GaLore's decompositions, which take seconds, priced as one reading of the matrix."""
+    assert {each.kind for each in rows(lambda: torch.linalg.svd(ones(4, 4))) if "svd" in each.name} == {"unknown"}
+    assert {each.kind for each in rows(lambda: torch.linalg.vector_norm(ones(4, 4)))} == {"memory"}
+
+
 def test_fp32_products_are_tf32_where_torch_may_round_them() -> None:
     """Defect: TF32 priced as fp32, eight times too slow on an A100."""
     before = torch.backends.cuda.matmul.allow_tf32

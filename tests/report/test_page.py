@@ -4,69 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Page
 
 from hf_memkit.errors import InputError
 from hf_memkit.report import load_run, write_page
 from hf_memkit.report.charts import POINTS, charts, plotly_text
-from hf_memkit.report.page import _json, page
+from hf_memkit.report.document import as_json
+from hf_memkit.report.page import page
 from hf_memkit.report.summary import summarise
+from tests.chromium import CONTRAST, Watched
 from tests.fewer import one_each
 from tests.report import synthetic_records as made
-
-CHROMIUM = "/usr/bin/chromium"
-
-Open = Callable[..., Page]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One for all tests. Where there is none they fail: a page that nobody has seen is not tested."""
-    arguments = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        yield chromium
-        chromium.close()
-
-
-class Watched:
-    """What a page did that it must not."""
-
-    def __init__(self, tab: Page) -> None:
-        self.found: list[str] = []
-        tab.on("dialog", lambda dialog: (self.found.append(f"dialog {dialog.message}"), dialog.dismiss()))
-        tab.on("pageerror", lambda error: self.found.append(f"error {error}"))
-        tab.on("console", lambda message: self.found.append(f"{message.type}: {message.text}"))
-        tab.on("request", lambda request: self.found.append(f"request {request.url[:80]}"))
-
-
-@pytest.fixture
-def show(browser: Browser) -> Iterator[Callable[..., tuple[Page, Watched]]]:
-    """Opens a file as it will be opened; whatever it asks the network for is on its list."""
-    contexts = []
-
-    def show(path: Path, *, width: int = 1400, scheme: str = "light", script: bool = True) -> tuple[Page, Watched]:
-        context = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme=scheme, java_script_enabled=script, offline=True
-        )  # type: ignore[arg-type]
-        contexts.append(context)
-        tab = context.new_page()
-        watched = Watched(tab)
-        tab.goto(path.as_uri())
-        if script:
-            tab.wait_for_selector(".chart .main-svg")
-        assert watched.found[:1] == [f"request {path.as_uri()[:80]}"]
-        watched.found.clear()
-        return tab, watched
-
-    yield show
-    for context in contexts:
-        context.close()
 
 
 @pytest.fixture(scope="module")
@@ -83,33 +36,6 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         made.write(base / name, records)
     made.of_ranks(base / "ranks", 4, 30)
     return {run.name: write_page(load_run(run), run / "page.html") for run in base.iterdir()}
-
-
-CONTRAST = """() => {
-  const parse = (text) => { const n = text.match(/[\\d.]+/g).map(Number); return n.length > 3 ? n : [...n, 1]; };
-  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
-    .map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-  const behind = (element) => {
-    for (let e = element; e; e = e.parentElement) {
-      const colour = parse(getComputedStyle(e).backgroundColor);
-      if (colour[3] > 0.99) return colour;
-    }
-    return [255, 255, 255, 1];
-  };
-  const poor = [];
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (walker.nextNode()) {
-    const element = walker.currentNode.parentElement;
-    if (!walker.currentNode.data.trim() || !element.checkVisibility() || element.closest("script, noscript")) continue;
-    const style = getComputedStyle(element);
-    const text = parse(element.closest("svg") ? style.fill : style.color);
-    const [a, b] = [light(text), light(behind(element))].sort((x, y) => y - x);
-    const ratio = (a + 0.05) / (b + 0.05);
-    if (ratio < 4.5) poor.push([walker.currentNode.data.trim().slice(0, 40), ratio]);
-  }
-  return poor;
-}"""
 
 
 @pytest.mark.parametrize(
@@ -276,7 +202,7 @@ def test_the_policy_forbids_what_escaping_might_miss(
 
 
 def test_data_cannot_end_the_element_that_it_stands_in() -> None:
-    made_json = _json({"</script>": "<!--<script>&"})
+    made_json = as_json({"</script>": "<!--<script>&"})
     assert not set("<>&") & set(made_json) and json.loads(made_json) == {"</script>": "<!--<script>&"}
 
 
@@ -312,7 +238,7 @@ def test_what_memkit_did_not_write_stays(tmp_path: Path) -> None:
     assert write_page(run, path) == path
     write_page(run, path)  # its own it replaces
     assert path.stat().st_mode & 0o777 == 0o644
-    with pytest.raises(InputError, match="cannot be written: No such file"):
+    with pytest.raises(InputError, match="cannot be written: there is no folder"):
         write_page(run, tmp_path / "nowhere" / "page.html")
     with pytest.raises(InputError, match="cannot be written"):
         write_page(run, tmp_path)

@@ -137,6 +137,23 @@ def test_two_ranks_train_as_they_do_without_memkit(
     check_two_ranks(memkit, tmp_path, losses)
 
 
+def test_every_rank_has_the_plan(launch: Launch, tmp_path: Path) -> None:
+    """Finds: a rank that trains with the script's own values, a line by each rank, ranks that are no GPUs."""
+    plan = {"about": {"sequences_a_step": 8, "gpus": 2}, "arguments": {"gradient_accumulation_steps": 2}}
+    (made(tmp_path) / "plan.yaml").write_text(json.dumps(plan))
+    memkit = launch(
+        tmp_path, "torchrun", *MEMKIT, "--plan", "plan.yaml", "--records", "here", "trains.py", "--", "ranks", "out"
+    )
+    assert memkit.code == 0, memkit.err
+    runs = [read_records(tmp_path / "here" / f"memory-rank{rank}.jsonl")[0] for rank in (0, 1)]
+    assert [run["arguments"]["gradient_accumulation_steps"] for run in runs] == [2, 2]
+    assert [line for line in memkit.err.splitlines() if "plan.yaml" in line] == [
+        "memkit: plan.yaml: gradient_accumulation_steps: 1 → 2",
+        "memkit: warning: plan.yaml: made for 8 sequences a step, and the script's own are 2 × 1 × 2 GPUs = 4: with "
+        "the plan another batch is trained than without",
+    ]
+
+
 @pytest.mark.operators
 @pytest.mark.parametrize(
     ("launcher", "how"),

@@ -9,9 +9,9 @@ script … TrainingArguments(…) … from_pretrained(…) … Trainer(…)     
                                                       │ subclass prepares    │ "late": after it
 ```
 
-A request is a line of JSON on a socket, `{"fields": {…}, "result": PATH}`; the answer, when the forked process has
-ended, `{"result": PATH, "why": null | "SIGKILL" …}`. The first line from here says what has been read so far. When the
-other end closes the socket, this process ends, with all that it forked.
+A request is a line of JSON on a socket, `{"fields": {…}, "result": PATH, "quiet": true}`; the answer, when the forked
+process has ended, `{"result": PATH, "why": null | "SIGKILL" …}`, or at once `{"result": PATH, "too_late": true}` where
+something has acted on a field. When the other end closes the socket, this process ends, with all that it forked.
 """
 
 from __future__ import annotations
@@ -69,8 +69,7 @@ class Forks:
         @functools.wraps(plain)
         def init(trainer: Any, *args: Any, **kwargs: Any) -> None:
             if self._asked is None:
-                self._serve(LATE)
-                self._apply(args, kwargs)
+                self._serve(LATE, args, kwargs)
             plain(trainer, *args, **kwargs)
 
         def made(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -78,21 +77,12 @@ class Forks:
                 seen.append(cls)
                 prepares = cls.__init__ is not init  # a subclass, which may prepare data
                 if prepares and self._forked():
-                    self._serve(EARLY)
-                    self._apply(args, kwargs)
+                    self._serve(EARLY, args, kwargs)
             return object.__new__(cls)
 
         vars_of: Any = Trainer
         vars_of.__new__ = staticmethod(made)
         vars_of.__init__ = init
-
-    def _apply(self, args: tuple[Any, ...], kwargs: Fields) -> None:
-        assert self._asked is not None
-        if self._asked:
-            found = next((each for each in (*args, *kwargs.values()) if isinstance(each, TrainingArguments)), None)
-            if found is None:
-                raise TypeError("Trainer is made without TrainingArguments")
-            changed(found, self._asked)
 
     def _forked(self) -> bool:
         """Whether this is the new one of two processes; the other goes on."""
@@ -104,8 +94,9 @@ class Forks:
         _die_with(parent)
         return True
 
-    def _serve(self, name: str) -> None:
-        """Waits for requests. Comes back in a process that was forked for one."""
+    def _serve(self, name: str, args: tuple[Any, ...], kwargs: Fields) -> None:
+        """Waits for requests. Comes back in a process that was forked for one, with its fields."""
+        arguments = next((each for each in (*args, *kwargs.values()) if isinstance(each, TrainingArguments)), None)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
             temporary = self.folder / f"{name}.new"
             door.bind(str(temporary))
@@ -115,7 +106,6 @@ class Forks:
         running: dict[int, tuple[int, str]] = {}  # number of the file that tells of its end → (process, path)
         poll = select.poll()
         poll.register(connection, select.POLLIN)
-        _send(connection, {"reads": sorted(self.reads.fields)})
         asked = b""
         while True:
             for number, _event in poll.poll():
@@ -134,6 +124,9 @@ class Forks:
                 *lines, asked = (asked + received).split(b"\n")
                 for line in lines:
                     request = json.loads(line)
+                    if self._is_too_late(arguments, request["fields"]):
+                        _send(connection, {"result": request["result"], "too_late": True})
+                        continue
                     parent = os.getpid()
                     process = os.fork()
                     if process == 0:
@@ -144,12 +137,32 @@ class Forks:
                         # Torch makes its pool of threads anew in a forked process, and two threads that ask for it at
                         # once end the process (torch 2.13: caffe2/utils/threadpool/pthreadpool-cpp.cc).
                         torch.set_num_threads(1)
+                        if request["quiet"]:
+                            _say_nothing()
                         self._asked = request["fields"]
                         self.begin(Path(request["result"]))
+                        if arguments is not None and self._asked:
+                            changed(arguments, self._asked)
                         return
                     watched = os.pidfd_open(process)
                     running[watched] = (process, request["result"])
                     poll.register(watched, select.POLLIN)
+
+    def _is_too_late(self, arguments: Any, fields: Fields) -> bool:
+        """Whether something has acted on what these fields would change; or it is not known."""
+        if not fields:
+            return False
+        try:
+            return arguments is None or bool(self.reads.too_late(arguments, fields))
+        except Exception:  # the script made from its first line says what is wrong
+            return True
+
+
+def _say_nothing() -> None:
+    """The script has said it all before, in the process that goes on as it stands."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for number in (1, 2):
+        os.dup2(nowhere, number)
 
 
 def _die_with(parent: int) -> None:

@@ -71,6 +71,12 @@ LIBRARIES: Final = frozenset(
 )
 """Namespaces of operations whose costs follow from this table. Others' are `unknown`."""
 
+_NO_FORMULA: Final = (
+    "_linalg_", "linalg_qr", "linalg_inv", "linalg_lu", "linalg_ldl", "linalg_cholesky", "linalg_eig", "linalg_solve",
+    "linalg_householder", "linalg_lstsq", "cholesky", "ormqr", "geqrf", "_cudnn_rnn", "_thnn_fused", "_ctc_loss",
+)  # fmt: skip
+"""Operations that compute more than they move, step by step: GaLore's decompositions, recurrent layers. `unknown`."""
+
 _CHUNK: Final = 65536
 _MOST_TENSORS: Final = (110, 64, 48, 36, 30)
 _MOST_BLOCKS: Final = 320
@@ -157,7 +163,7 @@ def _memory(
     first = next(_tensors((result,)), None)
     if first is None:
         first = next(_tensors((args, *kwargs.values())))
-    kind: Kind = "memory" if namespace in LIBRARIES else "unknown"
+    kind: Kind = "memory" if namespace in LIBRARIES and not name.startswith(_NO_FORMULA) else "unknown"
     return Operation(str(func), kind, _dtype(first), 0, moved, launches=_launches(name, args), waits=name in _WAITS)
 
 

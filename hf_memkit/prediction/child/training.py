@@ -27,7 +27,7 @@ from hf_memkit.prediction.trace_request import TraceRequest
 from hf_memkit.setup import Setup
 from hf_memkit.train import after_making, build_arguments, prepared_rows, trainer_class, trainer_options
 
-__all__ = ["MICRO_BATCHES", "SHORT_AND_QUIET", "STEPS", "trace_training"]
+__all__ = ["MICRO_BATCHES", "SHORT_AND_QUIET", "STEPS", "made_trainer", "rows_for", "trace_training"]
 
 STEPS = 2
 """Optimizer states exist from the end of the first step on: the second step has them all along."""
@@ -100,7 +100,7 @@ def trace_training(request: TraceRequest) -> Trace:
             as_usual = replace(request, sequence_length=request.usual.sequence_length)
             usual = rows_for(as_usual, request.usual, model)
             enough = Behind(usual(size, size * STEPS * arguments.gradient_accumulation_steps), enough)
-        trainer = _trainer(request, setup, model, arguments, enough, watch)
+        trainer = made_trainer(request, setup, model, arguments, enough, watch)
         trainer.train()
         if request.evaluate:
             size = arguments.eval_batch_size
@@ -163,7 +163,16 @@ def own_arguments(setup: Setup, folder: str, *, on_cpu: bool, save: bool = True,
     return own
 
 
-def _trainer(request: TraceRequest, setup: Setup, model: Any, arguments: Any, rows: Rows | Behind, watch: Any) -> Any:
+def made_trainer(
+    request: TraceRequest,
+    setup: Setup,
+    model: Any,
+    arguments: Any,
+    rows: Rows | Behind,
+    watch: Any,
+    evaluated: Rows | Behind | None = None,
+) -> Any:
+    """The setup's Trainer, which reads `rows`, calls `watch`, and evaluates `evaluated`."""
     from transformers import default_data_collator
     from transformers.trainer_callback import PrinterCallback
 
@@ -180,6 +189,8 @@ def _trainer(request: TraceRequest, setup: Setup, model: Any, arguments: Any, ro
     if is_sft(setup):
         del options["data_collator"]
         options["processing_class"] = tokenizer()
+        if evaluated is not None:
+            options["eval_dataset"] = as_dataset(evaluated)
         trainer = kind(model=model, args=arguments, train_dataset=as_dataset(rows), **options)
         after_making(setup, trainer)
         if request.device == "cuda":  # on a CPU, the host is the device
@@ -187,7 +198,7 @@ def _trainer(request: TraceRequest, setup: Setup, model: Any, arguments: Any, ro
     else:
         if request.device != "real cpu":
             answers_are_longest()
-        trainer = kind(model=model, args=arguments, train_dataset=rows, **options)
+        trainer = kind(model=model, args=arguments, train_dataset=rows, eval_dataset=evaluated, **options)
         if "data.task" in setup:  # as a recipe's run does it
             after_making(setup, trainer)
     trainer.remove_callback(PrinterCallback)

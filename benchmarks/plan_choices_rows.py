@@ -1,0 +1,138 @@
+"""Published rows beside those of `plan_speed.py`: made as today's libraries make them, traced, and timed.
+
+Three kinds. BERT-large with and without checkpointing, accumulation, fp16 and small optimizers (published_rows/
+further.jsonl), on one V100 and one RTX 3090. Qwen1.5-0.5B on an RTX 3090 and Llama-3-8B on eight A100, with and
+without checkpointing and the optimizer in RAM, under DeepSpeed's ZeRO (further.jsonl). And Llama-2-7B with LoRA and
+QLoRA on two RTX 3090 (memory.jsonl), with FSDP's full shard or with whole copies. Hosts and buses are not told, of the
+RTX 3090 but "slow PCIe lanes": they are what memkit assumes where nobody says more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks import published_models as models
+from benchmarks.published_models import FOLDER, Row
+from hf_memkit.cards import CARDS
+from hf_memkit.gpu_rates import RATES
+from hf_memkit.host_rates import assumed_host
+from hf_memkit.models import ModelFacts, describe
+from hf_memkit.prediction.step_time import step_time
+from hf_memkit.prediction.work import Work
+from hf_memkit.units import GB
+from hf_memkit.zero.step_time import TracedSeconds, step_cost
+from hf_memkit.zero.traffic import StepTraffic, fsdp_traffic, zero_traffic
+
+__all__ = ["further", "seconds_of", "traced"]
+
+_ROOT: Final = Path(__file__).resolve().parents[1]
+_LINEARS: Final = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
+_CORES: Final = {1: 32, 2: 32, 8: 128}
+"""Of a machine with so many GPUs; not told. Only Adam in RAM runs on them. Eight A100: as NVIDIA's DGX A100 has."""
+_ADAM_BYTES: Final = 30
+"""As `hf_memkit/plan/pricing.py` has it: of a parameter, in a step of Adam over fp32 master weights on the GPU."""
+
+Found = dict[str, Any]
+
+
+def further() -> dict[str, Row]:
+    """By id, those that can be expressed and have a speed."""
+    rows = models.read_rows(FOLDER / "memory.jsonl", FOLDER / "further.jsonl")
+    return {name: found for name, row in rows.items() if (found := _expressed(row)) is not None}
+
+
+def _expressed(row: Row) -> Row | None:
+    name = row["id"]
+    if name.startswith(("hfdoc-v100-", "exp13-3090-")) and "samples_per_second" in row["also"]:
+        # `adamw_hf` went with transformers 5; what is nearest is torch's, which takes all parameters at once.
+        of_today = {"optimizer": "adamw_torch"} if row["optimizer"].startswith("adamw_hf") else {}
+        return {**row, "card": row["gpu"], **of_today}
+    if name.startswith("gpjt-") and row["seq_len"] == 2048:
+        # Half precision takes the same time in bf16; what the engine does beside the model is added in `seconds_of`.
+        said = {key: value for key, value in row.items() if key != "deepspeed"}
+        return {
+            **said, "card": row["gpu"], "zero": row["deepspeed"], "optimizer": "adamw_torch", "attention": "sdpa",
+            "weights_dtype": "bfloat16", "mixed_precision": "none",
+        }  # fmt: skip
+    if name.startswith("fsdpqlora-") and row["seq_len"] == 2048 and row["model"] == "meta-llama/Llama-2-7b-hf":
+        if row["measured"] != "max_reserved" or "offload" in row["sharding"].lower():
+            return None
+        in_4_bits = row["method"].startswith("QLoRA")
+        return {
+            **row,
+            "gpu": "RTX 3090", "card": "RTX 3090",
+            "method": row["method"].replace("all linear", _LINEARS),
+            "weights_dtype": "4-bit (NF4) + bf16 LoRA" if in_4_bits else "bfloat16 + bf16 LoRA",
+            "attention": "sdpa",
+            "versions": {},
+        }  # fmt: skip
+    return None
+
+
+def traced(rows: Iterable[Row]) -> dict[str, Found]:
+    """What these rows compute, by id: `{"work"}` of one step, or `{"error"}` (`plan_speed_child.py`). Of rows with
+    DeepSpeed that differ in the engine alone one is traced."""
+    by_name = {row["id"]: row for row in rows}
+    first: dict[tuple[Any, ...], str] = {}
+    of = {name: first.setdefault(_computes(row), name) for name, row in by_name.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in by_name.values()), encoding="utf-8")
+        script = [sys.executable, str(_ROOT / "benchmarks" / "plan_speed_child.py"), folder]
+        environment = {**os.environ, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1", models.ROWS: str(file)}
+        subprocess.run([*script, *first.values()], env=environment, check=True, capture_output=True)
+        found = {name: json.loads((Path(folder) / f"{name}.json").read_text(encoding="utf-8")) for name in of.values()}
+    return {name: found[each] for name, each in of.items()}
+
+
+def _computes(row: Row) -> tuple[Any, ...]:
+    return (row["model"], row["micro_batch"], row["checkpointing"]) if "zero" in row else (row["id"],)
+
+
+def seconds_of(row: Row, found: Mapping[str, Any]) -> tuple[float, float, float]:
+    """(low, middle, high) of one optimizer step.
+
+    Args:
+        row: of `further`.
+        found: its trace, with `work`.
+    """
+    step = step_time(
+        Work.from_json(found["work"]), RATES[row["card"]], capability=CARDS[row["card"]].capability,
+        span=(0, len(found["work"]["calls"])), micro_batches=row["accumulation"],
+    )  # fmt: skip
+    if row["gpus"] == 1 and "zero" not in row:
+        return step.seconds
+    rates = RATES[row["card"]]
+    model, optimizer_s = describe(row["model"], models.config_of(row), use_hub=False), step.optimizer_s
+    if "zero" in row:
+        optimizer_s = _ADAM_BYTES * model.parameters / (rates.achievable_memory_gb_per_s.value * GB)
+    traffic = _traffic(row, model)
+    exposed = step_cost(
+        traffic, TracedSeconds(step.forward_s, step.backward_s, optimizer_s), rates, assumed_host(_CORES[row["gpus"]])
+    ).exposed
+    low, middle, high = (each - step.optimizer_s for each in step.seconds)
+    return low + exposed.low, middle + exposed.middle, high + exposed.high
+
+
+def _traffic(row: Row, model: ModelFacts) -> StepTraffic:
+    if "zero" in row:
+        found = zero_traffic(
+            row["zero"], model, gpus=row["gpus"], accumulation=row["accumulation"], recomputes=row["checkpointing"]
+        )
+        assert found is not None
+        return found
+    if "FULL_SHARD" not in row["sharding"]:  # whole copies: the gradients of adapters are a hundredth of the model's
+        return StepTraffic((), row["gpus"])
+    gathered = model.parameters * (0.5 if row["weights_dtype"].startswith("4-bit") else 2)
+    return fsdp_traffic(
+        replace(model, parameters=0), gpus=row["gpus"], accumulation=row["accumulation"], element_bytes=2,
+        frozen_bytes=round(gathered), reentrant=row["checkpointing"],
+    )  # fmt: skip

@@ -1,0 +1,331 @@
+"""`memkit plan`: the fastest setup of a training script that fits a GPU, and what each GPU would make of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hf_memkit.cli.options import Gpu, GpuMemory, Json, Ram, Short, show_what_can_be_shown
+from hf_memkit.errors import InputError, ScriptFailed, did_you_mean
+
+if TYPE_CHECKING:
+    from hf_memkit.hardware import Machine
+    from hf_memkit.plan.judged import Judged
+    from hf_memkit.plan.plan import Plan
+    from hf_memkit.user_script import UserScript
+
+__all__ = ["EXAMPLES", "plan"]
+
+EXAMPLES = """[bold]Examples[/bold]
+
+  memkit plan train.py --gpu "RTX 4090" -- --model_name_or_path gpt2-xl --per_device_train_batch_size 8
+
+  memkit plan -m trl.scripts.sft --gpu T4 --short -- --config sft.yaml
+
+  memkit plan train.py --gpu L4 --write plan.yaml --html plan.html -- …     then: memkit run train.py --plan plan.yaml
+
+  memkit plan train.py --gpus-to-compare "T4,L4,H100 80GB" --price "L4=0.71,H100 80GB=2.5" -- …
+
+  A script's code runs on this machine: what it writes before Trainer.train(), it writes.
+"""
+
+
+def plan(
+    context: typer.Context,
+    script: Annotated[
+        str | None,
+        typer.Argument(metavar="SCRIPT", help="A training script. Its code runs here; nothing is trained."),
+    ] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="What the script gets.")
+    ] = None,
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as after `python -m`.")] = False,
+    gpu: Gpu = None,
+    gpu_memory: GpuMemory = None,
+    gpus_to_compare: Annotated[
+        str | None, typer.Option(metavar="NAME,NAME…", help="For each of these GPUs, and which of them is best.")
+    ] = None,
+    price: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=NUMBER,…", help="What one such GPU costs an hour, in any currency."),
+    ] = None,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs of one machine that train together.")] = 1,
+    ram: Ram = None,
+    also: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Another method that may be proposed too: an optimizer, such as lomo."),
+    ] = None,
+    limit: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0, help="How long setups are looked for; default: 60.")
+    ] = None,
+    write: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the setup, for memkit run --plan FILE.")
+    ] = None,
+    html: Annotated[str | None, typer.Option(metavar="FILE", help="Write one page with the plot.")] = None,
+    short: Short = False,
+    as_json: Json = False,
+) -> int:
+    """The fastest setup that fits."""
+    from hf_memkit.plan.files import check_plan_file, write_plan
+    from hf_memkit.plan.search import LIMIT_S
+    from hf_memkit.report.document import check_file
+
+    if script is None:
+        raise InputError(
+            "-m: write the name of the module behind it"
+            if module
+            else "nothing to plan: name a training script: memkit plan train.py --gpu NAME -- ARGUMENTS"
+        )
+    refuse_contradictions(
+        gpu=gpu, gpu_memory=gpu_memory, gpus_to_compare=gpus_to_compare, price=price, also=also, limit=limit,
+        write=write, short=short, as_json=as_json,
+    )  # fmt: skip
+    from hf_memkit.prediction.running_scripts import refuse_unreadable
+    from hf_memkit.user_script import UserScript
+
+    found = UserScript.found(script, arguments or (), is_module=module)
+    refuse_unreadable(found)
+    machines = machines_of(gpu, gpu_memory, gpus_to_compare, ram)
+    prices = read_prices(price or (), [each.gpu.name for each in machines if each.gpu is not None])
+    if write is not None:
+        check_plan_file(write)
+    if html is not None:
+        check_file(html)
+    show_what_can_be_shown()
+    plans = _planned(
+        found, machines, gpus=gpus, environment=context.obj, also=tuple(also or ()),
+        limit_s=LIMIT_S if limit is None else limit, ram_is_given=ram is not None,
+    )  # fmt: skip
+    if plans is None:
+        return 130  # as a shell has it after Ctrl-C: 1 would say that nothing fits
+    fits = any(each.proposed is not None for each in plans)
+    files = []
+    if write is not None and fits:
+        files.append(str(write_plan(plans[0], write, str(found))))
+    if html is not None:
+        from hf_memkit.plan.page import write_page
+
+        files.append(str(write_page(plans, prices, html)))
+    _show(plans, prices, found, files, compared=gpus_to_compare is not None, short=short, as_json=as_json)
+    if write is not None and not fits:
+        _tell(f"{write}: not written: nothing fits")
+    return 0 if fits else 1
+
+
+def refuse_contradictions(
+    *,
+    gpu: str | None,
+    gpu_memory: str | None,
+    gpus_to_compare: str | None,
+    price: Sequence[str] | None,
+    also: Sequence[str] | None,
+    limit: float | None,
+    write: str | None,
+    short: bool,
+    as_json: bool,
+) -> None:
+    """
+    Raises:
+        InputError: options that contradict one another, or values that mean nothing, a line each.
+    """
+    from hf_memkit.optimizers import OPTIMIZERS
+
+    wrong = []
+    if short and as_json:
+        wrong.append("--short, --json: give one of them; --json has everything")
+    if gpus_to_compare is not None:
+        if gpu is not None:
+            wrong.append(f"--gpu {gpu}: not with --gpus-to-compare; add it to that list")
+        if gpu_memory is not None:
+            wrong.append(f"--gpu-memory {gpu_memory}: not with --gpus-to-compare; a size may stand in that list: 24GB")
+        if write is not None:
+            wrong.append(f"--write {write}: a plan is for one GPU; name it: --gpu NAME in place of --gpus-to-compare")
+    elif price and gpu is None and gpu_memory is None:
+        wrong.append(f"--price {price[0]}: of which GPU? Name it: --gpu NAME, or several: --gpus-to-compare")
+    if limit is not None and not math.isfinite(limit):
+        wrong.append(f"--limit {limit}: is no number of seconds")
+    wrong += [
+        f"--also {name}: is no optimizer of Trainer (optim){did_you_mean(name, OPTIMIZERS)}"
+        for name in also or ()
+        if name not in OPTIMIZERS
+    ]
+    if wrong:
+        raise InputError("\n".join(wrong))
+
+
+def machines_of(
+    gpu: str | None, gpu_memory: str | None, gpus_to_compare: str | None, ram: str | None
+) -> tuple[Machine, ...]:
+    """The machine in question, or several: one with each GPU.
+
+    Raises:
+        InputError: an unknown GPU, none, or one twice; no size.
+    """
+    from hf_memkit.hardware import described_machine
+
+    if gpus_to_compare is None:
+        machine = described_machine(gpu, gpu_memory, ram, None)
+        if machine.gpu is None:
+            raise InputError("no GPU here and none named; name one: --gpu NAME or --gpu 16GB")
+        return (machine,)
+    names = [each.strip() for each in gpus_to_compare.split(",") if each.strip()]
+    if not names:
+        raise InputError("--gpus-to-compare: names no GPU; write them with commas: T4,L4,24GB")
+    found: dict[str, Machine] = {}
+    wrong = []
+    for name in names:
+        try:
+            machine = described_machine(name, None, ram, None)
+        except InputError as error:
+            wrong.append(f"--gpus-to-compare: {error}")
+            continue
+        assert machine.gpu is not None
+        if machine.gpu.name in found:
+            wrong.append(f"--gpus-to-compare: {name}: is named twice; leave one out")
+        found[machine.gpu.name] = machine
+    if wrong:
+        raise InputError("\n".join(wrong))
+    return tuple(found.values())
+
+
+def read_prices(given: Sequence[str], gpus: Sequence[str]) -> dict[str, float]:
+    """`["L4=0.71,T4=0.35"]` → price of one GPU an hour, by the GPU's name.
+
+    Args:
+        given: what the option says, once or several times.
+        gpus: names of the GPUs in question.
+
+    Raises:
+        InputError: a price of another GPU, one without a number, or two for one GPU; a line each.
+    """
+    from hf_memkit.hardware import described_gpu
+
+    found: dict[str, float] = {}
+    wrong = []
+    for each in (part.strip() for text in given for part in text.split(",") if part.strip()):
+        name, equals, number = (part.strip() for part in each.partition("="))
+        try:
+            value = float(number)
+        except ValueError:
+            value = math.nan
+        if not equals or not name:
+            wrong.append(f"--price {each}: write NAME=NUMBER, such as {gpus[0]}=0.71")
+            continue
+        if not (math.isfinite(value) and value > 0):
+            wrong.append(f"--price {each}: {number or 'nothing'} is no price; write a number above 0: {name}=0.71")
+            continue
+        try:
+            gpu = described_gpu(name)
+        except InputError as error:
+            wrong.append(f"--price {each}: {error}")
+            continue
+        assert gpu is not None
+        if gpu.name not in gpus:
+            wrong.append(f"--price {each}: {gpu.name} is not planned for; planned for: {', '.join(gpus)}")
+        elif gpu.name in found:
+            wrong.append(f"--price {each}: {gpu.name} has a price already; leave one out")
+        else:
+            found[gpu.name] = value
+    if wrong:
+        raise InputError("\n".join(wrong))
+    return found
+
+
+def _planned(
+    script: UserScript,
+    machines: Sequence[Machine],
+    *,
+    gpus: int,
+    environment: Mapping[str, str] | None,
+    also: tuple[str, ...],
+    limit_s: float,
+    ram_is_given: bool,
+) -> tuple[Plan, ...] | None:
+    """A plan for each machine; None: Ctrl-C came before anything was judged."""
+    from hf_memkit.cli.predict_script import ended_by_signals
+    from hf_memkit.plan.planning import plan_gpus
+    from hf_memkit.prediction.running_scripts import name_of
+
+    _tell(f"{name_of(script)} runs on this machine; what it writes before Trainer.train(), it writes")
+    _tell("setups are looked for; Ctrl-C gives the best so far")
+    try:
+        with ended_by_signals("Ctrl-C: what is being traced now is waited for") as ended:
+            plans = plan_gpus(
+                script, machines, gpus=gpus, environment=environment, also=also, limit_s=limit_s,
+                said=_Progress(machines), ram_is_given=ram_is_given,
+            )  # fmt: skip
+            if not plans:
+                ended()
+    except ScriptFailed as error:
+        print(error.text, file=sys.stderr)
+        raise
+    except KeyboardInterrupt:
+        _tell("stopped before any setup was judged; nothing of the script runs any more")
+        return None
+    planned = [each.machine for each in plans]
+    if missing := [machine.gpu.name for machine in machines if machine.gpu and machine not in planned]:
+        _tell(f"not looked at: {', '.join(missing)}")
+    return plans
+
+
+class _Progress:
+    """Tells of each setup that is judged, on standard error, a line each: what the script draws or asks stays."""
+
+    def __init__(self, machines: Sequence[Machine]) -> None:
+        several = len(machines) > 1
+        self._gpus = {each.gpu.capacity_bytes: each.gpu.name for each in machines if each.gpu and several}
+        self._count, self._began = 0, time.monotonic()
+
+    def __call__(self, judged: Judged) -> None:
+        from hf_memkit.units import format_gib
+
+        self._count += 1
+        found = judged.prediction
+        gpu = self._gpus.get(found.capacity_bytes or 0) if found is not None else None
+        step = f", {judged.seconds:.3g} s a step" if judged.is_priced and judged.seconds else ""
+        fits = "fits" if judged.fits else "does not fit"
+        said = f"{format_gib(judged.needs_bytes)}{step}: {fits}" if found is not None else judged.why
+        since = f"{time.monotonic() - self._began:.0f} s, setup {self._count}"
+        _tell(f"{since}: {judged.candidate.name}: {said}{f' {gpu}' if gpu else ''}")
+
+
+def _show(
+    plans: Sequence[Plan],
+    prices: Mapping[str, float],
+    script: UserScript,
+    files: Sequence[str],
+    *,
+    compared: bool,
+    short: bool,
+    as_json: bool,
+) -> None:
+    from hf_memkit.cli import plan_render
+
+    if as_json:
+        from hf_memkit.plan.pasted import pasted
+        from hf_memkit.plan.prices import plans_json
+
+        found = plans_json(plans, prices)
+        request = {
+            "script": script.target, "is_module": script.is_module, "arguments": list(script.arguments),
+        }  # fmt: skip
+        if compared:
+            print(json.dumps({"request": request, "gpus": found, "files": list(files)}, indent=2))
+            return
+        best = plans[0].proposed
+        paste = pasted(best.candidate).to_json() if best is not None else None
+        print(json.dumps({"request": request, **found[0], "paste": paste, "files": list(files)}, indent=2))
+        return
+    plan_render.show(plans, prices, compared=compared, short=short)
+    for file in files:
+        print(f"Wrote {file}")
+
+
+def _tell(line: str) -> None:
+    print(f"memkit: {line}", file=sys.stderr, flush=True)

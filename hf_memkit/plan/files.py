@@ -1,0 +1,81 @@
+"""A plan as a file that `memkit run --plan` reads: YAML, with a head that says what it is."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from hf_memkit._version import __version__
+from hf_memkit.errors import InputError
+from hf_memkit.plan.plan import Plan
+from hf_memkit.plan.wording import answer
+from hf_memkit.user_files import user_path, write_text
+
+__all__ = ["check_plan_file", "plan_text", "write_plan"]
+
+_HEAD: Final = "# A plan by memkit"
+
+
+def plan_text(plan: Plan, path: str, script: str) -> str:
+    """The file's text.
+
+    Args:
+        plan: with a setup that fits.
+        path: where it will stand, for the command that uses it.
+        script: as that command names it: `"train.py"`, `"-m my_package.train"`.
+
+    Raises:
+        LookupError: nothing fits.
+    """
+    verdict, said = answer(plan)
+    best = plan.proposed
+    result = best.candidate.result if best is not None else ""
+    head = [
+        f"{_HEAD} {__version__} for {plan.name}.",
+        f"# {verdict}: {said}.",
+        *([f"# What it does to the result: {result}."] if result else []),
+        "#",
+        f"# Use it: memkit run {script} --plan {shlex.quote(path)} -- ARGUMENTS, the script's own as before.",
+        "# These settings take the place of the script's. `about` says what they rest on, and sets nothing.",
+    ]
+    return "\n".join(head) + "\n" + yaml.safe_dump(plan.file(), sort_keys=False, allow_unicode=True, width=110)
+
+
+def check_plan_file(path: str) -> None:
+    """
+    Raises:
+        InputError: a plan cannot be written there, or would take the place of what memkit did not write.
+    """
+    target = user_path(path)
+    if target.is_dir():
+        raise InputError(f"--write {path}: is a folder; give a file in it, such as {target / 'plan.yaml'}")
+    if target.is_symlink() and not target.exists():
+        raise InputError(f"--write {path}: a link to what does not exist; remove it, or give another file")
+    if target.exists() and not _is_plan(target):
+        raise InputError(f"--write {path}: exists, and is no plan of memkit's; give another file")
+    if not target.exists() and not target.absolute().parent.is_dir():
+        raise InputError(f"--write {path}: there is no folder {target.absolute().parent}; make it first")
+
+
+def write_plan(plan: Plan, path: str, script: str) -> Path:
+    """Writes it, in the place of a plan that memkit wrote before.
+
+    Raises:
+        InputError: as `check_plan_file`, or it cannot be written.
+        LookupError: nothing fits.
+    """
+    check_plan_file(path)
+    target = user_path(path)
+    write_text(target, plan_text(plan, path, script), overwrite=True)
+    return target
+
+
+def _is_plan(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_HEAD)) == _HEAD.encode()
+    except OSError:
+        return False

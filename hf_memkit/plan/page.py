@@ -1,0 +1,203 @@
+"""Plans as one HTML page that needs nothing else: the answer, what to paste, the plot, the tables. In: plans, prices.
+Out: a file, in the frame of every page of memkit's (`report/document.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from hf_memkit.plan import wording
+from hf_memkit.plan.judged import Judged
+from hf_memkit.plan.pasted import Pasted, pasted
+from hf_memkit.plan.plan import Plan
+from hf_memkit.plan.plot import KEY, frontier, plot
+from hf_memkit.plan.prices import million_tokens_cost, price_of, ranked_gpus, run_cost
+from hf_memkit.report.document import check_file, document, write_document
+from hf_memkit.report.html import Html, el, figure_table, join
+from hf_memkit.units import GIB
+
+__all__ = ["page", "write_page"]
+
+_WORDS: Final = (
+    (
+        "micro-batch × accumulation",
+        "Sequences of one GPU in one forward pass, and how many such an optimizer step has.",
+    ),
+    (
+        "GiB",
+        "The most that the process may take of the GPU: what PyTorch's allocator reserves at most, and what lies "
+        "outside it. 2³⁰ bytes.",
+    ),
+    (
+        "fits",
+        "That is at most 92 % of the GPU, and RAM and disk suffice. Beyond it the allocator frees its cache and asks "
+        "again, and steps become several times slower.",
+    ),
+    ("s a step", "Of one optimizer step, computed from the traced operations; below it the range it should lie in."),
+    ("run", "The whole training with its evaluations and saves."),
+    ("frontier", "Setups of which no other is both faster and smaller."),
+)
+
+
+def write_page(plans: Sequence[Plan], prices: Mapping[str, float], path: str | Path) -> Path:
+    """Writes the page, in place of one that memkit wrote before; returns its path.
+
+    Raises:
+        InputError: the file is not memkit's own page, or cannot be written.
+    """
+    check_file(path)
+    return write_document(path, page(plans, prices))
+
+
+def page(plans: Sequence[Plan], prices: Mapping[str, float]) -> str:
+    """The page's HTML."""
+    ranked = ranked_gpus(plans, prices)
+    charts: dict[str, Any] = {}
+    parts = list(_gpus(ranked, prices)) if len(ranked) > 1 else []
+    for number, plan in enumerate(ranked):
+        parts += _plan(plan, price_of(plan, prices), f"plan-{number}", charts, alone=len(ranked) == 1)
+    parts.append(_glossary())
+    return document(f"Plan: {ranked[0].name}", join(parts, "\n"), charts)
+
+
+def _section(heading: str, *children: Html | str | None) -> Html:
+    return el("section", el("h2", heading), *children)
+
+
+def _gpus(ranked: Sequence[Plan], prices: Mapping[str, float]) -> Iterator[Html]:
+    """Several GPUs, ranked."""
+    verdict, said = wording.best_gpu(ranked, prices)
+    state = "bad" if ranked[0].proposed is None else None
+    yield el("header", _lead(f"{verdict}: {said}", (), state))
+    unit = wording.rate_unit(ranked[0])
+    rows: list[list[Html | str]] = []
+    for plan in ranked:
+        best, price = plan.proposed, price_of(plan, prices)
+        if best is None:
+            rows.append([wording.gpu_of(plan), wording.missing(plan), *[wording.NONE] * 5])
+            continue
+        rows.append(
+            [
+                wording.gpu_of(plan),
+                el("span", "; ".join(filter(None, (best.candidate.name, best.candidate.result))), class_="name"),
+                f"{best.needs_bytes / GIB:.2f}",
+                wording.rate(plan, best),
+                wording.run_of(best),
+                wording.cost(run_cost(best, price, plan.gpus)),
+                wording.cost(million_tokens_cost(best, price, plan.gpus)),
+            ]
+        )
+    columns = ("GPU", "best setup, or what is missing", "GiB", unit, "run", "cost of the run", "cost of 1M tokens")
+    yield _section("GPUs, ranked", figure_table("The best setup of each", columns, rows, numbers=range(2, 7)))
+
+
+def _plan(plan: Plan, price: float | None, name: str, charts: dict[str, Any], *, alone: bool) -> Iterator[Html]:
+    verdict, said = wording.answer(plan)
+    best = plan.proposed
+    state = "bad" if best is None else "near" if best.candidate.group != "same result" else None
+    lines = (*wording.beside(plan), wording.subject(plan))
+    lead = _lead(f"{verdict}: {said}", lines, state, heading="h1" if alone else "h3")
+    yield el("header", lead, _tiles(plan, best)) if alone else _section(wording.gpu_of(plan), lead)
+    if best is not None and best.candidate != plan.own.candidate:
+        yield _section(f"What to paste: {best.candidate.name}", *_paste(pasted(best.candidate)))
+    other = plan.faster()
+    if other is not None:
+        yield _section(
+            f"Faster, and {other.candidate.group}: {other.candidate.name}", *_paste(pasted(other.candidate))
+        )
+    chart = plot(plan)
+    if chart is not None:
+        charts[name] = chart
+        front = ", ".join(each.candidate.name for each in frontier(plan))
+        yield _section(
+            "Memory and speed",
+            el(
+                "figure",
+                el("div", id=f"chart-{name}", class_="chart", role="img", aria_label="GiB against speed"),
+                el("figcaption", f"Each mark is a setup. On the frontier: {front}."),
+                el("ul", *_key(), class_="key"),
+            ),
+        )
+    elif said := wording.time_not_known(plan):
+        yield _section("Memory and speed", el("p", f"{said}."))
+    for group, rows in wording.groups(plan, price).items():
+        yield _section(wording.TITLES[group], _table(plan, "Fits, the fastest first", rows, price))
+    if changes := wording.with_code(plan, price):
+        code = [_lines([f"+ {line}" for line in row.judged.candidate.code.splitlines()]) for row in changes]
+        yield _section("With a change of the script", _table(plan, "Never proposed", changes, price), *code)
+    if lost := wording.too_large(plan, price):
+        yield _section("Does not fit", _table(plan, "The fastest first", lost, price))
+    yield _section("What it rests on", el("ul", *(el("li", line) for line in wording.notes(plan))))
+
+
+def _lead(first: str, lines: Sequence[str], state: str | None, *, heading: str = "h1") -> Html:
+    """`state`: none where all is well, `"near"` or `"bad"`."""
+    said = (el("p", line) for line in lines)
+    return el("div", el(heading, f"{first}."), *said, class_=f"lead {state}" if state else "lead")
+
+
+def _tiles(plan: Plan, best: Judged | None) -> Html | None:
+    if best is None:
+        return None
+    tiles = [("Takes at most", f"{best.needs_bytes / GIB:.2f} GiB")]
+    if best.is_priced and best.step_time is not None:
+        tiles.append(("A step takes", f"{wording.digits(best.step_time.seconds[1])} s"))
+        if (speed := wording.rate(plan, best)) != wording.NONE:
+            tiles.append((wording.rate_unit(plan), speed))
+        if (run := wording.run_of(best)) != wording.NONE:
+            tiles.append(("The whole run", run))
+    tiles.append(("Result", best.candidate.group))
+    return el("dl", *(el("div", el("dt", name), el("dd", value)) for name, value in tiles), class_="tiles")
+
+
+def _paste(found: Pasted) -> Iterator[Html]:
+    if found.before:
+        yield el("p", "Type first:")
+        yield _lines(found.before)
+    if found.environment:
+        yield el("p", "Set before the command:")
+        yield _lines(found.environment)
+    yield el("p", "Add to the script's arguments (HfArgumentParser; of two the last one counts):")
+    yield _lines([*(f"{flag} \\" for flag in found.flags[:-1]), found.flags[-1]])
+    if found.model:
+        yield el("p", "And where the script loads its model, for which no flag is known (or memkit run --plan):")
+        yield _lines(found.model.splitlines())
+    for name, content in (("As YAML", found.yaml), ("In Python", found.python)):
+        yield el("details", el("summary", name), _lines(content.splitlines()))
+
+
+def _lines(lines: Sequence[str]) -> Html:
+    return el("pre", join(lines, "\n"))
+
+
+def _key() -> Iterator[Html]:
+    for what, colour in KEY.items():
+        yield el("li", el("span", "", class_="chip", style=f"background:{colour}"), what)
+    yield el("li", el("span", "", class_="chip line dash", style="border-color:var(--bad)"), "92 % of the GPU")
+    yield el("li", el("span", "", class_="chip line dot", style="border-color:var(--soft)"), "frontier")
+
+
+def _table(plan: Plan, caption: str, rows: Sequence[wording.Row], price: float | None) -> Html:
+    unit = wording.rate_unit(plan)
+    columns = ["setup", "GiB", "s a step", "range", unit, "run", *(["cost"] if price is not None else []), "why"]
+    cells: list[list[Html | str]] = [
+        [
+            el("strong" if row.proposed else "span", row.name, class_="name"),
+            row.peak,
+            row.step,
+            row.between or wording.NONE,
+            row.rate,
+            row.run,
+            *([row.cost] if price is not None else []),
+            el("span", row.why or ("the best" if row.proposed else ""), class_="name"),
+        ]
+        for row in rows
+    ]
+    return figure_table(caption, columns, cells, numbers=range(1, len(columns) - 1))
+
+
+def _glossary() -> Html:
+    terms = (part for name, what in _WORDS for part in (el("dt", name), el("dd", what)))
+    return _section("Words", el("dl", *terms, class_="glossary"))

@@ -1,0 +1,101 @@
+"""The plot of a plan, GiB against speed, as Plotly's own plain data. In: a plan. Out: traces.
+
+Colours are names of the page's CSS variables; the page's script puts in what they are in light or dark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from hf_memkit.plan.candidate import GROUPS, Group
+from hf_memkit.plan.judged import FULL_SHARE, Judged
+from hf_memkit.plan.plan import Plan
+from hf_memkit.plan.wording import rate_unit
+from hf_memkit.report.charts import plotly_text
+from hf_memkit.units import GIB
+
+__all__ = ["KEY", "frontier", "plot"]
+
+_COLOURS: Final[Mapping[Group, str]] = {
+    "same result": "var(--optimizer)",
+    "nearly the same": "var(--activations)",
+    "another method": "var(--buffers)",
+}
+_LOST: Final = "var(--soft)"
+
+KEY: Final[Mapping[str, str]] = {**{group: _COLOURS[group] for group in GROUPS}, "does not fit": _LOST}
+
+
+def frontier(plan: Plan) -> tuple[Judged, ...]:
+    """Of all whose time is known those of which no other is both faster and smaller, the smallest first."""
+    found: list[Judged] = []
+    for each in sorted(_timed(plan), key=lambda each: (each.needs_bytes, each.seconds or 0.0)):
+        if not found or (each.seconds or 0.0) < (found[-1].seconds or 0.0):
+            found.append(each)
+    return tuple(found)
+
+
+def plot(plan: Plan) -> dict[str, Any] | None:
+    """None: no time is known."""
+    timed = _timed(plan)
+    if not timed:
+        return None
+    front = frontier(plan)
+    traces = [
+        {
+            "type": "scatter", "mode": "lines", "name": "frontier", "x": [_gib(each) for each in front],
+            "y": [_rate(plan, each) for each in front], "line": {"color": "var(--soft)", "width": 2, "dash": "dot"},
+            "hoverinfo": "skip",
+        }
+    ]  # fmt: skip
+    for group in GROUPS:
+        traces.append(
+            _marks(plan, group, [e for e in timed if e.fits and e.candidate.group == group], _COLOURS[group])
+        )
+    traces.append(_marks(plan, "does not fit", [each for each in timed if not each.fits], _LOST, symbol="x"))
+    best = plan.proposed
+    if best is not None and best in timed:
+        traces.append(_marks(plan, "the best", [best], "var(--ink)", symbol="circle-open", size=20))
+    gpu = plan.machine.gpu
+    if gpu is not None:
+        usable = round(FULL_SHARE * gpu.capacity_bytes / GIB, 3)
+        top = max(_rate(plan, each) for each in timed)
+        traces.append(
+            {
+                "type": "scatter", "mode": "lines", "name": "92 % of the GPU", "x": [usable, usable], "y": [0, top],
+                "line": {"color": "var(--bad)", "width": 2, "dash": "dash"}, "hoverinfo": "skip",
+            }
+        )  # fmt: skip
+    shown = [trace for trace in traces if trace["x"]]
+    return {"traces": shown, "x": "GiB of the GPU, at most", "y": rate_unit(plan), "hovermode": "closest"}
+
+
+def _timed(plan: Plan) -> list[Judged]:
+    tokens = rate_unit(plan) == "tokens/s"
+    return [
+        each for each in plan.traced
+        if each.prediction is not None and each.is_priced and each.seconds and (each.tokens or not tokens)
+    ]  # fmt: skip
+
+
+def _marks(
+    plan: Plan, name: str, found: Sequence[Judged], colour: str, *, symbol: str = "circle", size: int = 11
+) -> dict[str, Any]:
+    return {
+        "type": "scatter", "mode": "markers", "name": name, "x": [_gib(each) for each in found],
+        "y": [_rate(plan, each) for each in found],
+        "customdata": [plotly_text(each.candidate.name) for each in found],
+        "marker": {"symbol": symbol, "size": size, "color": colour, "line": {"width": 1, "color": colour}},
+        "hovertemplate": f"%{{customdata}}<br>%{{x:.2f}} GiB, %{{y:,.0f}} {rate_unit(plan)}<extra>{name}</extra>",
+    }  # fmt: skip
+
+
+def _gib(judged: Judged) -> float:
+    return round(judged.needs_bytes / GIB, 3)
+
+
+def _rate(plan: Plan, judged: Judged) -> float:
+    assert judged.seconds
+    of = judged.tokens if rate_unit(plan) == "tokens/s" else plan.sequences
+    return round((of or 0) / judged.seconds, 3)

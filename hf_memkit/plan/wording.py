@@ -1,0 +1,321 @@
+"""A plan in words and rows, the same on the terminal and on the page. In: plans, prices. Out: plain text.
+
+What is not known is `—`, never a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from hf_memkit.plan.candidate import GROUPS, Group
+from hf_memkit.plan.judged import FULL_SHARE, Judged
+from hf_memkit.plan.plan import Plan
+from hf_memkit.plan.prices import price_of, run_cost
+from hf_memkit.units import GIB, format_gib
+
+__all__ = [
+    "NONE", "TITLES", "Row", "answer", "beside", "best_gpu", "cost", "digits", "duration", "gpu_of", "groups",
+    "longer", "missing", "notes", "rate", "rate_unit", "run_of", "subject", "time_not_known", "too_large", "with_code",
+]  # fmt: skip
+
+NONE: Final = "—"
+
+TITLES: Final[Mapping[Group, str]] = {
+    "same result": "Same result as the script's",
+    "nearly the same": "Nearly the same result",
+    "another method": "Another method, asked for by --also",
+}
+
+_BESIDE: Final = "transfers and work on the CPU"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A setup as a table shows it.
+
+    Attributes:
+        judged: the setup.
+        proposed: whether it is the one on the first line.
+        peak: GiB, two decimals.
+        step: `"1.40"`, seconds of an optimizer step.
+        between: `"1.31–1.68"`.
+        rate: tokens or samples a second.
+        run: the whole training.
+        cost: of that.
+        why: why it is not the best, or what it does to the result; empty: nothing to say.
+    """
+
+    judged: Judged
+    proposed: bool
+    peak: str
+    step: str
+    between: str
+    rate: str
+    run: str
+    cost: str
+    why: str
+
+    @property
+    def name(self) -> str:
+        return self.judged.candidate.name
+
+
+def gpu_of(plan: Plan) -> str:
+    """`"2 × RTX 4090"`."""
+    name = plan.machine.gpu.name if plan.machine.gpu is not None else "no GPU"
+    return f"{plan.gpus} × {name}" if plan.gpus > 1 else name
+
+
+def subject(plan: Plan) -> str:
+    """What was planned, and how much of it was looked at."""
+    gpu = plan.machine.gpu
+    memory = ""
+    if gpu is not None:
+        usable = format_gib(FULL_SHARE * gpu.capacity_bytes)
+        memory = f", {format_gib(gpu.capacity_bytes)}, of which a setup may take {usable} ({_percent(FULL_SHARE)})"
+    found = f"{plan.setups} setups judged, {len(plan.traced)} of them traced"
+    if plan.stopped:
+        found += f"; the search was stopped before its end{longer([plan])}"
+    batch = f"{plan.sequences} sequence{'s' * (plan.sequences != 1)} an optimizer step"
+    return f"{plan.name}; {gpu_of(plan)}{memory}; {batch}; {found}"
+
+
+def longer(plans: Sequence[Plan]) -> str:
+    """What gives a search more time, unless the user has ended it."""
+    return "" if any(plan.stopped_by_hand for plan in plans) else " (--limit SECONDS gives it longer)"
+
+
+def answer(plan: Plan) -> tuple[str, str]:
+    """The first line: (verdict, the rest)."""
+    best = plan.proposed
+    if best is None:
+        return f"NOTHING FITS {gpu_of(plan)}", plan.lacking()
+    verdict = "FASTEST" if best.is_priced else "LEANEST"
+    verdict = f"{verdict}{' SO FAR' * plan.stopped} THAT FITS {gpu_of(plan)}"
+    said = [f"up to {format_gib(best.needs_bytes)}"]
+    if best.is_priced and best.step_time is not None:
+        low, middle, high = map(digits, best.step_time.seconds)
+        said.append(f"{middle} s a step ({low} to {high})")
+        if (speed := rate(plan, best)) != NONE:
+            said.append(f"{speed} {rate_unit(plan)}")
+    return verdict, f"{best.candidate.name}: {', '.join(said)}"
+
+
+def beside(plan: Plan) -> Iterator[str]:
+    """What stands below the first line: what the proposed setup does to the result, the script as it stands, and what
+    is faster and nearly the same; a sentence each."""
+    best, own = plan.proposed, plan.own
+    if best is None:
+        yield "Give the script shorter rows or fewer sequences an optimizer step, or name a larger GPU."
+        return
+    if best.candidate.group != "same result":
+        yield f"Nothing fits with the same result. This is {best.candidate.group}: {best.candidate.result}."
+    if best.candidate == own.candidate:
+        yield "That is the script as it stands: nothing to change."
+    elif not own.fits:
+        yield f"The script as it stands, {own.candidate.name}, does not fit: {_why_not(own)}."
+    elif own.is_priced and best.is_priced and own.seconds and best.seconds:
+        yield f"The script as it stands, {own.candidate.name}, fits and is {_faster(own.seconds, best.seconds)}."
+    other = plan.faster()
+    if other is not None and other.seconds and best.seconds:
+        much = _faster(other.seconds, best.seconds)
+        yield f"Nearly the same result, and {much}: {other.candidate.name}: {other.candidate.result}."
+
+
+def groups(plan: Plan, price: float | None = None) -> dict[Group, list[Row]]:
+    """Setups that fit, ranked, by what they do to the result; without those that need a change of code."""
+    found = {
+        group: [
+            _row(plan, each, price)
+            for each in plan.ranked
+            if each.candidate.group == group and not each.candidate.code
+        ]
+        for group in GROUPS
+    }
+    return {group: rows for group, rows in found.items() if rows}
+
+
+def with_code(plan: Plan, price: float | None = None) -> list[Row]:
+    """Setups that fit and need a change of the script."""
+    return [_row(plan, each, price) for each in plan.ranked if each.candidate.code]
+
+
+def too_large(plan: Plan, price: float | None = None) -> list[Row]:
+    """Setups that do not fit, or cannot be predicted: the fastest first."""
+    found = [each for each in plan.traced if not each.fits]
+    found.sort(key=lambda each: (not each.is_priced, each.seconds or 0.0, each.needs_bytes))
+    return [_row(plan, each, price) for each in found]
+
+
+def best_gpu(ranked: Sequence[Plan], prices: Mapping[str, float]) -> tuple[str, str]:
+    """The first line of several GPUs, ranked: (verdict, the rest)."""
+    first = ranked[0]
+    best = first.proposed
+    if best is None:
+        return "NOTHING FITS any of these GPUs", first.lacking()
+    spent = run_cost(best, price_of(first, prices), first.gpus)
+    said = [best.candidate.name]
+    if (run := run_of(best)) != NONE:
+        said.append(f"{run} in all")
+    if (speed := rate(first, best)) != NONE:
+        said.append(f"{speed} {rate_unit(first)}")
+    if spent is not None:
+        said.append(f"costs {cost(spent)}")
+    verdict = "CHEAPEST" if spent is not None else "FASTEST" if best.is_priced else "FITS"
+    return f"{verdict}: {gpu_of(first)}", ", ".join(said)
+
+
+def missing(plan: Plan) -> str:
+    """In a few words, of a GPU on which nothing fits."""
+    least = plan.smallest()
+    too_much = least.needs_bytes - least.usable_bytes if least is not None else 0
+    return f"nothing fits: {format_gib(too_much)} too much" if too_much > 0 else "nothing fits"
+
+
+def notes(plan: Plan) -> Iterator[str]:
+    """What was not tried, and what the figures rest on, a sentence each."""
+    best = plan.proposed
+    if count := len(plan.excluded):
+        yield f"{count} more setup{'s' * (count != 1)} cannot fit: the same with a smaller micro-batch does not."
+    for name, why in plan.left_out.items():
+        yield f"Not tried: {name}: {why}."
+    if best is not None and best.is_priced and best.step_time is not None:
+        for line in best.step_time.rests_on:
+            yield f"{line[0].upper()}{line[1:]}." if line.startswith("times ") else f"Time: {line}."
+    if best is not None and best.prediction is not None:
+        yield f"Memory: {best.prediction.confidence}."
+    for note in plan.notes:
+        yield f"Note: {note.rstrip('.')}."
+
+
+def time_not_known(plan: Plan) -> str:
+    """Why no time is known, where it is of none of the setups; empty: it is known of some."""
+    if any(each.is_priced for each in plan.traced):
+        return ""
+    unknown = list(dict.fromkeys(name for each in plan.traced if each.step_time for name in each.step_time.unknown))
+    if unknown:
+        return f"time not known: {', '.join(unknown[:4])} have no formula; ranked by memory"
+    return "time not known: no rates of such a GPU; name one (--gpu NAME); ranked by memory"
+
+
+def _row(plan: Plan, judged: Judged, price: float | None) -> Row:
+    best, time = plan.proposed, judged.step_time if judged.is_priced else None
+    return Row(
+        judged,
+        judged is best,
+        f"{judged.needs_bytes / GIB:.2f}" if judged.prediction is not None else NONE,
+        digits(time.seconds[1]) if time is not None else NONE,
+        f"{digits(time.seconds[0])}–{digits(time.seconds[2])}" if time is not None else "",
+        rate(plan, judged),
+        run_of(judged),
+        cost(run_cost(judged, price, plan.gpus)) if time is not None else NONE,
+        _why(judged, best),
+    )
+
+
+def _why(judged: Judged, best: Judged | None) -> str:
+    said = []
+    if not judged.fits:
+        said.append(_why_not(judged))
+    elif judged.step_time is not None and judged.step_time.unknown:
+        said.append(f"time not known of {', '.join(judged.step_time.unknown[:3])}")
+    elif best is not None and judged is not best and judged.seconds and best.seconds:
+        said.append(_slower(judged, best))
+    if judged.candidate.result:
+        said.append(judged.candidate.result)
+    return "; ".join(said)
+
+
+def _why_not(judged: Judged) -> str:
+    too_much = judged.needs_bytes - judged.usable_bytes
+    if judged.prediction is None or too_much <= 0:
+        return judged.why.partition("; ")[0]
+    return f"{format_gib(too_much)} too much"
+
+
+_SAME: Final = 0.005
+"""Of the time of another: a smaller difference rounds to none."""
+
+
+def _slower(judged: Judged, best: Judged) -> str:
+    """By how much, and what of a step takes longer."""
+    assert judged.seconds and best.seconds and judged.step_time is not None and best.step_time is not None
+    said = _faster(judged.seconds, best.seconds)
+    if judged.seconds <= (1 + _SAME) * best.seconds:
+        return said
+    parts = [
+        {**dict(each.by_phase), _BESIDE: each.seconds[1] - sum(each.by_phase.values())}
+        for each in (judged.step_time, best.step_time)
+    ]
+    longer = {name: parts[0].get(name, 0.0) - parts[1].get(name, 0.0) for name in {**parts[0], **parts[1]}}
+    phase = max(longer, key=lambda name: longer[name])
+    more = longer[phase]
+    return f"{said}: {phase} {'take' if phase == _BESIDE else 'takes'} {_short_time(more)} more"
+
+
+def _faster(one_s: float, other_s: float) -> str:
+    """What the first is beside the second: `"19 % faster"`, `"2.1 times as slow"`, `"as fast"`."""
+    ratio = other_s / one_s
+    if abs(one_s / other_s - 1) <= _SAME:
+        return "as fast"
+    if ratio > 1:
+        return f"{_percent(ratio - 1)} faster" if ratio < 2 else f"{ratio:.1f} times as fast"
+    return f"{_percent(1 / ratio - 1)} slower" if ratio > 0.5 else f"{1 / ratio:.1f} times as slow"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def rate_unit(plan: Plan) -> str:
+    return "tokens/s" if any(each.tokens for each in plan.traced) else "samples/s"
+
+
+def rate(plan: Plan, judged: Judged) -> str:
+    """On all GPUs, with the unit of `rate_unit`."""
+    if not judged.is_priced or not judged.seconds:
+        return NONE
+    if rate_unit(plan) == "samples/s":
+        found = plan.sequences / judged.seconds
+        return f"{found:,.0f}" if found >= 100 else f"{found:.3g}"
+    return f"{judged.tokens_per_second:,.0f}" if judged.tokens_per_second is not None else NONE
+
+
+def digits(value: float) -> str:
+    """Three significant digits, and never more than three decimals."""
+    return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3}f}"
+
+
+def _short_time(value: float) -> str:
+    return f"{digits(value)} s" if value >= 1 else f"{1000 * value:.3g} ms"
+
+
+def run_of(judged: Judged) -> str:
+    """The whole training, with its evaluations and saves."""
+    return duration(judged.run_seconds[1]) if judged.is_priced and judged.run_seconds else NONE
+
+
+def duration(value: float) -> str:
+    """`"50 ms"`, `"45 s"`, `"1 min 20 s"`, `"12 min"`, `"1 h 20 min"`, `"3 d 4 h"`."""
+    if value < 59.5:
+        return _short_time(value) if value < 10 else f"{value:.0f} s"
+    if value < 599.5:
+        return f"{round(value) // 60} min {round(value) % 60} s"
+    minutes = round(value / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 24 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    hours = round(value / 3600)
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def cost(value: float | None) -> str:
+    """In the currency of the user's prices."""
+    if value is None:
+        return NONE
+    if value < 1e-4:
+        return "< 0.0001"
+    return f"{value:,.2f}" if value >= 0.1 else f"{value:.2g}"

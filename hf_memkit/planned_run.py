@@ -1,0 +1,113 @@
+"""A script's run with a plan: its overrides, its prediction for the record, and lines on standard error about what
+differs from what the plan was made for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hf_memkit.errors import InputError
+from hf_memkit.live_arguments import Made, when_made
+from hf_memkit.script_overrides import FoundInScript, Overrides, install, read_plan
+
+__all__ = ["PlannedRun"]
+
+
+class PlannedRun:
+    """A plan, and what became of it in this process.
+
+    Attributes:
+        name: of its file, as it was given.
+        prediction: for the records, or None: that of the file's `about.prediction`, and `step_time_ms`, which is
+            `about.step_time_s`.
+        refused: the InputError that ended the script, because its arguments have no such field.
+    """
+
+    def __init__(self, name: str, overrides: Overrides, about: Mapping[str, Any]) -> None:
+        self.name = name
+        self.prediction = _prediction(name, about)
+        self._overrides = overrides
+        self._sequences = _count(name, about, "sequences_a_step")
+        self._gpus = _count(name, about, "gpus")
+        self._found: FoundInScript | None = None
+
+    @classmethod
+    def read(cls, path: str | Path) -> PlannedRun:
+        """Of a plan file.
+
+        Raises:
+            InputError: as `read_plan`; or what `about` says of the batch, the GPUs or the prediction is not that.
+        """
+        return cls(str(path), *read_plan(path))
+
+    @property
+    def refused(self) -> InputError | None:
+        return self._found.refused if self._found is not None else None
+
+    def install(self, say: Callable[[str], None]) -> None:
+        """Sets the variables, and has the script's objects made with the plan (`script_overrides.install`). Comes
+        before the script's first line. `say` gets a line for each value that was overridden, and a warning for each
+        that the script has otherwise all the same.
+        """
+
+        def warn(line: str) -> None:
+            say(f"warning: {self.name}: {line}")
+
+        self._found = install(self._overrides, overridden=lambda line: say(f"{self.name}: {line}"), differs=warn)
+        compared: list[bool] = []
+
+        def compare(arguments: Any, made: Made) -> None:
+            if not compared:
+                compared.append(True)
+                gpus = arguments.world_size * max(1, arguments.n_gpu)
+                for line in self._other_batch(made, gpus):
+                    warn(line)
+
+        when_made(ends=compare)
+
+    def _other_batch(self, made: Made, gpus: int) -> list[str]:
+        lines = []
+        if self._gpus is not None and self._gpus != gpus:
+            lines.append(f"made for {self._gpus} GPUs, and this run has {gpus}: its memory and time are others")
+        if self._sequences is not None:
+            own, now = _sequences(made.script, gpus), _sequences(made.settled, gpus)
+            if own[0] != self._sequences:
+                lines.append(
+                    f"made for {self._sequences} sequences a step, and the script's own are {own[1]}: with the plan "
+                    "another batch is trained than without"
+                )
+            if now[0] != self._sequences:
+                lines.append(
+                    f"made for {self._sequences} sequences a step, and here they are {now[1]}: set "
+                    "gradient_accumulation_steps, or make a plan for this run"
+                )
+        return lines
+
+
+def _sequences(fields: Mapping[str, Any], gpus: int) -> tuple[int, str]:
+    batch, times = fields["per_device_train_batch_size"], fields["gradient_accumulation_steps"]
+    return batch * times * gpus, f"{batch} × {times} × {gpus} GPU{'s' if gpus > 1 else ''} = {batch * times * gpus}"
+
+
+def _count(name: str, about: Mapping[str, Any], key: str) -> int | None:
+    value = about.get(key)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise InputError(f"{name}: about: {key}={value!r}: must be a whole number from 1 on")
+    return value
+
+
+def _prediction(name: str, about: Mapping[str, Any]) -> dict[str, Any] | None:
+    prediction, seconds = about.get("prediction") or {}, about.get("step_time_s")
+    if not isinstance(prediction, dict):
+        raise InputError(f"{name}: about: prediction: must be what `memkit predict --json` prints")
+    if seconds is None:
+        return prediction or None
+    times = seconds if isinstance(seconds, list) else [seconds]
+    if not times or not all(isinstance(each, int | float) and 0 < each < math.inf for each in times):
+        raise InputError(
+            f"{name}: about: step_time_s={seconds!r}: must be seconds, or a list [low, middle, high] of them"
+        )
+    return {**prediction, "step_time_ms": [1000 * each for each in times]}

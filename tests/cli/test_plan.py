@@ -1,0 +1,126 @@
+"""`memkit plan` with a real script, as a user types it: what it answers, what it writes, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from hf_memkit.cli import main
+from hf_memkit.script_overrides import read_plan
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.tracing
+
+TINY = """
+import pathlib, sys, time
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments
+
+(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+print("the script's own line")
+pathlib.Path("begun").touch()
+time.sleep(float(pathlib.Path("wait").read_text()) if pathlib.Path("wait").exists() else 0)
+config = GPT2Config(
+    n_layer=2, n_embd=32, n_head=2, vocab_size=20_000, n_positions=128, bos_token_id=0, eos_token_id=0,
+    resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+)
+rows = [{"input_ids": torch.arange(128), "labels": torch.arange(128)}] * 64
+Trainer(GPT2LMHeadModel(config), args, train_dataset=rows).train()
+"""
+"""Most of what it takes are logits, 8 × 128 × 20,000 numbers: with a micro-batch of 8 it does not fit 900 MB, of which
+the CUDA context takes 500 MiB."""
+
+SMALL = ["--gpu", "T4", "--gpu-memory", "900MB"]
+OWN = ["--", "--output_dir", "out", "--optim", "sgd", "--per_device_train_batch_size", "8", "--max_steps", "4"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    (tmp_path / "train.py").write_text(TINY)
+    return tmp_path
+
+
+def test_a_script_is_planned_written_and_read_back(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Would notice: a setup that does not fit proposed, another optimizer step than the script's, settings that are
+    written and not read, keys of the JSON that go, output of the script between its braces, files that it leaves."""
+    code = main(["plan", "train.py", *SMALL, "--write", "plan.yaml", "--html", "plan.html", "--json", *OWN])
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    found: dict[str, Any] = json.loads(said.out)
+    assert {
+        "request", "name", "gpu", "gpus", "sequences_a_step", "full_share", "best", "setups", "excluded", "left_out",
+        "setups_judged", "stopped", "notes", "price_an_hour", "run_cost", "million_tokens_cost", "paste", "files",
+    } <= set(found)  # fmt: skip
+    assert found["request"]["arguments"] == OWN[1:] and found["files"] == ["plan.yaml", "plan.html"]
+    own = next(each for each in found["setups"] if each["name"] == "8 × 1")
+    best = next(each for each in found["setups"] if each["name"] == found["best"])
+    assert not own["fits"] and own["why"] and best["fits"] and best["group"] == "same result"
+    assert best["micro_batch_size"] * best["accumulation"] == 8 == found["sequences_a_step"]
+    assert best["peak_gib"] < own["peak_gib"] and best["peak_gib"] <= 0.92 * found["gpu"]["capacity_gib"]
+    assert found["run_cost"] is None, "no price was given"
+    overrides, about = read_plan("plan.yaml")
+    assert overrides.arguments["per_device_train_batch_size"] == best["micro_batch_size"]
+    assert overrides.to_json() == best["overrides"] and about["setup"] == best["name"]
+    flags = found["paste"]["flags"]
+    assert f"--per_device_train_batch_size {best['micro_batch_size']} " in f"{flags} "
+    progress = [line for line in said.err.splitlines() if ": fits" in line or ": does not fit" in line]
+    assert len(progress) == len(found["setups"]), "a line a setup"
+    assert {path.name for path in folder.iterdir()} == {"train.py", "begun", "plan.yaml", "plan.html"}
+
+
+def test_where_nothing_fits_the_exit_code_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Would notice: 0 where there is no setup, a plan file for one that does not fit, no word of what is missing."""
+    options = ["--gpu", "T4", "--gpu-memory", "600MB", "--limit", "0", "--write", "plan.yaml"]
+    assert main(["plan", "train.py", *options, *OWN]) == 1
+    said = capsys.readouterr()
+    assert said.out.startswith("NOTHING FITS T4: the leanest, 8 × 1")
+    assert "plan.yaml: not written: nothing fits" in said.err and not (folder / "plan.yaml").exists()
+
+
+def started(folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "hf_memkit", "plan", "train.py", *SMALL, "--short", *OWN]
+    return subprocess.Popen(
+        command, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def interrupted(process: subprocess.Popen[str], after: str) -> tuple[int, str, str]:
+    """As Ctrl-C does it in a terminal: all processes of the group get the signal, once this line was said."""
+    assert process.stderr is not None
+    heard = ""
+    for line in process.stderr:
+        heard += line
+        if after in line:
+            break
+    children = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert psutil.wait_procs(children, timeout=5)[1] == [], "nothing goes on"
+    return process.returncode, out, heard + err
+
+
+def test_ctrl_c_gives_the_best_so_far(folder: Path) -> None:
+    """Would notice: a plan that is lost with Ctrl-C, a search that goes on, processes that are left."""
+    code, out, said = interrupted(started(folder), after=": fits")
+    assert code == 0, said
+    assert out.startswith("FASTEST SO FAR THAT FITS T4: ") and "stopped before its end" in " ".join(out.split())
+    assert "Ctrl-C: what is being traced now is waited for" in said and "Traceback" not in said
+
+
+def test_ctrl_c_before_anything_was_judged(folder: Path) -> None:
+    """Would notice: 1, which would say that nothing fits; a script that goes on."""
+    (folder / "wait").write_text("60")
+    code, out, said = interrupted(started(folder), after="the script's own line")
+    assert (code, out) == (130, ""), said
+    assert "stopped before any setup was judged" in said and "Traceback" not in said

@@ -1,0 +1,57 @@
+"""A plan that is written is the plan that `memkit run --plan` reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hf_memkit.errors import InputError
+from hf_memkit.plan.candidate import Choice
+from hf_memkit.plan.files import plan_text, write_plan
+from hf_memkit.script_overrides import read_plan
+from hf_memkit.zero import presets
+from tests.plan.made_plans import CHECKPOINTING, SDPA, plan, setup
+
+ALLOCATOR = Choice("allocator", "expandable segments", {"environment.PYTORCH_ALLOC_CONF": "expandable_segments:True"})
+ENGINE = Choice(
+    "engine", "zero3-offload", {"arguments.deepspeed": presets.load("zero3-offload")}, engine="zero3-offload"
+)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    """Would notice: a value that YAML reads as another type, a section that is lost, figures about the plan that are
+    taken for settings."""
+    made = plan(setup(8, 1, 42, 1.0), setup(4, 2, 12, 2.0, CHECKPOINTING, SDPA, ALLOCATOR, ENGINE))
+    path = write_plan(made, str(tmp_path / "plan.yaml"), "src/train.py")
+    overrides, about = read_plan(path)
+    best = made.proposed
+    assert best is not None and overrides == best.candidate.overrides
+    assert overrides.environment and overrides.model and about["setup"] == best.candidate.name
+    assert about["step_time_s"] == pytest.approx([1.8, 2.0, 2.6]) and about["gpu"] == "RTX 3090"
+    head = path.read_text().splitlines()[:6]
+    assert all(line.startswith("#") for line in head[:5]) and f"memkit run src/train.py --plan {path}" in "".join(head)
+
+
+def test_only_a_plan_of_memkits_is_replaced(tmp_path: Path) -> None:
+    """Would notice: a file of the user's that is overwritten, or a folder or a link that ends in a traceback."""
+    made = plan(setup(8, 1, 12, 1.0))
+    path = tmp_path / "plan.yaml"
+    write_plan(made, str(path), "train.py")
+    write_plan(made, str(path), "train.py")
+    path.write_text("learning_rate: 1.0e-4\n")
+    (tmp_path / "link").symlink_to("nowhere")
+    for wrong in (path, tmp_path, tmp_path / "link", tmp_path / "none" / "plan.yaml"):
+        with pytest.raises(InputError, match=r"^--write ") as error:
+            write_plan(made, str(wrong), "train.py")
+        assert "\n" not in str(error.value)
+    assert path.read_text() == "learning_rate: 1.0e-4\n" and {each.name for each in tmp_path.iterdir()} == {
+        "link",
+        "plan.yaml",
+    }
+
+
+def test_nothing_is_written_where_nothing_fits() -> None:
+    """Would notice: the settings of a setup that does not fit."""
+    with pytest.raises(LookupError):
+        plan_text(plan(setup(8, 1, 42, 1.0)), "plan.yaml", "train.py")

@@ -1,0 +1,65 @@
+"""What a user pastes is what was judged: read by the libraries' own readers."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from transformers import HfArgumentParser, TrainingArguments
+
+from hf_memkit import compat
+from hf_memkit.cli import main
+from hf_memkit.plan import choices
+from hf_memkit.plan.candidate import Candidate, Choice
+from hf_memkit.plan.pasted import Pasted, pasted
+from hf_memkit.zero import presets
+from tests.plan.made_plans import EIGHT_BITS, PATCH, SDPA
+
+CHOICES = [*choices._CHECKPOINTING, EIGHT_BITS]
+
+
+def read(found: Pasted) -> TrainingArguments:
+    words = shlex.split(" ".join(["--output_dir", "out", "--gradient_accumulation_steps", "64", *found.flags]))
+    (arguments,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(words)  # type: ignore[arg-type]
+    return arguments
+
+
+@pytest.mark.compat
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda each: each.name)
+def test_flags_yaml_and_python_say_the_same(choice: Choice) -> None:
+    """Would notice: a mapping that is no JSON, a quote that a shell eats, a name that this transformers does not know,
+    a switch without its value, a flag that loses against the script's own before it."""
+    candidate = Candidate(4, 2, (choice,))
+    found, wanted = pasted(candidate), compat.to_installed_arguments(candidate.arguments)
+    from_flags = read(found)
+    assert {name: getattr(from_flags, name) for name in wanted} == wanted
+    assert yaml.safe_load(found.yaml) == wanted
+    call = found.python.replace("    ...,\n", "")
+    assert eval(call, {"TrainingArguments": dict}) == wanted
+
+
+def test_what_no_flag_sets_is_said_apart() -> None:
+    """Would notice: an option of from_pretrained among the flags, where a parser stops at it; code that is dropped."""
+    found = pasted(Candidate(4, 2, (SDPA, PATCH)))
+    assert "attn" not in " ".join(found.flags) and "attn_implementation='sdpa'" in found.model
+    assert found.code == PATCH.code and not found.environment
+
+
+@pytest.mark.parametrize("engine", ["zero2", "zero3-offload", "zero3-infinity"])
+def test_the_command_writes_the_json_that_was_judged(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Would notice: a JSON that differs from the one whose memory was predicted, or a flag with another name."""
+    monkeypatch.chdir(tmp_path)
+    config: dict[str, Any] = presets.load(engine)
+    found = pasted(Candidate(8, 1, (Choice("engine", engine, {"arguments.deepspeed": config}, engine=engine),)))
+    (command,) = found.before
+    memkit, *words = shlex.split(command.partition(" --nvme-path")[0])
+    assert memkit == "memkit" and main(words) == 0
+    file = yaml.safe_load(found.yaml)["deepspeed"]
+    assert f"--deepspeed {file}" in found.flags and json.loads(Path(file).read_text()) == config
+    assert ("--nvme-path" in command) == ("infinity" in engine), "a disk is the user's to name"

@@ -1,0 +1,100 @@
+"""What a person reads on a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console, RenderableType
+
+from hf_memkit.cli.plan_render import compared_view, view
+from hf_memkit.plan.plan import Plan
+from tests.plan.made_plans import EIGHT_BITS, SDPA, plan, setup, usual
+
+
+def shown(found: RenderableType, width: int = 80) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    console.print(found, crop=False)
+    lines = str(console.file.getvalue()).splitlines()  # type: ignore[attr-defined]
+    copied = "      "  # a line of Python, which is not broken
+    assert max(len(line) for line in lines if not line.startswith(copied)) <= width
+    return lines
+
+
+def of(made: Plan, **options: bool) -> str:
+    return " ".join(" ".join(shown(view(made, 80, **options))).split())
+
+
+def test_the_answer_then_what_to_paste_then_the_table() -> None:
+    """Would notice: a faster setup with another result on the first line, a patch that is proposed, arguments that no
+    shell takes back, a message of a library that is read as markup, rows in the order in which they were traced."""
+    lines = shown(view(usual(), 80))
+    said = " ".join(" ".join(shown(view(usual(), 120), 120)).split())
+    assert lines[0].startswith("FASTEST THAT FITS RTX 3090: 8 × 1, checkpointing: up to 19.00 GiB")
+    order = (
+        "The script as it stands, 8 × 1, does not fit: 21.01 GiB too much.",
+        "Nearly the same result, and 27 % faster: 8 × 1, 8-bit AdamW: optimizer states in 8 bits",
+        '--activation_checkpointing_kwargs \'{"use_reentrant": false, "every_n_layers": 2}\'',
+        "--optim adamw_bnb_8bit",
+        "a setup may take 21.79 GiB (92 %); 8 sequences an optimizer step; 6 setups judged, 5 of them traced",
+        "Same result as the script's",
+        "→ 8 × 1, checkpointing",
+        "36 % slower: backward takes 350 ms more",
+        "Nearly the same result GiB",
+        "With a change of the script",
+        '+ loss = fused("<b>") + loss.backward()',
+        "Does not fit, the fastest first",
+        "The same arguments as YAML:",
+        "Not tried: Liger kernels: [bold]none[/bold] for this model.",
+    )
+    places = [said.index(each) for each in order]
+    assert places == sorted(places)
+    flags = [line.strip() for line in lines if line.lstrip().startswith("--")]
+    assert all(line.endswith("\\") for line in flags[:2]) and not flags[2].endswith("\\")
+    assert said.count("→") == 1
+    short = shown(view(usual(), 80, short=True))
+    assert short[0] == lines[0] and len(short) <= 24
+
+
+def test_what_is_not_known_is_no_number() -> None:
+    """Would notice: a time of 0, a rank by a time that leaves out an operation, a plan without times that says it
+    is the fastest."""
+    untimed = plan(setup(8, 1, 42, None), setup(4, 2, 19, None), setup(2, 4, 12, None))
+    said = of(untimed)
+    assert said.startswith("LEANEST THAT FITS RTX 3090: 2 × 4: up to 12.00 GiB.")
+    assert "Time not known: no rates of such a GPU" in said and "tokens/s" not in said and "0.0" not in said
+    odd = plan(setup(8, 1, 19, 0.1, unknown=("aten.odd",)), setup(4, 2, 15, 1.0))
+    said = of(odd)
+    assert said.startswith("FASTEST THAT FITS RTX 3090: 4 × 2:") and "time not known of aten.odd" in said
+    assert "100 ms" not in said and "81,920" not in said
+    pictures = plan(setup(8, 1, 19, 0.5, tokens=None))
+    assert "16 samples/s" in of(pictures), "8 sequences in half a second"
+
+
+def test_nothing_fits_and_nothing_to_change() -> None:
+    """Would notice: a plan without an answer that shows one, or arguments for a script that is the best already."""
+    said = of(plan(setup(8, 1, 42, 1.0), setup(1, 8, 30, 2.0)))
+    assert said.startswith("NOTHING FITS RTX 3090: the leanest, 1 × 8, needs up to 30.00 GiB; 92 % of RTX 3090 are")
+    assert "Add to" not in said
+    said = of(plan(setup(8, 1, 12, 1.0), setup(4, 2, 10, 2.0)))
+    assert "nothing to change" in said and "Add to" not in said
+    said = of(plan(setup(8, 1, 42, 1.0), setup(8, 1, 12, 2.0, EIGHT_BITS), stopped=True))
+    assert said.startswith("FASTEST SO FAR THAT FITS") and "Nothing fits with the same result. This is nearly" in said
+    said = of(plan(setup(8, 1, 42, 1.0), setup(8, 1, 12, 2.0, SDPA)))
+    assert "attn_implementation='sdpa'" in said, "what no flag says"
+
+
+def test_gpus_beside_one_another() -> None:
+    """Would notice: a GPU on which nothing fits that falls out of the table, a cost without a price."""
+    gpus = [
+        usual(),
+        plan(setup(8, 1, 42.8, 1.0, gpu="T4"), gpu="T4"),
+        plan(setup(8, 1, 50, 0.3, gpu="H200"), gpu="H200"),
+    ]
+    lines = shown(compared_view(gpus, {"RTX 3090": 0.2, "H200": 4.0}, 80))
+    said = " ".join(" ".join(shown(compared_view(gpus, {}, 200), 200)).split())
+    assert lines[0].startswith("CHEAPEST: RTX 3090: 8 × 1, checkpointing")
+    names = [line.split("  ")[0] for line in lines if line.startswith(("RTX 3090  ", "T4  ", "H200  "))]
+    assert names == ["RTX 3090", "H200", "T4"]
+    assert "nothing fits: 29.40 GiB too much" in said and "Nothing fits: the leanest, 8 × 1, needs up" in said
+    lines = shown(compared_view(gpus, {}, 80))
+    assert lines[0].startswith("FASTEST: H200") and "cost" not in " ".join(lines)
