@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-__all__ = ["FASTEST", "NOISE", "PLAN", "RULES", "WAYS", "WITHIN", "Setup", "case", "planned", "scores"]
+__all__ = ["NOISE", "PLAN", "RULES", "WAYS", "WITHIN", "Setup", "case", "planned", "scores"]
 
 WITHIN: Final = 0.05
 """A choice that loses no more is as good as the best, by the bar that was set for plans."""
 NOISE: Final = 0.03
-"""Of repeated runs in one repository; of setups that differ by less a plan takes the leaner (`Plan.best`)."""
+"""Of repeated runs in one repository."""
 
 Found = dict[str, Any]
 
@@ -44,25 +44,21 @@ class Setup:
     fits: bool | None = None
 
 
-def planned(setups: Sequence[Setup], cap_gib: float | None, *, leanest: bool = True) -> list[Setup]:
-    """What a plan chooses: of the setups whose predicted memory is within the cap the fastest, and of those within the
-    noise of it the leanest. Where nobody can say which that is, all of them; where none fits, none.
+def planned(setups: Sequence[Setup], cap_gib: float | None) -> list[Setup]:
+    """What a plan chooses: of the setups whose predicted memory is within the cap the fastest. Where memory is not
+    modelled, all within the noise of that: a lead that small is luck. Where none fits, none.
 
     Args:
         setups: of a group.
         cap_gib: None: what a plan says to fit on the GPU, and where it is not asked all that ran.
-        leanest: False: the fastest, by however little.
     """
     if cap_gib is not None:
         fitting = [each for each in setups if _within(each.predicted_gib, cap_gib)]
     else:
         fitting = [each for each in setups if (each.speed is not None if each.fits is None else each.fits)]
     fastest = max((each.predicted_speed for each in fitting), default=0.0)
-    if not leanest:
-        return [each for each in fitting if each.predicted_speed == fastest]
     near = [each for each in fitting if each.predicted_speed >= (1 - NOISE) * fastest]
-    least = min((each.predicted_gib or 0.0 for each in near), default=0.0)
-    return [each for each in near if each.predicted_gib is None or each.predicted_gib == least]
+    return [each for each in near if each.predicted_gib is None or each.predicted_speed == fastest]
 
 
 def _largest(setups: Sequence[Setup]) -> list[Setup]:
@@ -82,8 +78,7 @@ RULES: Final[Mapping[str, Callable[[Sequence[Setup]], list[Setup]]]] = {
 """What each leaves of setups that fit. Where that is more than one it is taken to choose any of them."""
 
 PLAN: Final = "plan"
-FASTEST: Final = "plan, without a rule for ties"
-WAYS: Final = (PLAN, FASTEST, *RULES)
+WAYS: Final = (PLAN, *RULES)
 
 
 def case(setups: Sequence[Setup], cap_gib: float | None, *, silent: bool = False) -> Found:
@@ -104,7 +99,6 @@ def case(setups: Sequence[Setup], cap_gib: float | None, *, silent: bool = False
     best = max(fitting, key=lambda each: each.speed or 0.0)
     chosen = {
         PLAN: planned(setups, cap_gib),
-        FASTEST: planned(setups, cap_gib, leanest=False),
         **{name: fitting if silent else rule(fitting) for name, rule in RULES.items()},
     }
 

@@ -143,7 +143,7 @@ def plan(
     fits = any(each.proposed is not None for each in plans)
     files = []
     if write is not None and fits:
-        files.append(str(write_plan(plans[0], write)))
+        files.append(str(write_plan(plans[0], write, str(found))))
     if html is not None:
         from hf_memkit.plan.page import write_page
 
@@ -294,7 +294,7 @@ def _planned(
     _tell(f"{name_of(script)} runs on this machine; what it writes before Trainer.train(), it writes")
     _tell("setups are looked for; Ctrl-C gives the best so far")
     try:
-        with ended_by_signals() as ended:
+        with ended_by_signals("Ctrl-C: what is being traced now is waited for") as ended:
             plans = plan_gpus(
                 script, machines, gpus=gpus, environment=environment, also=also, limit_s=limit_s,
                 said=_Progress(machines), ram_is_given=ram_is_given,
@@ -358,10 +358,14 @@ def _show(
         if compared:
             print(json.dumps({"request": request, "gpus": found, "files": list(files)}, indent=2))
             return
-        best = plans[0].proposed
-        paste = pasted(best.candidate).to_json() if best is not None else None
-        shown = {"request": request, **found[0], "paste": paste, "verified": [each.to_json() for each in ran]}
-        print(json.dumps({**shown, "files": list(files)}, indent=2))
+        best, faster = plans[0].proposed, plans[0].faster()
+        beside = {
+            "faster": faster.candidate.name if faster is not None else None,
+            "paste": {each.candidate.name: pasted(each.candidate).to_json() for each in (best, faster) if each},
+            "verified": [each.to_json() for each in ran],
+            "files": list(files),
+        }
+        print(json.dumps({"request": request, **found[0], **beside}, indent=2))
         return
     plan_render.show(plans, prices, compared=compared, short=short)
     if ran:

@@ -79,6 +79,8 @@ def compared_view(plans: Sequence[Plan], prices: Mapping[str, float], width: int
     """Several GPUs, ranked, each with its best setup."""
     ranked = ranked_gpus(plans, prices)
     lines: Lines = [_best_gpu(ranked, prices), "", _gpus(ranked, prices)]
+    if early := [wording.gpu_of(plan) for plan in ranked if plan.stopped]:
+        lines += ["", f"The search was stopped before its end: {', '.join(early)}{wording.longer(ranked)}."]
     if not short:
         for plan in ranked:
             best = plan.proposed
@@ -116,7 +118,8 @@ def _flags(found: Pasted, width: int) -> Iterator[RenderableType]:
 
 
 def _indented(lines: str) -> Iterator[RenderableType]:
-    return (Padding(Text(line), (0, 0, 0, 2), expand=False) for line in lines.splitlines())
+    """Lines to be copied: none is broken, however long."""
+    return (Text(f"  {line}", no_wrap=True, overflow="ignore") for line in lines.splitlines())
 
 
 def _joined(flags: Sequence[str], width: int) -> Iterator[str]:
@@ -130,7 +133,7 @@ def _joined(flags: Sequence[str], width: int) -> Iterator[str]:
     yield line
 
 
-def _table(plan: Plan, title: str, rows: Sequence[wording.Row], price: float | None, width: int) -> Table:
+def _table(plan: Plan, title: str, rows: Sequence[wording.PlanRow], price: float | None, width: int) -> Table:
     """Setups with the reason of each below its name. A column that has nothing to say is left out."""
     timed = any(row.step != wording.NONE for row in rows)
     runs = any(row.run != wording.NONE for row in rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import signal
 import sys
 import threading
@@ -177,13 +178,15 @@ def _status(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ended_by_signals() -> Iterator[Callable[[], None]]:
+def ended_by_signals(interrupted: str = "") -> Iterator[Callable[[], None]]:
     """SIGTERM ends this process as Ctrl-C does, with an exception: what the script has started is ended first. Gives a
-    function that raises that again: Python may lose it while it imports."""
+    function that raises that again: Python may lose it while it imports. `interrupted`: said at once on Ctrl-C."""
     came: list[int] = []
 
     def leave(number: int, _: FrameType | None = None) -> None:
         came.append(number)
+        if interrupted and number == signal.SIGINT:
+            os.write(2, f"\nmemkit: {interrupted}\n".encode())  # `print` may be what was interrupted
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
     def again() -> None:

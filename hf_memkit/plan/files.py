@@ -19,12 +19,13 @@ __all__ = ["check_plan_file", "plan_text", "write_plan"]
 _HEAD: Final = "# A plan by memkit"
 
 
-def plan_text(plan: Plan, path: str) -> str:
+def plan_text(plan: Plan, path: str, script: str) -> str:
     """The file's text.
 
     Args:
         plan: with a setup that fits.
         path: where it will stand, for the command that uses it.
+        script: as that command names it: `"train.py"`, `"-m my_package.train"`.
 
     Raises:
         LookupError: nothing fits.
@@ -37,7 +38,7 @@ def plan_text(plan: Plan, path: str) -> str:
         f"# {verdict}: {said}.",
         *([f"# What it does to the result: {result}."] if result else []),
         "#",
-        f"# Use it: memkit run {plan.name} --plan {shlex.quote(path)} -- ARGUMENTS, the script's own as before.",
+        f"# Use it: memkit run {script} --plan {shlex.quote(path)} -- ARGUMENTS, the script's own as before.",
         "# These settings take the place of the script's. `about` says what they rest on, and sets nothing.",
     ]
     return "\n".join(head) + "\n" + yaml.safe_dump(plan.file(), sort_keys=False, allow_unicode=True, width=110)
@@ -59,7 +60,7 @@ def check_plan_file(path: str) -> None:
         raise InputError(f"--write {path}: there is no folder {target.absolute().parent}; make it first")
 
 
-def write_plan(plan: Plan, path: str) -> Path:
+def write_plan(plan: Plan, path: str, script: str) -> Path:
     """Writes it, in the place of a plan that memkit wrote before.
 
     Raises:
@@ -68,7 +69,7 @@ def write_plan(plan: Plan, path: str) -> Path:
     """
     check_plan_file(path)
     target = user_path(path)
-    write_text(target, plan_text(plan, path), overwrite=True)
+    write_text(target, plan_text(plan, path, script), overwrite=True)
     return target
 
 

@@ -179,7 +179,7 @@ def _key() -> Iterator[Html]:
     yield el("li", el("span", "", class_="chip line dot", style="border-color:var(--soft)"), "frontier")
 
 
-def _table(plan: Plan, caption: str, rows: Sequence[wording.Row], price: float | None) -> Html:
+def _table(plan: Plan, caption: str, rows: Sequence[wording.PlanRow], price: float | None) -> Html:
     unit = wording.rate_unit(plan)
     columns = ["setup", "GiB", "s a step", "range", unit, "run", *(["cost"] if price is not None else []), "why"]
     cells: list[list[Html | str]] = [

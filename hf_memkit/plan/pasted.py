@@ -86,7 +86,7 @@ def _installed(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _word(value: Any) -> str:
     """As HfArgumentParser takes it: a mapping is JSON (transformers: training_args.py, `_VALID_DICT_FIELDS`)."""
-    return shlex.quote(json.dumps(value) if isinstance(value, Mapping) else str(value))
+    return shlex.quote(json.dumps(value, separators=(",", ":")) if isinstance(value, Mapping) else str(value))
 
 
 def _call(what: str, arguments: Mapping[str, Any]) -> str:

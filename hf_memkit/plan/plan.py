@@ -58,8 +58,7 @@ class Plan:
 
     @property
     def ranked(self) -> tuple[Judged, ...]:
-        """Those that fit, the fastest first; of those whose time differs by less than the noise the leaner. Where the
-        time of one is not known it comes last."""
+        """Those that fit, the fastest first; where the time of one is not known it comes last."""
         fitting = [each for each in self.traced if each.fits]
         timed = sorted((each for each in fitting if each.is_priced), key=lambda each: each.seconds or 0.0)
         others = sorted((each for each in fitting if not each.is_priced), key=lambda each: each.needs_bytes)
@@ -67,7 +66,7 @@ class Plan:
 
     def best(self, group: Group) -> Judged | None:
         """The fastest of a group that fits, needs no change of code and has not failed; of those within the noise the
-        one that is nearest to the script, then the leanest."""
+        one that is nearest to the script, then the fastest."""
         ranked = [each for each in self.ranked if each.candidate not in self.failed]
         found = [each for each in ranked if each.candidate.group == group and not each.candidate.code]
         if not found:
@@ -76,7 +75,7 @@ class Plan:
         if fastest is None or not found[0].is_priced:
             return found[0]
         near = [each for each in found if each.is_priced and (each.seconds or 0.0) * _CLEARLY <= fastest]
-        return min(near, key=lambda each: (len(each.candidate.choices), each.needs_bytes))
+        return min(near, key=lambda each: (len(each.candidate.choices), each.seconds))
 
     @property
     def proposed(self) -> Judged | None:

@@ -39,6 +39,10 @@ ops/adam/fused_adam.py, on fp32 gradients."""
 _PAGED_BYTES: Final = 2
 """Of a parameter's states in bitsandbytes' 8-bit AdamW: two moments."""
 
+_DESKTOP_CORES: Final = 16
+_SERVER_CORES: Final = 64
+"""Of a host that is not here; assumed."""
+
 _SAVE_S: Final = 1.0
 """Of a save, beside its bytes; assumed."""
 
@@ -68,7 +72,7 @@ class Pricing:
         """For a machine with this GPU."""
         gpu = machine.gpu
         assert gpu is not None
-        host = measured_host() if gpu.here else assumed_host(machine.cpu_count)
+        host = measured_host() if gpu.here else assumed_host(_SERVER_CORES if _in_servers(gpu) else _DESKTOP_CORES)
         calibration, warnings = stored(gpu)
         rates = rates_of(gpu.name)
         if rates is not None and gpu.capability is not None:
@@ -83,6 +87,11 @@ class Pricing:
     def factors(self) -> Mapping[str, float] | None:
         """By kind of operation, for `step_time`."""
         return self.calibration.of_kinds() if self.calibration is not None else None
+
+
+def _in_servers(gpu: Gpu) -> bool:
+    """Whether it is one with HBM, which no desktop has; "A100 80GB", "H200", "B200" …"""
+    return gpu.name.removeprefix("NVIDIA ").startswith(("A100", "H100", "H200", "B200", "GH200", "P100", "V100"))
 
 
 def _like(gpu: Gpu) -> str | None:
@@ -120,7 +129,7 @@ def priced(
         )  # fmt: skip
     except ValueError:
         return judged
-    forward_s = step.by_phase.get("forward", 0.0) / accumulation
+    forward_s = step.forward_s
     step = _with_paging(
         _with_others(step, about, pricing, gpus=gpus, accumulation=accumulation), judged, about, pricing
     )
@@ -160,7 +169,7 @@ def _with_others(
     if gpus == 1 and engine is None:
         return step
     assert pricing.rates is not None
-    unknown, optimizer_s = step.unknown, step.by_phase.get("optimizer", 0.0)
+    unknown, optimizer_s = step.unknown, step.optimizer_s
     model, frozen = _models(facts)
     rest = [each - optimizer_s for each in step.seconds]  # the optimizer's is in the costs
     if engine is None:
@@ -176,8 +185,8 @@ def _with_others(
         optimizer_s = _ADAM_BYTES * model.parameters / (pricing.rates.achievable_memory_gb_per_s.value * GB)
     if traffic is None:
         return replace(step, unknown=(*unknown, "DeepSpeed with this JSON"))
-    forward_s, backward_s = (step.by_phase.get(phase, 0.0) / accumulation for phase in ("forward", "backward"))
-    cost = step_cost(traffic, TracedSeconds(forward_s, backward_s, optimizer_s), pricing.rates, pricing.host)
+    traced = TracedSeconds(step.forward_s, step.backward_s, optimizer_s)
+    cost = step_cost(traffic, traced, pricing.rates, pricing.host)
     beside = cost.exposed
     seconds = (rest[0] + beside.low, rest[1] + beside.middle, rest[2] + beside.high)
     long = [row for row in cost.rows if row.exposed.middle > 0.01 * seconds[1]]

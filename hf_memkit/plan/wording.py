@@ -16,8 +16,8 @@ from hf_memkit.plan.prices import price_of, run_cost
 from hf_memkit.units import GIB, format_gib
 
 __all__ = [
-    "NONE", "TITLES", "Row", "answer", "beside", "best_gpu", "cost", "digits", "duration", "gpu_of", "groups", "missing",
-    "notes", "rate", "rate_unit", "run_of", "subject", "time_not_known", "too_large", "with_code",
+    "NONE", "TITLES", "PlanRow", "answer", "beside", "best_gpu", "cost", "digits", "duration", "gpu_of", "groups",
+    "longer", "missing", "notes", "rate", "rate_unit", "run_of", "subject", "time_not_known", "too_large", "with_code",
 ]  # fmt: skip
 
 NONE: Final = "—"
@@ -32,7 +32,7 @@ _BESIDE: Final = "transfers and work on the CPU"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PlanRow:
     """A setup as a table shows it.
 
     Attributes:
@@ -40,7 +40,7 @@ class Row:
         proposed: whether it is the one on the first line.
         peak: GiB, two decimals.
         step: `"1.40"`, seconds of an optimizer step.
-        between: `"1.31 to 1.68"`.
+        between: `"1.31–1.68"`.
         rate: tokens or samples a second.
         run: the whole training.
         cost: of that.
@@ -77,9 +77,14 @@ def subject(plan: Plan) -> str:
         memory = f", {format_gib(gpu.capacity_bytes)}, of which a setup may take {usable} ({_percent(FULL_SHARE)})"
     found = f"{plan.setups} setups judged, {len(plan.traced)} of them traced"
     if plan.stopped:
-        found += "; the search was stopped before its end"
+        found += f"; the search was stopped before its end{longer([plan])}"
     batch = f"{plan.sequences} sequence{'s' * (plan.sequences != 1)} an optimizer step"
     return f"{plan.name}; {gpu_of(plan)}{memory}; {batch}; {found}"
+
+
+def longer(plans: Sequence[Plan]) -> str:
+    """What gives a search more time, unless the user has ended it."""
+    return "" if any(plan.stopped_by_hand for plan in plans) else " (--limit SECONDS gives it longer)"
 
 
 def answer(plan: Plan) -> tuple[str, str]:
@@ -121,7 +126,7 @@ def beside(plan: Plan) -> Iterator[str]:
         yield f"Nearly the same result, and {much}: {other.candidate.name}: {other.candidate.result}."
 
 
-def groups(plan: Plan, price: float | None = None) -> dict[Group, list[Row]]:
+def groups(plan: Plan, price: float | None = None) -> dict[Group, list[PlanRow]]:
     """Setups that fit, ranked, by what they do to the result; without those that need a change of code."""
     found = {
         group: [
@@ -134,12 +139,12 @@ def groups(plan: Plan, price: float | None = None) -> dict[Group, list[Row]]:
     return {group: rows for group, rows in found.items() if rows}
 
 
-def with_code(plan: Plan, price: float | None = None) -> list[Row]:
+def with_code(plan: Plan, price: float | None = None) -> list[PlanRow]:
     """Setups that fit and need a change of the script."""
     return [_row(plan, each, price) for each in plan.ranked if each.candidate.code]
 
 
-def too_large(plan: Plan, price: float | None = None) -> list[Row]:
+def too_large(plan: Plan, price: float | None = None) -> list[PlanRow]:
     """Setups that do not fit, or cannot be predicted: the fastest first."""
     found = [each for each in plan.traced if not each.fits]
     found.sort(key=lambda each: (not each.is_priced, each.seconds or 0.0, each.needs_bytes))
@@ -197,14 +202,14 @@ def time_not_known(plan: Plan) -> str:
     return "time not known: no rates of such a GPU; name one (--gpu NAME); ranked by memory"
 
 
-def _row(plan: Plan, judged: Judged, price: float | None) -> Row:
+def _row(plan: Plan, judged: Judged, price: float | None) -> PlanRow:
     best, time = plan.proposed, judged.step_time if judged.is_priced else None
-    return Row(
+    return PlanRow(
         judged,
         judged is best,
         f"{judged.needs_bytes / GIB:.2f}" if judged.prediction is not None else NONE,
         digits(time.seconds[1]) if time is not None else NONE,
-        f"{digits(time.seconds[0])} to {digits(time.seconds[2])}" if time is not None else "",
+        f"{digits(time.seconds[0])}–{digits(time.seconds[2])}" if time is not None else "",
         rate(plan, judged),
         run_of(judged),
         cost(run_cost(judged, price, plan.gpus)) if time is not None else NONE,
@@ -295,9 +300,11 @@ def run_of(judged: Judged) -> str:
 
 
 def duration(value: float) -> str:
-    """`"50 ms"`, `"45 s"`, `"12 min"`, `"1 h 20 min"`, `"3 d 4 h"`."""
+    """`"50 ms"`, `"45 s"`, `"1 min 20 s"`, `"12 min"`, `"1 h 20 min"`, `"3 d 4 h"`."""
     if value < 59.5:
         return _short_time(value) if value < 10 else f"{value:.0f} s"
+    if value < 599.5:
+        return f"{round(value) // 60} min {round(value) % 60} s"
     minutes = round(value / 60)
     if minutes < 60:
         return f"{minutes} min"

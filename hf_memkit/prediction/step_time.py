@@ -115,6 +115,7 @@ def step_time(
     capability: float,
     span: tuple[int, int] | None = None,
     micro_batches: int = 1,
+    loader_workers: int = 0,
     factors: Mapping[str, float] | None = None,
 ) -> StepTime:
     """The time of one optimizer step.
@@ -125,6 +126,7 @@ def step_time(
         capability: the GPU's compute capability, such as 8.0.
         span: the step's calls: (first, one past the last); None: the last step of `work`.
         micro_batches: of the step, as it is trained.
+        loader_workers: `dataloader_num_workers`; with any, batches are put together beside the training.
         factors: from a calibration: by kind of operation (`work.KINDS`), or `"host"`, by how much longer it takes
             than computed here.
 
@@ -136,6 +138,8 @@ def step_time(
     factors = factors or {}
     seconds = OperationSeconds(rates, capability, factors)
     parts = _parts(work, span or _last_step(work), micro_batches)
+    if not loader_workers:
+        _batches_are_put_together(work, parts)
     durations = [seconds.of(each) for each in work.operations]
     low, likely, high = (_Clocks(work, durations, variant, factors.get("host", 1.0)) for variant in range(3))
     for clocks in (low, likely, high):
@@ -199,6 +203,17 @@ def _parts(work: Work, span: tuple[int, int], micro_batches: int) -> list[_Part]
             parts.append(_Part(-1, _OPTIMIZER_S, []))
         parts[-1].stretches.append((phase, calls))
         before = phase
+    _clipping_comes_once(work, parts)
+    traced = sum(part.number >= 0 for part in parts)
+    for part in parts:
+        if part.number >= 0:
+            last = part.number == traced - 1
+            part.times = max(0, micro_batches - part.number) if last else int(part.number < micro_batches)
+    return parts
+
+
+def _batches_are_put_together(work: Work, parts: list[_Part]) -> None:
+    """Adds the loader's time: of what is copied to the GPU as whole numbers."""
     for part in parts:
         numbers = sum(
             work.operations[call].moved_bytes
@@ -208,13 +223,6 @@ def _parts(work: Work, span: tuple[int, int], micro_batches: int) -> list[_Part]
         )
         low, middle, high = (own + numbers * each for own, each in zip(part.host_s, _LOADER_S_PER_BYTE, strict=True))
         part.host_s = (low, middle, high)
-    _clipping_comes_once(work, parts)
-    traced = sum(part.number >= 0 for part in parts)
-    for part in parts:
-        if part.number >= 0:
-            last = part.number == traced - 1
-            part.times = max(0, micro_batches - part.number) if last else int(part.number < micro_batches)
-    return parts
 
 
 def _clipping_comes_once(work: Work, parts: list[_Part]) -> None:

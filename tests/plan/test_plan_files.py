@@ -23,27 +23,27 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     """Would notice: a value that YAML reads as another type, a section that is lost, figures about the plan that are
     taken for settings."""
     made = plan(setup(8, 1, 42, 1.0), setup(4, 2, 12, 2.0, CHECKPOINTING, SDPA, ALLOCATOR, ENGINE))
-    path = write_plan(made, str(tmp_path / "plan.yaml"))
+    path = write_plan(made, str(tmp_path / "plan.yaml"), "src/train.py")
     overrides, about = read_plan(path)
     best = made.proposed
     assert best is not None and overrides == best.candidate.overrides
     assert overrides.environment and overrides.model and about["setup"] == best.candidate.name
     assert about["step_time_s"] == pytest.approx([1.8, 2.0, 2.6]) and about["gpu"] == "RTX 3090"
     head = path.read_text().splitlines()[:6]
-    assert all(line.startswith("#") for line in head[:5]) and f"--plan {path}" in "".join(head)
+    assert all(line.startswith("#") for line in head[:5]) and f"memkit run src/train.py --plan {path}" in "".join(head)
 
 
 def test_only_a_plan_of_memkits_is_replaced(tmp_path: Path) -> None:
     """Would notice: a file of the user's that is overwritten, or a folder or a link that ends in a traceback."""
     made = plan(setup(8, 1, 12, 1.0))
     path = tmp_path / "plan.yaml"
-    write_plan(made, str(path))
-    write_plan(made, str(path))
+    write_plan(made, str(path), "train.py")
+    write_plan(made, str(path), "train.py")
     path.write_text("learning_rate: 1.0e-4\n")
     (tmp_path / "link").symlink_to("nowhere")
     for wrong in (path, tmp_path, tmp_path / "link", tmp_path / "none" / "plan.yaml"):
         with pytest.raises(InputError, match=r"^--write ") as error:
-            write_plan(made, str(wrong))
+            write_plan(made, str(wrong), "train.py")
         assert "\n" not in str(error.value)
     assert path.read_text() == "learning_rate: 1.0e-4\n" and {each.name for each in tmp_path.iterdir()} == {
         "link",
@@ -54,4 +54,4 @@ def test_only_a_plan_of_memkits_is_replaced(tmp_path: Path) -> None:
 def test_nothing_is_written_where_nothing_fits() -> None:
     """Would notice: the settings of a setup that does not fit."""
     with pytest.raises(LookupError):
-        plan_text(plan(setup(8, 1, 42, 1.0)), "plan.yaml")
+        plan_text(plan(setup(8, 1, 42, 1.0)), "plan.yaml", "train.py")

@@ -15,7 +15,8 @@ def shown(found: RenderableType, width: int = 80) -> list[str]:
     console = Console(file=io.StringIO(), width=width, highlight=False)
     console.print(found, crop=False)
     lines = str(console.file.getvalue()).splitlines()  # type: ignore[attr-defined]
-    assert max(map(len, lines)) <= width
+    copied = "      "  # a line of Python, which is not broken
+    assert max(len(line) for line in lines if not line.startswith(copied)) <= width
     return lines
 
 
@@ -32,7 +33,7 @@ def test_the_answer_then_what_to_paste_then_the_table() -> None:
     order = (
         "The script as it stands, 8 × 1, does not fit: 21.01 GiB too much.",
         "Nearly the same result, and 27 % faster: 8 × 1, 8-bit AdamW: optimizer states in 8 bits",
-        '--activation_checkpointing_kwargs \'{"use_reentrant": false, "every_n_layers": 2}\'',
+        '--activation_checkpointing_kwargs \'{"use_reentrant":false,"every_n_layers":2}\'',
         "--optim adamw_bnb_8bit",
         "a setup may take 21.79 GiB (92 %); 8 sequences an optimizer step; 6 setups judged, 5 of them traced",
         "Same result as the script's",

@@ -106,6 +106,8 @@ def test_a_batch_of_tokens_is_put_together_while_the_gpu_waits() -> None:
     tokens = Operation("aten._to_copy.default", "transfer", "int64", 0, 8 * 100_000, waits=True)
     loaded, bare = priced(work_of([PRODUCT, tokens])), priced(work_of([PRODUCT]))
     assert 10e-3 < loaded.seconds[1] - bare.seconds[1] < 60e-3  # twice here, of 100 to 230 ns each
+    beside = priced(work_of([PRODUCT, tokens]), loader_workers=2)
+    assert beside.seconds[1] - bare.seconds[1] < 1e-3
     images = replace(tokens, dtype="float32")
     assert priced(work_of([PRODUCT, images])).seconds[1] - bare.seconds[1] < 1e-3
 

@@ -131,10 +131,32 @@ def test_liger_kernels_have_rows(worker: Worker, models: dict[str, Path]) -> Non
     assert all(each.kind == "memory" and each.moved_bytes for each in rows.values())
 
 
+def test_trls_head_has_rows(worker: Worker) -> None:
+    """Defect: the kernels of TRL's fused head, which are replaced with nothing, cost nothing."""
+    pytest.importorskip("trl")
+    found = next(each for each in ARCHITECTURES if each.name == "llama")
+    work = worker.trace(replace(request(found, "sft", "cuda"), work=True)).work
+    assert work is not None
+    rows = {each.name: each.moved_bytes for each in work.operations if each.name.startswith("triton.")}
+    assert rows.keys() == {"triton._forward_kernel", "triton._backward_kernel"} and all(rows.values())
+
+
+def test_fp16_waits_for_the_scaler(worker: Worker, models: dict[str, Path]) -> None:  # noqa: F811
+    """Defect: the host runs ahead of a step that it decides by a value."""
+    setup = setup_of(models["llama"], "checkpointed").put("arguments.bf16", False, "asked")
+    setup = setup.put("arguments.fp16", True, "asked").put(
+        "arguments.optim", "adamw_torch", "asked"
+    )  # none of its own
+    work = recorded(worker, setup)
+    steps = [each for each in work.operations if each.name.startswith("torch.amp")]
+    assert len(steps) == 1 and steps[0].waits
+
+
 # ---- nothing is replaced without a word ----
 
 TELLS: Final = {
     "libraries.py: kind.run", "sft.py: setattr(kernels, name)", "fake_gpu.py: torch.compile",
+    "fake_gpu.py: torch.amp.GradScaler._maybe_opt_step",
     "generation.py: setattr(GenerationMixin, name)", "trl_trainers.py: module.LLM",
     "trl_trainers.py: module.VLLMClient",
 }  # fmt: skip
@@ -143,7 +165,7 @@ TELLS: Final = {
 SEES_DISPATCHER: Final = {
     "attention.py: F.scaled_dot_product_attention", "fake_gpu.py: _CUDA_KERNELS.impl",
     "fake_gpu.py: FakeTensorMode.__torch_dispatch__", "fake_gpu.py: nn.Module._apply",
-    "fake_gpu.py: torch.amp.GradScaler._maybe_opt_step", "fake_gpu.py: torch.Tensor._make_subclass",
+    "fake_gpu.py: torch.Tensor._make_subclass",
     "flash_attn_package.py: hub_kernels.load_and_register_attn_kernel", "flash_attn_package.py: package.bert_padding",
     "flash_attn_package.py: package.flash_attn_interface", "generation.py: setattr(layer, name)",
     "generation.py: whisper.generate", "libraries.py: FakeTensor.__deepcopy__", "libraries.py: _WideRest._new_buffer",

@@ -119,10 +119,13 @@ def made_up_values() -> None:
         return numpy.broadcast_to(numpy.ones((), kind), tuple(self.shape))
 
     FakeTensor.numpy = as_array  # type: ignore[method-assign, assignment]
+
+    def step(self: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        launched("torch.amp: whether gradients are finite", (), waits=True)
+        return optimizer.step(*args, **kwargs)
+
     # A step that was left out for an overflow would make no optimizer states.
-    torch.amp.GradScaler._maybe_opt_step = (  # type: ignore[method-assign]
-        lambda self, optimizer, state, *args, **kwargs: optimizer.step(*args, **kwargs)
-    )
+    torch.amp.GradScaler._maybe_opt_step = step  # type: ignore[method-assign, assignment]
 
 
 def movable_modules() -> None:

@@ -1,0 +1,69 @@
+"""What `memkit plan` answers for a training script, as docs/plan.md shows it.
+
+    python benchmarks/plan_example.py        # results/plan_example.json
+
+The script is that of `script_overhead.py`, with a model of Llama-3.2-1B's shapes in fp32: it tokenises and groups a
+text, makes its model from a config, and trains with Trainer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # also runs from a checkout that is not installed
+
+from benchmarks.provenance import RESULTS, provenance  # noqa: E402
+from benchmarks.script_overhead import SCRIPT  # noqa: E402
+
+CONFIG: Final[dict[str, Any]] = {
+    "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+"""Llama-3.2-1B: 1.24 B parameters."""
+
+OWN: Final = ("--output_dir", "out", "--bf16", "--per_device_train_batch_size", "16", "--num_train_epochs", "3")
+COMMANDS: Final[dict[str, tuple[str, ...]]] = {
+    "one": ("--gpu", "A100 40GB", "--ram", "128GB", "--write", "plan.yaml", "--short"),
+    "compared": (
+        "--gpus-to-compare", "L4,A100 40GB,A100 80GB,H100 80GB",
+        "--price", "L4=0.8,A100 40GB=1.3,A100 80GB=1.8,H100 80GB=2.5", "--ram", "128GB", "--short",
+    ),
+}  # fmt: skip
+"""Prices are made up: they are the user's."""
+
+
+def main() -> int:
+    found = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "train.py").write_text(SCRIPT)
+        (folder / "config.json").write_text(json.dumps(CONFIG))
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_DATASETS_CACHE": name, "COLUMNS": "80"}
+        for which, options in COMMANDS.items():
+            words = ["plan", "train.py", *options, "--", *OWN]
+            began = time.monotonic()
+            ran = subprocess.run(
+                [sys.executable, "-m", "hf_memkit", *words],
+                cwd=folder, env=environment, capture_output=True, text=True,
+            )  # fmt: skip
+            if ran.returncode > 1:
+                raise RuntimeError(ran.stderr[-2000:])
+            seconds = time.monotonic() - began
+            print(f"{which}: {seconds:.0f} s")
+            found[which] = {"command": ["memkit", *words], "output": ran.stdout, "seconds": seconds}
+    content = {"command": "python benchmarks/plan_example.py", **provenance(), "examples": found}
+    (RESULTS / "plan_example.json").write_text(json.dumps(content, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,36 @@
+"""docs/plan.md: its examples are what was answered, and its options are those of the verb."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from typing import Any
+
+import typer
+
+from hf_memkit.cli.main import app
+from hf_memkit.plan.judged import FULL_SHARE
+from hf_memkit.plan.search import LIMIT_S
+from tests.conftest import ROOT
+
+PAGE = (ROOT / "docs" / "plan.md").read_text()
+
+
+def test_the_examples_are_current() -> None:
+    """Would notice: an example that was edited by hand."""
+    assert runpy.run_path(str(ROOT / "scripts" / "plan_docs.py"))["main"](["--check"]) == 0
+
+
+def test_the_page_has_the_options_of_the_verb() -> None:
+    """Would notice: an option without a word in the table, one of the pages that no longer exists, another limit."""
+    commands: Any = typer.main.get_command(app)
+    own = {name for each in commands.commands["plan"].params for name in each.opts if name.startswith("-")}
+    table = PAGE[PAGE.index("## What to give") : PAGE.index("## How to read")]
+    assert set(re.findall(r"`(--?[a-z][a-z-]*)", table)) >= own
+    for page in (PAGE, (ROOT / "README.md").read_text()):
+        typed = [line for line in page.splitlines() if line.startswith("memkit plan")]
+        assert typed
+        for line in typed:
+            options = set(re.findall(r"(?<= )--?[a-z][a-z-]*", line.partition(" -- ")[0]))
+            assert options <= own, line
+    assert f"({LIMIT_S:.0f})" in table and f"{FULL_SHARE:.0%}".replace("%", " %") in PAGE

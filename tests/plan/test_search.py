@@ -1,0 +1,169 @@
+"""The search: what it traces, what it need not, and what comes first. Memory and time follow a formula here, so that
+what is best is known; real traces are in test_traces.py and tests/cli/test_plan.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hf_memkit.plan.candidate import Candidate, Choice
+from hf_memkit.plan.judged import Judged
+from hf_memkit.plan.search import Search
+from hf_memkit.units import GIB
+from tests.plan.made_plans import setup
+
+CHECKPOINTING = Choice("checkpointing", "checkpointing", frees_memory=True, costs_time=True)
+SECOND = Choice("checkpointing", "every 2nd", frees_memory=True, costs_time=True)
+SMALL = Choice("small optimizer", "8-bit", {}, "nearly the same", "8 bits", frees_memory=True)
+OFFLOAD = Choice("engine", "offload", engine="zero2-offload", frees_memory=True, costs_time=True)
+SEGMENTS = Choice("allocator", "segments", {"environment.PYTORCH_ALLOC_CONF": "expandable_segments:True"})
+WAYS: Mapping[str, list[Choice | None]] = {
+    "checkpointing": [None, SECOND, CHECKPOINTING],
+    "small optimizer": [None, SMALL],
+    "engine": [None, OFFLOAD],
+    "allocator": [None, SEGMENTS],
+}
+
+
+class Formula:
+    """GiB: `fixed`, and `row` a sequence; less with what frees memory. Slower with what costs time, and with smaller
+    micro-batches. What the allocator reserves beyond that, `segments` saves."""
+
+    def __init__(self, usable_gib: float, *, fixed: float = 10.0, row: float = 2.0, beyond: float = 0.0) -> None:
+        self.usable_gib, self.fixed, self.row, self.beyond = usable_gib, fixed, row, beyond
+        self.asked: list[str] = []
+
+    def __call__(self, candidate: Candidate) -> Judged:
+        self.asked.append(candidate.name)
+        slots = {each.slot: each for each in candidate.choices}
+        row = self.row * {None: 1.0, SECOND: 0.6, CHECKPOINTING: 0.2}[slots.get("checkpointing")]
+        fixed = self.fixed * (0.7 if "small optimizer" in slots else 1) * (0.3 if "engine" in slots else 1)
+        needs = fixed + row * candidate.micro_batch_size
+        seconds = (10.0 + 0.1 * candidate.accumulation) * (3 if "engine" in slots else 1)
+        seconds *= {None: 1.0, SECOND: 1.15, CHECKPOINTING: 1.3}[slots.get("checkpointing")]
+        made = setup(candidate.micro_batch_size, candidate.accumulation, needs, seconds)
+        assert made.prediction is not None
+        reserved = int((needs + (0 if "allocator" in slots else self.beyond) - 0.5) * GIB)
+        prediction = replace(
+            made.prediction,
+            capacity_bytes=int(self.usable_gib / 0.92 * GIB) + 1,
+            peak_reserved_bytes=(reserved, reserved),
+        )
+        fits = prediction.total_bytes[1] <= self.usable_gib * GIB
+        return replace(made, candidate=candidate, prediction=prediction, fits=fits, why="" if fits else "too large")
+
+
+OWN = Candidate(8, 2)
+
+
+def searched(judge: Formula, own: Candidate = OWN, **known: Any) -> Search:
+    found = Search(judge, own, known.pop("ways", WAYS), known.pop("batch", ("same result", "")), **known)
+    found.run()
+    return found
+
+
+def fastest(found: Search) -> Candidate:
+    fitting = [each for each in found.judged.values() if each.fits]
+    return min(fitting, key=lambda each: each.seconds or 0.0).candidate
+
+
+@pytest.mark.parametrize(
+    ("usable", "best"),
+    [
+        (50.0, "16 × 1"),  # all of it in one pass
+        (27.0, "8 × 2"),
+        (19.0, "4 × 4"),
+        (14.5, "2 × 8"),
+        (10.5, "1 × 16, 8-bit"),  # faster than what fits with the same result
+    ],
+)
+def test_the_fastest_that_fits_is_among_what_is_traced(usable: float, best: str) -> None:
+    """Would notice: a micro-batch that is given up too early, a way that is not tried, one wrongly excluded."""
+    found = searched(Formula(usable))
+    every = [
+        judge(found.candidate(size, choices))
+        for judge in (Formula(usable),)
+        for size in (16, 8, 4, 2, 1)
+        for choices in ((), (SECOND,), (CHECKPOINTING,), (SMALL,), (SECOND, SMALL), (CHECKPOINTING, SMALL))
+    ]
+    truth = min((each for each in every if each.fits), key=lambda each: each.seconds or 0.0)
+    assert found.judged[truth.candidate].fits and fastest(found).name == truth.candidate.name == best
+
+
+def test_what_is_excluded_would_not_fit_and_names_what_was_traced() -> None:
+    """Would notice: an exclusion by a setup that needs more, or that nobody has traced."""
+    judge = Formula(12.0)
+    found = searched(judge)
+    assert found.excluded and not set(found.excluded) & set(found.judged)
+    for candidate, by in found.excluded.items():
+        assert by in judge.asked and not Formula(12.0)(candidate).fits
+    assert len(judge.asked) == len(set(judge.asked)), "traced twice"
+
+
+def test_few_traces_for_many_setups() -> None:
+    """Would notice: a search that traces every micro-batch of every way, and takes minutes."""
+    for usable in (8.0, 12.0, 19.0, 27.0, 60.0):
+        judge = Formula(usable)
+        searched(judge, Candidate(4, 16))
+        assert len(judge.asked) <= 26, usable
+
+
+def test_the_same_sequences_every_step() -> None:
+    """Would notice: another batch than the script's, or a micro-batch that does not divide it."""
+    found = searched(Formula(14.0), Candidate(3, 4))
+    sizes = {each.micro_batch_size: each.accumulation for each in found.judged}
+    assert all(size * accumulation == 12 for size, accumulation in sizes.items()) and len(sizes) > 2
+
+
+def test_what_another_micro_batch_does_to_the_result_is_said() -> None:
+    """Would notice: a setup with other draws of dropout that competes as if it had the same result."""
+    found = searched(Formula(19.0), batch=("nearly the same", "dropout draws other numbers"))
+    groups = {each.micro_batch_size: each.group for each in found.judged if not each.choices}
+    assert groups.pop(8) == "same result" and set(groups.values()) == {"nearly the same"}
+    fixed = searched(Formula(19.0), batch=("another method", "rows are compared"))
+    assert {each.micro_batch_size for each in fixed.judged} == {8}
+
+
+def test_the_allocator_s_setting_helps_only_where_the_need_itself_fits() -> None:
+    """Would notice: a trace for a setting that changes none, or a setup lost to what the allocator reserves beyond."""
+    found = searched(Formula(28.0, beyond=4.0))
+    assert found.judged[found.candidate(8, (SEGMENTS,))].fits
+    tight = Formula(25.0, beyond=4.0)
+    searched(tight)
+    assert "8 × 2, segments" not in tight.asked
+
+
+def test_no_time_left() -> None:
+    """Would notice: a search that goes on after its limit, or does not say so."""
+    judge = Formula(12.0)
+    found = searched(judge, limit_s=0.0)
+    assert judge.asked == ["8 × 2"] and found.stopped and not found.stopped_by_hand
+
+
+def test_ctrl_c_keeps_what_there_is() -> None:
+    """Would notice: what was judged being lost with the exception."""
+
+    def said(judged: Judged) -> None:
+        if not judged.candidate.choices and judged.candidate.micro_batch_size == 16:
+            raise KeyboardInterrupt
+
+    found = searched(Formula(30.0), said=said)
+    assert found.stopped_by_hand and fastest(found)
+
+
+@pytest.mark.parametrize(
+    ("usable", "nearest"),
+    [(27.0, "8 × 2"), (19.0, "4 × 4"), (11.0, "2 × 8, checkpointing"), (8.0, "2 × 8, checkpointing, 8-bit")],
+)
+def test_the_nearest_that_fits_changes_least(usable: float, nearest: str) -> None:
+    """Would notice: checkpointing proposed where a smaller micro-batch does, or nothing where 8 bits do."""
+    found = Search(Formula(usable), Candidate(16, 1), WAYS, ("same result", ""))
+    best = found.nearest()
+    assert best is not None and best.fits and best.candidate.name == nearest
+
+
+def test_nothing_is_near() -> None:
+    assert Search(Formula(1.0), Candidate(16, 1), WAYS, ("same result", "")).nearest() is None
