@@ -14,7 +14,7 @@ import pytest
 from hf_memkit.errors import ScriptFailed
 from hf_memkit.hardware import described_machine
 from hf_memkit.plan.planning import plan_script
-from hf_memkit.plan.traces import ScriptTraces, Traced
+from hf_memkit.plan.traces import ScriptTraces, TraceFile
 from hf_memkit.prediction.trace import Trace
 from hf_memkit.script_overrides import Overrides
 from hf_memkit.user_script import UserScript
@@ -52,7 +52,7 @@ def traces(*arguments: str) -> ScriptTraces:
     return ScriptTraces(UserScript.found("train.py", arguments), described_machine("T4", None, None, None), os.environ)
 
 
-def content(traced: Traced) -> dict[str, Any]:
+def content(traced: TraceFile) -> dict[str, Any]:
     assert traced.path is not None, traced.why
     found: dict[str, Any] = json.loads(traced.path.read_text())
     return found
