@@ -104,7 +104,10 @@ def test_several_gpus_are_ranks_of_torchrun(folder: Path) -> None:
 
 def test_ctrl_c_ends_what_runs(folder: Path) -> None:
     """Finds: a training that goes on after its user has gone."""
-    code = "from tests.plan.test_verify import *\nverify(plan_of(SetupCandidate(2, 1)), script('--waits'), device='cpu')\n"
+    code = (
+        "from tests.plan.test_verify import *\n"
+        "verify(plan_of(SetupCandidate(2, 1)), script('--waits'), device='cpu')\n"
+    )
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 60
     while not (folder / "waits").exists():
