@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hf_memkit.errors import InputError
 from hf_memkit.gpu_rates import rates_of
-from hf_memkit.hardware import Machine, named_gpu
+from hf_memkit.hardware import Machine, named_gpu, this_machine
 from hf_memkit.memory.records import SCHEMA
 from hf_memkit.plan.calibrate import calibrate, calibrate_by_run, factors_of, measured_probes
 from hf_memkit.plan.calibration import Calibration, cache_file, store, stored, torch_version
@@ -115,6 +117,15 @@ def test_no_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(InputError, match="--calibrate: measures this machine's GPU, and there is none; with the rec"):
         calibrate()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_is_measured_within_a_minute() -> None:
+    begin = time.monotonic()
+    found, _ = calibrate()
+    assert set(found.factors) == {"matmul", "memory", "attention", "transfer", "host"}
+    assert time.monotonic() - begin < 90 and stored(this_machine().gpu) == (found, ())
 
 
 def test_factors_that_no_gpu_has_are_refused() -> None:
