@@ -1,6 +1,6 @@
 """What `memkit plan` answers for a training script, as docs/plan.md shows it.
 
-    python benchmarks/plan_example.py        # results/plan_example.json
+    python benchmarks/plan_example.py        # results/plan_example.json; with a name of COMMANDS, that one again
 
 The script is that of `script_overhead.py`, with a model of Llama-3.2-1B's shapes in fp32: it tokenises and groups a
 text, makes its model from a config, and trains with Trainer.
@@ -41,15 +41,16 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
 """Prices are made up: they are the user's."""
 
 
-def main() -> int:
-    found = {}
+def main(again: list[str]) -> int:
+    path = RESULTS / "plan_example.json"
+    found = json.loads(path.read_text())["examples"] if again else {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "train.py").write_text(SCRIPT)
         (folder / "config.json").write_text(json.dumps(CONFIG))
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_DATASETS_CACHE": name, "COLUMNS": "80"}
-        for which, options in COMMANDS.items():
-            words = ["plan", "train.py", *options, "--", *OWN]
+        for which in again or COMMANDS:
+            words = ["plan", "train.py", *COMMANDS[which], "--", *OWN]
             began = time.monotonic()
             ran = subprocess.run(
                 [sys.executable, "-m", "hf_memkit", *words],
@@ -61,9 +62,9 @@ def main() -> int:
             print(f"{which}: {seconds:.0f} s")
             found[which] = {"command": ["memkit", *words], "output": ran.stdout, "seconds": seconds}
     content = {"command": "python benchmarks/plan_example.py", **provenance(), "examples": found}
-    (RESULTS / "plan_example.json").write_text(json.dumps(content, indent=1) + "\n")
+    path.write_text(json.dumps(content, indent=1) + "\n")
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the examples of docs/plan.md as they were typed and answered; with --check only compares.
+"""Writes the examples and the table of step times of docs/plan.md; with --check only compares.
 
 .venv/bin/python scripts/plan_docs.py [--check]
 """
@@ -34,9 +34,37 @@ def _trimmed(output: str) -> str:
     return "\n".join(line.rstrip() for line in output.rstrip().splitlines())
 
 
+def step_times(path: Path = RESULTS / "plan_speed.json") -> str:
+    """Steps that others measured, and what was predicted of them from the table of GPUs alone."""
+    content = json.loads(path.read_text())
+    lines = [
+        "| rows | predicted | median error | worst | bars | met |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, group in content["groups"].items():
+        lines.append(
+            f"| {name} | {group['predicted']} of {group['rows']} | {group['median']:.1%} | {group['worst']:.1%} "
+            f"| {group['bar_median']:.0%}, {group['bar_worst']:.0%} | {'yes' if group['met'] else '**no**'} |"
+        )
+    lines += ["", f"`{path.name}`, made by `{content['command']}`. Decided after a first look at the results:", ""]
+    lines += [f"* {each}" for each in content["decided_later"]]
+    lines += ["", "<details><summary>Row by row</summary>", ""]
+    lines += ["| row | GPU | measured s | predicted s | error |", "|---|---|---|---|---|"]
+    for row in content["rows"]:
+        if row.get("predicted_s") is None:
+            lines.append(f"| {row['id']} | {row['gpu']} | {row['measured_s']:.3g} | not predicted | |")
+            continue
+        gpu = f"{row['gpus']} × {row['gpu']}" if row["gpus"] > 1 else row["gpu"]
+        predicted = row["predicted_s"]
+        middle = predicted[1] if isinstance(predicted, list) else predicted
+        lines.append(f"| {row['id']} | {gpu} | {row['measured_s']:.3g} | {middle:.3g} | {row['error']:+.1%} |")
+    return "\n".join([*lines, "", "</details>"])
+
+
 def tables() -> dict[Path, dict[str, str]]:
-    """Each page's examples."""
-    return {ROOT / "docs" / "plan.md": {"example": example("one"), "compared": example("compared")}}
+    """The page's examples and its table."""
+    page = {"example": example("one"), "compared": example("compared"), "plan": step_times()}
+    return {ROOT / "docs" / "plan.md": page}
 
 
 def main(arguments: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""`memkit plan`: the fastest setup of a training script that fits a GPU, and what each GPU would make of it."""
+"""`memkit plan`: the fastest setup of a training that fits a GPU, and what each GPU would make of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hf_memkit.cli.options import Gpu, GpuMemory, Json, Ram, Short, show_what_can_be_shown
+from hf_memkit.cli.options import (
+    Args,
+    Gpu,
+    GpuMemory,
+    Json,
+    Ram,
+    SequenceLength,
+    Set,
+    Short,
+    show_what_can_be_shown,
+)
 from hf_memkit.errors import InputError, ScriptFailed, did_you_mean
 
 if TYPE_CHECKING:
@@ -19,6 +29,7 @@ if TYPE_CHECKING:
     from hf_memkit.plan.judged import Judged
     from hf_memkit.plan.plan import Plan
     from hf_memkit.plan.verified import Verified
+    from hf_memkit.setup import Setup
     from hf_memkit.user_script import UserScript
 
 __all__ = ["EXAMPLES", "plan"]
@@ -28,6 +39,8 @@ EXAMPLES = """[bold]Examples[/bold]
   memkit plan train.py --gpu "RTX 4090" -- --model_name_or_path gpt2-xl --per_device_train_batch_size 8
 
   memkit plan -m trl.scripts.sft --gpu T4 --short -- --config sft.yaml
+
+  memkit plan --model gpt2-xl --batch-size 8 --sequence-length 1024 --set bf16=true --gpu "RTX 4090"
 
   memkit plan train.py --gpu L4 --write plan.yaml --html plan.html -- …     then: memkit run train.py --plan plan.yaml
 
@@ -47,6 +60,26 @@ def plan(
         list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="What the script gets.")
     ] = None,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as after `python -m`.")] = False,
+    model: Annotated[
+        str | None, typer.Option(help="In the place of a script: hub ID or local folder; no weights are loaded.")
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="In the place of a script: a recipe by name, or its file.")
+    ] = None,
+    variant: Annotated[str, typer.Option(help="With --recipe: which variant; auto: the first that fits.")] = "auto",
+    preset: Annotated[str | None, typer.Option(help="With --model: a preset to begin with.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="With --model: sequences of one GPU in one forward pass.")
+    ] = None,
+    sequence_length: SequenceLength = None,
+    accumulation: Annotated[
+        int | None, typer.Option(min=1, help="With --model: micro-batches in an optimizer step.")
+    ] = None,
+    args: Args = None,
+    settings: Set = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="With --model: let code that comes with it run.")
+    ] = False,
     gpu: Gpu = None,
     gpu_memory: GpuMemory = None,
     gpus_to_compare: Annotated[
@@ -88,24 +121,19 @@ def plan(
 ) -> int:
     """The fastest setup that fits."""
     if calibrate:
-        from hf_memkit.cli.plan_here import calibrated
+        from hf_memkit.cli.plan_here import calibrated, given_besides
 
-        others = {
-            "-- ARGUMENTS": arguments, "-m": module, "--gpu": gpu, "--gpu-memory": gpu_memory,
-            "--gpus-to-compare": gpus_to_compare, "--price": price, "--gpus": gpus > 1, "--ram": ram, "--also": also,
-            "--limit": limit is not None, "--write": write, "--html": html, "--verify": verify, "--short": short,
-        }  # fmt: skip
-        return calibrated(script, others, as_json=as_json)
+        return calibrated(script, given_besides(context, "script", "calibrate", "as_json"), as_json=as_json)
     from hf_memkit.plan.files import check_plan_file, write_plan
     from hf_memkit.plan.search import LIMIT_S
     from hf_memkit.report.document import check_file
 
-    if script is None:
-        raise InputError(
-            "-m: write the name of the module behind it"
-            if module
-            else "nothing to plan: name a training script: memkit plan train.py --gpu NAME -- ARGUMENTS"
-        )
+    of_setup = {
+        "model": model, "recipe": recipe, "variant": variant, "preset": preset, "batch_size": batch_size,
+        "sequence_length": sequence_length, "accumulation": accumulation, "args": args, "settings": settings,
+        "trust_remote_code": trust_remote_code,
+    }  # fmt: skip
+    _refuse_other_subjects(script, of_setup, module=module, verify=verify)
     refuse_contradictions(
         gpu=gpu, gpu_memory=gpu_memory, gpus_to_compare=gpus_to_compare, price=price, also=also, limit=limit,
         write=write, short=short, as_json=as_json, verify=verify,
@@ -113,8 +141,9 @@ def plan(
     from hf_memkit.prediction.running_scripts import refuse_unreadable
     from hf_memkit.user_script import UserScript
 
-    found = UserScript.found(script, arguments or (), is_module=module)
-    refuse_unreadable(found)
+    found = UserScript.found(script, arguments or (), is_module=module) if script is not None else None
+    if found is not None:
+        refuse_unreadable(found)
     if verify:
         from hf_memkit.plan.verify import refuse_unverifiable
 
@@ -128,14 +157,20 @@ def plan(
     if html is not None:
         check_file(html)
     show_what_can_be_shown()
+    setups = None
+    if found is None:
+        from hf_memkit.cli.plan_model import setups_for
+
+        setups = setups_for(machines, **of_setup, ram=ram, gpus=gpus)  # type: ignore[arg-type]
     plans = _planned(
-        found, machines, gpus=gpus, environment=context.obj, also=tuple(also or ()),
+        found, setups, machines, gpus=gpus, environment=context.obj, also=tuple(also or ()),
         limit_s=LIMIT_S if limit is None else limit, ram_is_given=ram is not None,
     )  # fmt: skip
     if plans is None:
         return 130  # as a shell has it after Ctrl-C: 1 would say that nothing fits
     ran: tuple[Verified, ...] = ()
     if verify:
+        assert found is not None
         from hf_memkit.cli.plan_here import verified
 
         only, ran = verified(plans[0], found, context.obj)
@@ -143,7 +178,7 @@ def plan(
     fits = any(each.proposed is not None for each in plans)
     files = []
     if write is not None and fits:
-        files.append(str(write_plan(plans[0], write, str(found))))
+        files.append(str(write_plan(plans[0], write, str(found) if found is not None else "train.py")))
     if html is not None:
         from hf_memkit.plan.page import write_page
 
@@ -276,8 +311,36 @@ def read_prices(given: Sequence[str], gpus: Sequence[str]) -> dict[str, float]:
     return found
 
 
+def _refuse_other_subjects(script: str | None, of_setup: Mapping[str, object], *, module: bool, verify: bool) -> None:
+    """
+    Raises:
+        InputError: nothing to plan, or two things.
+    """
+    given = [name for name, value in of_setup.items() if value not in (None, False, "auto")]
+    options = [f"--{'set' if name == 'settings' else name.replace('_', '-')}" for name in given]
+    if script is not None and given:
+        raise InputError(f"{', '.join(options)}: not with a script, which has its own; put its arguments behind --")
+    if script is not None:
+        return
+    if module:
+        raise InputError("-m: write the name of the module behind it")
+    if "model" in given and "recipe" in given:
+        raise InputError("--model, --recipe: give one of the two")
+    if not {"model", "recipe"} & set(given):
+        lone = f"{', '.join(options)}: of which model? " if given else "nothing to plan: "
+        raise InputError(
+            f"{lone}name a training script, memkit plan train.py --gpu NAME -- ARGUMENTS, a model (--model) or a "
+            "recipe (--recipe)"
+        )
+    if "variant" in given and "recipe" not in given:
+        raise InputError(f"--variant {of_setup['variant']}: is one of a recipe's; name the recipe: --recipe NAME")
+    if verify:
+        raise InputError("--verify: runs a training script; name yours: memkit plan train.py --verify -- ARGUMENTS")
+
+
 def _planned(
-    script: UserScript,
+    script: UserScript | None,
+    setups: Sequence[Setup] | None,
     machines: Sequence[Machine],
     *,
     gpus: int,
@@ -287,18 +350,24 @@ def _planned(
     ram_is_given: bool,
 ) -> tuple[Plan, ...] | None:
     """A plan for each machine; None: Ctrl-C came before anything was judged."""
+    from hf_memkit.cli.plan_model import planned_setups
     from hf_memkit.cli.predict_script import ended_by_signals
     from hf_memkit.plan.planning import plan_gpus
     from hf_memkit.prediction.running_scripts import name_of
 
-    _tell(f"{name_of(script)} runs on this machine; what it writes before Trainer.train(), it writes")
+    if script is not None:
+        _tell(f"{name_of(script)} runs on this machine; what it writes before Trainer.train(), it writes")
     _tell("setups are looked for; Ctrl-C gives the best so far")
     try:
         with ended_by_signals("Ctrl-C: what is being traced now is waited for") as ended:
-            plans = plan_gpus(
-                script, machines, gpus=gpus, environment=environment, also=also, limit_s=limit_s,
-                said=_Progress(machines), ram_is_given=ram_is_given,
-            )  # fmt: skip
+            progress = _Progress(machines)
+            if script is None:
+                plans = planned_setups(setups or (), also=also, limit_s=limit_s, said=progress)
+            else:
+                plans = plan_gpus(
+                    script, machines, gpus=gpus, environment=environment, also=also, limit_s=limit_s, said=progress,
+                    ram_is_given=ram_is_given,
+                )  # fmt: skip
             if not plans:
                 ended()
     except ScriptFailed as error:
@@ -337,7 +406,7 @@ class _Progress:
 def _show(
     plans: Sequence[Plan],
     prices: Mapping[str, float],
-    script: UserScript,
+    script: UserScript | None,
     files: Sequence[str],
     *,
     compared: bool,
@@ -352,9 +421,11 @@ def _show(
         from hf_memkit.plan.prices import plans_json
 
         found = plans_json(plans, prices)
-        request = {
-            "script": script.target, "is_module": script.is_module, "arguments": list(script.arguments),
-        }  # fmt: skip
+        request = None
+        if script is not None:
+            request = {
+                "script": script.target, "is_module": script.is_module, "arguments": list(script.arguments),
+            }  # fmt: skip
         if compared:
             print(json.dumps({"request": request, "gpus": found, "files": list(files)}, indent=2))
             return

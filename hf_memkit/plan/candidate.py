@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, get_args
 
 from hf_memkit.script_overrides import Overrides
 
-__all__ = ["GROUPS", "Candidate", "Choice", "Group"]
+__all__ = ["GROUPS", "Alternative", "Group", "SetupCandidate"]
 
 Group = Literal["same result", "nearly the same", "another method"]
 """What a setup does to the result of the training. The three are ranked apart: none of the second or third is ever
@@ -23,7 +23,7 @@ GROUPS: Final[tuple[Group, ...]] = get_args(Group)
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Alternative:
     """One thing that a setup does in another way than the script.
 
     Attributes:
@@ -51,7 +51,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class SetupCandidate:
     """
     Attributes:
         micro_batch_size: sequences of one GPU in one forward pass.
@@ -63,7 +63,7 @@ class Candidate:
 
     micro_batch_size: int
     accumulation: int
-    choices: tuple[Choice, ...] = ()
+    choices: tuple[Alternative, ...] = ()
     batch_group: Group = "same result"
     batch_result: str = ""
 
@@ -106,7 +106,7 @@ class Candidate:
         """What has to be changed in the script by hand; empty: nothing."""
         return "\n".join(each.code for each in self.choices if each.code)
 
-    def without(self, slot: str) -> tuple[Choice, ...]:
+    def without(self, slot: str) -> tuple[Alternative, ...]:
         """Its choices but the one of this slot."""
         return tuple(each for each in self.choices if each.slot != slot)
 

@@ -15,7 +15,7 @@ from hf_memkit.checks.subject import Subject
 from hf_memkit.hardware import Machine
 from hf_memkit.liger_support import LIGER_OPTIONS
 from hf_memkit.optimizers import OPTIMIZERS
-from hf_memkit.plan.candidate import Choice, Group
+from hf_memkit.plan.candidate import Alternative, Group
 from hf_memkit.techniques.allocator import VARIABLE, user_settings
 from hf_memkit.zero import presets
 
@@ -33,13 +33,13 @@ _ON: Final = {
 }
 
 _CHECKPOINTING: Final = (
-    Choice("checkpointing", "no checkpointing", {"arguments.activation_checkpointing": False}),
-    Choice(
+    Alternative("checkpointing", "no checkpointing", {"arguments.activation_checkpointing": False}),
+    Alternative(
         "checkpointing", "checkpointing of every 2nd layer",
         {**_ON, "arguments.activation_checkpointing_kwargs": {"use_reentrant": False, "every_n_layers": 2}},
         frees_memory=True, costs_time=True,
     ),
-    Choice("checkpointing", "checkpointing", _ON, frees_memory=True, costs_time=True),
+    Alternative("checkpointing", "checkpointing", _ON, frees_memory=True, costs_time=True),
 )  # fmt: skip
 """From the fastest to the leanest."""
 
@@ -58,7 +58,7 @@ def choices_for(
     gpus: int,
     left_out: LeftOut,
     also: tuple[str, ...] = (),
-) -> dict[str, list[Choice | None]]:
+) -> dict[str, list[Alternative | None]]:
     """By slot, from the fastest to the leanest; None stands for what the script does itself.
 
     Args:
@@ -70,7 +70,7 @@ def choices_for(
         also: names of other methods that are asked for.
     """
     arguments = facts["arguments"]
-    found: dict[str, list[Choice | None]] = {
+    found: dict[str, list[Alternative | None]] = {
         "loss": [None, *_losses(facts, left_out)],
         "attention": list(_attentions(facts)) or [None],
         "optimizer": list(_fused(facts)) or [None],
@@ -105,7 +105,7 @@ def of_batch(facts: Mapping[str, Any]) -> tuple[Group, str]:
     return ("nearly the same" if said else "same result"), "; ".join(said)
 
 
-def _checkpointing(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[Choice | None]:
+def _checkpointing(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[Alternative | None]:
     if not facts["supports_checkpointing"]:
         left_out["checkpointing"] = "the model's class does not support gradient checkpointing"
         yield None
@@ -125,7 +125,7 @@ def _own_checkpointing(facts: Mapping[str, Any]) -> str:
     return {1: _CHECKPOINTING[2].name, 2: _CHECKPOINTING[1].name}.get(every, "")
 
 
-def _losses(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[Choice]:
+def _losses(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[Alternative]:
     if facts["arguments"].get("use_liger_kernel"):
         return
     name = "Liger kernels (fused loss)"
@@ -134,38 +134,38 @@ def _losses(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[Choice]:
     elif importlib.util.find_spec("liger_kernel") is None:
         left_out[name] = "liger-kernel is not installed here: pip install liger-kernel"
     else:
-        yield Choice("loss", name, {"arguments.use_liger_kernel": True}, frees_memory=True)
+        yield Alternative("loss", name, {"arguments.use_liger_kernel": True}, frees_memory=True)
 
 
-def _attentions(facts: Mapping[str, Any]) -> Iterator[Choice]:
+def _attentions(facts: Mapping[str, Any]) -> Iterator[Alternative]:
     if facts["attention"] == "eager" and facts["supports_sdpa"] and facts["loaded"]:
-        yield Choice("attention", "sdpa attention", {"model.attn_implementation": "sdpa"}, frees_memory=True)
+        yield Alternative("attention", "sdpa attention", {"model.attn_implementation": "sdpa"}, frees_memory=True)
 
 
-def _fused(facts: Mapping[str, Any]) -> Iterator[Choice]:
+def _fused(facts: Mapping[str, Any]) -> Iterator[Alternative]:
     if facts["arguments"].get("optim") == "adamw_torch" and not facts["own_optimizer"]:
-        yield Choice("optimizer", "fused AdamW", {"arguments.optim": "adamw_torch_fused"}, frees_memory=True)
+        yield Alternative("optimizer", "fused AdamW", {"arguments.optim": "adamw_torch_fused"}, frees_memory=True)
 
 
-def _allocators(environment: Mapping[str, str]) -> Iterator[Choice]:
+def _allocators(environment: Mapping[str, str]) -> Iterator[Alternative]:
     if user_settings(environment) is None:
         setting = {f"environment.{VARIABLE}": "expandable_segments:True"}
-        yield Choice("allocator", "expandable segments", setting, frees_memory=True)
+        yield Alternative("allocator", "expandable segments", setting, frees_memory=True)
 
 
-def _precisions(facts: Mapping[str, Any], machine: Machine) -> Iterator[Choice]:
+def _precisions(facts: Mapping[str, Any], machine: Machine) -> Iterator[Alternative]:
     arguments = facts["arguments"]
     gpu = machine.gpu
     if arguments.get("bf16") or arguments.get("fp16") or "float32" not in facts["trained_dtypes"]:
         return
     if gpu is not None and gpu.bf16:
-        yield Choice(
+        yield Alternative(
             "precision", "bf16", {"arguments.bf16": True}, "nearly the same",
             "products in bf16 (autocast) in place of fp32",
         )  # fmt: skip
 
 
-def _small_optimizers(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[Choice]:
+def _small_optimizers(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[Alternative]:
     own = OPTIMIZERS.get(str(facts["arguments"].get("optim")))
     name = "8-bit AdamW"
     if facts["own_optimizer"] or own is None or own.algorithm != "AdamW" or own.bits != 32:
@@ -175,16 +175,16 @@ def _small_optimizers(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[C
         left_out[name] = "bitsandbytes is not installed here: pip install bitsandbytes"
         return
     said = "optimizer states in 8 bits (bitsandbytes)"
-    yield Choice(
+    yield Alternative(
         "small optimizer", name, {"arguments.optim": _EIGHT_BITS}, "nearly the same", said, frees_memory=True,
     )  # fmt: skip
-    yield Choice(
+    yield Alternative(
         "small optimizer", "paged 8-bit AdamW", {"arguments.optim": _PAGED}, "nearly the same",
         f"{said}, in memory that CUDA moves to RAM where it is short", frees_memory=True, costs_time=True,
     )  # fmt: skip
 
 
-def _engines(facts: Mapping[str, Any], gpus: int, left_out: LeftOut) -> Iterator[Choice]:
+def _engines(facts: Mapping[str, Any], gpus: int, left_out: LeftOut) -> Iterator[Alternative]:
     if facts["quantised"] or facts["own_optimizer"]:
         left_out["DeepSpeed"] = (
             "the model is quantised" if facts["quantised"] else "the script brings its own optimizer"
@@ -194,13 +194,13 @@ def _engines(facts: Mapping[str, Any], gpus: int, left_out: LeftOut) -> Iterator
         left_out["DeepSpeed"] = "the script trains in fp32, and the presets are for bf16 or fp16"
         return
     for name in _ENGINES[min(gpus, 2)]:
-        yield Choice(
+        yield Alternative(
             "engine", name, {"arguments.deepspeed": presets.load(name)}, engine=name, frees_memory=True,
             costs_time=True,
         )  # fmt: skip
 
 
-def _methods(facts: Mapping[str, Any], also: tuple[str, ...], left_out: LeftOut) -> Iterator[Choice]:
+def _methods(facts: Mapping[str, Any], also: tuple[str, ...], left_out: LeftOut) -> Iterator[Alternative]:
     for name in also:
         optimizer = OPTIMIZERS.get(name)
         if optimizer is None:
@@ -209,15 +209,15 @@ def _methods(facts: Mapping[str, Any], also: tuple[str, ...], left_out: LeftOut)
         settings: dict[str, Any] = {"arguments.optim": name}
         if optimizer.low_rank:
             settings["arguments.optim_target_modules"] = "all-linear"
-        yield Choice("method", name, settings, "another method", said)
+        yield Alternative("method", name, settings, "another method", said)
 
 
 def _legal(
-    choices: list[Choice | None], facts: Mapping[str, Any], machine: Machine, gpus: int, left_out: LeftOut
-) -> list[Choice | None]:
+    choices: list[Alternative | None], facts: Mapping[str, Any], machine: Machine, gpus: int, left_out: LeftOut
+) -> list[Alternative | None]:
     """Without those in which a rule finds a mistake that the script does not make itself."""
     before = {each.rule for each in _problems(facts["arguments"], machine, gpus)}
-    found: list[Choice | None] = []
+    found: list[Alternative | None] = []
     for choice in choices:
         if choice is not None:
             own = {

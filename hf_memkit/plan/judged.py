@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from hf_memkit.hardware import Machine
-from hf_memkit.plan.candidate import Candidate
+from hf_memkit.plan.candidate import SetupCandidate
 from hf_memkit.prediction.prediction import Prediction
 from hf_memkit.prediction.step_time import StepTime
 from hf_memkit.units import format_gib
@@ -39,7 +39,7 @@ class Judged:
         run_seconds: of the whole training, its evaluations and saves: (low, middle, high); None: not known.
     """
 
-    candidate: Candidate
+    candidate: SetupCandidate
     prediction: Prediction | None = None
     step_time: StepTime | None = None
     fits: bool = False
@@ -95,7 +95,7 @@ def fits(prediction: Prediction, machine: Machine) -> tuple[bool, str]:
     return True, ""
 
 
-def judged(candidate: Candidate, prediction: Prediction, machine: Machine, **known: Any) -> Judged:
+def judged(candidate: SetupCandidate, prediction: Prediction, machine: Machine, **known: Any) -> Judged:
     """A candidate whose trace is known."""
     does, why = fits(prediction, machine)
     return replace(Judged(candidate, prediction, fits=does, why=why), **known)

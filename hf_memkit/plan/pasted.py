@@ -16,7 +16,7 @@ import yaml
 from packaging.version import Version
 
 from hf_memkit import compat
-from hf_memkit.plan.candidate import Candidate
+from hf_memkit.plan.candidate import SetupCandidate
 
 __all__ = ["Pasted", "pasted"]
 
@@ -57,7 +57,7 @@ class Pasted:
         }
 
 
-def pasted(candidate: Candidate) -> Pasted:
+def pasted(candidate: SetupCandidate) -> Pasted:
     """What sets this candidate's settings in a script by hand."""
     engine = next((each.engine for each in candidate.choices if each.engine), "")
     arguments = _installed(candidate.arguments)

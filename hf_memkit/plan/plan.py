@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from hf_memkit.hardware import Machine
-from hf_memkit.plan.candidate import GROUPS, Candidate, Group
+from hf_memkit.plan.candidate import GROUPS, Group, SetupCandidate
 from hf_memkit.plan.judged import FULL_SHARE, Judged
 from hf_memkit.units import GIB, format_gib
 
@@ -42,13 +42,13 @@ class Plan:
     gpus: int
     own: Judged
     traced: tuple[Judged, ...]
-    excluded: Mapping[Candidate, str] = field(default_factory=dict)
+    excluded: Mapping[SetupCandidate, str] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
     sequences: int = 1
     stopped: bool = False
     stopped_by_hand: bool = False
     notes: tuple[str, ...] = ()
-    failed: Mapping[Candidate, str] = field(default_factory=dict)
+    failed: Mapping[SetupCandidate, str] = field(default_factory=dict)
     time_factors: Mapping[str, float] = field(default_factory=dict)
 
     @property

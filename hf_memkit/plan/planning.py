@@ -17,13 +17,13 @@ from typing import Final
 
 from hf_memkit.errors import InputError, ScriptFailed
 from hf_memkit.hardware import Machine
-from hf_memkit.plan.candidate import Candidate
+from hf_memkit.plan.candidate import SetupCandidate
 from hf_memkit.plan.choices import LeftOut, choices_for, of_batch
 from hf_memkit.plan.judged import Judged, judged, usable_bytes
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.pricing import Pricing, priced
 from hf_memkit.plan.search import AT_ONCE, LIMIT_S, Search
-from hf_memkit.plan.traces import ScriptTraces, Traced
+from hf_memkit.plan.traces import ScriptTraces, TraceFile
 from hf_memkit.prediction.from_script import predicted_training
 from hf_memkit.prediction.running_scripts import SETUP, RanScript, checked, name_of
 from hf_memkit.prediction.trace_request import Device, TraceRequest
@@ -258,14 +258,14 @@ class _Judge:
 
     def own(self) -> Judged:
         """The script as it stands."""
-        found = self._judged(Candidate(0, 0), Overrides({}, {}, {}))
+        found = self._judged(SetupCandidate(0, 0), Overrides({}, {}, {}))
         assert found.facts is not None
         arguments = found.facts["arguments"]
         self.steps = found.facts.get("steps")
         size, accumulation = arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]
-        return replace(found, candidate=Candidate(size, accumulation))
+        return replace(found, candidate=SetupCandidate(size, accumulation))
 
-    def __call__(self, candidate: Candidate) -> Judged:
+    def __call__(self, candidate: SetupCandidate) -> Judged:
         try:
             found = self._judged(candidate, replace(candidate.overrides, environment={}))
         except ScriptFailed as error:
@@ -278,7 +278,7 @@ class _Judge:
             return replace(found, fits=False, why=why)
         return found
 
-    def _judged(self, candidate: Candidate, overrides: Overrides) -> Judged:
+    def _judged(self, candidate: SetupCandidate, overrides: Overrides) -> Judged:
         traced = self.traces.of(overrides)
         environment = {**self.environment, **candidate.environment}
         return self.pool.submit(
@@ -288,10 +288,10 @@ class _Judge:
 
 
 def _of_trace(
-    traced: Traced,
+    traced: TraceFile,
     device: Device,
     notes: tuple[str, ...],
-    candidate: Candidate,
+    candidate: SetupCandidate,
     script: UserScript,
     machine: Machine,
     gpus: int,

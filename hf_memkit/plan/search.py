@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
-from hf_memkit.plan.candidate import Candidate, Choice, Group
+from hf_memkit.plan.candidate import Alternative, Group, SetupCandidate
 from hf_memkit.plan.choices import micro_batches
 from hf_memkit.plan.judged import Judged
 
@@ -32,7 +32,7 @@ AT_ONCE: Final = 2
 _MORE_TRACES: Final = 3
 """Beside the largest and the smallest micro-batch, to find the largest that fits in between."""
 
-Ways = Mapping[str, Sequence[Choice | None]]
+Ways = Mapping[str, Sequence[Alternative | None]]
 
 
 @dataclass(slots=True)
@@ -53,14 +53,14 @@ class Search:
         stopped_by_hand: whether Ctrl-C did.
     """
 
-    judge: Callable[[Candidate], Judged]
-    own: Candidate
+    judge: Callable[[SetupCandidate], Judged]
+    own: SetupCandidate
     ways: Ways
     batch: tuple[Group, str]
     said: Callable[[Judged], None] = lambda _: None
     limit_s: float = LIMIT_S
-    judged: dict[Candidate, Judged] = field(default_factory=dict)
-    excluded: dict[Candidate, str] = field(default_factory=dict)
+    judged: dict[SetupCandidate, Judged] = field(default_factory=dict)
+    excluded: dict[SetupCandidate, str] = field(default_factory=dict)
     stopped: bool = False
     stopped_by_hand: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -106,7 +106,7 @@ class Search:
 
     # ---- which ways to train ----
 
-    def _waves(self) -> Iterator[list[tuple[Choice, ...]]]:
+    def _waves(self) -> Iterator[list[tuple[Alternative, ...]]]:
         """Ways that can be judged beside one another; what comes first says whether the next is worth it. The leanest
         comes first: where that does not fit, nothing does that needs more."""
         losses, checkpointing = self.ways.get("loss", [None]), self.ways.get("checkpointing", [None])
@@ -140,14 +140,14 @@ class Search:
             yield [_way(*lean, each) for each in engines[:AT_ONCE]]
         yield [_way(*free, losses[-1], saved, each) for each in methods for saved in _ends(checkpointing)]
 
-    def _fits_with(self, choices: tuple[Choice, ...]) -> bool:
+    def _fits_with(self, choices: tuple[Alternative, ...]) -> bool:
         return any(each.fits for each in self.judged.values() if self._is(each, choices))
 
     @staticmethod
-    def _is(judged: Judged, choices: tuple[Choice, ...]) -> bool:
+    def _is(judged: Judged, choices: tuple[Alternative, ...]) -> bool:
         return judged.candidate.without("allocator") == choices
 
-    def _exclude_ways(self, ways: Sequence[tuple[Choice, ...]], leanest: tuple[Choice, ...]) -> None:
+    def _exclude_ways(self, ways: Sequence[tuple[Alternative, ...]], leanest: tuple[Alternative, ...]) -> None:
         """What needs at least as much as a way that fits with no micro-batch."""
         judged = [each for each in self.judged.values() if self._is(each, leanest) and each.prediction]
         least = min(judged, key=lambda each: each.needs_bytes, default=None)
@@ -173,13 +173,13 @@ class Search:
             return [self.own.micro_batch_size]
         return micro_batches(sequences)
 
-    def candidate(self, size: int, choices: Sequence[Choice]) -> Candidate:
+    def candidate(self, size: int, choices: Sequence[Alternative]) -> SetupCandidate:
         """The same sequences an optimizer step, in micro-batches of this size."""
         sequences = self.own.micro_batch_size * self.own.accumulation
         group, said = self.batch if size != self.own.micro_batch_size else ("same result", "")
-        return Candidate(size, sequences // size, tuple(choices), group, said)
+        return SetupCandidate(size, sequences // size, tuple(choices), group, said)
 
-    def _largest_that_fits(self, choices: tuple[Choice, ...]) -> None:
+    def _largest_that_fits(self, choices: tuple[Alternative, ...]) -> None:
         """Traces the largest micro-batch; if it does not fit, the smallest, and then by halving what is between."""
         sizes = self._sizes()
 
@@ -249,7 +249,7 @@ class Search:
 
     # ---- one candidate ----
 
-    def _judged(self, candidate: Candidate) -> Judged | None:
+    def _judged(self, candidate: SetupCandidate) -> Judged | None:
         """None: there is no time left."""
         if candidate in self.judged:
             return self.judged[candidate]
@@ -263,13 +263,13 @@ class Search:
         self.said(found)
         return found
 
-    def _exclude(self, candidate: Candidate, by: Judged) -> None:
+    def _exclude(self, candidate: SetupCandidate, by: Judged) -> None:
         with self._lock:
             if candidate not in self.judged:
                 self.excluded[candidate] = by.candidate.name
 
 
-def _way(*choices: Choice | None) -> tuple[Choice, ...]:
+def _way(*choices: Alternative | None) -> tuple[Alternative, ...]:
     found = [each for each in choices if each is not None]
     slots = {each.slot: each for each in found}  # a later choice takes the place of an earlier one
     if "small optimizer" in slots or "engine" in slots or "method" in slots:
@@ -277,5 +277,5 @@ def _way(*choices: Choice | None) -> tuple[Choice, ...]:
     return tuple(slots.values())
 
 
-def _ends(choices: Sequence[Choice | None]) -> list[Choice | None]:
+def _ends(choices: Sequence[Alternative | None]) -> list[Alternative | None]:
     return [choices[0]] if len(choices) == 1 else [choices[0], choices[-1]]

@@ -34,7 +34,7 @@ from hf_memkit.prediction.worker import Worker
 from hf_memkit.script_overrides import Overrides
 from hf_memkit.user_script import UserScript
 
-__all__ = ["ScriptTraces", "Traced"]
+__all__ = ["ScriptTraces", "TraceFile"]
 
 _EARLY, _LATE = "early", "late"
 """Names of the sockets (prediction/child/forks.py)."""
@@ -43,7 +43,7 @@ _POLL_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class TraceFile:
     """What came of a candidate: the file with its trace, or why there is none."""
 
     path: Path | None
@@ -72,7 +72,8 @@ class ScriptTraces:
         self._one_fresh = threading.Lock()
         self._numbers = iter(range(1_000_000))
         self._number = threading.Lock()
-        self._done: dict[str, Traced] = {}
+        self._done: dict[str, Future[TraceFile]] = {}
+        self._asking = threading.Lock()
         self.device: Device = "cuda"
         self.notes: tuple[str, ...] = ()
 
@@ -111,14 +112,20 @@ class ScriptTraces:
             if (self._folder / name).exists():
                 self._waiting[name] = _Waiting(self._folder / name)
 
-    def of(self, overrides: Overrides) -> Traced:
+    def of(self, overrides: Overrides) -> TraceFile:
         """The trace of the script with these settings in the place of its own; each is made once."""
         key = json.dumps(overrides.to_json(), sort_keys=True)
-        if key not in self._done:
-            self._done[key] = self._traced(overrides)
-        return self._done[key]
+        with self._asking:
+            begins = key not in self._done
+            done = self._done.setdefault(key, Future())
+        if begins:
+            try:
+                done.set_result(self._traced(overrides))
+            except BaseException as error:
+                done.set_exception(error)
+        return done.result()
 
-    def _traced(self, overrides: Overrides) -> Traced:
+    def _traced(self, overrides: Overrides) -> TraceFile:
         fields = dict(overrides.arguments)
         if not overrides.model:
             for name in (_LATE, _EARLY):
@@ -128,17 +135,17 @@ class ScriptTraces:
                     return found
         return self._from_its_first_line(overrides)
 
-    def _from_its_first_line(self, overrides: Overrides) -> Traced:
+    def _from_its_first_line(self, overrides: Overrides) -> TraceFile:
         with self._one_fresh:
             if self._fresh is None:
                 self._fresh = Worker()
             request = replace(self._request(), device=self.device, overrides=overrides.to_json())
             content, why = asked(self._fresh, request)
         if content is None:
-            return Traced(None, why or "")
+            return TraceFile(None, why or "")
         result = self._result()
         result.write_text(json.dumps(content))
-        return Traced(result)
+        return TraceFile(result)
 
     def _request(self) -> ScriptRequest:
         request = script_request(self._script, self._machine, self._environment, gpus=self._gpus, nodes=1)
@@ -163,7 +170,7 @@ class _Waiting:
         self._answers: dict[str, Future[Mapping[str, Any]]] = {}
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def ask(self, fields: Mapping[str, Any], result: Path) -> Traced | None:
+    def ask(self, fields: Mapping[str, Any], result: Path) -> TraceFile | None:
         """The trace with these fields; None: it is too late for them, or the process that waits is gone."""
         answer: Future[Mapping[str, Any]] = Future()
         request = {"fields": fields, "result": str(result), "quiet": bool(fields)}
@@ -180,7 +187,7 @@ class _Waiting:
         if ended.get("too_late"):
             return None
         why = ended["why"]
-        return Traced(result if result.exists() else None, why or "")
+        return TraceFile(result if result.exists() else None, why or "")
 
     def _listen(self) -> None:
         with contextlib.suppress(OSError, ValueError):

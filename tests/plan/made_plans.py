@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hf_memkit.hardware import described_gpu, described_machine
-from hf_memkit.plan.candidate import Candidate, Choice
+from hf_memkit.plan.candidate import Alternative, SetupCandidate
 from hf_memkit.plan.judged import Judged, judged
 from hf_memkit.plan.plan import Plan
 from hf_memkit.prediction.prediction import Confidence, Prediction
@@ -13,23 +13,23 @@ from hf_memkit.prediction.step_time import StepTime
 from hf_memkit.terms import CATEGORIES
 from hf_memkit.units import GIB
 
-CHECKPOINTING = Choice(
+CHECKPOINTING = Alternative(
     "checkpointing", "checkpointing",
     {
         "arguments.activation_checkpointing": True,
         "arguments.activation_checkpointing_kwargs": {"use_reentrant": False, "every_n_layers": 2},
     },
 )  # fmt: skip
-EIGHT_BITS = Choice(
+EIGHT_BITS = Alternative(
     "small optimizer", "8-bit AdamW", {"arguments.optim": "adamw_bnb_8bit"}, "nearly the same",
     "optimizer states in 8 bits (bitsandbytes)",
 )  # fmt: skip
-SDPA = Choice("attention", "sdpa attention", {"model.attn_implementation": "sdpa"})
-PATCH = Choice("loss", "fused loss", code='loss = fused("<b>")\nloss.backward()')
+SDPA = Alternative("attention", "sdpa attention", {"model.attn_implementation": "sdpa"})
+PATCH = Alternative("loss", "fused loss", code='loss = fused("<b>")\nloss.backward()')
 
 
 def setup(
-    size: int, accumulation: int, gib: float, seconds: float | None, *choices: Choice, gpu: str = "RTX 3090",
+    size: int, accumulation: int, gib: float, seconds: float | None, *choices: Alternative, gpu: str = "RTX 3090",
     unknown: tuple[str, ...] = (), tokens: int | None = 8192, **known: Any,
 ) -> Judged:  # fmt: skip
     """A setup that takes so much of the GPU, and so long a step; None: nobody knows."""
@@ -50,7 +50,7 @@ def setup(
         source="nothing",
         capacity_bytes=of_gpu.capacity_bytes,
     )
-    found = judged(Candidate(size, accumulation, choices), prediction, described_machine(gpu, None, None, None))
+    found = judged(SetupCandidate(size, accumulation, choices), prediction, described_machine(gpu, None, None, None))
     if seconds is None:
         return found
     step = StepTime(
@@ -88,5 +88,5 @@ def usual(gpu: str = "RTX 3090") -> Plan:
         setup(8, 1, 12.0, 0.5, PATCH, gpu=gpu),
         gpu=gpu,
         left_out={"Liger kernels": "[bold]none[/bold] for this model"},
-        excluded={Candidate(2, 4): "8 × 1"},
+        excluded={SetupCandidate(2, 4): "8 × 1"},
     )

@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 
 from hf_memkit.errors import InputError
-from hf_memkit.plan.candidate import Choice
+from hf_memkit.plan.candidate import Alternative
 from hf_memkit.plan.files import plan_text, write_plan
 from hf_memkit.script_overrides import read_plan
 from hf_memkit.zero import presets
 from tests.plan.made_plans import CHECKPOINTING, SDPA, plan, setup
 
-ALLOCATOR = Choice("allocator", "expandable segments", {"environment.PYTORCH_ALLOC_CONF": "expandable_segments:True"})
-ENGINE = Choice(
+ALLOCATOR = Alternative(
+    "allocator", "expandable segments", {"environment.PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+)
+ENGINE = Alternative(
     "engine", "zero3-offload", {"arguments.deepspeed": presets.load("zero3-offload")}, engine="zero3-offload"
 )
 

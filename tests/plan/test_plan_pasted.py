@@ -14,7 +14,7 @@ from transformers import HfArgumentParser, TrainingArguments
 from hf_memkit import compat
 from hf_memkit.cli import main
 from hf_memkit.plan import choices
-from hf_memkit.plan.candidate import Candidate, Choice
+from hf_memkit.plan.candidate import Alternative, SetupCandidate
 from hf_memkit.plan.pasted import Pasted, pasted
 from hf_memkit.zero import presets
 from tests.plan.made_plans import EIGHT_BITS, PATCH, SDPA
@@ -30,10 +30,10 @@ def read(found: Pasted) -> TrainingArguments:
 
 @pytest.mark.compat
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda each: each.name)
-def test_flags_yaml_and_python_say_the_same(choice: Choice) -> None:
+def test_flags_yaml_and_python_say_the_same(choice: Alternative) -> None:
     """Would notice: a mapping that is no JSON, a quote that a shell eats, a name that this transformers does not know,
     a switch without its value, a flag that loses against the script's own before it."""
-    candidate = Candidate(4, 2, (choice,))
+    candidate = SetupCandidate(4, 2, (choice,))
     found, wanted = pasted(candidate), compat.to_installed_arguments(candidate.arguments)
     from_flags = read(found)
     assert {name: getattr(from_flags, name) for name in wanted} == wanted
@@ -44,7 +44,7 @@ def test_flags_yaml_and_python_say_the_same(choice: Choice) -> None:
 
 def test_what_no_flag_sets_is_said_apart() -> None:
     """Would notice: an option of from_pretrained among the flags, where a parser stops at it; code that is dropped."""
-    found = pasted(Candidate(4, 2, (SDPA, PATCH)))
+    found = pasted(SetupCandidate(4, 2, (SDPA, PATCH)))
     assert "attn" not in " ".join(found.flags) and "attn_implementation='sdpa'" in found.model
     assert found.code == PATCH.code and not found.environment
 
@@ -56,7 +56,9 @@ def test_the_command_writes_the_json_that_was_judged(
     """Would notice: a JSON that differs from the one whose memory was predicted, or a flag with another name."""
     monkeypatch.chdir(tmp_path)
     config: dict[str, Any] = presets.load(engine)
-    found = pasted(Candidate(8, 1, (Choice("engine", engine, {"arguments.deepspeed": config}, engine=engine),)))
+    found = pasted(
+        SetupCandidate(8, 1, (Alternative("engine", engine, {"arguments.deepspeed": config}, engine=engine),))
+    )
     (command,) = found.before
     memkit, *words = shlex.split(command.partition(" --nvme-path")[0])
     assert memkit == "memkit" and main(words) == 0

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from hf_memkit.plan.candidate import Candidate, Choice
+from hf_memkit.plan.candidate import Alternative, SetupCandidate
 from hf_memkit.plan.judged import Judged
 from hf_memkit.plan.search import Search
 from hf_memkit.units import GIB
 from tests.plan.made_plans import setup
 
-CHECKPOINTING = Choice("checkpointing", "checkpointing", frees_memory=True, costs_time=True)
-SECOND = Choice("checkpointing", "every 2nd", frees_memory=True, costs_time=True)
-SMALL = Choice("small optimizer", "8-bit", {}, "nearly the same", "8 bits", frees_memory=True)
-OFFLOAD = Choice("engine", "offload", engine="zero2-offload", frees_memory=True, costs_time=True)
-SEGMENTS = Choice("allocator", "segments", {"environment.PYTORCH_ALLOC_CONF": "expandable_segments:True"})
-WAYS: Mapping[str, list[Choice | None]] = {
+CHECKPOINTING = Alternative("checkpointing", "checkpointing", frees_memory=True, costs_time=True)
+SECOND = Alternative("checkpointing", "every 2nd", frees_memory=True, costs_time=True)
+SMALL = Alternative("small optimizer", "8-bit", {}, "nearly the same", "8 bits", frees_memory=True)
+OFFLOAD = Alternative("engine", "offload", engine="zero2-offload", frees_memory=True, costs_time=True)
+SEGMENTS = Alternative("allocator", "segments", {"environment.PYTORCH_ALLOC_CONF": "expandable_segments:True"})
+WAYS: Mapping[str, list[Alternative | None]] = {
     "checkpointing": [None, SECOND, CHECKPOINTING],
     "small optimizer": [None, SMALL],
     "engine": [None, OFFLOAD],
@@ -36,7 +36,7 @@ class Formula:
         self.usable_gib, self.fixed, self.row, self.beyond = usable_gib, fixed, row, beyond
         self.asked: list[str] = []
 
-    def __call__(self, candidate: Candidate) -> Judged:
+    def __call__(self, candidate: SetupCandidate) -> Judged:
         self.asked.append(candidate.name)
         slots = {each.slot: each for each in candidate.choices}
         row = self.row * {None: 1.0, SECOND: 0.6, CHECKPOINTING: 0.2}[slots.get("checkpointing")]
@@ -56,16 +56,16 @@ class Formula:
         return replace(made, candidate=candidate, prediction=prediction, fits=fits, why="" if fits else "too large")
 
 
-OWN = Candidate(8, 2)
+OWN = SetupCandidate(8, 2)
 
 
-def searched(judge: Formula, own: Candidate = OWN, **known: Any) -> Search:
+def searched(judge: Formula, own: SetupCandidate = OWN, **known: Any) -> Search:
     found = Search(judge, own, known.pop("ways", WAYS), known.pop("batch", ("same result", "")), **known)
     found.run()
     return found
 
 
-def fastest(found: Search) -> Candidate:
+def fastest(found: Search) -> SetupCandidate:
     fitting = [each for each in found.judged.values() if each.fits]
     return min(fitting, key=lambda each: each.seconds or 0.0).candidate
 
@@ -107,13 +107,13 @@ def test_few_traces_for_many_setups() -> None:
     """Would notice: a search that traces every micro-batch of every way, and takes minutes."""
     for usable in (8.0, 12.0, 19.0, 27.0, 60.0):
         judge = Formula(usable)
-        searched(judge, Candidate(4, 16))
+        searched(judge, SetupCandidate(4, 16))
         assert len(judge.asked) <= 26, usable
 
 
 def test_the_same_sequences_every_step() -> None:
     """Would notice: another batch than the script's, or a micro-batch that does not divide it."""
-    found = searched(Formula(14.0), Candidate(3, 4))
+    found = searched(Formula(14.0), SetupCandidate(3, 4))
     sizes = {each.micro_batch_size: each.accumulation for each in found.judged}
     assert all(size * accumulation == 12 for size, accumulation in sizes.items()) and len(sizes) > 2
 
@@ -160,10 +160,10 @@ def test_ctrl_c_keeps_what_there_is() -> None:
 )
 def test_the_nearest_that_fits_changes_least(usable: float, nearest: str) -> None:
     """Would notice: checkpointing proposed where a smaller micro-batch does, or nothing where 8 bits do."""
-    found = Search(Formula(usable), Candidate(16, 1), WAYS, ("same result", ""))
+    found = Search(Formula(usable), SetupCandidate(16, 1), WAYS, ("same result", ""))
     best = found.nearest()
     assert best is not None and best.fits and best.candidate.name == nearest
 
 
 def test_nothing_is_near() -> None:
-    assert Search(Formula(1.0), Candidate(16, 1), WAYS, ("same result", "")).nearest() is None
+    assert Search(Formula(1.0), SetupCandidate(16, 1), WAYS, ("same result", "")).nearest() is None

@@ -17,7 +17,7 @@ import torch
 
 from hf_memkit.errors import InputError
 from hf_memkit.hardware import Machine, gpu_of_size, this_machine
-from hf_memkit.plan.candidate import Candidate, Choice
+from hf_memkit.plan.candidate import Alternative, SetupCandidate
 from hf_memkit.plan.judged import Judged
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.verified import Verified
@@ -40,10 +40,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-NO_MEMORY = Choice("other", "no memory", {"environment.OWN_MEMORY": "0"})
+NO_MEMORY = Alternative("other", "no memory", {"environment.OWN_MEMORY": "0"})
 
 
-def plan_of(*candidates: Candidate, gpus: int = 1) -> Plan:
+def plan_of(*candidates: SetupCandidate, gpus: int = 1) -> Plan:
     machine = Machine(gpu_of_size("16GB"), 1 << 36, 1 << 38, "/", 8)
     judged = tuple(Judged(each, fits=True) for each in candidates)
     return Plan("script.py", machine, gpus, judged[0], judged)
@@ -98,14 +98,17 @@ def test_what_fails_gives_way_and_what_passes_is_measured(folder: Path) -> None:
 @pytest.mark.alone
 def test_several_gpus_are_ranks_of_torchrun(folder: Path) -> None:
     """Finds: one process in the place of several, a rank that waits for ever."""
-    _, (found,) = verified(plan_of(Candidate(2, 1), gpus=2))
+    _, (found,) = verified(plan_of(SetupCandidate(2, 1), gpus=2))
     assert found.passed, (found.failed, found.last_lines)
     assert "run by torchrun --nproc_per_node 2" in found.notes and found.worst == "2 × 23 tokens"
 
 
 def test_ctrl_c_ends_what_runs(folder: Path) -> None:
     """Finds: a training that goes on after its user has gone."""
-    code = "from tests.plan.test_verify import *\nverify(plan_of(Candidate(2, 1)), script('--waits'), device='cpu')\n"
+    code = (
+        "from tests.plan.test_verify import *\n"
+        "verify(plan_of(SetupCandidate(2, 1)), script('--waits'), device='cpu')\n"
+    )
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 60
     while not (folder / "waits").exists():
@@ -121,14 +124,14 @@ def test_ctrl_c_ends_what_runs(folder: Path) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_its_memory_is_measured(folder: Path) -> None:
     refuse_unverifiable(this_machine())
-    _, (found,) = verify(plan_of(Candidate(2, 2, (CHECKPOINTING,))), script())
+    _, (found,) = verify(plan_of(SetupCandidate(2, 2, (CHECKPOINTING,))), script())
     assert found.passed, (found.failed, found.last_lines)
     assert found.peak_allocated_gib and found.peak_reserved_gib and found.allocator_retries == 0
     assert found.peak_reserved_gib >= found.peak_allocated_gib and found.step_time_s
 
 
 def test_a_machine_without_that_gpu_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = plan_of(Candidate(1, 1)).machine
+    machine = plan_of(SetupCandidate(1, 1)).machine
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(InputError, match="--verify: runs the setup on this machine's GPU, and there is none"):
         refuse_unverifiable(machine)

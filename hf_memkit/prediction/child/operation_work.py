@@ -343,6 +343,29 @@ def _eight_bit(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[
     )
 
 
+def _linear_cross_entropy(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[Operation, ...]:
+    """The output layer and its loss, some tokens at a time: logits; the most of a row, the difference, exponentials,
+    their sum and the share of each, all in place; and the gradients that are asked for, in the forward pass already
+    (torch 2.13: nn/modules/linear_cross_entropy.py, `_linear_cross_entropy_batch_chunked_accumulator`)."""
+    hidden, weight, size, (of_hidden, of_weight) = args[0], args[1], args[8], args[12:14]
+    (tokens, width), words, item = hidden.shape, weight.shape[0], hidden.element_size()
+    dtype, held = _dtype_of_products(hidden), held_bytes(weight)
+    rows: list[Operation] = []
+    for begin in range(0, tokens, size):
+        chunk = min(size, tokens - begin)
+        logits, states = chunk * words * item, chunk * width * item
+        flops, moved = 2 * chunk * words * width, logits + states + held
+        shapes = (
+            [(1, chunk, words, width)]
+            + [(1, chunk, width, words)] * of_hidden
+            + [(1, words, width, chunk)] * of_weight
+        )
+        rows += [Operation(f"{func!s} (product)", "matmul", dtype, flops, moved, shape) for shape in shapes]
+        passes = 8 * logits + 3 * held * of_weight
+        rows.append(Operation(f"{func!s} (passes)", "memory", _dtype(hidden), 0, passes, launches=5 + of_weight))
+    return tuple(rows)
+
+
 # ---- attention ----
 
 
@@ -431,6 +454,7 @@ _SPECIAL: Final[Mapping[str, Callable[[Any, Arguments, Named, Any], tuple[Operat
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
     "_flash_attention_forward": _flash,
     "_flash_attention_backward": _flash,
+    "_linear_cross_entropy_batch_chunked": _linear_cross_entropy,
     "gemm_4bit": _four_bit,
     "int8_scaled_mm": _eight_bit,
     "int8_mixed_scaled_mm": _eight_bit,

@@ -1,0 +1,128 @@
+"""One script, traced with other arguments: what a fork gives is what the script gives with the same flags."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_memkit.errors import ScriptFailed
+from hf_memkit.hardware import described_machine
+from hf_memkit.plan.planning import plan_script
+from hf_memkit.plan.traces import ScriptTraces, TraceFile
+from hf_memkit.prediction.trace import Trace
+from hf_memkit.script_overrides import Overrides
+from hf_memkit.user_script import UserScript
+
+pytestmark = pytest.mark.tracing
+
+SCRIPT = """
+import pathlib, sys
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments
+
+(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+with pathlib.Path("prepared").open("a") as prepared:
+    prepared.write("x")
+config = GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=1000, n_positions=64, bos_token_id=0, eos_token_id=0)
+rows = [{"input_ids": torch.arange(64), "labels": torch.arange(64)}] * 30
+if pathlib.Path("looks").exists() and args.per_device_train_batch_size == 5:
+    raise RuntimeError("five is not liked")
+Trainer(GPT2LMHeadModel(config), args, train_dataset=rows).train()
+"""
+OWN = ("--output_dir", "out", "--per_device_train_batch_size", "8", "--report_to", "none")
+HALF = Overrides(
+    {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "activation_checkpointing": True}
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def traces(*arguments: str) -> ScriptTraces:
+    return ScriptTraces(UserScript.found("train.py", arguments), described_machine("T4", None, None, None), os.environ)
+
+
+def content(traced: TraceFile) -> dict[str, Any]:
+    assert traced.path is not None, traced.why
+    found: dict[str, Any] = json.loads(traced.path.read_text())
+    return found
+
+
+def facts(found: dict[str, Any]) -> tuple[Any, ...]:
+    trace = Trace.from_json(found["trace"])
+    assert trace.work is not None
+    flops = sum(trace.work.operations[call].flops for call in trace.work.calls)
+    return trace.peaks_by_phase(), flops, found["about"]["micro_batch_size"], found["about"]["plan"]["steps"]
+
+
+def test_a_fork_is_the_script_with_these_flags_and_data_are_prepared_once(folder: Path) -> None:
+    """Would notice: a setting that does not reach a fork, a fork that leaves something for the next, data that are
+    prepared for each candidate."""
+    with traces(*OWN) as made, ThreadPoolExecutor(2) as pool:
+        made.start()
+        own, half, again = pool.map(made.of, [Overrides(), HALF, HALF])  # two of them at once
+        assert (folder / "prepared").read_text() == "x"
+        found = facts(content(own)), facts(content(half))
+        assert half == again and found[0][0] != found[1][0]
+    flags = ("--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2", "--activation_checkpointing")
+    with traces(*OWN, *flags) as by_hand:
+        by_hand.start()
+        assert facts(content(by_hand.of(Overrides()))) == found[1]
+
+
+def test_what_the_script_has_looked_at_is_given_from_its_first_line(folder: Path) -> None:
+    """Would notice: a fork whose script has acted on another value; its own error taken for memkit's."""
+    (folder / "looks").touch()
+    with traces(*OWN) as made:
+        made.start()
+        found = content(made.of(Overrides({"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2})))
+        assert found["about"]["micro_batch_size"] == 4 and (folder / "prepared").read_text() == "xx"
+        failed = content(made.of(Overrides({"per_device_train_batch_size": 5})))
+        assert "five is not liked" in failed["script_error"]["text"]
+
+
+def test_options_of_models_are_given_from_the_first_line(folder: Path) -> None:
+    """Would notice: an option of from_pretrained, or from_config, that comes too late."""
+    source = SCRIPT.replace("GPT2LMHeadModel(config)", "AutoModelForCausalLM.from_config(config)")
+    (folder / "train.py").write_text(source.replace("import GPT2Config,", "import AutoModelForCausalLM, GPT2Config,"))
+    with traces(*OWN) as made:
+        made.start()
+        eager = content(made.of(Overrides({}, {"attn_implementation": "eager"})))
+        assert eager["about"]["plan"]["attention"] == "eager"
+        assert content(made.of(Overrides()))["about"]["plan"]["attention"] == "sdpa"
+
+
+def test_another_number_of_steps_is_no_setup_of_the_same_training(folder: Path) -> None:
+    """30 rows, 8 a step, the rest dropped: 3 steps; in micro-batches of 2 or 1 rows there would be 4. Would notice: a
+    plan that trains on other rows than the script."""
+    arguments = (*OWN, "--dataloader_drop_last", "True", "--num_train_epochs", "1")
+    plan = plan_script(
+        UserScript.found("train.py", arguments), described_machine("T4", "520MiB", None, None), limit_s=20
+    )
+    other = [each for each in plan.traced if each.candidate.micro_batch_size < 4]
+    assert plan.own.facts is not None and plan.own.facts["steps"] == 3
+    assert other and all("4 optimizer steps in place of 3" in each.why and not each.fits for each in other)
+
+
+def test_a_script_that_fails_says_so_at_once(folder: Path) -> None:
+    """Would notice: a plan that waits for ever for a Trainer that is never made."""
+    (folder / "looks").touch()
+    with pytest.raises(ScriptFailed, match="five is not liked"), traces("--output_dir", "out", *OWN[2:3], "5") as made:
+        made.start()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(folder: Path) -> Iterator[None]:
+    """Would notice: checkpoints of traced trainings, processes' files, sockets."""
+    yield
+    assert {each.name for each in folder.iterdir()} <= {"train.py", "prepared", "looks"}
