@@ -23,7 +23,7 @@ __all__ = [
 NONE: Final = "—"
 
 TITLES: Final[Mapping[Group, str]] = {
-    "same result": "Same result as the script's",
+    "same result": "Same result",
     "nearly the same": "Nearly the same result",
     "another method": "Another method, asked for by --also",
 }
@@ -110,16 +110,16 @@ def beside(plan: Plan) -> Iterator[str]:
     if best is None and plan.failed:
         return
     if best is None:
-        yield "Give the script shorter rows or fewer sequences an optimizer step, or name a larger GPU."
+        yield "Give it shorter rows or fewer sequences an optimizer step, or name a larger GPU."
         return
     if best.candidate.group != "same result":
         yield f"Nothing fits with the same result. This is {best.candidate.group}: {best.candidate.result}."
     if best.candidate == own.candidate:
-        yield "That is the script as it stands: nothing to change."
+        yield "That is how it stands already: nothing to change."
     elif not own.fits:
-        yield f"The script as it stands, {own.candidate.name}, does not fit: {_why_not(own)}."
+        yield f"As it stands, {own.candidate.name}, it does not fit: {_why_not(own)}."
     elif own.is_priced and best.is_priced and own.seconds and best.seconds:
-        yield f"The script as it stands, {own.candidate.name}, fits and is {_faster(own.seconds, best.seconds)}."
+        yield f"As it stands, {own.candidate.name}, it fits and is {_faster(own.seconds, best.seconds)}."
     other = plan.faster()
     if other is not None and other.seconds and best.seconds:
         much = _faster(other.seconds, best.seconds)
@@ -180,7 +180,7 @@ def notes(plan: Plan) -> Iterator[str]:
     """What was not tried, and what the figures rest on, a sentence each."""
     best = plan.proposed
     if count := len(plan.excluded):
-        yield f"{count} more setup{'s' * (count != 1)} cannot fit: the same with a smaller micro-batch does not."
+        yield f"{count} more setup{'s' * (count != 1)} cannot fit: of each a leaner one does not."
     for name, why in plan.left_out.items():
         yield f"Not tried: {name}: {why}."
     if best is not None and best.is_priced and best.step_time is not None:

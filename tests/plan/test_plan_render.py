@@ -31,12 +31,12 @@ def test_the_answer_then_what_to_paste_then_the_table() -> None:
     said = " ".join(" ".join(shown(view(usual(), 120), 120)).split())
     assert lines[0].startswith("FASTEST THAT FITS RTX 3090: 8 × 1, checkpointing: up to 19.00 GiB")
     order = (
-        "The script as it stands, 8 × 1, does not fit: 21.01 GiB too much.",
+        "As it stands, 8 × 1, it does not fit: 21.01 GiB too much.",
         "Nearly the same result, and 27 % faster: 8 × 1, 8-bit AdamW: optimizer states in 8 bits",
         '--activation_checkpointing_kwargs \'{"use_reentrant":false,"every_n_layers":2}\'',
         "--optim adamw_bnb_8bit",
         "a setup may take 21.79 GiB (92 %); 8 sequences an optimizer step; 6 setups judged, 5 of them traced",
-        "Same result as the script's",
+        "Same result GiB",
         "→ 8 × 1, checkpointing",
         "36 % slower: backward takes 350 ms more",
         "Nearly the same result GiB",
