@@ -366,7 +366,7 @@ def _planned(
             else:
                 plans = plan_gpus(
                     script, machines, gpus=gpus, environment=environment, also=also, limit_s=limit_s, said=progress,
-                    ram_is_given=ram_is_given,
+                    ram_is_given=ram_is_given, keeps=True,
                 )  # fmt: skip
             if not plans:
                 ended()

@@ -131,6 +131,7 @@ def plan_gpus(
     limit_s: float = LIMIT_S,
     said: Callable[[Judged], None] = lambda _: None,
     ram_is_given: bool = False,
+    keeps: bool = False,
 ) -> tuple[Plan, ...]:
     """A plan for each machine, in their order. GPUs of one compute capability share traces.
 
@@ -138,6 +139,7 @@ def plan_gpus(
         script, gpus, environment, also, said, ram_is_given: as of `plan_script`.
         machines: with the GPUs that are compared.
         limit_s: for each of them.
+        keeps: whether traces of earlier plans are taken, and these kept for later ones.
 
     Raises:
         InputError, ScriptFailed: as `plan_script`.
@@ -154,7 +156,7 @@ def plan_gpus(
             largest = max(
                 (machines[at] for at in numbers), key=lambda each: each.gpu.capacity_bytes if each.gpu else 0
             )
-            with ScriptTraces(script, largest, environment, gpus=gpus) as traces:
+            with ScriptTraces(script, largest, environment, gpus=gpus, keeps=keeps) as traces:
                 traces.start()
                 for at in numbers:
                     pricing = Pricing.of(machines[at])

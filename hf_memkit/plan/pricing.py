@@ -131,7 +131,7 @@ def priced(
     try:
         step = step_time(
             work, pricing.rates, capability=pricing.capability, span=tuple(span), micro_batches=accumulation,
-            factors=pricing.factors,
+            loader_workers=about["plan"]["arguments"].get("dataloader_num_workers") or 0, factors=pricing.factors,
         )  # fmt: skip
     except ValueError:
         return judged

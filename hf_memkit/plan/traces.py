@@ -22,6 +22,7 @@ from typing import IO, Any, Final, Self
 
 from hf_memkit.errors import InputError
 from hf_memkit.hardware import Machine
+from hf_memkit.plan.kept_traces import KeptTraces
 from hf_memkit.prediction.running_scripts import (
     asked,
     checked,
@@ -58,12 +59,17 @@ class ScriptTraces:
         machine: the machine in question; of its GPU the compute capability decides what is traced.
         environment: the variables that the script gets.
         gpus: GPUs of the machine that train.
+        keeps: whether traces of earlier plans are taken, and these kept for later ones (`kept_traces.py`).
 
     Raises:
         InputError, ScriptFailed: as `predict_script`; from `start`.
     """
 
-    def __init__(self, script: UserScript, machine: Machine, environment: Mapping[str, str], *, gpus: int = 1) -> None:
+    def __init__(self, script: UserScript, machine: Machine, environment: Mapping[str, str], *, gpus: int = 1,
+        keeps: bool = False,
+    ) -> None:  # fmt: skip
+        self._keeps = keeps
+        self._kept: KeptTraces | None = None
         self._script, self._machine, self._environment, self._gpus = script, machine, dict(environment), gpus
         self._stack = contextlib.ExitStack()
         self._folder = Path()
@@ -126,6 +132,21 @@ class ScriptTraces:
         return done.result()
 
     def _traced(self, overrides: Overrides) -> TraceFile:
+        own = overrides == Overrides()
+        if self._kept is not None and not own:
+            result = self._result()
+            if self._kept.find(overrides, result):
+                return TraceFile(result)
+        found = self._traced_now(overrides)
+        if self._keeps and found.path is not None:
+            content = json.loads(found.path.read_text())
+            if own and content.get("about", {}).get("rows_digest"):
+                self._kept = KeptTraces(content, self._request())
+            elif self._kept is not None and "trace" in content:
+                self._kept.keep(overrides, found.path)
+        return found
+
+    def _traced_now(self, overrides: Overrides) -> TraceFile:
         fields = dict(overrides.arguments)
         if not overrides.model:
             for name in (_LATE, _EARLY):

@@ -10,6 +10,7 @@ not be the one with the largest images, and which of the two needs more is for t
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import itertools
 import time
@@ -66,6 +67,7 @@ class Chosen:
         unreadable: a row that cannot be read, and why.
         others: more batches that may need most: they have more tokens than `worst` has, or larger images.
         shuffled: whether the sampler lets any rows meet.
+        digest: of the sizes of all rows; empty: not all were read.
     """
 
     worst: Batch
@@ -78,6 +80,7 @@ class Chosen:
     unreadable: tuple[int, str] | None = None
     others: Sequence[Batch] = ()
     shuffled: bool = False
+    digest: str = ""
 
 
 def chosen_batches(loader: Any) -> Chosen:
@@ -164,6 +167,7 @@ def _chosen(dataset: Any, collate: Any, sampler: Any, size: int) -> Chosen:
         found.unreadable or failed,
         others,
         shuffled,
+        hashlib.sha256(found.sizes.tobytes()).hexdigest() if found.read == found.rows else "",
     )
 
 

@@ -24,7 +24,7 @@ _FIELDS: Final = (
     "use_liger_kernel", "max_steps", "num_train_epochs", "eval_strategy", "eval_steps", "save_strategy",
     "save_steps", "dataloader_drop_last", "deepspeed", "packing", "padding_free", "loss_type",
     "train_sampling_strategy", "average_tokens_across_devices", "eval_accumulation_steps",
-    "torch_empty_cache_steps", "max_length", "auto_find_batch_size",
+    "torch_empty_cache_steps", "max_length", "auto_find_batch_size", "dataloader_num_workers",
 )  # fmt: skip
 """Of TrainingArguments and TRL's configs: what candidates change, and what says how long a run is."""
 
