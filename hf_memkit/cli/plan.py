@@ -121,14 +121,9 @@ def plan(
 ) -> int:
     """The fastest setup that fits."""
     if calibrate:
-        from hf_memkit.cli.plan_here import calibrated
+        from hf_memkit.cli.plan_here import calibrated, given_besides
 
-        others = {
-            "-- ARGUMENTS": arguments, "-m": module, "--gpu": gpu, "--gpu-memory": gpu_memory,
-            "--gpus-to-compare": gpus_to_compare, "--price": price, "--gpus": gpus > 1, "--ram": ram, "--also": also,
-            "--limit": limit is not None, "--write": write, "--html": html, "--verify": verify, "--short": short,
-        }  # fmt: skip
-        return calibrated(script, others, as_json=as_json)
+        return calibrated(script, given_besides(context, "script", "calibrate", "as_json"), as_json=as_json)
     from hf_memkit.plan.files import check_plan_file, write_plan
     from hf_memkit.plan.search import LIMIT_S
     from hf_memkit.report.document import check_file

@@ -5,30 +5,40 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hf_memkit.errors import InputError
 
 if TYPE_CHECKING:
+    import typer
     from rich.table import Table
 
     from hf_memkit.plan.plan import Plan
     from hf_memkit.plan.verified import Verified
     from hf_memkit.user_script import UserScript
 
-__all__ = ["calibrated", "show_verified", "verified"]
+__all__ = ["calibrated", "given_besides", "show_verified", "verified"]
 
 
-def calibrated(run_dir: str | None, others: Mapping[str, Any], *, as_json: bool) -> int:
+def given_besides(context: typer.Context, *names: str) -> list[str]:
+    """What was typed besides these parameters, each as it is typed."""
+    typed = []
+    for each in context.command.params:
+        source = context.get_parameter_source(str(each.name))
+        if each.name not in names and source is not None and source.name == "COMMANDLINE":
+            typed.append(each)
+    return [each.opts[0] if each.opts[0].startswith("-") else "-- ARGUMENTS" for each in typed]
+
+
+def calibrated(run_dir: str | None, given: Sequence[str], *, as_json: bool) -> int:
     """
     Args:
         run_dir: a run's records; None: this machine's GPU is measured.
-        others: option → what was given, of those that have no effect here.
+        given: options that have no effect here.
 
     Raises:
         InputError, RunError: as `calibrate` and `calibrate_by_run`; or one of the others was given.
     """
-    given = [name for name, value in others.items() if value]
     if given:
         raise InputError(
             f"--calibrate: goes without {', '.join(given)}: it measures this machine's GPU, or reads a run's records: "

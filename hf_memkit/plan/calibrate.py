@@ -21,7 +21,17 @@ from typing import Any, Final
 from hf_memkit.errors import InputError, RunError
 from hf_memkit.gpu_rates import GpuRates
 from hf_memkit.hardware import Machine, this_machine
-from hf_memkit.plan.calibration import ALL, HOST, Calibration, driver_version, plain_name, store, today, torch_version
+from hf_memkit.plan.calibration import (
+    ALL,
+    HOST,
+    MOST,
+    Calibration,
+    driver_version,
+    plain_name,
+    store,
+    today,
+    torch_version,
+)
 from hf_memkit.plan.pricing import Pricing
 from hf_memkit.prediction.operation_time import OperationSeconds
 from hf_memkit.prediction.step_time import queueing_s
@@ -61,7 +71,8 @@ def calibrate(
     if pricing.rates is None:
         raise InputError(f"--calibrate: memkit has no rates to compare {machine.gpu.name} with")
     said(f"{machine.gpu.name} is measured, up to a minute; let nothing else use it")
-    factors = factors_of(measured_probes("cuda"), pricing.rates, pricing.capability)
+    likely = MOST if pricing.stands_for else _LIKELY
+    factors = factors_of(measured_probes("cuda"), pricing.rates, pricing.capability, likely=likely)
     found = Calibration(
         plain_name(machine.gpu.name), driver_version(), torch_version(), factors,
         "products, copies and launches on this GPU", today(),

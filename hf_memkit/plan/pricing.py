@@ -39,6 +39,12 @@ ops/adam/fused_adam.py, on fp32 gradients."""
 _PAGED_BYTES: Final = 2
 """Of a parameter's states in bitsandbytes' 8-bit AdamW: two moments."""
 
+_ENGINE_S: Final = {2: (20e-6, 50e-6, 150e-6), 3: (100e-6, 250e-6, 800e-6)}
+"""Of the host, for each tensor of parameters in a micro-batch: hooks that put gradients into buckets (stages up to 2),
+and that gather and release weights in both passes (stage 3), all in Python (deepspeed 0.19.8: runtime/zero/
+stage_1_and_2.py, `create_gradient_handling_hooks`; parameter_offload.py, `setup_zero_stage3_hooks`). Assumed, and why
+small models are slow with an engine."""
+
 _DESKTOP_CORES: Final = 16
 _SERVER_CORES: Final = 64
 """Of a host that is not here; assumed."""
@@ -185,6 +191,10 @@ def _with_others(
         optimizer_s = _ADAM_BYTES * model.parameters / (pricing.rates.achievable_memory_gb_per_s.value * GB)
     if traffic is None:
         return replace(step, unknown=(*unknown, "DeepSpeed with this JSON"))
+    if engine is not None:
+        stage = 3 if int(engine["config"].get("zero_optimization", {}).get("stage", 0)) == 3 else 2
+        tensors = accumulation * (len(facts["trained_sizes"]) + (len(facts["frozen_sizes"]) if stage == 3 else 0))
+        rest = [seconds + tensors * each for seconds, each in zip(rest, _ENGINE_S[stage], strict=True)]
     traced = TracedSeconds(step.forward_s, step.backward_s, optimizer_s)
     cost = step_cost(traffic, traced, pricing.rates, pricing.host)
     beside = cost.exposed

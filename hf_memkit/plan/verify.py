@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -259,6 +260,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             each.kill()
     process.kill()
     process.wait()
+    with contextlib.suppress(ProcessLookupError):  # what a script that has ended has left running
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _records(folder: Path) -> Run | None:

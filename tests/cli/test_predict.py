@@ -16,15 +16,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hf_memkit import predict_recipe, preset
+from hf_memkit import predict_recipe
 from hf_memkit.cli import predict_render
 from hf_memkit.cli.main import main
 from hf_memkit.cli.predict import _resolved, _with_own
-from hf_memkit.cli.predict_next import Next, next_preset
+from hf_memkit.cli.predict_next import NextSetup
 from hf_memkit.prediction import predict
 from hf_memkit.prediction.prediction import Prediction, with_rest
 from hf_memkit.prediction.verdict import Confidence
-from hf_memkit.presets import PRESETS
 from hf_memkit.recipe.choose import predicted as judge
 from hf_memkit.recipe.schema import load_recipe
 from hf_memkit.request import Request
@@ -32,6 +31,8 @@ from hf_memkit.setup import Setup
 from hf_memkit.terms import CATEGORIES, PHASES
 from hf_memkit.units import GIB, MIB
 from tests.conftest import ROOT, Memkit
+from tests.plan.made_plans import CHECKPOINTING
+from tests.plan.made_plans import setup as made_setup
 
 GPT2: dict[str, Any] = {
     "model_type": "gpt2",
@@ -303,7 +304,7 @@ def predicted(job: Setup, reserved_gib: float, cap_gib: float = 11.0, **changes:
 
 
 def drawn(
-    prediction: Prediction, job: Setup, width: int, instead: Next | None = None, *, short: bool = False
+    prediction: Prediction, job: Setup, width: int, instead: NextSetup | None = None, *, short: bool = False
 ) -> list[str]:
     out = io.StringIO()
     console = Console(file=out, width=width, color_system=None, force_terminal=False, legacy_windows=False)
@@ -338,18 +339,19 @@ def test_a_library_s_message_neither_fills_the_screen_nor_steers_it(xl: Setup) -
     assert "backend " * 500 in prediction.to_json()["notes"][-1]
 
 
+def nearest(gib: float = 8.6, said: str = "") -> NextSetup:
+    """Another micro-batch, checkpointed, that was traced."""
+    return NextSetup(made_setup(2, 4, gib, None, replace(CHECKPOINTING, result=said)))
+
+
 def test_a_job_that_does_not_fit_gets_what_fills_it_and_what_to_try(xl: Setup) -> None:
-    instead = next_preset(xl)
-    assert instead is not None
-    # What is recommended is what `memkit preset` itself makes of it, and stands up to every rule.
-    made = preset(
-        instead.preset, model="gpt2-xl", gpu_memory="16GB", ram="64GB", sequence_length=1024,
-        arguments={"per_device_train_batch_size": 8}, use_hub=False,
-    )  # fmt: skip
-    assert made.problems == () and made.ledger.total_bytes("device") == instead.device_bytes
-    text = " ".join(" ".join(drawn(predicted(xl, 20, 19), xl, 100, instead)).split())
-    assert text.startswith("DOES NOT FIT: a card of 16GB leaves 15.11 GiB") and "by formula, not traced" in text
-    order = ("Most of the peak is optimizer: 4.00 GiB", f"Try next: --preset {instead.preset} (", "gpt2-xl, 1,557")
+    text = " ".join(" ".join(drawn(predicted(xl, 20, 19), xl, 100, nearest())).split())
+    assert text.startswith("DOES NOT FIT: a card of 16GB leaves 15.11 GiB")
+    order = (
+        "Most of the peak is optimizer: 4.00 GiB",
+        "Try next: micro-batch 2 × accumulation 4, checkpointing: 8.60 GiB, fits.",
+        "gpt2-xl, 1,557",
+    )
     places = [text.index(each) for each in order]
     assert places == sorted(places) and places[-1] < text.index("Peak allocated")
     tight = " ".join(drawn(predicted(xl, 15), xl, 100))
@@ -358,7 +360,7 @@ def test_a_job_that_does_not_fit_gets_what_fills_it_and_what_to_try(xl: Setup) -
 
 
 def test_short_is_one_screen_whatever_there_is_to_say(xl: Setup) -> None:
-    instead = Next("infinity", "card and RAM are small, a disk is fast " * 9, 9 * GIB, 9 * GIB)
+    instead = nearest(said="card and RAM are small, a disk is fast " * 9)
     job = replace(xl, warnings=("mine.yaml: " + "lr, \x1b[2J" * 99, "mine.yaml: " + "lr, " * 99))
     said = {"peak_module": "model.layers" * 40, "confidence": Confidence("formula", "two steps " * 40)}
     phases = dict.fromkeys(PHASES, (GIB, GIB))
@@ -371,19 +373,28 @@ def test_short_is_one_screen_whatever_there_is_to_say(xl: Setup) -> None:
         assert what in text
 
 
-def test_nothing_is_recommended_where_nothing_fits(xl: Setup) -> None:
+def test_where_nothing_is_near_a_smaller_job_is_asked_for(xl: Setup) -> None:
     small = prepared("gpt2-xl", gpu_memory="2GB", batch_size=8, sequence_length=1024, ram="8GB")
-    assert next_preset(small) is None
     text = " ".join(" ".join(drawn(predicted(small, 20, 19), small, 100)).split())
-    assert "No other preset fits by formula" in text and "--preset" not in text
-    assert next_preset(prepared("gpt2", batch_size=1)) is None, "no card, nothing to fit"
+    assert "Try next" not in text and "Give a smaller --batch-size or --sequence-length, or more RAM" in text
 
 
-def test_a_preset_that_contradicts_the_user_s_arguments_is_not_recommended(xl: Setup) -> None:
-    assert xl.request is not None
-    own = {**xl.request.arguments, "deepspeed": "mine.json"}
-    assert next_preset(xl) is not None
-    assert next_preset(replace(xl, request=replace(xl.request, arguments=own))) is None
+def test_what_does_not_fit_is_answered_with_what_does(run: Run, tiny: str) -> None:
+    """Would notice: a setup that was not traced, that has another batch, or does not fit itself."""
+    shape = ("--model", tiny, "--gpu", "T4", "--gpu-memory", "1GB", "--sequence-length", "64", "--batch-size", "2048")
+    code, out, _ = run(*shape, "--json")
+    told = json.loads(out)
+    assert code == 1 and told["try_next"]["basis"] == "trace"
+    arguments = told["try_next"]["overrides"]["arguments"]
+    size, accumulation = arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]
+    assert size * accumulation == 2048 and size < 2048 and told["try_next"]["peak_gib"] < 0.92 * told["capacity_gib"]
+    again = (*shape[:-1], str(size), "--accumulation", str(accumulation), "--json")
+    more = [
+        f"--set={name}={json.dumps(each)}" for name, each in arguments.items() if not name.endswith(("size", "steps"))
+    ]
+    found = json.loads(run(*again, *more)[1])
+    high = found["peak_reserved_gib"][1] + found["outside_allocator_gib"]
+    assert high == pytest.approx(told["try_next"]["peak_gib"], rel=0.02)
 
 
 def test_numbers_that_are_the_same_are_said_once_and_no_card_is_no_verdict(xl: Setup) -> None:
@@ -419,9 +430,9 @@ def test_by_formula_and_what_does_not_fit_ends_with_1(run: Run) -> None:
     told = json.loads(out)
     assert code == 1 and err == "" and told["verdict"] == "does not fit"
     assert told["confidence"]["level"] == "formula" and told["peak_operation"] == ""
-    assert told["try_next"]["basis"] == "formula" and told["try_next"]["preset"] in PRESETS
+    assert told["try_next"] is None, "a formula's answer is none"
     code, out, _ = run(*arguments)
-    assert code == 1 and "DOES NOT FIT" in out and f"--preset {told['try_next']['preset']}" in out
+    assert code == 1 and "DOES NOT FIT" in out and "Try next" not in out
     code, out, _ = run("--model", "gpt2", "--gpu", "A100 80GB", "--batch-size", "1", "--no-trace", "--json")
     assert code == 0 and json.loads(out)["verdict"] == "fits"
 

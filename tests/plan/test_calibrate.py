@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hf_memkit.errors import InputError
 from hf_memkit.gpu_rates import rates_of
-from hf_memkit.hardware import Machine, named_gpu
+from hf_memkit.hardware import Machine, named_gpu, this_machine
 from hf_memkit.memory.records import SCHEMA
 from hf_memkit.plan.calibrate import calibrate, calibrate_by_run, factors_of, measured_probes
 from hf_memkit.plan.calibration import Calibration, cache_file, store, stored, torch_version
-from hf_memkit.plan.pricing import Pricing
+from hf_memkit.plan.pricing import Pricing, priced
+from hf_memkit.planned_run import PlannedRun
 from hf_memkit.prediction.operation_time import OperationSeconds
-from hf_memkit.prediction.step_time import step_time
 from hf_memkit.prediction.work import Operation, Work
 from hf_memkit.rates import Figure, GpuRates
+from hf_memkit.script_overrides import Overrides
+from tests.plan.made_plans import plan, setup
 
 L4 = named_gpu("L4")
 
@@ -66,11 +71,15 @@ def test_a_plan_for_that_gpu_takes_them_and_says_so(cache: Path) -> None:
     size = 8192
     product = Operation("aten.mm.default", "matmul", "bfloat16", 2 * size**3, 6 * size**2, (1, size, size, size))
     work = Work([product], [0] * 9, [(8, "backward"), (9, "optimizer")])
-    rates = rates_of("L4")
-    assert rates is not None
-    plain = step_time(work, rates, capability=8.9)
-    calibrated = step_time(work, rates, capability=8.9, factors=pricing.factors)
-    assert calibrated.seconds[1] == pytest.approx(2 * plain.seconds[1], rel=0.02)
+    facts: dict[str, Any] = {"arguments": {"optim": "adamw_torch"}}
+    about = {"work_steps": [("worst", 0, 9)], "tokens": {}, "deepspeed": None, "plan": facts}
+    with_it, without = (
+        priced(setup(8, 1, 12.0, None), work, about, each, gpus=1, accumulation=1).step_time
+        for each in (pricing, replace(pricing, calibration=None))
+    )
+    assert with_it is not None and without is not None
+    assert with_it.rests_on[0].startswith("calibrated 2026-01-31") and without.rests_on == with_it.rests_on[1:]
+    assert with_it.seconds[1] == pytest.approx(2 * without.seconds[1], rel=0.02)
     assert stored(named_gpu("A10G")) == (None, ())
 
 
@@ -108,6 +117,15 @@ def test_no_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(InputError, match="--calibrate: measures this machine's GPU, and there is none; with the rec"):
         calibrate()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_is_measured_within_a_minute() -> None:
+    begin = time.monotonic()
+    found, _ = calibrate()
+    assert set(found.factors) == {"matmul", "memory", "attention", "transfer", "host"}
+    assert time.monotonic() - begin < 90 and stored(this_machine().gpu) == (found, ())
 
 
 def test_factors_that_no_gpu_has_are_refused() -> None:
@@ -149,9 +167,12 @@ def test_a_run_calibrates_what_its_plan_has_predicted(tmp_path: Path) -> None:
         read, _ = stored(L4)
         assert read == found and set(read.of_kinds().values()) == {1.2}
     # Of a plan that was calibrated: with its factors and this one it takes as long as was measured.
-    before = {"matmul": 1.1, "all": 1.2}
-    found, _ = calibrate_by_run(records(tmp_path / "run", prediction={**PREDICTED, "time_factors": before}))
-    assert found.factors == {"matmul": 1.1, "all": 1.44}
+    best = setup(8, 1, 12.0, 0.5)
+    about = plan(best, time_factors={"matmul": 1.1, "all": 1.2}).file()["about"]
+    found, _ = calibrate_by_run(
+        records(tmp_path / "run", prediction=PlannedRun("plan", Overrides(), about).prediction)
+    )
+    assert found.factors == {"matmul": 1.1, "all": 1.44} and found.how == "the steps of run (8 × 1)"
     assert found.of_kinds()["matmul"] == pytest.approx(1.1 * 1.44)
 
 

@@ -33,7 +33,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (("train.py", "--verify", "--gpus-to-compare", "L4,T4"), "--verify: runs a setup on this machine's GPU; not"),
         (("--calibrate",), "--calibrate: measures this machine's GPU, and there is none"),
         (("nowhere", "--calibrate"), "nowhere: no such folder"),
-        (("--calibrate", "--gpu", "L4", "--short"), "--calibrate: goes without --gpu, --short"),
+        (("--calibrate", "--gpu", "L4", "--short"), "--calibrate: goes without --gpu, --short: it measures"),
+        (("run", "--calibrate", "--gpus", "1", "--", "x"), "--calibrate: goes without -- ARGUMENTS, --gpus: it"),
     ],
 )
 def test_what_cannot_be_is_one_line(

@@ -13,9 +13,10 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from hf_memkit.errors import InputError
-from hf_memkit.hardware import Machine, gpu_of_size
+from hf_memkit.hardware import Machine, gpu_of_size, this_machine
 from hf_memkit.plan.candidate import Alternative, SetupCandidate
 from hf_memkit.plan.judged import Judged
 from hf_memkit.plan.plan import Plan
@@ -117,6 +118,16 @@ def test_ctrl_c_ends_what_runs(folder: Path) -> None:
     process.send_signal(signal.SIGINT)
     assert "KeyboardInterrupt" in process.communicate(timeout=30)[1]
     assert not child.is_running() and not (folder / "out").exists()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu_its_memory_is_measured(folder: Path) -> None:
+    refuse_unverifiable(this_machine())
+    _, (found,) = verify(plan_of(SetupCandidate(2, 2, (CHECKPOINTING,))), script())
+    assert found.passed, (found.failed, found.last_lines)
+    assert found.peak_allocated_gib and found.peak_reserved_gib and found.allocator_retries == 0
+    assert found.peak_reserved_gib >= found.peak_allocated_gib and found.step_time_s
 
 
 def test_a_machine_without_that_gpu_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
