@@ -35,7 +35,7 @@ _WORDS: Final = (
         "That is at most 92 % of the GPU, and RAM and disk suffice. Beyond it the allocator frees its cache and asks "
         "again, and steps become several times slower.",
     ),
-    ("s a step", "Of one optimizer step, computed from the traced operations; below it the range it should lie in."),
+    ("s a step", "Of one optimizer step, computed from the traced operations, with the range in which it should lie."),
     ("run", "The whole training with its evaluations and saves."),
     ("frontier", "Setups of which no other is both faster and smaller."),
 )

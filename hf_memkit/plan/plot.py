@@ -23,14 +23,21 @@ _COLOURS: Final[Mapping[Group, str]] = {
     "another method": "var(--buffers)",
 }
 _LOST: Final = "var(--soft)"
+_CODE: Final = "var(--weights)"
 
-KEY: Final[Mapping[str, str]] = {**{group: _COLOURS[group] for group in GROUPS}, "does not fit": _LOST}
+KEY: Final[Mapping[str, str]] = {
+    **{group: _COLOURS[group] for group in GROUPS},
+    "needs other code": _CODE,
+    "does not fit": _LOST,
+}
 
 
 def frontier(plan: Plan) -> tuple[Judged, ...]:
-    """Of all whose time is known those of which no other is both faster and smaller, the smallest first."""
+    """Of all whose time is known and that need no other code those of which no other is both faster and smaller, the
+    smallest first."""
     found: list[Judged] = []
-    for each in sorted(_timed(plan), key=lambda each: (each.needs_bytes, each.seconds or 0.0)):
+    pasted = [each for each in _timed(plan) if not each.candidate.code]
+    for each in sorted(pasted, key=lambda each: (each.needs_bytes, each.seconds or 0.0)):
         if not found or (each.seconds or 0.0) < (found[-1].seconds or 0.0):
             found.append(each)
     return tuple(found)
@@ -49,10 +56,12 @@ def plot(plan: Plan) -> dict[str, Any] | None:
             "hoverinfo": "skip",
         }
     ]  # fmt: skip
+    fitting = [each for each in timed if each.fits]
     for group in GROUPS:
-        traces.append(
-            _marks(plan, group, [e for e in timed if e.fits and e.candidate.group == group], _COLOURS[group])
-        )
+        of_group = [each for each in fitting if each.candidate.group == group and not each.candidate.code]
+        traces.append(_marks(plan, group, of_group, _COLOURS[group]))
+    code = [each for each in fitting if each.candidate.code]
+    traces.append(_marks(plan, "needs other code", code, _CODE, symbol="diamond-open"))
     traces.append(_marks(plan, "does not fit", [each for each in timed if not each.fits], _LOST, symbol="x"))
     best = plan.proposed
     if best is not None and best in timed:

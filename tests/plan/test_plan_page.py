@@ -83,9 +83,10 @@ def test_a_page_that_memkit_did_not_write_stays(tmp_path: Path) -> None:
 
 
 def test_the_frontier() -> None:
-    """Would notice: a setup on it than which another is both faster and smaller."""
+    """Would notice: a setup on it than which another is both faster and smaller; one that needs another script."""
     made = plan(
         setup(8, 1, 10, 2.0), setup(4, 2, 10, 3.0), setup(2, 4, 12, 2.5), setup(8, 1, 20, 1.0, EIGHT_BITS),
         setup(1, 8, 5, 9.0), setup(16, 1, 4, None),
     )  # fmt: skip
     assert [each.needs_bytes >> 30 for each in frontier(made)] == [5, 10, 20]
+    assert all(not each.candidate.code for each in frontier(usual()))
