@@ -44,8 +44,8 @@ _CHECKPOINTING: Final = (
 """From the fastest to the leanest."""
 
 _ENGINES: Final = {
-    1: ("zero2-offload", "zero3-offload", "zero3-infinity"),
-    2: ("zero2", "zero3", "zero2-offload", "zero3-offload", "zero3-infinity"),
+    1: ("zero2-offload", "zero3-offload"),
+    2: ("zero2", "zero3", "zero2-offload", "zero3-offload"),
 }
 """DeepSpeed presets that keep the result, by GPUs from which on they make sense, from the fastest to the leanest."""
 
@@ -193,6 +193,7 @@ def _engines(facts: Mapping[str, Any], gpus: int, left_out: LeftOut) -> Iterator
     if "float32" in facts["trained_dtypes"] and not (facts["arguments"].get("bf16") or facts["arguments"].get("fp16")):
         left_out["DeepSpeed"] = "the script trains in fp32, and the presets are for bf16 or fp16"
         return
+    left_out["zero3-infinity"] = "it needs a folder on a fast disk: memkit ds show zero3-infinity"
     for name in _ENGINES[min(gpus, 2)]:
         yield Alternative(
             "engine", name, {"arguments.deepspeed": presets.load(name)}, engine=name, frees_memory=True,

@@ -1,9 +1,9 @@
 """Traces of earlier plans, by content: who trains the same with the same libraries need not be traced again.
 
-A key is made of the script's file, of what its own training comes to (its trace, what it says of itself, the lengths of
-all its rows), the settings in the place of its own, and the code that traced it. So another model, other data, another
-line of the script, or another version make another key. A module beside the script counts only by what it changes of
-the script's own training.
+A key is made of the script's file, of what its own training comes to (its trace, what it says of itself, the lengths
+of all its rows), the settings in the place of its own, and the code that traced it. So another model, other data,
+another line of the script, or another version make another key. A module beside the script counts only by what it
+changes of the script's own training.
 """
 
 from __future__ import annotations

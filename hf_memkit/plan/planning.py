@@ -244,6 +244,13 @@ def _planned(judge: _Judge, also: tuple[str, ...], limit_s: float, said: Callabl
     )
 
 
+def _about_precision(machine: Machine, own: Judged) -> Iterator[str]:
+    """What is wrong with the script's own precision on this GPU."""
+    gpu, facts = machine.gpu, own.facts or {}
+    if gpu is not None and not gpu.bf16 and facts.get("arguments", {}).get("bf16"):
+        yield f"bf16: {gpu.name} does not compute in it; torch emulates it, slower than fp32: train with --fp16 True"
+
+
 @dataclass(slots=True)
 class _Judge:
     """Traces a candidate, and has the trace judged in another process."""

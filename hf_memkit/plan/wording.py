@@ -113,7 +113,13 @@ def beside(plan: Plan) -> Iterator[str]:
         yield "Give it shorter rows or fewer sequences an optimizer step, or name a larger GPU."
         return
     if best.candidate.group != "same result":
-        yield f"Nothing fits with the same result. This is {best.candidate.group}: {best.candidate.result}."
+        same = plan.best("same result")
+        if same is not None and same.seconds and best.seconds:
+            slower = f"{same.seconds / best.seconds:.1f} times as long a step"
+            yield f"This is {best.candidate.group}: {best.candidate.result}."
+            yield f"The same result takes {slower}: {same.candidate.name}."
+        else:
+            yield f"Nothing fits with the same result. This is {best.candidate.group}: {best.candidate.result}."
     if best.candidate == own.candidate:
         yield "That is how it stands already: nothing to change."
     elif not own.fits:

@@ -126,3 +126,29 @@ def nothing_is_left(folder: Path) -> Iterator[None]:
     """Would notice: checkpoints of traced trainings, processes' files, sockets."""
     yield
     assert {each.name for each in folder.iterdir()} <= {"train.py", "prepared", "looks"}
+
+
+def test_traces_are_kept_by_content(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Would notice: the trace of another training taken for this one's, or one that is made again for nothing."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.parent / f"{tmp_path.name}-cache"))
+    kept = tmp_path.parent / f"{tmp_path.name}-cache" / "memkit" / "traces"
+    said: list[list[str]] = []
+
+    def notes() -> list[str]:
+        machine = described_machine("T4", None, None, None)
+        with ScriptTraces(UserScript.found("train.py", OWN), machine, os.environ, keeps=True) as made:
+            made.start()
+            made.of(Overrides())
+            found: list[str] = content(made.of(HALF))["about"]["notes"]
+            return found
+
+    said.append(notes())
+    (file,) = kept.glob("*.json")
+    marked = json.loads(file.read_text())
+    marked["about"]["notes"] = ["from before"]
+    file.write_text(json.dumps(marked))
+    said.append(notes())
+    source = (folder / "train.py").read_text()
+    (folder / "train.py").write_text(source.replace("] * 30", "] * 31"))  # the same largest batch, other rows
+    said.append(notes())
+    assert said[0] == said[2] != said[1] == ["from before"] and len(list(kept.glob("*.json"))) == 2

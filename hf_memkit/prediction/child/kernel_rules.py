@@ -159,9 +159,10 @@ def learn_counts(*, in_a_fork: bool = False) -> None:
         os._exit(0)
     os.close(write)
     with os.fdopen(read) as answer:
-        tensor, storage = map(int, answer.read().split())
+        found = answer.read().split()
     os.waitpid(child, 0)
-    _LEARNT.append((tensor, storage))
+    # Where it died, nothing is known: sums of gradients are taken for new tensors.
+    _LEARNT.append((int(found[0]), int(found[1])) if len(found) == 2 else (0, 0))
 
 
 def _tried_counts() -> tuple[int, int]:
