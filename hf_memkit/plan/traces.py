@@ -41,6 +41,7 @@ _EARLY, _LATE = "early", "late"
 """Names of the sockets (prediction/child/forks.py)."""
 
 _POLL_S: Final = 0.05
+_END_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ class ScriptTraces:
         self._folder = Path()
         self._waiting: dict[str, _Waiting] = {}
         self._fresh: Worker | None = None
+        self._runs: threading.Thread | None = None
         self._one_fresh = threading.Lock()
         self._numbers = iter(range(1_000_000))
         self._number = threading.Lock()
@@ -90,6 +92,8 @@ class ScriptTraces:
     def __exit__(self, *_: object) -> None:
         for each in self._waiting.values():
             each.close()
+        if self._runs is not None:
+            self._runs.join(_END_S)  # the processes that waited end by themselves
         if self._fresh is not None:
             self._fresh.close()
         self._stack.close()
@@ -107,7 +111,8 @@ class ScriptTraces:
             except BaseException as error:
                 script.set_exception(error)
 
-        threading.Thread(target=run, daemon=True).start()
+        self._runs = threading.Thread(target=run, daemon=True)
+        self._runs.start()
         late = self._folder / _LATE
         while not late.exists():
             if script.done():

@@ -175,12 +175,12 @@ class Worker:
                     process.wait(_END_S)
             process.kill()
             process.wait()
-        if self._errors is not None:
-            self._errors.close()
-            self._errors = None
-        if self._output is not None:
-            os.close(self._output)
-            self._output = None
+        errors, self._errors = self._errors, None
+        if errors is not None:
+            errors.close()
+        output, self._output = self._output, None
+        if output is not None:
+            os.close(output)
 
     def _answer(self) -> dict[str, Any]:
         assert self._process is not None and self._process.stdout is not None

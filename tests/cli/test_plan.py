@@ -46,7 +46,7 @@ OWN = ["--", "--output_dir", "out", "--optim", "sgd", "--per_device_train_batch_
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path.with_name(f"{tmp_path.name}-cache")))
     (tmp_path / "train.py").write_text(TINY)
     return tmp_path
 
