@@ -26,7 +26,7 @@ from hf_memkit import predict_script
 from hf_memkit.cli import main
 from hf_memkit.cli import predict_script as predict_script_command
 from hf_memkit.errors import InputError, ScriptFailed
-from hf_memkit.prediction import from_script
+from hf_memkit.prediction import running_scripts
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.user_script import UserScript
 from tests.conftest import ROOT
@@ -94,8 +94,8 @@ def run(shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     """Writes a script, and predicts it as a user types it: `run(code, *arguments, options=[…])`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(from_script, "Worker", lambda **options: shared)
-    monkeypatch.setattr(from_script, "_standard_input", _Nothing(shared.nothing))
+    monkeypatch.setattr(running_scripts, "Worker", lambda **options: shared)
+    monkeypatch.setattr(running_scripts, "_standard_input", _Nothing(shared.nothing))
 
     def of(code: str, *arguments: str, options: tuple[str, ...] = ("--gpu", "T4")) -> Ran:
         (tmp_path / "train.py").write_text(textwrap.dedent(code))
