@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from hf_memkit.cards import CARDS
 from hf_memkit.errors import InputError
+from hf_memkit.units import MIB
 
 if TYPE_CHECKING:
     from hf_memkit.hardware import Machine
@@ -44,10 +46,19 @@ def setups_for(
     found = []
     for machine in machines:
         assert machine.gpu is not None
+        capacity = f"{machine.gpu.capacity_bytes / MIB:.0f}MiB"
+        named = machine.gpu.name in CARDS
         request = Request(
-            recipe=recipe, variant=variant, model=model, gpu_memory=None, ram=ram, gpus=gpus,
-            gpu=machine.gpu.name, sequence_length=sequence_length, trust_remote_code=trust_remote_code,
-        )  # fmt: skip
+            recipe=recipe,
+            variant=variant,
+            model=model,
+            ram=ram,
+            gpus=gpus,
+            gpu=machine.gpu.name if named else None,
+            gpu_memory=None if named else capacity,
+            sequence_length=sequence_length,
+            trust_remote_code=trust_remote_code,
+        )
         sizes = {
             "per_device_train_batch_size": ("--batch-size", batch_size),
             "gradient_accumulation_steps": ("--accumulation", accumulation),

@@ -47,10 +47,10 @@ def view(plan: Plan, width: int, price: float | None = None, *, short: bool = Fa
     best, other = plan.proposed, plan.faster()
     paste = pasted(best.candidate) if best is not None and best.candidate != plan.own.candidate else None
     if paste is not None:
-        lines += ["", *_flags(paste, width)]
+        lines += ["", *_flags(paste, width, by_parser=_parses(plan))]
     if other is not None and not short:
         lines += ["", Text(f"For {other.candidate.name}, which is {other.candidate.group}:")]
-        lines += _flags(pasted(other.candidate), width)
+        lines += _flags(pasted(other.candidate), width, by_parser=_parses(plan))
     lines += ["", Text(text(wording.subject(plan), 400), style="bold")]
     if said := wording.time_not_known(plan):
         lines.append(Text(f"{said[0].upper()}{said[1:]}."))
@@ -89,7 +89,7 @@ def compared_view(plans: Sequence[Plan], prices: Mapping[str, float], width: int
                 lines.append(Text(text(f"Nothing fits: {plan.lacking()}", _LONGEST) + "."))
             lines += [Text(text(line, _LONGEST)) for line in wording.beside(plan)]
             if best is not None and best.candidate != plan.own.candidate:
-                lines += _flags(pasted(best.candidate), width)
+                lines += _flags(pasted(best.candidate), width, by_parser=_parses(plan))
     lines += ["", "One GPU with all its setups: --gpu NAME in place of --gpus-to-compare."]
     return Group(*lines)
 
@@ -102,7 +102,12 @@ def _answer(plan: Plan) -> Iterator[Text]:
         yield Text(text(line, _LONGEST))
 
 
-def _flags(found: Pasted, width: int) -> Iterator[RenderableType]:
+def _parses(plan: Plan) -> bool:
+    """Whether the script reads its arguments with HfArgumentParser."""
+    return bool((plan.own.facts or {}).get("parses_arguments", True))
+
+
+def _flags(found: Pasted, width: int, *, by_parser: bool) -> Iterator[RenderableType]:
     """What is pasted, in lines that a shell joins."""
     if found.before:
         yield "Type first:"
@@ -110,6 +115,10 @@ def _flags(found: Pasted, width: int) -> Iterator[RenderableType]:
     if found.environment:
         yield "Set before the command:"
         yield from _indented(" ".join(found.environment))
+    if not by_parser:
+        yield "Write where the script makes its arguments, or use --write and memkit run --plan:"
+        yield from _indented(found.python)
+        return
     yield "Add to the script's arguments (HfArgumentParser; of two the last one counts):"
     yield from _indented("\n".join(_joined(found.flags, width - 4)))
     if found.model:

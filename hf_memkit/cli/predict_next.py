@@ -38,10 +38,12 @@ class NextSetup:
 
     @property
     def flags(self) -> str:
-        """For a script that reads its arguments with HfArgumentParser."""
+        """For a script that reads its arguments with HfArgumentParser; for another what it writes into its code."""
         from hf_memkit.plan.pasted import pasted
 
         text = pasted(self.found.candidate)
+        if not (self.found.facts or {}).get("parses_arguments", True):
+            return " ".join(text.python.split())
         before = "".join(f"{command}; then " for command in text.before)
         return f"{before}{' '.join((*text.environment, *text.flags))}"
 

@@ -95,6 +95,10 @@ def of_batch(facts: Mapping[str, Any]) -> tuple[Group, str]:
     """What another micro-batch does to the result: (group, in words)."""
     if facts["rows_compared"]:
         return "another method", "the loss compares the rows of a micro-batch with one another"
+    if facts["scaled_by_accumulation"]:
+        return "another method", "the loss ignores how many tokens a step has, so that accumulation scales gradients"
+    if facts["late_batch"]:
+        return "another method", "the script sets its batch after it has made its Trainer"
     said = []
     if facts["batch_norm"]:
         said.append("batch normalisation takes its statistics from another micro-batch")
@@ -156,9 +160,15 @@ def _allocators(environment: Mapping[str, str]) -> Iterator[Alternative]:
 def _precisions(facts: Mapping[str, Any], machine: Machine) -> Iterator[Alternative]:
     arguments = facts["arguments"]
     gpu = machine.gpu
-    if arguments.get("bf16") or arguments.get("fp16") or "float32" not in facts["trained_dtypes"]:
+    if gpu is None or arguments.get("fp16") or "float32" not in facts["trained_dtypes"]:
         return
-    if gpu is not None and gpu.bf16:
+    if not gpu.bf16:
+        fields = {"arguments.fp16": True, **({"arguments.bf16": False} if arguments.get("bf16") else {})}
+        said = "products in fp16 (autocast, gradients scaled) in place of " + (
+            "bf16" if arguments.get("bf16") else "fp32"
+        )
+        yield Alternative("precision", "fp16", fields, "nearly the same", said)
+    elif not arguments.get("bf16"):
         yield Alternative(
             "precision", "bf16", {"arguments.bf16": True}, "nearly the same",
             "products in bf16 (autocast) in place of fp32",
@@ -168,6 +178,9 @@ def _precisions(facts: Mapping[str, Any], machine: Machine) -> Iterator[Alternat
 def _small_optimizers(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[Alternative]:
     own = OPTIMIZERS.get(str(facts["arguments"].get("optim")))
     name = "8-bit AdamW"
+    if facts["arguments"].get("deepspeed"):
+        left_out[name] = "the script's DeepSpeed JSON may have an optimizer of its own"
+        return
     if facts["own_optimizer"] or own is None or own.algorithm != "AdamW" or own.bits != 32:
         left_out[name] = "the script's optimizer is none that Trainer's optim names as AdamW in 32 bits"
         return

@@ -35,6 +35,7 @@ class Judged:
         why: why it does not, or cannot be predicted; empty if it fits.
         tokens: of one optimizer step of usual batches on all GPUs; None: it is none of tokens.
         facts: what the trace says of the run (`prediction/child/plan_facts.py`).
+        is_other: whether it would be another training than the script's, such as one with other last batches.
         details: a traceback, where the script fails with it.
         run_seconds: of the whole training, its evaluations and saves: (low, middle, high); None: not known.
     """
@@ -46,6 +47,7 @@ class Judged:
     why: str = ""
     tokens: int | None = None
     facts: Mapping[str, Any] | None = None
+    is_other: bool = False
     details: str = ""
     run_seconds: tuple[float, float, float] | None = None
 

@@ -233,7 +233,7 @@ def _planned(judge: _Judge, also: tuple[str, ...], limit_s: float, said: Callabl
         machine=judge.machine,
         gpus=judge.gpus,
         own=as_it_is,
-        traced=tuple(search.judged.values()),
+        traced=tuple(each for each in search.judged.values() if not each.is_other),
         excluded=dict(search.excluded),
         left_out=left_out,
         sequences=own.micro_batch_size * own.accumulation * judge.gpus,
@@ -284,7 +284,7 @@ class _Judge:
         steps = (found.facts or {}).get("steps")
         if steps != self.steps:
             why = f"{steps} optimizer steps in place of {self.steps}: the last batch of an epoch is another"
-            return replace(found, fits=False, why=why)
+            return replace(found, fits=False, why=why, is_other=True)
         return found
 
     def _judged(self, candidate: SetupCandidate, overrides: Overrides) -> Judged:

@@ -45,6 +45,9 @@ and that gather and release weights in both passes (stage 3), all in Python (dee
 stage_1_and_2.py, `create_gradient_handling_hooks`; parameter_offload.py, `setup_zero_stage3_hooks`). Assumed, and why
 small models are slow with an engine."""
 
+_ENGINE_STEP_S: Final = (2e-3, 5e-3, 20e-3)
+"""Of the host, for the engine's own step: overflow checks, norms and copies of each group; assumed."""
+
 _DESKTOP_CORES: Final = 16
 _SERVER_CORES: Final = 64
 """Of a host that is not here; assumed."""
@@ -135,6 +138,10 @@ def priced(
         )  # fmt: skip
     except ValueError:
         return judged
+    tokens = about["tokens"].get(kind)
+    if kind == "usual" and about.get("mean") is not None:  # steps of a run are as long as its batches on average
+        share, tokens = about["mean"]
+        step = _times(step, share)
     forward_s = step.forward_s
     step = _with_paging(
         _with_others(step, about, pricing, gpus=gpus, accumulation=accumulation), judged, about, pricing
@@ -143,12 +150,19 @@ def priced(
         step = replace(step, rests_on=(pricing.calibration.said(), *step.rests_on))
     if pricing.stands_for:
         step = replace(step, rests_on=(pricing.stands_for, *step.rests_on))
-    tokens = about["tokens"].get(kind)
     return replace(
         judged,
         step_time=step,
         tokens=round(tokens * accumulation * gpus) if tokens else None,
         run_seconds=_run(step, forward_s, judged, about["plan"], pricing.host),
+    )
+
+
+def _times(step: StepTime, share: float) -> StepTime:
+    """A step whose batches have so many times the tokens; its optimizer takes as long."""
+    low, middle, high = (step.optimizer_s + share * max(0.0, each - step.optimizer_s) for each in step.seconds)
+    return replace(
+        step, seconds=(low, middle, high), forward_s=share * step.forward_s, backward_s=share * step.backward_s
     )
 
 
@@ -194,7 +208,8 @@ def _with_others(
     if engine is not None:
         stage = 3 if int(engine["config"].get("zero_optimization", {}).get("stage", 0)) == 3 else 2
         tensors = accumulation * (len(facts["trained_sizes"]) + (len(facts["frozen_sizes"]) if stage == 3 else 0))
-        rest = [seconds + tensors * each for seconds, each in zip(rest, _ENGINE_S[stage], strict=True)]
+        hooks = zip(rest, _ENGINE_S[stage], _ENGINE_STEP_S, strict=True)
+        rest = [seconds + tensors * a_tensor + a_step for seconds, a_tensor, a_step in hooks]
     traced = TracedSeconds(step.forward_s, step.backward_s, optimizer_s)
     cost = step_cost(traffic, traced, pricing.rates, pricing.host)
     beside = cost.exposed
@@ -220,18 +235,18 @@ def _run(step: StepTime, forward_s: float, judged: Judged, facts: Mapping[str, A
     arguments = facts["arguments"]
     rows = (arguments.get("per_device_eval_batch_size") or 1) / (arguments.get("per_device_train_batch_size") or 1)
     evaluation_s = (facts.get("evaluation_batches") or 0) * rows * forward_s
-    evaluations = _times(arguments.get("eval_strategy"), arguments.get("eval_steps"), facts)
+    evaluations = _how_often(arguments.get("eval_strategy"), arguments.get("eval_steps"), facts)
     states = judged.prediction.categories["optimizer"] if judged.prediction is not None else 0
     save_s = _SAVE_S + (facts["trained_bytes"] + facts["frozen_bytes"] * (not facts["adapters"]) + states) / (
         host.nvme_write_gb_per_s.value * GB
     )
-    saves = _times(arguments.get("save_strategy"), arguments.get("save_steps"), facts)
+    saves = _how_often(arguments.get("save_strategy"), arguments.get("save_steps"), facts)
     rest = evaluations * evaluation_s + saves * save_s
     low, middle, high = (steps * each + rest for each in step.seconds)
     return low, middle, high
 
 
-def _times(strategy: Any, every: Any, facts: Mapping[str, Any]) -> int:
+def _how_often(strategy: Any, every: Any, facts: Mapping[str, Any]) -> int:
     """How often it is evaluated, or saved."""
     steps = int(facts["steps"])
     an_epoch = facts.get("steps_an_epoch") or steps

@@ -335,7 +335,7 @@ def _steps(loader: Any, accumulation: int, about: Found, *, worst: bool, flat: s
         return [Step("worst", batches[at : at + accumulation]) for at in range(0, len(batches), accumulation)]
     chosen = chosen_batches(loader)
     about["batches"] = {"worst": shape_of(chosen.worst)}
-    about["rows_digest"] = chosen.digest
+    about["rows_digest"], about["mean"] = chosen.digest, chosen.mean
     about["notes"].append(f"traced is {chosen.said}")
     if chosen.unreadable is not None:
         row, why = chosen.unreadable

@@ -68,6 +68,8 @@ class Chosen:
         others: more batches that may need most: they have more tokens than `worst` has, or larger images.
         shuffled: whether the sampler lets any rows meet.
         digest: of the sizes of all rows; empty: not all were read.
+        mean: how many times the padded size of `usual` batches have on average, and their tokens without padding;
+            None: sizes are no tokens.
     """
 
     worst: Batch
@@ -81,6 +83,7 @@ class Chosen:
     others: Sequence[Batch] = ()
     shuffled: bool = False
     digest: str = ""
+    mean: tuple[float, float] | None = None
 
 
 def chosen_batches(loader: Any) -> Chosen:
@@ -155,6 +158,10 @@ def _chosen(dataset: Any, collate: Any, sampler: Any, size: int) -> Chosen:
     numbers = sorted(numbers, key=rank.__getitem__)
     draws = sorted(draws, key=lambda each: _padded(each, sizes))
     usual, high = (draws[int(share * (len(draws) - 1))] for share in (0.5, 0.95))
+    mean = None
+    if found.marks is None and not found.characters:
+        padded = sum(_padded(each, sizes) for each in draws) / max(1, _padded(usual, sizes))
+        mean = padded / len(draws), sum(float(sizes[each].sum()) for each in draws) / len(draws)
     plain = found.marks is None  # a row that is cut loses the tokens that stand for its image
     return Chosen(
         worst,
@@ -168,6 +175,7 @@ def _chosen(dataset: Any, collate: Any, sampler: Any, size: int) -> Chosen:
         others,
         shuffled,
         hashlib.sha256(found.sizes.tobytes()).hexdigest() if found.read == found.rows else "",
+        mean,
     )
 
 

@@ -7,16 +7,19 @@ decides whether another setup gives the same result.
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import json
 import sys
 from importlib.metadata import version
 from typing import Any, Final
 
 from torch import nn
+from transformers import HfArgumentParser
 
 from hf_memkit.compat import name_in_version
 
-__all__ = ["plan_facts"]
+__all__ = ["note_parsers", "plan_facts"]
 
 _FIELDS: Final = (
     "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
@@ -63,10 +66,56 @@ def plan_facts(trainer: Any) -> dict[str, Any]:
         "batch_norm": any(isinstance(each, nn.modules.batchnorm._NormBase) for each in model.modules()),
         "mean_of_micro_batches": not getattr(trainer, "model_accepts_loss_kwargs", False)
         and trainer.compute_loss_func is None,
+        "scaled_by_accumulation": _is_scaled(trainer, base),
+        "late_batch": getattr(trainer, "_train_batch_size", None) not in (None, trainer.args.train_batch_size),
+        "parses_arguments": HfArgumentParser in _made_parsers,
         "rows_compared": any(each.__module__.startswith(_FREE) for each in type(trainer).__mro__)
         or hasattr(trainer, "_buffered_inputs"),
         **_length(trainer),
     }
+
+
+_made_parsers: set[type] = set()
+
+
+def note_parsers() -> None:
+    """Notes from here on whether the script reads its arguments with HfArgumentParser, or a subclass such as TRL's."""
+    plain = HfArgumentParser.__init__
+
+    @functools.wraps(plain)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        _made_parsers.add(HfArgumentParser)
+        plain(self, *args, **kwargs)
+
+    vars_of: Any = HfArgumentParser
+    vars_of.__init__ = init
+
+
+_COUNTS: Final = ("num_items_in_batch", "loss_function(", "loss_kwargs")
+"""With one of these the code of a loss divides by the tokens of the whole step."""
+
+
+def _is_scaled(trainer: Any, model: Any) -> bool:
+    """Whether another accumulation scales the gradients: Trainer does not divide by it where `forward` takes further
+    keyword arguments (transformers 5.23.0: trainer.py 518 and 2159), also where the loss that is computed then ignores
+    how many tokens the step has, as those of BERT, T5 and BART do, or a `compute_loss` of the user's."""
+    if not getattr(trainer, "model_accepts_loss_kwargs", False):
+        return False
+    own: Any = trainer.compute_loss_func
+    if own is None and not type(trainer).compute_loss.__module__.startswith(("transformers.", "trl.")):
+        own = type(trainer).compute_loss
+        if "super().compute_loss" in _source(own):
+            own = None
+    code = _source(own) if own is not None else _source(type(model).forward)
+    taken = code.partition(":\n")[2] if own is not None else code
+    return not any(each in taken for each in _COUNTS)
+
+
+def _source(function: Any) -> str:
+    try:
+        return inspect.getsource(inspect.unwrap(function))
+    except (OSError, TypeError):
+        return ""
 
 
 def _arguments(arguments: Any) -> dict[str, Any]:

@@ -49,6 +49,7 @@ from hf_memkit.prediction.child.libraries import (
     shapes_from_values_are_unmodelled,
 )
 from hf_memkit.prediction.child.loaded_files import files_load_to_card
+from hf_memkit.prediction.child.plan_facts import note_parsers
 from hf_memkit.prediction.child.pretrained import weights_are_shapes
 from hf_memkit.prediction.child.ranks import one_of_several
 from hf_memkit.prediction.child.real_and_fake import RealAndFake
@@ -168,6 +169,7 @@ def _pretend(request: ScriptRequest, boundary: RealAndFake) -> None:
     movable_modules()
     inference_is_no_grad()
     before_a_script(on_card=on_card)
+    note_parsers()
     answer_trl()
     without_engines()
     if request.processes > 1:

@@ -1,0 +1,90 @@
+"""What a plan takes for the same training, beside what real trainings on the CPU do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+    Trainer,
+    TrainingArguments,
+)
+
+from hf_memkit.plan.choices import of_batch
+from hf_memkit.prediction.child.plan_facts import plan_facts
+
+SMALL = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+class Own(Trainer):  # type: ignore[misc]
+    """With a loss that nobody divides by anything."""
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        outputs = model(**inputs)
+        return (outputs.loss, outputs) if return_outputs else outputs.loss
+
+
+def llama() -> Any:
+    return LlamaForCausalLM(
+        LlamaConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, **SMALL)
+    )
+
+
+def gpt2() -> Any:
+    config = GPT2Config(n_layer=1, n_embd=16, n_head=2, **SMALL, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    return GPT2LMHeadModel(config)
+
+
+def bert() -> Any:
+    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return BertForMaskedLM(BertConfig(**shape, **NO_DROPOUT, vocab_size=50))
+
+
+def t5() -> Any:
+    shape = {"d_model": 16, "d_ff": 16, "d_kv": 8, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0}
+    return T5ForConditionalGeneration(T5Config(**shape, vocab_size=50, decoder_start_token_id=0))
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [(llama, Trainer), (gpt2, Trainer), (bert, Trainer), (t5, Trainer), (llama, Own)],
+    ids=["llama", "gpt2", "bert", "t5", "own loss"],
+)
+def test_another_micro_batch_is_the_same_training_or_none(make: Any, kind: type[Trainer], tmp_path: Path) -> None:
+    """Would notice: "same result" where accumulation scales the loss, because Trainer leaves the division to a model
+    that does none; and a model whose micro-batch is held fast for nothing."""
+
+    def first_loss(size: int, accumulation: int) -> tuple[Any, float]:
+        torch.manual_seed(0)
+        trainer = kind(
+            make(),
+            TrainingArguments(
+                str(tmp_path), per_device_train_batch_size=size, gradient_accumulation_steps=accumulation, max_steps=1,
+                logging_steps=1, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True,
+            ),
+            train_dataset=[{"input_ids": torch.arange(8) + n, "labels": torch.arange(8) + n} for n in range(8)],
+        )  # fmt: skip
+        facts = plan_facts(trainer)
+        trainer.train()
+        return facts, next(each["loss"] for each in trainer.state.log_history if "loss" in each)
+
+    (facts, whole), (_, parts) = first_loss(8, 1), first_loss(2, 4)
+    group, said = of_batch(facts)
+    if whole == pytest.approx(parts, rel=1e-3):
+        assert group == "same result" and not said
+    else:
+        assert parts == pytest.approx(4 * whole, rel=0.05)
+        assert group == "another method" and "accumulation scales gradients" in said
