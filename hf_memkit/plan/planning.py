@@ -228,6 +228,9 @@ def _planned(judge: _Judge, also: tuple[str, ...], limit_s: float, said: Callabl
     said(as_it_is)
     search.run()
     own, calibration = as_it_is.candidate, judge.pricing.calibration
+    for each in search.judged.values():
+        if each.is_other:
+            left_out.setdefault(f"{each.candidate.micro_batch_size} × {each.candidate.accumulation}", each.why)
     return Plan(
         name=name_of(judge.script),
         machine=judge.machine,
@@ -239,7 +242,7 @@ def _planned(judge: _Judge, also: tuple[str, ...], limit_s: float, said: Callabl
         sequences=own.micro_batch_size * own.accumulation * judge.gpus,
         stopped=search.stopped,
         stopped_by_hand=search.stopped_by_hand,
-        notes=(*judge.traces.notes, *judge.pricing.warnings),
+        notes=(*judge.traces.notes, *judge.pricing.warnings, *_about_precision(judge.machine, as_it_is)),
         time_factors=dict(calibration.factors) if calibration is not None else {},
     )
 
