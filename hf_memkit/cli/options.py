@@ -13,9 +13,12 @@ __all__ = [
     "GpuMemory",
     "Gpus",
     "Json",
+    "Module",
     "Nodes",
     "NvmePath",
     "Ram",
+    "Script",
+    "ScriptArguments",
     "SequenceLength",
     "Set",
     "Short",
@@ -23,6 +26,11 @@ __all__ = [
     "show_what_can_be_shown",
 ]
 
+Script = Annotated[
+    str | None, typer.Argument(metavar="SCRIPT", help="A training script. Its code runs here; nothing is trained.")
+]
+ScriptArguments = Annotated[list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="What the script gets.")]
+Module = Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as after `python -m`.")]
 Gpu = Annotated[
     str | None, typer.Option(help="For this GPU, such as T4 or 'RTX 4090' (docs/predict.md has all names), or 16GB.")
 ]

@@ -16,7 +16,10 @@ from hf_memkit.cli.options import (
     Gpu,
     GpuMemory,
     Json,
+    Module,
     Ram,
+    Script,
+    ScriptArguments,
     SequenceLength,
     Set,
     Short,
@@ -52,14 +55,9 @@ EXAMPLES = """[bold]Examples[/bold]
 
 def plan(
     context: typer.Context,
-    script: Annotated[
-        str | None,
-        typer.Argument(metavar="SCRIPT", help="A training script. Its code runs here; nothing is trained."),
-    ] = None,
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="What the script gets.")
-    ] = None,
-    module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as after `python -m`.")] = False,
+    script: Script = None,
+    arguments: ScriptArguments = None,
+    module: Module = False,
     model: Annotated[
         str | None, typer.Option(help="In the place of a script: hub ID or local folder; no weights are loaded.")
     ] = None,

@@ -13,8 +13,11 @@ from hf_memkit.cli.options import (
     Gpu,
     GpuMemory,
     Json,
+    Module,
     Nodes,
     Ram,
+    Script,
+    ScriptArguments,
     SequenceLength,
     Set,
     Short,
@@ -56,14 +59,9 @@ EXAMPLES = """[bold]Examples[/bold]
 
 def predict(
     context: typer.Context,
-    script: Annotated[
-        str | None,
-        typer.Argument(metavar="SCRIPT", help="A training script. Its code runs here; nothing is trained."),
-    ] = None,
-    arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="What the script gets.")
-    ] = None,
-    module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as after `python -m`.")] = False,
+    script: Script = None,
+    arguments: ScriptArguments = None,
+    module: Module = False,
     model: Annotated[str | None, typer.Option(help="Hub ID or local folder; no weights are loaded.")] = None,
     preset: Annotated[
         str | None, typer.Option(help="A preset, or several joined by +. None: Trainer's defaults.")

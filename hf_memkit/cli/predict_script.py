@@ -218,7 +218,7 @@ def _nearest(
 ) -> NextSetup | None:
     """The nearest setup of the same batch that fits; the script runs once more for that."""
     from hf_memkit.cli.predict_next import next_setup
-    from hf_memkit.plan.planning import nearest_that_fits
+    from hf_memkit.plan.planning import nearest_setup
 
     if nodes > 1:  # a plan is of one machine
         return None
@@ -226,9 +226,7 @@ def _nearest(
     try:
         with ended_by_signals():
             return next_setup(
-                lambda: nearest_that_fits(
-                    script, machine, gpus=gpus, environment=environment, ram_is_given=ram_is_given
-                )
+                lambda: nearest_setup(script, machine, gpus=gpus, environment=environment, ram_is_given=ram_is_given)
             )
     except KeyboardInterrupt:
         return None

@@ -33,7 +33,6 @@ class Alternative:
             from_pretrained, `environment.NAME` a variable.
         group: what it does to the result.
         result: that in words; empty where it does nothing.
-        frees_memory: whether a setup never needs more memory with it than without.
         costs_time: whether a step never is faster with it than without.
         engine: name of the DeepSpeed preset that it brings; empty: none.
         code: what has to be changed in the script, where no setting does it, as lines of Python; empty: nothing.
@@ -44,7 +43,6 @@ class Alternative:
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     group: Group = "same result"
     result: str = ""
-    frees_memory: bool = False
     costs_time: bool = False
     engine: str = ""
     code: str = ""

@@ -37,9 +37,9 @@ _CHECKPOINTING: Final = (
     Alternative(
         "checkpointing", "checkpointing of every 2nd layer",
         {**_ON, "arguments.activation_checkpointing_kwargs": {"use_reentrant": False, "every_n_layers": 2}},
-        frees_memory=True, costs_time=True,
+        costs_time=True,
     ),
-    Alternative("checkpointing", "checkpointing", _ON, frees_memory=True, costs_time=True),
+    Alternative("checkpointing", "checkpointing", _ON, costs_time=True),
 )  # fmt: skip
 """From the fastest to the leanest."""
 
@@ -138,23 +138,23 @@ def _losses(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[Alternative
     elif importlib.util.find_spec("liger_kernel") is None:
         left_out[name] = "liger-kernel is not installed here: pip install liger-kernel"
     else:
-        yield Alternative("loss", name, {"arguments.use_liger_kernel": True}, frees_memory=True)
+        yield Alternative("loss", name, {"arguments.use_liger_kernel": True})
 
 
 def _attentions(facts: Mapping[str, Any]) -> Iterator[Alternative]:
     if facts["attention"] == "eager" and facts["supports_sdpa"] and facts["loaded"]:
-        yield Alternative("attention", "sdpa attention", {"model.attn_implementation": "sdpa"}, frees_memory=True)
+        yield Alternative("attention", "sdpa attention", {"model.attn_implementation": "sdpa"})
 
 
 def _fused(facts: Mapping[str, Any]) -> Iterator[Alternative]:
     if facts["arguments"].get("optim") == "adamw_torch" and not facts["own_optimizer"]:
-        yield Alternative("optimizer", "fused AdamW", {"arguments.optim": "adamw_torch_fused"}, frees_memory=True)
+        yield Alternative("optimizer", "fused AdamW", {"arguments.optim": "adamw_torch_fused"})
 
 
 def _allocators(environment: Mapping[str, str]) -> Iterator[Alternative]:
     if user_settings(environment) is None:
         setting = {f"environment.{VARIABLE}": "expandable_segments:True"}
-        yield Alternative("allocator", "expandable segments", setting, frees_memory=True)
+        yield Alternative("allocator", "expandable segments", setting)
 
 
 def _precisions(facts: Mapping[str, Any], machine: Machine) -> Iterator[Alternative]:
@@ -189,11 +189,11 @@ def _small_optimizers(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[A
         return
     said = "optimizer states in 8 bits (bitsandbytes)"
     yield Alternative(
-        "small optimizer", name, {"arguments.optim": _EIGHT_BITS}, "nearly the same", said, frees_memory=True,
+        "small optimizer", name, {"arguments.optim": _EIGHT_BITS}, "nearly the same", said,
     )  # fmt: skip
     yield Alternative(
         "small optimizer", "paged 8-bit AdamW", {"arguments.optim": _PAGED}, "nearly the same",
-        f"{said}, in memory that CUDA moves to RAM where it is short", frees_memory=True, costs_time=True,
+        f"{said}, in memory that CUDA moves to RAM where it is short", costs_time=True,
     )  # fmt: skip
 
 
@@ -209,8 +209,7 @@ def _engines(facts: Mapping[str, Any], gpus: int, left_out: LeftOut) -> Iterator
     left_out["zero3-infinity"] = "it needs a folder on a fast disk: memkit ds show zero3-infinity"
     for name in _ENGINES[min(gpus, 2)]:
         yield Alternative(
-            "engine", name, {"arguments.deepspeed": presets.load(name)}, engine=name, frees_memory=True,
-            costs_time=True,
+            "engine", name, {"arguments.deepspeed": presets.load(name)}, engine=name, costs_time=True,
         )  # fmt: skip
 
 

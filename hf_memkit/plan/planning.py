@@ -32,7 +32,7 @@ from hf_memkit.script_overrides import Overrides
 from hf_memkit.setup import Setup
 from hf_memkit.user_script import UserScript
 
-__all__ = ["nearest_of_setup", "nearest_that_fits", "plan_gpus", "plan_script", "plan_setup"]
+__all__ = ["nearest_of_setup", "nearest_setup", "plan_gpus", "plan_script", "plan_setup"]
 
 _ROWS: Final = 64
 """Optimizer steps' worth of rows that mean nothing."""
@@ -173,7 +173,7 @@ def _kind(machine: Machine) -> tuple[float, bool]:
     return machine.gpu.capability or 0.0, machine.gpu.bf16
 
 
-def nearest_that_fits(
+def nearest_setup(
     script: UserScript,
     machine: Machine,
     *,
@@ -199,14 +199,14 @@ def nearest_that_fits(
 
 
 def nearest_of_setup(setup: Setup, *, trust_remote_code: bool = False) -> Judged | None:
-    """As `nearest_that_fits`, of what a setup comes to.
+    """As `nearest_setup`, of what a setup comes to.
 
     Raises:
         InputError: it cannot be predicted.
     """
     job = setup.sized_job
     with _as_script(setup, trust_remote_code=trust_remote_code) as (script, environment):
-        return nearest_that_fits(script, job.machine, gpus=job.gpus, environment=environment, ram_is_given=True)
+        return nearest_setup(script, job.machine, gpus=job.gpus, environment=environment, ram_is_given=True)
 
 
 def _search(

@@ -117,7 +117,7 @@ class Search:
         )
         lean, quick = (losses[-1], checkpointing[-1]), (losses[-1], checkpointing[0])
         plain = [_way(*free, loss, saved) for loss in losses for saved in checkpointing]
-        near = [_way(*free, losses[-1], saved, each) for each in (*small[:1], *precise) for saved in checkpointing]
+        near = [_way(*free, losses[-1], saved, *small[:1]) for saved in checkpointing]
         leanest, leanest_near = _way(*free, *lean), _way(*free, *lean, *small[:1])
         yield list(dict.fromkeys([leanest, leanest_near]))
         if self._fits_with(leanest):
@@ -130,9 +130,13 @@ class Search:
         else:
             self._exclude_ways(plain, leanest)
         if self._fits_with(leanest_near):
-            yield [_way(*free, *quick, *small[:1]), *(_way(*free, *quick, each) for each in precise)]
+            yield [_way(*free, *quick, *small[:1])]
         else:
             self._exclude_ways(near, leanest_near)
+        # Another precision may need less or more than states in 8 bits: neither excludes the other.
+        yield [_way(*free, *saved, each) for each in precise for saved in (lean, quick)]
+        if precise and not self._anything_fits():
+            yield [_way(*free, *lean, *small[:1], each) for each in precise]
         if not self._fits_with(leanest):
             yield [_way(*lean, each) for each in engines]
             yield [_way(*free, *lean, each) for each in small[1:]]
@@ -142,6 +146,9 @@ class Search:
 
     def _fits_with(self, choices: tuple[Alternative, ...]) -> bool:
         return any(each.fits for each in self.judged.values() if self._is(each, choices))
+
+    def _anything_fits(self) -> bool:
+        return any(each.fits for each in self.judged.values())
 
     @staticmethod
     def _is(judged: Judged, choices: tuple[Alternative, ...]) -> bool:

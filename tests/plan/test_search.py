@@ -15,10 +15,11 @@ from hf_memkit.plan.search import Search
 from hf_memkit.units import GIB
 from tests.plan.made_plans import setup
 
-CHECKPOINTING = Alternative("checkpointing", "checkpointing", frees_memory=True, costs_time=True)
-SECOND = Alternative("checkpointing", "every 2nd", frees_memory=True, costs_time=True)
-SMALL = Alternative("small optimizer", "8-bit", {}, "nearly the same", "8 bits", frees_memory=True)
-OFFLOAD = Alternative("engine", "offload", engine="zero2-offload", frees_memory=True, costs_time=True)
+CHECKPOINTING = Alternative("checkpointing", "checkpointing", costs_time=True)
+SECOND = Alternative("checkpointing", "every 2nd", costs_time=True)
+SMALL = Alternative("small optimizer", "8-bit", {}, "nearly the same", "8 bits")
+OFFLOAD = Alternative("engine", "offload", engine="zero2-offload", costs_time=True)
+BF16 = Alternative("precision", "bf16", {}, "nearly the same", "bf16")
 SEGMENTS = Alternative("allocator", "segments", {"environment.PYTORCH_ALLOC_CONF": "expandable_segments:True"})
 WAYS: Mapping[str, list[Alternative | None]] = {
     "checkpointing": [None, SECOND, CHECKPOINTING],
@@ -40,6 +41,7 @@ class Formula:
         self.asked.append(candidate.name)
         slots = {each.slot: each for each in candidate.choices}
         row = self.row * {None: 1.0, SECOND: 0.6, CHECKPOINTING: 0.2}[slots.get("checkpointing")]
+        row *= 0.5 if "precision" in slots else 1
         fixed = self.fixed * (0.7 if "small optimizer" in slots else 1) * (0.3 if "engine" in slots else 1)
         needs = fixed + row * candidate.micro_batch_size
         seconds = (10.0 + 0.1 * candidate.accumulation) * (3 if "engine" in slots else 1)
@@ -91,6 +93,16 @@ def test_the_fastest_that_fits_is_among_what_is_traced(usable: float, best: str)
     ]
     truth = min((each for each in every if each.fits), key=lambda each: each.seconds or 0.0)
     assert found.judged[truth.candidate].fits and fastest(found).name == truth.candidate.name == best
+
+
+def test_another_precision_is_tried_where_8_bits_do_not_fit() -> None:
+    """Would notice: bf16, which halves what rows take, given up because states in 8 bits were not enough."""
+    ways = {"checkpointing": [None], "small optimizer": [None, SMALL], "precision": [None, BF16]}
+    found = searched(Formula(17.5, fixed=10.0, row=12.0), ways=ways)
+    assert fastest(found).choices == (BF16,)
+    assert not any(BF16 in each.choices for each in found.excluded if Formula(17.5, fixed=10.0, row=12.0)(each).fits)
+    both = searched(Formula(13.5, fixed=10.0, row=12.0), ways=ways)
+    assert set(fastest(both).choices) == {SMALL, BF16}
 
 
 def test_what_is_excluded_would_not_fit_and_names_what_was_traced() -> None:

@@ -24,7 +24,7 @@ from typing import Any, Final
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from hf_memkit.prediction.child.plain_tensors import device_type, is_fake, plain_tensors
+from hf_memkit.prediction.child.plain_tensors import device_type, plain_tensors_in
 from hf_memkit.prediction.work import Kind, Operation
 
 __all__ = ["LIBRARIES", "beside_dispatcher", "held_bytes", "operations_of"]
@@ -95,7 +95,7 @@ def operations_of(func: Any, args: Arguments, kwargs: Named, result: Any, device
     namespace, name, free = _named(func)
     if free:
         return ()
-    tensors = list(_tensors((args, *kwargs.values(), result)))
+    tensors = list(plain_tensors_in((args, *kwargs.values(), result)))
     here = [each for each in tensors if device_type(each) == device]
     if not here and not (namespace == "bitsandbytes" and "optimizer" in name):
         return ()
@@ -116,7 +116,7 @@ def beside_dispatcher(name: str, arguments: Iterable[Any], device: str, **fields
         device: type of the device that counts.
         fields: of `Operation`, in the place of these.
     """
-    tensors = [each for each in _tensors(arguments) if device_type(each) == device]
+    tensors = [each for each in plain_tensors_in(arguments) if device_type(each) == device]
     values: dict[str, Any] = {
         "kind": "memory",
         "dtype": _dtype(tensors[0]) if tensors else "",
@@ -148,7 +148,7 @@ def _memory(
     written: set[int] = set()
     picks, puts = name in _PICKS, name in _PUTS
     for number, (argument, value) in enumerate(_given(func, args, kwargs)):
-        tensors = list(_tensors((value,)))
+        tensors = list(plain_tensors_in((value,)))
         changes = argument.alias_info is not None and argument.alias_info.is_write
         if changes:
             written.update(map(id, tensors))
@@ -158,11 +158,11 @@ def _memory(
         moved += (2 if twice else 1) * sum(map(held_bytes, tensors))
         if puts and not changes:
             moved += sum(held_bytes(each) for each in tensors if each.is_floating_point())
-    made = sum(held_bytes(each) for each in _tensors((result,)) if id(each) not in written)
+    made = sum(held_bytes(each) for each in plain_tensors_in((result,)) if id(each) not in written)
     moved += 2 * made if picks else made
-    first = next(_tensors((result,)), None)
+    first = next(plain_tensors_in((result,)), None)
     if first is None:
-        first = next(_tensors((args, *kwargs.values())))
+        first = next(plain_tensors_in((args, *kwargs.values())))
     kind: Kind = "memory" if namespace in LIBRARIES and not name.startswith(_NO_FORMULA) else "unknown"
     return Operation(str(func), kind, _dtype(first), 0, moved, launches=_launches(name, args), waits=name in _WAITS)
 
@@ -214,7 +214,7 @@ def _multiplied(
     func: Any, a: torch.Tensor, shape: tuple[int, int, int, int], moved: Iterable[Any]
 ) -> tuple[Operation, ...]:
     """One product of `(batch, m, n, k)`, whose factors are of the type of `a`."""
-    total = sum(map(held_bytes, _tensors(moved)))
+    total = sum(map(held_bytes, plain_tensors_in(moved)))
     return (Operation(str(func), "matmul", _dtype_of_products(a), 2 * math.prod(shape), total, shape),)
 
 
@@ -268,7 +268,7 @@ def _grouped_mm(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple
         flops, shape = 2 * rows * inner * columns, (groups, rows, -(-columns // groups), inner)
     else:
         flops, shape = 2 * groups * rows * inner * columns, (groups, rows, columns, inner)
-    moved = sum(map(held_bytes, _tensors((a, b, result))))
+    moved = sum(map(held_bytes, plain_tensors_in((a, b, result))))
     return (Operation(str(func), "matmul", _dtype_of_products(a), flops, moved, shape),)
 
 
@@ -296,7 +296,7 @@ def _convolution_backward(func: Any, args: Arguments, kwargs: Named, result: Any
 def _convolved_row(
     func: Any, typed: torch.Tensor, shape: tuple[int, ...], tensors: Iterable[Any], flops: int, launches: int = 1
 ) -> Operation:
-    moved = sum(map(held_bytes, _tensors(tensors)))
+    moved = sum(map(held_bytes, plain_tensors_in(tensors)))
     dtype = _dtype_of_products(typed, convolution=True)
     return Operation(str(func), "matmul", dtype, int(flops), moved, shape, launches)
 
@@ -313,7 +313,7 @@ def _four_bit(func: Any, args: Arguments, kwargs: Named, result: Any) -> tuple[O
     `_dequant_linear_fallback`; with few rows one kernel does both)."""
     a, codes, (rows, columns) = args[0], args[1], args[2]
     m, dense = a.numel() // max(1, a.shape[-1]), rows * columns * a.element_size()
-    packed = held_bytes(codes) + sum(map(held_bytes, _tensors((args[3], *kwargs.values()))))
+    packed = held_bytes(codes) + sum(map(held_bytes, plain_tensors_in((args[3], *kwargs.values()))))
     multiplied = held_bytes(a) + held_bytes(result)
     shape, dtype = (1, m, rows, columns), _dtype_of_products(a)
     flops = 2 * math.prod(shape)
@@ -411,7 +411,7 @@ def _attended(
     columns = key[-2]
     of_keys, of_values = {2: (1, 1), 5: (3, 2)}[products]
     flops = 2 * batch * heads * rows * columns * (of_keys * size + of_values * value[-1])
-    moved = sum(map(held_bytes, _tensors((args, *kwargs.values(), result))))
+    moved = sum(map(held_bytes, plain_tensors_in((args, *kwargs.values(), result))))
     return (
         Operation(
             str(func), "attention", _dtype_of_products(typed), flops // 2 if causal else flops, moved,
@@ -471,18 +471,6 @@ def _named(func: Any) -> tuple[str, str, bool]:
     namespace, _, name = schema.name.partition("::")
     view = any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns)
     return namespace, name, view or name in _ALLOCATES or namespace == "prim"
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """The tensors among values, and in lists; of a subclass those that hold its memory."""
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            if is_fake(value) or not hasattr(value, "__tensor_flatten__"):
-                yield value
-            else:
-                yield from plain_tensors(value)
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
 
 
 def _dtype(tensor: torch.Tensor) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
-__all__ = ["device_type", "is_fake", "plain_tensors"]
+__all__ = ["device_type", "is_fake", "plain_tensors", "plain_tensors_in"]
 
 
 def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -15,6 +16,18 @@ def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     if flatten is None or is_fake(tensor):
         return [tensor]
     return [inner for name in flatten()[0] for inner in plain_tensors(getattr(tensor, name))]
+
+
+def plain_tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The tensors among values, and in lists; of a subclass those that hold its memory."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if is_fake(value) or not hasattr(value, "__tensor_flatten__"):
+                yield value
+            else:
+                yield from plain_tensors(value)
+        elif isinstance(value, list | tuple):
+            yield from plain_tensors_in(value)
 
 
 def device_type(tensor: torch.Tensor) -> str:
