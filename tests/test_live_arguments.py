@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from datasets.fingerprint import Hasher
 from transformers import GPT2Config, GPT2LMHeadModel, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 from trl import DPOConfig, GRPOConfig, SFTConfig
@@ -50,6 +51,7 @@ def forked(check: Callable[[], None]) -> None:
     child = os.fork()
     if not child:
         try:
+            torch.set_num_threads(1)  # before threads of this process ask for torch's pool (child/forks.py)
             os.environ.update(single_process_environment(), DS_ACCELERATOR="cpu")
             check()
         except BaseException:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from safetensors.torch import load_file
 
@@ -47,6 +48,7 @@ def ran(folder: Path, script: Path, *arguments: str, by: Path | None = None) -> 
     if not child:
         code = 1
         try:
+            torch.set_num_threads(1)  # before threads of this process ask for torch's pool (child/forks.py)
             os.chdir(folder)
             os.environ.update(HF_HOME=str(folder / "cache"), HF_DATASETS_CACHE=str(folder / "cache"))
             sys.stderr = (folder / "err").open("w")
