@@ -8,6 +8,7 @@ also text and tables, which need none.
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 import re
@@ -25,6 +26,10 @@ from hf_memkit.report.sanitize import text
 __all__ = ["as_json", "check_file", "document", "write_document"]
 
 _ASSETS: Final = Path(__file__).parent / "assets"
+_PLOTLY: Final = _ASSETS / "plotly-basic-4.1.1.min.js.gz"
+"""Of the npm package plotly.js-basic-dist-min, compressed (MIT; its licence stands at its beginning). Python's plotly
+has only the whole library, five times as large."""
+
 _OURS: Final = b'<meta name="generator" content="memkit'
 _HEAD: Final = 1024
 """Bytes at the start of a file in which the generator stands, if memkit made it."""
@@ -38,17 +43,15 @@ def document(title: str, body: Html, charts: Mapping[str, Any]) -> str:
         body: what stands in it; a chart is drawn into the element with the id `chart-NAME`.
         charts: name → `{"traces", "x", "y", "hovermode"}`, Plotly's traces and the titles of the axes.
     """
-    from plotly.offline import get_plotlyjs
-
-    script, plotly = (_ASSETS / "page.js").read_text(encoding="utf-8"), get_plotlyjs()
+    script, compressed = (_ASSETS / "page.js").read_text(encoding="utf-8"), _PLOTLY.read_bytes()
     parts = {
         "version": Html(__version__),
-        "policy": Html(_policy(plotly, script)),
+        "policy": Html(_policy(gzip.decompress(compressed).decode(), script)),
         "title": join([title]),
         "style": Html((_ASSETS / "page.css").read_text(encoding="utf-8").replace("{colours}", _colours())),
         "body": body,
         "charts": Html(as_json(charts)),
-        "plotly": Html(plotly),
+        "plotly": Html(base64.b64encode(compressed).decode()),
         "script": Html(script),
     }
     template = (_ASSETS / "template.html").read_text(encoding="utf-8")

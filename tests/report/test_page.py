@@ -227,6 +227,11 @@ def test_a_long_run_is_thinned_and_keeps_its_highest(tmp_path: Path) -> None:
     assert len(found[1]) < 1_500_000
 
 
+def test_a_page_is_small_enough_to_send(written: dict[str, Path]) -> None:
+    """Finds: Plotly uncompressed, or all of it."""
+    assert max(each.stat().st_size for each in written.values()) < 1_000_000
+
+
 def test_what_memkit_did_not_write_stays(tmp_path: Path) -> None:
     run = load_run(made.write(tmp_path, made.healthy(2)))
     path = tmp_path / "mine.html"
