@@ -1,4 +1,4 @@
-"""What `memkit plan` answers for a training script, as docs/plan.md shows it.
+"""What `memkit plan` answers for a training script, as docs/plan.md and README.md show it.
 
     python benchmarks/plan_example.py        # results/plan_example.json; with a name of COMMANDS, that one again
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -32,7 +33,7 @@ CONFIG: Final[dict[str, Any]] = {
 
 OWN: Final = ("--output_dir", "out", "--bf16", "--per_device_train_batch_size", "16", "--num_train_epochs", "3")
 COMMANDS: Final[dict[str, tuple[str, ...]]] = {
-    "one": ("--gpu", "A100 40GB", "--ram", "128GB", "--write", "plan.yaml", "--short"),
+    "one": ("--gpu", "A100 40GB", "--ram", "128GB", "--write", "plan.yaml", "--html", "plan.html", "--short"),
     "compared": (
         "--gpus-to-compare", "L4,A100 40GB,A100 80GB,H100 80GB",
         "--price", "L4=0.8,A100 40GB=1.3,A100 80GB=1.8,H100 80GB=2.5", "--ram", "128GB", "--short",
@@ -61,9 +62,23 @@ def main(again: list[str]) -> int:
             seconds = time.monotonic() - began
             print(f"{which}: {seconds:.0f} s")
             found[which] = {"command": ["memkit", *words], "output": ran.stdout, "seconds": seconds}
+            if (page := folder / "plan.html").exists():
+                found[which]["page"] = _content(page.read_text())
+                page.unlink()
     content = {"command": "python benchmarks/plan_example.py", **provenance(), "examples": found}
     path.write_text(json.dumps(content, indent=1) + "\n")
     return 0
+
+
+def _content(page: str) -> dict[str, Any]:
+    """What `hf_memkit.report.document.document` made the page of: the rest is the same in every page."""
+    parts = re.search(
+        r"<title>(.*?)</title>.*<main>\n(.*)\n</main>\n<script type=\"application/json\" id=\"charts\">(.*?)</script>",
+        page,
+        re.DOTALL,
+    )
+    assert parts is not None
+    return {"title": parts[1], "body": parts[2], "charts": json.loads(parts[3])}
 
 
 if __name__ == "__main__":

@@ -23,11 +23,16 @@ def example(which: str, path: Path = RESULTS / "plan_example.json") -> str:
         return "Not recorded yet."
     content = json.loads(path.read_text())
     found = content["examples"][which]
-    before, _, behind = shlex.join(found["command"]).replace("'", '"').partition(" -- ")
-    options = before.replace(" --", " \\\n    --")
-    answer = f"```bash\n{options} -- \\\n    {behind}\n```\n\n```text\n{_trimmed(found['output'])}\n```"
+    answer = f"```bash\n{command_lines(found['command'])}\n```\n\n```text\n{_trimmed(found['output'])}\n```"
     cores = content["hardware"]["cpu_count"]
     return f"{answer}\n\nThat took {found['seconds']:.0f} s on {cores} CPU cores. Made by `{content['command']}`."
+
+
+def command_lines(command: list[str]) -> str:
+    """As one types it, an option a line."""
+    before, _, behind = shlex.join(command).replace("'", '"').partition(" -- ")
+    options = before.replace(" --", " \\\n    --")
+    return f"{options} -- \\\n    {behind}"
 
 
 def _trimmed(output: str) -> str:

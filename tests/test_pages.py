@@ -1,0 +1,71 @@
+"""README.md and docs/index.md: what they show was recorded or runs here, what they name exists."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from hf_memkit.cli.main import app
+from tests.conftest import ROOT
+
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+
+
+@pytest.mark.parametrize("script", ["readme_docs.py", "pictures.py"])
+def test_what_is_generated_is_current(script: str) -> None:
+    """Finds: an output that the commands no longer print, a picture of an older page or of older evidence."""
+    command = [sys.executable, str(ROOT / "scripts" / script), "--check"]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == ""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Finds: a file or a heading that was renamed."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    broken = []
+    for link in re.findall(r"\]\(([^)\s]+)\)|src(?:set)?=\"([^\"]+)\"", text):
+        target = next(filter(None, link))
+        if "://" in target:
+            continue
+        path, _, heading = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        if not there.exists() or (heading and heading not in headings(there)):
+            broken.append(target)
+    assert broken == []
+
+
+def headings(page: Path) -> set[str]:
+    """As GitHub names them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_have_the_options_that_they_show(page: Path) -> None:
+    """Finds: a verb or an option that was renamed."""
+    commands: Any = typer.main.get_command(app)
+    unknown = []
+    for line in typed(page.read_text()):
+        words = shlex.split(line, comments=True)[1:]
+        words = words[: words.index("--")] if "--" in words else words
+        command = commands
+        while words and hasattr(command, "commands") and words[0] in command.commands:
+            command = command.commands[words.pop(0)]
+        known = {name for each in command.params for name in (*each.opts, *each.secondary_opts)} | {"--help"}
+        unknown += [f"{line}: {word}" for word in words if re.match(r"--?[a-z]", word) and word not in known]
+    assert unknown == []
+
+
+def typed(text: str) -> list[str]:
+    """Lines of bash blocks that call memkit, continued ones joined."""
+    blocks = re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [line.strip() for line in lines if line.strip().startswith("memkit ")]
