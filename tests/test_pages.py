@@ -69,3 +69,19 @@ def typed(text: str) -> list[str]:
     blocks = re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     return [line.strip() for line in lines if line.strip().startswith("memkit ")]
+
+
+def test_help_shows_what_the_commands_print() -> None:
+    """Finds: an output in a verb's help that no page shows any more."""
+    shown = " ".join(page.read_text().replace("\n", " ") for page in PAGES)
+    commands: Any = typer.main.get_command(app)
+    outputs = [
+        line.strip()
+        for command in commands.commands.values()
+        for line in (command.epilog or "").splitlines()
+        if line.startswith(" " * 6)
+    ]
+    assert outputs
+    for line in outputs:
+        for part in line.split("…"):
+            assert " ".join(part.strip(" ()").split()) in " ".join(shown.split()), line

@@ -41,48 +41,58 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+_FIRST: Final = "Start here"
+_MORE: Final = "More commands"
 app.command(
-    "recipe",
-    help="List the recipes, or run one: a model, data, and the ways to make it fit a card.",
-    epilog=recipe.EXAMPLES,
-)(recipe.recipe)
-app.add_typer(preset.app)
-app.add_typer(ds.app)
-app.command(
-    "check",
-    help="Known mistakes in a DeepSpeed JSON, an argument file or a recipe, before any model is loaded.",
-    epilog=check.EXAMPLES,
-)(check.check)
+    "explain",
+    help="Explain an out-of-memory error from a log or a run, and list what to change.",
+    epilog=explain.EXAMPLES,
+    rich_help_panel=_FIRST,
+)(explain.explain)
 app.command(
     "predict",
-    help="What a training will need, by phase and category, and whether it fits a card; no GPU is needed.",
+    help="Predict a training's peak memory and whether it fits. Needs no GPU.",
     epilog=predict.EXAMPLES,
+    rich_help_panel=_FIRST,
 )(predict.predict)
 app.command(
     "plan",
-    help="The fastest setup of a training script that fits a GPU, with the arguments to paste; no GPU is needed.",
+    help="Find the fastest setup of a training script that fits a GPU. Needs no GPU.",
     epilog=plan.EXAMPLES,
+    rich_help_panel=_FIRST,
 )(plan.plan)
 app.command(
     "run",
     cls=run.RunCommand,
-    help="Your training script as it is, with a report of its memory: no line of it is changed.",
+    help="Run a training script as it is, and report its memory.",
     epilog=run.EXAMPLES,
+    rich_help_panel=_FIRST,
 )(run.run)
 app.command(
+    "recipe",
+    help="List the recipes, or run one: model, data and settings for one size of GPU.",
+    epilog=recipe.EXAMPLES,
+    rich_help_panel=_FIRST,
+)(recipe.recipe)
+app.command(
     "report",
-    help="Where the memory went: a finished or running job's records as text or one page.",
+    help="Show where the memory went in a run, as text or as one HTML page.",
     epilog=report.EXAMPLES,
+    rich_help_panel=_MORE,
 )(report.report)
 app.command(
-    "explain",
-    help="An out-of-memory message, a log, or a run's records: what happened, why, and what to change.",
-    epilog=explain.EXAMPLES,
-)(explain.explain)
+    "check",
+    help="Find known mistakes in a DeepSpeed JSON, an argument file or a recipe.",
+    epilog=check.EXAMPLES,
+    rich_help_panel=_MORE,
+)(check.check)
+app.add_typer(preset.app, rich_help_panel=_MORE)
+app.add_typer(ds.app, rich_help_panel=_MORE)
 app.command(
     "doctor",
-    help="What this machine can do for memkit, and the commands that fix what is missing.",
+    help="Check this machine and print fixes for what is missing.",
     epilog=doctor.EXAMPLES,
+    rich_help_panel=_MORE,
 )(doctor.doctor)
 
 
@@ -154,7 +164,9 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"memkit: error: {said} (see `{asked} --help`)", file=sys.stderr)
         return 2
     except (typer.Abort, KeyboardInterrupt):
-        print("memkit: stopped at once; a run's records and last checkpoint are whole: --resume", file=sys.stderr)
+        print(
+            "memkit: interrupted; records and the last checkpoint are intact: continue with --resume", file=sys.stderr
+        )
         return 1
     if isinstance(result, ScriptRun):
         result.run()  # not within `try`: its errors are its own

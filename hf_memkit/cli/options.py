@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 __all__ = [
+    "MORE",
     "Args",
     "Gpu",
     "GpuMemory",
@@ -26,34 +27,49 @@ __all__ = [
     "show_what_can_be_shown",
 ]
 
+MORE: Final = "More options"
+"""Heading of what few people need, below the others in a verb's help."""
+
 Script = Annotated[
-    str | None, typer.Argument(metavar="SCRIPT", help="A training script. Its code runs here; nothing is trained.")
+    str | None, typer.Argument(metavar="SCRIPT", help="Training script. Its code runs here, up to its training.")
 ]
-ScriptArguments = Annotated[list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="What the script gets.")]
-Module = Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as after `python -m`.")]
+ScriptArguments = Annotated[
+    list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="The script's own arguments.")
+]
+Module = Annotated[bool, typer.Option("-m", help="SCRIPT is a module, as after `python -m`.", rich_help_panel=MORE)]
 Gpu = Annotated[
-    str | None, typer.Option(help="For this GPU, such as T4 or 'RTX 4090' (docs/predict.md has all names), or 16GB.")
+    str | None, typer.Option(help="GPU by name or size, such as T4, 'RTX 4090' or 16GB. Default: this machine's.")
 ]
-GpuMemory = Annotated[str | None, typer.Option(help="For a card of this size with bf16, such as 16GB.")]
-Ram = Annotated[str | None, typer.Option(help="For this much RAM, such as 64GB.")]
-Gpus = Annotated[int, typer.Option(min=1, help="Cards (processes) on each machine.")]
-Nodes = Annotated[int, typer.Option(min=1, help="Machines.")]
-NvmePath = Annotated[str | None, typer.Option(help="Folder on a fast disk, for presets that swap.")]
+GpuMemory = Annotated[
+    str | None, typer.Option(help="Any GPU of this size with bf16, such as 16GB.", rich_help_panel=MORE)
+]
+Ram = Annotated[
+    str | None, typer.Option(help="RAM of the machine, such as 64GB. Default: this machine's.", rich_help_panel=MORE)
+]
+Gpus = Annotated[int, typer.Option(min=1, help="GPUs on each machine.")]
+Nodes = Annotated[int, typer.Option(min=1, help="Machines.", rich_help_panel=MORE)]
+NvmePath = Annotated[str | None, typer.Option(help="Folder on a fast disk, for ZeRO-Infinity.", rich_help_panel=MORE)]
 SequenceLength = Annotated[int | None, typer.Option(min=1, help="Tokens in a sequence.")]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A field of TrainingArguments, or a value such as rank=32."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override a TrainingArguments field, or a value such as rank=32. Repeatable.",
+    ),
 ]
 Args = Annotated[
-    str | None, typer.Option("--args", metavar="FILE", help="Your own arguments (YAML or JSON); they win.")
+    str | None, typer.Option("--args", metavar="FILE", help="Your own arguments (YAML or JSON). They take precedence.")
 ]
 Technique = Annotated[
     list[str] | None,
     typer.Option(
-        "--technique", metavar="NAME", help="A technique that takes the place of what decides the same thing."
+        "--technique",
+        metavar="NAME",
+        help="Use this technique instead of the preset's for the same purpose. Repeatable.",
     ),
 ]
-Short = Annotated[bool, typer.Option("--short", help="The answer on one screen: the verdict, and what to change.")]
+Short = Annotated[bool, typer.Option("--short", help="One screen: the verdict and what to change.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from hf_memkit.cli.options import (
+    MORE,
     Args,
     Gpu,
     GpuMemory,
@@ -37,23 +38,19 @@ __all__ = ["EXAMPLES", "predict"]
 
 EXAMPLES = """[bold]Examples[/bold]
 
-  memkit predict train.py --gpu "RTX 4090" -- --model_name_or_path gpt2-xl --per_device_train_batch_size 8
+  memkit predict train.py --gpu "RTX 4090" --short -- --per_device_train_batch_size 8
+
+      FITS: the allocator takes at most 16.57 GiB (…), and RTX 4090 leaves 23.00 GiB.
 
   memkit predict -m trl.scripts.sft --gpu-memory 24GB -- --config sft.yaml
 
-  A script's code runs on this machine: what it writes before Trainer.train(), it writes.
-
-  memkit predict train.py --python /other/venv/bin/python -- …           why it needs more since an upgrade
-
-  memkit predict --model gpt2-xl --gpu T4                                Trainer's defaults
-
-  memkit predict --model gpt2-xl --preset resident --gpu-memory 16GB --batch-size 8 --sequence-length 1024
+  memkit predict --model gpt2-xl --preset resident --gpu T4 --batch-size 8 --sequence-length 1024
 
   memkit predict --args mine.yaml --gpu "RTX 4090" --set optim=adamw_8bit
 
-  memkit predict --recipe gpt2-on-16gb --gpu T4 --short                  a recipe as it would run, on one screen
+  memkit predict --recipe bert-large-on-8gb --data tickets.csv --gpu T4
 
-  memkit predict --recipe bert-large-on-8gb --data tickets.csv           with the worst batch of your data
+  A script's code runs on this machine: what it writes before Trainer.train(), it writes.
 """
 
 
@@ -62,38 +59,39 @@ def predict(
     script: Script = None,
     arguments: ScriptArguments = None,
     module: Module = False,
-    model: Annotated[str | None, typer.Option(help="Hub ID or local folder; no weights are loaded.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Instead of a script: hub ID or local folder. No weights are loaded.")
+    ] = None,
     preset: Annotated[
-        str | None, typer.Option(help="A preset, or several joined by +. None: Trainer's defaults.")
+        str | None, typer.Option(help="With --model: preset, or several joined by +. Default: Trainer's defaults.")
     ] = None,
-    recipe: Annotated[
-        str | None, typer.Option(help="A recipe by name, or its YAML file: it has its own model, preset and batch.")
-    ] = None,
-    variant: Annotated[str, typer.Option(help="With --recipe: which variant; auto: the first that fits.")] = "auto",
+    recipe: Annotated[str | None, typer.Option(help="Instead of a script: recipe name or YAML file.")] = None,
+    variant: Annotated[
+        str, typer.Option(help="With --recipe: variant; auto: the first that fits.", rich_help_panel=MORE)
+    ] = "auto",
     data: Annotated[
         str | None,
-        typer.Option(help="With --recipe: data on this machine, whose worst batch is predicted."),
+        typer.Option(help="With --recipe: your data; its worst batch is predicted.", rich_help_panel=MORE),
     ] = None,
     gpu: Gpu = None,
     gpu_memory: GpuMemory = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Sequences of one card in one forward pass (per_device_train_batch_size)."),
+        typer.Option(min=1, help="With --model: per_device_train_batch_size."),
     ] = None,
     sequence_length: SequenceLength = None,
     accumulation: Annotated[
-        int | None, typer.Option(min=1, help="Micro-batches in an optimizer step (gradient_accumulation_steps).")
+        int | None, typer.Option(min=1, help="With --model: gradient_accumulation_steps.", rich_help_panel=MORE)
     ] = None,
-    gpus: Annotated[
-        int | None, typer.Option(min=1, help="Cards (processes) on each machine; default: the recipe's, or 1.")
-    ] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs on each machine. Default: the recipe's, or 1.")] = None,
     nodes: Nodes = 1,
     ram: Ram = None,
     python: Annotated[
         str | None,
         typer.Option(
             metavar="PATH",
-            help="With SCRIPT: the Python of another environment; shows what its libraries need more than these.",
+            help="With SCRIPT: Python of another environment; compares the memory that its libraries need.",
+            rich_help_panel=MORE,
         ),
     ] = None,
     args: Args = None,
@@ -101,10 +99,14 @@ def predict(
     technique: Technique = None,
     no_trace: Annotated[
         bool,
-        typer.Option("--no-trace", help="By formula only (causal language models): at once, and much less certain."),
+        typer.Option(
+            "--no-trace",
+            help="Predict by formula alone (causal language models): instant, far less accurate.",
+            rich_help_panel=MORE,
+        ),
     ] = False,
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Let code that comes with the model run.")
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=MORE)
     ] = False,
     short: Short = False,
     as_json: Json = False,

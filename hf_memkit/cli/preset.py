@@ -34,7 +34,7 @@ __all__ = ["app"]
 
 app = typer.Typer(
     name="preset",
-    help="Sets of memory techniques: every setting with its reason, and files that training scripts read.",
+    help="Show or write memory settings for your own script, each with its reason.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     epilog="""[bold]Examples[/bold]

@@ -10,89 +10,104 @@ from typing import Annotated
 
 import typer
 
-from hf_memkit.cli.options import Short
+from hf_memkit.cli.options import MORE, Short
 from hf_memkit.user_files import user_path
 
 __all__ = ["EXAMPLES", "recipe"]
 
 EXAMPLES = """[bold]Examples[/bold]
 
-  memkit recipe                                              lists the recipes
+  memkit recipe                                                lists the recipes
 
-  memkit recipe --gpu 16GB                                   lists what fits this card, best first
+  memkit recipe --gpu 16GB                                     lists those that fit
 
-  memkit recipe bert-large-on-8gb --copy mine.yaml           writes its file, to be changed
+  memkit recipe gpt2-on-16gb --data my.txt                     trains (without a GPU: rehearses)
 
-  memkit recipe gpt2-on-16gb --data my.txt                   runs one (rehearses it if there is no GPU)
+  memkit recipe gpt2-on-16gb --dry-run --short --gpu T4        shows whether it fits:
 
-  memkit recipe gpt2-on-16gb --dry-run --gpu T4              shows every setting for a card, with its reason
+      FITS: the allocator takes at most 11.68 GiB (…), and T4 leaves 14.07 GiB.
 
-  memkit recipe gpt2-on-16gb --dry-run --short --gpu T4      whether it fits, on one screen
+  memkit recipe gpt2-on-16gb --set learning_rate=1e-5          overrides a field of TrainingArguments
 
-  memkit recipe gpt2-on-16gb --set learning_rate=1e-5        changes a field of TrainingArguments
-
-  memkit recipe gpt2-on-16gb --gpus 4                        trains on four cards of this machine
-
-  memkit recipe gpt2-on-16gb --resume                        goes on with a run that was stopped
-
-  memkit recipe gpt2-on-16gb --gpu-memory 16GB --export job  writes a plain script
+  memkit recipe bert-large-on-8gb --copy mine.yaml             writes its file, to change
 """
 
 
 def recipe(
-    name: Annotated[str | None, typer.Argument(help="A recipe's name, or a YAML file. None: list them.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Recipe name or YAML file. Omit to list all recipes.")] = None,
     variant: Annotated[
-        str, typer.Option(help="Which of the recipe's variants; auto: the first that fits card, RAM and disk.")
+        str,
+        typer.Option(help="Variant of the recipe; auto: the first that fits GPU, RAM and disk.", rich_help_panel=MORE),
     ] = "auto",
-    model: Annotated[str | None, typer.Option(help="Hub ID or local folder, instead of the recipe's model.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Use this model (hub ID or folder) instead of the recipe's.", rich_help_panel=MORE),
+    ] = None,
     data: Annotated[
         str | None,
-        typer.Option(
-            help="What the recipe's task takes: a file or folder of texts, chats, tables, images, sound; or a hub ID."
-        ),
+        typer.Option(help="Your data: a file, a folder or a hub ID (docs/your-own-recipe.md has the formats)."),
     ] = None,
     gpu: Annotated[
         str | None,
-        typer.Option(help="Resolve for this GPU, such as T4 or 'RTX 4090' (docs/predict.md has all), or 16GB."),
+        typer.Option(help="GPU by name or size, such as T4, 'RTX 4090' or 16GB. Default: this machine's."),
     ] = None,
     gpu_memory: Annotated[
-        str | None, typer.Option(help="Resolve for a card of this size with bf16, such as 16GB.")
+        str | None, typer.Option(help="Any GPU of this size with bf16, such as 16GB.", rich_help_panel=MORE)
     ] = None,
-    ram: Annotated[str | None, typer.Option(help="Resolve for this much RAM, such as 64GB.")] = None,
-    max_steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps.")] = None,
-    sequence_length: Annotated[int | None, typer.Option(min=2, help="Tokens in a sequence.")] = None,
+    ram: Annotated[
+        str | None,
+        typer.Option(help="RAM of the machine, such as 64GB. Default: this machine's.", rich_help_panel=MORE),
+    ] = None,
+    max_steps: Annotated[
+        int | None, typer.Option(min=1, help="Stop after this many optimizer steps.", rich_help_panel=MORE)
+    ] = None,
+    sequence_length: Annotated[
+        int | None, typer.Option(min=2, help="Tokens in a sequence.", rich_help_panel=MORE)
+    ] = None,
     output: Annotated[str, typer.Option(help="Folder for checkpoints, records and the model.")] = "",
     nvme_path: Annotated[
-        str | None, typer.Option(help="Folder on a fast disk for what the infinity variant swaps.")
+        str | None, typer.Option(help="Folder on a fast disk, for the infinity variant.", rich_help_panel=MORE)
     ] = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="Processes on each machine, one card each.")] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Machines.")] = None,
-    node_rank: Annotated[int | None, typer.Option(min=0, help="Which of the machines this is, from 0.")] = None,
-    master_addr: Annotated[str | None, typer.Option(help="Name or address of machine 0.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs on each machine.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Machines.", rich_help_panel=MORE)] = None,
+    node_rank: Annotated[
+        int | None, typer.Option(min=0, help="Number of this machine, from 0.", rich_help_panel=MORE)
+    ] = None,
+    master_addr: Annotated[str | None, typer.Option(help="Address of machine 0.", rich_help_panel=MORE)] = None,
     master_port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="A free port of machine 0; default 29500.")
+        int | None,
+        typer.Option(min=1, max=65535, help="Free port of machine 0. Default: 29500.", rich_help_panel=MORE),
     ] = None,
     setting: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="KEY=VALUE", help="A field of TrainingArguments; what the variant decides is refused."
+            "--set",
+            metavar="KEY=VALUE",
+            help="Override a TrainingArguments field, except those that the variant sets. Repeatable.",
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --output.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was stopped.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the run in --output.", rich_help_panel=MORE)
+    ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show whether it fits, what to change, and every setting; run nothing.")
+        bool, typer.Option("--dry-run", help="Show whether it fits and every setting with its reason. Run nothing.")
     ] = False,
     short: Short = False,
     no_trace: Annotated[
         bool,
         typer.Option(
-            "--no-trace", help="Predict by formula only (causal language models): at once, and much less certain."
+            "--no-trace",
+            help="Predict by formula alone (causal language models): instant, far less accurate.",
+            rich_help_panel=MORE,
         ),
     ] = False,
-    export: Annotated[str | None, typer.Option(metavar="DIR", help="Write a plain script that does the same.")] = None,
+    export: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="Write a plain script that does the same.", rich_help_panel=MORE),
+    ] = None,
     copy: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write the recipe's own file there, to be changed.")
+        str | None, typer.Option(metavar="FILE", help="Write the recipe's YAML file, to change.", rich_help_panel=MORE)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:

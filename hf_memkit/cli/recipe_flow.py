@@ -54,7 +54,10 @@ def run_recipe(options: RunOptions) -> int:
         return _here(options, ranks)
     except KeyboardInterrupt:  # here: typer would turn it into an exit code without a word
         if FOLDER_VARIABLE not in os.environ:  # otherwise the process that started this one says it
-            print("\nmemkit: stopped at once; its records and checkpoints are whole: --resume", file=sys.stderr)
+            print(
+                "\nmemkit: interrupted; records and the last checkpoint are intact: continue with --resume",
+                file=sys.stderr,
+            )
         return 1
 
 
