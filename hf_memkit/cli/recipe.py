@@ -17,19 +17,19 @@ __all__ = ["EXAMPLES", "recipe"]
 
 EXAMPLES = """[bold]Examples[/bold]
 
-  memkit recipe                                                lists the recipes
+  memkit recipe                                        list them
 
-  memkit recipe --gpu 16GB                                     lists those that fit
+  memkit recipe --gpu 16GB                             those that fit
 
-  memkit recipe gpt2-on-16gb --data my.txt                     trains (without a GPU: rehearses)
+  memkit recipe gpt2-on-16gb --data my.txt             train, or rehearse
 
-  memkit recipe gpt2-on-16gb --dry-run --short --gpu T4        shows whether it fits:
+  memkit recipe gpt2-on-16gb --dry-run --short --gpu T4
 
       FITS: the allocator takes at most 11.68 GiB (…), and T4 leaves 14.07 GiB.
 
-  memkit recipe gpt2-on-16gb --set learning_rate=1e-5          overrides a field of TrainingArguments
+  memkit recipe gpt2-on-16gb --set learning_rate=1e-5
 
-  memkit recipe bert-large-on-8gb --copy mine.yaml             writes its file, to change
+  memkit recipe bert-large-on-8gb --copy mine.yaml     its file, to change
 """
 
 
