@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/predict.md from the evidence, and the names of GPUs; with --check only compares.
+"""Writes the tables of docs/predict.md, comparison.md and your-script.md, and the names of GPUs; --check only compares.
 
 .venv/bin/python scripts/predict_docs.py [--check]
 """
@@ -10,6 +10,7 @@ import json
 import shlex
 import sys
 import textwrap
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def equality_table(path: Path = RESULTS / "predict_equality.json") -> str:
 
 
 def speed_table(path: Path = RESULTS / "predict_speed.json") -> str:
-    """How long the command takes, and what other tools answer to the same cases."""
+    """How long the command takes."""
     if not path.exists():
         return "Not measured yet."
     evidence = json.loads(path.read_text())
@@ -73,11 +74,6 @@ def speed_table(path: Path = RESULTS / "predict_speed.json") -> str:
             f"| {row['model']}, {row['length']} tokens | {row['whole_s']:.1f} | {_number(row.get('kept_s'))} | "
             f"{row['ram_gib']:.1f} | {row['answer_gib']:.2f} |"
         )
-    lines += ["", "| model | tool | its answer, GiB | of what | s |", "|---|---|---|---|---|"]
-    for row in evidence["rows"]:
-        for name, peer in row["peers"].items():
-            answer = f"{peer['answer_gib']:.2f}" if "answer_gib" in peer else "none: it failed"
-            lines.append(f"| {row['model']} | {name} | {answer} | {peer.get('of', '–')} | {peer['whole_s']:.1f} |")
     return "\n".join([*lines, "", f"Made by `{evidence['command']}`."])
 
 
@@ -163,6 +159,26 @@ def example(path: Path = RESULTS / "script_overhead.json") -> str:
     return f"```bash\n{before} -- \\\n    {behind}\n```\n\n```text\n{found['output'].rstrip()}\n```"
 
 
+def peers_table(path: Path = RESULTS / "predict_speed.json") -> str:
+    """What memkit and other tools answer to the same jobs."""
+    evidence = json.loads(path.read_text())
+    versions, day = evidence["versions"], time.strftime("%Y-%m-%d", time.gmtime(evidence["time"]))
+    lines = [
+        f"Run on {day}: accelerate {versions['accelerate']}, deepspeed {versions['deepspeed']}, "
+        f"torch {versions['torch']}.",
+        "",
+        "| job | tool | its answer, GiB | what it counts | seconds |",
+        "|---|---|---|---|---|",
+    ]
+    for row in evidence["rows"]:
+        job = f"{row['model']}, {row['length']} tokens"
+        lines.append(f"| {job} | memkit | {row['answer_gib']:.2f} | peak allocated, whole | {row['whole_s']:.1f} |")
+        for name, peer in row["peers"].items():
+            answer = f"{peer['answer_gib']:.2f}" if "answer_gib" in peer else "none: it failed"
+            lines.append(f"| {job} | {name} | {answer} | {peer.get('of', '–')} | {peer['whole_s']:.1f} |")
+    return "\n".join([*lines, "", f"Made by `{evidence['command']}`."])
+
+
 def tables(folder: Path = RESULTS) -> dict[Path, dict[str, str]]:
     """Each page's tables."""
     return {
@@ -172,6 +188,7 @@ def tables(folder: Path = RESULTS) -> dict[Path, dict[str, str]]:
             "gpu": gpu_table(folder),
             "gpus": gpu_names(),
         },
+        ROOT / "docs" / "comparison.md": {"peers": peers_table(folder / "predict_speed.json")},
         ROOT / "docs" / "your-script.md": {
             "example": example(folder / "script_overhead.json"),
             "overhead": overhead_table(folder / "script_overhead.json"),

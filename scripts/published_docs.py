@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes what others measured beside what memkit predicts into docs/predict.md and README.md; --check only compares.
+"""Writes published measurements beside predictions into docs/predict.md, comparison.md and README.md; --check compares.
 
 .venv/bin/python scripts/published_docs.py [--check]
 """
@@ -261,9 +261,9 @@ def tables(path: Path = EVIDENCE) -> dict[Path, dict[str, str]]:
     return {
         ROOT / "docs" / "predict.md": {
             "published": whole(content),
-            "protocol": protocols(content),
             "slack": calibrated(content),
         },
+        ROOT / "docs" / "comparison.md": {"protocol": protocols(content)},
         ROOT / "README.md": {"published": short(content)},
     }
 
