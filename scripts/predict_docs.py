@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/predict.md, comparison.md and your-script.md, and the names of GPUs; --check only compares.
+"""Writes the tables of docs/predict.md, comparison.md and your-script.md, and the names of GPUs; --check compares.
 
 .venv/bin/python scripts/predict_docs.py [--check]
 """
@@ -161,6 +161,8 @@ def example(path: Path = RESULTS / "script_overhead.json") -> str:
 
 def peers_table(path: Path = RESULTS / "predict_speed.json") -> str:
     """What memkit and other tools answer to the same jobs."""
+    if not path.exists():
+        return "Not measured yet."
     evidence = json.loads(path.read_text())
     versions, day = evidence["versions"], time.strftime("%Y-%m-%d", time.gmtime(evidence["time"]))
     lines = [

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes published measurements beside predictions into docs/predict.md, comparison.md and README.md; --check compares.
+"""Writes published measurements beside predictions into docs/predict.md, comparison.md, README.md; --check compares.
 
 .venv/bin/python scripts/published_docs.py [--check]
 """
@@ -35,10 +35,11 @@ from hf_memkit.units import MIB  # noqa: E402
 
 Row = Mapping[str, Any]
 
+_THEN = "the library versions of that run"
 _CODE = {
-    "same": "the same code then and today",
-    "near": "nearly the same code: the difference, known from the shapes, is below 1.25 %",
-    "different": "other code today",
+    "same": "the code of both is the same",
+    "near": "the code differs by less than 1.25 % of the peak, as computed from shapes",
+    "different": "the code differs: not comparable, kept for completeness",
 }
 
 
@@ -47,20 +48,21 @@ def short(content: Mapping[str, Any]) -> str:
     rows = content["rows"]
     then = [allocated_error(row, "then") for row in rows]
     lines = [
-        "| what others measured | libraries of the prediction | trainings | median error | worst error |",
+        "| what others measured | predicted with | trainings | median error | worst error |",
         "|---|---|---|---|---|",
-        _line("peak allocated", "those of that day", errors(then)),
+        _line("peak allocated", _THEN, errors(then)),
     ]
     for code, words in _CODE.items():
         found = errors(allocated_error(row, "today") for row in rows if row.get("code") == code)
-        lines.append(_line("peak allocated", f"today's; {words}", found))
+        lines.append(_line("peak allocated", f"today's versions; {words}", found))
     outside = "peak reserved, outside the predicted range"
-    lines.append(_line(outside, "those of that day", errors(reserved_error(row, "then") for row in rows)))
+    lines.append(_line(outside, _THEN, errors(reserved_error(row, "then") for row in rows)))
     for code, words in _CODE.items():
         kept = [row for row in rows if row.get("code") == code and row["id"] != content["fitted_on"]]
-        lines.append(_line(outside, f"today's; {words}", errors(reserved_error(row, "today") for row in kept)))
+        found = errors(reserved_error(row, "today") for row in kept)
+        lines.append(_line(outside, f"today's versions; {words}", found))
     seen = errors(total_error(row, "then") for row in rows)
-    lines.append(_line("nvidia-smi, outside the predicted range", "those of that day", seen))
+    lines.append(_line("nvidia-smi, outside the predicted range", _THEN, seen))
     return "\n".join(lines)
 
 

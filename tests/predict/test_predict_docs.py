@@ -32,8 +32,8 @@ def test_tables_are_current() -> None:
 
 
 def test_without_evidence_nothing_is_claimed(script: dict[str, Any], tmp_path: Path) -> None:
-    blocks, of_scripts = script["tables"](tmp_path).values()
-    assert blocks["equality"] == blocks["speed"] == of_scripts["overhead"] == "Not measured yet."
+    blocks, of_peers, of_scripts = script["tables"](tmp_path).values()
+    assert blocks["equality"] == blocks["speed"] == of_scripts["overhead"] == of_peers["peers"] == "Not measured yet."
     assert blocks["gpu"] == "Not yet measured on a GPU."
     (tmp_path / "predict-rehearsal.json").write_text(
         json.dumps({"section": "predict", "rehearsal": True, "cases": []})
