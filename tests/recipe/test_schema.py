@@ -27,7 +27,7 @@ def test_shipped_recipes_are_valid_and_begin_with_a_spoken_header(path: Path) ->
     assert load_recipe(recipe.name) == recipe
     header = path.read_text().split("\n\n")[0]
     assert all(line.startswith("#") for line in header.splitlines())
-    for word in ("For", "Card", "RAM", "Run", "Lower first"):
+    for word in ("For", "GPU", "RAM", "Run", "Lower first"):
         assert re.search(rf"^# {word}\s", header, re.MULTILINE), f"the header does not say: {word}"
 
 
