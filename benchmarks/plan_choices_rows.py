@@ -15,11 +15,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import published_models as models
+from benchmarks.plan_speed import fsdp_of
 from benchmarks.published_models import FOLDER, Row
 from hf_memkit.cards import CARDS
 from hf_memkit.gpu_rates import RATES
@@ -29,7 +29,7 @@ from hf_memkit.prediction.step_time import step_time
 from hf_memkit.prediction.work import Work
 from hf_memkit.units import GB
 from hf_memkit.zero.step_time import TracedSeconds, step_cost
-from hf_memkit.zero.traffic import StepTraffic, fsdp_traffic, zero_traffic
+from hf_memkit.zero.traffic import StepTraffic, zero_traffic
 
 __all__ = ["further", "seconds_of", "traced"]
 
@@ -131,8 +131,4 @@ def _traffic(row: Row, model: ModelFacts) -> StepTraffic:
         return found
     if "FULL_SHARD" not in row["sharding"]:  # whole copies: the gradients of adapters are a hundredth of the model's
         return StepTraffic((), row["gpus"])
-    gathered = model.parameters * (0.5 if row["weights_dtype"].startswith("4-bit") else 2)
-    return fsdp_traffic(
-        replace(model, parameters=0), gpus=row["gpus"], accumulation=row["accumulation"], element_bytes=2,
-        frozen_bytes=round(gathered), reentrant=row["checkpointing"],
-    )  # fmt: skip
+    return fsdp_of(row, model)

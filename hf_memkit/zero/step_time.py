@@ -66,7 +66,7 @@ class CostRow:
     """
     Attributes:
         name: what is done.
-        moved_bytes: see `Traffic`; 0: the optimizer on the GPU, which is traced.
+        moved_bytes: see `Traffic`; 0: the optimizer on the GPU, which is traced, and hooks.
         exposed: seconds of a step that nothing hides; of collectives also their passes through the GPU's memory.
         in_all: seconds that it takes by itself.
         overlaps: with what; empty: with nothing.
@@ -131,6 +131,13 @@ _PASSES: Final = Seconds(1, 3, 5)
 and written by the ring, out of it. Counted in deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 1456, 2367, 2380, 1541;
 `benchmarks/published_two_gpus.py` compares with FSDP's published runs, which ask for the last of them or more."""
 
+_UNIT: Final = Seconds(0, 0.25e-3, 0.5e-3)
+"""Of the host, for the hooks of one of FSDP's units in one pass. Measured on one core of an AMD EPYC that had other
+work: 0.17 to 0.55 ms (torch 2.13; 16 small layers of Llama, alone and with LoRA, each matrix of which is a unit, with
+and without reentrant checkpointing; a process group that sends nothing, on a CPU), where calls of CUDA and NCCL are
+not in it. GPUs stand beside faster ones. The host is at most two gathers ahead of the GPU (torch 2.13:
+distributed/fsdp/_limiter_utils.py), and small units give it no time to get there; at best all is hidden."""
+
 
 def step_cost(
     traffic: StepTraffic,
@@ -176,6 +183,9 @@ def step_cost(
             exposed = exposed + _PASSES.times(whole / gpu.achievable_memory_gb_per_s.value)
         overlaps = f"{each.phase} of micro-batches: {each.micro_batches}" if each.micro_batches else ""
         rows.append(CostRow(each.name, each.moved_bytes, exposed, in_all, overlaps, how, each.source))
+    if traffic.unit_passes:
+        hooks = _UNIT.times(traffic.unit_passes)
+        rows.append(CostRow("hooks of FSDP's units", 0, hooks, hooks, "", "", "torch 2.13: distributed/fsdp"))
     source = "the trace; of what is not on the host, each GPU its share"
     optimizer = Seconds(1, 1, 1).times(traced.optimizer_s * traffic.on_gpu)
     rows.append(CostRow("optimizer on the GPU", 0, optimizer, optimizer, "", "", source))
