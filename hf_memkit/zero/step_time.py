@@ -17,7 +17,7 @@ from hf_memkit.host_rates import HostRates
 from hf_memkit.units import GB
 from hf_memkit.zero.traffic import ADAM, STATES_READ, STATES_WRITTEN, Link, StepTraffic
 
-__all__ = ["CostRow", "Seconds", "StepCost", "TracedSeconds", "step_cost"]
+__all__ = ["CostRow", "EngineHooks", "Seconds", "StepCost", "TracedSeconds", "engine_hooks", "step_cost"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +130,42 @@ _PASSES: Final = Seconds(1, 3, 5)
 """Times that a collective's tensor goes through the GPU's memory, which no overlap hides: into a bucket, divided, read
 and written by the ring, out of it. Counted in deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 1456, 2367, 2380, 1541;
 `benchmarks/published_two_gpus.py` compares with FSDP's published runs, which ask for the last of them or more."""
+
+_ENGINE_S: Final = {2: (20e-6, 50e-6, 150e-6), 3: (100e-6, 250e-6, 800e-6)}
+"""Of the host, for each tensor of parameters in a micro-batch: hooks that put gradients into buckets (stages up to 2),
+and that gather and release weights in both passes (stage 3), all in Python (deepspeed 0.19.8: runtime/zero/
+stage_1_and_2.py, `create_gradient_handling_hooks`; parameter_offload.py, `setup_zero_stage3_hooks`). Assumed, and why
+small models are slow with an engine."""
+
+_ENGINE_STEP_S: Final = (2e-3, 5e-3, 20e-3)
+"""Of the host, for the engine's own step: overflow checks, norms and copies of each group; assumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHooks:
+    """What DeepSpeed's Python takes of the host: low, middle, high.
+
+    Attributes:
+        beside: in a micro-batch, while the GPU computes what was queued before.
+        alone: in a micro-batch, while the GPU waits.
+        of_step: in the optimizer's step.
+    """
+
+    beside: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    alone: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    of_step: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+
+def engine_hooks(stage: int, trained: int, frozen: int = 0, *, gpus: int = 1) -> EngineHooks:
+    """Of `trained` and `frozen` tensors of parameters. Stage 3 on several GPUs lets the host be only a few gathers
+    ahead (deepspeed 0.19.8: runtime/zero/partitioned_param_coordinator.py, `__max_ongoing_fetch_events`), so that the
+    GPU waits for it; one GPU gathers nothing."""
+    tensors = trained + (frozen if stage == 3 else 0)
+    low, middle, high = (tensors * each for each in _ENGINE_S[3 if stage == 3 else 2])
+    if stage == 3 and gpus > 1:
+        return EngineHooks(alone=(low, middle, high), of_step=_ENGINE_STEP_S)
+    return EngineHooks(beside=(low, middle, high), of_step=_ENGINE_STEP_S)
+
 
 _UNIT: Final = Seconds(0, 0.25e-3, 0.5e-3)
 """Of the host, for the hooks of one of FSDP's units in one pass. Measured on one core of an AMD EPYC that had other
