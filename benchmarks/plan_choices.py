@@ -85,6 +85,8 @@ DECIDED_LATER: Final = (
     "and no choice.",
     "Of setups within the noise a plan takes the fastest, where it took the leanest: santacoder's QLoRA lost 6.5 % by "
     "that, three times.",
+    "RAM that nobody measured was as fast as copies count, and Adam on the host updates in place: 1.5 times that.",
+    "FSDP's hooks and QLoRA without an upcast, as in plan_speed.py.",
 )
 """After a first look at results."""
 

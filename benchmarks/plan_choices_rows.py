@@ -15,11 +15,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import published_models as models
+from benchmarks.plan_speed import fsdp_of
 from benchmarks.published_models import FOLDER, Row
 from hf_memkit.cards import CARDS
 from hf_memkit.gpu_rates import RATES
@@ -28,8 +28,8 @@ from hf_memkit.models import ModelFacts, describe
 from hf_memkit.prediction.step_time import step_time
 from hf_memkit.prediction.work import Work
 from hf_memkit.units import GB
-from hf_memkit.zero.step_time import TracedSeconds, step_cost
-from hf_memkit.zero.traffic import StepTraffic, fsdp_traffic, zero_traffic
+from hf_memkit.zero.step_time import EngineHooks, TracedSeconds, engine_hooks, step_cost
+from hf_memkit.zero.traffic import StepTraffic, zero_traffic
 
 __all__ = ["further", "seconds_of", "traced"]
 
@@ -104,21 +104,27 @@ def seconds_of(row: Row, found: Mapping[str, Any]) -> tuple[float, float, float]
         row: of `further`.
         found: its trace, with `work`.
     """
+    model, zero = describe(row["model"], models.config_of(row), use_hub=False), row.get("zero")
+    hooks = EngineHooks()
+    if zero is not None:
+        hooks = engine_hooks(zero["zero_optimization"]["stage"], len(model.sizes), gpus=row["gpus"])
     step = step_time(
         Work.from_json(found["work"]), RATES[row["card"]], capability=CARDS[row["card"]].capability,
-        span=(0, len(found["work"]["calls"])), micro_batches=row["accumulation"],
+        span=(0, len(found["work"]["calls"])), micro_batches=row["accumulation"], hooks_s=hooks.beside,
     )  # fmt: skip
-    if row["gpus"] == 1 and "zero" not in row:
+    if row["gpus"] == 1 and zero is None:
         return step.seconds
-    rates = RATES[row["card"]]
-    model, optimizer_s = describe(row["model"], models.config_of(row), use_hub=False), step.optimizer_s
-    if "zero" in row:
+    rates, optimizer_s = RATES[row["card"]], step.optimizer_s
+    if zero is not None:
         optimizer_s = _ADAM_BYTES * model.parameters / (rates.achievable_memory_gb_per_s.value * GB)
-    traffic = _traffic(row, model)
     exposed = step_cost(
-        traffic, TracedSeconds(step.forward_s, step.backward_s, optimizer_s), rates, assumed_host(_CORES[row["gpus"]])
-    ).exposed
-    low, middle, high = (each - step.optimizer_s for each in step.seconds)
+        _traffic(row, model), TracedSeconds(step.forward_s, step.backward_s, optimizer_s), rates,
+        assumed_host(_CORES[row["gpus"]]),
+    ).exposed  # fmt: skip
+    low, middle, high = (
+        each - step.optimizer_s + row["accumulation"] * alone + of_step
+        for each, alone, of_step in zip(step.seconds, hooks.alone, hooks.of_step, strict=True)
+    )
     return low + exposed.low, middle + exposed.middle, high + exposed.high
 
 
@@ -131,8 +137,4 @@ def _traffic(row: Row, model: ModelFacts) -> StepTraffic:
         return found
     if "FULL_SHARD" not in row["sharding"]:  # whole copies: the gradients of adapters are a hundredth of the model's
         return StepTraffic((), row["gpus"])
-    gathered = model.parameters * (0.5 if row["weights_dtype"].startswith("4-bit") else 2)
-    return fsdp_traffic(
-        replace(model, parameters=0), gpus=row["gpus"], accumulation=row["accumulation"], element_bytes=2,
-        frozen_bytes=round(gathered), reentrant=row["checkpointing"],
-    )  # fmt: skip
+    return fsdp_of(row, model)

@@ -34,7 +34,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # also runs from a checkout that is not installed
@@ -42,6 +42,10 @@ sys.path.insert(0, str(ROOT))  # also runs from a checkout that is not installed
 from benchmarks import published_models as models  # noqa: E402
 from benchmarks.provenance import RESULTS, provenance  # noqa: E402
 from benchmarks.published_models import FOLDER, Row  # noqa: E402
+
+if TYPE_CHECKING:
+    from hf_memkit.models import ModelFacts
+    from hf_memkit.zero.traffic import StepTraffic
 
 _ROWS: Final = FOLDER / "speed.jsonl"
 _WORKS: Final = RESULTS / "plan_works.json.gz"
@@ -69,6 +73,13 @@ DECIDED_LATER: Final = (
     "The high end of the range: rates 15 % lower instead of 10 %.",
     "What a tile costs beside its main loop, before Hopper: nearly all was too fast, short sums most.",
     "The loader's time, measured on another machine: 0.1 to 1 % of these steps.",
+    "Rates of the card that a row names, as a plan finds them: PCIe cards had those of the module. Two of their fp32 "
+    "figures are NeuSight's own measurements of products, median of 67 large ones.",
+    "TRL upcasts nothing of QLoRA under FSDP; three rows of two GPUs were traced with the upcast. Their measured "
+    "steps are those of the rows without.",
+    "What the hooks of FSDP's units take of the host, measured on another machine; the worst of two GPUs was 50.0 %.",
+    "Switch Transformers were left out: NeuSight times the model's own forward pass, and not the one that it puts in "
+    "its place for its own prediction.",
 )
 
 Found = dict[str, Any]
@@ -161,8 +172,6 @@ def why_not(row: Row) -> str | None:
         return f"no rates of {row['card']} are known"
     if row["gpus"] > 1 and row["optimizer"].startswith("none"):
         return "ways of sharding that are none of a Trainer's"
-    if "Switch" in row["model"]:
-        return "routes by values, in a forward pass that the measurement replaced by its own"
     if models.family_of(row) == "mixtral":
         return (
             "the experts were modules, one after the other, and in 4 bits where the model was; today they are one "
@@ -174,7 +183,6 @@ def why_not(row: Row) -> str | None:
 def _answer(row: Row, traced: Found) -> Found:
     """One row: measured, predicted, the error."""
     from hf_memkit.cards import CARDS
-    from hf_memkit.gpu_rates import RATES
     from hf_memkit.prediction.step_time import step_time
     from hf_memkit.prediction.work import Work
 
@@ -186,7 +194,7 @@ def _answer(row: Row, traced: Found) -> Found:
     if "error" in traced:
         return {**found, "not_predicted": traced["error"]}
     predicted = step_time(
-        Work.from_json(traced["work"]), RATES[row["card"]], capability=CARDS[row["card"]].capability,
+        Work.from_json(traced["work"]), _rates(row), capability=CARDS[row["card"]].capability,
         span=(0, len(traced["work"]["calls"])), micro_batches=row["accumulation"],
     )  # fmt: skip
     low, middle, high = predicted.seconds
@@ -204,26 +212,40 @@ def _answer(row: Row, traced: Found) -> Found:
     }
 
 
+def _rates(row: Row) -> Any:
+    """As a plan finds them: by the name that PyTorch reports, where the row has it."""
+    from hf_memkit.gpu_rates import RATES, rates_of
+
+    return rates_of(row["gpu"]) or RATES[row["card"]]
+
+
 def _sharded(row: Row, one: Any) -> tuple[float, float, float]:
     """Seconds of a step with FSDP's full shard, from those of one GPU that holds everything."""
-    from hf_memkit.gpu_rates import RATES
     from hf_memkit.host_rates import assumed_host
     from hf_memkit.models import describe
     from hf_memkit.zero.step_time import TracedSeconds, step_cost
-    from hf_memkit.zero.traffic import fsdp_traffic
 
-    model = describe(row["model"], models.config_of(row), use_hub=False)
-    full, in_4_bits = row["method"].startswith("full"), row["weights_dtype"].startswith("4-bit")
-    # Adapters are a hundredth of the model: what is gathered is the frozen model, as it is stored.
-    gathered = model.parameters * (0.5 if in_4_bits else 2)
-    traffic = fsdp_traffic(
-        model if full else replace(model, parameters=0), gpus=row["gpus"], accumulation=row["accumulation"],
-        element_bytes=2, frozen_bytes=0 if full else round(gathered), reentrant=row["checkpointing"],
-    )  # fmt: skip
+    traffic = fsdp_of(row, describe(row["model"], models.config_of(row), use_hub=False))
     traced = TracedSeconds(one.forward_s, one.backward_s, one.optimizer_s)
-    exposed = step_cost(traffic, traced, RATES[row["card"]], assumed_host(_CORES)).exposed
+    exposed = step_cost(traffic, traced, _rates(row), assumed_host(_CORES)).exposed
     low, middle, high = (each - one.optimizer_s for each in one.seconds)
     return low + exposed.low, middle + exposed.middle, high + exposed.high
+
+
+def fsdp_of(row: Row, model: ModelFacts) -> StepTraffic:
+    """What FSDP's full shard moves for a row, and in how many units."""
+    from hf_memkit.zero.traffic import fsdp_traffic
+
+    adapter, in_4_bits = models.adapter_of(row), row["weights_dtype"].startswith("4-bit")
+    # Each matrix of LoRA is a unit of its own (PEFT 0.20: utils/other.py, `fsdp_auto_wrap_policy`).
+    targets = adapter["target_modules"] if adapter else ()
+    units = 2 * sum(each.name.rpartition(".")[2] in targets for each in model.linears) + model.layers + 1
+    # Adapters are a hundredth of the model: what is gathered is the frozen model, as it is stored.
+    gathered = model.parameters * (0.5 if in_4_bits else 2)
+    return fsdp_traffic(
+        replace(model, parameters=0) if adapter else model, gpus=row["gpus"], accumulation=row["accumulation"],
+        element_bytes=2, frozen_bytes=round(gathered) if adapter else 0, reentrant=row["checkpointing"], units=units,
+    )  # fmt: skip
 
 
 _CORES: Final = 32

@@ -6,11 +6,14 @@ Writes FOLDER/ID.json: `{"work"}` (`hf_memkit.prediction.work.Work`, of the one 
 Rows that train are trained as `published_then.py` does it, but with the transformers that is installed. Rows of
 forward and backward alone are done as NeuSight does it (sitar-lab/NeuSight@6945927: neusight/Tracing/trace.py,
 `measure_e2e`): the plain model, a cross entropy beside it that is not timed, gradients that are added to those of the
-run before.
+run before. What Switch Transformers computes depends on values: each expert is given as many tokens as it takes at the
+most, as the transformers of those rows did it, one expert after the other (4.38.1: models/switch_transformers/
+modeling_switch_transformers.py, `SwitchTransformersSparseMLP`).
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -86,11 +89,13 @@ def _forward_and_backward(row: Row, capability: tuple[int, int], capacity_bytes:
     with FakeTensorMode(allow_non_fake_inputs=True), tracer:
         model = _model(row).to("cuda").train()
         ids = torch.ones(row["micro_batch"], row["seq_len"], dtype=torch.int64, device="cuda")
+        # NeuSight hands over by position: tokens, mask, tokens of the decoder.
+        inputs = [ids] * (3 if model.config.is_encoder_decoder else 1)
         begin = 0
         for _ in range(2):
             begin = len(work.calls)
             tracer.ended("data")
-            result = model(ids)
+            result = model(*inputs)
             tracer.ended("forward")
             logits = result["prediction_logits"] if hasattr(result, "prediction_logits") else result["logits"]
             calls = len(work.calls)
@@ -117,9 +122,27 @@ def _model(row: Row) -> Any:
     from transformers.initialization import no_init_weights
 
     config = models.transformers_config(row)
-    kind = "AutoModelForPreTraining" if config.model_type == "bert" else "AutoModelForCausalLM"
+    kind = {"bert": "AutoModelForPreTraining", "switch_transformers": "AutoModelForSeq2SeqLM"}
     with no_init_weights():
-        return getattr(transformers, kind).from_config(config, attn_implementation="eager")
+        made_by = getattr(transformers, kind.get(config.model_type, "AutoModelForCausalLM"))
+        model = made_by.from_config(config, attn_implementation="eager")
+    for module in model.modules():
+        if type(module).__name__ == "SwitchTransformersSparseMLP":
+            module.forward = functools.partial(_with_full_experts, module)
+    return model
+
+
+def _with_full_experts(layer: Any, hidden_states: Any) -> Any:
+    import torch
+
+    _, probabilities, _ = layer.router(hidden_states)
+    rows, tokens, width = hidden_states.shape
+    flat = hidden_states.reshape(-1, width)
+    result = flat.clone()
+    for expert in layer.experts.values():
+        taken = torch.ones(rows * min(tokens, layer.router.expert_capacity), dtype=torch.int64, device=flat.device)
+        result[taken] = expert(flat[taken])
+    return probabilities * result.view(rows, tokens, width)
 
 
 if __name__ == "__main__":

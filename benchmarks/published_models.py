@@ -98,7 +98,9 @@ def kind_of(row: Row) -> str:
     if "deepspeed" in row:
         return f"DeepSpeed ZeRO-{row['deepspeed']['zero_optimization']['stage']}"
     if method.startswith("QLoRA"):
-        return "QLoRA, upcast" if "prepare_model_for_kbit_training" in row["note"] else "QLoRA"
+        # FSDP shards weights that wait in RAM, and TRL upcasts none of those (trl 0.11 to 1.16: `is_sharded_qlora`).
+        upcast = row["gpus"] == 1 and "prepare_model_for_kbit_training" in row["note"]
+        return "QLoRA, upcast" if upcast else "QLoRA"
     return "LoRA" if method.startswith("LoRA") else "full"
 
 

@@ -30,6 +30,9 @@ _MAMF: Final = f"{_BOOK}, MAMF"  # the best of many shapes
 _LLM_C: Final = "karpathy/llm.c@0e69e3a llmc/mfu.h"
 _MM: Final = "zzc0721/torch-performance-test-data"  # 30 torch.mm of square matrices, TF32 off for float32
 _DEVICES: Final = "chsasank/device-benchmarks@7ccc883 README.md"  # largest product 6888; copies of up to 0.38 GB
+_NEUSIGHT: Final = (  # each way round; torch 2.1, TF32 off
+    "sitar-lab/NeuSight@6945927 scripts/asplos/data/dataset/test/linear.csv, median of the 67 with no side below 4096"
+)
 _STREAM: Final = "RRZE-HPC/gpu-benches@1038c5d gpu-stream"  # kernel "scale" (one load, one store), full occupancy
 
 _SIXTEEN_BITS: Final = ("bfloat16", "float16")
@@ -425,7 +428,8 @@ VARIANTS: Final[Mapping[str, GpuRates]] = {
         80,
         _dense(float32=14, float16=112),
         900,
-        shares=_as_on(f"as a V100 SXM2 reaches ({_MM}#140)", float32=14.38 / 15.7, float16=97.36 / 125),
+        achieved=_measured(f"{_NEUSIGHT}: V100-PCIE-32GB", float32=13.72),
+        shares=_as_on(f"as a V100 SXM2 reaches ({_MM}#140)", float16=97.36 / 125),
         copies=_copies(809, f"{_STREAM}/v100.txt"),
         pcie=Figure(12.35, "PCIe 3.0 x16: RRZE-HPC/gpu-benches@1038c5d README.md, cuda-memcpy", measured=True),
     ),
@@ -444,7 +448,7 @@ VARIANTS: Final[Mapping[str, GpuRates]] = {
         _A100_DENSE,
         1935,
         achieved=_measured(f"{_MAMF}: A100 PCIe", bfloat16=252.9)
-        | _measured("Yinghan-Li/YHs_Sample#4: cublas", float32=18.88)
+        | _measured(f"{_NEUSIGHT}; 18.88 at the best in Yinghan-Li/YHs_Sample#4", float32=18.06)
         | _as_on("mli/transformers-benchmarks#4: an A800 80GB PCIe, the same chip", tf32=105.97, float16=215.33),
         copies_share=Figure(1737 / 2039, f"as an A100 80GB reaches ({_STREAM}/a100_80.txt)"),
         pcie=_pcie(4),

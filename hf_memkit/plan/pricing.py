@@ -24,7 +24,7 @@ from hf_memkit.prediction.from_script import shapes
 from hf_memkit.prediction.step_time import StepTime, step_time
 from hf_memkit.prediction.work import Work
 from hf_memkit.units import GB, GIB
-from hf_memkit.zero.step_time import TracedSeconds, step_cost
+from hf_memkit.zero.step_time import EngineHooks, TracedSeconds, engine_hooks, step_cost
 from hf_memkit.zero.traffic import StepTraffic, ddp_traffic, unknown_ways, zero_traffic
 
 __all__ = ["Pricing", "priced"]
@@ -38,15 +38,6 @@ ops/adam/fused_adam.py, on fp32 gradients."""
 
 _PAGED_BYTES: Final = 2
 """Of a parameter's states in bitsandbytes' 8-bit AdamW: two moments."""
-
-_ENGINE_S: Final = {2: (20e-6, 50e-6, 150e-6), 3: (100e-6, 250e-6, 800e-6)}
-"""Of the host, for each tensor of parameters in a micro-batch: hooks that put gradients into buckets (stages up to 2),
-and that gather and release weights in both passes (stage 3), all in Python (deepspeed 0.19.8: runtime/zero/
-stage_1_and_2.py, `create_gradient_handling_hooks`; parameter_offload.py, `setup_zero_stage3_hooks`). Assumed, and why
-small models are slow with an engine."""
-
-_ENGINE_STEP_S: Final = (2e-3, 5e-3, 20e-3)
-"""Of the host, for the engine's own step: overflow checks, norms and copies of each group; assumed."""
 
 _DESKTOP_CORES: Final = 16
 _SERVER_CORES: Final = 64
@@ -134,7 +125,8 @@ def priced(
     try:
         step = step_time(
             work, pricing.rates, capability=pricing.capability, span=tuple(span), micro_batches=accumulation,
-            loader_workers=about["plan"]["arguments"].get("dataloader_num_workers") or 0, factors=pricing.factors,
+            loader_workers=about["plan"]["arguments"].get("dataloader_num_workers") or 0,
+            hooks_s=_engine_hooks(about, gpus).beside, factors=pricing.factors,
         )  # fmt: skip
     except ValueError:
         return judged
@@ -206,10 +198,11 @@ def _with_others(
     if traffic is None:
         return replace(step, unknown=(*unknown, "DeepSpeed with this JSON"))
     if engine is not None:
-        stage = 3 if int(engine["config"].get("zero_optimization", {}).get("stage", 0)) == 3 else 2
-        tensors = accumulation * (len(facts["trained_sizes"]) + (len(facts["frozen_sizes"]) if stage == 3 else 0))
-        hooks = zip(rest, _ENGINE_S[stage], _ENGINE_STEP_S, strict=True)
-        rest = [seconds + tensors * a_tensor + a_step for seconds, a_tensor, a_step in hooks]
+        hooks = _engine_hooks(about, gpus)
+        rest = [
+            seconds + accumulation * alone + a_step
+            for seconds, alone, a_step in zip(rest, hooks.alone, hooks.of_step, strict=True)
+        ]
     traced = TracedSeconds(step.forward_s, step.backward_s, optimizer_s)
     cost = step_cost(traffic, traced, pricing.rates, pricing.host)
     beside = cost.exposed
@@ -217,6 +210,14 @@ def _with_others(
     long = [row for row in cost.rows if row.exposed.middle > 0.01 * seconds[1]]
     rows = [f"{row.name}: {row.exposed.middle:.3g} s a step" for row in long]
     return replace(step, seconds=seconds, unknown=unknown, rests_on=(*step.rests_on, *rows))
+
+
+def _engine_hooks(about: Mapping[str, Any], gpus: int) -> EngineHooks:
+    engine, facts = about.get("deepspeed"), about["plan"]
+    if engine is None:
+        return EngineHooks()
+    stage = int(engine["config"].get("zero_optimization", {}).get("stage", 0))
+    return engine_hooks(stage, len(facts["trained_sizes"]), len(facts["frozen_sizes"]), gpus=gpus)
 
 
 def _models(facts: Mapping[str, Any]) -> tuple[ModelFacts, ModelFacts | None]:

@@ -116,6 +116,7 @@ def step_time(
     span: tuple[int, int] | None = None,
     micro_batches: int = 1,
     loader_workers: int = 0,
+    hooks_s: Range = (0.0, 0.0, 0.0),
     factors: Mapping[str, float] | None = None,
 ) -> StepTime:
     """The time of one optimizer step.
@@ -127,6 +128,7 @@ def step_time(
         span: the step's calls: (first, one past the last); None: the last step of `work`.
         micro_batches: of the step, as it is trained.
         loader_workers: `dataloader_num_workers`; with any, batches are put together beside the training.
+        hooks_s: of the host in each micro-batch, beside the operations: hooks of an engine that is not traced.
         factors: from a calibration: by kind of operation (`work.KINDS`), or `"host"`, by how much longer it takes
             than computed here.
 
@@ -141,7 +143,8 @@ def step_time(
     if not loader_workers:
         _batches_are_put_together(work, parts)
     durations = [seconds.of(each) for each in work.operations]
-    low, likely, high = (_Clocks(work, durations, variant, factors.get("host", 1.0)) for variant in range(3))
+    host = factors.get("host", 1.0)
+    low, likely, high = (_Clocks(work, durations, variant, host, hooks_s[variant]) for variant in range(3))
     for clocks in (low, likely, high):
         for part in parts:
             clocks.run(part)
@@ -245,6 +248,7 @@ class _Clocks:
         work, durations: what is computed; seconds on the GPU of each of its operations.
         variant: 0 the fastest that is likely, 1 the middle, 2 the slowest.
         host_factor: by how much longer the host takes.
+        hooks_s: of the host in a micro-batch, spread over its operations.
 
     Attributes:
         by_phase: seconds of the parts so far.
@@ -252,13 +256,16 @@ class _Clocks:
         idle: those in which the GPU waited for the host.
     """
 
-    def __init__(self, work: Work, durations: Sequence[float], variant: int, host_factor: float) -> None:
+    def __init__(
+        self, work: Work, durations: Sequence[float], variant: int, host_factor: float, hooks_s: float
+    ) -> None:
         self.by_phase: dict[Phase, float] = {}
         self.of_micro_batches: dict[Phase, float] = {}
         self.of_optimizer = 0.0
         self.idle = 0.0
         self._variant = variant
         self._host_factor = host_factor
+        self._hooks_s = host_factor * hooks_s
         self._waits = [each.waits for each in work.operations]
         self._seconds = [
             duration / _RATES[variant] * (_UNKNOWN[variant] if each.kind == "unknown" else 1.0)
@@ -275,10 +282,12 @@ class _Clocks:
         seconds, queueing, waits = self._seconds, self._queueing, self._waits
         host = idle = self._host_factor * part.host_s[self._variant]
         gpu = host
+        calls_in_all = sum(len(calls) for _, calls in part.stretches)
+        hooks = self._hooks_s / calls_in_all if calls_in_all and part.number >= 0 else 0.0
         for number, (phase, calls) in enumerate(part.stretches):
             begin = gpu if number else 0.0
             for call in calls:
-                host += queueing[call]
+                host += queueing[call] + hooks
                 if host > gpu:
                     idle += host - gpu
                     gpu = host

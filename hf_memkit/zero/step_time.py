@@ -17,7 +17,7 @@ from hf_memkit.host_rates import HostRates
 from hf_memkit.units import GB
 from hf_memkit.zero.traffic import ADAM, STATES_READ, STATES_WRITTEN, Link, StepTraffic
 
-__all__ = ["CostRow", "Seconds", "StepCost", "TracedSeconds", "step_cost"]
+__all__ = ["CostRow", "EngineHooks", "Seconds", "StepCost", "TracedSeconds", "engine_hooks", "step_cost"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class CostRow:
     """
     Attributes:
         name: what is done.
-        moved_bytes: see `Traffic`; 0: the optimizer on the GPU, which is traced.
+        moved_bytes: see `Traffic`; 0: the optimizer on the GPU, which is traced, and hooks.
         exposed: seconds of a step that nothing hides; of collectives also their passes through the GPU's memory.
         in_all: seconds that it takes by itself.
         overlaps: with what; empty: with nothing.
@@ -131,6 +131,49 @@ _PASSES: Final = Seconds(1, 3, 5)
 and written by the ring, out of it. Counted in deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 1456, 2367, 2380, 1541;
 `benchmarks/published_two_gpus.py` compares with FSDP's published runs, which ask for the last of them or more."""
 
+_ENGINE_S: Final = {2: (20e-6, 50e-6, 150e-6), 3: (100e-6, 250e-6, 800e-6)}
+"""Of the host, for each tensor of parameters in a micro-batch: hooks that put gradients into buckets (stages up to 2),
+and that gather and release weights in both passes (stage 3), all in Python (deepspeed 0.19.8: runtime/zero/
+stage_1_and_2.py, `create_gradient_handling_hooks`; parameter_offload.py, `setup_zero_stage3_hooks`). Assumed, and why
+small models are slow with an engine."""
+
+_ENGINE_STEP_S: Final = (2e-3, 5e-3, 20e-3)
+"""Of the host, for the engine's own step: overflow checks, norms and copies of each group; assumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHooks:
+    """What DeepSpeed's Python takes of the host: low, middle, high.
+
+    Attributes:
+        beside: in a micro-batch, while the GPU computes what was queued before.
+        alone: in a micro-batch, while the GPU waits.
+        of_step: in the optimizer's step.
+    """
+
+    beside: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    alone: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    of_step: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+
+def engine_hooks(stage: int, trained: int, frozen: int = 0, *, gpus: int = 1) -> EngineHooks:
+    """Of `trained` and `frozen` tensors of parameters. Stage 3 on several GPUs lets the host be only a few gathers
+    ahead (deepspeed 0.19.8: runtime/zero/partitioned_param_coordinator.py, `__max_ongoing_fetch_events`), so that the
+    GPU waits for it; one GPU gathers nothing."""
+    tensors = trained + (frozen if stage == 3 else 0)
+    low, middle, high = (tensors * each for each in _ENGINE_S[3 if stage == 3 else 2])
+    if stage == 3 and gpus > 1:
+        return EngineHooks(alone=(low, middle, high), of_step=_ENGINE_STEP_S)
+    return EngineHooks(beside=(low, middle, high), of_step=_ENGINE_STEP_S)
+
+
+_UNIT: Final = Seconds(0, 0.25e-3, 0.5e-3)
+"""Of the host, for the hooks of one of FSDP's units in one pass. Measured on one core of an AMD EPYC that had other
+work: 0.17 to 0.55 ms (torch 2.13; 16 small layers of Llama, alone and with LoRA, each matrix of which is a unit, with
+and without reentrant checkpointing; a process group that sends nothing, on a CPU), where calls of CUDA and NCCL are
+not in it. GPUs stand beside faster ones. The host is at most two gathers ahead of the GPU (torch 2.13:
+distributed/fsdp/_limiter_utils.py), and small units give it no time to get there; at best all is hidden."""
+
 
 def step_cost(
     traffic: StepTraffic,
@@ -176,6 +219,9 @@ def step_cost(
             exposed = exposed + _PASSES.times(whole / gpu.achievable_memory_gb_per_s.value)
         overlaps = f"{each.phase} of micro-batches: {each.micro_batches}" if each.micro_batches else ""
         rows.append(CostRow(each.name, each.moved_bytes, exposed, in_all, overlaps, how, each.source))
+    if traffic.unit_passes:
+        hooks = _UNIT.times(traffic.unit_passes)
+        rows.append(CostRow("hooks of FSDP's units", 0, hooks, hooks, "", "", "torch 2.13: distributed/fsdp"))
     source = "the trace; of what is not on the host, each GPU its share"
     optimizer = Seconds(1, 1, 1).times(traced.optimizer_s * traffic.on_gpu)
     rows.append(CostRow("optimizer on the GPU", 0, optimizer, optimizer, "", "", source))

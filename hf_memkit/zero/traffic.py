@@ -70,6 +70,7 @@ class StepTraffic:
         rows: what is moved.
         gpus: of the machine.
         on_gpu: how much of the whole optimizer one GPU steps.
+        unit_passes: how often a unit of FSDP is gathered, computes and is split again.
         reads_ahead, writes_behind: states of the next sub-group are read, and those of the last written, while one
             steps (`pipeline_read`, `pipeline_write`).
     """
@@ -77,6 +78,7 @@ class StepTraffic:
     rows: tuple[Traffic, ...] = ()
     gpus: int = 1
     on_gpu: float = 1.0
+    unit_passes: int = 0
     reads_ahead: bool = False
     writes_behind: bool = False
 
@@ -108,6 +110,7 @@ def fsdp_traffic(
     element_bytes: int,
     frozen_bytes: int = 0,
     reentrant: bool = False,
+    units: int | None = None,
 ) -> StepTraffic:
     """FSDP1's full shard: weights gathered for forward and for backward, gradients reduce-scattered in the last
     micro-batch.
@@ -120,6 +123,7 @@ def fsdp_traffic(
         reentrant: Trainer's activation checkpointing with `use_reentrant`, which gathers once more in backward
             (transformers 5.23: training_args.py 2797): counted in torch 2.13 for layers that are each a unit, where
             checkpointing that is not reentrant gathers no more than none.
+        units: modules that FSDP wraps by themselves, and the model; None: the layers and the model.
     """
     part = (gpus - 1) / gpus
     trained = element_bytes * model.parameters
@@ -136,7 +140,7 @@ def fsdp_traffic(
         Traffic("reduce-scatter of gradients", "gpus", part * trained, "backward", 1, part * trained / layers,
                 "torch 2.13: distributed/fsdp/_runtime_utils.py; transformers 5.23: trainer.py 1907, no_sync"),
     )  # fmt: skip
-    return StepTraffic(rows, gpus, 1 / gpus)
+    return StepTraffic(rows, gpus, 1 / gpus, unit_passes=accumulation * (1 + again) * (units or layers + 1))
 
 
 def zero_traffic(

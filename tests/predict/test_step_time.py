@@ -101,6 +101,16 @@ def test_the_host_runs_ahead_unless_a_value_is_read() -> None:
     assert waiting - hidden > 100 * 5e-6
 
 
+def test_hooks_of_an_engine_hide_behind_a_busy_gpu_and_count_where_it_waits() -> None:
+    """Defect: 290 hooks of ZeRO-3 added to a step that the GPU bounds, a third of a small model's."""
+    hooks, busy, idle = (0.05, 0.1, 0.2), work_of([PRODUCT] * 50), work_of([SMALL] * 200)
+    assert priced(busy, hooks_s=hooks).seconds[1] < priced(busy).seconds[1] + 0.02
+    one = priced(idle, hooks_s=hooks).seconds[1] - priced(idle).seconds[1]
+    assert one == pytest.approx(0.1, rel=0.1)
+    more = priced(idle, hooks_s=hooks, micro_batches=3).seconds[1] - priced(idle, micro_batches=3).seconds[1]
+    assert more == pytest.approx(3 * one, rel=0.05)
+
+
 def test_a_batch_of_tokens_is_put_together_while_the_gpu_waits() -> None:
     """Defect: the loader forgotten, which takes longer than all else between steps of a long batch."""
     tokens = Operation("aten._to_copy.default", "transfer", "int64", 0, 8 * 100_000, waits=True)

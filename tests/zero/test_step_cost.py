@@ -13,7 +13,7 @@ from hf_memkit.gpu_rates import Figure, GpuRates
 from hf_memkit.host_rates import HostRates, given_host, measured_host
 from hf_memkit.models import ModelFacts, describe
 from hf_memkit.zero.presets import load
-from hf_memkit.zero.step_time import CostRow, Seconds, StepCost, TracedSeconds, step_cost
+from hf_memkit.zero.step_time import CostRow, Seconds, StepCost, TracedSeconds, engine_hooks, step_cost
 from hf_memkit.zero.traffic import StepTraffic, ddp_traffic, fsdp_traffic, last_bucket, zero_traffic
 
 N = 1_557_611_200
@@ -196,6 +196,29 @@ def test_fsdp_reduces_in_the_last_micro_batch_and_gathers_once_more_to_recompute
     assert [row.moved_bytes for row in plain.rows] == [3 * N, 3 * N, N]
     again = fsdp_traffic(model, gpus=2, accumulation=3, element_bytes=2, reentrant=True)
     assert [row.moved_bytes for row in again.rows] == [3 * N, 6 * N, N]
+
+
+def test_each_pass_of_an_fsdp_unit_costs_its_hooks(model: ModelFacts) -> None:
+    """Would find hooks counted once a step instead of once a pass, and adapters' own units forgotten: 96 small
+    all-gathers took a fifth of a published step on two GPUs."""
+    units = model.layers + 1
+    for accumulation, reentrant, passes in ((1, False, 2), (1, True, 3), (4, True, 12)):
+        of_layers = fsdp_traffic(model, gpus=2, accumulation=accumulation, element_bytes=2, reentrant=reentrant)
+        assert of_layers.unit_passes == passes * units
+    more = fsdp_traffic(model, gpus=2, accumulation=1, element_bytes=2, units=units + 96)
+    cost = of(step_cost(more, TRACED, GPU, HOST), "hooks of FSDP's units")
+    assert cost.exposed.middle == pytest.approx(2 * (units + 96) * 0.25e-3)
+    assert "hooks of FSDP's units" not in {row.name for row in step_cost(StepTraffic(), TRACED, GPU, HOST).rows}
+
+
+def test_stage_3_on_several_gpus_waits_for_its_hooks() -> None:
+    """Would find hooks of one GPU's engine, or of stage 2, added to a step that hides them; and frozen tensors counted
+    where no hook is on them."""
+    assert engine_hooks(3, 290).alone == engine_hooks(2, 290, gpus=8).alone == (0, 0, 0)
+    assert engine_hooks(3, 290, gpus=8).beside == (0, 0, 0)
+    assert engine_hooks(3, 290, gpus=8).alone == engine_hooks(3, 290).beside
+    assert engine_hooks(3, 10, 90).beside[1] == pytest.approx(100 * 250e-6)
+    assert engine_hooks(2, 10, 90).beside[1] == pytest.approx(10 * 50e-6)
 
 
 def test_a_host_is_measured_or_given() -> None:
