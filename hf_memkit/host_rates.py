@@ -8,14 +8,13 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Barrier
 from typing import Final
 
-from hf_memkit.errors import InputError
-from hf_memkit.rates import Figure
+from hf_memkit.rates import Figure, GpuRates
 
-__all__ = ["HostRates", "assumed_host", "given_host", "measured_host"]
+__all__ = ["GivenHost", "HostRates", "assumed_host", "measured_host"]
 
 _BLOCK_BYTES: Final = 128 << 20
 """Bytes of each thread's block: larger than its share of any cache."""
@@ -54,6 +53,7 @@ class HostRates:
         ram_gb_per_s: bytes read and written, 10^9 a second, by all cores together.
         core_gb_per_s: the same by one core.
         nvme_read_gb_per_s, nvme_write_gb_per_s: of the disk that DeepSpeed swaps to.
+        cores_source: where `cores` comes from.
     """
 
     cores: int
@@ -61,6 +61,86 @@ class HostRates:
     core_gb_per_s: Figure
     nvme_read_gb_per_s: Figure
     nvme_write_gb_per_s: Figure
+    cores_source: str = "assumed"
+
+    @property
+    def knows_disk(self) -> bool:
+        """Whether both rates of the disk are measured or given."""
+        return self.nvme_read_gb_per_s != _ASSUMED_READ and self.nvme_write_gb_per_s != _ASSUMED_WRITE
+
+    def with_disk(self, read_gb_per_s: float, write_gb_per_s: float, source: str) -> HostRates:
+        """With what was measured of the disk, in the place of what is assumed."""
+        read, write = (Figure(each, source, measured=True) for each in (read_gb_per_s, write_gb_per_s))
+        return replace(
+            self,
+            nvme_read_gb_per_s=read if self.nvme_read_gb_per_s == _ASSUMED_READ else self.nvme_read_gb_per_s,
+            nvme_write_gb_per_s=write if self.nvme_write_gb_per_s == _ASSUMED_WRITE else self.nvme_write_gb_per_s,
+        )
+
+    def said_of_cpu(self) -> str:
+        """What an optimizer on the CPU is priced by."""
+        ram = self.ram_gb_per_s
+        return f"CPU optimizer: {self.cores} cores ({self.cores_source}), RAM {ram.value:.3g} GB/s ({ram.source})"
+
+    def said_of_disk(self, read_bytes: float, written_bytes: float) -> str:
+        """What a step reads and writes, at which rates."""
+        read, write = self.nvme_read_gb_per_s, self.nvme_write_gb_per_s
+        said = f"disk: {read_bytes / 1e9:.3g} GB a step are read at {read.value:.3g} GB/s"
+        if read.source != write.source:
+            said += f" ({read.source})"
+        return f"{said}, {written_bytes / 1e9:.3g} GB written at {write.value:.3g} GB/s ({write.source})"
+
+
+@dataclass(frozen=True, slots=True)
+class GivenHost:
+    """What the user says of the machine in question; None: nothing, and it is measured or assumed.
+
+    Attributes:
+        cores: for each machine.
+        ram_gb_per_s, nvme_read_gb_per_s, nvme_write_gb_per_s: as of `HostRates`.
+        pcie_gb_per_s: as of `GpuRates`.
+        nvme_path: folder that DeepSpeed may swap to; None: it may not.
+    """
+
+    cores: int | None = None
+    ram_gb_per_s: float | None = None
+    nvme_read_gb_per_s: float | None = None
+    nvme_write_gb_per_s: float | None = None
+    pcie_gb_per_s: float | None = None
+    nvme_path: str | None = None
+
+    def over(self, host: HostRates) -> HostRates:
+        """What is given, and the rest of `host`."""
+
+        def figure(value: float | None, other: Figure) -> Figure:
+            return other if value is None else Figure(value, _GIVEN)
+
+        return replace(
+            host,
+            cores=host.cores if self.cores is None else self.cores,
+            cores_source=host.cores_source if self.cores is None else _GIVEN,
+            ram_gb_per_s=figure(self.ram_gb_per_s, host.ram_gb_per_s),
+            nvme_read_gb_per_s=figure(self.nvme_read_gb_per_s, host.nvme_read_gb_per_s),
+            nvme_write_gb_per_s=figure(self.nvme_write_gb_per_s, host.nvme_write_gb_per_s),
+        )
+
+    def over_pcie(self, rates: GpuRates) -> GpuRates:
+        """A GPU in this machine."""
+        given = self.pcie_gb_per_s
+        return rates if given is None else replace(rates, pcie_gb_per_s=Figure(given, _GIVEN))
+
+    def said(self) -> str:
+        """`"times take the machine as --host gives it: 32 cores, RAM 200 GB/s"`; empty: nothing is given."""
+        rates = {
+            "RAM": self.ram_gb_per_s, "NVMe reads": self.nvme_read_gb_per_s, "NVMe writes": self.nvme_write_gb_per_s,
+            "PCIe": self.pcie_gb_per_s,
+        }  # fmt: skip
+        said = [f"{self.cores} cores"] if self.cores is not None else []
+        said += [f"{name} {value:.4g} GB/s" for name, value in rates.items() if value is not None]
+        return f"times take the machine as --host gives it: {', '.join(said)}" if said else ""
+
+
+_GIVEN: Final = "given by --host"
 
 
 def assumed_host(cores: int) -> HostRates:
@@ -70,37 +150,6 @@ def assumed_host(cores: int) -> HostRates:
 
 def _assumed_ram(cores: int) -> Figure:
     return _SERVER_RAM if cores >= _SERVER_CORES else _DESKTOP_RAM
-
-
-def given_host(
-    cores: int,
-    *,
-    ram_gb_per_s: float | None = None,
-    nvme_read_gb_per_s: float | None = None,
-    nvme_write_gb_per_s: float | None = None,
-) -> HostRates:
-    """A host as the user describes it; what is None is assumed.
-
-    Raises:
-        InputError: a figure is not above 0.
-    """
-
-    def figure(name: str, value: float | None, assumed: Figure) -> Figure:
-        if value is None:
-            return assumed
-        if not value > 0:
-            raise InputError(f"{name}={value}: give a figure above 0, in GB/s")
-        return Figure(value, "given by the user")
-
-    if cores < 1:
-        raise InputError(f"cores={cores}: give at least 1")
-    return HostRates(
-        cores,
-        figure("ram_gb_per_s", ram_gb_per_s, _assumed_ram(cores)),
-        _ASSUMED_CORE,
-        figure("nvme_read_gb_per_s", nvme_read_gb_per_s, _ASSUMED_READ),
-        figure("nvme_write_gb_per_s", nvme_write_gb_per_s, _ASSUMED_WRITE),
-    )
 
 
 def measured_host() -> HostRates:
@@ -115,6 +164,7 @@ def measured_host() -> HostRates:
         Figure(one, f"{how}, 1 thread", measured=True),
         _ASSUMED_READ,
         _ASSUMED_WRITE,
+        "this host's",
     )
 
 

@@ -10,7 +10,7 @@ import re
 
 from hf_memkit.errors import InputError
 
-__all__ = ["GB", "GIB", "KIB", "MIB", "format_gib", "format_mib", "format_size", "parse_size"]
+__all__ = ["GB", "GIB", "KIB", "MIB", "format_gib", "format_mib", "format_size", "parse_rate", "parse_size"]
 
 KIB = 2**10
 MIB = 2**20
@@ -44,6 +44,29 @@ def parse_size(text: str, what: str = "") -> int:
     if match is None or factor is None or float(match[1]) <= 0:
         raise InputError(f"{place}{text!r} is not a size; write a number and a unit, such as 16GB or 15.1GiB")
     return int(float(match[1]) * factor)
+
+
+def parse_rate(text: str, what: str = "") -> float:
+    """Bytes a second in a rate such as `"6GB/s"` (6 × 10**9) or `"5.6 GiB/s"`.
+
+    Args:
+        text: a number, a unit of size, and `/s`.
+        what: the rate of what, with which a message begins.
+
+    Raises:
+        InputError: `text` is not a rate of bytes, or not above zero.
+    """
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*(/\s*s)?\s*", text)
+    place = f"{what}: " if what else ""
+    unit = match[2] if match else ""
+    if match is None or float(match[1]) <= 0:
+        raise InputError(f"{place}{text!r} is no rate; write a number above 0 and its unit, such as 6GB/s")
+    if re.fullmatch("[kKMGT]b", unit):
+        raise InputError(f"{place}{text!r} are bits; write bytes: {float(match[1]) / 8:g}{unit[0]}B/s")
+    factor = _FACTOR.get(unit.lower())
+    if factor is None or match[3] is None:
+        raise InputError(f"{place}{text!r} has no unit such as GB/s; did you mean {match[1]}GB/s?")
+    return float(match[1]) * factor
 
 
 def format_gib(size_bytes: float) -> str:

@@ -17,6 +17,7 @@ from hf_memkit.cli.options import (
     GpuMemory,
     Json,
     Module,
+    NvmePath,
     Ram,
     Script,
     ScriptArguments,
@@ -29,6 +30,7 @@ from hf_memkit.errors import InputError, ScriptFailed, did_you_mean
 
 if TYPE_CHECKING:
     from hf_memkit.hardware import Machine
+    from hf_memkit.host_rates import GivenHost
     from hf_memkit.plan.judged import Judged
     from hf_memkit.plan.plan import Plan
     from hf_memkit.plan.verified import Verified
@@ -89,6 +91,14 @@ def plan(
     ] = None,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs of one machine that train together.")] = 1,
     ram: Ram = None,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE,…",
+            help="That machine's cores=32,ram-bandwidth=200GB/s,nvme-read=6GB/s,nvme-write=3GB/s,pcie=25GB/s; any.",
+        ),
+    ] = None,
+    nvme_path: NvmePath = None,
     also: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Another method that may be proposed too: an optimizer, such as lomo."),
@@ -122,6 +132,7 @@ def plan(
         from hf_memkit.cli.plan_here import calibrated, given_besides
 
         return calibrated(script, given_besides(context, "script", "calibrate", "as_json"), as_json=as_json)
+    from hf_memkit.cli.plan_host import read_host
     from hf_memkit.plan.files import check_plan_file, write_plan
     from hf_memkit.plan.search import LIMIT_S
     from hf_memkit.report.document import check_file
@@ -146,6 +157,7 @@ def plan(
         from hf_memkit.plan.verify import refuse_unverifiable
 
         refuse_unverifiable(None, gpus)
+    of_host = read_host(host or (), nvme_path)
     machines = machines_of(gpu, gpu_memory, gpus_to_compare, ram)
     if verify:
         refuse_unverifiable(machines[0], gpus)
@@ -162,7 +174,7 @@ def plan(
         setups = setups_for(machines, **of_setup, ram=ram, gpus=gpus)  # type: ignore[arg-type]
     plans = _planned(
         found, setups, machines, gpus=gpus, environment=context.obj, also=tuple(also or ()),
-        limit_s=LIMIT_S if limit is None else limit, ram_is_given=ram is not None,
+        limit_s=LIMIT_S if limit is None else limit, ram_is_given=ram is not None, host=of_host,
     )  # fmt: skip
     if plans is None:
         return 130  # as a shell has it after Ctrl-C: 1 would say that nothing fits
@@ -346,6 +358,7 @@ def _planned(
     also: tuple[str, ...],
     limit_s: float,
     ram_is_given: bool,
+    host: GivenHost,
 ) -> tuple[Plan, ...] | None:
     """A plan for each machine; None: Ctrl-C came before anything was judged."""
     from hf_memkit.cli.plan_model import planned_setups
@@ -360,11 +373,11 @@ def _planned(
         with ended_by_signals("Ctrl-C: what is being traced now is waited for") as ended:
             progress = _Progress(machines)
             if script is None:
-                plans = planned_setups(setups or (), also=also, limit_s=limit_s, said=progress)
+                plans = planned_setups(setups or (), also=also, limit_s=limit_s, said=progress, host=host)
             else:
                 plans = plan_gpus(
                     script, machines, gpus=gpus, environment=environment, also=also, limit_s=limit_s, said=progress,
-                    ram_is_given=ram_is_given, keeps=True,
+                    ram_is_given=ram_is_given, keeps=True, host=host,
                 )  # fmt: skip
             if not plans:
                 ended()

@@ -12,6 +12,7 @@ from hf_memkit.units import MIB
 
 if TYPE_CHECKING:
     from hf_memkit.hardware import Machine
+    from hf_memkit.host_rates import GivenHost
     from hf_memkit.plan.judged import Judged
     from hf_memkit.plan.plan import Plan
     from hf_memkit.request import Request
@@ -91,14 +92,19 @@ def _on(machine: Machine, setup: Setup) -> Setup:
 
 
 def planned_setups(
-    setups: Sequence[Setup], *, also: tuple[str, ...], limit_s: float, said: Callable[[Judged], None]
+    setups: Sequence[Setup],
+    *,
+    also: tuple[str, ...],
+    limit_s: float,
+    said: Callable[[Judged], None],
+    host: GivenHost | None = None,
 ) -> tuple[Plan, ...]:
     """A plan for each; those that Ctrl-C leaves out are not there."""
     from hf_memkit.plan.planning import plan_setup
 
     found: list[Plan] = []
     for setup in setups:
-        found.append(plan_setup(setup, also=also, limit_s=limit_s, said=said, ram_is_given=True))
+        found.append(plan_setup(setup, also=also, limit_s=limit_s, said=said, ram_is_given=True, host=host))
         if found[-1].stopped_by_hand:
             break
     return tuple(found)

@@ -17,9 +17,10 @@ from hf_memkit.liger_support import LIGER_OPTIONS
 from hf_memkit.optimizers import OPTIMIZERS
 from hf_memkit.plan.candidate import Alternative, Group
 from hf_memkit.techniques.allocator import VARIABLE, user_settings
+from hf_memkit.user_files import user_path
 from hf_memkit.zero import presets
 
-__all__ = ["LeftOut", "choices_for", "micro_batches", "of_batch"]
+__all__ = ["ON_DISK", "LeftOut", "choices_for", "micro_batches", "of_batch"]
 
 LeftOut = dict[str, str]
 """Name of a choice → why no setup has it."""
@@ -49,6 +50,9 @@ _ENGINES: Final = {
 }
 """DeepSpeed presets that keep the result, by GPUs from which on they make sense, from the fastest to the leanest."""
 
+ON_DISK: Final = "zero3-infinity"
+"""The DeepSpeed preset that is leaner than all of them, where a folder for it is given."""
+
 
 def choices_for(
     facts: Mapping[str, Any],
@@ -58,6 +62,7 @@ def choices_for(
     gpus: int,
     left_out: LeftOut,
     also: tuple[str, ...] = (),
+    nvme_path: str | None = None,
 ) -> dict[str, list[Alternative | None]]:
     """By slot, from the fastest to the leanest; None stands for what the script does itself.
 
@@ -68,8 +73,8 @@ def choices_for(
         gpus: of that machine, that train.
         left_out: gets what no setup has, and why.
         also: names of other methods that are asked for.
+        nvme_path: folder that DeepSpeed may swap to; None: it may not.
     """
-    arguments = facts["arguments"]
     found: dict[str, list[Alternative | None]] = {
         "loss": [None, *_losses(facts, left_out)],
         "attention": list(_attentions(facts)) or [None],
@@ -78,11 +83,9 @@ def choices_for(
         "allocator": [None, *_allocators(environment)],
         "precision": [None, *_precisions(facts, machine)],
         "small optimizer": [None, *_small_optimizers(facts, left_out)],
-        "engine": [None, *_engines(facts, gpus, left_out)],
+        "engine": [None, *_engines(facts, gpus, left_out, nvme_path)],
         "method": [None, *_methods(facts, also, left_out)],
     }
-    if arguments.get("deepspeed"):  # the script's own engine stays
-        found["engine"] = [None]
     return {slot: _legal(choices, facts, machine, gpus, left_out) for slot, choices in found.items()}
 
 
@@ -197,7 +200,11 @@ def _small_optimizers(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[A
     )  # fmt: skip
 
 
-def _engines(facts: Mapping[str, Any], gpus: int, left_out: LeftOut) -> Iterator[Alternative]:
+def _engines(facts: Mapping[str, Any], gpus: int, left_out: LeftOut, nvme_path: str | None) -> Iterator[Alternative]:
+    if facts["arguments"].get("deepspeed"):
+        if nvme_path is not None:
+            left_out[ON_DISK] = "the script's own DeepSpeed JSON stays"
+        return
     if facts["quantised"] or facts["own_optimizer"]:
         left_out["DeepSpeed"] = (
             "the model is quantised" if facts["quantised"] else "the script brings its own optimizer"
@@ -206,11 +213,27 @@ def _engines(facts: Mapping[str, Any], gpus: int, left_out: LeftOut) -> Iterator
     if "float32" in facts["trained_dtypes"] and not (facts["arguments"].get("bf16") or facts["arguments"].get("fp16")):
         left_out["DeepSpeed"] = "the script trains in fp32, and the presets are for bf16 or fp16"
         return
-    left_out["zero3-infinity"] = "it needs a folder on a fast disk: memkit ds show zero3-infinity"
-    for name in _ENGINES[min(gpus, 2)]:
+    configs = {name: presets.load(name) for name in _ENGINES[min(gpus, 2)]}
+    if nvme_path is None:
+        left_out[ON_DISK] = "it needs a folder on a fast disk: --nvme-path FOLDER"
+    else:
+        configs[ON_DISK] = _on_disk(facts, gpus, nvme_path)
+    for name, config in configs.items():
         yield Alternative(
-            "engine", name, {"arguments.deepspeed": presets.load(name)}, engine=name, costs_time=True,
+            "engine", name, {"arguments.deepspeed": config}, engine=name, costs_time=True,
         )  # fmt: skip
+
+
+def _on_disk(facts: Mapping[str, Any], gpus: int, nvme_path: str) -> dict[str, Any]:
+    """The preset with this folder, and with buffers that hold the largest weight's share: of a larger one DeepSpeed
+    stops (`checks/rules/buffers.py`, `buffer_too_small`)."""
+    config = presets.load(ON_DISK)
+    zero = config["zero_optimization"]
+    for part in ("offload_optimizer", "offload_param"):
+        zero[part]["nvme_path"] = str(user_path(nvme_path).absolute())
+    share = -(-max((*facts["trained_sizes"], *facts["frozen_sizes"]), default=0) // gpus)
+    zero["offload_param"]["buffer_size"] = max(zero["offload_param"]["buffer_size"], -(-share // 1024) * 1024)
+    return config
 
 
 def _methods(facts: Mapping[str, Any], also: tuple[str, ...], left_out: LeftOut) -> Iterator[Alternative]:

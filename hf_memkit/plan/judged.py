@@ -73,6 +73,11 @@ class Judged:
         return self.step_time is not None and not self.step_time.unknown
 
     @property
+    def swaps(self) -> bool:
+        """Whether it keeps something on a disk."""
+        return self.prediction is not None and bool(self.prediction.disk_bytes)
+
+    @property
     def tokens_per_second(self) -> float | None:
         """On all GPUs."""
         return self.tokens / self.seconds if self.tokens and self.seconds else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -17,10 +17,9 @@ from packaging.version import Version
 
 from hf_memkit import compat
 from hf_memkit.plan.candidate import SetupCandidate
+from hf_memkit.zero import presets
 
 __all__ = ["Pasted", "pasted"]
-
-_ON_DISK = "nvme"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +62,7 @@ def pasted(candidate: SetupCandidate) -> Pasted:
     arguments = _installed(candidate.arguments)
     before: tuple[str, ...] = ()
     if engine:
-        on_disk = _ON_DISK in json.dumps(arguments["deepspeed"])
-        before = (f"memkit ds copy {engine}" + (" --nvme-path FOLDER_ON_A_FAST_DISK" if on_disk else ""),)
+        before = tuple(_copied(engine, arguments["deepspeed"]))
         arguments["deepspeed"] = f"{engine}.json"
     model = candidate.overrides.model
     return Pasted(
@@ -76,6 +74,16 @@ def pasted(candidate: SetupCandidate) -> Pasted:
         model=_call("AutoModel….from_pretrained", model) if model else "",
         code=candidate.code,
     )
+
+
+def _copied(engine: str, config: Mapping[str, Any]) -> Iterator[str]:
+    """What writes this JSON: the preset, with the folder and the buffers that a plan gives it."""
+    weights = config["zero_optimization"].get("offload_param", {})
+    folder = weights.get("nvme_path")
+    yield f"memkit ds copy {engine}" + (f" --nvme-path {shlex.quote(folder)}" if folder else "")
+    size = weights.get("buffer_size")
+    if size != presets.load(engine)["zero_optimization"].get("offload_param", {}).get("buffer_size"):
+        yield f"""sed -i 's/"buffer_size": [0-9]*/"buffer_size": {size}/' {engine}.json"""
 
 
 def _installed(arguments: Mapping[str, Any]) -> dict[str, Any]:

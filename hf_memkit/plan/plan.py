@@ -62,10 +62,13 @@ class Plan:
 
     @property
     def ranked(self) -> tuple[Judged, ...]:
-        """Those that fit, the fastest first; where the time of one is not known it comes last."""
+        """Those that fit, the fastest first; where the time of one is not known it comes last, and one that swaps to a
+        disk behind all."""
         fitting = [each for each in self.traced if each.fits]
         timed = sorted((each for each in fitting if each.is_priced), key=lambda each: each.seconds or 0.0)
-        others = sorted((each for each in fitting if not each.is_priced), key=lambda each: each.needs_bytes)
+        others = sorted(
+            (each for each in fitting if not each.is_priced), key=lambda each: (each.swaps, each.needs_bytes)
+        )
         return (*timed, *others)
 
     def best(self, group: Group) -> Judged | None:
@@ -87,6 +90,8 @@ class Plan:
         or where every other takes more than half as long again; then the best other method. What the result of it is
         is said beside it."""
         same, near = self.best("same result"), self.best("nearly the same")
+        if same is not None and same.swaps and not same.is_priced:  # how slow its disk is nobody knows
+            return near or self.best("another method") or same
         if same is not None and near is not None and same.is_priced and near.is_priced:
             return near if _MUCH * (near.seconds or 0.0) < (same.seconds or 0.0) else same
         return same or near or self.best("another method")

@@ -6,19 +6,23 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 import signal
+import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Final
 
 from hf_memkit.errors import InputError, ScriptFailed
 from hf_memkit.hardware import Machine
+from hf_memkit.host_rates import GivenHost
 from hf_memkit.plan.candidate import SetupCandidate
-from hf_memkit.plan.choices import LeftOut, choices_for, of_batch
+from hf_memkit.plan.choices import ON_DISK, LeftOut, choices_for, of_batch
 from hf_memkit.plan.judged import Judged, judged, usable_bytes
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.pricing import Pricing, priced
@@ -30,6 +34,7 @@ from hf_memkit.prediction.trace_request import Device, TraceRequest
 from hf_memkit.prediction.work import Work
 from hf_memkit.script_overrides import Overrides
 from hf_memkit.setup import Setup
+from hf_memkit.user_files import user_path
 from hf_memkit.user_script import UserScript
 
 __all__ = ["nearest_of_setup", "nearest_setup", "plan_gpus", "plan_script", "plan_setup"]
@@ -46,6 +51,7 @@ def plan_setup(
     limit_s: float = LIMIT_S,
     said: Callable[[Judged], None] = lambda _: None,
     ram_is_given: bool = False,
+    host: GivenHost | None = None,
 ) -> Plan:
     """The fastest setups that fit of what a model, a preset or a recipe's variant comes to, with rows as long as its
     longest. How long its whole training takes is not known.
@@ -53,7 +59,7 @@ def plan_setup(
     Args:
         setup: with its job: the model, the machine, the batch.
         trust_remote_code: whether the model's own code may be run.
-        also, limit_s, said, ram_is_given: as of `plan_script`.
+        also, limit_s, said, ram_is_given, host: as of `plan_script`.
 
     Raises:
         InputError: it cannot be predicted.
@@ -62,7 +68,7 @@ def plan_setup(
     with _as_script(setup, trust_remote_code=trust_remote_code) as (script, environment):
         found = plan_script(
             script, job.machine, gpus=job.gpus, environment=environment, also=also, limit_s=limit_s, said=said,
-            ram_is_given=ram_is_given,
+            ram_is_given=ram_is_given, host=host,
         )  # fmt: skip
     name = str(setup.get("model.name", setup.preset))
     own, *traced = (replace(each, run_seconds=None) for each in (found.own, *found.traced))
@@ -98,6 +104,7 @@ def plan_script(
     limit_s: float = LIMIT_S,
     said: Callable[[Judged], None] = lambda _: None,
     ram_is_given: bool = False,
+    host: GivenHost | None = None,
 ) -> Plan:
     """The fastest setups of a script's training that fit.
 
@@ -110,13 +117,14 @@ def plan_script(
         limit_s: how long candidates are traced, from the script's own preparation on.
         said: is told of each candidate that is judged.
         ram_is_given: whether the machine's RAM is the one in question.
+        host: what the user says of the machine's CPU and disk; None: nothing.
 
     Raises:
         InputError, ScriptFailed: the script as it stands cannot be predicted; as `predict_script`.
     """
     (found,) = plan_gpus(
         script, [machine], gpus=gpus, environment=environment, also=also, limit_s=limit_s, said=said,
-        ram_is_given=ram_is_given,
+        ram_is_given=ram_is_given, host=host,
     )  # fmt: skip
     return found
 
@@ -132,11 +140,12 @@ def plan_gpus(
     said: Callable[[Judged], None] = lambda _: None,
     ram_is_given: bool = False,
     keeps: bool = False,
+    host: GivenHost | None = None,
 ) -> tuple[Plan, ...]:
     """A plan for each machine, in their order. GPUs of one compute capability share traces.
 
     Args:
-        script, gpus, environment, also, said, ram_is_given: as of `plan_script`.
+        script, gpus, environment, also, said, ram_is_given, host: as of `plan_script`.
         machines: with the GPUs that are compared.
         limit_s: for each of them.
         keeps: whether traces of earlier plans are taken, and these kept for later ones.
@@ -159,12 +168,23 @@ def plan_gpus(
             with ScriptTraces(script, largest, environment, gpus=gpus, keeps=keeps) as traces:
                 traces.start()
                 for at in numbers:
-                    pricing = Pricing.of(machines[at])
-                    judge = _Judge(traces, pool, script, machines[at], gpus, environment, pricing, ram_is_given)
-                    found[at] = _planned(judge, also, limit_s, said)
+                    pricing = Pricing.of(machines[at], host)
+                    machine = _with_disk(machines[at], pricing.given)
+                    judge = _Judge(traces, pool, script, machine, gpus, environment, pricing, ram_is_given)
+                    found[at] = replace(_planned(judge, also, limit_s, said), machine=machines[at])
                     if found[at].stopped_by_hand:
                         return tuple(found[each] for each in sorted(found))
     return tuple(found[at] for at in range(len(machines)))
+
+
+def _with_disk(machine: Machine, host: GivenHost) -> Machine:
+    """With what is free in the folder that is swapped to. Where there is no such folder nobody knows, and the disk is
+    not weighed."""
+    if host.nvme_path is None:
+        return machine
+    folder = user_path(host.nvme_path)
+    free = shutil.disk_usage(folder).free if folder.is_dir() else sys.maxsize
+    return replace(machine, disk_free_bytes=free, disk_path=str(folder))
 
 
 def _kind(machine: Machine) -> tuple[float, bool]:
@@ -217,7 +237,10 @@ def _search(
     facts = as_it_is.facts
     assert facts is not None
     left_out: LeftOut = {}
-    ways = choices_for(facts, judge.machine, judge.environment, gpus=judge.gpus, left_out=left_out, also=also)
+    ways = choices_for(
+        facts, judge.machine, judge.environment, gpus=judge.gpus, left_out=left_out, also=also,
+        nvme_path=judge.pricing.given.nvme_path,
+    )  # fmt: skip
     search = Search(judge, as_it_is.candidate, ways, of_batch(facts), said, limit_s)
     search.judged[as_it_is.candidate] = as_it_is
     return search, as_it_is, left_out
@@ -231,6 +254,9 @@ def _planned(judge: _Judge, also: tuple[str, ...], limit_s: float, said: Callabl
     for each in search.judged.values():
         if each.is_other:
             left_out.setdefault(f"{each.candidate.micro_batch_size} × {each.candidate.accumulation}", each.why)
+    folder = judge.pricing.given.nvme_path
+    if folder is not None and not search.stopped and not any(_is_on_disk(each) for each in search.judged):
+        left_out.setdefault(ON_DISK, "what keeps more on the GPU fits, and is faster")
     return Plan(
         name=name_of(judge.script),
         machine=judge.machine,
@@ -242,7 +268,12 @@ def _planned(judge: _Judge, also: tuple[str, ...], limit_s: float, said: Callabl
         sequences=own.micro_batch_size * own.accumulation * judge.gpus,
         stopped=search.stopped,
         stopped_by_hand=search.stopped_by_hand,
-        notes=(*judge.traces.notes, *judge.pricing.warnings, *_about_precision(judge.machine, as_it_is)),
+        notes=(
+            *judge.traces.notes,
+            *judge.pricing.warnings,
+            *_about_precision(judge.machine, as_it_is),
+            *_about_folder(folder, search.judged),
+        ),
         time_factors=dict(calibration.factors) if calibration is not None else {},
     )
 
@@ -252,6 +283,16 @@ def _about_precision(machine: Machine, own: Judged) -> Iterator[str]:
     gpu, facts = machine.gpu, own.facts or {}
     if gpu is not None and not gpu.bf16 and facts.get("arguments", {}).get("bf16"):
         yield f"bf16: {gpu.name} does not compute in it; torch emulates it, slower than fp32: train with --fp16 True"
+
+
+def _is_on_disk(candidate: SetupCandidate) -> bool:
+    return any(each.engine == ON_DISK for each in candidate.choices)
+
+
+def _about_folder(folder: str | None, judged: Mapping[SetupCandidate, Judged]) -> Iterator[str]:
+    """Whether its disk was looked at, if it was asked for."""
+    if folder is not None and not user_path(folder).is_dir() and any(map(_is_on_disk, judged)):
+        yield f"--nvme-path {folder}: no such folder here: whether its disk has room was not looked at"
 
 
 @dataclass(slots=True)
@@ -267,6 +308,7 @@ class _Judge:
     pricing: Pricing
     ram_is_given: bool
     steps: int | None = None
+    _looking: threading.Lock = field(default_factory=threading.Lock)
 
     def own(self) -> Judged:
         """The script as it stands."""
@@ -278,6 +320,10 @@ class _Judge:
         return replace(found, candidate=SetupCandidate(size, accumulation))
 
     def __call__(self, candidate: SetupCandidate) -> Judged:
+        if _is_on_disk(candidate):
+            with self._looking:
+                if not self.pricing.looked_at_disk:
+                    self.pricing = self.pricing.with_disk()
         try:
             found = self._judged(candidate, replace(candidate.overrides, environment={}))
         except ScriptFailed as error:

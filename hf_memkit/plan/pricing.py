@@ -8,15 +8,17 @@ JSON of DeepSpeed, number of GPUs ─> step_cost (zero/) ───┘   tokens p
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from hf_memkit.cards import CARDS
+from hf_memkit.errors import MemkitError
 from hf_memkit.gpu_rates import GpuRates, rates_of
-from hf_memkit.hardware import Gpu, Machine
-from hf_memkit.host_rates import HostRates, assumed_host, measured_host
+from hf_memkit.hardware import Gpu, Machine, this_machine
+from hf_memkit.host_rates import GivenHost, HostRates, assumed_host, measured_host
 from hf_memkit.models import ModelFacts
 from hf_memkit.plan.calibration import Calibration, stored
 from hf_memkit.plan.judged import Judged
@@ -24,8 +26,9 @@ from hf_memkit.prediction.from_script import shapes
 from hf_memkit.prediction.step_time import StepTime, step_time
 from hf_memkit.prediction.work import Work
 from hf_memkit.units import GB, GIB
+from hf_memkit.user_files import user_path
 from hf_memkit.zero.step_time import EngineHooks, TracedSeconds, engine_hooks, step_cost
-from hf_memkit.zero.traffic import StepTraffic, ddp_traffic, unknown_ways, zero_traffic
+from hf_memkit.zero.traffic import ADAM, StepTraffic, ddp_traffic, unknown_ways, zero_traffic
 
 __all__ = ["Pricing", "priced"]
 
@@ -46,6 +49,10 @@ _SERVER_CORES: Final = 64
 _SAVE_S: Final = 1.0
 """Of a save, beside its bytes; assumed."""
 
+_NOTHING_GIVEN: Final = GivenHost()
+_SAY_CPU: Final = "; another machine's: --host cores=32,ram-bandwidth=200GB/s"
+_DISK: Final = "its disk (--host nvme-read=6GB/s,nvme-write=3GB/s gives its speed)"
+
 
 @dataclass(frozen=True, slots=True)
 class Pricing:
@@ -57,7 +64,9 @@ class Pricing:
         stands_for: what is to be said where it is another one than the user's; empty: it is that one.
         host: rates of RAM and disk.
         calibration: of such a GPU, if there is one in the user's cache.
-        warnings: why there is none, though the cache has a file.
+        warnings: why there is none, though the cache has a file; why the disk was not measured.
+        given: what the user says of the machine; `rates` and `host` have it.
+        looked_at_disk: whether it was tried to measure the disk.
     """
 
     rates: GpuRates | None
@@ -66,27 +75,57 @@ class Pricing:
     host: HostRates
     calibration: Calibration | None = None
     warnings: tuple[str, ...] = ()
+    given: GivenHost = _NOTHING_GIVEN
+    looked_at_disk: bool = False
 
     @classmethod
-    def of(cls, machine: Machine) -> Pricing:
-        """For a machine with this GPU."""
-        gpu = machine.gpu
+    def of(cls, machine: Machine, given: GivenHost | None = None) -> Pricing:
+        """For a machine with this GPU, and what the user says of it."""
+        gpu, given = machine.gpu, given or _NOTHING_GIVEN
         assert gpu is not None
-        host = measured_host() if gpu.here else assumed_host(_SERVER_CORES if _in_servers(gpu) else _DESKTOP_CORES)
+        cores = given.cores or (_SERVER_CORES if _in_servers(gpu) else _DESKTOP_CORES)
+        host = given.over(measured_host() if gpu.here else assumed_host(cores))
         calibration, warnings = stored(gpu)
         rates = rates_of(gpu.name)
         if rates is not None and gpu.capability is not None:
-            return cls(rates, gpu.capability, "", host, calibration, warnings)
+            return cls(given.over_pcie(rates), gpu.capability, "", host, calibration, warnings, given)
         name = _like(gpu)
-        if name is None:
-            return cls(None, gpu.capability or 8.0, "", host)
+        if name is None or (rates := rates_of(name)) is None:
+            return cls(None, gpu.capability or 8.0, "", host, given=given)
         said = f"times are those of {name}: nothing is known of how fast {gpu.name} is; name the GPU (--gpu NAME)"
-        return cls(rates_of(name), CARDS[name].capability, said, host, calibration, warnings)
+        rates = given.over_pcie(rates)
+        return cls(rates, CARDS[name].capability, said, host, calibration, warnings, given)
+
+    def with_disk(self) -> Pricing:
+        """With what `memkit doctor` measures of the folder that is swapped to, if it is here and its rates are not
+        given: some seconds, and 256 MiB that are written and removed."""
+        folder = self.given.nvme_path
+        if self.looked_at_disk or self.host.knows_disk or folder is None or not user_path(folder).is_dir():
+            return replace(self, looked_at_disk=True)
+        try:
+            read, write = _measured_disk(folder)
+        except MemkitError as error:
+            return replace(self, looked_at_disk=True, warnings=(*self.warnings, str(error)))
+        host = self.host.with_disk(read, write, f"measured in {folder} on this machine")
+        return replace(self, looked_at_disk=True, host=host)
 
     @property
     def factors(self) -> Mapping[str, float] | None:
         """By kind of operation, for `step_time`."""
         return self.calibration.of_kinds() if self.calibration is not None else None
+
+
+@functools.cache
+def _measured_disk(folder: str) -> tuple[float, float]:
+    """(GB/s read, GB/s written); once for several GPUs.
+
+    Raises:
+        MemkitError: as `aio.measure`.
+    """
+    from hf_memkit.zero.aio import measure
+
+    found = measure(folder, cpu=this_machine(folder).gpu is None)
+    return found.read_gb_s, found.write_gb_s
 
 
 def _in_servers(gpu: Gpu) -> bool:
@@ -136,10 +175,12 @@ def priced(
         step = _times(step, share)
     forward_s = step.forward_s
     step = _with_paging(
-        _with_others(step, about, pricing, gpus=gpus, accumulation=accumulation), judged, about, pricing
+        _with_others(step, judged, about, pricing, gpus=gpus, accumulation=accumulation), judged, about, pricing
     )
     if pricing.calibration is not None:
         step = replace(step, rests_on=(pricing.calibration.said(), *step.rests_on))
+    if said := pricing.given.said():
+        step = replace(step, rests_on=(said, *step.rests_on))
     if pricing.stands_for:
         step = replace(step, rests_on=(pricing.stands_for, *step.rests_on))
     return replace(
@@ -174,7 +215,7 @@ def _with_paging(step: StepTime, judged: Judged, about: Mapping[str, Any], prici
 
 
 def _with_others(
-    step: StepTime, about: Mapping[str, Any], pricing: Pricing, *, gpus: int, accumulation: int
+    step: StepTime, judged: Judged, about: Mapping[str, Any], pricing: Pricing, *, gpus: int, accumulation: int
 ) -> StepTime:
     """With what passes between GPUs, host and disk."""
     engine, facts = about.get("deepspeed"), about["plan"]
@@ -209,6 +250,15 @@ def _with_others(
     seconds = (rest[0] + beside.low, rest[1] + beside.middle, rest[2] + beside.high)
     long = [row for row in cost.rows if row.exposed.middle > 0.01 * seconds[1]]
     rows = [f"{row.name}: {row.exposed.middle:.3g} s a step" for row in long]
+    if any(row.name == ADAM for row in traffic.rows):
+        given = pricing.given.cores is not None and pricing.given.ram_gb_per_s is not None
+        rows.append(pricing.host.said_of_cpu() + ("" if given else _SAY_CPU))
+    read, written = (sum(row.moved_bytes for row in traffic.rows if row.link == link) for link in ("read", "write"))
+    if read or written:
+        rows.append(pricing.host.said_of_disk(read, written))
+        # What the script swaps itself it swaps in every setup: an assumed disk ranks these as well.
+        if not pricing.host.knows_disk and any(each.engine for each in judged.candidate.choices):
+            unknown = (*unknown, _DISK)
     return replace(step, seconds=seconds, unknown=unknown, rests_on=(*step.rests_on, *rows))
 
 

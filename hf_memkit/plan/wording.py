@@ -120,6 +120,8 @@ def beside(plan: Plan) -> Iterator[str]:
             yield f"The same result takes {slower}: {same.candidate.name}."
         else:
             yield f"Nothing fits with the same result. This is {best.candidate.group}: {best.candidate.result}."
+    if best.swaps:
+        yield f"It {_off_the_gpu(best)}."
     if best.candidate == own.candidate:
         yield "That is how it stands already: nothing to change."
     elif not own.fits:
@@ -231,9 +233,19 @@ def _why(judged: Judged, best: Judged | None) -> str:
         said.append(f"time not known of {', '.join(judged.step_time.unknown[:3])}")
     elif best is not None and judged is not best and judged.seconds and best.seconds:
         said.append(_slower(judged, best))
+    if judged.fits and judged.swaps:
+        said.append(_off_the_gpu(judged))
     if judged.candidate.result:
         said.append(judged.candidate.result)
     return "; ".join(said)
+
+
+def _off_the_gpu(judged: Judged) -> str:
+    """What a setup that swaps needs beside the GPU."""
+    found = judged.prediction
+    assert found is not None
+    ram = (found.host_rss_bytes or 0) + (found.pinned_bytes or 0)
+    return f"needs {format_gib(ram)} of RAM and {format_gib(found.disk_bytes or 0)} of disk"
 
 
 def _why_not(judged: Judged) -> str:

@@ -208,11 +208,14 @@ def step_cost(
             in_all, how = in_all * _OTHER_ADAM, f"{how}; torch's optimizer is 5 to 13 times slower ({_OTHER_SOURCE})"
         exposed = in_all
         if each.micro_batches:
-            before = used.get((each.phase, each.link), Seconds(0, 0, 0))
+            # One thread waits for a weight from the disk, and then copies it: the same computation hides both
+            # (deepspeed 0.19.8: runtime/zero/partition_parameters.py 1707, 74).
+            hides: Link = "pcie" if each.link == "read" else each.link
+            before = used.get((each.phase, hides), Seconds(0, 0, 0))
             beside = traced.forward_s if each.phase == "forward" else traced.backward_s
             room = (_HIDES.times(beside) - before).times(each.micro_batches)
             hidden = (in_all - rate.times(each.tail_bytes / GB)).or_zero().least(room)
-            used[each.phase, each.link] = before + hidden.times(1 / each.micro_batches)
+            used[each.phase, hides] = before + hidden.times(1 / each.micro_batches)
             exposed = in_all - hidden
         if each.link == "gpus":
             whole = each.moved_bytes / GB * traffic.gpus / (traffic.gpus - 1)

@@ -4,6 +4,10 @@ Bytes of collectives are what one GPU sends in a ring of n (NVIDIA nccl-tests, d
 2(n-1)/n of the tensor; all-gather, reduce-scatter and each rank's part of a reduce (n-1)/n. tests/engine/
 test_traffic.py compares them with the collectives of the real engine. One machine: nothing crosses a network.
 
+ZeRO-Infinity reads and writes what its paper counts (Rajbhandari et al. 2021, arXiv 2104.07857, 4.1): of states and
+gradients 2 × 16 bytes a parameter in a step, of weights 2 bytes in each pass, forward or backward; and 2 more where
+the step writes the new weights.
+
 Lines are those of deepspeed 0.19.8: runtime/zero/, where no folder is named.
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -49,19 +50,28 @@ def test_what_no_flag_sets_is_said_apart() -> None:
     assert found.code == PATCH.code and not found.environment
 
 
-@pytest.mark.parametrize("engine", ["zero2", "zero3-offload", "zero3-infinity"])
+@pytest.mark.parametrize(
+    ("engine", "largest"), [("zero2", 0), ("zero3-offload", 0), ("zero3-infinity", 10), ("zero3-infinity", 2 * 10**8)]
+)
 def test_the_command_writes_the_json_that_was_judged(
-    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    engine: str, largest: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Would notice: a JSON that differs from the one whose memory was predicted, or a flag with another name."""
+    """Would notice: a JSON that differs from the one whose memory was predicted, or a flag with another name; a buffer
+    that is too small for the largest weight, a placeholder for the disk's folder."""
     monkeypatch.chdir(tmp_path)
     config: dict[str, Any] = presets.load(engine)
+    if engine == choices.ON_DISK:
+        config = choices._on_disk({"trained_sizes": [5, largest], "frozen_sizes": []}, 1, "fast disk")
+        assert config["zero_optimization"]["offload_param"]["buffer_size"] >= largest
     found = pasted(
         SetupCandidate(8, 1, (Alternative("engine", engine, {"arguments.deepspeed": config}, engine=engine),))
     )
-    (command,) = found.before
-    memkit, *words = shlex.split(command.partition(" --nvme-path")[0])
+    command, *more = found.before
+    memkit, *words = shlex.split(command)
     assert memkit == "memkit" and main(words) == 0
+    assert len(more) == (largest > 10**8)
+    for each in more:
+        subprocess.run(each, shell=True, check=True)
     file = yaml.safe_load(found.yaml)["deepspeed"]
     assert f"--deepspeed {file}" in found.flags and json.loads(Path(file).read_text()) == config
-    assert ("--nvme-path" in command) == ("infinity" in engine), "a disk is the user's to name"
+    assert (f"--nvme-path '{tmp_path}/fast disk'" in command) == ("infinity" in engine)

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from hf_memkit.architectures import ARCHITECTURES
-from hf_memkit.errors import InputError
 from hf_memkit.gpu_rates import Figure, GpuRates
-from hf_memkit.host_rates import HostRates, given_host, measured_host
+from hf_memkit.host_rates import GivenHost, HostRates, assumed_host, measured_host
 from hf_memkit.models import ModelFacts, describe
 from hf_memkit.zero.presets import load
 from hf_memkit.zero.step_time import CostRow, Seconds, StepCost, TracedSeconds, engine_hooks, step_cost
@@ -176,6 +175,25 @@ def test_pipelining_hides_the_disk_behind_the_step(model: ModelFacts) -> None:
     assert total == pytest.approx(write.in_all.low), "the slowest of the three"
 
 
+def test_a_step_with_states_and_weights_on_disk_moves_what_the_paper_counts(model: ModelFacts) -> None:
+    """ZeRO-Infinity (arXiv 2104.07857), 4.1: 2 × 16 bytes a parameter of states and gradients, and 2 of weights in
+    each pass. Would notice: a moment or a gradient that is forgotten, weights read once for two micro-batches."""
+    traffic = zero_traffic(bf16("zero3-infinity", stage3_max_reuse_distance=0), model, accumulation=2)
+    assert traffic is not None
+    moved = {link: sum(row.moved_bytes for row in traffic.rows if row.link == link) for link in ("read", "write")}
+    assert moved["read"] == pytest.approx(16 * N + 2 * 2 * 2 * N, rel=0.05), "the tied weights are read for each use"
+    assert moved["write"] == pytest.approx(16 * N + 2 * N, rel=0.01)
+    assert not traffic.reads_ahead and not traffic.writes_behind, "the preset has no pipelines"
+
+
+def test_the_same_computation_hides_a_read_and_the_copy_after_it(model: ModelFacts) -> None:
+    """Would notice: weights from the disk and their copies to the GPU that are each hidden by all of the forward."""
+    cost = zero_cost(bf16("zero3-infinity", stage3_max_reuse_distance=0), model)
+    copied, read = of(cost, "weights to the GPU, forward"), of(cost, "weights from disk, forward")
+    hidden = copied.in_all.low - copied.exposed.low + read.in_all.low - read.exposed.low
+    assert hidden == pytest.approx(TRACED.forward_s)
+
+
 def test_a_part_of_the_optimizer_may_stay_on_the_gpu(model: ModelFacts) -> None:
     """`ratio` counts whole sub-groups: of two, the weights that decay and those that don't, half is nearly all."""
     for size, share in (10**12, 1.0), (10**8, 0.5):
@@ -225,6 +243,16 @@ def test_a_host_is_measured_or_given() -> None:
     here = measured_host()
     assert here.ram_gb_per_s.measured and here.ram_gb_per_s.value >= here.core_gb_per_s.value > 0.5
     assert not here.nvme_read_gb_per_s.measured, "nobody read the disk"
-    assert given_host(8, ram_gb_per_s=90).ram_gb_per_s == Figure(90, "given by the user")
-    with pytest.raises(InputError, match="nvme_read_gb_per_s=0: give a figure above 0"):
-        given_host(8, nvme_read_gb_per_s=0)
+    given = GivenHost(cores=8, ram_gb_per_s=90).over(here)
+    assert (given.cores, given.ram_gb_per_s.value) == (8, 90) and given.core_gb_per_s == here.core_gb_per_s
+    assert "given" in given.said_of_cpu() and "measured" in here.said_of_cpu()
+    assert "assumed" in assumed_host(16).said_of_cpu()
+
+
+def test_a_disk_is_known_if_both_of_its_rates_are() -> None:
+    """Would notice: a write that is priced as on somebody else's disk; a measurement in a given rate's place."""
+    host = assumed_host(16)
+    half = GivenHost(nvme_read_gb_per_s=7).over(host)
+    measured = half.with_disk(5, 2, "measured here")
+    assert not host.knows_disk and not half.knows_disk and measured.knows_disk
+    assert (measured.nvme_read_gb_per_s.value, measured.nvme_write_gb_per_s.value) == (7, 2)

@@ -1,0 +1,169 @@
+"""What a user says of the machine with the GPU, and a disk that DeepSpeed may swap to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hf_memkit.cli.plan_host import read_host
+from hf_memkit.errors import InputError
+from hf_memkit.hardware import described_machine
+from hf_memkit.host_rates import GivenHost
+from hf_memkit.plan.judged import Judged
+from hf_memkit.plan.pasted import pasted
+from hf_memkit.plan.plan import Plan
+from hf_memkit.plan.planning import plan_gpus
+from hf_memkit.plan.pricing import Pricing
+from hf_memkit.plan.wording import groups, notes
+from hf_memkit.user_script import UserScript
+from tests.plan.made_plans import EIGHT_BITS, plan, setup
+
+SCRIPT = """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer, TrainingArguments
+
+(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+config = GPT2Config(
+    n_layer=2, n_embd=1024, n_head=8, vocab_size=10_000, n_positions=16, bos_token_id=0, eos_token_id=0,
+    resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+)
+rows = [{"input_ids": torch.arange(16), "labels": torch.arange(16)}] * 2
+Trainer(GPT2LMHeadModel(config), args, train_dataset=rows).train()
+"""
+OWN = (
+    "--output_dir", "out", "--fp16", "--optim", "adamw_torch", "--max_steps", "2", "--report_to", "none",
+    "--per_device_train_batch_size", "1",
+)  # fmt: skip
+ALL = GivenHost(32, 200.0, 6.0, 3.0, 25.0)
+
+
+def test_what_is_given_is_read() -> None:
+    """Would notice: GiB read as GB, a list that is read to its first comma, blanks that are not liked."""
+    assert read_host(["cores=32, ram-bandwidth = 200GB/s,nvme-read=6 GB/s", "nvme-write=3000MB/s,pcie=25GB/s"]) == ALL
+    assert read_host([], "/fast") == GivenHost(nvme_path="/fast")
+    assert read_host(["pcie=10GiB/s"]).pcie_gb_per_s == pytest.approx(10.737, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("nvme-reed=6GB/s", "did you mean 'nvme-read'?"),
+        ("ram=6GB/s", "did you mean 'ram-bandwidth'?"),
+        ("cores=0", "--host cores=0: write a whole number of cores: cores=32"),
+        ("cores=1.5", "write a whole number"),
+        ("cores", "write a whole number"),
+        ("cores=4,cores=8", "--host cores=8: cores is given already"),
+        ("pcie=", "--host pcie=: write NAME=RATE, such as pcie=6GB/s"),
+        ("pcie=25", "--host pcie: '25' has no unit such as GB/s; did you mean 25GB/s?"),
+        ("pcie=25GB", "did you mean 25GB/s?"),
+        ("pcie=25GBps", "did you mean 25GB/s?"),
+        ("pcie=16Gb/s", "are bits; write bytes: 2GB/s"),
+        ("pcie=0GB/s", "is no rate; write a number above 0"),
+        ("pcie=nan", "is no rate"),
+        ("pcie=-1GB/s", "is no rate"),
+    ],
+)
+def test_a_wrong_value_is_one_line(given: str, said: str) -> None:
+    """Would notice: bits taken for bytes, a rate of nothing, a name that has no effect."""
+    with pytest.raises(InputError) as error:
+        read_host([given])
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path, said in ((" ", "give a folder"), (str(tmp_path / "file"), "is a file; give a folder")):
+        with pytest.raises(InputError, match=said):
+            read_host([], path)
+
+
+def test_what_is_given_takes_the_place_of_what_is_assumed() -> None:
+    """Would notice: a value that prices nothing, or one that displaces what was not given."""
+    machine = described_machine("RTX 4090", None, None, None)
+    before, after = Pricing.of(machine), Pricing.of(machine, ALL)
+    assert before.rates is not None and after.rates is not None
+    assert (after.host.cores, after.host.ram_gb_per_s.value, after.rates.pcie_gb_per_s.value) == (32, 200, 25)
+    assert after.host.knows_disk and not before.host.knows_disk
+    assert replace(after.rates, pcie_gb_per_s=before.rates.pcie_gb_per_s) == before.rates
+    assert Pricing.of(machine, GivenHost(cores=3)).host.ram_gb_per_s == before.host.ram_gb_per_s
+
+
+def judged_on_disk(seconds: float | None) -> Judged:
+    found = setup(8, 1, 2.0, seconds)
+    assert found.prediction is not None
+    return replace(found, prediction=replace(found.prediction, disk_bytes=10**9, host_rss_bytes=10**9))
+
+
+def test_a_disk_without_a_speed_is_proposed_only_where_nothing_else_fits() -> None:
+    """Would notice: the leanest on the first line because nobody knows how slow it is."""
+    swapped, other = judged_on_disk(None), setup(4, 2, 10.0, None)
+    assert plan(setup(8, 1, 40.0, 1.0), swapped, other).proposed is other
+    near = setup(8, 1, 10.0, 1.0, EIGHT_BITS)
+    assert plan(setup(8, 1, 40.0, 1.0), swapped, near).proposed is near
+    assert plan(setup(8, 1, 40.0, 1.0), swapped).proposed is swapped
+    assert plan(setup(8, 1, 40.0, 1.0), judged_on_disk(5.0), other).proposed is not other
+
+
+@pytest.fixture(scope="module")
+def plans(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Plan]:
+    """Of one script whose states fit on no such GPU: with a folder that is not here, and with its speed beside it."""
+    folder = tmp_path_factory.mktemp("swaps")
+    (folder / "train.py").write_text(SCRIPT)
+    machine = described_machine("T4", "1000MiB", "64GB", None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        script = UserScript.found("train.py", OWN)
+        hosts = {"folder": GivenHost(nvme_path="/not here"), "speed": replace(ALL, nvme_path="/not here")}
+        return {name: plan_gpus(script, [machine], host=host, keeps=True)[0] for name, host in hosts.items()}
+
+
+def on_disk(found: Plan) -> Judged:
+    return min(
+        (each for each in found.traced if "zero3-infinity" in each.candidate.name), key=lambda each: not each.fits
+    )
+
+
+@pytest.mark.tracing
+def test_a_folder_adds_the_leanest_engine_without_a_time(plans: dict[str, Plan]) -> None:
+    """Would notice: a time that rests on somebody else's disk, a setup without a time on the first line, a disk that
+    is not here found too small, what the setup takes of RAM and disk unsaid."""
+    found = plans["folder"]
+    swapped = on_disk(found)
+    assert swapped.fits and not swapped.is_priced and swapped.swaps, swapped.why
+    assert found.proposed is not None and found.proposed.is_priced
+    (row,) = (each for rows in groups(found).values() for each in rows if each.judged is swapped)
+    assert row.step == "—" and "time not known of its disk (--host nvme-read" in row.why and " of disk" in row.why
+    assert any("no such folder here" in note for note in found.notes)
+    assert "zero3-infinity" not in found.left_out
+
+
+@pytest.mark.tracing
+def test_with_its_speed_it_has_a_time_and_the_real_folder(plans: dict[str, Plan]) -> None:
+    """Would notice: a given rate that has no effect or is not named, a placeholder in what is pasted or written."""
+    found = plans["speed"]
+    swapped = on_disk(found)
+    assert swapped.is_priced and swapped.step_time is not None and swapped.prediction is not None
+    assert swapped.prediction.disk_bytes == on_disk(plans["folder"]).prediction.disk_bytes  # type: ignore[union-attr]
+    read = 16 * 35e6 / 6e9
+    assert swapped.seconds is not None and read < swapped.seconds
+    said = " ".join(swapped.step_time.rests_on)
+    assert "32 cores, RAM 200 GB/s, NVMe reads 6 GB/s, NVMe writes 3 GB/s, PCIe 25 GB/s" in said
+    assert "written at 3 GB/s (given by --host)" in said
+    assert any("as --host gives it" in line for line in notes(found))
+    first = pasted(swapped.candidate).before[0]
+    assert first == "memkit ds copy zero3-infinity --nvme-path '/not here'"
+    config = swapped.candidate.overrides.arguments["deepspeed"]["zero_optimization"]
+    assert {config[part]["nvme_path"] for part in ("offload_optimizer", "offload_param")} == {"/not here"}
+
+
+@pytest.mark.tracing
+def test_without_it_the_cpu_is_said_to_be_assumed(plans: dict[str, Plan]) -> None:
+    """Would notice: an optimizer on a CPU that nobody named."""
+    engines = [each for each in plans["folder"].traced if "offload" in each.candidate.name and each.step_time]
+    assert engines
+    for each in engines:
+        assert each.step_time is not None
+        assert any(line.startswith("CPU optimizer: 16 cores (assumed), RAM ") for line in each.step_time.rests_on)
