@@ -176,11 +176,11 @@ def plan(
     fits = any(each.proposed is not None for each in plans)
     files = []
     if write is not None and fits:
-        files.append(str(write_plan(plans[0], write, str(found) if found is not None else "train.py")))
+        files.append(str(write_plan(plans[0], write)))
     if html is not None:
         from hf_memkit.plan.page import write_page
 
-        files.append(str(write_page(plans, prices, html)))
+        files.append(str(write_page(plans, prices, html, ran)))
     _show(plans, prices, found, files, compared=gpus_to_compare is not None, short=short, as_json=as_json, ran=ran)
     if write is not None and not fits:
         _tell(f"{write}: not written: nothing fits")
@@ -415,8 +415,8 @@ def _show(
     from hf_memkit.cli import plan_render
 
     if as_json:
+        from hf_memkit.plan.as_json import plans_json
         from hf_memkit.plan.pasted import pasted
-        from hf_memkit.plan.prices import plans_json
 
         found = plans_json(plans, prices)
         request = None

@@ -66,7 +66,7 @@ def plan_setup(
         )  # fmt: skip
     name = str(setup.get("model.name", setup.preset))
     own, *traced = (replace(each, run_seconds=None) for each in (found.own, *found.traced))
-    return replace(found, name=name, own=own, traced=tuple(traced))
+    return replace(found, name=name, own=own, traced=tuple(traced), script=None)
 
 
 @contextlib.contextmanager
@@ -244,6 +244,7 @@ def _planned(judge: _Judge, also: tuple[str, ...], limit_s: float, said: Callabl
         stopped_by_hand=search.stopped_by_hand,
         notes=(*judge.traces.notes, *judge.pricing.warnings, *_about_precision(judge.machine, as_it_is)),
         time_factors=dict(calibration.factors) if calibration is not None else {},
+        script=judge.script,
     )
 
 

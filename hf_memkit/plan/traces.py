@@ -30,15 +30,12 @@ from hf_memkit.prediction.running_scripts import (
     own_worker,
     script_request,
 )
-from hf_memkit.prediction.trace_request import Device, ScriptRequest
+from hf_memkit.prediction.trace_request import EARLY, LATE, Device, ScriptRequest
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.script_overrides import Overrides
 from hf_memkit.user_script import UserScript
 
 __all__ = ["ScriptTraces", "TraceFile"]
-
-_EARLY, _LATE = "early", "late"
-"""Names of the sockets (prediction/child/forks.py)."""
 
 _POLL_S: Final = 0.05
 _END_S: Final = 10.0
@@ -113,13 +110,13 @@ class ScriptTraces:
 
         self._runs = threading.Thread(target=run, daemon=True)
         self._runs.start()
-        late = self._folder / _LATE
+        late = self._folder / LATE
         while not late.exists():
             if script.done():
                 checked(self._script, *script.result())
                 raise InputError(f"{self._script}: ended before it made a Trainer")
             time.sleep(_POLL_S)
-        for name in (_EARLY, _LATE):
+        for name in (EARLY, LATE):
             if (self._folder / name).exists():
                 self._waiting[name] = _Waiting(self._folder / name)
 
@@ -154,7 +151,7 @@ class ScriptTraces:
     def _traced_now(self, overrides: Overrides) -> TraceFile:
         fields = dict(overrides.arguments)
         if not overrides.model:
-            for name in (_LATE, _EARLY):
+            for name in (LATE, EARLY):
                 waiting = self._waiting.get(name)
                 found = waiting.ask(fields, self._result()) if waiting is not None else None
                 if found is not None:
