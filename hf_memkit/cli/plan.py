@@ -136,11 +136,12 @@ def plan(
         gpu=gpu, gpu_memory=gpu_memory, gpus_to_compare=gpus_to_compare, price=price, also=also, limit=limit,
         write=write, short=short, as_json=as_json, verify=verify,
     )  # fmt: skip
+    from hf_memkit.cli.predict_script import found_script
     from hf_memkit.prediction.running_scripts import refuse_unreadable
-    from hf_memkit.user_script import UserScript
 
-    found = UserScript.found(script, arguments or (), is_module=module) if script is not None else None
-    if found is not None:
+    found = None
+    if script is not None:
+        found = found_script(script, arguments or (), is_module=module, verb="plan")
         refuse_unreadable(found)
     if verify:
         from hf_memkit.plan.verify import refuse_unverifiable
@@ -316,6 +317,10 @@ def _refuse_other_subjects(script: str | None, of_setup: Mapping[str, object], *
     """
     given = [name for name, value in of_setup.items() if value not in (None, False, "auto")]
     options = [f"--{'set' if name == 'settings' else name.replace('_', '-')}" for name in given]
+    if script is not None and script.startswith("-"):
+        raise InputError(
+            f"{script}: stands behind --, where a script's arguments stand; a field for --model is --set KEY=VALUE"
+        )
     if script is not None and given:
         raise InputError(f"{', '.join(options)}: not with a script, which has its own; put its arguments behind --")
     if script is not None:
@@ -357,7 +362,7 @@ def _planned(
         _tell(f"{name_of(script)} runs on this machine; what it writes before Trainer.train(), it writes")
     _tell("setups are looked for; Ctrl-C gives the best so far")
     try:
-        with ended_by_signals("Ctrl-C: what is being traced now is waited for") as ended:
+        with ended_by_signals("Ctrl-C: the best so far") as ended:
             progress = _Progress(machines)
             if script is None:
                 plans = planned_setups(setups or (), also=also, limit_s=limit_s, said=progress)

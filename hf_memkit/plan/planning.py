@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from hf_memkit.errors import InputError, ScriptFailed
-from hf_memkit.hardware import Machine
+from hf_memkit.gpu_rates import RATES, rates_of
+from hf_memkit.hardware import Machine, named_gpu
 from hf_memkit.plan.candidate import SetupCandidate
 from hf_memkit.plan.choices import LeftOut, choices_for, of_batch
 from hf_memkit.plan.judged import Judged, judged, usable_bytes
@@ -218,15 +219,18 @@ def _search(
     assert facts is not None
     left_out: LeftOut = {}
     ways = choices_for(facts, judge.machine, judge.environment, gpus=judge.gpus, left_out=left_out, also=also)
-    search = Search(judge, as_it_is.candidate, ways, of_batch(facts), said, limit_s)
+    search = Search(judge, as_it_is.candidate, ways, of_batch(facts), said, limit_s, judge.end)
     search.judged[as_it_is.candidate] = as_it_is
     return search, as_it_is, left_out
 
 
 def _planned(judge: _Judge, also: tuple[str, ...], limit_s: float, said: Callable[[Judged], None]) -> Plan:
     search, as_it_is, left_out = _search(judge, also, limit_s, said)
-    said(as_it_is)
-    search.run()
+    try:
+        said(as_it_is)
+        search.run()
+    except KeyboardInterrupt:  # between the two: the script as it stands is judged
+        search.stopped = search.stopped_by_hand = True
     own, calibration = as_it_is.candidate, judge.pricing.calibration
     for each in search.judged.values():
         if each.is_other:
@@ -242,10 +246,24 @@ def _planned(judge: _Judge, also: tuple[str, ...], limit_s: float, said: Callabl
         sequences=own.micro_batch_size * own.accumulation * judge.gpus,
         stopped=search.stopped,
         stopped_by_hand=search.stopped_by_hand,
-        notes=(*judge.traces.notes, *judge.pricing.warnings, *_about_precision(judge.machine, as_it_is)),
+        notes=(
+            *judge.traces.notes,
+            *judge.pricing.warnings,
+            *_about_variant(judge.machine),
+            *_about_precision(judge.machine, as_it_is),
+        ),
         time_factors=dict(calibration.factors) if calibration is not None else {},
         script=judge.script,
     )
+
+
+def _about_variant(machine: Machine) -> Iterator[str]:
+    """That a GPU's name is one of two, of which the other is slower."""
+    gpu = machine.gpu
+    if gpu is None or gpu.here or rates_of(gpu.name) not in RATES.values():
+        return
+    if (other := named_gpu(f"{gpu.name} PCIe").name) != gpu.name:
+        yield f'times are those of the {gpu.name} as a module (SXM); of the PCIe card: --gpu "{other}"'
 
 
 def _about_precision(machine: Machine, own: Judged) -> Iterator[str]:
@@ -290,6 +308,12 @@ class _Judge:
             why = f"{steps} optimizer steps in place of {self.steps}: the last batch of an epoch is another"
             return replace(found, fits=False, why=why, is_other=True)
         return found
+
+    def end(self) -> None:
+        """Ends what is being traced and judged: those who wait for it get CancelledError or BrokenProcessPool."""
+        self.traces.end()
+        for process in list((self.pool._processes or {}).values()):
+            process.kill()
 
     def _judged(self, candidate: SetupCandidate, overrides: Overrides) -> Judged:
         traced = self.traces.of(overrides)

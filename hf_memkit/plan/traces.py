@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final, Self
@@ -79,12 +79,21 @@ class ScriptTraces:
         self._number = threading.Lock()
         self._done: dict[str, Future[TraceFile]] = {}
         self._asking = threading.Lock()
+        self._ended = threading.Event()
         self.device: Device = "cuda"
         self.notes: tuple[str, ...] = ()
 
     def __enter__(self) -> Self:
         self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="memkit-plan-")))
         return self
+
+    def end(self) -> None:
+        """Ends what is being traced, from another thread: whoever waits for it gets CancelledError."""
+        self._ended.set()
+        for each in self._waiting.values():
+            each.close()
+        if self._fresh is not None:
+            self._fresh.end()
 
     def __exit__(self, *_: object) -> None:
         for each in self._waiting.values():
@@ -121,7 +130,11 @@ class ScriptTraces:
                 self._waiting[name] = _Waiting(self._folder / name)
 
     def of(self, overrides: Overrides) -> TraceFile:
-        """The trace of the script with these settings in the place of its own; each is made once."""
+        """The trace of the script with these settings in the place of its own; each is made once.
+
+        Raises:
+            CancelledError: `end` has ended it.
+        """
         key = json.dumps(overrides.to_json(), sort_keys=True)
         with self._asking:
             begins = key not in self._done
@@ -149,6 +162,13 @@ class ScriptTraces:
         return found
 
     def _traced_now(self, overrides: Overrides) -> TraceFile:
+        try:
+            return self._asked(overrides)
+        finally:
+            if self._ended.is_set():
+                raise CancelledError
+
+    def _asked(self, overrides: Overrides) -> TraceFile:
         fields = dict(overrides.arguments)
         if not overrides.model:
             for name in (LATE, EARLY):
@@ -156,10 +176,14 @@ class ScriptTraces:
                 found = waiting.ask(fields, self._result()) if waiting is not None else None
                 if found is not None:
                     return found
+                if self._ended.is_set():
+                    raise CancelledError
         return self._from_its_first_line(overrides)
 
     def _from_its_first_line(self, overrides: Overrides) -> TraceFile:
         with self._one_fresh:
+            if self._ended.is_set():
+                raise CancelledError
             if self._fresh is None:
                 self._fresh = Worker()
             request = replace(self._request(), device=self.device, overrides=overrides.to_json())

@@ -7,7 +7,9 @@ import io
 from rich.console import Console, RenderableType
 
 from hf_memkit.cli.plan_render import compared_view, view
+from hf_memkit.hardware import described_machine
 from hf_memkit.plan.plan import Plan
+from hf_memkit.plan.planning import _about_variant
 from tests.plan.made_plans import ALLOCATOR, CHECKPOINTING, EIGHT_BITS, SDPA, plan, setup, usual
 
 
@@ -95,6 +97,17 @@ def test_several_gpus_are_started_by_torchrun() -> None:
     assert " ".join(" ".join(shown(compared_view(both, {}, 80))).split()).count(start) == 1
     said = of(plan(*changed, gpus=2, script=None))
     assert "torchrun --nproc_per_node 2 SCRIPT ARGUMENTS" in said and "Give your training script" in said
+
+
+def test_a_name_of_two_cards_is_said_to_be_the_faster() -> None:
+    """Would notice: a PCIe card's owner, who names it without "PCIe" and is promised the module's speed."""
+
+    def said(name: str) -> list[str]:
+        return list(_about_variant(described_machine(name, None, None, None)))
+
+    (line,) = said("A100 80GB")
+    assert line.endswith('as a module (SXM); of the PCIe card: --gpu "A100 80GB PCIe"')
+    assert said("A100 80GB PCIe") == said("RTX 4090") == said("80GB") == []
 
 
 def test_gpus_beside_one_another() -> None:
