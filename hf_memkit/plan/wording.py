@@ -76,7 +76,7 @@ def subject(plan: Plan) -> str:
     if gpu is not None:
         usable = format_gib(FULL_SHARE * gpu.capacity_bytes)
         memory = f", {format_gib(gpu.capacity_bytes)}, of which a setup may take {usable} ({_percent(FULL_SHARE)})"
-    found = f"{plan.setups} setups judged, {len(plan.traced)} of them traced"
+    found = f"{plan.setups} setup{'s' * (plan.setups != 1)} judged, {len(plan.traced)} of them traced"
     if plan.stopped:
         found += f"; the search was stopped before its end{longer([plan])}"
     batch = f"{plan.sequences} sequence{'s' * (plan.sequences != 1)} an optimizer step"
