@@ -6,7 +6,7 @@
 
 ```
 published_rows/speed.jsonl ──> plan_speed_child.py (traced: FLOPs, bytes, kernels) ──> step_time ──> results/
-                                                              gpu_rates.RATES ─────────────┘
+                                                              gpu_rates.rates_of ──────────┘
 ```
 
 No constant of `step_time` was computed from these rows. What was decided after a first look at them stands in
@@ -69,6 +69,8 @@ DECIDED_LATER: Final = (
     "The high end of the range: rates 15 % lower instead of 10 %.",
     "What a tile costs beside its main loop, before Hopper: nearly all was too fast, short sums most.",
     "The loader's time, measured on another machine: 0.1 to 1 % of these steps.",
+    "PCIe cards have their own rates, as a user of one gets them; those of the modules stood for them before, with "
+    "which an A100's times are farther off, and a V100's nearer.",
 )
 
 Found = dict[str, Any]
@@ -174,7 +176,7 @@ def why_not(row: Row) -> str | None:
 def _answer(row: Row, traced: Found) -> Found:
     """One row: measured, predicted, the error."""
     from hf_memkit.cards import CARDS
-    from hf_memkit.gpu_rates import RATES
+    from hf_memkit.gpu_rates import RATES, rates_of
     from hf_memkit.prediction.step_time import step_time
     from hf_memkit.prediction.work import Work
 
@@ -185,8 +187,9 @@ def _answer(row: Row, traced: Found) -> Found:
         return {**found, "not_predicted": reason}
     if "error" in traced:
         return {**found, "not_predicted": traced["error"]}
+    rates = rates_of(row["gpu"]) or RATES[row["card"]]
     predicted = step_time(
-        Work.from_json(traced["work"]), RATES[row["card"]], capability=CARDS[row["card"]].capability,
+        Work.from_json(traced["work"]), rates, capability=CARDS[row["card"]].capability,
         span=(0, len(traced["work"]["calls"])), micro_batches=row["accumulation"],
     )  # fmt: skip
     low, middle, high = predicted.seconds
