@@ -22,6 +22,7 @@ import psutil
 
 from hf_memkit.cards import CARDS, VISIBLE_SHARE
 from hf_memkit.errors import InputError
+from hf_memkit.gpu_rates import VARIANTS, rates_of
 from hf_memkit.memlock import can_lock
 from hf_memkit.units import GB, GIB, MIB, format_gib, parse_size
 from hf_memkit.user_files import user_path
@@ -144,7 +145,8 @@ _MOST_NAMED: Final = 3
 
 
 def named_gpu(name: str) -> Gpu:
-    """The card called `name`, such as `"T4"` or `"RTX 4090"`.
+    """The card called `name`, such as `"T4"` or `"RTX 4090"`. One that is made as a module (SXM) and as a PCIe card is
+    the module, unless `name` says PCIe: `"A100 80GB PCIe"`.
 
     Raises:
         InputError: the name is not known; the message proposes the nearest.
@@ -162,12 +164,18 @@ def named_gpu(name: str) -> Gpu:
     else:
         total_gib, how = card.total_gib, f"what PyTorch reports ({card.thread})"
     return Gpu(
-        name=card_name,
+        name=_variant(card_name) if "pcie" in name.lower() else card_name,
         capacity_bytes=int(total_gib * GIB),
         bf16=card.capability >= 8.0,
         source=f"named card: {total_gib:.2f} GiB, {how}; compute capability {card.capability}",
         capability=card.capability,
     )
+
+
+def _variant(card_name: str) -> str:
+    """The PCIe card's name, where it is another one than the module of this name."""
+    name = f"{card_name} PCIe"
+    return name if rates_of(name) in VARIANTS.values() else card_name
 
 
 def _proposed(name: str, by_key: Mapping[str, str]) -> str:

@@ -21,6 +21,7 @@ import importlib.util
 import itertools
 import json
 import os
+import shlex
 import subprocess
 import sys
 import types
@@ -144,22 +145,28 @@ class ScriptRun:
 def predicted(script: UserScript) -> dict[str, Any] | None:
     """What the script will need, as `memkit predict --json` says it in a process of its own; None if it cannot be
     predicted, or on a rank that is not the first."""
-    environment = os.environ
-    if environment.get("RANK", "0") != "0":
+    if os.environ.get("RANK", "0") != "0":
         return None
-    world = int(environment.get("WORLD_SIZE", "1"))
-    local = int(environment.get("LOCAL_WORLD_SIZE", str(world)))
-    command = [
-        sys.executable, "-m", "hf_memkit", "predict", *(["-m"] if script.is_module else []), script.target, "--json",
-        "--gpus", str(local), "--nodes", str(max(1, world // local)), "--", *script.arguments,
-    ]  # fmt: skip
+    command = [sys.executable, "-m", "hf_memkit", *_words(script, "--json", "--no-search")]
     ran = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     if not ran.stdout.startswith("{"):
         _say("it could not be predicted (above); it runs without")
         return None
     found: dict[str, Any] = json.loads(ran.stdout)
     _say(f"predicted: {found['verdict'] or 'no verdict'}: {found['why']}")
+    if found["verdict"] == "does not fit":
+        _say(f"a setup of the same batch that fits: {shlex.join(['memkit', *_words(script)])}")
     return found
+
+
+def _words(script: UserScript, *options: str) -> list[str]:
+    """How memkit is asked for the prediction of a run like this one."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", str(world)))
+    sizes = {"--gpus": local, "--nodes": max(1, world // local)}
+    several = [word for name, value in sizes.items() if value > 1 for word in (name, str(value))]
+    target = ["-m", script.target] if script.is_module else [script.target]
+    return ["predict", *options, *several, *target, "--", *script.arguments]
 
 
 def _say(words: str) -> None:

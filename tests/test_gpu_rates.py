@@ -8,6 +8,7 @@ import pytest
 
 from hf_memkit.cards import CARDS
 from hf_memkit.gpu_rates import RATES, VARIANTS, rates_of
+from hf_memkit.hardware import named_gpu
 from hf_memkit.host_rates import assumed_host
 from hf_memkit.rates import Figure, GpuRates
 
@@ -203,6 +204,13 @@ def test_every_figure_has_a_source(name: str) -> None:
 def test_a_reported_name_selects_its_variant(reported: str, row: str) -> None:
     """With the rates of the module an A100 PCIe would be promised 7 % too much, an H100 PCIe 60 %."""
     assert rates_of(reported) is ALL[row]
+
+
+@pytest.mark.parametrize("name", ["V100 16GB PCIe", "V100 32GB PCIe", "A100 40GB PCIe", "a100-80gb pcie", "H100 PCIe"])
+def test_a_named_pcie_card_has_its_own_rates(name: str) -> None:
+    """Would notice: `--gpu "A100 80GB PCIe"` that is promised the speed of the module."""
+    gpu = named_gpu(name)
+    assert rates_of(gpu.name) in VARIANTS.values() and gpu.capability == named_gpu(gpu.name[:-5]).capability
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import typer
 
 from hf_memkit._version import __version__
 from hf_memkit.cli import check, doctor, ds, explain, plan, predict, preset, recipe, report, run
-from hf_memkit.errors import MemkitError
+from hf_memkit.errors import MemkitError, did_you_mean
 from hf_memkit.run_script import ScriptRun
 
 __all__ = ["main", "main_and_exit"]
@@ -160,7 +160,10 @@ def main(arguments: list[str] | None = None) -> int:
             if asked == "memkit predict" and not _names_a_script(arguments):
                 any_other = ""
             instead = _INSTEAD.get((asked, option or ""), any_other) if option is not None else ""
-            said = said.partition(" (Possible")[0] + f"; {instead}" if instead else said
+            if instead:
+                near = did_you_mean(option or "", getattr(error, "possibilities", None) or ())
+                instead = f"{near} {instead[0].upper()}{instead[1:]}" if near else f"; {instead}"
+                said = said.partition(" (Possible")[0] + instead
             print(f"memkit: error: {said} (see `{asked} --help`)", file=sys.stderr)
         return 2
     except (typer.Abort, KeyboardInterrupt):

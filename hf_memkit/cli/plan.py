@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hf_memkit.cli.options import (
-    Args,
     Gpu,
     GpuMemory,
     Json,
@@ -21,8 +20,6 @@ from hf_memkit.cli.options import (
     Ram,
     Script,
     ScriptArguments,
-    SequenceLength,
-    Set,
     Short,
     show_what_can_be_shown,
 )
@@ -41,18 +38,24 @@ __all__ = ["EXAMPLES", "plan"]
 
 EXAMPLES = """[bold]Examples[/bold]
 
-  memkit plan train.py --gpu "RTX 4090" -- --model_name_or_path gpt2-xl --per_device_train_batch_size 8
+  memkit plan train.py --gpu "RTX 4090" -- --output_dir out --bf16
 
-  memkit plan -m trl.scripts.sft --gpu T4 --short -- --config sft.yaml
+  memkit plan -m trl.scripts.sft --gpu T4 --gpus 2 --short -- --config sft.yaml
 
-  memkit plan --model gpt2-xl --batch-size 8 --sequence-length 1024 --set bf16=true --gpu "RTX 4090"
+  memkit plan train.py --gpus-to-compare "T4,L4" --price "T4=0.35,L4=0.71" -- …
 
-  memkit plan train.py --gpu L4 --write plan.yaml --html plan.html -- …     then: memkit run train.py --plan plan.yaml
+  memkit plan --model gpt2-xl --batch-size 8 --set bf16=true --gpu L4
 
-  memkit plan train.py --gpus-to-compare "T4,L4,H100 80GB" --price "L4=0.71,H100 80GB=2.5" -- …
+  [bold]The same training with the plan's settings[/bold]
+
+  memkit plan train.py --gpu L4 --write plan.yaml -- --output_dir out --bf16
+
+  memkit run train.py --plan plan.yaml -- --output_dir out --bf16
 
   A script's code runs on this machine: what it writes before Trainer.train(), it writes.
 """
+
+_NO_SCRIPT = "In the place of a script: a model or a recipe"
 
 
 def plan(
@@ -60,36 +63,16 @@ def plan(
     script: Script = None,
     arguments: ScriptArguments = None,
     module: Module = False,
-    model: Annotated[
-        str | None, typer.Option(help="In the place of a script: hub ID or local folder; no weights are loaded.")
-    ] = None,
-    recipe: Annotated[
-        str | None, typer.Option(help="In the place of a script: a recipe by name, or its file.")
-    ] = None,
-    variant: Annotated[str, typer.Option(help="With --recipe: which variant; auto: the first that fits.")] = "auto",
-    preset: Annotated[str | None, typer.Option(help="With --model: a preset to begin with.")] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, help="With --model: sequences of one GPU in one forward pass.")
-    ] = None,
-    sequence_length: SequenceLength = None,
-    accumulation: Annotated[
-        int | None, typer.Option(min=1, help="With --model: micro-batches in an optimizer step.")
-    ] = None,
-    args: Args = None,
-    settings: Set = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="With --model: let code that comes with it run.")
-    ] = False,
     gpu: Gpu = None,
     gpu_memory: GpuMemory = None,
     gpus_to_compare: Annotated[
-        str | None, typer.Option(metavar="NAME,NAME…", help="For each of these GPUs, and which of them is best.")
+        str | None, typer.Option(metavar="NAME,NAME…", help="In the place of --gpu: which of these GPUs is best.")
     ] = None,
     price: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=NUMBER,…", help="What one such GPU costs an hour, in any currency."),
     ] = None,
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs of one machine that train together.")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs of one machine that train together, by torchrun.")] = 1,
     ram: Ram = None,
     host: Annotated[
         list[str] | None,
@@ -101,10 +84,13 @@ def plan(
     nvme_path: NvmePath = None,
     also: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Another method that may be proposed too: an optimizer, such as lomo."),
+        typer.Option(metavar="NAME", help="Also try this optimizer (optim), such as lomo; its result is another."),
     ] = None,
     limit: Annotated[
-        float | None, typer.Option(metavar="SECONDS", min=0, help="How long setups are looked for; default: 60.")
+        float | None,
+        typer.Option(
+            metavar="SECONDS", min=0, help="How long setups are looked for, once the script is prepared; default: 60."
+        ),
     ] = None,
     write: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write the setup, for memkit run --plan FILE.")
@@ -126,6 +112,55 @@ def plan(
     ] = False,
     short: Short = False,
     as_json: Json = False,
+    model: Annotated[
+        str | None, typer.Option(help="Hub ID or local folder; no weights are loaded.", rich_help_panel=_NO_SCRIPT)
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="A recipe by name, or its file.", rich_help_panel=_NO_SCRIPT)
+    ] = None,
+    variant: Annotated[
+        str,
+        typer.Option(help="With --recipe: which variant; auto: the first that fits.", rich_help_panel=_NO_SCRIPT),
+    ] = "auto",
+    preset: Annotated[
+        str | None, typer.Option(help="With --model: a preset to begin with.", rich_help_panel=_NO_SCRIPT)
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="With --model: sequences of one GPU in one forward pass.", rich_help_panel=_NO_SCRIPT
+        ),
+    ] = None,
+    sequence_length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens in a sequence.", rich_help_panel=_NO_SCRIPT)
+    ] = None,
+    accumulation: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --model: micro-batches in an optimizer step.", rich_help_panel=_NO_SCRIPT),
+    ] = None,
+    args: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="With --model: your own arguments (YAML or JSON); they win.",
+            rich_help_panel=_NO_SCRIPT,
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A field of TrainingArguments, or a value such as rank=32.",
+            rich_help_panel=_NO_SCRIPT,
+        ),
+    ] = None,
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-remote-code", help="With --model: let code that comes with it run.", rich_help_panel=_NO_SCRIPT
+        ),
+    ] = False,
 ) -> int:
     """The fastest setup that fits."""
     if calibrate:
@@ -147,11 +182,12 @@ def plan(
         gpu=gpu, gpu_memory=gpu_memory, gpus_to_compare=gpus_to_compare, price=price, also=also, limit=limit,
         write=write, short=short, as_json=as_json, verify=verify,
     )  # fmt: skip
+    from hf_memkit.cli.predict_script import found_script
     from hf_memkit.prediction.running_scripts import refuse_unreadable
-    from hf_memkit.user_script import UserScript
 
-    found = UserScript.found(script, arguments or (), is_module=module) if script is not None else None
-    if found is not None:
+    found = None
+    if script is not None:
+        found = found_script(script, arguments or (), is_module=module, verb="plan")
         refuse_unreadable(found)
     if verify:
         from hf_memkit.plan.verify import refuse_unverifiable
@@ -188,11 +224,11 @@ def plan(
     fits = any(each.proposed is not None for each in plans)
     files = []
     if write is not None and fits:
-        files.append(str(write_plan(plans[0], write, str(found) if found is not None else "train.py")))
+        files.append(str(write_plan(plans[0], write)))
     if html is not None:
         from hf_memkit.plan.page import write_page
 
-        files.append(str(write_page(plans, prices, html)))
+        files.append(str(write_page(plans, prices, html, ran)))
     _show(plans, prices, found, files, compared=gpus_to_compare is not None, short=short, as_json=as_json, ran=ran)
     if write is not None and not fits:
         _tell(f"{write}: not written: nothing fits")
@@ -328,6 +364,10 @@ def _refuse_other_subjects(script: str | None, of_setup: Mapping[str, object], *
     """
     given = [name for name, value in of_setup.items() if value not in (None, False, "auto")]
     options = [f"--{'set' if name == 'settings' else name.replace('_', '-')}" for name in given]
+    if script is not None and script.startswith("-"):
+        raise InputError(
+            f"{script}: stands behind --, where a script's arguments stand; a field for --model is --set KEY=VALUE"
+        )
     if script is not None and given:
         raise InputError(f"{', '.join(options)}: not with a script, which has its own; put its arguments behind --")
     if script is not None:
@@ -370,7 +410,7 @@ def _planned(
         _tell(f"{name_of(script)} runs on this machine; what it writes before Trainer.train(), it writes")
     _tell("setups are looked for; Ctrl-C gives the best so far")
     try:
-        with ended_by_signals("Ctrl-C: what is being traced now is waited for") as ended:
+        with ended_by_signals("Ctrl-C: the best so far") as ended:
             progress = _Progress(machines)
             if script is None:
                 plans = planned_setups(setups or (), also=also, limit_s=limit_s, said=progress, host=host)
@@ -428,8 +468,8 @@ def _show(
     from hf_memkit.cli import plan_render
 
     if as_json:
+        from hf_memkit.plan.as_json import plans_json
         from hf_memkit.plan.pasted import pasted
-        from hf_memkit.plan.prices import plans_json
 
         found = plans_json(plans, prices)
         request = None

@@ -105,8 +105,7 @@ def show_verified(found: Sequence[Verified]) -> None:
 def _table(found: Verified) -> Table:
     from hf_memkit.cli.tables import plain_table
 
-    verdict = "ran here" if found.passed else "failed here"
-    table = plain_table(f"{found.judged.candidate.name}: {verdict}", "measured", "predicted")
+    table = plain_table(found.title, "measured", "predicted")
     for row in found.rows():
         table.add_row(*row)
     return table

@@ -48,7 +48,7 @@ def setups_for(
     for machine in machines:
         assert machine.gpu is not None
         capacity = f"{machine.gpu.capacity_bytes / MIB:.0f}MiB"
-        named = machine.gpu.name in CARDS
+        named = machine.gpu.name.removesuffix(" PCIe") in CARDS
         request = Request(
             recipe=recipe,
             variant=variant,

@@ -47,10 +47,12 @@ def view(plan: Plan, width: int, price: float | None = None, *, short: bool = Fa
     best, other = plan.proposed, plan.faster()
     paste = pasted(best.candidate) if best is not None and best.candidate != plan.own.candidate else None
     if paste is not None:
-        lines += ["", *_flags(paste, width, by_parser=_parses(plan))]
+        lines += ["", *_flags(paste, width, plan)]
+    if start := wording.start(plan):
+        lines += ["", start[0], *_indented(start[1])]
     if other is not None and not short:
         lines += ["", Text(f"For {other.candidate.name}, which is {other.candidate.group}:")]
-        lines += _flags(pasted(other.candidate), width, by_parser=_parses(plan))
+        lines += _flags(pasted(other.candidate), width, plan)
     lines += ["", Text(text(wording.subject(plan), 400), style="bold")]
     if said := wording.time_not_known(plan):
         lines.append(Text(f"{said[0].upper()}{said[1:]}."))
@@ -89,7 +91,9 @@ def compared_view(plans: Sequence[Plan], prices: Mapping[str, float], width: int
                 lines.append(Text(text(f"Nothing fits: {plan.lacking()}", _LONGEST) + "."))
             lines += [Text(text(line, _LONGEST)) for line in wording.beside(plan)]
             if best is not None and best.candidate != plan.own.candidate:
-                lines += _flags(pasted(best.candidate), width, by_parser=_parses(plan))
+                lines += _flags(pasted(best.candidate), width, plan)
+    if start := next(filter(None, map(wording.start, ranked)), None):
+        lines += ["", start[0], *_indented(start[1])]
     lines += ["", "One GPU with all its setups: --gpu NAME in place of --gpus-to-compare."]
     return Group(*lines)
 
@@ -102,24 +106,16 @@ def _answer(plan: Plan) -> Iterator[Text]:
         yield Text(text(line, _LONGEST))
 
 
-def _parses(plan: Plan) -> bool:
-    """Whether the script reads its arguments with HfArgumentParser."""
-    return bool((plan.own.facts or {}).get("parses_arguments", True))
-
-
-def _flags(found: Pasted, width: int, *, by_parser: bool) -> Iterator[RenderableType]:
+def _flags(found: Pasted, width: int, plan: Plan) -> Iterator[RenderableType]:
     """What is pasted, in lines that a shell joins."""
-    if found.before:
+    by_parser = wording.parses(plan)
+    if first := found.typed_first if by_parser else found.before:
         yield "Type first:"
-        yield from _indented("\n".join(found.before))
-    if found.environment:
-        yield "Set before the command:"
-        yield from _indented(" ".join(found.environment))
+        yield from _indented("\n".join(first))
+    yield wording.where(plan)
     if not by_parser:
-        yield "Write where the script makes its arguments, or use --write and memkit run --plan:"
         yield from _indented(found.python)
         return
-    yield "Add to the script's arguments (HfArgumentParser; of two the last one counts):"
     yield from _indented("\n".join(_joined(found.flags, width - 4)))
     if found.model:
         yield "And where the script loads its model, for which no flag is known (or memkit run --plan):"

@@ -108,6 +108,9 @@ def predict(
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=MORE)
     ] = False,
+    no_search: Annotated[
+        bool, typer.Option("--no-search", help="With SCRIPT: where it does not fit, look for no setup that does.")
+    ] = False,
     short: Short = False,
     as_json: Json = False,
 ) -> int:
@@ -132,10 +135,12 @@ def predict(
         )  # fmt: skip
         return predict_script(
             given, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus or 1, nodes=nodes,
-            environment=context.obj, python=python, short=short, as_json=as_json,
+            environment=context.obj, python=python, search=not no_search, short=short, as_json=as_json,
         )  # fmt: skip
     if python is not None:
         raise InputError("--python: needs a training script: memkit predict train.py --python PATH -- ARGUMENTS")
+    if no_search:
+        raise InputError("--no-search: needs a training script: memkit predict train.py --no-search -- ARGUMENTS")
     request = Request(
         recipe=recipe, variant=variant, model=model, data=data, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus,
         nodes=nodes, sequence_length=sequence_length, trust_remote_code=trust_remote_code,

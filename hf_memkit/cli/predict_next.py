@@ -42,10 +42,10 @@ class NextSetup:
         from hf_memkit.plan.pasted import pasted
 
         text = pasted(self.found.candidate)
+        own = " ".join(text.flags)
         if not (self.found.facts or {}).get("parses_arguments", True):
-            return " ".join(text.python.split())
-        before = "".join(f"{command}; then " for command in text.before)
-        return f"{before}{' '.join((*text.environment, *text.flags))}"
+            own = " ".join(text.python[text.python.index("TrainingArguments(") :].split())
+        return "".join(f"{command}; then " for command in text.typed_first) + own
 
     def to_json(self) -> dict[str, Any]:
         candidate = self.found.candidate

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["ended_by_signals", "found_script", "predict_script", "refuse_beside_a_script"]
 
 
-def found_script(target: str, arguments: Sequence[str], *, is_module: bool) -> UserScript:
-    """The script or module that the command line names.
+def found_script(target: str, arguments: Sequence[str], *, is_module: bool, verb: str = "predict") -> UserScript:
+    """The script or module that the command line of this verb names.
 
     Raises:
         InputError: there is none.
@@ -36,7 +36,7 @@ def found_script(target: str, arguments: Sequence[str], *, is_module: bool) -> U
     if not is_module and not Path(target).exists():
         is_path = target.endswith(".py") or "/" in target
         what = "write the path of your training script" if is_path else "a model goes after --model"
-        raise InputError(f"{target}: there is no such file; {what} (see `memkit predict --help`)")
+        raise InputError(f"{target}: there is no such file; {what} (see `memkit {verb} --help`)")
     return UserScript.found(target, arguments, is_module=is_module)
 
 
@@ -87,10 +87,12 @@ def predict_script(
     nodes: int,
     environment: Mapping[str, str] | None,
     python: str | None,
+    search: bool,
     short: bool,
     as_json: bool,
 ) -> int:
-    """Predicts it and shows what was found; the exit code."""
+    """Predicts it and shows what was found; the exit code. `search`: whether a setup that fits is looked for, where it
+    does not."""
     try:
         with ended_by_signals() as ended:
             from hf_memkit.cli import predict_environments
@@ -121,7 +123,7 @@ def predict_script(
     if why:
         prediction = prediction.with_notes(why)
     instead = None
-    if prediction.verdict == "does not fit" and other is None and not _instead(prediction):
+    if search and prediction.verdict == "does not fit" and other is None and not _instead(prediction):
         instead = _nearest(script, machine, gpus, nodes, environment, ram_is_given=ram is not None)
     if as_json:
         asked = {"request": _request_json(training), "try_next": instead.to_json() if instead else None}

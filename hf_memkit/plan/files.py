@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Final
 
@@ -19,13 +18,12 @@ __all__ = ["check_plan_file", "plan_text", "write_plan"]
 _HEAD: Final = "# A plan by memkit"
 
 
-def plan_text(plan: Plan, path: str, script: str) -> str:
+def plan_text(plan: Plan, path: str) -> str:
     """The file's text.
 
     Args:
         plan: with a setup that fits.
         path: where it will stand, for the command that uses it.
-        script: as that command names it: `"train.py"`, `"-m my_package.train"`.
 
     Raises:
         LookupError: nothing fits.
@@ -33,12 +31,20 @@ def plan_text(plan: Plan, path: str, script: str) -> str:
     verdict, said = answer(plan)
     best = plan.proposed
     result = best.candidate.result if best is not None else ""
+    use = f"Use it: {plan.launch_with(path)} ARGUMENTS"
+    if plan.script is not None:
+        uses = [f"# {use}, the script's own as before."]
+    else:
+        uses = [
+            f"# {use}, with your own training script for SCRIPT.",
+            "# The model, the length of rows and the rest of what was planned the script sets itself.",
+        ]
     head = [
         f"{_HEAD} {__version__} for {plan.name}.",
         f"# {verdict}: {said}.",
         *([f"# What it does to the result: {result}."] if result else []),
         "#",
-        f"# Use it: memkit run {script} --plan {shlex.quote(path)} -- ARGUMENTS, the script's own as before.",
+        *uses,
         "# These settings take the place of the script's. `about` says what they rest on, and sets nothing.",
     ]
     return "\n".join(head) + "\n" + yaml.safe_dump(plan.file(), sort_keys=False, allow_unicode=True, width=110)
@@ -60,7 +66,7 @@ def check_plan_file(path: str) -> None:
         raise InputError(f"--write {path}: there is no folder {target.absolute().parent}; make it first")
 
 
-def write_plan(plan: Plan, path: str, script: str) -> Path:
+def write_plan(plan: Plan, path: str) -> Path:
     """Writes it, in the place of a plan that memkit wrote before.
 
     Raises:
@@ -69,7 +75,7 @@ def write_plan(plan: Plan, path: str, script: str) -> Path:
     """
     check_plan_file(path)
     target = user_path(path)
-    write_text(target, plan_text(plan, path, script), overwrite=True)
+    write_text(target, plan_text(plan, path), overwrite=True)
     return target
 
 

@@ -14,6 +14,7 @@ from hf_memkit.plan.pasted import Pasted, pasted
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.plot import KEY, frontier, plot
 from hf_memkit.plan.prices import million_tokens_cost, price_of, ranked_gpus, run_cost
+from hf_memkit.plan.verified import Verified
 from hf_memkit.report.document import check_file, document, write_document
 from hf_memkit.report.html import Html, el, figure_table, join
 from hf_memkit.units import GIB
@@ -41,23 +42,25 @@ _WORDS: Final = (
 )
 
 
-def write_page(plans: Sequence[Plan], prices: Mapping[str, float], path: str | Path) -> Path:
+def write_page(
+    plans: Sequence[Plan], prices: Mapping[str, float], path: str | Path, ran: Sequence[Verified] = ()
+) -> Path:
     """Writes the page, in place of one that memkit wrote before; returns its path.
 
     Raises:
         InputError: the file is not memkit's own page, or cannot be written.
     """
     check_file(path)
-    return write_document(path, page(plans, prices))
+    return write_document(path, page(plans, prices, ran))
 
 
-def page(plans: Sequence[Plan], prices: Mapping[str, float]) -> str:
-    """The page's HTML."""
+def page(plans: Sequence[Plan], prices: Mapping[str, float], ran: Sequence[Verified] = ()) -> str:
+    """The page's HTML. `ran`: what `--verify` has shown of the one plan's setups."""
     ranked = ranked_gpus(plans, prices)
     charts: dict[str, Any] = {}
     parts = list(_gpus(ranked, prices)) if len(ranked) > 1 else []
     for number, plan in enumerate(ranked):
-        parts += _plan(plan, price_of(plan, prices), f"plan-{number}", charts, alone=len(ranked) == 1)
+        parts += _plan(plan, price_of(plan, prices), f"plan-{number}", charts, ran, alone=len(ranked) == 1)
     parts.append(_glossary())
     return document(f"Plan: {ranked[0].name}", join(parts, "\n"), charts)
 
@@ -93,19 +96,25 @@ def _gpus(ranked: Sequence[Plan], prices: Mapping[str, float]) -> Iterator[Html]
     yield _section("GPUs, ranked", figure_table("The best setup of each", columns, rows, numbers=range(2, 7)))
 
 
-def _plan(plan: Plan, price: float | None, name: str, charts: dict[str, Any], *, alone: bool) -> Iterator[Html]:
+def _plan(
+    plan: Plan, price: float | None, name: str, charts: dict[str, Any], ran: Sequence[Verified], *, alone: bool
+) -> Iterator[Html]:
     verdict, said = wording.answer(plan)
     best = plan.proposed
     state = "bad" if best is None else "near" if best.candidate.group != "same result" else None
     lines = (*wording.beside(plan), wording.subject(plan))
     lead = _lead(f"{verdict}: {said}", lines, state, heading="h1" if alone else "h3")
     yield el("header", lead, _tiles(plan, best)) if alone else _section(wording.gpu_of(plan), lead)
+    if ran:
+        yield _section("Run on this machine's GPU", *(part for each in ran for part in _ran(each)))
     if best is not None and best.candidate != plan.own.candidate:
-        yield _section(f"What to paste: {best.candidate.name}", *_paste(pasted(best.candidate)))
+        yield _section(f"What to paste: {best.candidate.name}", *_paste(pasted(best.candidate), plan))
+    if start := wording.start(plan):
+        yield _section("How to start it", el("p", start[0]), _lines([start[1]]))
     other = plan.faster()
     if other is not None:
         yield _section(
-            f"Faster, and {other.candidate.group}: {other.candidate.name}", *_paste(pasted(other.candidate))
+            f"Faster, and {other.candidate.group}: {other.candidate.name}", *_paste(pasted(other.candidate), plan)
         )
     chart = plot(plan)
     if chart is not None:
@@ -152,20 +161,33 @@ def _tiles(plan: Plan, best: Judged | None) -> Html | None:
     return el("dl", *(el("div", el("dt", name), el("dd", value)) for name, value in tiles), class_="tiles")
 
 
-def _paste(found: Pasted) -> Iterator[Html]:
-    if found.before:
+def _paste(found: Pasted, plan: Plan) -> Iterator[Html]:
+    by_parser = wording.parses(plan)
+    if first := found.typed_first if by_parser else found.before:
         yield el("p", "Type first:")
-        yield _lines(found.before)
-    if found.environment:
-        yield el("p", "Set before the command:")
-        yield _lines(found.environment)
-    yield el("p", "Add to the script's arguments (HfArgumentParser; of two the last one counts):")
-    yield _lines([*(f"{flag} \\" for flag in found.flags[:-1]), found.flags[-1]])
+        yield _lines(first)
+    yield el("p", wording.where(plan))
+    if by_parser:
+        yield _lines([*(f"{flag} \\" for flag in found.flags[:-1]), found.flags[-1]])
+    else:
+        yield _lines(found.python.splitlines())
     if found.model:
         yield el("p", "And where the script loads its model, for which no flag is known (or memkit run --plan):")
         yield _lines(found.model.splitlines())
-    for name, content in (("As YAML", found.yaml), ("In Python", found.python)):
+    others = (("As YAML", found.yaml), *([("In Python", found.python)] if by_parser else []))
+    for name, content in others:
         yield el("details", el("summary", name), _lines(content.splitlines()))
+
+
+def _ran(found: Verified) -> Iterator[Html]:
+    """A run of `--verify`, as the terminal has it."""
+    yield figure_table(found.title, ("", "measured", "predicted"), found.rows(), numbers=range(1, 3))
+    if not found.passed:
+        yield el("p", f"{found.failed}.")
+        if found.last_lines:
+            yield _lines(found.last_lines)
+    for note in found.notes:
+        yield el("p", f"Note: {note}.")
 
 
 def _lines(lines: Sequence[str]) -> Html:

@@ -27,11 +27,11 @@ class Pasted:
     """
     Attributes:
         before: commands to type first: they write the files that the arguments name.
-        environment: `"NAME=value"`, to stand before the command.
+        environment: variables of the command, `"NAME=value"`.
         flags: `"--NAME value"` each, for scripts that read their arguments with HfArgumentParser; of an argument that
             is given twice the last one counts.
-        yaml: the same as a file of arguments.
-        python: the same as keyword arguments of TrainingArguments.
+        yaml: the same as a file of arguments; variables, which are none, in a comment above.
+        python: the same as keyword arguments of TrainingArguments, below the variables.
         model: keyword arguments of `from_pretrained`, for which a script has no flag; empty: none.
         code: what has to be changed in the script besides; empty: nothing.
     """
@@ -43,6 +43,11 @@ class Pasted:
     python: str
     model: str
     code: str
+
+    @property
+    def typed_first(self) -> tuple[str, ...]:
+        """Commands of a shell, in which the script is started then."""
+        return (*(f"export {each}" for each in self.environment), *self.before)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -60,17 +65,23 @@ def pasted(candidate: SetupCandidate) -> Pasted:
     """What sets this candidate's settings in a script by hand."""
     engine = next((each.engine for each in candidate.choices if each.engine), "")
     arguments = _installed(candidate.arguments)
+    environment = tuple(f"{name}={shlex.quote(value)}" for name, value in candidate.environment.items())
     before: tuple[str, ...] = ()
+    exported = [f"# First, in the shell: export {each}\n" for each in environment]
+    variables = [
+        f"# Before torch is imported:\nos.environ[{name!r}] = {value!r}\n"
+        for name, value in candidate.environment.items()
+    ]
     if engine:
         before = tuple(_copied(engine, arguments["deepspeed"]))
         arguments["deepspeed"] = f"{engine}.json"
     model = candidate.overrides.model
     return Pasted(
         before=before,
-        environment=tuple(f"{name}={shlex.quote(value)}" for name, value in candidate.environment.items()),
+        environment=environment,
         flags=tuple(f"--{name} {_word(value)}" for name, value in arguments.items()),
-        yaml=yaml.safe_dump(arguments, sort_keys=False, allow_unicode=True, width=1000),
-        python=_call("TrainingArguments", arguments),
+        yaml="".join(exported) + yaml.safe_dump(arguments, sort_keys=False, allow_unicode=True, width=1000),
+        python="".join(variables) + _call("TrainingArguments", arguments),
         model=_call("AutoModel….from_pretrained", model) if model else "",
         code=candidate.code,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -9,7 +10,8 @@ from typing import Any, Final
 from hf_memkit.hardware import Machine
 from hf_memkit.plan.candidate import Group, SetupCandidate
 from hf_memkit.plan.judged import FULL_SHARE, Judged
-from hf_memkit.units import GIB, format_gib
+from hf_memkit.units import format_gib
+from hf_memkit.user_script import UserScript
 
 __all__ = ["Plan"]
 
@@ -39,6 +41,7 @@ class Plan:
         failed: setups that were run here and failed, or that need as much as one that ran out of memory, and why: none
             is proposed (`verify.py`).
         time_factors: of a calibration, with which times are computed (`calibration.py`).
+        script: what was planned; None: a model or a recipe, for which the user brings a script.
     """
 
     name: str
@@ -54,6 +57,29 @@ class Plan:
     notes: tuple[str, ...] = ()
     failed: Mapping[SetupCandidate, str] = field(default_factory=dict)
     time_factors: Mapping[str, float] = field(default_factory=dict)
+    script: UserScript | None = None
+
+    @property
+    def launch(self) -> str:
+        """How the script is started, up to its arguments: `"torchrun --nproc_per_node 2 train.py"`."""
+        return f"{self._launcher or 'python'} {self._typed}"
+
+    def launch_with(self, path: str) -> str:
+        """The same with a plan file's settings: `"memkit run train.py --plan plan.yaml --"`."""
+        memkit = f"{self._launcher} -m hf_memkit" if self._launcher else "memkit"
+        return f"{memkit} run {self._typed} --plan {shlex.quote(path)} --"
+
+    @property
+    def _launcher(self) -> str:
+        """Of several processes, which DeepSpeed's settings work with too; empty: there is one."""
+        return f"torchrun --nproc_per_node {self.gpus}" if self.gpus > 1 else ""
+
+    @property
+    def _typed(self) -> str:
+        """The script as a shell takes it, or what stands for the user's."""
+        if self.script is None:
+            return "SCRIPT"
+        return f"{'-m ' * self.script.is_module}{shlex.quote(self.script.target)}"
 
     @property
     def setups(self) -> int:
@@ -107,65 +133,6 @@ class Plan:
         """Of those that do not fit, the one that needs least."""
         traced = [each for each in self.traced if each.prediction is not None]
         return min(traced, key=lambda each: each.needs_bytes, default=None)
-
-    def why(self, judged: Judged) -> str:
-        """Why a setup is not the one that is proposed."""
-        if not judged.fits:
-            return judged.why
-        if judged.candidate in self.failed:
-            return self.failed[judged.candidate]
-        best = self.proposed
-        if best is None or judged is best:
-            return ""
-        if judged.candidate.code:
-            return "needs a change of the script"
-        if not judged.is_priced:
-            return "its time is not known"
-        if judged.seconds and best.seconds:
-            share = judged.seconds / best.seconds - 1
-            if share > 0.005:
-                return f"{share:.0%} slower"
-            return "as fast" if judged.candidate.group == best.candidate.group else f"{-share:.0%} faster"
-        return ""
-
-    def to_json(self) -> dict[str, Any]:
-        best = self.proposed
-        return {
-            "name": self.name,
-            "gpu": self.machine.gpu.to_json() if self.machine.gpu else None,
-            "gpus": self.gpus,
-            "sequences_a_step": self.sequences,
-            "full_share": FULL_SHARE,
-            "best": best.candidate.name if best else None,
-            "setups": [self._row(each) for each in (*self.ranked, *(each for each in self.traced if not each.fits))],
-            "excluded": [{"name": each.name, "group": each.group, "by": by} for each, by in self.excluded.items()],
-            "left_out": dict(self.left_out),
-            "setups_judged": self.setups,
-            "stopped": self.stopped,
-            "notes": list(self.notes),
-        }
-
-    def _row(self, judged: Judged) -> dict[str, Any]:
-        candidate = judged.candidate
-        time = judged.step_time
-        return {
-            "name": candidate.name,
-            "group": candidate.group,
-            "result": candidate.result,
-            "micro_batch_size": candidate.micro_batch_size,
-            "accumulation": candidate.accumulation,
-            "overrides": candidate.overrides.to_json(),
-            "code": candidate.code,
-            "fits": judged.fits,
-            "why": self.why(judged),
-            "peak_gib": judged.needs_bytes / GIB if judged.prediction is not None else None,
-            "step_time_s": list(time.seconds) if time is not None else None,
-            "time_rests_on": time.rests_on if time is not None else None,
-            "time_not_known_of": list(time.unknown) if time is not None else [],
-            "tokens_per_second": judged.tokens_per_second,
-            "run_s": list(judged.run_seconds) if judged.run_seconds else None,
-            "prediction": judged.prediction.to_json() if judged.prediction is not None else None,
-        }
 
     def file(self, judged: Judged | None = None) -> dict[str, Any]:
         """What `memkit run --plan` reads: the settings of a setup (default: of what is proposed), and under `about`

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Final
 
 from hf_memkit.errors import InputError, ScriptFailed
-from hf_memkit.hardware import Machine
+from hf_memkit.gpu_rates import RATES, rates_of
+from hf_memkit.hardware import Machine, named_gpu
 from hf_memkit.host_rates import GivenHost
 from hf_memkit.plan.candidate import SetupCandidate
 from hf_memkit.plan.choices import ON_DISK, LeftOut, choices_for, of_batch
@@ -72,7 +73,7 @@ def plan_setup(
         )  # fmt: skip
     name = str(setup.get("model.name", setup.preset))
     own, *traced = (replace(each, run_seconds=None) for each in (found.own, *found.traced))
-    return replace(found, name=name, own=own, traced=tuple(traced))
+    return replace(found, name=name, own=own, traced=tuple(traced), script=None)
 
 
 @contextlib.contextmanager
@@ -241,15 +242,18 @@ def _search(
         facts, judge.machine, judge.environment, gpus=judge.gpus, left_out=left_out, also=also,
         nvme_path=judge.pricing.given.nvme_path,
     )  # fmt: skip
-    search = Search(judge, as_it_is.candidate, ways, of_batch(facts), said, limit_s)
+    search = Search(judge, as_it_is.candidate, ways, of_batch(facts), said, limit_s, judge.end)
     search.judged[as_it_is.candidate] = as_it_is
     return search, as_it_is, left_out
 
 
 def _planned(judge: _Judge, also: tuple[str, ...], limit_s: float, said: Callable[[Judged], None]) -> Plan:
     search, as_it_is, left_out = _search(judge, also, limit_s, said)
-    said(as_it_is)
-    search.run()
+    try:
+        said(as_it_is)
+        search.run()
+    except KeyboardInterrupt:  # between the two: the script as it stands is judged
+        search.stopped = search.stopped_by_hand = True
     own, calibration = as_it_is.candidate, judge.pricing.calibration
     for each in search.judged.values():
         if each.is_other:
@@ -271,11 +275,22 @@ def _planned(judge: _Judge, also: tuple[str, ...], limit_s: float, said: Callabl
         notes=(
             *judge.traces.notes,
             *judge.pricing.warnings,
+            *_about_variant(judge.machine),
             *_about_precision(judge.machine, as_it_is),
             *_about_folder(folder, search.judged),
         ),
         time_factors=dict(calibration.factors) if calibration is not None else {},
+        script=judge.script,
     )
+
+
+def _about_variant(machine: Machine) -> Iterator[str]:
+    """That a GPU's name is one of two, of which the other is slower."""
+    gpu = machine.gpu
+    if gpu is None or gpu.here or rates_of(gpu.name) not in RATES.values():
+        return
+    if (other := named_gpu(f"{gpu.name} PCIe").name) != gpu.name:
+        yield f'times are those of the {gpu.name} as a module (SXM); of the PCIe card: --gpu "{other}"'
 
 
 def _about_precision(machine: Machine, own: Judged) -> Iterator[str]:
@@ -335,6 +350,12 @@ class _Judge:
             why = f"{steps} optimizer steps in place of {self.steps}: the last batch of an epoch is another"
             return replace(found, fits=False, why=why, is_other=True)
         return found
+
+    def end(self) -> None:
+        """Ends what is being traced and judged: those who wait for it get CancelledError or BrokenProcessPool."""
+        self.traces.end()
+        for process in list((self.pool._processes or {}).values()):
+            process.kill()
 
     def _judged(self, candidate: SetupCandidate, overrides: Overrides) -> Judged:
         traced = self.traces.of(overrides)

@@ -6,12 +6,12 @@ A price is that of one GPU an hour, in any currency.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from hf_memkit.plan.judged import Judged
 from hf_memkit.plan.plan import Plan
 
-__all__ = ["million_tokens_cost", "plans_json", "price_of", "ranked_gpus", "run_cost"]
+__all__ = ["Prices", "million_tokens_cost", "price_of", "ranked_gpus", "run_cost"]
 
 _HOUR_S: Final = 3600.0
 
@@ -56,16 +56,3 @@ def ranked_gpus(plans: Sequence[Plan], prices: Prices) -> tuple[Plan, ...]:
         return (0, found, best.seconds) if found is not None else (1, best.seconds, 0.0)
 
     return tuple(sorted(plans, key=key))
-
-
-def plans_json(plans: Sequence[Plan], prices: Prices) -> list[dict[str, Any]]:
-    """Each plan, with what it costs; in the order of `ranked_gpus`."""
-    return [
-        {
-            **plan.to_json(),
-            "price_an_hour": (price := price_of(plan, prices)),
-            "run_cost": run_cost(plan.proposed, price, plan.gpus),
-            "million_tokens_cost": million_tokens_cost(plan.proposed, price, plan.gpus),
-        }
-        for plan in ranked_gpus(plans, prices)
-    ]

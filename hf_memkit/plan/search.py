@@ -10,6 +10,7 @@ was excluded, and by what.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from hf_memkit.plan.judged import Judged
 __all__ = ["LIMIT_S", "Search"]
 
 LIMIT_S: Final = 60.0
-"""From the script's own preparation on. What is being traced then is still waited for."""
+"""From the script's own preparation on. What is being traced then is still waited for, but after Ctrl-C."""
 
 AT_ONCE: Final = 2
 """Traces at a time."""
@@ -45,6 +46,7 @@ class Search:
         batch: (group, in words): what another micro-batch does to the result.
         said: is told of each candidate that is judged.
         limit_s: after how many seconds nothing more is begun.
+        end: ends what is being judged; called from the main thread, after Ctrl-C.
 
     Attributes:
         judged: what was traced, in order.
@@ -59,6 +61,7 @@ class Search:
     batch: tuple[Group, str]
     said: Callable[[Judged], None] = lambda _: None
     limit_s: float = LIMIT_S
+    end: Callable[[], None] = lambda: None
     judged: dict[SetupCandidate, Judged] = field(default_factory=dict)
     excluded: dict[SetupCandidate, str] = field(default_factory=dict)
     stopped: bool = False
@@ -72,17 +75,12 @@ class Search:
         self._until = time.monotonic() + self.limit_s
         try:
             self._judged(self.own)
-            with ThreadPoolExecutor(AT_ONCE) as pool:
-                try:
-                    for ways in self._waves():
-                        list(pool.map(self._largest_that_fits, ways))
-                        if self.stopped:
-                            return
-                    self._neighbours(pool)
-                except BaseException:
-                    self.stopped = True
-                    pool.shutdown(cancel_futures=True)
-                    raise
+            with self._threads() as pool:
+                for ways in self._waves():
+                    list(pool.map(self._largest_that_fits, ways))
+                    if self.stopped:
+                        return
+                self._neighbours(pool)
         except KeyboardInterrupt:
             self.stopped = self.stopped_by_hand = True
 
@@ -94,7 +92,7 @@ class Search:
         more = [each for slot in ("small optimizer", "engine") for each in self.ways.get(slot, []) if each is not None]
         lean = _way(losses[-1], checkpointing[-1])
         ways = list(dict.fromkeys([(), _way(checkpointing[-1]), lean, *(_way(*lean, each) for each in more)]))
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with self._threads() as pool:
             for begin in range(0, len(ways), AT_ONCE):
                 wave = ways[begin : begin + AT_ONCE]
                 list(pool.map(self._largest_that_fits, wave))
@@ -103,6 +101,18 @@ class Search:
                     if fitting:
                         return max(fitting, key=lambda each: each.candidate.micro_batch_size)
         return None
+
+    @contextlib.contextmanager
+    def _threads(self) -> Iterator[ThreadPoolExecutor]:
+        """In which candidates are judged. What ends this ends what they wait for."""
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            try:
+                yield pool
+            except BaseException:
+                self.stopped = True
+                pool.shutdown(wait=False, cancel_futures=True)
+                self.end()
+                raise
 
     # ---- which ways to train ----
 

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final, Self
@@ -30,15 +30,12 @@ from hf_memkit.prediction.running_scripts import (
     own_worker,
     script_request,
 )
-from hf_memkit.prediction.trace_request import Device, ScriptRequest
+from hf_memkit.prediction.trace_request import EARLY, LATE, Device, ScriptRequest
 from hf_memkit.prediction.worker import Worker
 from hf_memkit.script_overrides import Overrides
 from hf_memkit.user_script import UserScript
 
 __all__ = ["ScriptTraces", "TraceFile"]
-
-_EARLY, _LATE = "early", "late"
-"""Names of the sockets (prediction/child/forks.py)."""
 
 _POLL_S: Final = 0.05
 _END_S: Final = 10.0
@@ -82,12 +79,21 @@ class ScriptTraces:
         self._number = threading.Lock()
         self._done: dict[str, Future[TraceFile]] = {}
         self._asking = threading.Lock()
+        self._ended = threading.Event()
         self.device: Device = "cuda"
         self.notes: tuple[str, ...] = ()
 
     def __enter__(self) -> Self:
         self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="memkit-plan-")))
         return self
+
+    def end(self) -> None:
+        """Ends what is being traced, from another thread: whoever waits for it gets CancelledError."""
+        self._ended.set()
+        for each in self._waiting.values():
+            each.close()
+        if self._fresh is not None:
+            self._fresh.end()
 
     def __exit__(self, *_: object) -> None:
         for each in self._waiting.values():
@@ -113,18 +119,22 @@ class ScriptTraces:
 
         self._runs = threading.Thread(target=run, daemon=True)
         self._runs.start()
-        late = self._folder / _LATE
+        late = self._folder / LATE
         while not late.exists():
             if script.done():
                 checked(self._script, *script.result())
                 raise InputError(f"{self._script}: ended before it made a Trainer")
             time.sleep(_POLL_S)
-        for name in (_EARLY, _LATE):
+        for name in (EARLY, LATE):
             if (self._folder / name).exists():
                 self._waiting[name] = _Waiting(self._folder / name)
 
     def of(self, overrides: Overrides) -> TraceFile:
-        """The trace of the script with these settings in the place of its own; each is made once."""
+        """The trace of the script with these settings in the place of its own; each is made once.
+
+        Raises:
+            CancelledError: `end` has ended it.
+        """
         key = json.dumps(overrides.to_json(), sort_keys=True)
         with self._asking:
             begins = key not in self._done
@@ -152,17 +162,28 @@ class ScriptTraces:
         return found
 
     def _traced_now(self, overrides: Overrides) -> TraceFile:
+        try:
+            return self._asked(overrides)
+        finally:
+            if self._ended.is_set():
+                raise CancelledError
+
+    def _asked(self, overrides: Overrides) -> TraceFile:
         fields = dict(overrides.arguments)
         if not overrides.model:
-            for name in (_LATE, _EARLY):
+            for name in (LATE, EARLY):
                 waiting = self._waiting.get(name)
                 found = waiting.ask(fields, self._result()) if waiting is not None else None
                 if found is not None:
                     return found
+                if self._ended.is_set():
+                    raise CancelledError
         return self._from_its_first_line(overrides)
 
     def _from_its_first_line(self, overrides: Overrides) -> TraceFile:
         with self._one_fresh:
+            if self._ended.is_set():
+                raise CancelledError
             if self._fresh is None:
                 self._fresh = Worker()
             request = replace(self._request(), device=self.device, overrides=overrides.to_json())

@@ -54,6 +54,11 @@ class Verified:
     def passed(self) -> bool:
         return not self.failed
 
+    @property
+    def title(self) -> str:
+        """`"4 × 2, checkpointing: ran here"`."""
+        return f"{self.judged.candidate.name}: {'ran here' if self.passed else 'failed here'}"
+
     def rows(self) -> Iterator[tuple[str, str, str]]:
         """(what, measured, predicted), in words; what was neither measured nor predicted is left out."""
         prediction, time = self.judged.prediction, self.judged.step_time

@@ -17,7 +17,8 @@ from hf_memkit.units import GIB, format_gib
 
 __all__ = [
     "NONE", "TITLES", "PlanRow", "answer", "beside", "best_gpu", "cost", "digits", "duration", "gpu_of", "groups",
-    "longer", "missing", "notes", "rate", "rate_unit", "run_of", "subject", "time_not_known", "too_large", "with_code",
+    "longer", "missing", "notes", "parses", "rate", "rate_unit", "run_of", "start", "subject", "time_not_known",
+    "too_large", "where", "why", "with_code",
 ]  # fmt: skip
 
 NONE: Final = "—"
@@ -75,7 +76,7 @@ def subject(plan: Plan) -> str:
     if gpu is not None:
         usable = format_gib(FULL_SHARE * gpu.capacity_bytes)
         memory = f", {format_gib(gpu.capacity_bytes)}, of which a setup may take {usable} ({_percent(FULL_SHARE)})"
-    found = f"{plan.setups} setups judged, {len(plan.traced)} of them traced"
+    found = f"{plan.setups} setup{'s' * (plan.setups != 1)} judged, {len(plan.traced)} of them traced"
     if plan.stopped:
         found += f"; the search was stopped before its end{longer([plan])}"
     batch = f"{plan.sequences} sequence{'s' * (plan.sequences != 1)} an optimizer step"
@@ -132,6 +133,26 @@ def beside(plan: Plan) -> Iterator[str]:
     if other is not None and other.seconds and best.seconds:
         much = _faster(other.seconds, best.seconds)
         yield f"Nearly the same result, and {much}: {other.candidate.name}: {other.candidate.result}."
+
+
+def parses(plan: Plan) -> bool:
+    """Whether arguments go to a command line: a script that reads them with HfArgumentParser, or the user's own."""
+    return plan.script is None or bool((plan.own.facts or {}).get("parses_arguments", True))
+
+
+def where(plan: Plan) -> str:
+    """Where the arguments of a setup go."""
+    if not parses(plan):
+        return "Write where the script makes its arguments, or use --write and memkit run --plan:"
+    whose = "Give your training script" if plan.script is None else "Add to the script's arguments"
+    return f"{whose} (HfArgumentParser; of two the last one counts):"
+
+
+def start(plan: Plan) -> tuple[str, str] | None:
+    """How a script is started that trains on several GPUs, (in words, the command); None: as ever."""
+    if plan.gpus == 1 or plan.proposed is None:
+        return None
+    return f"Start it on {plan.gpus} GPUs, with DeepSpeed or without:", f"{plan.launch} ARGUMENTS"
 
 
 def groups(plan: Plan, price: float | None = None) -> dict[Group, list[PlanRow]]:
@@ -221,29 +242,29 @@ def _row(plan: Plan, judged: Judged, price: float | None) -> PlanRow:
         rate(plan, judged),
         run_of(judged),
         cost(run_cost(judged, price, plan.gpus)) if time is not None else NONE,
-        _why(judged, best),
+        "; ".join(filter(None, (why(plan, judged), _off_the_gpu(judged), judged.candidate.result))),
     )
 
 
-def _why(judged: Judged, best: Judged | None) -> str:
-    said = []
+def why(plan: Plan, judged: Judged) -> str:
+    """Why a setup is not the one that is proposed; empty: it is, or nothing is known."""
+    best = plan.proposed
     if not judged.fits:
-        said.append(_why_not(judged))
-    elif judged.step_time is not None and judged.step_time.unknown:
-        said.append(f"time not known of {', '.join(judged.step_time.unknown[:3])}")
-    elif best is not None and judged is not best and judged.seconds and best.seconds:
-        said.append(_slower(judged, best))
-    if judged.fits and judged.swaps:
-        said.append(_off_the_gpu(judged))
-    if judged.candidate.result:
-        said.append(judged.candidate.result)
-    return "; ".join(said)
+        return _why_not(judged)
+    if judged.candidate in plan.failed:
+        return plan.failed[judged.candidate]
+    if judged.step_time is not None and judged.step_time.unknown:
+        return f"time not known of {', '.join(judged.step_time.unknown[:3])}"
+    if best is not None and judged is not best and judged.seconds and best.seconds:
+        return _slower(judged, best)
+    return ""
 
 
 def _off_the_gpu(judged: Judged) -> str:
-    """What a setup that swaps needs beside the GPU."""
+    """What a setup that swaps needs beside the GPU; empty: it swaps nothing, or does not fit."""
     found = judged.prediction
-    assert found is not None
+    if found is None or not (judged.fits and judged.swaps):
+        return ""
     ram = (found.host_rss_bytes or 0) + (found.pinned_bytes or 0)
     return f"needs {format_gib(ram)} of RAM and {format_gib(found.disk_bytes or 0)} of disk"
 

@@ -149,7 +149,7 @@ def device_of(worker: Worker, script: UserScript) -> tuple[Device, tuple[str, ..
     try:
         worker.wait()
     except TraceFailed as failure:
-        raise InputError(f"{name_of(script)} cannot be predicted here: {failure}") from failure
+        raise InputError(f"{name_of(script)} cannot be traced here: {failure}") from failure
     if worker.without_shim is None:
         return "cuda", ()
     return "cpu", (f"fake CUDA tensors do not work with this torch: {worker.without_shim}",)
@@ -164,7 +164,7 @@ def asked(worker: Worker, request: ScriptRequest) -> tuple[Mapping[str, Any] | N
     try:
         return worker.run(request)
     except TraceFailed as failure:
-        raise InputError(f"{name_of(request.script)} cannot be predicted here: {failure}") from failure
+        raise InputError(f"{name_of(request.script)} cannot be traced here: {failure}") from failure
 
 
 def checked(script: UserScript, content: Mapping[str, Any] | None, why: str | None) -> Mapping[str, Any]:
@@ -195,7 +195,7 @@ def _standard_input() -> Iterator[int]:
         os.close(number)
 
 
-_NOTHING: Final = "nothing to predict"
+_NOTHING: Final = "there is no training to trace"
 
 
 def _failed(script: UserScript, content: Mapping[str, Any] | None, why: str | None) -> InputError:
@@ -212,7 +212,7 @@ def _failed(script: UserScript, content: Mapping[str, Any] | None, why: str | No
     if "script_error" in content:
         error = content["script_error"]
         said = f"{error['type']}: {error['message']}" if error["message"] else error["type"]
-        instead = "fix it, then predict again. If it happens only under memkit, please report it"
+        instead = "fix it, then try again. If it happens only under memkit, please report it"
         return ScriptFailed(f"{error['place'] or name_of(script)}: {said}; {instead}", text=error["text"])
     error = content["error"]
     return InputError(f"{error['place'] or name_of(script)}: {error['message']}")
@@ -225,5 +225,5 @@ def _never_trained(script: UserScript, exited: int | str | None) -> InputError:
     if exited:
         return InputError(f"{said} (exit code {exited})")
     if not any("do_train" in argument for argument in script.arguments):
-        said += " (a loop of its own cannot be predicted; many scripts train only with --do_train)"
+        said += " (a loop of its own cannot be traced; many scripts train only with --do_train)"
     return InputError(said)

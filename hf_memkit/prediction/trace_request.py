@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from hf_memkit.setup import Setup
 from hf_memkit.user_script import UserScript
 
-__all__ = ["Device", "ScriptRequest", "TraceRequest"]
+__all__ = ["EARLY", "LATE", "Device", "ScriptRequest", "TraceRequest"]
 
 Device = Literal["cuda", "cpu", "real cpu"]
 """Fake tensors on a (fake) card; fake tensors on the CPU; real tensors on the CPU, which the tests compare with."""
+
+EARLY: Final = "early"
+LATE: Final = "late"
+"""Names of the sockets at which a script waits: before a subclass of Trainer has prepared anything, and after
+(`child/forks.py`)."""
 
 
 @dataclass(frozen=True, slots=True)

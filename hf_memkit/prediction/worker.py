@@ -162,6 +162,13 @@ class Worker:
                     return json.loads(result.read_text()), None
             return None, ended["why"]
 
+    def end(self) -> None:
+        """Ends what runs in the child process, and that, from a thread that does not wait for it."""
+        process = self._process
+        if process is not None and process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+
     def close(self) -> None:
         """Ends the child process, and all that scripts have started in it."""
         process, self._process = self._process, None

@@ -28,12 +28,18 @@ from transformers import GPT2Config, GPT2LMHeadModel, HfArgumentParser, Trainer,
 print("the script's own line")
 pathlib.Path("begun").touch()
 time.sleep(float(pathlib.Path("wait").read_text()) if pathlib.Path("wait").exists() else 0)
+
+class Model(GPT2LMHeadModel):
+    def gradient_checkpointing_enable(self, *args, **kwargs):
+        time.sleep(100 * pathlib.Path("slow").exists())
+        super().gradient_checkpointing_enable(*args, **kwargs)
+
 config = GPT2Config(
     n_layer=2, n_embd=32, n_head=2, vocab_size=20_000, n_positions=128, bos_token_id=0, eos_token_id=0,
     resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
 )
 rows = [{"input_ids": torch.arange(128), "labels": torch.arange(128)}] * 64
-Trainer(GPT2LMHeadModel(config), args, train_dataset=rows).train()
+Trainer(Model(config), args, train_dataset=rows).train()
 """
 """Most of what it takes are logits, 8 × 128 × 20,000 numbers: with a micro-batch of 8 it does not fit 900 MB, of which
 the CUDA context takes 500 MiB."""
@@ -61,7 +67,7 @@ def test_a_script_is_planned_written_and_read_back(folder: Path, capsys: pytest.
     assert {
         "request", "name", "gpu", "gpus", "sequences_a_step", "full_share", "best", "setups", "excluded", "left_out",
         "setups_judged", "stopped", "notes", "price_an_hour", "run_cost", "million_tokens_cost", "faster",
-        "paste", "files",
+        "paste", "files", "launch",
     } <= set(found)  # fmt: skip
     assert found["request"]["arguments"] == OWN[1:] and found["files"] == ["plan.yaml", "plan.html"]
     own = next(each for each in found["setups"] if each["name"] == "8 × 1")
@@ -89,8 +95,24 @@ def test_where_nothing_fits_the_exit_code_says_so(folder: Path, capsys: pytest.C
     assert "plan.yaml: not written: nothing fits" in said.err and not (folder / "plan.yaml").exists()
 
 
-def started(folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "hf_memkit", "plan", "train.py", *SMALL, "--short", *OWN]
+def test_gpus_are_compared_by_the_cost_of_the_run(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Would notice: a GPU whose traces are taken for another's; a price that goes to the wrong GPU, or to none; a GPU
+    on which nothing fits anywhere but last, or left out."""
+    options = ["--gpus-to-compare", "600MB,RTX 2080 Ti,T4", "--price", "T4=0.5", "--limit", "0", "--json"]
+    code = main(["plan", "train.py", *options, *OWN])
+    said = capfd.readouterr()  # what the script prints, too
+    assert code == 0, said.err
+    t4, turing, none = json.loads(said.out)["gpus"]
+    assert [each["gpu"]["name"] for each in (t4, turing)] == ["T4", "RTX 2080 Ti"], "first what has a price"
+    assert t4["run_cost"] == pytest.approx(t4["setups"][0]["run_s"][1] / 3600 * 0.5) and t4["million_tokens_cost"] > 0
+    assert turing["run_cost"] is None and turing["setups"][0]["run_s"][1] < t4["setups"][0]["run_s"][1]
+    assert t4["setups"][0]["prediction"]["categories"] == turing["setups"][0]["prediction"]["categories"]
+    assert none["best"] is None and none["run_cost"] is None and not none["setups"][0]["fits"]
+    assert said.err.count("the script's own line") == 2, "it runs once for both of one compute capability"
+
+
+def started(folder: Path, *gpu: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "hf_memkit", "plan", "train.py", *(gpu or SMALL), "--short", *OWN]
     return subprocess.Popen(
         command, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, start_new_session=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -117,7 +139,15 @@ def test_ctrl_c_gives_the_best_so_far(folder: Path) -> None:
     code, out, said = interrupted(started(folder), after=": fits")
     assert code == 0, said
     assert out.startswith("FASTEST SO FAR THAT FITS T4: ") and "stopped before its end" in " ".join(out.split())
-    assert "Ctrl-C: what is being traced now is waited for" in said and "Traceback" not in said
+    assert "Ctrl-C: the best so far" in said and "Traceback" not in said
+
+
+def test_ctrl_c_waits_for_no_trace(folder: Path) -> None:
+    """Would notice: an answer that comes when what is being traced has ended, minutes after it was asked."""
+    (folder / "slow").touch()
+    code, out, said = interrupted(started(folder, "--gpu", "T4"), after=": fits")  # then checkpointing is traced
+    assert code == 0 and out.startswith("FASTEST SO FAR THAT FITS T4: 8 × 1:") and "Traceback" not in said, said
+    assert said.count(": fits") == 1
 
 
 def test_ctrl_c_before_anything_was_judged(folder: Path) -> None:

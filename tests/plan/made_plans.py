@@ -12,6 +12,7 @@ from hf_memkit.prediction.prediction import Confidence, Prediction
 from hf_memkit.prediction.step_time import StepTime
 from hf_memkit.terms import CATEGORIES
 from hf_memkit.units import GIB
+from hf_memkit.user_script import UserScript
 
 CHECKPOINTING = Alternative(
     "checkpointing", "checkpointing",
@@ -25,6 +26,9 @@ EIGHT_BITS = Alternative(
     "optimizer states in 8 bits (bitsandbytes)",
 )  # fmt: skip
 SDPA = Alternative("attention", "sdpa attention", {"model.attn_implementation": "sdpa"})
+ALLOCATOR = Alternative(
+    "allocator", "expandable segments", {"environment.PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+)
 PATCH = Alternative("loss", "fused loss", code='loss = fused("<b>")\nloss.backward()')
 
 
@@ -73,7 +77,8 @@ def setup(
 def plan(own: Judged, *others: Judged, gpu: str = "RTX 3090", **known: Any) -> Plan:
     return Plan(
         name="train.py", machine=described_machine(gpu, None, None, None), gpus=known.pop("gpus", 1), own=own,
-        traced=(own, *others), sequences=own.candidate.micro_batch_size * own.candidate.accumulation, **known,
+        traced=(own, *others), sequences=own.candidate.micro_batch_size * own.candidate.accumulation,
+        script=known.pop("script", UserScript("train.py")), **known,
     )  # fmt: skip
 
 

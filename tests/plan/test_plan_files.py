@@ -10,12 +10,10 @@ from hf_memkit.errors import InputError
 from hf_memkit.plan.candidate import Alternative
 from hf_memkit.plan.files import plan_text, write_plan
 from hf_memkit.script_overrides import read_plan
+from hf_memkit.user_script import UserScript
 from hf_memkit.zero import presets
-from tests.plan.made_plans import CHECKPOINTING, SDPA, plan, setup
+from tests.plan.made_plans import ALLOCATOR, CHECKPOINTING, SDPA, plan, setup
 
-ALLOCATOR = Alternative(
-    "allocator", "expandable segments", {"environment.PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-)
 ENGINE = Alternative(
     "engine", "zero3-offload", {"arguments.deepspeed": presets.load("zero3-offload")}, engine="zero3-offload"
 )
@@ -24,8 +22,9 @@ ENGINE = Alternative(
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     """Would notice: a value that YAML reads as another type, a section that is lost, figures about the plan that are
     taken for settings."""
-    made = plan(setup(8, 1, 42, 1.0), setup(4, 2, 12, 2.0, CHECKPOINTING, SDPA, ALLOCATOR, ENGINE))
-    path = write_plan(made, str(tmp_path / "plan.yaml"), "src/train.py")
+    setups = setup(8, 1, 42, 1.0), setup(4, 2, 12, 2.0, CHECKPOINTING, SDPA, ALLOCATOR, ENGINE)
+    made = plan(*setups, script=UserScript("src/train.py"))
+    path = write_plan(made, str(tmp_path / "plan.yaml"))
     overrides, about = read_plan(path)
     best = made.proposed
     assert best is not None and overrides == best.candidate.overrides
@@ -39,13 +38,13 @@ def test_only_a_plan_of_memkits_is_replaced(tmp_path: Path) -> None:
     """Would notice: a file of the user's that is overwritten, or a folder or a link that ends in a traceback."""
     made = plan(setup(8, 1, 12, 1.0))
     path = tmp_path / "plan.yaml"
-    write_plan(made, str(path), "train.py")
-    write_plan(made, str(path), "train.py")
+    write_plan(made, str(path))
+    write_plan(made, str(path))
     path.write_text("learning_rate: 1.0e-4\n")
     (tmp_path / "link").symlink_to("nowhere")
     for wrong in (path, tmp_path, tmp_path / "link", tmp_path / "none" / "plan.yaml"):
         with pytest.raises(InputError, match=r"^--write ") as error:
-            write_plan(made, str(wrong), "train.py")
+            write_plan(made, str(wrong))
         assert "\n" not in str(error.value)
     assert path.read_text() == "learning_rate: 1.0e-4\n" and {each.name for each in tmp_path.iterdir()} == {
         "link",
@@ -56,4 +55,21 @@ def test_only_a_plan_of_memkits_is_replaced(tmp_path: Path) -> None:
 def test_nothing_is_written_where_nothing_fits() -> None:
     """Would notice: the settings of a setup that does not fit."""
     with pytest.raises(LookupError):
-        plan_text(plan(setup(8, 1, 42, 1.0)), "plan.yaml", "train.py")
+        plan_text(plan(setup(8, 1, 42, 1.0)), "plan.yaml")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "script", "command"),
+    [
+        (1, UserScript("my train.py"), "memkit run 'my train.py' --plan p.yaml -- ARGUMENTS, the script's own as"),
+        (1, None, "memkit run SCRIPT --plan p.yaml -- ARGUMENTS, with your own training script for SCRIPT"),
+        (
+            2, UserScript("trl.scripts.sft", is_module=True),
+            "torchrun --nproc_per_node 2 -m hf_memkit run -m trl.scripts.sft --plan p.yaml -- ARGUMENTS, the script's",
+        ),
+    ],
+)  # fmt: skip
+def test_the_file_says_how_it_is_used(gpus: int, script: UserScript | None, command: str) -> None:
+    """Would notice: a script named where a model was planned; one process for two GPUs; a path with a blank."""
+    head = plan_text(plan(setup(8, 1, 12, 1.0), gpus=gpus, script=script), "p.yaml")
+    assert f"\n# Use it: {command}" in head

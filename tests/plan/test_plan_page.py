@@ -13,6 +13,7 @@ from playwright.sync_api import Page
 from hf_memkit.errors import InputError
 from hf_memkit.plan.page import write_page
 from hf_memkit.plan.plot import frontier, plot
+from hf_memkit.plan.verified import Verified
 from tests.chromium import CONTRAST, Watched
 from tests.plan.made_plans import EIGHT_BITS, plan, setup, usual
 
@@ -50,6 +51,23 @@ def test_several_gpus_and_none_that_fits(tmp_path: Path, show: Show) -> None:
     assert "nothing fits: 29.40 GiB too much" in rows[2] and rows[2].count("—") == 5 and rows[1].count("—") == 2
     assert tab.locator("h1").inner_text().startswith("CHEAPEST: RTX 3090") and tab.locator("h1").count() == 1
     assert tab.locator(".chart .main-svg").count() >= 3
+    assert watched.found == []
+
+
+def test_what_ran_here_stands_on_the_page(tmp_path: Path, show: Show) -> None:
+    """Would notice: a setup that failed here, of which the page knows nothing; another table than the terminal's."""
+    judged = usual().traced[1]
+    ran = (
+        Verified(judged, failed="failed in the save", last_lines=("OSError: <b>full</b>",)),
+        Verified(judged, peak_allocated_gib=18.25, step_time_s=1.375, evaluated=True, notes=("run by torchrun",)),
+    )
+    tab, watched = show(write_page([usual()], {}, tmp_path / "plan.html", ran))
+    tables = [tab.locator("table", has_text=f"8 × 1, checkpointing: {how} here") for how in ("failed", "ran")]
+    for table, each in zip(tables, ran, strict=True):
+        rows = table.locator("tbody tr").all_inner_texts()
+        assert [tuple(row.split("\t")) for row in rows] == list(each.rows())
+    text = tab.locator("main").inner_text()
+    assert all(part in text for part in ("failed in the save.", "OSError: <b>full</b>", "Note: run by torchrun."))
     assert watched.found == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 from pathlib import Path
@@ -18,7 +19,7 @@ from hf_memkit.plan import choices
 from hf_memkit.plan.candidate import Alternative, SetupCandidate
 from hf_memkit.plan.pasted import Pasted, pasted
 from hf_memkit.zero import presets
-from tests.plan.made_plans import EIGHT_BITS, PATCH, SDPA
+from tests.plan.made_plans import ALLOCATOR, EIGHT_BITS, PATCH, SDPA
 
 CHOICES = [*choices._CHECKPOINTING, EIGHT_BITS]
 
@@ -41,6 +42,19 @@ def test_flags_yaml_and_python_say_the_same(choice: Alternative) -> None:
     assert yaml.safe_load(found.yaml) == wanted
     call = found.python.replace("    ...,\n", "")
     assert eval(call, {"TrainingArguments": dict}) == wanted
+
+
+def test_variables_stand_in_every_paste(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Would notice: a setup that fits only with the allocator's setting, pasted as YAML or Python without it; a
+    comment that the YAML's reader takes for an argument."""
+    variable = "PYTORCH_ALLOC_CONF"
+    monkeypatch.setenv(variable, "")
+    found = pasted(SetupCandidate(4, 2, (ALLOCATOR,)))
+    exported = f"export {variable}=expandable_segments:True"
+    assert found.typed_first == (exported,) and exported in found.yaml
+    assert set(yaml.safe_load(found.yaml)) == {"per_device_train_batch_size", "gradient_accumulation_steps"}
+    exec(found.python.replace("    ...,\n", ""), {"TrainingArguments": dict, "os": os})
+    assert os.environ[variable] == "expandable_segments:True"
 
 
 def test_what_no_flag_sets_is_said_apart() -> None:

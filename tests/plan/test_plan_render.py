@@ -7,8 +7,10 @@ import io
 from rich.console import Console, RenderableType
 
 from hf_memkit.cli.plan_render import compared_view, view
+from hf_memkit.hardware import described_machine
 from hf_memkit.plan.plan import Plan
-from tests.plan.made_plans import EIGHT_BITS, SDPA, plan, setup, usual
+from hf_memkit.plan.planning import _about_variant
+from tests.plan.made_plans import ALLOCATOR, CHECKPOINTING, EIGHT_BITS, SDPA, plan, setup, usual
 
 
 def shown(found: RenderableType, width: int = 80) -> list[str]:
@@ -81,6 +83,31 @@ def test_nothing_fits_and_nothing_to_change() -> None:
     assert said.startswith("FASTEST SO FAR THAT FITS") and "Nothing fits with the same result. This is nearly" in said
     said = of(plan(setup(8, 1, 42, 1.0), setup(8, 1, 12, 2.0, SDPA)))
     assert "attn_implementation='sdpa'" in said, "what no flag says"
+
+
+def test_several_gpus_are_started_by_torchrun() -> None:
+    """Would notice: an answer for two GPUs that trains on one; a command for a script that does not exist."""
+    start = "Start it on 2 GPUs, with DeepSpeed or without: torchrun --nproc_per_node 2 train.py ARGUMENTS"
+    changed = setup(8, 1, 42, 1.0), setup(8, 1, 12, 2.0, CHECKPOINTING, ALLOCATOR)
+    said = of(plan(*changed, gpus=2))
+    assert start in said and "Type first: export PYTORCH_ALLOC_CONF=expandable_segments:True Add to" in said
+    assert start in of(plan(setup(8, 1, 12, 1.0), gpus=2), short=True), "also where nothing is to change"
+    assert "Start it" not in of(plan(*changed)) and "Start it" not in of(plan(changed[0], gpus=2))
+    both = [plan(*changed, gpus=2), plan(setup(8, 1, 12, 1.0, gpu="H200"), gpu="H200", gpus=2)]
+    assert " ".join(" ".join(shown(compared_view(both, {}, 80))).split()).count(start) == 1
+    said = of(plan(*changed, gpus=2, script=None))
+    assert "torchrun --nproc_per_node 2 SCRIPT ARGUMENTS" in said and "Give your training script" in said
+
+
+def test_a_name_of_two_cards_is_said_to_be_the_faster() -> None:
+    """Would notice: a PCIe card's owner, who names it without "PCIe" and is promised the module's speed."""
+
+    def said(name: str) -> list[str]:
+        return list(_about_variant(described_machine(name, None, None, None)))
+
+    (line,) = said("A100 80GB")
+    assert line.endswith('as a module (SXM); of the PCIe card: --gpu "A100 80GB PCIe"')
+    assert said("A100 80GB PCIe") == said("RTX 4090") == said("80GB") == []
 
 
 def test_gpus_beside_one_another() -> None:

@@ -17,6 +17,7 @@ import torch
 
 from hf_memkit.errors import InputError
 from hf_memkit.hardware import Machine, gpu_of_size, this_machine
+from hf_memkit.plan import wording
 from hf_memkit.plan.candidate import Alternative, SetupCandidate
 from hf_memkit.plan.judged import Judged
 from hf_memkit.plan.plan import Plan
@@ -75,7 +76,7 @@ def test_what_fails_gives_way_and_what_passes_is_measured(folder: Path) -> None:
     assert [each.passed for each in found] == [False, False, True], found
     assert [each.out_of_memory for each in found] == [True, False, False]
     assert found[0].failed == "failed before it trained: OutOfMemoryError: CUDA out of memory"
-    assert after.why(setups[1]) == "needs as much as 8 × 1, no memory, which ran out of memory here"
+    assert wording.why(after, setups[1]) == "needs as much as 8 × 1, no memory, which ran out of memory here"
     assert found[1].failed == "failed in its first steps: RuntimeError: no such batch"
     assert found[1].last_lines[-1] == "RuntimeError: no such batch"
     assert after.proposed is not None and after.proposed.candidate.micro_batch_size == 2

@@ -28,6 +28,7 @@ from hf_memkit.cli import predict_script as predict_script_command
 from hf_memkit.errors import InputError, ScriptFailed
 from hf_memkit.prediction import running_scripts
 from hf_memkit.prediction.worker import Worker
+from hf_memkit.run_script import _words
 from hf_memkit.user_script import UserScript
 from tests.conftest import ROOT
 
@@ -213,6 +214,15 @@ def test_one_that_does_not_fit_is_told_what_to_change_in_its_own_words(run: Run)
     assert "it ran as the first of 2 ranks" in out and ", 2 times" in out
 
 
+def test_nothing_is_looked_for_where_that_is_not_wanted(run: Run) -> None:
+    """Would notice: `memkit run --predict`, which asks so, that waits for a search before it trains."""
+    big = TINY + "\ntrainer(tiny(4096), per_device_train_batch_size=1).train()\n"
+    asked = _words(UserScript("train.py", arguments=("--x",)), "--json", "--no-search")
+    assert asked == ["predict", "--json", "--no-search", "train.py", "--", "--x"]
+    code, out, said, _ = run(big, options=("--gpu-memory", "4GB", "--no-search", "--json"))
+    assert code == 1 and json.loads(out)["try_next"] is None and "looking for" not in said
+
+
 LONG_ROW = (
     TINY
     + """
@@ -376,15 +386,15 @@ trainer(model, bf16=True, deepspeed="ds.json").train()
 # ---- scripts that do not come to train() ----
 
 ENDS = {
-    "ends": ("", "ended without calling Trainer.train(): nothing to predict", "--do_train"),
+    "ends": ("", "ended without calling Trainer.train(): there is no training to trace", "--do_train"),
     "exits": ("import sys; sys.exit(0)", "ended without calling Trainer.train()", ""),
-    "exits with 3": ("import sys; sys.exit(3)", "nothing to predict (exit code 3)", ""),
+    "exits with 3": ("import sys; sys.exit(3)", "there is no training to trace (exit code 3)", ""),
     "says why": ("import sys; sys.exit('no data')", "ended without calling Trainer.train()", "no data"),
     "refuses arguments": (
         "import argparse; p = argparse.ArgumentParser(); p.add_argument('--data', required=True); p.parse_args()",
-        "nothing to predict (exit code 2)", "train.py: error: the following arguments are required: --data",
+        "there is no training to trace (exit code 2)", "train.py: error: the following arguments are required: --data",
     ),
-    "ends its process": ("import os; os._exit(7)", "ended its process (exit code 7): nothing to predict", ""),
+    "ends its process": ("import os; os._exit(7)", "ended its process (exit code 7): there is no training", ""),
     "is killed": ("import os; os.kill(os.getpid(), 9)", "its process was ended by SIGKILL", "RAM"),
     "asks": ("input('Go on? ')", "train.py, line 1: EOFError: EOF when reading", "EOF when reading a line"),
     "misses its data": ("open('data.csv')", "train.py, line 1: FileNotFoundError: ", 'train.py", line 1'),

@@ -185,14 +185,14 @@ def _refuse(trainer: Any, device_type: str) -> None:
     """
     arguments = trainer.args
     if arguments.device.type != device_type:
-        raise Unmodelled(f"this training runs on the {arguments.device.type.upper()}: predict it without use_cpu")
+        raise Unmodelled(f"this training runs on the {arguments.device.type.upper()}: leave out use_cpu")
     if arguments.torch_compile:
         raise Unmodelled(
             "torch_compile: a compiled model keeps and recomputes what its compiler decides, which a trace of the "
-            "eager model does not show; predict without it, and measure"
+            "eager model does not show; leave it out, and measure with it"
         )
     if getattr(trainer, "is_fsdp_enabled", False):
-        raise Unmodelled("fsdp: is not modelled; predict without it, or with a DeepSpeed JSON")
+        raise Unmodelled("fsdp: is not modelled; leave it out, or take a DeepSpeed JSON")
 
 
 def _base(model: Any) -> Any:

@@ -319,8 +319,8 @@ def _compiled(model: Any = None, **options: Any) -> Any:
         return model
     if isinstance(model, nn.Module):
         raise Unmodelled(
-            f"torch.compile({type(model).__name__}): what a compiled model keeps cannot be traced; predict without "
-            "it, and measure"
+            f"torch.compile({type(model).__name__}): what a compiled model keeps cannot be traced; leave "
+            "it out, and measure with it"
         )
 
     @functools.wraps(model)

@@ -34,12 +34,9 @@ import torch
 from transformers import Trainer, TrainingArguments
 
 from hf_memkit.live_arguments import Reads, changed
+from hf_memkit.prediction.trace_request import EARLY, LATE
 
-__all__ = ["EARLY", "LATE", "Forks"]
-
-EARLY: Final = "early"
-LATE: Final = "late"
-"""Names of the sockets: before a subclass of Trainer has prepared anything, and after."""
+__all__ = ["Forks"]
 
 _DEATH_SIGNAL: Final = 1  # linux/prctl.h: PR_SET_PDEATHSIG
 
