@@ -89,10 +89,10 @@ def frames(error: BaseException) -> Iterator[FrameType]:
 
 
 def out_of_memory(error: BaseException) -> tuple[BaseException, OomMessage | None] | None:
-    """The out-of-memory error that `error` is, was raised from, or was raised while handling, and what it says.
+    """The out-of-memory error in the chain of `error` (itself, its cause, its context), and its message.
 
-    That is torch's own class for it, and what other libraries raise as RuntimeError or MemoryError with a text that
-    `hf_memkit.oom` knows. None if there is none.
+    This is torch's own class, or a RuntimeError or MemoryError of another library with a text that `hf_memkit.oom`
+    knows. None if there is none.
     """
     import torch
 
@@ -149,7 +149,7 @@ def say_what_was_recorded(
 
 
 def add_note(error: BaseException, advice: OomNote) -> None:
-    """Adds the note; an exception that has one already keeps it and gets no other."""
+    """Adds the note, unless the exception already has one."""
     if not _has_note(error):
         error.add_note(advice.text())
 

@@ -1,7 +1,7 @@
-"""What to change so that this job fits. In: a `run` record and the record of a moment. Out: one to three changes.
+"""What to change so that a job fits. In: a `run` record and the record of a moment. Out: one to three changes.
 
-A change is never proposed that is in force already, that the engine refuses, or that saves nothing in the phase where
-it failed. Figures come from the records or not at all.
+No rule proposes a change that is already in force, that the engine refuses, or that saves nothing in the phase that
+failed. Figures come from the records only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hf_memkit.units import GIB
 __all__ = ["ONLY_LOSS", "SHARDS_SAVED", "SMALL_PREDICTIONS", "smaller_batch", "suggest"]
 
 Proposals = Iterator[tuple[float, Change]]
-"""Changes, each with the GiB of memory that it works on at the most, by which they are put in order."""
+"""Changes, each with the most GiB of memory that it can save, which gives their order."""
 
 ACTIVATION_PHASES: Final = ("forward", "backward")
 
@@ -32,11 +32,11 @@ _EIGHT_BIT_BYTES: Final = OPTIMIZERS["adamw_bnb_8bit"].states.bytes_a_parameter
 
 _OFFLOADED_BYTES: Final = 20
 """What ZeRO-Offload holds in RAM a parameter, at most: fp32 master weight, gradient and two moments, the 16-bit copy
-on its way to the card, and with accumulation 16-bit gradients (deepspeed 0.19.8: runtime/zero/stage_1_and_2.py;
+on its way to the GPU, and with accumulation 16-bit gradients (deepspeed 0.19.8: runtime/zero/stage_1_and_2.py;
 `memkit ds show zero2-offload --model …` has the ledger)."""
 
 _FIRST: Final = 1e6
-"""Of what answers the cause itself, and costs next to nothing: before all others."""
+"""For a change that removes the cause itself at almost no cost: before all others."""
 
 _BATCH_COST: Final = (
     "more, smaller forward passes a step, slower if they leave the GPU idle; the same result up to rounding"
@@ -80,10 +80,10 @@ def batch(job: RunView) -> Proposals:
 
 
 def smaller_batch(job: RunView, most: float | None = None) -> Change | None:
-    """The next smaller micro-batch of which a whole number makes up this one; None for one sample, or if not known.
+    """The next smaller micro-batch that divides this one; None for one sample, or if the batch is unknown.
 
     Args:
-        most: with no more samples than that, if there is such a part.
+        most: maximum number of samples, if a divisor that small exists.
     """
     samples = job.count("per_device_train_batch_size")
     if job.argument("auto_find_batch_size") and isinstance(job.moment.get("samples"), int):
@@ -120,7 +120,7 @@ def checkpointing(job: RunView) -> Proposals:
 
 
 def fused_loss(job: RunView) -> Proposals:
-    """Logits and loss in chunks, never whole."""
+    """Logits and loss in chunks."""
     held = job.gib("loss")
     known = job.run.get("model_type") in LIGER_OPTIONS and job.hardware.get("device_type") in ("cuda", "xpu")
     if job.phase not in ACTIVATION_PHASES or not held or not known or job.argument("use_liger_kernel"):
@@ -154,7 +154,7 @@ def half_precision(job: RunView) -> Proposals:
 
 
 def eager_attention(job: RunView) -> Proposals:
-    """Attention that does not write out its sequence × sequence matrices."""
+    """Attention without sequence × sequence matrices."""
     held = job.gib("activations")
     if held and job.phase in ACTIVATION_PHASES and job.run.get("attention") == "eager":
         yield held, Change(
@@ -239,7 +239,7 @@ def paged(job: RunView) -> Proposals:
 
 
 def fused_optimizer(job: RunView) -> Proposals:
-    """One kernel over all parameters, without temporaries of their size."""
+    """One kernel over all parameters, without temporaries."""
     weights = job.gib("weights")
     if job.phase != "optimizer" or job.optim != "adamw_torch" or job.deepspeed or not job.on_cuda:
         return
@@ -255,7 +255,7 @@ def fused_optimizer(job: RunView) -> Proposals:
 
 
 def base_weights(job: RunView) -> Proposals:
-    """Frozen fp32 weights in 16 bit, where only adapters are trained."""
+    """Frozen fp32 weights in 16 bit, if only adapters are trained."""
     held = job.gib("weights")
     if not held or not job.trains_adapters or not job.weights_in_fp32:
         return
@@ -273,7 +273,7 @@ def base_weights(job: RunView) -> Proposals:
 
 
 def adapters(job: RunView) -> Proposals:
-    """LoRA: gradients and states of a few adapters instead of the whole model's."""
+    """LoRA: gradients and states of adapters instead of the whole model."""
     held = job.model_states
     if job.phase not in _ON_THE_CARD or job.trains_adapters or not job.trainable or not held:
         return
@@ -303,7 +303,7 @@ def sharding(job: RunView) -> Proposals:
 
 
 def offload(job: RunView) -> Proposals:
-    """ZeRO-Offload: gradients and states in RAM, the update on the CPU."""
+    """ZeRO-Offload: gradients and states in RAM, the optimizer step on the CPU."""
     held = job.model_states
     if not held or job.fsdp or not job.on_cuda or job.phase not in _ON_THE_CARD or job.trains_adapters:
         return
@@ -335,7 +335,7 @@ def _states(job: RunView) -> float | None:
 
 
 def _eight_bit_saving(job: RunView, held: float) -> tuple[float | None, str | None]:
-    """GiB, where the table of modules tells the embeddings, and the states measured are AdamW's fp32 ones."""
+    """GiB, if the table of modules has the embeddings, and the measured states are AdamW's in fp32."""
     embeddings, trainable = job.embedding_parameters, job.trainable
     measured = job.gib("optimizer")
     if embeddings is None or trainable is None or not measured or embeddings > trainable:
@@ -350,7 +350,7 @@ def _eight_bit_saving(job: RunView, held: float) -> tuple[float | None, str | No
     return round(saves, 2), basis
 
 
-# Where it was not a training step on the card: evaluation, saving, and the machine's RAM.
+# Outside the training step on the GPU: evaluation, saving, and host RAM.
 
 
 def gathered_predictions(job: RunView) -> Proposals:
@@ -387,7 +387,7 @@ def evaluation_batch(job: RunView) -> Proposals:
 
 
 def saving(job: RunView) -> Proposals:
-    """Less put together for a checkpoint."""
+    """Less gathered for a checkpoint."""
     if job.phase != "save":
         return
     if job.stage == 3:
@@ -435,7 +435,7 @@ def buffers_in_ram(job: RunView) -> Proposals:
 
 
 def _whole_card(job: RunView) -> float:
-    """Where no category tells, what is tried first is what usually holds most."""
+    """Without categories, the change to what usually holds most comes first."""
     return 1.0 + (job.gib("loss") or 0.0)
 
 
@@ -449,10 +449,10 @@ _DEVICE: Final[tuple[Rule, ...]] = (
 _HOST: Final[tuple[Rule, ...]] = (loader, buffers_in_ram, pinned_batches)
 
 _OTHER_TRAINING: Final[tuple[Rule, ...]] = (adapters, sequence_length, only_loss)
-"""These change what is trained or what an evaluation gives: they come after those that do not."""
+"""These change what is trained, or what an evaluation reports: they come last."""
 
 _NOTICED: Final = 0.002
-"""Of the card. Less than that is within what the allocator rounds up to: its segments have 2 to 20 MiB each."""
+"""Share of the GPU. Less is within the allocator's rounding: its segments have 2 to 20 MiB each."""
 
 
 def suggest(
@@ -492,6 +492,6 @@ def suggest(
 
 
 def _too_little(job: RunView, at_most_gib: float) -> bool:
-    """A change of the states of a few adapters, say: it costs something and makes no room."""
+    """Whether a change costs something and saves nothing noticeable, such as smaller states of a few adapters."""
     capacity = job.hardware.get("capacity_gib")
     return isinstance(capacity, int | float) and job.measured and 0 < at_most_gib < _NOTICED * capacity

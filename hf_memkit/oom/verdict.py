@@ -1,8 +1,8 @@
 """The cause of a message, computed from its sizes. In: an `OomMessage`. Out: a `Verdict`.
 
-Before PyTorch raises this error it gives every whole cached segment back to the driver and asks again
-(torch: c10/cuda/CUDACachingAllocator.cpp, `release_cached_blocks`). What is still cached then lies in pieces between
-tensors that are in use, so that reserved − allocated is what could not be given back.
+Before PyTorch raises this error, it releases every unused cached segment and retries (torch:
+c10/cuda/CUDACachingAllocator.cpp, `release_cached_blocks`). The remaining cache lies in blocks between live tensors,
+so reserved − allocated is what PyTorch could not release.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from hf_memkit.units import GIB, MIB
 __all__ = ["Cause", "Verdict", "for_job", "judge", "split_size_mb"]
 
 OWN_CONTEXT: Final = 2 * GIB
-"""What a process may hold on a card outside PyTorch's allocator without anything being unusual: the CUDA context and
-its kernels, 0.5 to 2 GiB (stas00/ml-engineering: training/performance). Beyond it somebody else is the likelier."""
+"""What a process normally holds on a GPU outside PyTorch's allocator: the CUDA context and its kernels, 0.5 to 2 GiB
+(stas00/ml-engineering: training/performance). More than that is more likely another process or library."""
 
 _LEAST_SPLIT: Final = 20 * MIB
 """torch refuses a `max_split_size_mb` below it (torch: c10/core/AllocatorConfig.h: 20 MiB)."""
@@ -36,7 +36,7 @@ _EMPTY_CACHE: Final = Remedy(
 
 @dataclass(frozen=True, slots=True)
 class DeviceFigures:
-    """What a device's message tells of the card: bytes, None where they can't be had."""
+    """A GPU as a message describes it: bytes, None if unknown."""
 
     message: OomMessage
     allocator_settings: str | None
@@ -51,12 +51,12 @@ class DeviceFigures:
 
     @property
     def limit(self) -> int | None:
-        """All that the process may use, or that the card has."""
+        """The cap of the process, or the total of the GPU."""
         return self.message.allowed_bytes or self.message.capacity_bytes
 
     @property
     def short(self) -> int:
-        """What is missing even if all that is cached could be used; negative where that would do."""
+        """What is missing even with the whole cache; negative if the cache is enough."""
         return self.requested - self.available - (self.cached or 0)
 
     @property
@@ -72,7 +72,7 @@ class DeviceFigures:
 
 
 def _card(message: OomMessage, allocator_settings: str | None, requested: int, free: int) -> DeviceFigures:
-    """The card of `message`, of which `requested` bytes were asked and `free` bytes were free."""
+    """The GPU of `message`, with `requested` bytes requested and `free` bytes free."""
     reserved, available = message.reserved_bytes, free
     if message.allowed_bytes is not None and reserved is not None:
         available = min(free, max(0, message.allowed_bytes - reserved))
@@ -81,7 +81,7 @@ def _card(message: OomMessage, allocator_settings: str | None, requested: int, f
     if process is not None and reserved is not None:
         overhead = max(0, process - reserved)
         if message.capacity_bytes is not None:
-            # In a container NVML may not list the processes of others; what they hold is missing on the card.
+            # In a container NVML may not list other processes; what they hold is missing from the total.
             others = max(others or 0, message.capacity_bytes - free - process)
     elif message.capacity_bytes is not None and reserved is not None and others is None:
         # The message lists no process: what is neither free nor PyTorch's is the context, libraries or others.
@@ -91,7 +91,7 @@ def _card(message: OomMessage, allocator_settings: str | None, requested: int, f
 
 
 def _processes(message: OomMessage) -> tuple[int | None, int | None]:
-    """What this process holds, and what the others hold together; None where the message does not tell."""
+    """What this process holds, and what the others hold together; None if the message does not say."""
     others = other_processes(message)
     held = sum(process.size_bytes or 0 for process in others)
     if message.process_bytes is not None:
@@ -103,10 +103,10 @@ def _processes(message: OomMessage) -> tuple[int | None, int | None]:
 
 
 def other_processes(message: OomMessage) -> tuple[Process, ...]:
-    """Those of the message that are not this one.
+    """The processes of the message without this one.
 
-    torch finds itself in NVML's list by its process id. In a container that differs from the host's, and its own
-    entry then reads like another process: it is the one that holds no less than PyTorch reserved.
+    torch finds itself in NVML's list by its process ID. In a container that differs from the host's, so that its own
+    entry looks like another process: it is the one that holds at least what PyTorch reserved.
     """
     if message.process_bytes is not None or message.reserved_bytes is None:
         return message.processes
@@ -116,9 +116,9 @@ def other_processes(message: OomMessage) -> tuple[Process, ...]:
 
 
 _NOTABLE: Final = 0.05
-"""A share of the card below which a thing is not called the cause: a few per cent are
-always cached between tensors, and a desktop's few hundred MiB move the limit by less than one batch does. torch's own
-text says "if reserved but unallocated memory is large", and gives no number."""
+"""A share of the GPU below which nothing is called the cause: a few per cent are always cached between tensors, and a
+desktop's few hundred MiB move the limit by less than one batch does. torch's own text says "if reserved but
+unallocated memory is large", without a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +252,7 @@ def _cap(card: DeviceFigures) -> Verdict | None:
     if allowed is None or free is None or reserved is None or reserved + card.requested <= allowed:
         return None
     if free < card.requested or card.short <= 0:
-        return None  # the card is full as well, or what is cached would do
+        return None  # the GPU is full too, or the cache would be enough
     why = (
         f"The GPU has {show(free)} free, but this process may use at most {show(allowed)}: {show(reserved)} reserved "
         f"+ {show(card.requested)} requested is more."
@@ -382,22 +382,22 @@ def _figures(message: OomMessage) -> dict[str, float]:
     return {f"{name}_gib": size / GIB for name, size in sizes.items() if size is not None}
 
 
-# Settings of PyTorch's allocator: which would have helped against a message, and which would not.
+# Settings of PyTorch's allocator: which help against a message, and which do not.
 
 
 def split_size_mb(requested_bytes: int) -> int | None:
-    """The `max_split_size_mb` that would have served this request: the power of two at or below it.
+    """The `max_split_size_mb`, in MiB, that serves this request: the power of two at or below it.
 
-    Blocks of at least that size are then not cut for smaller tensors, and one that is free can serve the request
-    whole, or be given back (torch: c10/cuda/CUDACachingAllocator.cpp, `should_split`, `get_free_block`,
-    `release_available_cached_blocks`). None: the request is so small that no allowed value is below it.
+    PyTorch then splits no block of at least that size, so that a free one can serve the request or be released (torch:
+    c10/cuda/CUDACachingAllocator.cpp, `should_split`, `get_free_block`, `release_available_cached_blocks`). None if
+    the request is below every value that torch accepts.
     """
     value = 1 << ((requested_bytes // MIB).bit_length() - 1) if requested_bytes >= MIB else 0
     return value if value * MIB > _LEAST_SPLIT else None
 
 
 def _for_fragmentation(message: OomMessage, in_use: str | None) -> tuple[Remedy, ...]:
-    """What to set where enough is cached, in pieces. `in_use`: the settings of that run, if they are known."""
+    """What to set against fragmentation. `in_use`: the settings of that run, if known."""
     key, requested = f"environment.{_variable(message)}", message.requested_bytes or 0
     if in_use is not None and "expandable_segments:true" in in_use.lower().replace(" ", ""):
         why = (
@@ -423,7 +423,7 @@ def _for_fragmentation(message: OomMessage, in_use: str | None) -> tuple[Remedy,
 
 
 def _for_size(message: OomMessage, why: str) -> tuple[Remedy, ...]:
-    """What allocator settings can't do where pieces are not the matter."""
+    """Why allocator settings do not help if the cause is not fragmentation."""
     if message.reserved_bytes is None or message.device_type in ("mps", "npu", "hpu"):
         return (_EMPTY_CACHE,) if message.device_type in (None, "cuda", "rocm") else ()
     if message.device_type == "xpu":
@@ -444,6 +444,6 @@ def _why_expandable(message: OomMessage) -> str:
 
 
 def _variable(message: OomMessage) -> str:
-    """As the message names it; else one that all versions read: PYTORCH_ALLOC_CONF is read by new ones only (torch:
-    c10/core/AllocatorConfig.h)."""
+    """The variable that the message names; else one that all versions read, because only new ones read
+    PYTORCH_ALLOC_CONF (torch: c10/core/AllocatorConfig.h)."""
     return message.variable or f"PYTORCH_{'HIP' if message.device_type == 'rocm' else 'CUDA'}_ALLOC_CONF"
