@@ -1,6 +1,6 @@
-"""The line in a user's script: Trainer's events become records, dashboards, OOM notes, and a summary at the end.
+"""The callback for a user's script: turns Trainer's events into records, dashboard numbers, OOM notes and a summary.
 
-Names are imported when first used: this package alone loads neither torch nor transformers.
+Names are imported on first use: this package alone loads neither torch nor transformers.
 """
 
 from __future__ import annotations

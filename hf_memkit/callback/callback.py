@@ -1,9 +1,8 @@
-"""The callback that adds memory to an existing Trainer. In: Trainer's events. Out: records, log keys, a report at the
-end.
+"""The callback that measures memory in an existing Trainer. In: Trainer's events. Out: records, log keys, a report.
 
 ```python
 trainer = Trainer(…, callbacks=[MemoryReportCallback()])   # records, report, console, trainer_state.json
-attach(trainer)                                            # instead: TensorBoard and others see the numbers too
+attach(trainer)                                            # instead: the numbers also reach TensorBoard and others
 ```
 """
 
@@ -43,35 +42,35 @@ _logger = logging.getLogger(__name__)
 class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transformers' types are not followed
     """Records memory at every optimizer step, evaluation and save of a Trainer, and reports it when training ends.
 
-    It never raises into training, never changes results and never synchronises the device. What goes wrong in it is
-    counted, logged once, and reported in the `end` record.
+    The callback never raises into training, changes no results and never synchronises the device. It counts its own
+    errors, logs the first and reports the count in the `end` record.
 
-    When training runs out of memory, that moment is recorded, and a note with the changes that would help is added to
-    the exception, which goes on unchanged. Python tells only of exceptions that nobody catches: in a notebook, or
-    around a `try`, write `with oom_advice(): trainer.train()`.
+    When training runs out of memory, the callback records that moment and adds a note with the most useful changes to
+    the exception, which continues unchanged. Python reports only uncaught exceptions to the callback: in a notebook,
+    or inside a `try`, write `with oom_advice(): trainer.train()`.
 
     A copied or pickled callback is a new one with the same options.
 
     Args:
-        output_dir: folder of the records; default: the Trainer's `output_dir`.
-        phases: tell the phases of a step apart. This resets torch's peak counter
-            (`torch.cuda.reset_peak_memory_stats`) at each boundary, so that others who read
-            `torch.cuda.max_memory_allocated` see the peak of a phase; `phases=False` leaves the counter alone, and
-            the peaks are then those since the process began.
-        log: what the logs of training steps get, under `memory/`: `"few"` (peaks, share of the card, fragmentation,
-            headroom), `"all"` numbers there are, or `"none"`.
+        output_dir: folder of the records. Default: the Trainer's `output_dir`.
+        phases: measure each phase of a step. This resets torch's peak counter
+            (`torch.cuda.reset_peak_memory_stats`) at each boundary, so that `torch.cuda.max_memory_allocated` gives
+            the peak of the current phase. `phases=False` leaves the counter alone; peaks then count from the start of
+            the process.
+        log: numbers under `memory/` in the logs of training steps: `"few"` (peaks, share of the GPU, fragmentation,
+            headroom), `"all"` or `"none"`.
         summary: print a summary when training ends or runs out of memory; `"stderr"`: on standard error.
-        html: write `memory-report.html` beside the records then. After any other error
-            `memkit report FOLDER --html FILE` makes it from the records.
-        oom_snapshot: have the allocator remember where its blocks come from, and write them beside the records when
-            memory runs out. Costs time at every allocation.
+        html: write `memory-report.html` to the folder of the records at the same time. After any other error, run
+            `memkit report FOLDER --html FILE`.
+        oom_snapshot: record the origin of every allocator block, and write the blocks to the folder of the records
+            when memory runs out. Costs time at every allocation.
         run_facts: plain data for the `run` record, under `facts`.
-        readers: where counters come from; default: this machine's.
-        prediction: what `memkit predict --json` printed for this training, or what `hf_memkit.prediction.predict`
-            returned: it stands in the `run` record, and the report lays it beside what was measured.
+        readers: sources of the counters. Default: this machine's.
+        prediction: output of `memkit predict --json` or of `hf_memkit.prediction.predict` for this training. The `run`
+            record stores it, and the report compares it with the measurements.
 
     Raises:
-        SettingError: `log` is none of the three.
+        SettingError: `log` is not `"few"`, `"all"` or `"none"`.
     """
 
     def __init__(
@@ -89,7 +88,8 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
     ) -> None:
         if log not in LOG:
             known = ", ".join(repr(name) for name in LOG)
-            raise SettingError(f"MemoryReportCallback(log={log!r}): give {known}{did_you_mean(str(log), LOG)}")
+            close = did_you_mean(str(log), LOG)
+            raise SettingError(f"MemoryReportCallback(log={log!r}): unknown value. Write one of {known}{close}")
         plain = prediction if prediction is None or isinstance(prediction, Mapping) else prediction.to_json()
         facts = dict(run_facts or {})
         self._options = CallbackOptions(output_dir, phases, log, summary, html, oom_snapshot, facts, readers, plain)
@@ -107,31 +107,31 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
 
     @property
     def callback_errors(self) -> int:
-        """How often measuring has gone wrong in the current or last training."""
+        """Number of errors in the callback's own measuring, in the current or last training."""
         return self._barrier.count
 
     @property
     def path(self) -> Path | None:
-        """The file of the current or last training."""
+        """The records file of the current or last training."""
         return self._training.recorder.writer.path if self._training is not None else None
 
     @property
     def phase(self) -> Phase | None:
-        """What training is doing now; after an exception, what it was doing then."""
+        """The phase of training now; after an exception, the phase in which it was raised."""
         return self._training.recorder.tracker.phase if self._training is not None else None
 
     @property
     def advice(self) -> OomNote | None:
-        """What is said of the out-of-memory error that ended the last training; None if another thing did."""
+        """The note on the out-of-memory error that ended the last training; None without such an error."""
         return self._training.advice if self._training is not None else None
 
     def mark_interrupted(self) -> None:
-        """The training is being stopped early: its `end` record will say so."""
+        """Marks the training as interrupted in its `end` record."""
         if self._training is not None:
             self._training.interrupted = True
 
     def close(self) -> None:
-        """Takes all hooks away after a training that raised; else training's end has done it. Safe to repeat."""
+        """Removes all hooks. Needed only after a training that raised; safe to repeat."""
         if self._training is not None:
             self._barrier.call("close", self._training.close)
 
@@ -195,9 +195,9 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
         self._told_of_dashboards = True
         if state.is_world_process_zero:
             _logger.warning(
-                "memkit: memory numbers reach the console, trainer_state.json and the report, but not %s, told before "
-                "this callback. To have them there, write `attach(trainer)` (from hf_memkit import attach) after the "
-                "Trainer is made, instead of callbacks=[MemoryReportCallback()]",
+                "memkit: memory numbers do not reach %s, which runs before this callback; the console, "
+                "trainer_state.json and the report have them. To add them, remove callbacks=[MemoryReportCallback()] "
+                "and, after you create the Trainer, write `attach(trainer)` (from hf_memkit import attach)",
                 " and ".join(args.report_to),
             )
 
@@ -215,13 +215,20 @@ class MemoryReportCallback(TrainerCallback):  # type: ignore[misc]  # transforme
 
 
 def attach(trainer: Any, **kwargs: Any) -> MemoryReportCallback:
-    """Adds a MemoryReportCallback in front of the Trainer's other callbacks, replacing one that is there.
+    """Adds a MemoryReportCallback before the Trainer's other callbacks, so that its numbers reach the dashboards.
 
-    In front, because dashboards are told in order: what comes after them reaches none of them.
+    Trainer runs callbacks in order, and a dashboard sees only what callbacks before it have logged. A
+    MemoryReportCallback that the Trainer already has is replaced.
 
     Args:
-        trainer: a `transformers.Trainer`, or one of its subclasses.
-        kwargs: those of MemoryReportCallback. Without any, one that is there keeps its options and moves to the front.
+        trainer: a `transformers.Trainer` or a subclass.
+        kwargs: options of MemoryReportCallback. Without any, an existing one keeps its options and moves to the front.
+
+    Returns:
+        The callback.
+
+    Raises:
+        SettingError: an option has an unknown value.
     """
     callbacks = trainer.callback_handler.callbacks
     there = [other for other in callbacks if isinstance(other, MemoryReportCallback)]

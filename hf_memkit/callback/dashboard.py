@@ -36,13 +36,12 @@ def add_to_log(numbers: Mapping[str, float], logs: dict[str, Any], state: Any) -
 
 
 def over_ranks(numbers: Mapping[str, float], heard: Mapping[int, Heard], *, since_step: int) -> dict[str, float]:
-    """Mean, maximum and rank of the maximum of the numbers that tell most, and how many ranks they come from.
+    """Mean, maximum and rank of the maximum of the main numbers (GiB), and the number of ranks they come from.
 
     Args:
-        numbers: this rank's; they say whether there is an allocator.
-        heard: the last known numbers of each rank.
-        since_step: the logging step before this one. Older numbers of which nothing newer has come for some seconds
-            are left out: their rank has fallen silent.
+        numbers: this rank's; they show whether there is an allocator.
+        heard: the latest numbers of each rank.
+        since_step: the previous logging step. Ranks that sent nothing newer for some seconds are omitted.
     """
     fresh = {
         rank: known.numbers

@@ -1,7 +1,7 @@
-"""What is recorded of the exception that ends a training. In: the exception, and the training's recorder. Out: `oom`
-and `end` records, and the advice.
+"""Records the exception that ends a training. In: the exception, and the training's recorder. Out: `oom` and `end`
+records, and the advice.
 
-To be used while the exception is being handled: its traceback still holds the frames, and these the tensors.
+Call it while the exception is being handled: its traceback still holds the frames, and these the tensors.
 """
 
 from __future__ import annotations
@@ -42,15 +42,18 @@ def record_exception(
     snapshot: bool,
     ctrl_c: bool,
 ) -> OomNote | None:
-    """Writes the `end` record, and before it an `oom` record if memory had run out; then there is advice to return.
+    """Writes the `end` record, and before it an `oom` record if memory ran out.
 
     Args:
-        error: on its way out of the training.
+        error: the exception that leaves the training.
         recorder: of that training.
-        barrier: for each part: what goes wrong in one is counted and leaves the others.
-        global_step: how many steps the training has finished.
-        snapshot: whether the allocator's state is to be written beside the records.
-        ctrl_c: whether Ctrl-C was pressed: another error than running out of memory is then a consequence of it.
+        barrier: counts an error of one part and runs the others.
+        global_step: number of finished optimizer steps.
+        snapshot: whether to write the allocator's state to the folder of the records.
+        ctrl_c: whether Ctrl-C was pressed; any error except out-of-memory then counts as its consequence.
+
+    Returns:
+        The note on an out-of-memory error; None for any other exception.
     """
     advice = None
     found = barrier.call("out of memory?", out_of_memory, error)

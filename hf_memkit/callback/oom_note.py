@@ -1,6 +1,6 @@
-"""What to say when memory has run out. In: the exception, and what was recorded of that moment. Out: a note.
+"""The note on an out-of-memory error. In: the exception, and the record of that moment. Out: a note.
 
-The note goes onto the exception (`BaseException.add_note`): Python and IPython print it below the traceback.
+`BaseException.add_note` adds it to the exception: Python and IPython print it below the traceback.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ __all__ = ["OomNote", "add_note", "advice_from_text", "chain", "frames", "out_of
 
 _MARK: Final = "memkit: "
 
-_WITH_CALLBACK: Final = "With callbacks=[MemoryReportCallback()] in the Trainer the advice is for this very job."
+_WITH_CALLBACK: Final = "For advice measured on this job, add callbacks=[MemoryReportCallback()] to the Trainer."
 
 
 @dataclass(frozen=True)
 class OomNote:
-    """What happened, why, and what would help.
+    """What happened, why, and what helps.
 
     Attributes:
-        happened: when memory ran out, of what, and what filled it; one line.
-        why: the cause with its arithmetic; empty if nothing is known of it.
+        happened: when memory ran out, the sizes, and the largest categories; one line.
+        why: the cause with its arithmetic; empty if unknown.
         helps: what to change, a line each.
-        more: where the records are and how to read them, or how to have some.
-        general: nothing is known of the job, so that `helps` is what helps most jobs.
+        more: where the records are and how to read them, or how to get records.
+        general: whether `helps` is generic, because the job is unknown.
     """
 
     happened: str
@@ -46,12 +46,12 @@ class OomNote:
     general: bool = False
 
     def text(self) -> str:
-        """The note: plain words, a thought a line."""
+        """The whole note, as lines."""
         return "\n".join(part for part in (f"{_MARK}{self.happened}", self.details()) if part)
 
     def details(self) -> str:
-        """Cause, changes and where to read on."""
-        heading = "What helps, in general:" if self.general else "What would help most:"
+        """Cause, changes and where to read more."""
+        heading = "Generic fixes:" if self.general else "What helps most:"
         helps = [heading, *(f"  {n}. {line}" for n, line in enumerate(self.helps, 1))]
         return "\n".join(line for line in (self.why, *(helps if self.helps else ()), self.more) if line)
 
@@ -89,10 +89,10 @@ def frames(error: BaseException) -> Iterator[FrameType]:
 
 
 def out_of_memory(error: BaseException) -> tuple[BaseException, OomMessage | None] | None:
-    """The out-of-memory error that `error` is, was raised from, or was raised while handling, and what it says.
+    """The out-of-memory error in the chain of `error` (itself, its cause, its context), and its message.
 
-    That is torch's own class for it, and what other libraries raise as RuntimeError or MemoryError with a text that
-    `hf_memkit.oom` knows. None if there is none.
+    This is torch's own class, or a RuntimeError or MemoryError of another library with a text that `hf_memkit.oom`
+    knows. None if there is none.
     """
     import torch
 
@@ -107,7 +107,7 @@ def out_of_memory(error: BaseException) -> tuple[BaseException, OomMessage | Non
 
 
 def advice_from_text(error: BaseException) -> OomNote | None:
-    """What the text of an out-of-memory error tells by itself; None if `error` is none."""
+    """A note from the text of an out-of-memory error alone; None if `error` is not one."""
     from hf_memkit.oom import explain_oom, judge
 
     found = out_of_memory(error)
@@ -131,12 +131,12 @@ def advice_from_text(error: BaseException) -> OomNote | None:
 def say_what_was_recorded(
     record: Mapping[str, Any], run: Mapping[str, Any], verdict: Verdict | None, changes: list[Change], path: Path
 ) -> OomNote:
-    """The advice for a training, from its `oom` record and its `run` record.
+    """A note for a training, from its `oom` record and its `run` record.
 
     Args:
         record, run: as in the file of records.
-        verdict: what the message says of the cause, if it says anything.
-        changes: what would save most for this job.
+        verdict: the cause, if the message gives one.
+        changes: what saves most for this job.
         path: the file of records.
     """
     figures = {**record, **verdict.figures} if verdict is not None else record
@@ -144,12 +144,12 @@ def say_what_was_recorded(
         happened=" ".join(part for part in (_when(record, run), _sizes(figures), _filled(record)) if part),
         why=_why(verdict) if verdict is not None else "",
         helps=_sentences(changes) or (_settings(verdict) if verdict is not None else ()),
-        more=f"Recorded in {path}; more with: memkit explain {path.parent}",
+        more=f"Recorded in {path}. For details, type: memkit explain {path.parent}",
     )
 
 
 def add_note(error: BaseException, advice: OomNote) -> None:
-    """Adds the note; an exception that has one already keeps it and gets no other."""
+    """Adds the note, unless the exception already has one."""
     if not _has_note(error):
         error.add_note(advice.text())
 
@@ -164,7 +164,7 @@ def _when(record: Mapping[str, Any], run: Mapping[str, Any]) -> str:
     if record["phase"] in ("forward", "backward") and "micro_batch" in record and accumulated > 1:
         words += f", micro-batch {record['micro_batch']} of {accumulated}"
     if "samples" in record and "longest_sequence" in record:
-        words += f" ({record['samples']} samples, the longest of {record['longest_sequence']})"
+        words += f" ({record['samples']} samples, longest sequence {record['longest_sequence']} tokens)"
     return f"{words}."
 
 
@@ -173,7 +173,7 @@ def _sizes(figures: Mapping[str, Any]) -> str:
     reserved, allocated = figures.get("reserved_gib"), figures.get("allocated_gib")
     sentences = []
     if wanted is not None:
-        sentences.append(f"It wanted {_size(wanted)} more.")
+        sentences.append(f"Requested: {_size(wanted)}.")
     if free is not None:
         sentences.append(f"Free: {_size(free)}{f' of {_size(capacity)}' if capacity is not None else ''}.")
     if reserved is not None and allocated is not None:
@@ -189,7 +189,7 @@ def _filled(record: Mapping[str, Any]) -> str:
     largest = sorted((name for name in sizes if sizes[name] > least), key=lambda name: -sizes[name])[:3]
     if not largest:
         return ""
-    return f"Most of it: {', '.join(f'{name} {_size(sizes[name])}' for name in largest)}."
+    return f"Largest: {', '.join(f'{name} {_size(sizes[name])}' for name in largest)}."
 
 
 def _why(verdict: Verdict) -> str:

@@ -136,17 +136,19 @@ def _take_out_dead_hooks() -> None:
 
 @contextlib.contextmanager
 def oom_advice() -> Iterator[None]:
-    """Explains an out-of-memory error that leaves the block; also a decorator.
+    """Adds advice to an out-of-memory error that leaves the block; also a decorator.
 
     ```python
     with oom_advice():
         trainer.train()
     ```
 
-    Where a `MemoryReportCallback` is in the Trainer, its records say how the training ended, and the advice is for
-    this very job; without one, the advice comes from the error's text. It is added to the exception as a note, which
-    Python prints below the traceback; the exception itself goes on unchanged. Scripts that run from the command line
-    and add the callback need no `oom_advice()`; notebooks, and scripts that catch what training raises, do.
+    The advice is a note on the exception, which Python prints below the traceback; the exception continues unchanged.
+    With a `MemoryReportCallback` in the Trainer, the advice comes from this job's records, and the records show how
+    the training ended; without one, the advice comes from the error's text.
+
+    Notebooks, and scripts that catch exceptions of training, need `oom_advice()`. Other scripts with the callback do
+    not.
     """
     try:
         yield

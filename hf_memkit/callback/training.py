@@ -38,11 +38,11 @@ from hf_memkit.report.text import PAGE
 
 __all__ = ["CallbackOptions", "Training", "expect_end"]
 
-_NOT_RECORDED: Final = "recording stopped before training did: the callback was closed, or another one took over"
+_NOT_RECORDED: Final = "recording stopped before training ended: the callback was closed, or another one replaced it"
 
 _WHAT_IS_KNOWN: Final = {
     "status": "failed",
-    "error": "training stopped before its end: an exception that the script caught, or an exit in the middle",
+    "error": "training stopped early: the script caught an exception, or called exit",
 }
 
 _INTERRUPTED: Final = {"status": "interrupted", "error_type": "KeyboardInterrupt"}

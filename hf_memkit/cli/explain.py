@@ -1,4 +1,4 @@
-"""`memkit explain`: an out-of-memory message, a log, or a run's records, explained."""
+"""`memkit explain`: explains an out-of-memory message, a log or a run's records."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ __all__ = ["EXAMPLES", "explain"]
 
 EXAMPLES = """[bold]Examples[/bold]
 
-  memkit explain train.log             finds the message in a log of any size
+  memkit explain train.log                     a log of any size
 
   python train.py 2>&1 | memkit explain
 
-  memkit explain train.log --args args.yaml       fits the advice to your TrainingArguments
+  memkit explain train.log --args args.yaml    advice from your arguments
 
-  memkit explain out/                  a run with MemoryReportCallback: what would save most for this job
+  memkit explain out/                          a recorded run: measured savings
 """
 
-_HOW = "memkit explain FILE, memkit explain RUN_DIR, or a log through a pipe: python train.py 2>&1 | memkit explain"
+_HOW = "Type memkit explain FILE, memkit explain RUN_DIR, or python train.py 2>&1 | memkit explain"
 
 
 def explain(
     source: Annotated[
         str | None,
         typer.Argument(
-            metavar="[FILE|RUN_DIR|-]", help="Log or message; a run's folder; - or nothing: standard input."
+            metavar="[FILE|RUN_DIR|-]", help="Log or message, or the folder of a run. Default, and -: standard input."
         ),
     ] = None,
     args: Annotated[
         str | None,
-        typer.Option("--args", metavar="FILE", help="The job's arguments (YAML or JSON): the advice fits them."),
+        typer.Option("--args", metavar="FILE", help="The job's arguments (YAML or JSON), which the advice uses."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
-    """An out-of-memory message or log, explained, with the changes that would save most."""
+    """Explains an out-of-memory error and lists the changes that save most."""
     explanations, instead = _explanations(source, _arguments(args) if args is not None else None)
     if as_json:
         print(json.dumps([explanation.to_json() for explanation in explanations], indent=2))
@@ -59,7 +59,7 @@ def explain(
         first, *others = explanations
         print(first.text(width))
         if others:
-            print("\nOn other ranks (--json has all of it)")
+            print("\nOther ranks (--json has the details)")
         for other in others:
             print(f"  {other.headline()}")
     return 0 if any(explanation.found is not None for explanation in explanations) else 1
@@ -78,21 +78,21 @@ def _arguments(path: str) -> Mapping[str, Any]:
 
 
 def _explanations(source: str | None, arguments: Mapping[str, Any] | None) -> tuple[list[Explanation], str | None]:
-    """What was found; and where there is nothing to explain, what to say instead."""
+    """The explanations; and what to print instead if there is nothing to explain."""
     if source is None or source == "-":
         if sys.stdin is None or sys.stdin.isatty():
-            raise InputError(f"nothing to explain on standard input; {_HOW}")
+            raise InputError(f"no log on standard input. {_HOW}")
         return _of_log(io.BufferedReader(sys.stdin.buffer), None, arguments)
     path = Path(source)
     if path.is_dir():
         if arguments is not None:
-            raise InputError(f"--args: the records in {source!r} hold the arguments of that run; leave it out")
+            raise InputError(f"--args: the records in {source!r} already hold the run's arguments. Omit --args")
         return _of_run(path)
     try:
         with path.open("rb") as log:
             return _of_log(log, path, arguments)
     except OSError as error:
-        raise InputError(f"{source!r} cannot be read ({error.strerror}); {_HOW}") from error
+        raise InputError(f"{source!r}: cannot be read ({error.strerror}). {_HOW}") from error
 
 
 def _of_log(
@@ -105,12 +105,12 @@ def _of_log(
         return [explain_oom(io.TextIOWrapper(raw, encoding="utf-8", errors="replace", newline=""), arguments)], None
     name = "Standard input" if path is None else text(str(path))
     how = "python train.py 2>&1 | memkit explain" if path is None else "python train.py > train.log 2>&1"
-    why = "errors go to standard error, which a pipe or `>` alone leaves out"
+    why = "a pipe or `>` alone omits standard error, where errors go"
     return [Explanation(None)], f"{name} is empty: {why}. Type: {how}"
 
 
 def _of_run(folder: Path) -> tuple[list[Explanation], str | None]:
-    """One explanation for each rank that memory failed, in the run's last training."""
+    """One explanation for each rank that ran out of memory in the run's last training."""
     from hf_memkit.oom import Explanation, explain_killed, explain_oom, explain_records
     from hf_memkit.report.load import load_run
     from hf_memkit.report.sanitize import text
@@ -131,5 +131,5 @@ def _of_run(folder: Path) -> tuple[list[Explanation], str | None]:
     if told:
         return told, None
     name = text(folder)
-    instead = f"{name}: no out-of-memory error is recorded. How it ended: {run.ending.why.rstrip('.')}."
-    return [Explanation(None)], f"{instead}\nWhat it used, and what would make room: memkit report {shlex.quote(name)}"
+    instead = f"{name}: no out-of-memory error recorded. How the run ended: {run.ending.why.rstrip('.')}."
+    return [Explanation(None)], f"{instead}\nFor its memory use, type: memkit report {shlex.quote(name)}"

@@ -1,5 +1,5 @@
-"""What to change where only a message is known, its traceback and perhaps the arguments: no figure, and no claim that
-a change fits the job. Never what frames or arguments show in use."""
+"""What to change when only a message is known, its traceback and perhaps the arguments: without figures, and without
+what frames or arguments show in use."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LENGTHS: Final = ("max_length", "max_seq_length", "max_seq_len", "block_size", 
 
 
 def job_of(arguments: Mapping[str, Any]) -> RunView:
-    """The arguments of a file as a job: under today's names, with the defaults that matter here."""
+    """A job from a file's arguments, under current names and with transformers' defaults."""
     named = {current_name(name): value for name, value in arguments.items()}
     engine = "DeepSpeedEngine" if named.get("deepspeed") else ""
     return RunView({"arguments": {**_DEFAULTS, **named}, "engine": engine}, {})
@@ -61,12 +61,12 @@ Technique = Callable[[_Known], Change | None]
 def without_records(
     message: OomMessage, cause: str, trace: Traced | None = None, job: RunView | None = None
 ) -> tuple[Change, ...]:
-    """Up to three changes that answer this cause where it came; none where the job is not the matter.
+    """Up to three changes for this cause and place; none if the job is not the cause.
 
     Args:
-        message, cause: what happened, and why.
-        trace: what the traceback tells.
-        job: from the user's arguments (`job_of`), if they are known.
+        message, cause: the message and its cause.
+        trace: what the traceback shows.
+        job: from the user's arguments (`job_of`), if known.
     """
     trace, job = trace or Traced(), job or RunView({}, {})
     if message.memory != "device" or message.form in ("xla", "tensorflow", "vllm-cache", "vllm-start"):
@@ -92,7 +92,7 @@ def without_records(
 
 
 def grows_with_the_batch(trace: Traced) -> bool:
-    """Whether what was being made may be smaller with a smaller batch; not so of what only the model decides."""
+    """Whether a smaller batch may shrink the allocation; False if it depends on the model alone."""
     model_only = ("optimizer states", "optimizer step", "gathered weights", "merged adapters")
     return trace.place not in model_only if trace.place else trace.phase not in ("load", "save", "optimizer")
 
@@ -130,8 +130,8 @@ def _batch(known: _Known) -> Change | None:
     value = "smaller" if known.larger_by > 1 else "half"
     return Change(
         "arguments.per_device_train_batch_size", value,
-        "with gradient_accumulation_steps doubled each step sees the same samples, and activations halve",
-        "the same result up to rounding; more and smaller forwards a step",
+        "activations halve; double gradient_accumulation_steps, so that a step sees the same samples",
+        "more, smaller forward passes a step; the same result up to rounding",
     )  # fmt: skip
 
 
@@ -141,8 +141,8 @@ def _eval_batch(known: _Known) -> Change | None:
         return None
     return Change(
         "arguments.per_device_eval_batch_size", "half" if samples is None else samples // 2,
-        "an evaluation's batches have their own size, whatever the training batch has",
-        "none but time: the metrics are the same",
+        "evaluation batches have their own size, whatever the training batch size",
+        "a slower evaluation; the metrics are the same",
         current=samples,
     )  # fmt: skip
 
@@ -153,11 +153,11 @@ def _length(known: _Known) -> Change | None:
     if current is not None and current < 2:
         return None
     attention = known.trace.place == "attention"
-    grows = "attention's scores grow with its square" if attention else "activations and logits grow with it"
+    grows = "attention scores grow with its square" if attention else "activations and logits grow with it"
     return Change(
         "data.max_length" if name is None else f"arguments.{name}", "half" if current is None else current // 2,
         f"all texts of a batch are padded to its longest, and {grows}",
-        "longer texts are cut: what stands behind the limit is not learned",
+        "longer texts are truncated; the model does not learn from the rest",
         current=current,
     )  # fmt: skip
 
@@ -165,7 +165,7 @@ def _length(known: _Known) -> Change | None:
 def _checkpointing(known: _Known) -> Change | None:
     if known.uses("checkpointing"):
         return None
-    reason = "layers keep their input and compute the rest again in backward"
+    reason = "each layer keeps its input and recomputes its other activations in backward"
     cost = "about one more forward pass a step (Chen et al. 2016, arXiv 1604.06174)"
     if known.uses("FSDP"):
         # transformers refuses both switches together (trainer.py: "FSDP's activation_checkpointing").
@@ -184,9 +184,9 @@ def _fused_loss(known: _Known) -> Change | None:
         return None
     return Change(
         "arguments.use_liger_kernel", True,
-        "Liger's fused loss makes the logits, tokens × vocabulary, in chunks"
+        "Liger's fused loss computes the logits, tokens × vocabulary, in chunks"
         + ("" if trace.model_type else " (Llama, Qwen, Gemma, Mistral and others, not GPT-2)"),
-        "the package liger-kernel; results differ by rounding, and the output has no logits in training",
+        "the package liger-kernel; rounding differences; no logits in the training output",
     )  # fmt: skip
 
 
@@ -196,17 +196,17 @@ def _chunked_loss(known: _Known) -> Change | None:
     if known.uses("trl"):
         return Change(
             "command", "pip install -U trl",
-            "SFTTrainer of trl 1.16 and later makes no logits of a whole batch",
-            "a new version of trl; other trainers of it (DPO, GRPO) take use_liger_kernel",
+            "SFTTrainer of trl 1.16 and later does not compute the logits of a whole batch at once",
+            "a new version of trl; for its other trainers (DPO, GRPO), set use_liger_kernel",
         )  # fmt: skip
     smoothed = known.argument("label_smoothing_factor") or "…"
     options = f", label_smoothing={smoothed}" if known.uses("label smoothing") else ""
-    instead = "; it smooths labels itself: leave label_smoothing_factor out, which asks for all logits"
+    instead = "; it smooths labels too, so omit label_smoothing_factor, which needs all logits"
     return Change(
         "model_parts.chunked_loss", f"hf_memkit.components.chunked_loss.install(model{options})",
-        "the technique chunked-loss makes loss and logits of a causal language model a few tokens at a time"
+        "the technique chunked-loss computes loss and logits of a causal language model a few tokens at a time"
         + (instead if options else ""),
-        "about the same time; the output has no logits in training",
+        "no logits in the training output; about the same time",
     )  # fmt: skip
 
 
@@ -216,14 +216,14 @@ def _attention(known: _Known) -> Change | None:
     if known.uses("SDPA"):
         return Change(
             "model.attn_implementation", "flash_attention_2",
-            "SDPA falls back to whole matrices of scores where a mask or the types leave it no fused kernel; "
-            "flash attention has none, and needs no mask for padding",
+            "SDPA falls back to full score matrices when no fused kernel supports the mask or the types; flash "
+            "attention has no score matrices and needs no padding mask",
             "the package flash-attn, an Ampere GPU or later, and 16-bit computation",
         )  # fmt: skip
     return Change(
         "model.attn_implementation", "sdpa",
-        "eager attention writes out its scores, heads × length² numbers a sequence and layer; SDPA does not",
-        "results differ by rounding; a model without SDPA refuses it when it is loaded, and none gives its scores",
+        "eager attention stores its scores, heads × length² numbers a sequence and layer; SDPA does not",
+        "rounding differences; no attention weights in the output; a model without SDPA fails to load",
     )  # fmt: skip
 
 
@@ -236,8 +236,8 @@ def _eight_bit(known: _Known) -> Change | None:
     if small or known.trace.library == "torchao":
         return Change(
             "arguments.optim", paged_form(optim),
-            "paged states lie in memory that CUDA moves to RAM when the GPU is full",
-            "each step waits for the bus where states were moved; not on Windows or WSL2; the package bitsandbytes",
+            "CUDA moves paged states to RAM when the GPU is full",
+            "a step waits for the bus when states were moved; not on Windows or WSL2; the package bitsandbytes",
             current=optim or None,
         )  # fmt: skip
     if optim and not optim.startswith("adamw"):
@@ -246,7 +246,7 @@ def _eight_bit(known: _Known) -> Change | None:
         "arguments.optim", "adamw_bnb_8bit",
         "AdamW's states take 2 bytes a parameter instead of 8; paged_adamw_8bit also moves them to RAM when the GPU "
         "is full",
-        "states are rounded to 8 bit (Dettmers et al. 2021, arXiv 2110.02861); the package bitsandbytes",
+        "8-bit rounding of the states (Dettmers et al. 2021, arXiv 2110.02861); the package bitsandbytes",
         current=optim or None,
     )  # fmt: skip
 
@@ -257,9 +257,9 @@ def _fused_optimizer(known: _Known) -> Change | None:
         return None
     return Change(
         "arguments.optim", "adamw_torch_fused",
-        "adamw_torch makes temporaries as large as the trained parameters (torch: torch/optim/adam.py, foreach); the "
-        "fused kernel makes none",
-        "the same result up to rounding; no slower",
+        "adamw_torch allocates temporaries as large as the trained parameters (torch: torch/optim/adam.py, foreach); "
+        "the fused kernel needs none",
+        "nothing: no slower, and the same result up to rounding",
         current=optim or None,
     )  # fmt: skip
 
@@ -270,8 +270,8 @@ def _offload(known: _Known) -> Change | None:
     name = "zero3-offload-optimizer" if known.uses("ZeRO-3") else "zero2-offload"
     return Change(
         "arguments.deepspeed", f"{name}.json",
-        f"`memkit ds copy {name}` moves gradients and optimizer states into RAM",
-        "the AdamW step runs on the CPU and each step crosses the bus; up to 20 bytes of RAM a parameter",
+        f"`memkit ds copy {name}` moves gradients and optimizer states to RAM",
+        "AdamW runs on the CPU and each step transfers over the bus; up to 20 bytes of RAM a parameter",
     )  # fmt: skip
 
 
@@ -281,8 +281,7 @@ def _adapters(known: _Known) -> Change | None:
     return Change(
         "adapter.LoraConfig", {"target_modules": "all-linear"},
         "gradients and optimizer states of LoRA adapters are small",
-        "another training: the model's own weights stay as they are (Hu et al. 2021, arXiv 2106.09685); the package "
-        "peft",
+        "a different training: base weights stay frozen (Hu et al. 2021, arXiv 2106.09685); the package peft",
     )  # fmt: skip
 
 
@@ -294,8 +293,9 @@ def _accumulated(known: _Known) -> Change | None:
         return None
     return Change(
         "arguments.eval_accumulation_steps", current // 2 if isinstance(current, int) else 16,
-        "with compute_metrics Trainer keeps every prediction on the GPU until the evaluation ends; so they go to RAM",
-        "the evaluation waits for those copies, and RAM must hold all predictions",
+        "with compute_metrics, Trainer keeps all predictions on the GPU until the evaluation ends; this moves them to "
+        "RAM earlier",
+        "the evaluation waits for these copies, and RAM must hold all predictions",
         current=current if isinstance(current, int) else None,
     )  # fmt: skip
 
@@ -314,9 +314,9 @@ def _vllm_share(known: _Known) -> Change | None:
         return None
     return Change(
         "arguments.vllm_gpu_memory_utilization", "smaller",
-        "vLLM in this process takes that share of the GPU for itself (trl: 0.3 by default); "
-        "vllm_enable_sleep_mode=True gives it back while the model trains",
-        "fewer sequences are generated at a time",
+        "vLLM in this process reserves this share of the GPU (trl: 0.3 by default); vllm_enable_sleep_mode=True frees "
+        "it while the model trains",
+        "vLLM generates fewer sequences at a time",
         current=known.argument("vllm_gpu_memory_utilization"),
     )  # fmt: skip
 
@@ -326,8 +326,8 @@ def _generated_length(known: _Known) -> Change | None:
     current = known.argument(name)
     return Change(
         f"arguments.{name}", current // 2 if isinstance(current, int) else "smaller",
-        "the cache of keys and values grows with every token that is generated, and with generation_num_beams",
-        "longer answers are cut",
+        "the KV cache grows with every generated token, and with generation_num_beams",
+        "longer answers are truncated",
         current=current,
     )  # fmt: skip
 
@@ -339,7 +339,7 @@ def _gathered(known: _Known) -> Change | None:
     return Change(
         "arguments.fsdp_config", {"state_dict_type": "SHARDED_STATE_DICT"},
         "each rank then writes its own shards, and none gathers the whole model",
-        "`accelerate merge-weights` puts the shards together afterwards",
+        "a later merge of the shards, with `accelerate merge-weights`",
     )  # fmt: skip
 
 
@@ -348,16 +348,16 @@ def _only_model(known: _Known) -> Change | None:
         return None
     return Change(
         "arguments.save_only_model", True,
-        "optimizer states are then not gathered for the checkpoint (FSDP, ZeRO-3)",
-        "training cannot be resumed from such a checkpoint",
+        "the checkpoint then gathers no optimizer states (FSDP, ZeRO-3)",
+        "training cannot resume from the checkpoint",
     )  # fmt: skip
 
 
 def _merge_later(known: _Known) -> Change | None:
     return Change(
         "model.merge_and_unload", "in RAM, after training",
-        "save the adapters alone (trainer.save_model), then load the base model with device_map='cpu' in a new "
-        "process, and merge there: the GPU held optimizer and gradients besides",
+        "the GPU also holds optimizer and gradients. Save the adapters alone (trainer.save_model), then load the base "
+        "model with device_map='cpu' in a new process and merge there",
         "RAM for the whole model, and minutes",
     )  # fmt: skip
 
@@ -367,8 +367,8 @@ def _half_weights(known: _Known) -> Change | None:
         return None
     return Change(
         "model.dtype", "bfloat16",
-        "weights that are only read (adapters are trained beside them) take 2 bytes a parameter instead of 4",
-        "forward and backward are rounded to bf16; not for weights that are trained themselves",
+        "frozen weights, with trained adapters, take 2 bytes a parameter instead of 4",
+        "bf16 rounding in forward and backward; not for weights that are trained",
     )  # fmt: skip
 
 

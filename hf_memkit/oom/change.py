@@ -1,4 +1,4 @@
-"""What is proposed: a change to a job, or a remedy against a cause; and how a person reads either."""
+"""What memkit proposes, a change to a job or a remedy for a cause, and how either is printed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ __all__ = ["Change", "Remedy", "assignment"]
 
 
 def assignment(key: str, value: object, current: object = None) -> str:
-    """A setting as a person reads it: `NAME=value` for the environment, `name: value` or `name: current → value` for
-    an argument."""
+    """A setting as it is printed: `NAME=value` for the environment, `name: value` or `name: current → value` for an
+    argument."""
     section, _, name = key.rpartition(".")
     if key == "command":
         return str(value)
@@ -26,17 +26,17 @@ def assignment(key: str, value: object, current: object = None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change.
+    """One change to a job.
 
     Attributes:
-        key: what to set, `section.name`: `arguments` are fields of TrainingArguments under the name that the run's
-            transformers knows, `environment` variables, `data`, `model` and `adapter` what the script itself decides.
-        value: what to set it to.
-        reason: why, with what this run's records say.
+        key: setting, as `section.name`: `arguments` for fields of TrainingArguments, under the name that the run's
+            transformers has; `environment` for variables; `data`, `model` and `adapter` for what the script decides.
+        value: new value.
+        reason: why it helps, with this run's measurements.
         cost: what it costs, in words.
-        saves_gib: GiB of device memory, only where this run's records give the figure.
-        basis: how the figure follows from the records; None without one.
-        current: what it is set to; None where that is not known.
+        saves_gib: GiB of device memory saved; None if this run's records do not give the figure.
+        basis: how the figure follows from the records; None without a figure.
+        current: value now; None if unknown.
     """
 
     key: str
@@ -72,19 +72,19 @@ class Change:
         return " ".join(parts)
 
     def lines(self, number: int, width: int) -> list[str]:
-        """The same as lines of at most `width` characters, a thought each, under the number `number`."""
+        """The change as lines of at most `width` characters, with `number` in front."""
         saves = f"   saves {self.saves_gib:.2f} GiB" if self.saves_gib is not None else ""
         out = [f"  {number}. {printable(assignment(self.key, self.value, self.current), 200)}{saves}"]
         out += paragraph(f"{self.reason}.", width, "     ")
         out += paragraph(f"Costs: {self.cost}.", width, "     ")
         if self.basis is not None:
-            out += paragraph(f"Reckoned from: {self.basis}.", width, "     ")
+            out += paragraph(f"Estimated from: {self.basis}.", width, "     ")
         return out
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One thing to set or to leave against a cause, in whatever job: `helps` says which, `reason` why."""
+    """One setting that helps, or does not help, against a cause in any job: `helps` says which, `reason` why."""
 
     key: str
     value: str
@@ -92,14 +92,14 @@ class Remedy:
     reason: str
 
     def __str__(self) -> str:
-        """`"PYTORCH_ALLOC_CONF=expandable_segments:True: segments then grow …"`."""
+        """`"PYTORCH_ALLOC_CONF=expandable_segments:True: segments grow …"`."""
         return f"{self.assignment}: {self.reason}"
 
     @property
     def assignment(self) -> str:
-        """What to write, without the reason."""
+        """The setting, without the reason."""
         return assignment(self.key, self.value)
 
     def lines(self, width: int) -> list[str]:
-        """What to write, and the reason, as lines of at most `width` characters."""
+        """The setting and the reason, as lines of at most `width` characters."""
         return [f"  {self.assignment}", *paragraph(f"{self.reason}.", width, "    ")]

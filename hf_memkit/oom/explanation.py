@@ -1,4 +1,4 @@
-"""An explanation for a person: what happened, why, what helps and what will not. In: a message or a run's records."""
+"""Explains an out-of-memory error: what happened, why, what helps. In: a message, a log or a run's records."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ from hf_memkit.units import GIB
 __all__ = ["Explanation", "explain_killed", "explain_oom", "explain_records", "from_record"]
 
 _ROWS: Final = (
-    ("asked for", "requested_bytes"),
-    ("free on the card", "free_bytes"),
-    ("all of the card", "capacity_bytes"),
+    ("requested", "requested_bytes"),
+    ("free on the GPU", "free_bytes"),
+    ("total on the GPU", "capacity_bytes"),
     ("allowed by the cap", "allowed_bytes"),
     ("allocated by PyTorch", "allocated_bytes"),
     ("reserved by PyTorch", "reserved_bytes"),
-    ("cached (the difference)", "cached_bytes"),
+    ("cached (reserved − allocated)", "cached_bytes"),
     ("in private pools", "private_pools_bytes"),
-    ("this process, all in all", "process_bytes"),
+    ("this process, in total", "process_bytes"),
     ("other Metal buffers", "other_bytes"),
-    ("the chip has", "limit_bytes"),
-    ("RAM that it held", "resident_bytes"),
+    ("hardware limit", "limit_bytes"),
+    ("RAM of the process", "resident_bytes"),
 )
 
 _KILLS: Final = ("sigkill", "dataloader-killed", "linux-memcg", "linux-oom", "slurm", "kubernetes")
 
 _LISTED: Final = 5
-"""Further messages that are named; the JSON has all of them."""
+"""Further messages that the text lists; the JSON has all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What `explain_oom` found.
+    """An out-of-memory error, explained.
 
     Attributes:
-        found: the message that is explained; None where the text holds none that is known.
-        verdict: why it came; None with it.
-        others: the further messages of the log.
-        changes: what to change: for this very job where there are records, otherwise in general, without figures.
-        job: where it failed, from the records: `step`, `phase`, `rank`, `tokens`, the prediction if there was one.
-        fitted: whether the changes go from the user's own arguments.
+        found: the message that is explained; None if the text has no known message.
+        verdict: the cause; None if `found` is.
+        others: the other messages of the log.
+        changes: what to change, with measured savings if there are records; generic otherwise.
+        job: where it failed, from the records: `step`, `phase`, `rank`, `tokens`, and the prediction if there was one.
+        fitted: whether the changes start from the user's arguments.
     """
 
     found: FoundMessage | None
@@ -72,28 +72,29 @@ class Explanation:
     def text(self, width: int = 100) -> str:
         """The explanation as lines of at most `width` characters, safe for a terminal."""
         if self.found is None or self.verdict is None:
-            return "No out-of-memory message was found. Give the whole log, or the error's own text with its figures."
+            return "No out-of-memory message found. Give the whole log, or the full text of the error."
         out = [*self._what_happened(width), ""]
         out += [f"Cause: {self.verdict.cause}", *paragraph(self.verdict.why, width)]
         verdict = self.verdict
-        for remedies, title in ((verdict.settings, "What helps against it"), (verdict.no_help, "What will not help")):
+        for remedies, title in ((verdict.settings, "Fixes for this cause"), (verdict.no_help, "What will not help")):
             if remedies:
                 out += ["", title]
             for remedy in remedies:
                 out += remedy.lines(width)
         if self.changes:
             known = self.job is not None or self.fitted or self.found.trace.place is not None
-            out += ["", "What to change" + ("" if known else ", in general")]
+            out += ["", "What to change" if known else "Generic fixes"]
             for number, change in enumerate(self.changes, 1):
                 out += change.lines(number, width)
         if self._came_later():
             out += ["", *paragraph(_WORST_BATCH, width, "")]
         if self.job is None and self.changes:
-            out += ["", *paragraph(_WITH_CALLBACK + ("" if self.fitted else _WITH_ARGUMENTS), width, "")]
+            out += ["", *paragraph(_WITH_CALLBACK, width, "")]
+            out += [] if self.fitted else paragraph(_WITH_ARGUMENTS, width, "")
         return "\n".join([*out, *self._further(width)])
 
     def headline(self) -> str:
-        """What happened and the cause, on one line."""
+        """What failed and the cause, on one line."""
         if self.found is None or self.verdict is None:
             return "no out-of-memory message"
         return printable(f"{_sentence(self.found.message)}{self._where()}: {self.verdict.cause}", 300)
@@ -105,9 +106,9 @@ class Explanation:
         seen = self.found.trace
         if seen.place is not None:
             whose = f" ({seen.library})" if seen.library is not None else ""
-            out += paragraph(f"It was making: {seen.place}{whose}, in {seen.frame}.", width)
+            out += paragraph(f"The allocation was for: {seen.place}{whose}, in {seen.frame}.", width)
         if seen.in_use:
-            out += paragraph(f"The traceback shows in use: {', '.join(sorted(seen.in_use))}.", width)
+            out += paragraph(f"In use, by the traceback: {', '.join(sorted(seen.in_use))}.", width)
         rows = [(label, getattr(message, name)) for label, name in _ROWS]
         known = [(label, show(size)) for label, size in rows if size is not None]
         if known:
@@ -136,7 +137,7 @@ class Explanation:
         out: list[str] = []
         prediction = (self.job or {}).get("prediction")
         if isinstance(prediction, Mapping) and isinstance(prediction.get("peak_allocated_gib"), int | float):
-            out += ["", f"Predicted for this job: a peak of {prediction['peak_allocated_gib']:.2f} GiB allocated."]
+            out += ["", f"Predicted peak of this job: {prediction['peak_allocated_gib']:.2f} GiB allocated."]
         if self.others:
             out += ["", "Also in this log"]
         for other in self.others[:_LISTED]:
@@ -151,28 +152,32 @@ _FITTED: Final = 2
 """From the end of the first step on there are optimizer states: the second shows what every later one needs."""
 
 _WORST_BATCH: Final = (
-    "Earlier steps fitted, so this batch was probably larger than theirs. `memkit predict SCRIPT -- ARGUMENTS` finds "
-    "the largest batch of your data before anything is trained."
+    "Earlier steps fit, so this batch was probably larger. `memkit predict SCRIPT -- ARGUMENTS` finds the largest "
+    "batch in your data before you train."
 )
 
 _WITH_CALLBACK: Final = (
-    "Which of these saves most for this job, and how many GiB, a record says: add "
-    "callbacks=[MemoryReportCallback()] to the Trainer."
+    "To measure how many GiB each change saves, record the job: `memkit run SCRIPT -- ARGUMENTS`, or "
+    "callbacks=[MemoryReportCallback()] in the Trainer. Then run `memkit explain OUTPUT_DIR`."
 )
-_WITH_ARGUMENTS: Final = " `memkit explain --args FILE` fits them to your arguments (YAML or JSON)."
+_WITH_ARGUMENTS: Final = "`memkit explain --args FILE` adapts these changes to your arguments (YAML or JSON)."
 
 
 def explain_oom(text: str | TextIO, arguments: Mapping[str, Any] | None = None) -> Explanation:
-    """Explains an out-of-memory error, from its message or from a log that holds it.
+    """Explains the out-of-memory error in a message or a log.
 
-    Any form of torch's message (1.x to now; CUDA, ROCm, XPU, MPS, CPU), of cuBLAS, cuDNN, NCCL, bitsandbytes,
-    DeepSpeed and Triton, and what is left of a process that the system killed. Only the text is used: nothing on this
-    machine is looked up.
+    Knows the messages of torch (1.x to now; CUDA, ROCm, XPU, MPS, CPU), cuBLAS, cuDNN, NCCL, bitsandbytes, DeepSpeed,
+    Triton, vLLM, TensorFlow and JAX, and the traces of a process that the system killed. Uses the text alone and reads
+    nothing from this machine.
 
     Args:
         text: the message or log; or a file opened with `newline=""`, which is read in bounded memory.
-        arguments: the job's TrainingArguments and the script's own: the changes then go from their values, and what
-            they have on is not proposed.
+        arguments: the job's TrainingArguments and script arguments. The changes then start from these values and omit
+            what is already on.
+
+    Returns:
+        The explanation. `found` is None if the text has no known message; sizes are bytes in `found.message` and GiB
+        in `verdict.figures`.
 
     >>> print(explain_oom(str(error)).text())
     """
@@ -193,10 +198,10 @@ def explain_oom(text: str | TextIO, arguments: Mapping[str, Any] | None = None) 
 
 
 def explain_records(run: RunRecord, oom: OomRecord, *, modules: ModulesRecord | None = None) -> Explanation:
-    """Explains an `oom` record with the `run` record of its training: the changes are for that job, with its figures.
+    """Explains an `oom` record, with changes for that job and the savings that its records give.
 
     Args:
-        run: the `run` record.
+        run: the `run` record of the training.
         oom: the `oom` record.
         modules: the `modules` record, if there is one.
     """
@@ -216,13 +221,13 @@ def explain_records(run: RunRecord, oom: OomRecord, *, modules: ModulesRecord | 
 
 
 def explain_killed(run: RunRecord, last: StepRecord, why: str, *, in_ram: bool) -> Explanation:
-    """Explains a training that was killed: no error was raised, and the records end.
+    """Explains a training that was killed: it raised no error, and its records end early.
 
     Args:
         run: the `run` record.
         last: the last `step` record; empty if there was none.
         why: how the records end, in words.
-        in_ram: whether they tell that RAM ran out; without that only the kill itself is known.
+        in_ram: whether the records show that host RAM ran out. Otherwise the cause is `unknown`.
     """
     message = OomMessage("sigkill", "the system", "host", printable(why), pid=_pid(run))
     cause: Cause = "host memory" if in_ram else "unknown"
@@ -232,7 +237,7 @@ def explain_killed(run: RunRecord, last: StepRecord, why: str, *, in_ram: bool) 
 
 
 def from_record(oom: OomRecord) -> OomMessage:
-    """The message of an `oom` record: from the error's text, or from the record's counters where that has none."""
+    """The message of an `oom` record: from the error's text, or from the counters if the text has no sizes."""
     parsed = parse_message(str(oom.get("error") or ""))
     if parsed is not None and (
         parsed.requested_bytes is not None or parsed.form not in ("torch-device", "torch-device-bare")
@@ -266,15 +271,15 @@ def _place(found: FoundMessage, phase: str = "") -> str:
 
 def _sentence(message: OomMessage) -> str:
     if message.form == "accelerate-batch":
-        return "The search for a batch size that fits ended at zero"
+        return "The search for a batch size that fits reached zero"
     if message.form in _KILLS:
         who = f"Process {message.pid}" if message.pid is not None else "A process"
-        return f"{who} was killed from outside, without an error of its own"
+        return f"{who} was killed and raised no error"
     if message.memory == "kernel":
         return f"{message.library} could not start a kernel"
-    what = {"device": "on the card", "host": "in RAM", "shared memory": "in /dev/shm"}[message.memory]
+    what = {"device": "on the GPU", "host": "in RAM", "shared memory": "in /dev/shm"}[message.memory]
     if message.memory == "device" and message.device is not None:
-        what = f"on card {message.device}"
+        what = f"on GPU {message.device}"
     size = show(message.requested_bytes) if message.requested_bytes is not None else "memory"
     return f"{message.library} could not allocate {size} {what}"
 

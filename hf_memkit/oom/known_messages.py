@@ -1,4 +1,4 @@
-"""Messages that need no arithmetic: what each form means. In: the message. Out: cause, why, settings."""
+"""Messages that need no arithmetic. In: the message. Out: cause, why, settings."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ Answer = tuple[Cause, str, tuple[Remedy, ...]]
 _ROOM: Final = (
     Remedy(
         "arguments.per_device_train_batch_size", "smaller", True,
-        "it leaves memory on the card for what asks the driver directly",
+        "leaves GPU memory for allocations outside PyTorch",
     ),
     Remedy(
         "torch.cuda.set_per_process_memory_fraction", "below 1", True,
-        "PyTorch then keeps to its part, and its own error, with figures, comes instead of this one",
+        "caps PyTorch, which then raises its own error, with sizes, instead of this one",
     ),
 )  # fmt: skip
 _WORKERS: Final = Remedy(
-    "arguments.dataloader_num_workers", "fewer", True, "each worker is a process with its own copy of what it loads"
+    "arguments.dataloader_num_workers", "fewer", True, "each worker process holds its own copy of the data it loads"
 )
 _CONTAINER: Final = Remedy(
     "command", "a larger memory limit", True, "docker --memory, Slurm --mem, Kubernetes limits.memory"
 )
 _OFFLOAD: Final = Remedy(
     "DeepSpeed offload", "to NVMe, or less of it", True,
-    "if states are offloaded: `memkit ds check FILE --ram SIZE` says what they need in RAM",
+    "if states are offloaded: `memkit ds check FILE --ram SIZE` prints the RAM they need",
 )  # fmt: skip
 
 
 def _library(who: str) -> Callable[[OomMessage], Answer]:
     def answer(message: OomMessage) -> Answer:
-        asked = f" It asked for {show(message.requested_bytes)}." if message.requested_bytes else ""
+        asked = f" It requested {show(message.requested_bytes)}." if message.requested_bytes else ""
         why = (
-            f"{who} asks the driver for memory of its own, outside PyTorch's allocator, and the card was full.{asked} "
-            "PyTorch's cache is not given back for it, so that this can come long before PyTorch's own limit."
+            f"The GPU was full when {who} allocated memory outside PyTorch's allocator.{asked} PyTorch does not "
+            "release its cache for such requests, so they can fail long before PyTorch itself runs out."
         )
         return "context and libraries", why, _ROOM
 
@@ -62,102 +62,103 @@ def _library(who: str) -> Callable[[OomMessage], Answer]:
 
 def _cuda(message: OomMessage) -> Answer:
     why = (
-        "The CUDA driver itself had no memory, for a context, a stream, a kernel's stack or page-locked RAM. The text "
-        "has no figures. At the start of a job it mostly means that another process holds the card."
+        "The CUDA driver had no memory for a context, a stream, a kernel's stack or page-locked RAM. The text has no "
+        "sizes. At the start of a job, another process usually holds the GPU."
     )
-    return "context and libraries", why, (Remedy("command", "nvidia-smi", True, "shows who is on the card"), *_ROOM)
+    check = Remedy("command", "nvidia-smi", True, "lists the processes on the GPU")
+    return "context and libraries", why, (check, *_ROOM)
 
 
 def _driver(message: OomMessage) -> Answer:
     why = (
-        "The driver refused memory that PyTorch asked for through its virtual memory calls, which only expandable "
-        "segments use. The text has no figures: either the card was full, or this platform (WSL2, Jetson) cannot."
+        "The driver refused a virtual memory call, which PyTorch uses only for expandable segments. Either the GPU "
+        "was full, or the platform does not support these calls (WSL2, Jetson). The text has no sizes."
     )
     off = Remedy(
         "environment.PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False", True,
-        "if nvidia-smi shows memory free: the job then runs, or fails with PyTorch's own message, which has figures",
+        "if nvidia-smi shows free memory: the job then runs, or fails with PyTorch's own message, which has sizes",
     )  # fmt: skip
     return "unknown", why, (off,)
 
 
 def _cublas_handle(message: OomMessage) -> Answer:
     why = (
-        "cuBLAS could not make its handle. Mostly the card was full; an index out of range in an earlier kernel (a "
-        "token ID above the vocabulary, a label above the classes) shows in the same way."
+        "cuBLAS could not create its handle. Usually the GPU was full. An index out of range in an earlier kernel (a "
+        "token ID above the vocabulary, a label above the classes) gives the same error."
     )
-    check = Remedy("environment.CUDA_LAUNCH_BLOCKING", "1", True, "names the kernel, if it was an index")
+    check = Remedy("environment.CUDA_LAUNCH_BLOCKING", "1", True, "names the kernel if an index was out of range")
     return "context and libraries", why, (check, *_ROOM)
 
 
 def _cudnn_algorithm(message: OomMessage) -> Answer:
     why = (
-        "cuDNN found no way to run this convolution: mostly because no workspace fits into what is left of the card, "
-        "sometimes because the type, the layout or the size is one that it does not support."
+        "cuDNN found no algorithm for this convolution. Usually no workspace fits in the free GPU memory; sometimes "
+        "the type, layout or size is unsupported."
     )
     return "unknown", why, _ROOM
 
 
 def _launch(message: OomMessage) -> Answer:
     why = (
-        "The kernel was started with a grid that CUDA does not allow. No memory ran out: a tensor has 2**31 elements "
-        "or more, is empty, or bitsandbytes was built for another card."
+        "bitsandbytes launched a kernel with a grid that CUDA does not allow. No memory ran out: a tensor has 2**31 "
+        "elements or more, a tensor is empty, or bitsandbytes was built for another GPU."
     )
     return "kernel resources", why, (
         Remedy("arguments.per_device_train_batch_size", "smaller", True, "if a tensor is that large"),
-        Remedy("command", "pip install -U bitsandbytes", True, "later versions take larger tensors and newer cards"),
+        Remedy("command", "pip install -U bitsandbytes", True, "newer versions support larger tensors and newer GPUs"),
     )  # fmt: skip
 
 
 def _triton(message: OomMessage) -> Answer:
     need = ""
     if message.requested_bytes is not None and message.limit_bytes is not None:
-        need = f": it needs {show(message.requested_bytes)} and the chip has {show(message.limit_bytes)}"
+        need = f": it needs {show(message.requested_bytes)} and the GPU has {show(message.limit_bytes)}"
     why = (
-        f"A Triton kernel was compiled with blocks too large for the chip's on-chip (shared) memory{need}. The card's "
-        "memory is not the matter, and a smaller batch changes nothing."
+        f"A Triton kernel was compiled with blocks too large for the GPU's on-chip shared memory{need}. GPU memory "
+        "did not run out, and a smaller batch does not help."
     )
     return "kernel resources", why, (
-        Remedy("kernel", "smaller block sizes, or num_stages=1", True, "both lower what one block keeps on the chip"),
-        Remedy("command", "pip install -U torch", True, "newer versions choose blocks that fit more cards"),
-        Remedy("arguments.per_device_train_batch_size", "smaller", False, "a block's size does not depend on it"),
+        Remedy("kernel", "smaller block sizes, or num_stages=1", True, "both reduce the shared memory of a block"),
+        Remedy("command", "pip install -U torch", True, "newer versions choose blocks that fit more GPUs"),
+        Remedy("arguments.per_device_train_batch_size", "smaller", False, "the block size does not depend on it"),
     )  # fmt: skip
 
 
 def _host_allocation(message: OomMessage) -> Answer:
-    asked = f" {show(message.requested_bytes)} was asked for." if message.requested_bytes else ""
-    why = f"The machine's RAM, or this container's share of it, ran out; the card did not.{asked}"
+    asked = f" The request was {show(message.requested_bytes)}." if message.requested_bytes else ""
+    why = f"Host RAM ran out: the machine's, or this container's limit. This is not a GPU memory error.{asked}"
     return "host memory", why, (
         _WORKERS,
         Remedy("arguments.eval_accumulation_steps", "None, or prediction_loss_only=True", True,
-                "if it came in an evaluation: its predictions are gathered in RAM"),
+                "in an evaluation: its predictions are collected in RAM"),
         _CONTAINER,
     )  # fmt: skip
 
 
 def _pinned(message: OomMessage) -> Answer:
     why = (
-        "CUDA could not have page-locked RAM. It is the machine's memory, though the text reads as the card's: RAM is "
-        "full, or so much of it is locked already that the driver takes no more."
+        "CUDA could not allocate page-locked host RAM. The text names CUDA, but this is not a GPU memory error: RAM "
+        "is full, or too much of it is already locked."
     )
     return "host memory", why, (
-        Remedy("arguments.dataloader_pin_memory", "False", True, "batches are then copied from ordinary RAM, slower"),
-        Remedy("DeepSpeed pin_memory", "false", True, "offloaded states then lie in ordinary RAM, slower to move"),
+        Remedy("arguments.dataloader_pin_memory", "False", True, "batches come from pageable RAM; copies are slower"),
+        Remedy("DeepSpeed pin_memory", "false", True, "offloaded states stay in pageable RAM; transfers are slower"),
     )  # fmt: skip
 
 
 def _mlock(message: OomMessage) -> Answer:
     asked = f"{show(message.requested_bytes)} " if message.requested_bytes else "its swap buffers "
-    why = f"DeepSpeed could not lock {asked}in RAM: the limit of locked memory is lower. The card is not the matter."
+    why = f"DeepSpeed could not lock {asked}in RAM: the limit for locked memory is lower. The GPU is not the problem."
     return "host memory", why, (
-        Remedy("command", "ulimit -l unlimited", True, "in a container: docker run --ulimit memlock=-1"),
+        Remedy("command", "ulimit -l unlimited", True, "in a container, use docker run --ulimit memlock=-1"),
         Remedy("aio", "fewer or smaller buffers", True, "`memkit ds copy` computes them for this machine"),
     )  # fmt: skip
 
 
 def _buffers(message: OomMessage) -> Answer:
     why = (
-        "DeepSpeed's swap buffers are too few or too small for what it moves to NVMe. They are page-locked RAM of a "
-        "fixed size that the JSON gives; the card is not the matter."
+        "DeepSpeed's swap buffers are too few or too small for the tensors it moves to NVMe. They are page-locked "
+        "RAM; the DeepSpeed JSON sets their size. The GPU is not the problem."
     )
     return "host memory", why, (
         Remedy("offload_param.buffer_count, buffer_size", "larger", True,
@@ -170,10 +171,8 @@ def _kernel_kill(message: OomMessage) -> Answer:
     if message.process_name:
         who += f" ({message.process_name})"
     held = f", which held {show(message.resident_bytes)} of RAM" if message.resident_bytes else ""
-    limit = "the container's or job's memory limit" if message.in_cgroup else "the machine's RAM"
-    why = (
-        f"Linux killed {who}{held}, because {limit} was used up. The card is not the matter, and no traceback exists."
-    )
+    limit = "the RAM limit of the container or job" if message.in_cgroup else "host RAM"
+    why = f"The kernel killed {who}{held}: {limit} ran out. This is not a GPU memory error, so there is no traceback."
     settings = (_CONTAINER, _WORKERS) if message.in_cgroup else (_WORKERS,)
     return "host memory", why, (*settings, _OFFLOAD)
 
@@ -181,14 +180,14 @@ def _kernel_kill(message: OomMessage) -> Answer:
 def _sigkill(message: OomMessage) -> Answer:
     who = f"Process {message.pid}" if message.pid is not None else "A process"
     why = (
-        f"{who} was ended by SIGKILL, which leaves no message of its own. Mostly Linux does that where RAM (not the "
-        "card's memory) runs out; a scheduler at its time limit, or a person, does the same."
+        f"{who} was ended by SIGKILL, most likely because host RAM, not GPU memory, ran out. SIGKILL leaves no error "
+        "message; a scheduler at its time limit, or a person, can send it too."
     )
     check = Remedy(
         "command",
         "dmesg -T | grep -i 'killed process'",
         True,
-        "says whether it was the memory; in a container, ask the host",
+        "shows whether RAM ran out; in a container, run it on the host",
     )
     return "host memory", why, (check, _WORKERS, _OFFLOAD)
 
@@ -196,53 +195,52 @@ def _sigkill(message: OomMessage) -> Answer:
 def _shared(message: OomMessage) -> Answer:
     asked = f" for {show(message.requested_bytes)}" if message.requested_bytes else ""
     why = (
-        f"/dev/shm has no room{asked}: the folder in RAM through which data loader workers and NCCL hand data over. A "
-        "container has 64 MB of it unless told otherwise. The card is not the matter."
+        f"/dev/shm has no room{asked}. Data loader workers and NCCL pass data through this folder in RAM; a container "
+        "has 64 MB of it by default. The GPU is not the problem."
     )
     return "shared memory", why, (
         Remedy("command", "docker run --shm-size 8g (or --ipc host)", True,
                 "Kubernetes: an emptyDir of medium Memory at /dev/shm"),
         Remedy("arguments.dataloader_num_workers", "0", True,
-                "batches are then made in the process that trains, and need none of it"),
+                "batches are then made in the training process, without /dev/shm"),
     )  # fmt: skip
 
 
 def _batch_search(message: OomMessage) -> Answer:
     why = (
-        "auto_find_batch_size made the batch smaller until it reached zero: even one sample did not fit, or what "
-        "failed was no matter of the training batch (an evaluation, a save, RAM). The first out-of-memory message "
-        "above it in the log has the figures."
+        "auto_find_batch_size reduced the batch to zero: one sample does not fit, or the training batch is not the "
+        "cause (an evaluation, a save, RAM). The first out-of-memory message above it in the log has the sizes."
     )
     return "unknown", why, (
-        Remedy("arguments.auto_find_batch_size", "False", True, "the job then stops at the first error and shows it"),
+        Remedy("arguments.auto_find_batch_size", "False", True, "the job then stops at the first error and prints it"),
     )  # fmt: skip
 
 
 _GROWTH: Final = Remedy(
-    "environment.TF_FORCE_GPU_ALLOW_GROWTH", "true", True, "TensorFlow then takes what it needs as it goes"
+    "environment.TF_FORCE_GPU_ALLOW_GROWTH", "true", True, "TensorFlow then allocates memory as needed"
 )
 
 
 def _tensorflow(message: OomMessage) -> Answer:
-    asked = f" {show(message.requested_bytes)} was asked for." if message.requested_bytes else ""
+    asked = f" The request was {show(message.requested_bytes)}." if message.requested_bytes else ""
     why = (
-        f"TensorFlow ran out of memory, not PyTorch.{asked} It takes nearly all of a GPU when it starts, and leaves "
-        "the rest to everybody else."
+        f"TensorFlow, not PyTorch, ran out of GPU memory.{asked} TensorFlow reserves nearly the whole GPU at start, "
+        "which leaves little for other libraries."
     )
     return "size", why, (
         _GROWTH,
-        Remedy("environment.TF_GPU_ALLOCATOR", "cuda_malloc_async", True, "if its memory lies in pieces"),
+        Remedy("environment.TF_GPU_ALLOCATOR", "cuda_malloc_async", True, "if its memory is fragmented"),
     )  # fmt: skip
 
 
 def _xla(message: OomMessage) -> Answer:
-    asked = f" {show(message.requested_bytes)} was asked for." if message.requested_bytes else ""
+    asked = f" The request was {show(message.requested_bytes)}." if message.requested_bytes else ""
     why = (
-        f"JAX or TensorFlow ran out of memory, not PyTorch.{asked} Either takes most of a GPU when it starts (JAX 75 "
-        "%), and leaves the rest to everybody else."
+        f"JAX or TensorFlow, not PyTorch, ran out of GPU memory.{asked} Each reserves most of the GPU at start (JAX "
+        "75 %), which leaves little for other libraries."
     )
     return "size", why, (
-        Remedy("environment.XLA_PYTHON_CLIENT_PREALLOCATE", "false", True, "JAX then takes what it needs as it goes"),
+        Remedy("environment.XLA_PYTHON_CLIENT_PREALLOCATE", "false", True, "JAX then allocates memory as needed"),
         _GROWTH,
     )  # fmt: skip
 
@@ -255,14 +253,14 @@ def _vllm_start(message: OomMessage) -> Answer:
     asked = f"{show(wanted)}, its share of the GPU," if wanted else "its share of the GPU"
     found = f" {show(free)} of {show(capacity)} are free." if free is not None and capacity else ""
     why = (
-        f"vLLM wants {asked} when it starts, and not that much is free.{found} What is in use belongs to another "
-        "process, or to the model that this job trains beside it."
+        f"vLLM could not reserve {asked} at start.{found} Another process, or the model that this job trains, uses "
+        "the rest."
     )
     share = f"at most {int(100 * free / capacity) / 100:.2f}" if free is not None and capacity else "smaller"
     return "cap", why, (
-        Remedy(_VLLM_SHARE, share, True, "what is free now (trl: vllm_gpu_memory_utilization)"),
+        Remedy(_VLLM_SHARE, share, True, "the share that is free now (trl: vllm_gpu_memory_utilization)"),
         Remedy("command", "nvidia-smi", True,
-                "shows what else is on the GPU: an earlier run's engine that still stops needs a moment"),
+                "lists the other processes on the GPU; if an earlier engine is still stopping, wait"),
     )  # fmt: skip
 
 
@@ -272,23 +270,23 @@ def _vllm_cache(message: OomMessage) -> Answer:
         f" One request of the model's length needs {show(need)}, and {show(left)} is left." if need and left else ""
     )
     why = (
-        "Of its share of the GPU (gpu_memory_utilization) vLLM has too little left for the cache of keys and values "
-        f"after the weights, a trial run and CUDA graphs.{sizes}"
+        "vLLM's share of the GPU (gpu_memory_utilization) is too small for the KV cache: weights, a profiling run and "
+        f"CUDA graphs use most of it.{sizes}"
     )
     return "cap", why, (
         Remedy("vLLM max_model_len", "smaller", True,
-                "the cache must hold one request of that length (trl: vllm_max_model_length)"),
+                "the cache must hold one request of this length (trl: vllm_max_model_length)"),
         Remedy(_VLLM_SHARE, "larger", True,
-                "if nothing else needs the GPU; beside a model in training it takes that model's room (trl: "
+                "if nothing else needs the GPU; a model in training gets less memory (trl: "
                 "vllm_gpu_memory_utilization, with vllm_enable_sleep_mode=True)"),
-        Remedy("vLLM enforce_eager", "True", True, "no CUDA graphs, which take memory of their own; slower"),
-        Remedy("vLLM tensor_parallel_size", "more GPUs", True, "each then holds a part of weights and cache"),
+        Remedy("vLLM enforce_eager", "True", True, "saves the memory of CUDA graphs; slower"),
+        Remedy("vLLM tensor_parallel_size", "more GPUs", True, "splits weights and cache over the GPUs"),
     )  # fmt: skip
 
 
 def _metal_buffer(message: OomMessage) -> Answer:
     asked = show(message.requested_bytes) if message.requested_bytes else "that size"
-    return "size", f"Metal makes no single buffer of {asked}: one tensor is larger than this Mac allows.", ()
+    return "size", f"One tensor is larger than this Mac allows: Metal cannot create a single buffer of {asked}.", ()
 
 
 ANSWERS: Final[Mapping[str, Callable[[OomMessage], Answer]]] = {
@@ -328,4 +326,4 @@ ANSWERS: Final[Mapping[str, Callable[[OomMessage], Answer]]] = {
     "vllm-start": _vllm_start,
     "xla": _xla,
 }
-"""By form; the forms that are not here have figures to be reckoned with."""
+"""By form. The other forms have sizes, from which `verdict` computes the cause."""

@@ -17,7 +17,7 @@ Memory = Literal["device", "host", "shared memory", "kernel"]
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process on the card, as NVML told torch. In a container `pid` may be the host's number of this very one."""
+    """A process on the GPU, as NVML lists it. In a container `pid` is the host's number, even for this process."""
 
     pid: int
     size_bytes: int | None
@@ -25,30 +25,30 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class OomMessage:
-    """One message. Sizes are bytes, and None where the text does not say.
+    """One out-of-memory message. Sizes are bytes; None if the text does not give them.
 
     Attributes:
-        form: which of the known forms it has (`hf_memkit.oom.patterns`).
+        form: which known form it has (`hf_memkit.oom.patterns`).
         library: who wrote it, such as `"PyTorch"` or `"Linux"`.
         memory: which memory ran out.
-        device_type: `cuda`, `rocm`, `xpu`, `mps`, `npu`, `hpu`; None where it is no device's memory or not said.
-        device: index of the card.
-        requested_bytes: what could not be allocated.
-        capacity_bytes: all of the card.
-        free_bytes: what the driver had left.
-        allocated_bytes: what PyTorch's tensors took, private pools included.
-        reserved_bytes: what PyTorch had taken from the driver; the rest of it is cached.
+        device_type: `cuda`, `rocm`, `xpu`, `mps`, `npu`, `hpu`; None if unknown or not device memory.
+        device: index of the GPU.
+        requested_bytes: size of the allocation that failed.
+        capacity_bytes: total memory of the GPU.
+        free_bytes: free memory of the GPU, as the driver reports it.
+        allocated_bytes: memory of PyTorch's tensors, private pools included.
+        reserved_bytes: memory that PyTorch has from the driver: allocated and cached.
         allowed_bytes: the cap (`set_per_process_memory_fraction`, MPS's high watermark).
-        private_pools_bytes: of the allocated, what only CUDA graphs' pools may use.
-        process_bytes: all that this process held on the card, the CUDA context included.
-        other_bytes: MPS: what this process held outside PyTorch's allocator.
-        processes: the others that NVML listed.
-        limit_bytes: kernel: what the chip has; DeepSpeed: what one buffer holds.
+        private_pools_bytes: part of the allocated memory that only CUDA graphs may use.
+        process_bytes: total of this process on the GPU, the CUDA context included.
+        other_bytes: MPS: memory of this process outside PyTorch's allocator.
+        processes: the other processes that NVML lists.
+        limit_bytes: kernel: the hardware limit; DeepSpeed: the size of one buffer.
         pid, process_name: the process that was killed.
-        resident_bytes: RAM that it held.
-        in_cgroup: whether a container's or job's limit was hit rather than the machine's.
+        resident_bytes: host RAM of that process.
+        in_cgroup: True for the limit of a container or job, False for the machine's.
         variable: the allocator's environment variable, as this version of torch names it.
-        quote: the message itself, bounded, without control characters.
+        quote: the message text, shortened, without control characters.
     """
 
     form: str
@@ -76,13 +76,13 @@ class OomMessage:
 
     @property
     def cached_bytes(self) -> int | None:
-        """Reserved less allocated: in PyTorch's cache, in pieces between tensors that are in use."""
+        """Reserved − allocated: PyTorch's cache, in blocks between live tensors."""
         if self.reserved_bytes is None or self.allocated_bytes is None:
             return None
         return self.reserved_bytes - self.allocated_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """What the text said; what it did not say is absent."""
+        """The fields that the text gives; the others are absent."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         values["processes"] = [{"pid": process.pid, "size_bytes": process.size_bytes} for process in self.processes]
         values["cached_bytes"] = self.cached_bytes
@@ -103,8 +103,8 @@ def printable(text: str, limit: int = 600) -> str:
 def paragraph(text: str, width: int, indent: str = "  ") -> list[str]:
     """`text` as a sentence, in lines of at most `width` characters, safe for a terminal."""
     cleaned = printable(text, 2_000)
-    if not cleaned[1:2].isupper():  # vLLM keeps its name
-        cleaned = cleaned[:1].upper() + cleaned[1:]
+    if cleaned.partition(" ")[0].strip(",;:.").replace("-", "").isalpha() and cleaned.partition(" ")[0].islower():
+        cleaned = cleaned[:1].upper() + cleaned[1:]  # names such as vLLM, cuBLAS and adamw_torch stay as they are
     return textwrap.wrap(cleaned, max(40, width), initial_indent=indent, subsequent_indent=indent)
 
 

@@ -144,8 +144,8 @@ _STOP: Final = re.compile(r"Traceback \(most recent call last\)|\bFile \"[^\"\n]
 
 @dataclass(frozen=True, slots=True)
 class FoundMessage:
-    """One message, however often it is repeated. `line`: where it first stands, from 1; `rank`: who said it, if the
-    log tells; `count`: how often it stands in the log; `trace`: what the traceback above it tells."""
+    """One message of a log, however often it is repeated. `line`: its first line, from 1; `rank`: which rank wrote it,
+    if the log tells; `count`: how often it occurs; `trace`: what the traceback above it shows."""
 
     message: OomMessage
     line: int
@@ -163,20 +163,20 @@ class FoundMessage:
 
 
 def parse_message(text: str) -> OomMessage | None:
-    """The message in `text`; of several the one that tells most. None if there is none."""
+    """The out-of-memory message in `text`; of several, the one that says most about the cause. None without one."""
     found = most_telling(find_messages(text))
     return found.message if found is not None else None
 
 
 def most_telling(found: list[FoundMessage]) -> FoundMessage | None:
-    """The message that says most about the cause: one with figures before a bare one, an error before a kill."""
+    """The message that says most about the cause: with sizes before without, an error before a kill."""
     return min(found, key=lambda one: (_weight(one.message), one.line), default=None)
 
 
 def find_messages(log: str | TextIO) -> list[FoundMessage]:
-    """Every message in `log` (a text, or a file opened with `newline=""`), in the order in which they first stand.
+    """Every out-of-memory message in `log` (a text, or a file opened with `newline=""`), in order of first occurrence.
 
-    Reads in linear time and bounded memory, whatever the log's length.
+    Takes linear time and bounded memory.
     """
     kept: dict[tuple[Any, ...], list[FoundMessage]] = {}
     for message, line, rank, trace_there in _scan(log):

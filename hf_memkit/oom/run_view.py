@@ -1,7 +1,6 @@
-"""A run's records, seen as a job that could be changed. In: a `run` record, and the record of a moment. Out: numbers.
+"""A run's records as a job to change. In: a `run` record, and the record of a moment. Out: numbers.
 
-Nothing is assumed: what the records do not say is None, and a change that would need it is not proposed, or proposed
-without a figure.
+Nothing is assumed: what the records do not give is None, and a change that needs it is omitted or has no figure.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from hf_memkit.units import GIB
 __all__ = ["RunView", "mapping"]
 
 _AMPERE: Final = 8.0
-"""Compute capability from which a card computes in bf16 itself."""
+"""Compute capability from which a GPU supports bf16."""
 
 _OLD_SERIES: Final = re.compile(
     r"\b(?:T4|P4|P40|P100|V100|K80|M40|M60|GTX|TITAN (?:X|Xp|V|RTX)|RTX 20\d\d|Quadro RTX)", re.I
@@ -28,7 +27,7 @@ _OLD_SERIES: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class RunView:
-    """What the rules of `hf_memkit.oom.suggestions` ask. All sizes in GiB.
+    """What the rules of `hf_memkit.oom.suggestions` read. All sizes in GiB.
 
     `moment` is an `OomRecord` or a `StepRecord`."""
 
@@ -57,7 +56,7 @@ class RunView:
         return max(peaks, key=lambda phase: peaks[phase], default=None)
 
     def gib(self, category: str) -> float | None:
-        """What a category held at that moment on the device; None where it was not told apart."""
+        """What a category held on the device at that moment; None if it was not measured."""
         assert category in CATEGORIES
         return _number(mapping(self.moment.get("categories")).get(f"{category}_gib"))
 
@@ -80,12 +79,12 @@ class RunView:
 
     @property
     def measured(self) -> bool:
-        """Whether that moment's memory was told apart by category."""
+        """Whether that moment's memory was measured by category."""
         return bool(mapping(self.moment.get("categories")))
 
     @property
     def activations_unknown(self) -> bool:
-        """Whether activations and loss may lie in `other`: not told apart, or of a compiled model."""
+        """Whether activations and loss may be in `other`: not measured by category, or a compiled model."""
         categories = mapping(self.moment.get("categories"))
         sizes = {name: _number(categories.get(f"{name}_gib")) or 0.0 for name in CATEGORIES}
         return not self.measured or sizes["other"] > sum(sizes.values()) / 2
@@ -167,7 +166,7 @@ class RunView:
 
     @property
     def has_bf16(self) -> bool | None:
-        """Whether the card computes in bf16; None: no card, or not known."""
+        """Whether the GPU supports bf16; None: no GPU, or unknown."""
         name = self.hardware.get("device_name")
         if not self.on_cuda or not isinstance(name, str):
             return None

@@ -1,7 +1,7 @@
-"""What to change so that this job fits. In: a `run` record and the record of a moment. Out: one to three changes.
+"""What to change so that a job fits. In: a `run` record and the record of a moment. Out: one to three changes.
 
-A change is never proposed that is in force already, that the engine refuses, or that saves nothing in the phase where
-it failed. Figures come from the records or not at all.
+No rule proposes a change that is already in force, that the engine refuses, or that saves nothing in the phase that
+failed. Figures come from the records only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hf_memkit.units import GIB
 __all__ = ["ONLY_LOSS", "SHARDS_SAVED", "SMALL_PREDICTIONS", "smaller_batch", "suggest"]
 
 Proposals = Iterator[tuple[float, Change]]
-"""Changes, each with the GiB of memory that it works on at the most, by which they are put in order."""
+"""Changes, each with the most GiB of memory that it can save, which gives their order."""
 
 ACTIVATION_PHASES: Final = ("forward", "backward")
 
@@ -32,29 +32,29 @@ _EIGHT_BIT_BYTES: Final = OPTIMIZERS["adamw_bnb_8bit"].states.bytes_a_parameter
 
 _OFFLOADED_BYTES: Final = 20
 """What ZeRO-Offload holds in RAM a parameter, at most: fp32 master weight, gradient and two moments, the 16-bit copy
-on its way to the card, and with accumulation 16-bit gradients (deepspeed 0.19.8: runtime/zero/stage_1_and_2.py;
+on its way to the GPU, and with accumulation 16-bit gradients (deepspeed 0.19.8: runtime/zero/stage_1_and_2.py;
 `memkit ds show zero2-offload --model …` has the ledger)."""
 
 _FIRST: Final = 1e6
-"""Of what answers the cause itself, and costs next to nothing: before all others."""
+"""For a change that removes the cause itself at almost no cost: before all others."""
 
 _BATCH_COST: Final = (
-    "the same result up to rounding; more and smaller forwards a step, slower where the card is not kept busy"
+    "more, smaller forward passes a step, slower if they leave the GPU idle; the same result up to rounding"
 )
 
 SMALL_PREDICTIONS: Final = Change(
     "Trainer.preprocess_logits_for_metrics", "lambda logits, labels: logits.argmax(-1)",
-    "only what compute_metrics needs is kept of each batch, instead of all logits",
-    "none, if the metrics are computed from the predicted classes or tokens",
+    "Trainer then keeps only what compute_metrics needs, not all logits",
+    "nothing if the metrics use the predicted classes or tokens",
 )  # fmt: skip
 ONLY_LOSS: Final = Change(
-    "arguments.prediction_loss_only", True, "no predictions are kept",
-    "compute_metrics is not called: the evaluation gives the loss alone",
+    "arguments.prediction_loss_only", True, "the evaluation keeps no predictions",
+    "compute_metrics is not called; the evaluation reports the loss only",
 )  # fmt: skip
 SHARDS_SAVED: Final = Change(
     "deepspeed.zero_optimization.stage3_gather_16bit_weights_on_model_save", False,
-    "at stage 3 a save gathers the whole model's 16-bit weights",
-    "checkpoints then hold DeepSpeed's shards; zero_to_fp32.py, beside them, puts them together",
+    "at stage 3 a save gathers the 16-bit weights of the whole model",
+    "checkpoints then hold DeepSpeed shards; zero_to_fp32.py in the checkpoint folder merges them",
 )  # fmt: skip
 
 
@@ -67,23 +67,23 @@ def batch(job: RunView) -> Proposals:
     if job.phase not in (*ACTIVATION_PHASES, "data") or change is None or not (held or unknown):
         return
     if held is None:
-        what = "; what is computed before the model's forward grows with the samples" if before_forward else ""
+        what = "; tensors computed before the model's forward grow with the samples" if before_forward else ""
         yield 2.0, replace(change, reason=change.reason + what)
         return
     saves = held * (1 - change.value / change.current)
     basis = (
-        f"activations and loss measured at that moment, which grow with the samples: {change.value} of "
-        f"{change.current} samples hold {held - saves:.2f} GiB of the {held:.2f}"
+        f"measured activations and loss grow with the samples: {change.value} of {change.current} samples hold "
+        f"{held - saves:.2f} of {held:.2f} GiB"
     )
-    reason = f"{change.reason}; activations and loss hold {held:.2f} GiB for {change.current}"
+    reason = f"{change.reason}; activations and loss hold {held:.2f} GiB for {change.current} samples"
     yield saves, replace(change, reason=reason, saves_gib=round(saves, 2), basis=basis)
 
 
 def smaller_batch(job: RunView, most: float | None = None) -> Change | None:
-    """The next smaller micro-batch of which a whole number makes up this one; None for one sample, or if not known.
+    """The next smaller micro-batch that divides this one; None for one sample, or if the batch is unknown.
 
     Args:
-        most: with no more samples than that, if there is such a part.
+        most: maximum number of samples, if a divisor that small exists.
     """
     samples = job.count("per_device_train_batch_size")
     if job.argument("auto_find_batch_size") and isinstance(job.moment.get("samples"), int):
@@ -93,9 +93,10 @@ def smaller_batch(job: RunView, most: float | None = None) -> Change | None:
     parts = [samples // factor for factor in range(2, samples + 1) if samples % factor == 0]
     smaller = next((part for part in parts if most is None or part <= most), parts[-1])
     steps = job.count("gradient_accumulation_steps") or 1
+    more_steps = steps * (samples // smaller)
     return Change(
         "arguments.per_device_train_batch_size", smaller,
-        f"with gradient_accumulation_steps {steps} → {steps * (samples // smaller)} each step sees the same samples",
+        f"set gradient_accumulation_steps {steps} → {more_steps} too, so that a step sees the same samples",
         _BATCH_COST,
         current=samples,
     )  # fmt: skip
@@ -107,8 +108,8 @@ def checkpointing(job: RunView) -> Proposals:
     if job.phase not in ACTIVATION_PHASES or job.checkpointing or not (held or job.activations_unknown):
         return
     cost = "about one more forward pass a step (Chen et al. 2016, arXiv 1604.06174); the same result"
-    holds = f"activations hold {held:.2f} GiB, of which" if held is not None else "of the activations"
-    reason = f"{holds} each layer's input stays and the rest is recomputed"
+    holds = f"activations hold {held:.2f} GiB; " if held is not None else ""
+    reason = f"{holds}each layer keeps its input and recomputes its other activations in backward"
     held = held if held is not None else 1.0
     if job.fsdp:
         # transformers refuses both switches together (trainer.py: "FSDP's activation_checkpointing").
@@ -119,17 +120,17 @@ def checkpointing(job: RunView) -> Proposals:
 
 
 def fused_loss(job: RunView) -> Proposals:
-    """Logits and loss in chunks, never whole."""
+    """Logits and loss in chunks."""
     held = job.gib("loss")
     known = job.run.get("model_type") in LIGER_OPTIONS and job.hardware.get("device_type") in ("cuda", "xpu")
     if job.phase not in ACTIVATION_PHASES or not held or not known or job.argument("use_liger_kernel"):
         return
     vocabulary = job.run.get("vocabulary")
-    words = f" over {vocabulary:,} words" if isinstance(vocabulary, int) else ""
+    words = f" over a vocabulary of {vocabulary:,}" if isinstance(vocabulary, int) else ""
     yield held, Change(
         "arguments.use_liger_kernel", True,
-        f"logits and loss{words} hold {held:.2f} GiB; Liger's fused loss makes them in chunks",
-        "the package liger-kernel; results differ by rounding, and the output has no logits in training",
+        f"logits and loss{words} hold {held:.2f} GiB; Liger's fused loss computes them in chunks",
+        "the package liger-kernel; rounding differences; no logits in the training output",
     )  # fmt: skip
 
 
@@ -142,25 +143,25 @@ def half_precision(job: RunView) -> Proposals:
         return
     copies = job.parameters * 2 / GIB
     gain = held / 2 - copies
-    name, why = ("bf16", "") if job.has_bf16 else ("fp16", " (this card does not compute in bf16)")
+    name, why = ("bf16", "") if job.has_bf16 else ("fp16", " (this GPU has no bf16)")
     if gain > 0:
         yield gain, Change(
             f"arguments.{name}", True,
-            f"16-bit matrix products{why}: of {held:.2f} GiB of activations most take half, against {copies:.2f} GiB "
-            "of 16-bit copies of the weights",
-            "results differ by 16-bit rounding in forward and backward; weights and optimizer stay in fp32; faster",
+            f"16-bit matrix products{why} halve most of the {held:.2f} GiB of activations and add {copies:.2f} GiB of "
+            "16-bit weight copies",
+            "16-bit rounding in forward and backward; weights and optimizer stay in fp32; faster",
         )  # fmt: skip
 
 
 def eager_attention(job: RunView) -> Proposals:
-    """Attention that does not write out its sequence × sequence matrices."""
+    """Attention without sequence × sequence matrices."""
     held = job.gib("activations")
     if held and job.phase in ACTIVATION_PHASES and job.run.get("attention") == "eager":
         yield held, Change(
             "model.attn_implementation", "sdpa",
-            f"eager attention keeps a matrix of sequence × sequence for every head and layer; activations hold "
+            f"eager attention keeps a sequence × sequence matrix for every head and layer; activations hold "
             f"{held:.2f} GiB",
-            "results differ by rounding; a model without it says so when it is loaded, and gives no attention weights",
+            "rounding differences; no attention weights in the output; a model without SDPA fails to load",
         )  # fmt: skip
 
 
@@ -172,11 +173,11 @@ def sequence_length(job: RunView) -> Proposals:
     saves = held * (1 - (longest // 2) / longest)
     yield saves, Change(
         "data.max_length", longest // 2,
-        f"the longest sequence of that batch has {longest} tokens, and all others are padded to it",
-        "longer texts are cut: what stands behind the limit is not learned",
+        f"the longest sequence of the batch has {longest} tokens, and all others are padded to it",
+        "longer texts are truncated; the model does not learn from the rest",
         round(saves, 2),
-        f"activations and loss measured at that moment ({held:.2f} GiB) grow with the tokens, or faster: half the "
-        "tokens save at least half",
+        f"{held:.2f} GiB of activations and loss, measured, grow at least linearly with the tokens: half the tokens "
+        "save at least half",
     )  # fmt: skip
 
 
@@ -184,24 +185,24 @@ def sequence_length(job: RunView) -> Proposals:
 
 
 def allocator(job: RunView) -> Proposals:
-    """Segments that grow, where the matter is pieces."""
+    """Segments that grow, against fragmentation."""
     settings = str(job.hardware.get("allocator_settings") or "").lower().replace(" ", "")
     if job.cause != "fragmentation" or not job.on_cuda:
         return
     cached = job.moment.get("fragmentation_gib")
-    size = f"{cached:.2f} GiB were" if isinstance(cached, int | float) else "what was asked for was"
-    reason = f"{size} cached in pieces too small for the request"
+    size = f"{cached:.2f} GiB" if isinstance(cached, int | float) else "enough memory"
+    reason = f"{size} was cached, in blocks too small for the request"
     if "expandable_segments:true" in settings:
         if job.argument("torch_empty_cache_steps") is None:
             # transformers 5.23: training_args.py, help of torch_empty_cache_steps, has the cost
             yield _FIRST, Change(
-                "arguments.torch_empty_cache_steps", 1, reason + ", though segments are expandable already",
-                "about 10% slower, as transformers' documentation has it",
+                "arguments.torch_empty_cache_steps", 1, reason + ", although segments are already expandable",
+                "about 10% slower, according to transformers' documentation",
             )  # fmt: skip
         return
     yield _FIRST, Change(
         "environment.PYTORCH_ALLOC_CONF", "expandable_segments:True", reason,
-        "none on Linux; tensors on the card can then not be shared between processes",
+        "nothing on Linux, but processes cannot share GPU tensors",
     )  # fmt: skip
 
 
@@ -215,16 +216,16 @@ def eight_bit(job: RunView) -> Proposals:
     saves, basis = _eight_bit_saving(job, held)
     yield held * (1 - _EIGHT_BIT_BYTES / _FP32_STATES_BYTES) if saves is None else saves, Change(
         "arguments.optim", "adamw_bnb_8bit",
-        f"AdamW's states take {held:.2f} GiB; in 8 bit about 2 bytes a parameter instead of 8, but for "
+        f"AdamW's states take {held:.2f} GiB; 8-bit states take about 2 bytes a parameter instead of 8, except for "
         "embeddings, which bitsandbytes keeps in 32 bit",
-        "states are rounded to 8 bit (Dettmers et al. 2021, arXiv 2110.02861: no loss in their tasks); the "
-        "package bitsandbytes",
+        "8-bit rounding of the states (no loss in the tasks of Dettmers et al. 2021, arXiv 2110.02861); the package "
+        "bitsandbytes",
         saves, basis,
     )  # fmt: skip
 
 
 def paged(job: RunView) -> Proposals:
-    """8-bit states that may leave the card."""
+    """8-bit states that may leave the GPU."""
     held, row = job.gib("optimizer"), find_optimizer(job.optim)
     if not held or job.phase not in _ON_THE_CARD or not job.on_cuda or job.deepspeed or job.fsdp:
         return
@@ -232,13 +233,13 @@ def paged(job: RunView) -> Proposals:
         return
     yield held, Change(
         "arguments.optim", paged_form(job.optim),
-        f"the {held:.2f} GiB of 8-bit states lie in memory that CUDA moves to RAM when the card is full",
-        "the same result; each step waits for the bus where states were moved; not on Windows or WSL2",
+        f"CUDA then moves the {held:.2f} GiB of 8-bit states to RAM when the GPU is full",
+        "a step waits for the bus when states were moved; the same result; not on Windows or WSL2",
     )  # fmt: skip
 
 
 def fused_optimizer(job: RunView) -> Proposals:
-    """One kernel over all parameters, without temporaries of their size."""
+    """One kernel over all parameters, without temporaries."""
     weights = job.gib("weights")
     if job.phase != "optimizer" or job.optim != "adamw_torch" or job.deepspeed or not job.on_cuda:
         return
@@ -247,14 +248,14 @@ def fused_optimizer(job: RunView) -> Proposals:
     copy = weights * job.trainable / job.parameters
     yield copy, Change(
         "arguments.optim", "adamw_torch_fused",
-        "adamw_torch works on all parameters at once and makes temporaries as large as they are (torch: "
-        f"torch/optim/adamw.py, foreach): here {copy:.2f} GiB; the fused kernel makes none",
-        "the same result up to rounding; no slower",
+        f"adamw_torch allocates temporaries as large as the trained parameters, here {copy:.2f} GiB (torch: "
+        "torch/optim/adamw.py, foreach); the fused kernel needs none",
+        "nothing: no slower, and the same result up to rounding",
     )  # fmt: skip
 
 
 def base_weights(job: RunView) -> Proposals:
-    """Frozen fp32 weights in 16 bit, where only adapters are trained."""
+    """Frozen fp32 weights in 16 bit, if only adapters are trained."""
     held = job.gib("weights")
     if not held or not job.trains_adapters or not job.weights_in_fp32:
         return
@@ -265,46 +266,44 @@ def base_weights(job: RunView) -> Proposals:
     if frozen <= held:
         yield frozen / 2, Change(
             "model.dtype", "bfloat16",
-            f"the frozen weights take {frozen:.2f} GiB in fp32, and nothing updates them",
-            "forward and backward are rounded to bf16; the adapters stay in fp32 (PEFT casts them up)",
+            f"the frozen weights take {frozen:.2f} GiB in fp32",
+            "bf16 rounding in forward and backward; the adapters stay in fp32 (PEFT casts them up)",
             round(frozen / 2, 2), f"{parameters:,} frozen parameters, 2 bytes each instead of 4",
         )  # fmt: skip
 
 
 def adapters(job: RunView) -> Proposals:
-    """LoRA: gradients and states of a few adapters instead of the whole model's."""
+    """LoRA: gradients and states of adapters instead of the whole model."""
     held = job.model_states
     if job.phase not in _ON_THE_CARD or job.trains_adapters or not job.trainable or not held:
         return
     yield held, Change(
         "adapter.LoraConfig", {"target_modules": "all-linear"},
         f"gradients and optimizer states of the whole model take {held:.2f} GiB; those of LoRA adapters are small",
-        "another training: the model's own weights stay as they are (Hu et al. 2021, arXiv 2106.09685); the "
-        "package peft",
+        "a different training: base weights stay frozen (Hu et al. 2021, arXiv 2106.09685); the package peft",
     )  # fmt: skip
 
 
 def sharding(job: RunView) -> Proposals:
-    """Gradients and states split over the cards that there are."""
+    """Gradients and states split over the GPUs of the job."""
     held = job.model_states
     if not held or job.world_size < 2 or job.fsdp or job.phase not in _ON_THE_CARD or job.trains_adapters:
         return
     stage = 0 if job.stage is None and not job.deepspeed else job.stage
-    name, what = "zero2", "gradients and optimizer states"
+    name, splits = "zero2", "splits gradients and optimizer states"
     if stage == 2:
-        name, what, held = "zero3", "weights as well", job.gib("weights")
+        name, splits, held = "zero3", "also splits the weights", job.gib("weights")
     if stage is None or stage >= 3 or not held:
         return
     yield held * (1 - 1 / job.world_size), Change(
         "arguments.deepspeed", f"{name}.json",
-        f"`memkit ds copy {name}` splits {what} over the {job.world_size} processes, each of which holds all of "
-        "them now",
-        "more communication between the cards in each step; DeepSpeed keeps fp32 master weights besides",
+        f"`memkit ds copy {name}` {splits} over the {job.world_size} processes; each now holds a full copy",
+        "more communication between GPUs in each step; DeepSpeed also keeps fp32 master weights",
     )  # fmt: skip
 
 
 def offload(job: RunView) -> Proposals:
-    """ZeRO-Offload: gradients and states in RAM, the update on the CPU."""
+    """ZeRO-Offload: gradients and states in RAM, the optimizer step on the CPU."""
     held = job.model_states
     if not held or job.fsdp or not job.on_cuda or job.phase not in _ON_THE_CARD or job.trains_adapters:
         return
@@ -319,9 +318,9 @@ def offload(job: RunView) -> Proposals:
     name = "zero3-offload-optimizer" if job.stage == 3 else "zero2-offload"
     yield held, Change(
         "arguments.deepspeed", f"{name}.json",
-        f"`memkit ds copy {name}` moves gradients and optimizer states, {held:.2f} GiB on this card, into RAM",
-        f"the AdamW step runs on the CPU and each step crosses the bus; up to {needs:.1f} GiB of RAM (20 bytes a "
-        "parameter); DeepSpeed builds its CPU optimizer once",
+        f"`memkit ds copy {name}` moves gradients and optimizer states, {held:.2f} GiB on this GPU, to RAM",
+        f"AdamW runs on the CPU and each step transfers over the bus; up to {needs:.1f} GiB of RAM (20 bytes a "
+        "parameter); DeepSpeed compiles its CPU optimizer once",
     )  # fmt: skip
 
 
@@ -336,7 +335,7 @@ def _states(job: RunView) -> float | None:
 
 
 def _eight_bit_saving(job: RunView, held: float) -> tuple[float | None, str | None]:
-    """GiB, where the table of modules tells the embeddings, and the states measured are AdamW's fp32 ones."""
+    """GiB, if the table of modules has the embeddings, and the measured states are AdamW's in fp32."""
     embeddings, trainable = job.embedding_parameters, job.trainable
     measured = job.gib("optimizer")
     if embeddings is None or trainable is None or not measured or embeddings > trainable:
@@ -345,13 +344,13 @@ def _eight_bit_saving(job: RunView, held: float) -> tuple[float | None, str | No
         return None, None  # 16-bit states, or states on other devices: the arithmetic does not hold
     saves = (trainable - embeddings) * (_FP32_STATES_BYTES - _EIGHT_BIT_BYTES) / GIB
     basis = (
-        f"{held:.2f} GiB of states measured, 8 bytes a parameter; {trainable - embeddings:,} of {trainable:,} "
-        f"parameters are not embeddings and take {_EIGHT_BIT_BYTES:.2f}"
+        f"{held:.2f} GiB of states, measured, at 8 bytes a parameter; the {trainable - embeddings:,} of {trainable:,} "
+        f"parameters that are not embeddings then take {_EIGHT_BIT_BYTES:.2f}"
     )
     return round(saves, 2), basis
 
 
-# Where it was not a training step on the card: evaluation, saving, and the machine's RAM.
+# Outside the training step on the GPU: evaluation, saving, and host RAM.
 
 
 def gathered_predictions(job: RunView) -> Proposals:
@@ -361,10 +360,10 @@ def gathered_predictions(job: RunView) -> Proposals:
     if job.argument("eval_accumulation_steps") is None:
         yield _whole_card(job), Change(
             "arguments.eval_accumulation_steps", 16,
-            "Trainer keeps every prediction on the card until the evaluation ends (with compute_metrics); "
-            "so they go to RAM every 16 batches",
-            "the evaluation waits for those copies, and RAM must hold all predictions: for a language model "
-            "samples × tokens × vocabulary",
+            "with compute_metrics, Trainer keeps all predictions on the GPU until the evaluation ends; this moves "
+            "them to RAM every 16 batches",
+            "the evaluation waits for these copies, and RAM must hold all predictions (for a language model samples × "
+            "tokens × vocabulary)",
         )  # fmt: skip
     yield _whole_card(job) / 2, SMALL_PREDICTIONS
 
@@ -372,7 +371,7 @@ def gathered_predictions(job: RunView) -> Proposals:
 def only_loss(job: RunView) -> Proposals:
     """No predictions at all."""
     if job.phase == "evaluate" and not job.keeps_no_predictions:
-        what = "; it is so already where the Trainer has no compute_metrics"
+        what = " (already so if the Trainer has no compute_metrics)"
         yield 0.0, replace(ONLY_LOSS, reason=ONLY_LOSS.reason + what)
 
 
@@ -382,13 +381,13 @@ def evaluation_batch(job: RunView) -> Proposals:
     if job.phase == "evaluate" and samples is not None and samples > 1:
         yield _whole_card(job) * 0.75, Change(
             "arguments.per_device_eval_batch_size", samples // 2,
-            f"each evaluation batch has {samples} samples, whatever the training batch has",
-            "none but time: the metrics are the same",
+            f"evaluation batches have {samples} samples, whatever the training batch size",
+            "a slower evaluation; the metrics are the same",
         )  # fmt: skip
 
 
 def saving(job: RunView) -> Proposals:
-    """Less put together for a checkpoint."""
+    """Less gathered for a checkpoint."""
     if job.phase != "save":
         return
     if job.stage == 3:
@@ -396,8 +395,8 @@ def saving(job: RunView) -> Proposals:
     if not job.argument("save_only_model") and (job.deepspeed or job.fsdp):
         yield 1.0, Change(
             "arguments.save_only_model", True,
-            "optimizer states are then not gathered for the checkpoint",
-            "training cannot be resumed from such a checkpoint; load_best_model_at_end is refused under DeepSpeed",
+            "the checkpoint then gathers no optimizer states",
+            "training cannot resume from the checkpoint; DeepSpeed refuses load_best_model_at_end",
         )  # fmt: skip
 
 
@@ -406,8 +405,8 @@ def loader(job: RunView) -> Proposals:
     if workers := job.count("dataloader_num_workers"):
         yield 3.0, Change(
             "arguments.dataloader_num_workers", workers // 2,
-            f"{workers} worker processes hold their own copies of what they load, and batches ahead",
-            "batches may come too slowly for the card: watch the step time",
+            f"each of the {workers} worker processes holds its own copy of the data, and prefetched batches",
+            "loading may become too slow for the GPU; watch the step time",
         )  # fmt: skip
 
 
@@ -416,7 +415,7 @@ def pinned_batches(job: RunView) -> Proposals:
     if job.argument("dataloader_pin_memory") is True and job.on_cuda:
         yield 1.0, Change(
             "arguments.dataloader_pin_memory", False,
-            "batches lie in page-locked RAM, which the system cannot move", "copies to the card are slower, and wait",
+            "batches lie in page-locked RAM, which the system cannot move", "copies to the GPU are slower and block",
         )  # fmt: skip
 
 
@@ -429,14 +428,14 @@ def buffers_in_ram(job: RunView) -> Proposals:
     what = f"the {states:.2f} GiB of optimizer states in RAM" if states else "the optimizer states in RAM"
     yield 4.0, Change(
         "arguments.deepspeed", "zero3-infinity-optimizer.json",
-        f"`memkit ds copy zero3-infinity-optimizer --nvme-path DIR` moves {what} to NVMe, through buffers of a "
-        "size made for this machine",
-        "each step reads and writes all states on the disk: only for local NVMe",
+        f"`memkit ds copy zero3-infinity-optimizer --nvme-path DIR` moves {what} to NVMe, with buffers sized for this "
+        "machine",
+        "each step reads and writes all states on the disk; needs local NVMe",
     )  # fmt: skip
 
 
 def _whole_card(job: RunView) -> float:
-    """Where no category tells, what is tried first is what usually holds most."""
+    """Without categories, the change to what usually holds most comes first."""
     return 1.0 + (job.gib("loss") or 0.0)
 
 
@@ -450,24 +449,27 @@ _DEVICE: Final[tuple[Rule, ...]] = (
 _HOST: Final[tuple[Rule, ...]] = (loader, buffers_in_ram, pinned_batches)
 
 _OTHER_TRAINING: Final[tuple[Rule, ...]] = (adapters, sequence_length, only_loss)
-"""These change what is trained or what an evaluation gives: they come after those that do not."""
+"""These change what is trained, or what an evaluation reports: they come last."""
 
 _NOTICED: Final = 0.002
-"""Of the card. Less than that is within what the allocator rounds up to: its segments have 2 to 20 MiB each."""
+"""Share of the GPU. Less is within the allocator's rounding: its segments have 2 to 20 MiB each."""
 
 
 def suggest(
     run: RunRecord, moment: Mapping[str, Any], *, modules: ModulesRecord | None = None, limit: int = 3
 ) -> list[Change]:
-    """The changes that would save most for this job, most first; those that change what is trained come last.
+    """The changes that save most for this job, largest first; changes to what is trained come last.
 
-    Where the largest have no figure, the last place goes to one whose saving was measured, if there is one.
+    If the largest have no figure, the last place goes to a change with a measured saving, if there is one.
 
     Args:
         run: the `run` record.
-        moment: an `OomRecord`, or the `StepRecord` of the highest peak, of which the cause may be told (`cause`).
-        modules: the `modules` record, from which the saving of an 8-bit optimizer follows.
-        limit: how many at most.
+        moment: an `OomRecord`, or the `StepRecord` of the highest peak; `cause` in it selects the kind of change.
+        modules: the `modules` record, which gives the saving of an 8-bit optimizer.
+        limit: maximum number of changes.
+
+    Returns:
+        At most `limit` changes; `saves_gib` is GiB of device memory.
     """
     job = RunView(run, moment, modules)
     if job.cause == "kernel resources":
@@ -490,6 +492,6 @@ def suggest(
 
 
 def _too_little(job: RunView, at_most_gib: float) -> bool:
-    """A change of the states of a few adapters, say: it costs something and makes no room."""
+    """Whether a change costs something and saves nothing noticeable, such as smaller states of a few adapters."""
     capacity = job.hardware.get("capacity_gib")
     return isinstance(capacity, int | float) and job.measured and 0 < at_most_gib < _NOTICED * capacity

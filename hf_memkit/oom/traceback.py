@@ -1,7 +1,7 @@
-"""What a job was doing when an error came, as far as the traceback above it tells: the phase, what was being made, and
-which techniques its frames show in use. In: lines, in the form of Python, IPython or Rich. Out: `Traced`.
+"""What a traceback shows of a job: the phase, what the allocation was for, and the techniques in use. In: lines, in
+the form of Python, IPython or Rich. Out: `Traced`.
 
-The innermost frame that says something decides. Frames are those of transformers 4.4x to 5.23, torch 1.x to 2.13,
+The innermost known frame decides. Frames are those of transformers 4.4x to 5.23, torch 1.x to 2.13,
 accelerate 1.15, bitsandbytes 0.50, torchao 0.18, deepspeed 0.19.8, peft 0.21, trl 1.16 and liger-kernel 0.8.5; what is
 named only here was seen in users' tracebacks (`tests/oom/tracebacks.py` has their addresses).
 """
@@ -43,15 +43,15 @@ Feature = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """One traceback.
+    """What one traceback shows.
 
     Attributes:
-        phase: where it passed through; None if it shows none.
-        place: what was being made; None where no frame tells.
-        library: whose optimizer it is, or who gathers weights.
-        frame: the frame that told the place: `"transformers/loss/loss_utils.py, ForCausalLMLoss: logits = …"`.
-        model_type: of the model in whose code it was, as transformers' folders name it.
-        in_use: techniques that frames show.
+        phase: the phase of training; None if no frame shows it.
+        place: what the allocation was for; None if no frame shows it.
+        library: the library of the optimizer, or the one that gathers weights.
+        frame: the frame that shows the place: `"transformers/loss/loss_utils.py, ForCausalLMLoss: logits = …"`.
+        model_type: the model type of the failing code, as transformers' folders name it.
+        in_use: techniques that the frames show.
     """
 
     phase: Phase | None = None
@@ -156,7 +156,7 @@ _CARETS: Final = re.compile(r"^[\s~^]*$")
 
 
 def trace(lines: Iterable[str]) -> Traced:
-    """What the last traceback in `lines`, which have no prefixes, tells; nothing where there is none."""
+    """What the last traceback in `lines` (without prefixes) shows; an empty `Traced` without one."""
     kept: list[str] = []
     begun = False
     for line in lines:

@@ -1,8 +1,8 @@
-"""Why a message came: the arithmetic on its numbers. In: an `OomMessage`. Out: a `Verdict`.
+"""The cause of a message, computed from its sizes. In: an `OomMessage`. Out: a `Verdict`.
 
-Before PyTorch raises this error it gives every whole cached segment back to the driver and asks again
-(torch: c10/cuda/CUDACachingAllocator.cpp, `release_cached_blocks`). What is still cached then lies in pieces between
-tensors that are in use, so that reserved − allocated is what could not be given back.
+Before PyTorch raises this error, it releases every unused cached segment and retries (torch:
+c10/cuda/CUDACachingAllocator.cpp, `release_cached_blocks`). The remaining cache lies in blocks between live tensors,
+so reserved − allocated is what PyTorch could not release.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from hf_memkit.units import GIB, MIB
 __all__ = ["Cause", "Verdict", "for_job", "judge", "split_size_mb"]
 
 OWN_CONTEXT: Final = 2 * GIB
-"""What a process may hold on a card outside PyTorch's allocator without anything being unusual: the CUDA context and
-its kernels, 0.5 to 2 GiB (stas00/ml-engineering: training/performance). Beyond it somebody else is the likelier."""
+"""What a process normally holds on a GPU outside PyTorch's allocator: the CUDA context and its kernels, 0.5 to 2 GiB
+(stas00/ml-engineering: training/performance). More than that is more likely another process or library."""
 
 _LEAST_SPLIT: Final = 20 * MIB
 """torch refuses a `max_split_size_mb` below it (torch: c10/core/AllocatorConfig.h: 20 MiB)."""
 
 _EMPTY_CACHE: Final = Remedy(
     "torch.cuda.empty_cache()", "", False,
-    "PyTorch had given back every segment that was whole, and asked again, before it raised this error",
+    "PyTorch already released every unused segment and retried before it raised this error",
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFigures:
-    """What a device's message tells of the card: bytes, None where they can't be had."""
+    """A GPU as a message describes it: bytes, None if unknown."""
 
     message: OomMessage
     allocator_settings: str | None
@@ -51,25 +51,28 @@ class DeviceFigures:
 
     @property
     def limit(self) -> int | None:
-        """All that the process may use, or that the card has."""
+        """The cap of the process, or the total of the GPU."""
         return self.message.allowed_bytes or self.message.capacity_bytes
 
     @property
     def short(self) -> int:
-        """What is missing even if all that is cached could be used; negative where that would do."""
+        """What is missing even with the whole cache; negative if the cache is enough."""
         return self.requested - self.available - (self.cached or 0)
 
     @property
     def balance(self) -> str:
-        """`"1.00 GiB was asked for; 0.40 GiB free + 0.10 GiB cached is 0.50 GiB short."`"""
+        """`"1.00 GiB requested − 0.40 GiB free − 0.10 GiB cached = 0.50 GiB short."`"""
         if self.cached is None:
-            return f"{show(self.requested)} was asked for and {show(self.available)} was free."
-        sums = f"{show(self.requested)} was asked for; {show(self.available)} free + {show(self.cached)} cached"
-        return f"{sums} is {show(self.short)} short." if self.short > 0 else f"{sums} in pieces."
+            return f"{show(self.requested)} was requested and {show(self.available)} was free."
+        if self.short > 0:
+            sums = f"{show(self.requested)} requested − {show(self.available)} free − {show(self.cached)} cached"
+            return f"{sums} = {show(self.short)} short."
+        sizes = f"{show(self.requested)} was requested; {show(self.available)} was free"
+        return f"{sizes} and {show(self.cached)} cached, but fragmented."
 
 
 def _card(message: OomMessage, allocator_settings: str | None, requested: int, free: int) -> DeviceFigures:
-    """The card of `message`, of which `requested` bytes were asked and `free` bytes were free."""
+    """The GPU of `message`, with `requested` bytes requested and `free` bytes free."""
     reserved, available = message.reserved_bytes, free
     if message.allowed_bytes is not None and reserved is not None:
         available = min(free, max(0, message.allowed_bytes - reserved))
@@ -78,7 +81,7 @@ def _card(message: OomMessage, allocator_settings: str | None, requested: int, f
     if process is not None and reserved is not None:
         overhead = max(0, process - reserved)
         if message.capacity_bytes is not None:
-            # In a container NVML may not list the processes of others; what they hold is missing on the card.
+            # In a container NVML may not list other processes; what they hold is missing from the total.
             others = max(others or 0, message.capacity_bytes - free - process)
     elif message.capacity_bytes is not None and reserved is not None and others is None:
         # The message lists no process: what is neither free nor PyTorch's is the context, libraries or others.
@@ -88,7 +91,7 @@ def _card(message: OomMessage, allocator_settings: str | None, requested: int, f
 
 
 def _processes(message: OomMessage) -> tuple[int | None, int | None]:
-    """What this process holds, and what the others hold together; None where the message does not tell."""
+    """What this process holds, and what the others hold together; None if the message does not say."""
     others = other_processes(message)
     held = sum(process.size_bytes or 0 for process in others)
     if message.process_bytes is not None:
@@ -100,10 +103,10 @@ def _processes(message: OomMessage) -> tuple[int | None, int | None]:
 
 
 def other_processes(message: OomMessage) -> tuple[Process, ...]:
-    """Those of the message that are not this one.
+    """The processes of the message without this one.
 
-    torch finds itself in NVML's list by its process id. In a container that differs from the host's, and its own
-    entry then reads like another process: it is the one that holds no less than PyTorch reserved.
+    torch finds itself in NVML's list by its process ID. In a container that differs from the host's, so that its own
+    entry looks like another process: it is the one that holds at least what PyTorch reserved.
     """
     if message.process_bytes is not None or message.reserved_bytes is None:
         return message.processes
@@ -113,21 +116,21 @@ def other_processes(message: OomMessage) -> tuple[Process, ...]:
 
 
 _NOTABLE: Final = 0.05
-"""A share of the card below which a thing is not called the cause: a few per cent are
-always cached between tensors, and a desktop's few hundred MiB move the limit by less than one batch does. torch's own
-text says "if reserved but unallocated memory is large", and gives no number."""
+"""A share of the GPU below which nothing is called the cause: a few per cent are always cached between tensors, and a
+desktop's few hundred MiB move the limit by less than one batch does. torch's own text says "if reserved but
+unallocated memory is large", without a number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The cause in one word, and why.
+    """The cause of an out-of-memory error, and why.
 
     Attributes:
         cause: one of `Cause`.
-        why: the arithmetic, in words and sizes.
+        why: the cause in words, with the arithmetic.
         settings: what helps against this cause, each with its reason.
-        no_help: what is often advised, and does not help here, each with its reason.
-        figures: the sizes that the arithmetic used, in GiB, by name.
+        no_help: frequent advice that does not help here, each with its reason.
+        figures: the sizes used, in GiB, by name.
     """
 
     cause: Cause
@@ -148,14 +151,14 @@ def judge(
     grows: bool = True,
     own: int | None = None,
 ) -> Verdict:
-    """What this message means.
+    """The cause of an out-of-memory message.
 
     Args:
-        message: as `parse_message` gives it.
-        allocator_settings: what `PYTORCH_ALLOC_CONF` held in that run, if it is known.
-        samples: in the micro-batch, if they are known.
-        grows: False where the tensor that was asked for is the same with any batch.
-        own: this job's process number, if it is known: it is none of the others on the GPU.
+        message: from `parse_message`.
+        allocator_settings: the value of `PYTORCH_ALLOC_CONF` in that run, if known.
+        samples: samples in the micro-batch, if known.
+        grows: False if the requested tensor does not depend on the batch.
+        own: this job's process ID, if known, so that it is not counted among the other processes on the GPU.
     """
     others = tuple(process for process in message.processes if process.pid != own)
     if len(others) < len(message.processes):
@@ -176,28 +179,28 @@ def judge(
 def _no_batch(requested: int, limit: int, samples: int | None, grows: bool) -> str:
     """Whether a smaller batch could make that tensor fit."""
     if not grows:
-        return "No batch size will do: it is as large with any batch."
+        return "No batch size helps: the tensor does not depend on the batch."
     if samples is not None and requested > limit * samples:
-        one = "it is that of one sample" if samples == 1 else f"of one sample alone it is {show(requested / samples)}"
-        return f"No batch size will do: {one}. The tensor itself must be smaller, or never made whole."
+        one = "the batch is one sample" if samples == 1 else f"one sample alone needs {show(requested / samples)}"
+        return f"No batch size helps: {one}. Make the tensor itself smaller, or compute it in chunks."
     if samples is not None:
         most = int(samples * limit / requested)
-        return f"Alone on the GPU it would fit for at most {most} of the {samples} samples."
+        return f"On an empty GPU, the tensor fits for at most {most} of the {samples} samples."
     factor = -(-requested // limit)
     return (
-        f"If your batch has fewer than {factor} samples, one sample alone is too large: no batch size will do, the "
-        f"tensor itself must be smaller, or never made whole. A larger batch must be at least {factor} times smaller."
+        f"If your batch has fewer than {factor} samples, no batch size helps: make the tensor itself smaller, or "
+        f"compute it in chunks. Reduce a larger batch at least {factor} times."
     )
 
 
 def for_job(verdict: Verdict, run: RunRecord, phase: object = None) -> Verdict:
-    """The same with its own numbers, and without settings that cannot help this job: fewer of the workers that it does
-    not have, less of an offload that it does not do, another evaluation where none ran.
+    """The verdict with this job's values, and without settings that cannot help this job: fewer workers where there
+    are none, less offload where there is none, evaluation settings where no evaluation ran.
 
     Args:
-        verdict: on its error.
-        run: its `run` record, or one made of the arguments alone.
-        phase: where it failed, if that is known.
+        verdict: on the job's error.
+        run: the job's `run` record, or one made from its arguments alone.
+        phase: where the job failed, if known.
     """
     arguments = run.get("arguments")
     if not isinstance(arguments, Mapping):
@@ -224,8 +227,8 @@ def for_job(verdict: Verdict, run: RunRecord, phase: object = None) -> Verdict:
 def _device(message: OomMessage, allocator_settings: str | None) -> Verdict:
     requested, free = message.requested_bytes, message.free_bytes
     if requested is None or free is None:
-        unsaid = f"The text does not say how much was {'asked for, ' if requested is None else ''}free, allocated and"
-        why = f"{unsaid} reserved. The whole message does, in the same line or the next."
+        sizes = f"{'requested, ' if requested is None else ''}free, allocated and reserved"
+        why = f"The text does not give the {sizes} sizes. The full message has them, on the same line or the next."
         return _made("unknown", why, (), _figures(message))
     card = _card(message, allocator_settings, requested, free)
     for rule in (_too_large, _cap, _fits, _fragmentation, _others, _overhead):
@@ -238,9 +241,9 @@ def _device(message: OomMessage, allocator_settings: str | None) -> Verdict:
 def _too_large(card: DeviceFigures) -> Verdict | None:
     if card.limit is None or card.requested <= card.limit:
         return None
-    whose = "the process may use" if card.message.allowed_bytes else "the card has"
-    why = f"One tensor of {show(card.requested)} was asked for, and all that {whose} is {show(card.limit)}."
-    return _verdict("size", why, card, _for_size(card.message, "the tensor alone is larger"))
+    whose = "this process may use" if card.message.allowed_bytes else "the GPU has"
+    why = f"One tensor needs {show(card.requested)}; {whose} {show(card.limit)} in total."
+    return _verdict("size", why, card, _for_size(card.message, "the tensor alone is too large"))
 
 
 def _cap(card: DeviceFigures) -> Verdict | None:
@@ -249,21 +252,22 @@ def _cap(card: DeviceFigures) -> Verdict | None:
     if allowed is None or free is None or reserved is None or reserved + card.requested <= allowed:
         return None
     if free < card.requested or card.short <= 0:
-        return None  # the card is full as well, or what is cached would do
+        return None  # the GPU is full too, or the cache would be enough
     why = (
-        f"The card has {show(free)} free, but this process may use {show(allowed)}: {show(reserved)} reserved + "
-        f"{show(card.requested)} asked for is more."
+        f"The GPU has {show(free)} free, but this process may use at most {show(allowed)}: {show(reserved)} reserved "
+        f"+ {show(card.requested)} requested is more."
     )
-    lift = Remedy("torch.cuda.set_per_process_memory_fraction", "a larger fraction", True, "it is what set the limit")
-    return _verdict("cap", why, card, (lift, *_for_size(card.message, "the limit is not the card's")))
+    lift = Remedy("torch.cuda.set_per_process_memory_fraction", "a larger fraction", True, "raises the limit")
+    return _verdict("cap", why, card, (lift, *_for_size(card.message, "the cap, not the GPU, is the limit")))
 
 
 def _fits(card: DeviceFigures) -> Verdict | None:
     if card.available < card.requested:
         return None
     why = (
-        f"{show(card.requested)} was asked for and {show(card.available)} was free when the message was written, a "
-        "moment later: another process may have let go of it meanwhile, or the driver could not give it in one piece."
+        f"{show(card.requested)} was requested and {show(card.available)} was free a moment later, when the message "
+        "was written. Another process may have released memory in between, or the driver had no contiguous block of "
+        "that size."
     )
     if other_processes(card.message):
         return _verdict("another process", why, card, _free_the_card(card.message))
@@ -275,14 +279,14 @@ def _fragmentation(card: DeviceFigures) -> Verdict | None:
     if cached is None or card.short > 0 or cached < _NOTABLE * (card.limit or message.reserved_bytes or 0):
         return None
     pieces = (
-        f"{show(message.reserved_bytes or 0)} reserved − {show(message.allocated_bytes or 0)} allocated = "
-        f"{show(cached)} cached, in pieces between tensors that are in use"
+        f"PyTorch's cache is fragmented: {show(message.reserved_bytes or 0)} reserved − "
+        f"{show(message.allocated_bytes or 0)} allocated = {show(cached)} cached, in blocks between live tensors"
     )
     if cached >= card.requested:
-        why = f"{pieces}: none of them is {show(card.requested)} long, though together they are."
+        why = f"{pieces}. No free block is as large as {show(card.requested)}."
     else:
-        enough = f"With the {show(card.available)} that was free that is enough for {show(card.requested)}"
-        why = f"{pieces}. {enough}, and would leave {show(-card.short)}."
+        enough = f"With the {show(card.available)} that was free, this is enough for {show(card.requested)}"
+        why = f"{pieces}. {enough} and would leave {show(-card.short)}."
     return _verdict("fragmentation", why, card, _for_fragmentation(message, card.allocator_settings))
 
 
@@ -290,8 +294,9 @@ def _others(card: DeviceFigures) -> Verdict | None:
     message = card.message
     if card.others is None or card.others < max(card.short, _NOTABLE * (message.capacity_bytes or 0)):
         return None
-    hold = "Other processes hold" if message.processes else "What is neither free nor this process's holds"
-    why = f"{card.balance} {hold} {show(card.others)} of the card: without that it would have fit."
+    held = f"{show(card.others)} of the GPU"
+    hold = f"Other processes hold {held}" if message.processes else f"{held} is neither free nor this process's"
+    why = f"{hold}; without that, the request would have fit. {card.balance}"
     return _verdict("another process", why, card, _free_the_card(message))
 
 
@@ -301,57 +306,59 @@ def _overhead(card: DeviceFigures) -> Verdict | None:
     if card.own_overhead - OWN_CONTEXT < max(card.short, _NOTABLE * (card.message.capacity_bytes or 0)):
         return None
     why = (
-        f"{card.balance} This process holds {show(card.own_overhead)} outside PyTorch's allocator: the CUDA context "
-        "(0.5 to 2 GiB) and libraries that allocate by themselves, such as NCCL, bitsandbytes' paged states, vLLM or "
-        "another framework."
+        f"This process holds {show(card.own_overhead)} outside PyTorch's allocator: the CUDA context (0.5 to 2 GiB) "
+        "and libraries with their own allocations, such as NCCL, bitsandbytes' paged states, vLLM or another "
+        f"framework. {card.balance}"
     )
-    buffers = "smaller buffers for each of NCCL's channels (4 MiB by default)"
+    buffers = "shrinks the buffer of each NCCL channel (default 4 MiB)"
     helps = Remedy("environment.NCCL_BUFFSIZE", "1048576", True, buffers)
-    return _verdict("context and libraries", why, card, (helps, *_for_size(card.message, "none of it is PyTorch's")))
+    outside = "the memory is outside PyTorch's allocator"
+    return _verdict("context and libraries", why, card, (helps, *_for_size(card.message, outside)))
 
 
 def _size(card: DeviceFigures) -> Verdict:
     if card.short > 0:
-        return _verdict("size", card.balance, card, _for_size(card.message, "pieces are not what is missing"))
+        why = f"The job needs more memory than is available. {card.balance}"
+        return _verdict("size", why, card, _for_size(card.message, "fragmentation is not the cause"))
     why = (
-        f"{card.balance} The card is full: even if all pieces of the cache could be joined, "
-        f"{show(-card.short)} would be left for the next request."
+        f"The GPU is full. {card.balance} With the whole cache in one block, only {show(-card.short)} would remain "
+        "for the next request."
     )
-    return _verdict("size", why, card, _for_size(card.message, "it would serve this request and fail at the next"))
+    return _verdict("size", why, card, _for_size(card.message, "they would serve this request but not the next"))
 
 
 def _mps(message: OomMessage) -> Verdict:
     requested, allowed = message.requested_bytes, message.allowed_bytes
     held = (message.allocated_bytes or 0) + (message.other_bytes or 0)
     if requested is None or message.allocated_bytes is None:
-        return _made("unknown", "The text holds no figures.", (), _figures(message))
+        return _made("unknown", "The text has no sizes.", (), _figures(message))
     if allowed is None or held + requested <= allowed:
-        why = f"PyTorch and Metal hold {show(held)}, and {show(requested)} more could not be had in one piece."
+        why = f"PyTorch and Metal hold {show(held)}, and Metal had no single block of another {show(requested)}."
         return _made("unknown", why, (), _figures(message))
     why = (
-        f"{show(message.allocated_bytes)} of tensors + {show(message.other_bytes or 0)} of other Metal buffers + "
-        f"{show(requested)} asked for is more than the {show(allowed)} that PyTorch allows itself: 1.7 times what "
-        "Metal recommends for this Mac."
+        f"{show(message.allocated_bytes)} in tensors + {show(message.other_bytes or 0)} in other Metal buffers + "
+        f"{show(requested)} requested exceeds PyTorch's limit of {show(allowed)}, 1.7 times what Metal recommends for "
+        "this Mac."
     )
     lift = Remedy(
         "environment.PYTORCH_MPS_HIGH_WATERMARK_RATIO", "0.0", True,
-        "no limit any more; macOS then swaps, and may stop answering: a smaller batch is better",
+        "removes the limit, but macOS then swaps and may stop responding; a smaller batch is better",
     )  # fmt: skip
     return _made("cap", why, (lift,), _figures(message))
 
 
 def _free_the_card(message: OomMessage) -> tuple[Remedy, ...]:
     who = ", ".join(str(process.pid) for process in other_processes(message)[:5])
-    ids = f" (process {who})" if who else ""
+    ids = f" ({'processes' if ',' in who else 'process'} {who})" if who else ""
     return (
         Remedy(
             "command", "nvidia-smi", True,
-            f"shows who is on the GPU{ids}. First make sure that it is no part of this job: another rank or worker, "
-            "or this very process, which in a container has another number. Then wait for it, or take another GPU",
+            f"lists the processes on the GPU{ids}. First check that none belongs to this job: another rank or worker, "
+            "or this process itself, which has another ID in a container. Then wait, or use another GPU",
         ),
         Remedy(
-            "environment.CUDA_VISIBLE_DEVICES", "an empty card", True,
-            "also where several ranks of this job sit on one card: each must set its device before it loads a model",
+            "environment.CUDA_VISIBLE_DEVICES", "an idle GPU", True,
+            "also if several ranks of this job share one GPU: each must set its device before it loads a model",
         ),
         *_for_size(message, "the memory belongs to another process"),
     )  # fmt: skip
@@ -375,71 +382,68 @@ def _figures(message: OomMessage) -> dict[str, float]:
     return {f"{name}_gib": size / GIB for name, size in sizes.items() if size is not None}
 
 
-# Settings of PyTorch's allocator: which would have helped against a message, and which would not.
+# Settings of PyTorch's allocator: which help against a message, and which do not.
 
 
 def split_size_mb(requested_bytes: int) -> int | None:
-    """The `max_split_size_mb` that would have served this request: the power of two at or below it.
+    """The `max_split_size_mb`, in MiB, that serves this request: the power of two at or below it.
 
-    Blocks of at least that size are then not cut for smaller tensors, and one that is free can serve the request
-    whole, or be given back (torch: c10/cuda/CUDACachingAllocator.cpp, `should_split`, `get_free_block`,
-    `release_available_cached_blocks`). None: the request is so small that no allowed value is below it.
+    PyTorch then splits no block of at least that size, so that a free one can serve the request or be released (torch:
+    c10/cuda/CUDACachingAllocator.cpp, `should_split`, `get_free_block`, `release_available_cached_blocks`). None if
+    the request is below every value that torch accepts.
     """
     value = 1 << ((requested_bytes // MIB).bit_length() - 1) if requested_bytes >= MIB else 0
     return value if value * MIB > _LEAST_SPLIT else None
 
 
 def _for_fragmentation(message: OomMessage, in_use: str | None) -> tuple[Remedy, ...]:
-    """What to set where enough is cached, in pieces. `in_use`: the settings of that run, if they are known."""
+    """What to set against fragmentation. `in_use`: the settings of that run, if known."""
     key, requested = f"environment.{_variable(message)}", message.requested_bytes or 0
     if in_use is not None and "expandable_segments:true" in in_use.lower().replace(" ", ""):
         why = (
-            "it was on: what is cached lies on pages that tensors still use. Fewer different shapes help "
-            "(pad_to_multiple_of, packing), and a smaller batch"
+            "already on: the cached pages still hold live tensors. Fewer tensor shapes (pad_to_multiple_of, packing) "
+            "or a smaller batch help"
         )
         # max_split_size_mb makes things worse beside it.
         return Remedy(key, "expandable_segments:True", False, why), _EMPTY_CACHE
     if message.device_type == "xpu":
-        known = (
-            "where this version of torch knows it for XPU; else fewer different shapes (pad_to_multiple_of, packing)"
-        )
+        known = "if this torch supports it on XPU; otherwise use fewer tensor shapes (pad_to_multiple_of, packing)"
         return Remedy("environment.PYTORCH_ALLOC_CONF", "expandable_segments:True", True, known), _EMPTY_CACHE
     value = split_size_mb(requested)
     if value is None:
-        why = f"torch takes no value below {_LEAST_SPLIT // MIB}, and the request is {show(requested)}"
+        why = f"torch accepts no value below {_LEAST_SPLIT // MIB}, and the request is {show(requested)}"
         cut = Remedy(key, "max_split_size_mb", False, why)
     else:
         why = (
-            f"where expandable segments are not to be had: blocks from {value} MiB on are not cut for smaller "
-            f"tensors, so that one of them is whole when {show(requested)} is asked for. It is set instead, not "
-            "besides"
+            "use this instead where expandable segments are unavailable; do not combine them. PyTorch then splits no "
+            f"block of {value} MiB or more, so that a freed one can serve {show(requested)}"
         )
         cut = Remedy(key, f"max_split_size_mb:{value}", True, why)
     return Remedy(key, "expandable_segments:True", True, _why_expandable(message)), cut, _EMPTY_CACHE
 
 
 def _for_size(message: OomMessage, why: str) -> tuple[Remedy, ...]:
-    """What allocator settings can't do where pieces are not the matter."""
+    """Why allocator settings do not help if the cause is not fragmentation."""
     if message.reserved_bytes is None or message.device_type in ("mps", "npu", "hpu"):
         return (_EMPTY_CACHE,) if message.device_type in (None, "cuda", "rocm") else ()
     if message.device_type == "xpu":
         return (_EMPTY_CACHE,)
-    why = f"{why}; all that is cached is {show(message.cached_bytes or 0)}"
+    why = f"{why}; PyTorch has {show(message.cached_bytes or 0)} cached"
     settings = "expandable_segments, max_split_size_mb"
     return Remedy(f"environment.{_variable(message)}", settings, False, why), _EMPTY_CACHE
 
 
 def _why_expandable(message: OomMessage) -> str:
-    why = "segments then grow and shrink by pages, instead of staying whole around the tensors in them"
+    why = "segments grow and shrink by pages, so that PyTorch can reuse the cached memory"
     if message.device_type == "rocm":
-        warns = "warns `expandable_segments not supported on this platform` and goes on without"
-        return f"{why}. A ROCm build that lacks it {warns}"
+        warns = "warns `expandable_segments not supported on this platform` and ignores it"
+        return f"{why}. A ROCm build without it {warns}"
     if message.variable is None or message.reserved_bytes is None:
-        return why + ". Linux, torch 2.1 or later (this message may be an older one's); not on Windows, WSL2 or Jetson"
-    return why + ". Linux only; on WSL2 and Jetson the driver may refuse it"
+        return f"{why}. Needs Linux and torch 2.1 or later (check your version); not on Windows, WSL2 or Jetson"
+    return f"{why}. Linux only; on WSL2 and Jetson the driver may refuse it"
 
 
 def _variable(message: OomMessage) -> str:
-    """As the message names it; else one that all versions read: PYTORCH_ALLOC_CONF is read by new ones only (torch:
-    c10/core/AllocatorConfig.h)."""
+    """The variable that the message names; else one that all versions read, because only new ones read
+    PYTORCH_ALLOC_CONF (torch: c10/core/AllocatorConfig.h)."""
     return message.variable or f"PYTORCH_{'HIP' if message.device_type == 'rocm' else 'CUDA'}_ALLOC_CONF"

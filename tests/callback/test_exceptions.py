@@ -146,7 +146,7 @@ def test_an_exception_in_each_phase(
     assert oom.get("prediction_loss_only") == (True if phase == "evaluate" else None)  # it has no compute_metrics
     (note,) = notes
     assert note.startswith(f"memkit: out of memory {at(phase, 2)}")
-    assert "It wanted 2.34 GiB more. Free: 0.21 GiB of 15.77 GiB." in note and "Cause: size." in note
+    assert "2.34 GiB" in note and "0.21 GiB of 15.77 GiB" in note and "Cause: size." in note
     assert note.count(". Costs: ") == len(oom["changes"]) and f"memkit explain {callback.path.parent}" in note
     assert callback.advice is not None and callback.advice.text() == note
     assert note in "".join(traceback.format_exception(error))
@@ -208,8 +208,7 @@ def test_advice_as_a_decorator_and_without_a_callback(make_trainer: Any) -> None
     with pytest.raises(torch.OutOfMemoryError) as explained:
         train(torch.OutOfMemoryError(OOM))
     (note,) = explained.value.__notes__
-    assert "It wanted 2.34 GiB more." in note and "What helps, in general:" in note
-    assert "per_device_train_batch_size = half" in note and "MemoryReportCallback()" in note
+    assert "2.34 GiB" in note and "per_device_train_batch_size = half" in note and "MemoryReportCallback()" in note
 
 
 def test_an_exit_is_not_a_failure(make_trainer: Any) -> None:

@@ -22,7 +22,7 @@ def test_the_example_is_what_the_command_prints() -> None:
 
 
 def test_every_message_of_the_table_has_the_cause_that_stands_beside_it() -> None:
-    table = PAGE.split("## The message, and what it is about")[1].split("\n## ")[0]
+    table = PAGE.split("## Messages and their causes")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (.+?) \| ([a-z ]+) \| .+ \|$", table, re.M)
     forms = set()
     for messages, cause in rows:

@@ -62,7 +62,7 @@ def test_out_of_memory_ends_with_advice(start: Start, tmp_path: Path) -> None:
     first_frame = shown.splitlines()[1]
     assert first_frame == f'  File "{tmp_path}/trains.py", line {first_frame.split()[3][:-1]}, in <module>'
     assert "hf_memkit" not in shown[: shown.index("torch.OutOfMemoryError: CUDA")]
-    assert "memkit: out of memory in forward of step 2" in shown and "What would help most" in shown
+    assert "memkit: out of memory in forward of step 2" in shown and "memkit explain" in shown
     assert recorded(tmp_path / "out")[-2:] == ["oom", "end"] and (tmp_path / "out" / PAGE).exists()
 
 
