@@ -78,7 +78,7 @@ def plan(
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE,…",
-            help="That machine's cores=32,ram-bandwidth=200GB/s,nvme-read=6GB/s,nvme-write=3GB/s,pcie=25GB/s; any.",
+            help="Any of: cores=32, ram-bandwidth=200GB/s, nvme-read=6GB/s, nvme-write=3GB/s, pcie=25GB/s.",
         ),
     ] = None,
     nvme_path: NvmePath = None,

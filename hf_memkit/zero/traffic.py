@@ -330,12 +330,16 @@ def _stage_3(job: _Job) -> list[Traffic]:
     persistent = sum(size for each in both for size in each.sizes if size <= settings.persistent_elements)
     elements = sum(each.parameters for each in both) - persistent
     # A weight is kept if it is used again within `stage3_max_reuse_distance` elements, those after it twice, with
-    # recomputation three times (partitioned_param_coordinator.py 653); if not, a tied one is fetched for each use.
+    # recomputation three times (partitioned_param_coordinator.py 653); if not, a tied one is fetched for each use; in
+    # the backward pass too if nothing is prefetched: what a prefetch has skipped is not released (647).
     distance = job.zero.get("stage3_max_reuse_distance", job.zero.get("max_reuse_distance"))
     distance = distance if isinstance(distance, int | float) else 1_000_000_000
     kept = min(elements, distance // (3 if job.recomputes else 2))
     tied = sum(each.tied for each in both) if distance < elements else 0
-    fetched = {"forward": elements + tied, "backward": elements - kept}
+    fetched = {
+        "forward": elements + tied,
+        "backward": elements - kept + (0 if settings.prefetch_elements else tied),
+    }
     rows: list[Traffic] = []
     for phase in ("forward", "backward"):
         rows += _fetched(job, phase, job.accumulation * settings.element_bytes * fetched[phase])

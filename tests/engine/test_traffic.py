@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from hf_memkit.zero import ops
 from hf_memkit.zero.traffic import StepTraffic, ddp_traffic, zero_traffic
 from tests.conftest import ROOT
 from tests.engine.preset_cases import with_precision
+from tests.engine.swap_traffic_driver import WIDE, swapping
 from tests.engine.tiny_training import MODEL
 from tests.engine.traffic_driver import CASES, Case
 from tests.operators import EVERY_OPERATOR
@@ -68,3 +70,20 @@ def test_collectives_are_given_what_is_predicted(counted: Counted, name: str) ->
             found[collective] = found.get(collective, 0) + factor * row.moved_bytes
     within = 0.03 if "none kept" in name or "some kept" in name else 0
     assert found == pytest.approx(counted[name], rel=within, abs=0)
+
+
+def test_a_disk_reads_and_writes_what_is_predicted(tmp_path: Path) -> None:
+    """ZeRO-Infinity in one process. Would notice: a moment, a gradient or a pass that is not counted, or is twice."""
+    ops.build(EVERY_OPERATOR, print, cpu=True)
+    environment = {
+        **os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+        "TORCH_EXTENSIONS_DIR": str(ops.extensions_folder(cpu=True)),
+    }  # fmt: skip
+    command = [sys.executable, "-m", "tests.engine.swap_traffic_driver", str(tmp_path)]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    model = describe("traffic/wide", WIDE, use_hub=False)
+    traffic = zero_traffic(with_precision(swapping("disk"), bf16=False), model, accumulation=2)
+    assert traffic is not None
+    moved = {link: sum(row.moved_bytes for row in traffic.rows if row.link == link) for link in ("read", "write")}
+    assert moved == pytest.approx(json.loads((tmp_path / "swaps.json").read_text()), rel=0.01)
