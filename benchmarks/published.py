@@ -172,6 +172,16 @@ def _facts(row: Row) -> Found:
     return found
 
 
+def _deepspeed(row: Row) -> Row:
+    """The row's JSON. Before 0.19.4 DeepSpeed put its own linear layers into models made under `zero.Init` alone
+    (deepspeedai/DeepSpeed#8189)."""
+    config: Row = row["deepspeed"]
+    version = tuple(map(int, row["versions"]["deepspeed"].split(".")))
+    if "outside zero.Init" not in row["note"] or version >= (0, 19, 4):
+        return config
+    return {**config, "zero_optimization": {**config["zero_optimization"], "memory_efficient_linear": False}}
+
+
 def _today(row: Row, length: int | None) -> Found:
     """What the public API predicts."""
     from hf_memkit import predict_trainer
@@ -197,8 +207,10 @@ def _today(row: Row, length: int | None) -> Found:
         arguments["optim"] = _TODAY.get(optimizer, optimizer)
     sharded = "deepspeed" in row
     if sharded:
-        arguments["deepspeed"] = row["deepspeed"]
-        arguments["learning_rate"] = row["deepspeed"]["optimizer"]["params"]["lr"]  # Trainer wants both to agree
+        arguments["deepspeed"] = _deepspeed(row)
+        rate = row["deepspeed"]["optimizer"]["params"]["lr"]
+        if rate != "auto":  # Trainer wants both to agree
+            arguments["learning_rate"] = rate
     try:
         found = predict_trainer(
             models.transformers_config(row) if sharded else f"benchmarks.published_models:{models.attribute(row)}",

@@ -319,6 +319,7 @@ def _engine_ledger(engine: Mapping[str, Any], job: Job) -> Ledger:
     held = zero_ledger(
         engine["config"], shapes(frozen or trained), gpus=job.gpus, nodes=job.nodes,
         accumulation=job.accumulation > 1, adapters=[size for size, _ in trained] if frozen else (),
+        linear_elements=engine["linear_elements"],
     )  # fmt: skip
     return Ledger((*held.rows, process_row(job.gpus)))
 

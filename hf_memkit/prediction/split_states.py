@@ -41,7 +41,7 @@ _FP64_OF_16_BIT: Final = 4
 """Times the bytes of a 16-bit gradient."""
 
 _COMPUTING: Final[tuple[Phase, ...]] = ("forward", "backward", "evaluate")
-_GATHERED: Final = (Term.LIVE_PARAMETERS, Term.ALL_GATHER_BUFFER)
+_GATHERED: Final = (Term.LIVE_PARAMETERS, Term.HELD_WEIGHTS, Term.ALL_GATHER_BUFFER)
 """Rows of stage 3 that are there only while modules compute: all parameters are split again before the step (deepspeed
 0.19.8: runtime/zero/stage3.py 2878)."""
 

@@ -29,6 +29,7 @@ def zero_ledger(
     nodes: int = 1,
     accumulation: bool = True,
     adapters: Sequence[int] = (),
+    linear_elements: int | None = None,
 ) -> Ledger:
     """What DeepSpeed holds for training all of `model` with `config`, or adapters beside it.
 
@@ -39,12 +40,18 @@ def zero_ledger(
         nodes: machines.
         accumulation: whether gradients of several micro-batches are accumulated.
         adapters: elements of each adapter parameter; the model is then frozen. Empty: all of the model is trained.
+        linear_elements: of weights whose linear layers hold them from forward to backward, where
+            `memory_efficient_linear` is off; None: those of all linear layers that the model is known to have.
     """
     settings = ZeroSettings.from_config(config, model.width)
     trained = with_adapters(model, adapters) if adapters else model
     frozen = model if adapters else None
     if settings.stage == 3:
-        rows = stage_3_rows(settings, trained, frozen, gpus=gpus, processes=gpus * nodes)
+        linear = sum(each.elements for each in model.linears if not each.head)
+        rows = stage_3_rows(
+            settings, trained, frozen, gpus=gpus, processes=gpus * nodes,
+            linear_elements=linear if linear_elements is None else linear_elements,
+        )  # fmt: skip
     else:
         rows = stage_1_2_rows(settings, trained, frozen, gpus=gpus, processes=gpus * nodes, accumulation=accumulation)
     return Ledger(tuple(row for row in rows if row.size_bytes))

@@ -64,6 +64,7 @@ class ZeroSettings:
         live_elements, prefetch_elements, persistent_elements: stage 3's `stage3_max_live_parameters`,
             `stage3_prefetch_bucket_size` and `stage3_param_persistence_threshold`.
         sequential: `stage3_allgather_sequential`.
+        lean_linears: `memory_efficient_linear`.
         secondary_partition: `zero_hpz_partition_size`.
         aio_block_bytes: `aio.block_size`; smaller tensors are not swapped.
         aio_parallelism: `aio.intra_op_parallelism`, which sets the alignment of what is swapped.
@@ -91,6 +92,7 @@ class ZeroSettings:
     aio_block_bytes: int
     aio_parallelism: int
     optimizer_type: str | None
+    lean_linears: bool = True
     zenflow_share: float = 0.0
     zenflow_overlap: bool = False
     gathers_to_save: bool = False
@@ -141,6 +143,7 @@ class ZeroSettings:
             aio_block_bytes=_whole(_section(config, "aio"), "block_size", 1_048_576),
             aio_parallelism=max(1, _whole(_section(config, "aio"), "intra_op_parallelism", 1)),
             optimizer_type=kind if isinstance(kind, str) else None,
+            lean_linears=zero.get("memory_efficient_linear") is not False,
             zenflow_share=_number(zenflow, "topk_ratio", 0.1) if "zenflow" in zero else 0.0,
             zenflow_overlap=zenflow.get("overlap_step") is True,
             gathers_to_save=zero.get("stage3_gather_16bit_weights_on_model_save") is True,

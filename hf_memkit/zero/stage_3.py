@@ -23,12 +23,19 @@ _PARTITION = "deepspeed 0.19.8: runtime/zero/partition_parameters.py"
 
 
 def stage_3_rows(
-    settings: ZeroSettings, trained: ModelFacts, frozen: ModelFacts | None, *, gpus: int, processes: int
+    settings: ZeroSettings,
+    trained: ModelFacts,
+    frozen: ModelFacts | None,
+    *,
+    gpus: int,
+    processes: int,
+    linear_elements: int = 0,
 ) -> tuple[Row, ...]:
-    """Rows of one card and of one machine with `gpus` processes; some are of 0 bytes."""
+    """Rows of one card and of one machine with `gpus` processes; some are of 0 bytes. `linear_elements`: as
+    `zero_ledger` has it."""
     parts = split(trained, processes)
     return (
-        *_parameters(settings, trained, parts, frozen, gpus=gpus),
+        *_parameters(settings, trained, parts, frozen, gpus=gpus, linear_elements=linear_elements),
         *_gradients(settings, trained, parts, gpus=gpus),
         *_states(settings, parts, gpus=gpus),
         _rounding(settings, parts, gpus=gpus),
@@ -45,7 +52,13 @@ def _saved(settings: ZeroSettings, trained: ModelFacts) -> list[Row]:
 
 
 def _parameters(
-    settings: ZeroSettings, trained: ModelFacts, parts: Split, frozen: ModelFacts | None, *, gpus: int
+    settings: ZeroSettings,
+    trained: ModelFacts,
+    parts: Split,
+    frozen: ModelFacts | None,
+    *,
+    gpus: int,
+    linear_elements: int,
 ) -> list[Row]:
     element, share = settings.element_bytes, parts.share
     offload = settings.parameters
@@ -79,6 +92,15 @@ def _parameters(
                 "device", element * live, f"{_COORDINATOR} 453: stage3_max_live_parameters, prefetched ones included"
             ),
         ]
+    if gathers and not settings.lean_linears:
+        # torch's own linear layer saves the transposed weight, a view that keeps what was gathered.
+        rows.append(
+            Term.HELD_WEIGHTS.row(
+                "device",
+                element * linear_elements,
+                "deepspeed 0.19.8: runtime/zero/linear.py: memory_efficient_linear",
+            )
+        )
     if parts.processes > 1 and not settings.sequential:
         bucket = min(elements, max(settings.prefetch_elements, largest))
         rows.append(

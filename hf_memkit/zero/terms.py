@@ -40,6 +40,7 @@ class Term(StrEnum):
     WEIGHTS = "weights", "weights"
     SAVED_WEIGHTS = "weights of the whole model, for the save", "weights"
     LIVE_PARAMETERS = "live parameters", "buffers"
+    HELD_WEIGHTS = "gathered weights that linear layers hold", "buffers"
     ALL_GATHER_BUFFER = "all-gather buffer", "buffers"
     PARAMETER_SWAP_BUFFERS = "parameter swap buffers", "buffers"
     PARAMETER_WRITE_BACK_BUFFER = "parameter write-back buffer", "buffers"

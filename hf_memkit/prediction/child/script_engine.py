@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from hf_memkit.compat import names_of
+
 __all__ = ["about_engine", "as_the_engine_has_it", "without_engines"]
 
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -55,7 +57,18 @@ def about_engine(trainer: Any) -> dict[str, Any] | None:
         "sizes": [size for _, size, _ in rows],
         "trained": [trained for _, _, trained in rows],
         "decayed": [name in decayed for name, _, _ in rows],
+        "linear_elements": _in_linear_layers(trainer),
     }
+
+
+def _in_linear_layers(trainer: Any) -> int:
+    """Elements of what linear layers hold from forward to backward, the output layer's aside, which backward begins
+    with. With activation checkpointing that is one layer's at a time."""
+    if any(getattr(trainer.args, name, False) for name in names_of("activation_checkpointing")):
+        return 0
+    output = trainer.model.get_output_embeddings() if hasattr(trainer.model, "get_output_embeddings") else None
+    linears = [each for each in trainer.model.modules() if isinstance(each, torch.nn.Linear) and each is not output]
+    return sum(each.weight.numel() for each in linears)
 
 
 def _resolved(trainer: Any) -> dict[str, Any]:
