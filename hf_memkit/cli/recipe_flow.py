@@ -192,15 +192,19 @@ def _with_prediction(
 ) -> RecipeRun:
     """The run with its prediction, which is told before the model is loaded if it says that the card is too small.
 
-    A rehearsal has none: it runs on a CPU. What cannot be predicted is not in the way of a run. `prediction`: what the
-    setup was chosen by, if it was.
+    A rehearsal, which runs on a CPU, has that of its target, at once: traced beforehand, or by formula. What cannot be
+    predicted is not in the way of a run. `prediction`: what the setup was chosen by, if it was.
     """
     from hf_memkit.cli import render
     from hf_memkit.errors import MemkitError
     from hf_memkit.models import hub_reachable
     from hf_memkit.recipe.choose import nearest_that_fits, predicted
 
-    if job.is_rehearsal:
+    if job.target is not None:
+        with contextlib.suppress(MemkitError):  # by no formula either
+            of_target = (prediction or _at_once(recipe, job.target)).to_json()
+            gpu = job.target.resolved_for.machine.gpu
+            job = replace(job, target_prediction={**of_target, "gpu": gpu.name if gpu is not None else None})
         return job
     trace = not options.no_trace
     try:
@@ -215,6 +219,21 @@ def _with_prediction(
         render.say_to_stderr(f"memkit: note: no prediction: {error}")
         return job
     return replace(job, prediction=prediction.to_json())
+
+
+def _at_once(recipe: Recipe, target: Setup) -> Prediction:
+    """The prediction of a setup that needs no trace now.
+
+    Raises:
+        InputError: nothing can be said of it by formula.
+    """
+    from hf_memkit.recipe.choose import predicted
+    from hf_memkit.recipe.predictions import predicted_beforehand
+
+    try:
+        return predicted_beforehand(recipe, target)
+    except InputError:
+        return predicted(target, trace=False)
 
 
 def _as_rank(options: RunOptions, ranks: Ranks) -> int:

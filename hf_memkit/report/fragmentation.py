@@ -168,13 +168,13 @@ def _finding(
         "alloc_retries": retries,
         **({"usable_gib": usable} if usable is not None else {}),
     }
-    of_card = f" of the {usable:.2f} GiB that can be had" if usable is not None else ""
+    of_card = f" of {usable:.2f} GiB available" if usable is not None else ""
     times = "once" if retries == 1 else f"{retries} times"
-    again = f", and cudaMalloc had to be tried again {times} after emptying the cache" if retries else ""
-    grew = f"went from {first:.2f} GiB to {last:.2f} GiB" if last > 1.1 * first else f"is {last:.2f} GiB"
+    again = f", and cudaMalloc was tried again {times} after the cache was freed" if retries else ""
+    grew = f"grew from {first:.2f} GiB to {last:.2f} GiB" if last > 1.1 * first else f"is {last:.2f} GiB"
     why = (
-        f"PyTorch holds {held:.2f} GiB{of_card}, but its steps never needed more than {peak:.2f} GiB: what lies "
-        f"between in pieces {grew}{again}"
+        f"PyTorch reserves {held:.2f} GiB{of_card}, but no step allocated more than {peak:.2f} GiB: the unused memory "
+        f"in between {grew}{again}"
     )
     return Finding("fragmentation", steps.numbers[at], why, _fix(steps), figures)
 
@@ -183,10 +183,10 @@ def _fix(steps: Steps) -> str:
     settings = str(steps.hardware().get("allocator_settings") or "")
     if "expandable_segments:True" in settings:
         return (
-            "expandable_segments is on already: make the sizes change less (pad_to_multiple_of, packing), "
-            "or give the cache back with torch_empty_cache_steps, which costs time"
+            "expandable_segments is already on: make tensor sizes vary less (pad_to_multiple_of, packing), "
+            "or free the cache with torch_empty_cache_steps, which costs time"
         )
     return (
-        "set PYTORCH_ALLOC_CONF=expandable_segments:True before the process starts; if that is not enough, make the "
-        "sizes change less (pad_to_multiple_of, packing)"
+        "set PYTORCH_ALLOC_CONF=expandable_segments:True before the process starts; if that is not enough, make "
+        "tensor sizes vary less (pad_to_multiple_of, packing)"
     )

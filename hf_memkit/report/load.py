@@ -74,7 +74,7 @@ class Run:
         ranks: at least one, in order.
         ending: that of the rank that decides, see `_DECIDING`.
         ended_by: the rank of `ending`.
-        notes: what a reader must know of the records: missing ranks, unreadable lines, a newer schema.
+        notes: what limits the records: missing ranks, unreadable lines, a newer schema.
     """
 
     folder: Path
@@ -169,11 +169,11 @@ def _what_to_do(folder: Path) -> str:
     inside = sorted({path.parent for path in folder.glob("*/memory-rank*.jsonl")})
     if inside:
         more = f" (and {len(inside) - 1} more)" if len(inside) > 1 else ""
-        return f"there are in a folder below: memkit report {text(inside[0])}{more}"
+        return f"a folder below has records: memkit report {text(inside[0])}{more}"
     status = _recipe_status(folder)
     if status is not None:
-        return f"this recipe's run has status {status!r} and has not begun to train: {_follow(folder)} waits for it"
-    return "Trainer(callbacks=[MemoryReportCallback()]) from hf_memkit writes them into its output_dir"
+        return f"this recipe run has status {status!r} and has not started training. Wait for it: {_follow(folder)}"
+    return "to record one: memkit run SCRIPT, or Trainer(callbacks=[MemoryReportCallback()])"
 
 
 def _follow(folder: Path) -> str:
@@ -221,22 +221,22 @@ def _notes(ranks: tuple[RankRun, ...], left_over: int, unreadable: dict[int, int
     size = max((rank.run.get("world_size") or 1 for rank in ranks), default=1)
     missing = sorted(set(range(min(size, 100_000))) - {rank.rank for rank in ranks})
     if missing:
-        notes.append(f"{len(missing)} of {size} ranks left no records here: {few(missing)}")
+        notes.append(f"no records here of {len(missing)} of {size} ranks: {few(missing)}")
     without_end = [rank.rank for rank in ranks if rank.end is None]
     if without_end and len(without_end) < len(ranks):
-        notes.append(f"no end recorded yet by rank{'s' if len(without_end) > 1 else ''} {few(without_end)}")
+        notes.append(f"no exit recorded yet by rank{'s' if len(without_end) > 1 else ''} {few(without_end)}")
     if left_over:
         plural = "s" if left_over > 1 else ""
-        notes.append(f"{left_over} file{plural} of a training with more processes, left in the folder, not shown")
+        notes.append(f"{left_over} file{plural} of an earlier training with more processes ignored")
     if newest_schema > SCHEMA:
         notes.append(
-            f"written by a newer memkit (schema {newest_schema}; this one knows {SCHEMA}): some may be missing"
+            f"written by a newer memkit (schema {newest_schema}; this version reads {SCHEMA}): some may be missing"
         )
     broken = sum(unreadable.values())
     if broken:
-        notes.append(f"{broken} lines could not be read" if broken > 1 else "one line could not be read")
+        notes.append(f"{broken} lines could not be read" if broken > 1 else "1 line could not be read")
     if any(not rank.run for rank in ranks):
-        notes.append("the beginning of the records is missing: what the job was is not known")
+        notes.append("the beginning of the records is missing: model, arguments and machine are unknown")
     earlier = ranks[0].earlier
     if earlier:
         attempt, ending = earlier[-1]
@@ -246,12 +246,14 @@ def _notes(ranks: tuple[RankRun, ...], left_over: int, unreadable: dict[int, int
             batch = attempt.run.get("arguments", {}).get("per_device_train_batch_size")
         of = f" (batch size {text(batch, 20)})" if batch is not None else ""
         if len(earlier) == 1:
-            notes.append(f"an earlier start in the same folder{of} {ending.why}")
+            notes.append(f"an earlier start in this folder{of} {ending.why}")
         else:
-            notes.append(f"{len(earlier)} earlier starts in the same folder; the last of them{of} {ending.why}")
+            notes.append(f"{len(earlier)} earlier starts in this folder; the last{of} {ending.why}")
     lost = sum(rank.end.get("lost_records", 0) for rank in ranks if rank.end)
     if lost:
         errors = [rank.end["write_error"] for rank in ranks if rank.end and rank.end.get("write_error")]
-        records = f"{lost} records" if lost > 1 else "one record"
-        notes.append(": ".join([f"{records} could not be written while it ran", *(text(e, 80) for e in errors[:1])]))
+        records = f"{lost} records" if lost > 1 else "1 record"
+        notes.append(
+            ": ".join([f"{records} could not be written during training", *(text(e, 80) for e in errors[:1])])
+        )
     return notes

@@ -185,9 +185,8 @@ def _at_the_end(steps: Steps, ooms: Sequence[Mapping[str, Any]]) -> Finding | No
         "peak_before_gib": before, "needed_at_least_gib": held + asked,
     }  # fmt: skip
     why = (
-        f"the out-of-memory error of step {oom.numbers[-1]} came with a sequence of {length:.0f}, longer than "
-        f"all before ({max(usual):.0f}): it needed at least "
-        f"{held + asked:.2f} GiB, the highest peak was {before:.2f} GiB"
+        f"the batch of the out-of-memory error has a sequence of {length:,.0f} tokens; the longest before was "
+        f"{max(usual):,.0f}. It needed at least {held + asked:.2f} GiB; the highest peak before was {before:.2f} GiB"
     )
     return Finding("longer batches", oom.numbers[-1], why, _FIX, figures)
 
@@ -205,16 +204,16 @@ def _finding(steps: Steps, inputs: _Inputs, first: int, before: float, usable: f
         "size": size,
         **({"usable_gib": usable} if usable is not None else {}),
     }
-    of_card = f" of the {usable:.2f} GiB that can be had" if usable is not None else ""
+    of_card = f" of {usable:.2f} GiB available" if usable is not None else ""
     why = (
-        f"from step {step} on larger inputs set the peak: {inputs.name.replace('_', ' ')} up to {size:.0f} instead of "
-        f"{size_before:.0f}, and the peak rose from {before:.2f} GiB to {final:.2f} GiB{of_card}"
+        f"larger inputs raised the peak from {before:.2f} GiB to {final:.2f} GiB{of_card}; "
+        f"{inputs.name.replace('_', ' ')}: up to {size:,.0f}, before {size_before:,.0f}"
     )
     return Finding("longer batches", step, why, _FIX, figures)
 
 
 _FIX: Final = (
     "cut or split the longest examples (max_length, packing), or lower per_device_train_batch_size and raise "
-    "gradient_accumulation_steps; train_sampling_strategy='group_by_length' puts the longest batch first, so that a "
-    "job that does not fit fails in its first step"
+    "gradient_accumulation_steps. train_sampling_strategy='group_by_length' puts the longest batch first: a job that "
+    "does not fit then fails in its first step"
 )

@@ -103,12 +103,12 @@ def _finding(steps: Steps, kept: list[int], held: list[float], at: int, base: fl
     usable = steps.usable_gib()
     if usable is not None:
         figures["capacity_gib"] = usable
-    whose = "other processes on this card" if own_known else "what is on this card besides PyTorch's memory"
-    why = f"{whose} went from {max(0.0, base):.2f} GiB to {most:.2f} GiB, first seen at step {step}"
+    whose = "other processes on this GPU" if own_known else "GPU memory outside PyTorch"
+    why = f"{whose} grew from {max(0.0, base):.2f} GiB to {most:.2f} GiB, first seen at step {step}"
     if not own_known:
-        why += ", and this process's CUDA context does not grow so late"
+        why += "; this process's CUDA context does not grow so late"
     fix = (
-        "see who it is with nvidia-smi (a notebook kernel, a second training, an inference server), end it or move it "
-        "to another card with CUDA_VISIBLE_DEVICES, and keep that much free of this job while it is there"
+        "find the process with nvidia-smi (a notebook kernel, a second training, an inference server); end it, or "
+        "move it to another GPU with CUDA_VISIBLE_DEVICES"
     )
     return Finding("another process", step, why, fix, figures)
