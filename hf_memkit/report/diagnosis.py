@@ -6,8 +6,8 @@ Four things make memory grow, and each has its own sign:
 |---|---|---|
 | leak | the floor at step end rises and does not level off | `leaks.py`, `trend.py` |
 | longer batches | the cost over the floor rises with the size of the inputs | `longer_batches.py` |
-| fragmentation | what is reserved over the highest peak so far fills the card or is retried | `fragmentation.py` |
-| another process | the card is used by what is not this process | `other_processes.py` |
+| fragmentation | what is reserved over the highest peak so far fills the GPU or is retried | `fragmentation.py` |
+| another process | the GPU is used by what is not this process | `other_processes.py` |
 
 Several may be true at once, because the signs do not touch: the floor is what no input's cost is in, the cost has no
 floor in it, the gap is what lies over both, and NVML's rest is what PyTorch has not reserved. A false alarm does more

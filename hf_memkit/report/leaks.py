@@ -139,7 +139,7 @@ def _without(floor: list[float], records: set[int]) -> list[float]:
 
 
 def _host_agrees(steps: Steps, rise: Trend, *, on_device: bool) -> bool:
-    """Whether the memory that is left fell as RSS rose; without a card an unknown is taken for a yes."""
+    """Whether the memory that is left fell as RSS rose; without a GPU an unknown is taken for a yes."""
     after = (i for i, step in enumerate(steps.numbers) if step >= rise.first_step)
     _, (rss, left) = pairs(after, steps.column("host_rss_gib"), steps.column("host_available_gib"))
     if len(rss) < MIN_VALUES:

@@ -36,7 +36,7 @@ has finished, the others are about to."""
 
 @dataclass(frozen=True, slots=True)
 class RankRun:
-    """One rank's last training: what is left of earlier ones in the same file is in `earlier`.
+    """One rank's last training. Earlier ones in the same file are in `earlier`.
 
     Attributes:
         rank: its number.
@@ -67,7 +67,7 @@ class RankRun:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run: its ranks, how it ended, and what is wrong with its records.
+    """A run: its ranks, how it ended, and the limits of its records.
 
     Attributes:
         folder: where the files are.
@@ -85,7 +85,7 @@ class Run:
 
     @property
     def first(self) -> RankRun:
-        """The rank that speaks for all where they do not differ."""
+        """The first rank, for what is the same on all."""
         return self.ranks[0]
 
     def of(self, rank: int) -> RankRun:
@@ -145,7 +145,7 @@ def load_run(run_dir: str | Path) -> Run:
     Files that end in the middle of a line, or hold lines that are no records, give what can be read of them.
 
     Raises:
-        InputError: there is no such folder, no records file in it, or no record in the files.
+        InputError: the folder does not exist, has no records file, or the files have no record.
     """
     folder = Path(run_dir)
     if _FILE.fullmatch(folder.name) and folder.is_file():

@@ -1,7 +1,7 @@
 """Longer batches: the peak rose because the inputs did, while the floor stayed.
 
 What an input costs is the peak over the floor. Inputs of changing length are no news: a new highest cost counts only
-if it could not be expected of the inputs so far, or comes close to the card. Were their order chance, the m highest
+if it could not be expected of the inputs so far, or comes close to the GPU. Were their order chance, the m highest
 costs of all would come in the last of the steps with a chance that can be counted; a change is held to be proven below
 a stated chance. One longer input, or a few among many, cannot be proven so: they are told only where they fill the
 card and stand apart from all other steps, earlier and later. Either way it is the input's doing only if the steps over
@@ -42,17 +42,17 @@ _LONGER: Final = 1.02
 """The longest input of those is longer than the longest before by this factor."""
 
 _NEAR: Final = 0.9
-"""Near the card, of what PyTorch can have of it: pieces that do not fit together take the rest."""
+"""Near the GPU, of what PyTorch can have of it: pieces that do not fit together take the rest."""
 
 _NEAR_GROWTH: Final = 0.08
-"""… and the new cost is this share of the card above the old: less is the spread of any job that fills its card."""
+"""… and the new cost is this share of the GPU above the old: less is the spread of any job that fills its card."""
 
 _FEW: Final = 0.1
 """Steps that stand apart are at most a tenth of all; more are a part of the data."""
 
 _LARGE: Final = 0.2
 _MATTERS: Final = 0.25
-"""Away from the card a proven change is worth saying if the peak rose by a fifth and fills a quarter of the card."""
+"""Away from the GPU a proven change is worth saying if the peak rose by a fifth and fills a quarter of the GPU."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _over_steps(steps: Steps, inputs: _Inputs, usable: float | None) -> Finding 
 
 
 def _apart(steps: Steps, inputs: _Inputs, usable: float | None) -> Finding | None:
-    """The first of a few steps that stand apart from all others and fill the card."""
+    """The first of a few steps that stand apart from all others and fill the GPU."""
     if usable is None or max(inputs.peaks) < _NEAR * usable:
         return None
     ordered = sorted(inputs.costs, reverse=True)

@@ -157,7 +157,7 @@ def _of_rank(rank: RankRun) -> Summary:
     peak = _peak(rank)
     reserved = _highest(records, "peak_reserved_gib")
     others = _others(rank.steps)
-    # A cap leaves the rest of the card to the others.
+    # A cap leaves the rest of the GPU to the others.
     headroom = None
     if capacity is not None and reserved is not None:
         headroom = capacity - reserved - (0.0 if capped else others or 0.0)

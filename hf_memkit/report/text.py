@@ -165,7 +165,7 @@ def _by_place(held: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def _held_elsewhere(summary: Summary) -> str | None:
-    """What an offload holds in RAM or on disk, which the card's peak does not show."""
+    """What an offload holds in RAM or on disk, which the GPU's peak does not show."""
     away = {place: sum(found.values()) for place, found in summary.held.items() if place != "device"}
     if not any(away.values()):
         return None
