@@ -31,8 +31,10 @@ from hf_memkit.recipe.ranks import (
     leave_exit_code,
     ranks_from_environment,
 )
+from hf_memkit.units import GIB
 
 if TYPE_CHECKING:
+    from hf_memkit.hardware import Machine
     from hf_memkit.prediction import Prediction
     from hf_memkit.recipe.choose import Judge
     from hf_memkit.recipe.launch import Place
@@ -202,9 +204,8 @@ def _with_prediction(
 
     if job.target is not None:
         with contextlib.suppress(MemkitError):  # by no formula either
-            of_target = (prediction or _at_once(recipe, job.target)).to_json()
-            gpu = job.target.resolved_for.machine.gpu
-            job = replace(job, target_prediction={**of_target, "gpu": gpu.name if gpu is not None else None})
+            found = prediction or _at_once(recipe, job.target)
+            job = replace(job, target_prediction=_of_target(found, job.target.resolved_for.machine))
         return job
     trace = not options.no_trace
     try:
@@ -219,6 +220,14 @@ def _with_prediction(
         render.say_to_stderr(f"memkit: note: no prediction: {error}")
         return job
     return replace(job, prediction=prediction.to_json())
+
+
+def _of_target(prediction: Prediction, machine: Machine) -> dict[str, Any]:
+    """The prediction's JSON form, with what a report says of the machine: this one's RAM and disk need not be those of
+    the machine with the GPU, so that `gpu_verdict` is of the GPU alone."""
+    plenty = replace(machine, ram_bytes=sys.maxsize, disk_free_bytes=sys.maxsize)
+    about = {"gpu": machine.gpu.name if machine.gpu is not None else None, "ram_gib": machine.ram_bytes / GIB}
+    return {**prediction.to_json(), **about, "gpu_verdict": prediction.judged(plenty).verdict}
 
 
 def _at_once(recipe: Recipe, target: Setup) -> Prediction:

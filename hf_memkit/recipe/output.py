@@ -46,7 +46,8 @@ class RecipeRun:
         nodes: machines.
         prediction: of what runs here, in its JSON form, where there is one; it stands in the records beside what is
             measured.
-        target_prediction: that of `target` in its JSON form with the name of its `gpu`, where there is one.
+        target_prediction: that of `target` in its JSON form, with `gpu` (its name), `gpu_verdict` (of the GPU alone)
+            and `ram_gib` (of this machine), where there is one.
     """
 
     recipe: str

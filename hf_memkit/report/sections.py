@@ -267,7 +267,7 @@ def _phases(summary: Summary, drawn: Mapping[str, Any]) -> Html | None:
         return None
     table = _phase_bars("Peak allocated in each phase, GiB", summary.phases)
     highest = max(summary.phases, key=lambda phase: summary.phases[phase])
-    caption = f"Peak of each phase over the steps. {highest.capitalize()} decides: lower its memory first."
+    caption = f"Peak of each phase over the steps. {highest.capitalize()} has the highest: reduce its memory first."
     chart = _chart(drawn, "phases", caption)
     return _section("phases", "By phase", el("div", table, chart, class_="pair"))
 

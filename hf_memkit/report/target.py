@@ -31,8 +31,9 @@ class Target:
     Attributes:
         gpu: name of the GPU.
         capacity_gib: its memory.
-        verdict: `fits`, `tight` or `does not fit`.
-        why: the verdict's reason.
+        verdict: `fits`, `tight` or `does not fit`, with this machine's RAM and disk.
+        gpu_verdict: the same of the GPU alone.
+        why: the reason of `verdict`.
         peak_gib: the highest allocated.
         peak_phase: the phase that it is in.
         reserved_gib: lowest and highest peak reserved.
@@ -40,6 +41,7 @@ class Target:
         categories: GiB by category at the peak.
         phases: the highest allocated in each phase, GiB.
         host_gib: RAM of one machine, page-locked RAM included.
+        ram_gib: RAM of the machine that rehearsed.
         disk_gib: what training keeps on disk.
         rests_on: what the prediction was computed from.
         is_measured: whether predictions of its kind were compared with measured runs.
@@ -48,6 +50,7 @@ class Target:
     gpu: str
     capacity_gib: float | None
     verdict: str | None
+    gpu_verdict: str | None
     why: str
     peak_gib: float
     peak_phase: str | None
@@ -56,6 +59,7 @@ class Target:
     categories: dict[str, float]
     phases: dict[str, float]
     host_gib: float | None
+    ram_gib: float | None
     disk_gib: float | None
     rests_on: str
     is_measured: bool
@@ -80,11 +84,13 @@ def target_of(run: Run) -> Target | None:
     phases = {phase: number(_mapping(by_phase.get(phase)), "peak_allocated_gib") for phase in PHASES}
     categories = {category: number(by_category, f"{category}_gib") for category in CATEGORIES}
     host = [gib for name in ("host_rss_gib", "pinned_gib") if (gib := number(found, name)) is not None]
-    verdict, phase, confidence = found.get("verdict"), found.get("peak_phase"), _mapping(found.get("confidence"))
+    phase, confidence = found.get("peak_phase"), _mapping(found.get("confidence"))
+    verdict = _verdict(found.get("verdict"))
     return Target(
         gpu=text(found.get("gpu") or "the target's GPU", 60),
         capacity_gib=number(found, "capacity_gib"),
-        verdict=verdict if isinstance(verdict, str) and verdict in _VERDICTS else None,
+        verdict=verdict,
+        gpu_verdict=_verdict(found.get("gpu_verdict")) or verdict,
         why=text(found.get("why") or "", 300),
         peak_gib=peak,
         peak_phase=phase if phase in PHASES else None,
@@ -93,6 +99,7 @@ def target_of(run: Run) -> Target | None:
         categories={name: gib for name, gib in categories.items() if gib is not None},
         phases={name: gib for name, gib in phases.items() if gib is not None},
         host_gib=sum(host) if host else None,
+        ram_gib=number(found, "ram_gib"),
         disk_gib=number(found, "disk_gib"),
         rests_on=text(confidence.get("rests_on") or "", 200),
         is_measured=confidence.get("measured_on") is not None,
@@ -101,9 +108,14 @@ def target_of(run: Run) -> Target | None:
 
 def needs(target: Target) -> str:
     """`The target run is predicted to fit on RTX 4060: at most 5.5 of 7.8 GiB.`"""
-    fits = _VERDICTS.get(target.verdict or "", "is predicted on")
+    fits = _VERDICTS.get(target.gpu_verdict or "", "is predicted on")
     of = f" of {target.capacity_gib:.1f}" if target.capacity_gib else ""
-    return f"The target run {fits} {target.gpu}: at most {target.needs_gib:.1f}{of} GiB."
+    line = f"The target run {fits} {target.gpu}: at most {target.needs_gib:.1f}{of} GiB."
+    if target.verdict == target.gpu_verdict:
+        return line
+    if target.host_gib and target.ram_gib and target.host_gib > target.ram_gib:
+        return f"{line} It needs {target.host_gib:.1f} GiB of host RAM; this machine has {target.ram_gib:.1f} GiB."
+    return f"{line} It needs more disk than this machine has free."
 
 
 def rests_on(target: Target) -> str:
@@ -125,9 +137,13 @@ def command(run: Run, target: Target) -> str:
     """What to type next."""
     facts: Mapping[str, Any] = run.first.run.get("facts", {})
     recipe, variant = (shlex.quote(text(facts.get(name) or "NAME", 60)) for name in ("recipe", "variant"))
-    if target.verdict == "does not fit":
+    if target.gpu_verdict == "does not fit":
         return f"memkit recipe {recipe} --dry-run --gpu NAME"
     return f"memkit recipe {recipe} --variant {variant}"
+
+
+def _verdict(value: Any) -> str | None:
+    return value if isinstance(value, str) and value in _VERDICTS else None
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

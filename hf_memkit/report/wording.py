@@ -191,9 +191,9 @@ def nothing_to_do(run: Run, summary: Summary) -> str:
     if run.ending.kind == "unknown":
         return "No memory problem found over the recorded steps."
     if run.ending.kind == "finished" and (target := target_of(run)) is not None:
-        if target.verdict == "does not fit":
+        if target.gpu_verdict == "does not fit":
             return f"Choose another GPU or variant: {command(run, target)}"
-        return f"Run it on the GPU: {command(run, target)}"
+        return f"Run it on a machine with that GPU: {command(run, target)}"
     if summary.steps == 0:
         return "No step recorded."
     if summary.steps < MIN_VALUES and run.ending.kind != "running":

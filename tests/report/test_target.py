@@ -46,6 +46,14 @@ def test_a_target_that_does_not_fit_is_no_good_news(tmp_path: Path, verdict: str
     assert ("--dry-run" in text_report(run)) is (verdict == "does not fit")
 
 
+def test_ram_that_this_machine_lacks_is_not_blamed_on_the_gpu(tmp_path: Path) -> None:
+    """Finds: "does not fit on RTX 4060" of a run that needs more RAM than the machine that rehearsed it has."""
+    changed = {"verdict": "does not fit", "gpu_verdict": "fits", "host_rss_gib": 181.0, "ram_gib": 23.5}
+    shown = " ".join(text_report(load_run(made.write(tmp_path, made.rehearsal(**changed)))).split())
+    assert "predicted to fit on RTX 4060" in shown and "181.0 GiB of host RAM; this machine has 23.5" in shown
+    assert "--dry-run" not in shown
+
+
 def test_only_a_rehearsal_has_a_target(tmp_path: Path) -> None:
     """Finds: facts of the user's own script that are taken for a prediction."""
     records = made.rehearsal()
