@@ -137,13 +137,19 @@ def _tiles(run: Run, summary: Summary) -> Iterator[tuple[str, str]]:
 def _what_to_do(run: Run, summary: Summary, advice: Advice) -> Html:
     if not advice.findings and not advice.changes:
         return _section("next", "What to do", el("p", wording.nothing_to_do(run, summary)))
-    findings = [el("li", finding_sentence(run, rank, finding)) for rank, finding in advice.findings]
+    findings = [_found(finding_sentence(run, rank, finding)) for rank, finding in advice.findings]
     return _section(
         "next",
         "What to do",
         el("ul", *findings, class_="changes") if findings else None,
         el("ol", *map(_change, advice.changes), class_="changes") if advice.changes else None,
     )
+
+
+def _found(sentence: str) -> Html:
+    """A finding, its kind and first step in bold."""
+    head, colon, rest = sentence.partition(":")
+    return el("li", el("strong", head, colon), rest)
 
 
 def _change(change: Change) -> Html:
@@ -161,7 +167,7 @@ def _target(run: Run) -> Html | None:
     reserved = target.reserved_gib[1]
     caption = f"Predicted for {target.gpu}: GiB by category at the peak"
     bar, table = _gpu(caption, target.categories, reserved, target.outside_gib, target.capacity_gib)
-    phases = _phase_bars("Predicted peak allocated in each phase, GiB", target.phases)
+    phases = _phase_bars("Predicted peak allocated in each phase, GiB", target.phases) if target.phases else None
     why = el("p", f"{target.why[:1].upper()}{target.why[1:].rstrip('.')}.") if target.why else None
     basis = el("p", rests_on(target), class_="soft")
     return _section(
@@ -377,8 +383,9 @@ def _out_of_memory(run: Run) -> Html | None:
     oom = rank.ooms[-1]
     listed = _terms(((label, shown) for label, shown in _moment(oom) if shown), "facts")
     message = el("pre", text(oom.get("error", ""), 3000)) if oom.get("error") else None
-    line = wording.out_of_memory(run) or ""
-    return _section("oom", "The out-of-memory error", el("p", line), listed, message)
+    # Where the run ended by it, the page's first line has said it.
+    line = None if run.ending.kind == "out of memory" else el("p", wording.out_of_memory(run) or "")
+    return _section("oom", "The out-of-memory error", line, listed, message)
 
 
 def _moment(oom: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -460,6 +467,10 @@ def _fact(value: Any) -> str:
         return f"{value:,}" if value >= 10_000 else str(value)
     if isinstance(value, float):
         return f"{value:g}"
+    if isinstance(value, list) and all(isinstance(each, str | int | float) for each in value):
+        return text(", ".join(map(_fact, value)), 300)
+    if isinstance(value, dict) and all(isinstance(each, str | int | float) for each in value.values()):
+        return text(", ".join(f"{name}: {_fact(each)}" for name, each in value.items()), 300)
     return text(json.dumps(value, ensure_ascii=False), 300)
 
 
