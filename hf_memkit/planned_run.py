@@ -71,17 +71,17 @@ class PlannedRun:
     def _other_batch(self, made: Made, gpus: int) -> list[str]:
         lines = []
         if self._gpus is not None and self._gpus != gpus:
-            lines.append(f"made for {self._gpus} GPUs, and this run has {gpus}: its memory and time are others")
+            lines.append(f"made for {_gpu_count(self._gpus)}, but this run has {gpus}: memory and time will differ")
         if self._sequences is not None:
             own, now = _sequences(made.script, gpus), _sequences(made.settled, gpus)
             if own[0] != self._sequences:
                 lines.append(
-                    f"made for {self._sequences} sequences a step, and the script's own are {own[1]}: with the plan "
-                    "another batch is trained than without"
+                    f"made for {self._sequences} sequences a step, but the script has {own[1]}: the plan changes "
+                    "the batch size"
                 )
             if now[0] != self._sequences:
                 lines.append(
-                    f"made for {self._sequences} sequences a step, and here they are {now[1]}: set "
+                    f"made for {self._sequences} sequences a step, but this run has {now[1]}: set "
                     "gradient_accumulation_steps, or make a plan for this run"
                 )
         return lines
@@ -89,26 +89,28 @@ class PlannedRun:
 
 def _sequences(fields: Mapping[str, Any], gpus: int) -> tuple[int, str]:
     batch, times = fields["per_device_train_batch_size"], fields["gradient_accumulation_steps"]
-    return batch * times * gpus, f"{batch} × {times} × {gpus} GPU{'s' if gpus > 1 else ''} = {batch * times * gpus}"
+    return batch * times * gpus, f"{batch} × {times} × {_gpu_count(gpus)} = {batch * times * gpus}"
+
+
+def _gpu_count(gpus: int) -> str:
+    return f"{gpus} GPU{'s' if gpus > 1 else ''}"
 
 
 def _count(name: str, about: Mapping[str, Any], key: str) -> int | None:
     value = about.get(key)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise InputError(f"{name}: about: {key}={value!r}: must be a whole number from 1 on")
+        raise InputError(f"{name}: about: {key}={value!r}: must be a whole number, at least 1")
     return value
 
 
 def _prediction(name: str, about: Mapping[str, Any]) -> dict[str, Any] | None:
     prediction, seconds = about.get("prediction") or {}, about.get("step_time_s")
     if not isinstance(prediction, dict):
-        raise InputError(f"{name}: about: prediction: must be what `memkit predict --json` prints")
+        raise InputError(f"{name}: about: prediction: must be the output of `memkit predict --json`")
     if seconds is None:
         return prediction or None
     times = seconds if isinstance(seconds, list) else [seconds]
     if not times or not all(isinstance(each, int | float) and 0 < each < math.inf for each in times):
-        raise InputError(
-            f"{name}: about: step_time_s={seconds!r}: must be seconds, or a list [low, middle, high] of them"
-        )
+        raise InputError(f"{name}: about: step_time_s={seconds!r}: must be seconds, or a list [low, middle, high]")
     with_what = {name: about[name] for name in ("setup", "time_factors") if name in about}  # for a calibration
     return {**prediction, "step_time_ms": [1000 * each for each in times], **with_what}

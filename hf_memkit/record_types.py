@@ -60,7 +60,7 @@ class CategorySizes(TypedDict, total=False):
     buffers_gib: float
     """Communication buckets, gathered and prefetched parameters, workspaces."""
     other_gib: float
-    """What cannot be told apart."""
+    """Memory of no known category."""
 
 
 class PhasePeaks(TypedDict, total=False):
@@ -73,47 +73,48 @@ class PhasePeaks(TypedDict, total=False):
 
 
 class Counters(TypedDict, total=False):
-    """What readers say of one moment. A number that a device cannot give is absent, never zero."""
+    """Counters at one moment. A number that a device cannot give is absent, never zero."""
 
     allocated_gib: float
-    """Tensors on the card, in blocks of the allocator (CUDA rounds to 512 bytes). Source: torch's allocator."""
+    """Tensors on the GPU, in blocks of the allocator (CUDA rounds to 512 bytes). Source: torch's allocator."""
     reserved_gib: float
-    """What the allocator has taken from the driver; it gives back little of it by itself. Source: torch's
-    allocator."""
+    """Memory that the allocator has taken from the driver; it returns little of it. Source: torch's allocator."""
     fragmentation_gib: float
-    """Reserved less allocated: free, but inside the allocator's segments. Source: the two above."""
+    """Reserved minus allocated: free memory inside the allocator's segments. Source: the two above."""
     alloc_retries: int
-    """How often the allocator had to drop its cache to go on, since the process began. Source: torch's allocator."""
+    """How often the allocator freed its cache and retried, since the process started. Source: torch's allocator."""
     allocator_ooms: int
-    """How often the allocator could not go on, since the process began. Source: torch's allocator."""
+    """How often an allocation failed, since the process started. Source: torch's allocator."""
     device_used_gib: float
-    """Everything on the card, read together with the allocator's counters. Source: NVML. Absent: between two looks."""
+    """All memory used on the GPU, read together with the allocator's counters. Source: NVML. Absent: between two
+    readings."""
     outside_allocator_gib: float
-    """This process beside the allocator: CUDA context, NCCL, libraries. Source: NVML. Absent: between two looks."""
+    """This process outside the allocator: CUDA context, NCCL, libraries. Source: NVML. Absent: between two
+    readings."""
     other_processes_gib: float
-    """Other processes on the card. Source: NVML. Absent: between two looks."""
+    """Other processes on the GPU. Source: NVML. Absent: between two readings."""
     host_rss_gib: float
-    """This process in RAM. Source: `/proc/self/statm`, elsewhere psutil."""
+    """RSS of this process. Source: `/proc/self/statm`, elsewhere psutil."""
     host_available_gib: float
-    """What is left, within the limit of the container (cgroup 1 and 2). Source: psutil and `/sys/fs/cgroup`."""
+    """Available RAM, within the container's limit (cgroup 1 and 2). Source: psutil and `/sys/fs/cgroup`."""
     pinned_gib: float
     """Page-locked RAM of torch's own allocator, cached blocks included. Source: `torch.cuda.host_memory_stats`.
-    Absent: between two looks."""
+    Absent: between two readings."""
     disk_swap_gib: float
-    """This process's files of ZeRO-Infinity. Source: the folder of `nvme_path`. Absent: between two looks."""
+    """This process's ZeRO-Infinity files. Source: the folder of `nvme_path`. Absent: between two readings."""
     capacity_gib: float
-    """The card's memory. Source: torch."""
+    """GPU memory. Source: torch."""
 
 
 class Peaks(TypedDict, total=False):
-    """The highest values since the last boundary that was recorded."""
+    """The highest values since the last recorded boundary."""
 
     peak_allocated_gib: float
     """The highest allocated. Source: torch's peak counters."""
     peak_reserved_gib: float
     """The highest reserved. Source: torch's peak counters."""
     phases: dict[Phase, PhasePeaks]
-    """The same of each phase. Absent: with `phases=False`, and where the model is one compiled graph."""
+    """The same for each phase. Absent: with `phases=False`, and for a model compiled as one graph."""
 
 
 class Measured(Counters, Peaks, total=False):
@@ -124,64 +125,64 @@ class InputSizes(TypedDict, total=False):
     """What went through the model, by the shape of its main input."""
 
     samples: int
-    """Sequences, pictures …"""
+    """Sequences, images …"""
     tokens: int
-    """Size of the main input, padding included. Absent: where the input is no text."""
+    """Size of the main input, with padding. Absent: for input other than text."""
     longest_sequence: int
-    """Tokens of the longest. Absent: where the input is no text."""
+    """Tokens of the longest sequence. Absent: for input other than text."""
 
 
 class _Record(TypedDict, total=False):
     """What every record has."""
 
     schema: int
-    """Version of this contract."""
+    """Version of this format."""
     kind: str
-    """Which record it is."""
+    """Kind of record."""
     time: float
     """When it was written."""
 
 
 class HostFacts(TypedDict, total=False):
-    """Where a process runs: by this a report tells whether it still does."""
+    """Machine and process; a report uses them to check whether the process is still running."""
 
     hostname: str
-    """Name of the machine."""
+    """Host name."""
     boot_id: str
-    """Which boot of it. Absent: not on Linux."""
+    """Boot ID of the machine. Absent: except on Linux."""
     pid: int
-    """Number of the process."""
+    """Process ID."""
     process_started: float
-    """When it began."""
+    """Start time of the process."""
     oom_kills: int
     """The control group's count of killed processes at the start. Absent: without cgroup 2."""
 
 
 class HardwareFacts(TypedDict, total=False):
-    """The machine, and the card that is trained on."""
+    """The machine, and the GPU used for training."""
 
     device_name: str
-    """As torch names the card; of a CPU its architecture."""
+    """GPU name as torch gives it; architecture of a CPU."""
     device_type: str
     """`cuda`, `xpu`, `mps`, `cpu`."""
     device_count: int
-    """Cards that the process sees. Absent: on a CPU."""
+    """GPUs visible to the process. Absent: on a CPU."""
     capacity_gib: float
-    """The card's memory. Absent: on a CPU."""
+    """GPU memory. Absent: on a CPU."""
     allocator_cap_fraction: float
-    """The share of it that the allocator may take. Absent: of an allocator without a cap."""
+    """The allocator's cap, as a share of GPU memory. Absent: for an allocator without a cap."""
     allocator_settings: str
     """`PYTORCH_ALLOC_CONF`, under whichever of its names. Absent: not set."""
     cpu_count: int
     """Logical cores."""
     ram_gib: float
-    """RAM of the machine."""
+    """Installed RAM."""
     ram_limit_gib: float
     """The cgroup's limit. Absent: without one."""
 
 
 class AfterOom(TypedDict, total=False):
-    """The attempt that ran out of memory before this one, of which `auto_find_batch_size` tells nobody."""
+    """The attempt before this one, which ran out of memory; `auto_find_batch_size` does not report it."""
 
     step: int
     """The step under way."""
@@ -192,8 +193,7 @@ class AfterOom(TypedDict, total=False):
 
 
 class PredictedFigures(TypedDict, total=False):
-    """A prediction as `memkit predict --json` prints it: of its fields those that a report lays beside what was
-    measured."""
+    """A prediction as `memkit predict --json` prints it: the fields that a report compares with measurements."""
 
     peak_allocated_gib: float
     """The highest allocated."""
@@ -204,54 +204,55 @@ class PredictedFigures(TypedDict, total=False):
     categories: CategorySizes
     """At the peak."""
     step_time_ms: float | list[float]
-    """What an optimizer step takes: `[low, middle, high]`. Source: a plan."""
+    """Time of an optimizer step: `[low, middle, high]`. Source: a plan."""
 
 
 class RunRecord(_Record, Measured, total=False):
-    """The start of a training: what it is, on what. Its line ends with 2 KiB of blanks, in whose place `lost` or `end`
-    stands where the disk has no room for more. Counters and peaks are those of the phase `load`."""
+    """The start of a training: model, arguments, machine. Its line ends with 2 KiB of blanks; on a full disk `lost`
+    or `end` replaces them. Counters and peaks are those of the phase `load`."""
 
     start_step: int
-    """Finished steps that it goes on from; later ones in the file are given up."""
+    """Finished steps that training continues from; later ones in the file are discarded."""
     rank: int
-    """Number of the process."""
+    """Rank of the process."""
     world_size: int
     """Processes that train together."""
     host: HostFacts
-    """Where the process runs."""
+    """Machine and process."""
     versions: dict[str, str]
-    """Of memkit, Python and the packages that decide memory, by name."""
+    """Versions of memkit, Python and the packages that affect memory, by name."""
     hardware: HardwareFacts
     """The machine."""
     arguments: dict[str, Any]
-    """Those of TrainingArguments that decide memory, under the names of today's transformers; `deepspeed_stage`,
+    """TrainingArguments that affect memory, under the names of current transformers; `deepspeed_stage`,
     `deepspeed_offload_optimizer` and `deepspeed_offload_param` from its configuration."""
     model_class: str
     """Class of the model."""
     model_type: str
-    """Of its config. Absent: without one."""
+    """`model_type` of its config. Absent: without a config."""
     vocabulary: int
-    """Size of the vocabulary. Absent: of a model without one."""
+    """Vocabulary size. Absent: for a model without one."""
     weights_dtypes: dict[str, int]
-    """Parameters by type."""
+    """Number of parameters by dtype."""
     attention: str
-    """The implementation of attention that the config names."""
+    """Attention implementation in the config."""
     engine: str
     """Class that wraps the model for training. Absent: where the callback was given to the Trainer, not attached."""
     optimizer_classes: list[str]
     """From the outer wrapper to the optimizer itself."""
     parameters: int
-    """Parameters, whole ones under ZeRO-3."""
+    """Number of parameters, before ZeRO-3 partitioning."""
     trainable_parameters: int
-    """Those that are trained."""
+    """Number of trainable parameters."""
     facts: dict[str, Any]
-    """What the user gave (`run_facts`)."""
+    """The user's `run_facts`. A recipe adds its `recipe`, `variant`, `setup` and, in a rehearsal,
+    `target_prediction`."""
     prediction: PredictedFigures
-    """What the user gave (`prediction`), or the plan of `memkit run --plan`."""
+    """The callback's `prediction`, or that of the plan of `memkit run --plan`."""
     after_oom: AfterOom
     """The attempt before. Absent: except after an OOM that `auto_find_batch_size` caught."""
     train_batch_size: int
-    """The micro-batch now. Absent: without `after_oom`."""
+    """Current micro-batch size. Absent: without `after_oom`."""
 
 
 ModuleFigures = TypedDict(
@@ -267,15 +268,15 @@ ModuleFigures = TypedDict(
     },
     total=False,
 )
-"""One module, or equal ones in a row, of which the figures are those of one.
+"""One module, or a row of equal ones; the figures are those of one.
 
-name: In the model; of equal layers `h.0…47`.
-class: Of the module.
-parameters: Of its own, whole ones under ZeRO-3; each tensor counts in the first module that has it.
-trainable_parameters: Those that are trained.
-bytes: What this process holds of them.
-places: The same bytes by place: `device`, `host`, `pinned`, of another accelerator `elsewhere`.
-repeats: How many equal ones. Absent: one.
+name: Name in the model; for equal layers `h.0…47`.
+class: Class of the module.
+parameters: Its own, before ZeRO-3 partitioning; a shared tensor counts in the first module that has it.
+trainable_parameters: Trainable ones.
+bytes: Held by this process.
+places: The same bytes by place: `device`, `host`, `pinned`; `elsewhere` for another accelerator.
+repeats: Number of equal modules. Absent: one.
 """
 
 
@@ -283,45 +284,44 @@ class ModulesRecord(_Record, total=False):
     """The table by module, after `run`."""
 
     rows: list[ModuleFigures]
-    """One a module, in the order of the model."""
+    """One row a module, in the model's order."""
 
 
 class StepRecord(_Record, InputSizes, Measured, total=False):
-    """One optimizer step, or several: the first 5 000 of a training have a record each, later ones stand for 2, 4, 8 …
-    steps, so that a file grows with the logarithm of the run's length. Then peaks and `longest_sequence` are maxima,
-    times, sizes and `recomputed_layers` means, counters the last. Counters are those at the step's end, after the
-    gradients were dropped."""
+    """One optimizer step, or several: the first 5 000 have a record each, later records cover 2, 4, 8 … steps, so that
+    the file grows with the logarithm of the run's length. In those, peaks and `longest_sequence` are maxima; times,
+    sizes and `recomputed_layers` are means; counters are the last. Counters are read at the end of the step, after
+    gradients are freed."""
 
     step: int
-    """The last one it stands for."""
+    """The last step covered."""
     steps: int
-    """How many."""
+    """Number of steps covered."""
     step_time_ms: float
-    """By the host's clock, waiting for data included, logs, evaluations and saves not."""
+    """Wall time, with waiting for data, without logs, evaluations and saves."""
     micro_batches: int
-    """Forwards that were accumulated."""
+    """Forward passes accumulated."""
     recomputed_layers: float
-    """How often a layer was computed again in backward. Absent: no layer can be."""
+    """Layers recomputed in backward. Absent: where no layer can be."""
     categories: CategorySizes
-    """At the step's peak. Absent: except where a step was watched closely (the first three, every tenth, from step
-    10 000 on fewer, never more often than its cost allows, and each with a larger micro-batch than any before). Such a
-    step has a record of its own."""
+    """At the step's peak. Absent: except for steps recorded in detail (the first three, every tenth, fewer from step
+    10 000 on, fewer where that costs too much, and each with a larger micro-batch than before). Such a step has its
+    own record."""
     held: dict[Place, CategorySizes]
-    """What lives after the optimizer's step, the gradients included, by place; needs no allocator. Absent: as
-    `categories`."""
+    """Held after the optimizer step, gradients included, by place; needs no allocator. Absent: as `categories`."""
 
 
 class EvaluateRecord(_Record, Measured, total=False):
-    """An evaluation that has ended."""
+    """A finished evaluation."""
 
     step: int
     """Finished steps."""
     metrics: dict[str, float]
-    """What Trainer computed."""
+    """Trainer's metrics."""
 
 
 class SaveRecord(_Record, Measured, total=False):
-    """A save that has ended."""
+    """A finished save."""
 
     step: int
     """Finished steps."""
@@ -330,33 +330,33 @@ class SaveRecord(_Record, Measured, total=False):
 
 
 class ProposedChange(TypedDict, total=False):
-    """A change to the job, as `hf_memkit.oom.Change` has it."""
+    """A change to the job, as in `hf_memkit.oom.Change`."""
 
     key: str
-    """What to set, `section.name`."""
+    """Setting, as `section.name`."""
     value: Any
-    """What to set it to."""
+    """New value."""
     reason: str
-    """Why, with what the records say."""
+    """Reason, with figures of the records."""
     cost: str
-    """What it costs, in words."""
+    """Its cost, in words."""
     saves_gib: float
-    """What it saves on the device. Absent: null, where no record of this run gives the figure."""
+    """Memory saved on the GPU. Absent: null, where no record of this run gives the figure."""
     basis: str
-    """How that follows from the records. Absent: null with it."""
+    """How the saving follows from the records. Absent: null with it."""
     current: Any
-    """What it is set to. Absent: null, where it is not known."""
+    """Current value. Absent: null, where unknown."""
 
 
 class OomRecord(_Record, InputSizes, Measured, total=False):
-    """The moment memory ran out. Sizes of inputs are those of the forward under way."""
+    """An out-of-memory error. Sizes of inputs are those of the current forward pass."""
 
     step: int
-    """The one under way."""
+    """Current step."""
     phase: Phase
-    """What training was doing."""
+    """Current phase."""
     micro_batch: int
-    """Which of the step, from 1."""
+    """Number of the micro-batch in the step, from 1."""
     inputs: dict[str, list[int]]
     """Shapes by name."""
     error_type: str
@@ -366,28 +366,28 @@ class OomRecord(_Record, InputSizes, Measured, total=False):
     prediction_loss_only: bool
     """Whether the evaluation kept no predictions. Absent: except where an evaluation failed."""
     requested_gib: float
-    """What the message says was asked for."""
+    """Requested, from the message."""
     free_gib: float
-    """What it says was free on the card."""
+    """Free on the GPU, from the message."""
     process_gib: float
-    """All that it says this process held there."""
+    """Used by this process on the GPU, from the message."""
     cause: str
     """As `memkit explain` names it."""
     categories: CategorySizes
     """Adding up to `allocated_gib`."""
     held: dict[Place, CategorySizes]
-    """What lives, by place."""
+    """Held memory by place."""
     changes: list[ProposedChange]
-    """What would save most."""
+    """Changes that would save most."""
     snapshot: str
-    """Name of the file. Absent: not asked for."""
+    """Name of the snapshot file. Absent: not requested."""
 
 
 class LostRecord(_Record, total=False):
-    """In place of a run's blanks: from here on records could not be written."""
+    """Replaces a run's blanks: later records could not be written."""
 
     step: int
-    """Of the first that is lost. Absent: it had none."""
+    """Step of the first lost record. Absent: it had none."""
     write_error: str
     """Why."""
 
@@ -396,28 +396,28 @@ Status = Literal["finished", "interrupted", "failed"]
 
 
 class EndRecord(_Record, total=False):
-    """The end of a training. Without one it runs, or was killed: `host` of its `run` tells which."""
+    """The end of a training. Without one it is running or was killed; `host` of its `run` record tells which."""
 
     status: Status
     """`finished`, `interrupted` (by Ctrl-C, by `sys.exit` or on request) or `failed`."""
     error_type: str
-    """Class of the error. Absent: none, or training stopped without telling why: caught."""
+    """Class of the error. Absent: no error, or one that the script caught."""
     error: str
     """Its text."""
     lost_records: int
-    """How many could not be written. Absent: none."""
+    """Records that could not be written. Absent: none."""
     write_error: str
-    """Why the last of them."""
+    """Error of the last one."""
     step: int
     """Finished steps."""
     steps: int
-    """Those of this start."""
+    """Steps since this start."""
     recomputed_layers: int
-    """The sum. Absent: no layer can be."""
+    """Layers recomputed in total. Absent: where no layer can be."""
     optimizer_classes: list[str]
     """From the outer wrapper to the optimizer itself."""
     optimizer_states: dict[str, dict[str, int]]
-    """How many tensors of which type each state has."""
+    """Number of tensors by dtype, for each state."""
     peak_allocated_gib: float
     """The highest of the run."""
     peak_reserved_gib: float

@@ -1,5 +1,5 @@
-"""A user's script with a report of its memory. In: the script. Out: what it does without memkit, and beside that the
-records, page, summary and advice of every Trainer that it makes.
+"""A user's script with a memory report. In: the script. Out: what it does without memkit, and the records, page,
+summary and advice of every Trainer that it makes.
 
 The process is the script's. Neither torch nor transformers is imported before the script does: what it puts into
 `os.environ` in its first lines (HF_HOME, CUDA_VISIBLE_DEVICES …) acts as it does without memkit. So the two classes of
@@ -10,7 +10,7 @@ transformers that are changed are changed at the moment they have been imported:
 - `TrainingArguments.__post_init__`, where DeepSpeed is asked for, names stale build locks, and without a launcher sets
   what a launcher would set for one process.
 
-What memkit has to say goes to standard error, on one rank.
+memkit's messages go to standard error, on one rank.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class ScriptRun:
             try:
                 self._attach(trainer)
             except Exception as error:
-                _say(f"nothing is recorded of this Trainer: {type(error).__name__}: {error}")
+                _say(f"warning: cannot record this Trainer: {type(error).__name__}: {error}")
 
         trainer.Trainer.__init__ = with_report
 
@@ -150,7 +150,7 @@ def predicted(script: UserScript) -> dict[str, Any] | None:
     command = [sys.executable, "-m", "hf_memkit", *_words(script, "--json", "--no-search")]
     ran = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     if not ran.stdout.startswith("{"):
-        _say("it could not be predicted (above); it runs without")
+        _say("the script could not be predicted (see above); running it without a prediction")
         return None
     found: dict[str, Any] = json.loads(ran.stdout)
     _say(f"predicted: {found['verdict'] or 'no verdict'}: {found['why']}")
@@ -197,8 +197,8 @@ def _name_stale_locks() -> None:
 
     for lock in ops.stale_locks(ops.extension_roots()):
         print(
-            f"memkit: {lock} is held by no process: a build of DeepSpeed's operators was killed, and whoever needs it "
-            f"waits for ever without a word; if this run does, stop it and: rm {lock}",
+            f"memkit: warning: {lock}: a stale lock, left by a killed build of DeepSpeed's operators. If this run "
+            f"hangs, stop it and type: rm {lock}",
             file=sys.stderr,
             flush=True,
         )

@@ -77,7 +77,7 @@ def record_tables(classes: dict[str, Record], kinds: dict[str, str]) -> str:
     for kind, name in kinds.items():
         record = classes[name]
         beside = " and ".join(shared[base] for base in record.bases if base in shared)
-        beside = f" Besides: {beside}." if beside else ""
+        beside = f" Also: {beside}." if beside else ""
         parts += ["", f"### `{kind}`", "", record.words + beside, "", _table(record)]
     parts += ["", "### Sizes of inputs", "", classes["InputSizes"].words, "", _table(classes["InputSizes"])]
     for name, record in classes.items():

@@ -31,8 +31,10 @@ from hf_memkit.recipe.ranks import (
     leave_exit_code,
     ranks_from_environment,
 )
+from hf_memkit.units import GIB
 
 if TYPE_CHECKING:
+    from hf_memkit.hardware import Machine
     from hf_memkit.prediction import Prediction
     from hf_memkit.recipe.choose import Judge
     from hf_memkit.recipe.launch import Place
@@ -195,15 +197,18 @@ def _with_prediction(
 ) -> RecipeRun:
     """The run with its prediction, which is told before the model is loaded if it says that the card is too small.
 
-    A rehearsal has none: it runs on a CPU. What cannot be predicted is not in the way of a run. `prediction`: what the
-    setup was chosen by, if it was.
+    A rehearsal, which runs on a CPU, has that of its target, at once: traced beforehand, or by formula. What cannot be
+    predicted is not in the way of a run. `prediction`: what the setup was chosen by, if it was.
     """
     from hf_memkit.cli import render
     from hf_memkit.errors import MemkitError
     from hf_memkit.models import hub_reachable
     from hf_memkit.recipe.choose import nearest_that_fits, predicted
 
-    if job.is_rehearsal:
+    if job.target is not None:
+        with contextlib.suppress(MemkitError):  # by no formula either
+            found = prediction or _at_once(recipe, job.target)
+            job = replace(job, target_prediction=_of_target(found, job.target.resolved_for.machine))
         return job
     trace = not options.no_trace
     try:
@@ -218,6 +223,29 @@ def _with_prediction(
         render.say_to_stderr(f"memkit: note: no prediction: {error}")
         return job
     return replace(job, prediction=prediction.to_json())
+
+
+def _of_target(prediction: Prediction, machine: Machine) -> dict[str, Any]:
+    """The prediction's JSON form, with what a report says of the machine: this one's RAM and disk need not be those of
+    the machine with the GPU, so that `gpu_verdict` is of the GPU alone."""
+    plenty = replace(machine, ram_bytes=sys.maxsize, disk_free_bytes=sys.maxsize)
+    about = {"gpu": machine.gpu.name if machine.gpu is not None else None, "ram_gib": machine.ram_bytes / GIB}
+    return {**prediction.to_json(), **about, "gpu_verdict": prediction.judged(plenty).verdict}
+
+
+def _at_once(recipe: Recipe, target: Setup) -> Prediction:
+    """The prediction of a setup that needs no trace now.
+
+    Raises:
+        InputError: nothing can be said of it by formula.
+    """
+    from hf_memkit.recipe.choose import predicted
+    from hf_memkit.recipe.predictions import predicted_beforehand
+
+    try:
+        return predicted_beforehand(recipe, target)
+    except InputError:
+        return predicted(target, trace=False)
 
 
 def _as_rank(options: RunOptions, ranks: Ranks) -> int:

@@ -18,7 +18,7 @@ EXAMPLES = """[bold]Examples[/bold]
 
   memkit report out --html report.html       the same with charts, in one file that opens offline
 
-  memkit report out --follow                 while it runs; Ctrl-C stops looking, not the job
+  memkit report out --follow                 while it runs; Ctrl-C stops the display, not the job
 
   memkit report out --modules                with the table by module
 """
@@ -27,13 +27,14 @@ EXAMPLES = """[bold]Examples[/bold]
 def report(
     run_dir: Annotated[str, typer.Argument(help="Folder with memory-rank*.jsonl: the Trainer's output_dir.")],
     html: Annotated[
-        str | None, typer.Option(help="Write the page to this file, or as memory-report.html into this folder.")
+        str | None,
+        typer.Option(help="Write a page to this file, or to memory-report.html in this folder."),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Show a running job until it ends.")] = False,
-    modules: Annotated[bool, typer.Option("--modules", help="With parameters and bytes by module.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Update the report until the job ends.")] = False,
+    modules: Annotated[bool, typer.Option("--modules", help="Add parameters and bytes by module.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
-    """The records of a run, finished or running."""
+    """Show the memory report of a run, finished or running."""
     from rich.console import Console
 
     from hf_memkit import report as reports
@@ -42,7 +43,7 @@ def report(
 
     show_what_can_be_shown()
     if follow and as_json:
-        raise InputError("--follow and --json: give one of them; --json prints a run once")
+        raise InputError("--follow, --json: mutually exclusive. Drop --follow to print the run once.")
     console = Console(highlight=False)
     if follow:
         run = reports.follow(run_dir, console, modules=modules)

@@ -1,4 +1,4 @@
-"""`memkit run`: a training script as it is, with a report of its memory."""
+"""`memkit run`: an unchanged training script, with a memory report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXAMPLES = """[bold]Examples[/bold]
 
   memkit run -m my_package.train -- …        as `python -m my_package.train …`
 
-  memkit run --plan plan.yaml train.py -- …  with the plan's settings in place of the script's own
+  memkit run --plan plan.yaml train.py -- …  with the plan's settings, which override the script's
 
   torchrun --nproc_per_node 4 -m hf_memkit run train.py -- …     also: accelerate launch -m hf_memkit run …,
   deepspeed --module hf_memkit run …
@@ -43,42 +43,43 @@ def run(
         str, typer.Argument(metavar="SCRIPT", help="Path of the script; with -m, a module's dotted name.")
     ],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="What the script gets.")
+        list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="Arguments of the script.")
     ] = None,
-    module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as after `python -m`.")] = False,
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module name, as after `python -m`.")] = False,
     records: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="Folder of records and page; else the Trainer's output_dir."),
+        typer.Option(metavar="DIR", help="Folder for records and page. Default: the Trainer's output_dir."),
     ] = None,
     log: Annotated[
-        str, typer.Option(metavar="few|all|none", help="The numbers that the Trainer's logs and dashboards get.")
+        str, typer.Option(metavar="few|all|none", help="Memory figures added to the Trainer's logs and dashboards.")
     ] = "few",
     predict: Annotated[
-        bool, typer.Option("--predict", help="Predict it first; the report shows both beside each other.")
+        bool,
+        typer.Option("--predict", help="Predict the script first. The report compares predicted and measured."),
     ] = False,
     plan: Annotated[
         str | None,
         typer.Option(
             metavar="FILE",
-            help="A plan's settings, in place of the script's own: fields of TrainingArguments, options of "
-            "from_pretrained, variables. Says what it overrides, and what the script sets by hand all the same.",
+            help="Override the script's settings with a plan's: fields of TrainingArguments, options of "
+            "from_pretrained, environment variables. Prints each override; warns where the script's value remains.",
         ),
     ] = None,
     phases: Annotated[
         bool,
         typer.Option(
-            " /--no-phases", show_default=False, help="Leave torch's peak counter alone; the script reads it itself."
+            " /--no-phases", show_default=False, help="Do not reset torch's peak counter, for a script that reads it."
         ),
     ] = True,
 ) -> ScriptRun:
-    """A script as it is, with a report of its memory."""
+    """Run a training script unchanged and report its memory."""
     if log not in (allowed := ("few", "all", "none")):
-        raise InputError(f"--log {log}: give {', '.join(allowed)}")
+        raise InputError(f"--log {log}: unknown. Give one of {', '.join(allowed)}.")
     folder = user_path(records).absolute() if records is not None else None  # the script may change its folder
     if folder is not None and folder.exists() and not folder.is_dir():
-        raise InputError(f"--records {records}: is a file; give a folder")
+        raise InputError(f"--records {records}: a file. Give a folder.")
     if plan is not None and predict:
-        raise InputError("--predict, --plan: a plan has its prediction; give one of them")
+        raise InputError("--predict, --plan: mutually exclusive. Drop --predict: the plan has its prediction.")
     planned = PlannedRun.read(plan) if plan is not None else None
     # A launcher gives it to the script as its first argument.
     launched = context.find_root().params

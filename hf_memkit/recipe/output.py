@@ -46,6 +46,8 @@ class RecipeRun:
         nodes: machines.
         prediction: of what runs here, in its JSON form, where there is one; it stands in the records beside what is
             measured.
+        target_prediction: that of `target` in its JSON form, with `gpu` (its name), `gpu_verdict` (of the GPU alone)
+            and `ram_gib` (of this machine), where there is one.
     """
 
     recipe: str
@@ -56,6 +58,7 @@ class RecipeRun:
     gpus: int = 1
     nodes: int = 1
     prediction: Mapping[str, Any] | None = None
+    target_prediction: Mapping[str, Any] | None = None
 
     @property
     def processes(self) -> int:
@@ -80,6 +83,7 @@ class RecipeRun:
             "target": self.target.to_json() if self.target else None,
             "not_rehearsed": [setting.to_json() for setting in self.not_rehearsed],
             "prediction": self.prediction,
+            "target_prediction": self.target_prediction,
         }
 
     @classmethod
@@ -93,6 +97,7 @@ class RecipeRun:
             gpus=content.get("gpus", 1),
             nodes=content.get("nodes", 1),
             prediction=content.get("prediction"),
+            target_prediction=content.get("target_prediction"),
         )
 
 

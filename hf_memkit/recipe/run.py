@@ -175,6 +175,8 @@ def _train(job: RecipeRun, examples: Examples, say: Say, ranks: Ranks, *, resumi
     train.after_making(setup, trainer)
     facts = {"recipe": job.recipe, "variant": job.variant, "rehearsal": job.is_rehearsal}
     facts["setup"] = setup.to_json()["settings"]
+    if job.target_prediction is not None:
+        facts["target_prediction"] = dict(job.target_prediction)
     report = attach(trainer, summary=False, run_facts=facts, prediction=job.prediction)
     if "deepspeed.config" in setup:
         from hf_memkit.zero.swap_guard import SwapGuard

@@ -13,6 +13,7 @@ from typing import Any, Final
 from hf_memkit.report.load import RankRun, Run
 from hf_memkit.report.sanitize import text
 from hf_memkit.report.summary import Summary, summarise_ranks
+from hf_memkit.report.target import target_of
 from hf_memkit.terms import CATEGORIES, PHASES
 
 __all__ = ["charts", "extremes", "plotly_text"]
@@ -50,11 +51,15 @@ def extremes(series: Sequence[Sequence[float | None]], points: int) -> list[int]
 def charts(run: Run, summary: Summary) -> dict[str, Chart]:
     """The charts that this run has figures for, by the name of their place in the page."""
     rank = run.of(summary.rank)
+    if summary.peak is not None:
+        timeline = _timeline(rank, summary)
+    else:  # the few MiB of a rehearsal's small model say nothing: the page shows what its target needs
+        timeline = _held_over_steps(rank) if target_of(run) is None else None
     found = {
-        "timeline": _timeline(rank, summary) if summary.peak is not None else _held_over_steps(rank),
+        "timeline": timeline,
         "phases": _phases_over_steps(rank),
         "lengths": _scatter(rank, "longest_sequence", "longest sequence of the step (tokens)"),
-        "tokens": _scatter(rank, "tokens", "tokens of the step, padding included"),
+        "tokens": _scatter(rank, "tokens", "tokens of the step, with padding"),
         "ranks": _ranks(run) if len(run.ranks) > 1 else None,
         "host": _host(rank),
     }
@@ -82,9 +87,9 @@ def _timeline(rank: RankRun, summary: Summary) -> Chart | None:
             traces.append(_points("out of memory", [at], [height], "x", "var(--bad)", size=13))
     if summary.capacity_gib is not None:
         ends = [rank.steps[0]["step"], last]
-        name = "what the allocator may take" if summary.capped else "the card"
+        name = "allocator's cap" if summary.capped else "GPU memory"
         traces.append(_line(name, ends, [summary.capacity_gib] * 2, "var(--bad)", "dash"))
-    return _chart(traces, "step", "GiB on the card")
+    return _chart(traces, "step", "GPU memory, GiB")
 
 
 def _held_over_steps(rank: RankRun) -> Chart | None:
@@ -96,7 +101,7 @@ def _held_over_steps(rank: RankRun) -> Chart | None:
         for trace in traces:
             trace["y"] = [_round(y * 1024) for y in trace["y"]]
             trace["hovertemplate"] = trace["hovertemplate"].replace("GiB", unit)
-    return _chart(traces, "step", f"{unit} held between steps") if traces else None
+    return _chart(traces, "step", f"held between steps, {unit}") if traces else None
 
 
 def _stack(steps: Sequence[Mapping[str, Any]], name: str, *, summed: bool) -> list[dict[str, Any]]:
@@ -167,13 +172,13 @@ def _ranks(run: Run) -> Chart | None:
                     "hovertemplate": f"{_GIB}<extra>{name}</extra>",
                 }
             )  # fmt: skip
-    return _chart(bars, "rank", "GiB, highest") if bars else None
+    return _chart(bars, "rank", "highest, GiB") if bars else None
 
 
 def _host(rank: RankRun) -> Chart | None:
     names = {
         "host_rss_gib": ("this process", "var(--weights)", "solid"),
-        "host_available_gib": ("left on the host", "var(--optimizer)", "dash"),
+        "host_available_gib": ("available", "var(--optimizer)", "dash"),
         "pinned_gib": ("pinned", "var(--activations)", "solid"),
         "disk_swap_gib": ("swapped to disk", "var(--buffers)", "solid"),
     }
@@ -183,7 +188,7 @@ def _host(rank: RankRun) -> Chart | None:
         for key, (name, colour, dash) in names.items()
         if any(columns[key])
     ]
-    return _chart(traces, "step", "GiB") if traces else None
+    return _chart(traces, "step", "host RAM, GiB") if traces else None
 
 
 def _thinned(

@@ -1,4 +1,4 @@
-"""What is wrong with memory over the steps of a training. In: step records of one rank. Out: findings, mostly none.
+"""Memory problems over the steps of a training. In: step records of one rank. Out: findings, mostly none.
 
 Four things make memory grow, and each has its own sign:
 
@@ -6,8 +6,8 @@ Four things make memory grow, and each has its own sign:
 |---|---|---|
 | leak | the floor at step end rises and does not level off | `leaks.py`, `trend.py` |
 | longer batches | the cost over the floor rises with the size of the inputs | `longer_batches.py` |
-| fragmentation | what is reserved over the highest peak so far fills the card or is retried | `fragmentation.py` |
-| another process | the card is used by what is not this process | `other_processes.py` |
+| fragmentation | what is reserved over the highest peak so far fills the GPU or is retried | `fragmentation.py` |
+| another process | the GPU is used by what is not this process | `other_processes.py` |
 
 Several may be true at once, because the signs do not touch: the floor is what no input's cost is in, the cost has no
 floor in it, the gap is what lies over both, and NVML's rest is what PyTorch has not reserved. A false alarm does more
@@ -36,16 +36,16 @@ def diagnose(
     *,
     ooms: Sequence[Mapping[str, Any]] = (),
 ) -> list[Finding]:
-    """What is wrong with memory over these steps; empty if nothing is, or if there are too few to tell (about 25).
+    """Memory problems over these steps; empty if there are none, or too few steps to tell (about 25).
 
     Args:
         steps: the `step` records of one rank. Fields may be missing or null, steps may be missing or repeat (the last
             record counts), and one record may stand for several steps.
-        run: the last `run` record: where it was resumed and, if the steps do not say, the card's capacity.
+        run: the last `run` record: where it was resumed and, if the steps do not have it, the GPU's capacity.
         ooms: `oom` records, so that a longer batch that ended the run is recognised.
 
     Returns:
-        Findings in order of the step at which they began. There may be two leaks: the device's and the host's.
+        Findings in order of the step at which they began. There can be two leaks: the device's and the host's.
     """
     columns = Steps(steps, run)
     if not len(columns):

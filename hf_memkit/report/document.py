@@ -62,29 +62,28 @@ def document(title: str, body: Html, charts: Mapping[str, Any]) -> str:
 def check_file(path: str | Path) -> None:
     """
     Raises:
-        InputError: a page there would take the place of what memkit did not write, or stands nowhere.
+        InputError: the file exists and is not a page of memkit's, or its folder does not exist.
     """
     path = Path(path)
     try:
         if path.is_symlink() and not path.exists():
-            raise InputError(
-                f"{text(path)}: a link to what does not exist; remove it, or give another file: --html FILE"
-            )
+            raise InputError(f"{text(path)}: a broken link. Remove it, or give another file: --html FILE")
         if path.exists() and _OURS not in _beginning(path):
             raise InputError(
-                f"{text(path)}: not a page that memkit wrote, so it stays; give another file: --html FILE"
+                f"{text(path)}: not a page written by memkit, so it is not replaced. Give another file: --html FILE"
             )
         if not path.absolute().parent.is_dir():
-            raise InputError(f"{text(path)}: cannot be written: there is no folder {text(path.absolute().parent)}")
+            folder = text(path.absolute().parent)
+            raise InputError(f"{text(path)}: cannot be written: no folder {folder}. Type: mkdir -p {folder}")
     except OSError as error:
         raise InputError(f"{text(path)}: cannot be written: {error.strerror or error}") from error
 
 
 def write_document(path: str | Path, content: str) -> Path:
-    """Writes a page, in place of one that memkit wrote before; returns its path.
+    """Writes a page, replacing an earlier one of memkit's; returns its path.
 
     Raises:
-        InputError: the file is not memkit's own page, or cannot be written.
+        InputError: the file exists and is not a page of memkit's, or cannot be written.
     """
     path = Path(path)
     check_file(path)

@@ -1,4 +1,4 @@
-"""How a training ended. In: its last records, and this machine. Out: a word, and a sentence that claims no more than
+"""How a training ended. In: its last records, and this machine. Out: a kind, and a sentence that claims no more than
 the evidence does.
 
 A file without an `end` record belongs to a training that runs or was killed. The `run` record says where it ran: on
@@ -40,7 +40,7 @@ class Ending:
     """How a training ended, as far as its records tell.
 
     Attributes:
-        kind: "killed" covers every end without a word: a signal, the scheduler, the kernel, a power cut.
+        kind: "killed" covers every end that was not recorded: a signal, the scheduler, the kernel, a power cut.
         why: one sentence, with the evidence.
         cause: "host memory" where the evidence is that the host had none left, else None.
         step: the last step that was finished; None if there was none.
@@ -88,20 +88,20 @@ def judge_ending(attempt: Attempt, here: Here) -> Ending:
     """How the attempt ended, seen from `here`."""
     step = attempt.last_step
     if attempt.end is not None:
-        return _by_its_own_word(attempt, attempt.end, step)
+        return _as_recorded(attempt, attempt.end, step)
     host = attempt.run.get("host", {})
     if not host.get("hostname"):
-        return _gone_or_unknown(attempt, "its records do not say where it ran, so it cannot be looked up")
+        return _gone_or_unknown(attempt, "the records do not name the machine, so its process cannot be checked")
     if host["hostname"] != here.hostname:
         where = text(host["hostname"], 60)
         return _gone_or_unknown(
-            attempt, f"it ran on another machine ({where}): only there can be seen whether it still runs"
+            attempt, f"it ran on another machine ({where}): run memkit report there to see whether it is still running"
         )
     pid, started = host.get("pid"), host.get("process_started")
     if host.get("boot_id") != here.boot_id:
-        return _killed(attempt, host, None, f"{text(here.hostname, 60)} was started anew since its last record")
+        return _killed(attempt, host, None, f"{text(here.hostname, 60)} has rebooted since the last record")
     if pid is None:
-        return _gone_or_unknown(attempt, "its records do not name its process")
+        return _gone_or_unknown(attempt, "the records do not name its process")
     alive = here.process_start(pid)
     if alive is not None and (started is None or abs(alive - started) <= _SAME_START_S):
         return _running(attempt, pid, here.now_s)
@@ -119,10 +119,10 @@ def judge_replaced(attempt: Attempt, following: RunRecord) -> Ending:
     if "after_oom" in following and not attempt.ooms:
         return Ending("out of memory", _ran_out(following["after_oom"]), step=attempt.last_step)
     if attempt.end is not None:
-        return _by_its_own_word(attempt, attempt.end, attempt.last_step)
+        return _as_recorded(attempt, attempt.end, attempt.last_step)
     if attempt.ooms:
         return _out_of_memory(attempt)
-    return Ending("killed", f"stopped without a word {_after(attempt)}", step=attempt.last_step)
+    return Ending("killed", f"ended without recording an exit, {_after(attempt)}", step=attempt.last_step)
 
 
 def _after(attempt: Attempt) -> str:
@@ -140,10 +140,10 @@ def _cut(attempt: Attempt) -> str | None:
     # By the clock; within its millisecond by the step.
     if (attempt.last.get("time", 0.0), attempt.last_step or 0) > (lost.get("time", 0.0), (lost.get("step") or 1) - 1):
         return None
-    return text(lost.get("write_error") or "no reason known", 80)
+    return text(lost.get("write_error") or "unknown reason", 80)
 
 
-def _by_its_own_word(attempt: Attempt, end: Mapping[str, Any], recorded: int | None) -> Ending:
+def _as_recorded(attempt: Attempt, end: Mapping[str, Any], recorded: int | None) -> Ending:
     """What the `end` record says, and where the others end if they could not be written so far."""
     ended = _ended(attempt, end, recorded)
     if (ended.step or 0) <= (recorded or 0):
@@ -159,7 +159,7 @@ def _ended(attempt: Attempt, end: Mapping[str, Any], step: int | None) -> Ending
         step = end.get("step") or step
     after = f" after step {step}" if step is not None else " before its first step ended"
     if status == "finished":
-        return Ending("finished", f"finished{after if step is not None else ' without a step'}", step=step)
+        return Ending("finished", f"finished{after if step is not None else ' without training a step'}", step=step)
     error = text(end.get("error_type") or "", 80)
     said = text(end.get("error") or "", 160).removeprefix(f"{error}:").strip()
     if status == "interrupted":
@@ -188,12 +188,12 @@ def _gone_or_unknown(attempt: Attempt, why: str) -> Ending:
     if attempt.ooms and attempt.last is attempt.ooms[-1]:
         return _out_of_memory(attempt)
     cut = f" {_after(attempt)}" if _cut(attempt) else ""
-    return Ending("unknown", f"no end was recorded{cut}; {why}", step=attempt.last_step)
+    return Ending("unknown", f"no exit was recorded{cut}; {why}", step=attempt.last_step)
 
 
 def _running(attempt: Attempt, pid: int, now_s: float) -> Ending:
     step = attempt.last_step
-    now = f"step {step} is done" if step is not None else "its first step is under way"
+    now = f"step {step} is done" if step is not None else "its first step is in progress"
     if cut := _cut(attempt):
         since = f"step {step}" if step is not None else "its start"
         return Ending(
@@ -202,10 +202,8 @@ def _running(attempt: Attempt, pid: int, now_s: float) -> Ending:
     silent_s = now_s - attempt.last.get("time", now_s)
     step_s = attempt.last.get("step_time_ms", 0.0) / 1000
     if silent_s > max(_SILENT_S, _SILENT_STEPS * step_s):
-        quiet = (
-            f"its process {pid} lives, but has written nothing for {silent_s / 60:.0f} min: it hangs, does something"
-        )
-        return Ending("running", f"{quiet} long, or has left this training behind; {now}", step=step)
+        quiet = f"process {pid} is alive but has written nothing for {silent_s / 60:.0f} min: it hangs, is in a long"
+        return Ending("running", f"{quiet} operation, or is a notebook that no longer trains; {now}", step=step)
     return Ending("running", f"running (process {pid}); {now}", step=step)
 
 
@@ -214,20 +212,20 @@ def _killed(attempt: Attempt, host: HostFacts, here: Here | None, how: str) -> E
     if attempt.ooms and attempt.last is attempt.ooms[-1]:
         return _out_of_memory(attempt)
     step = attempt.last_step
-    stopped = f"stopped without a word {_after(attempt)}; {how}"
+    stopped = f"ended without recording an exit, {_after(attempt)}; {how}"
     before, killed = host.get("oom_kills"), None
     if here is not None and before is not None and (now := here.count_oom_kills()) is not None:
         killed = now - before
     left = attempt.last.get("host_available_gib")
     if killed and killed > 0:
         count = "a process" if killed == 1 else f"{killed} processes"
-        why = f"{stopped}. Since it began, the kernel has killed {count} of this control group for want of host memory"
+        why = f"{stopped}. Since it started, host RAM ran out and the kernel killed {count} of this control group"
         return Ending("killed", f"{why}: most likely this one", "host memory", step)
     if short := _nearly_gone(attempt):
-        why = f"{stopped}. Host memory was nearly gone at its last record ({short}): the kernel's OOM killer is likely"
+        why = f"{stopped}. Host RAM was almost full at the last record ({short}): the kernel's OOM killer is likely"
         return Ending("killed", why, "host memory", step)
-    enough = f" Host memory was not short at its last record ({left:.1f} GiB left)." if left is not None else ""
-    why = f"{stopped}.{enough} A signal, the scheduler, a crash or a power cut: the records cannot tell"
+    enough = f" Host RAM was not short at the last record ({left:.1f} GiB left)." if left is not None else ""
+    why = f"{stopped}.{enough} Cause unknown: a signal, the scheduler, a crash or a power cut"
     return Ending("killed", why, None, step)
 
 
@@ -241,5 +239,5 @@ def _nearly_gone(attempt: Attempt) -> str | None:
     if left is not None and left <= _NEARLY_GONE * total:
         return f"{left:.2f} of {total:.1f} GiB left"
     if rss is not None and rss >= (1 - _NEARLY_GONE) * total:
-        return f"{rss:.2f} of {total:.1f} GiB taken by this process alone"
+        return f"{rss:.2f} of {total:.1f} GiB used by this process alone"
     return None

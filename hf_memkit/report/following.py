@@ -25,18 +25,18 @@ _LOOK_S: Final = 1.0
 
 
 def follow(run_dir: str | Path, console: Console, *, modules: bool = False) -> Run | None:
-    """Shows the run until it has ended, and returns it; None if it was stopped (Ctrl-C) before there was any record.
+    """Shows the run until it ends, and returns it; None if stopped (Ctrl-C) before the first record.
 
-    A run that is not there yet is waited for. A run on another machine cannot be seen to die: there it ends with its
-    `end` record, or with Ctrl-C.
+    Waits for a run that has not started. A run on another machine cannot be checked: showing it ends with its `end`
+    record, or with Ctrl-C.
 
     Args:
-        run_dir: the folder that has or will have the records.
-        console: where to.
-        modules: with the table by module, at the end.
+        run_dir: folder of the records.
+        console: where to show it.
+        modules: add the table by module at the end.
 
     Raises:
-        InputError: a file that cannot be read.
+        InputError: a file cannot be read.
     """
     reader = RunReader(Path(run_dir))
     with contextlib.suppress(KeyboardInterrupt):

@@ -3,12 +3,12 @@
 A cache as large as the highest peak so far is in order: memory that was needed once is kept. So reserved memory is
 compared with the highest allocated peak so far, not with what is allocated at the moment. What is over that, the gap,
 grows in the first steps and whenever sizes change, and stays; it is told where it costs something: where cudaMalloc
-had to be tried again (the cache was emptied first, which waits for the GPU), or where it fills the card, although the
+had to be tried again (the cache was emptied first, which waits for the GPU), or where it fills the GPU, although the
 tensors' peak does not. If the tensors themselves fill it, or others hold the rest of it, it is not fragmentation.
 
 Loading, an evaluation or a save may have needed more than any step, and leave their cache. The phases tell that apart:
 what was reserved before a step's first forward and not yet at the end of the step before is held to have been needed.
-So where the phases are known, neither growth over many steps nor several retries are asked for once a card is full to
+So where the phases are known, neither growth over many steps nor several retries are asked for once a GPU is full to
 the brim and a large part of it lies idle: the steps' own requests did that, and the next larger one finds no place.
 """
 
@@ -31,7 +31,7 @@ _MIN_STEPS: Final = 20
 _GAP: Final = 0.1
 """The gap must be a tenth of what is reserved; the allocator rounds large requests up to 2 MiB and splits segments of
 20 MiB, which makes some percent of slack in any job (torch: c10/core/AllocatorConfig.h). With less, the tensors fill
-the card, and retries say that the job is too large, no more."""
+the GPU, and retries say that the job is too large, no more."""
 
 _GROWN: Final = 0.05
 """The gap must have grown since the first steps by this share of what is reserved; else it is constant slack."""
@@ -44,13 +44,13 @@ _RETRY_STEPS: Final = 2
 """One retry may come of one large request, an evaluation or a save; from three in two steps on it is the rule."""
 
 _FULL: Final = 0.9
-"""Reserved memory is near the card from here: context and libraries take the rest."""
+"""Reserved memory is near the GPU from here: context and libraries take the rest."""
 
 _BRIM: Final = 0.95
 _IDLE: Final = 0.15
-"""Filled to the brim, with 15 % of the card in it that no step has ever needed: a batch larger by as much would
+"""Filled to the brim, with 15 % of the GPU in it that no step has ever needed: a batch larger by as much would
 fit, and the next request that finds no whole piece ends in a retry. Both are asked for, because a gap costs nothing
-while there is room (half of what is reserved may be gap in a healthy job whose sizes change), and a full card without
+while there is room (half of what is reserved may be gap in a healthy job whose sizes change), and a full GPU without
 a gap is a job that fits well. Where there was a retry in this process, the brim was reached: then near is enough."""
 
 _ENDS: Final = 5
@@ -168,13 +168,13 @@ def _finding(
         "alloc_retries": retries,
         **({"usable_gib": usable} if usable is not None else {}),
     }
-    of_card = f" of the {usable:.2f} GiB that can be had" if usable is not None else ""
+    of_card = f" of {usable:.2f} GiB available" if usable is not None else ""
     times = "once" if retries == 1 else f"{retries} times"
-    again = f", and cudaMalloc had to be tried again {times} after emptying the cache" if retries else ""
-    grew = f"went from {first:.2f} GiB to {last:.2f} GiB" if last > 1.1 * first else f"is {last:.2f} GiB"
+    again = f", and cudaMalloc was tried again {times} after the cache was freed" if retries else ""
+    grew = f"grew from {first:.2f} GiB to {last:.2f} GiB" if last > 1.1 * first else f"is {last:.2f} GiB"
     why = (
-        f"PyTorch holds {held:.2f} GiB{of_card}, but its steps never needed more than {peak:.2f} GiB: what lies "
-        f"between in pieces {grew}{again}"
+        f"PyTorch reserves {held:.2f} GiB{of_card}, but no step allocated more than {peak:.2f} GiB: the unused memory "
+        f"in between {grew}{again}"
     )
     return Finding("fragmentation", steps.numbers[at], why, _fix(steps), figures)
 
@@ -183,10 +183,10 @@ def _fix(steps: Steps) -> str:
     settings = str(steps.hardware().get("allocator_settings") or "")
     if "expandable_segments:True" in settings:
         return (
-            "expandable_segments is on already: make the sizes change less (pad_to_multiple_of, packing), "
-            "or give the cache back with torch_empty_cache_steps, which costs time"
+            "expandable_segments is already on: make tensor sizes vary less (pad_to_multiple_of, packing), "
+            "or free the cache with torch_empty_cache_steps, which costs time"
         )
     return (
-        "set PYTORCH_ALLOC_CONF=expandable_segments:True before the process starts; if that is not enough, make the "
-        "sizes change less (pad_to_multiple_of, packing)"
+        "set PYTORCH_ALLOC_CONF=expandable_segments:True before the process starts; if that is not enough, make "
+        "tensor sizes vary less (pad_to_multiple_of, packing)"
     )

@@ -139,7 +139,7 @@ def _without(floor: list[float], records: set[int]) -> list[float]:
 
 
 def _host_agrees(steps: Steps, rise: Trend, *, on_device: bool) -> bool:
-    """Whether the memory that is left fell as RSS rose; without a card an unknown is taken for a yes."""
+    """Whether the memory that is left fell as RSS rose; without a GPU an unknown is taken for a yes."""
     after = (i for i, step in enumerate(steps.numbers) if step >= rise.first_step)
     _, (rss, left) = pairs(after, steps.column("host_rss_gib"), steps.column("host_available_gib"))
     if len(rss) < MIN_VALUES:
@@ -156,20 +156,19 @@ def _host_agrees(steps: Steps, rise: Trend, *, on_device: bool) -> bool:
 def _device_finding(steps: Steps, rise: Trend) -> Finding:
     figures = _figures(steps, rise)
     why = (
-        f"what stays allocated at the end of a step rises from step {rise.first_step} on by "
-        f"{_pace(rise)} a step and does not level off: {_from_to(rise)} by step {steps.numbers[-1]}"
+        f"memory still allocated after each step grows by {_pace(rise)} a step and does not level off: "
+        f"{_from_to(rise)} by step {steps.numbers[-1]}"
     )
     usable = steps.usable_gib()
     peaks = [value for value in steps.column("peak_allocated_gib")[-MIN_VALUES:] if value is not None]
     if usable is not None and (room := usable - max([rise.end, *peaks])) > 0:
         full = steps.numbers[-1] + int(room / rise.per_step)
         figures["projected_full_step"] = full
-        why += f"; at this pace the card is full near step {full} (a projection)"
+        why += f"; at this pace the GPU is full near step {full} (projection)"
     fix = (
-        "look for what each step keeps: a loss or output added to a list or a running sum without .item() or "
-        ".detach() keeps its whole graph, and so do outputs or hidden states that a callback, a metric or a "
-        "compute_loss of your own stores; if it rises only at "
-        "evaluations, set eval_accumulation_steps or prediction_loss_only"
+        "find what each step keeps: a loss or output added to a list or a running sum without .item() or "
+        ".detach() keeps its whole graph; so do outputs or hidden states stored by a callback, a metric or your "
+        "compute_loss. If it grows only at evaluations, set eval_accumulation_steps or prediction_loss_only"
     )
     return Finding("leak", rise.first_step, why, fix, figures)
 
@@ -177,17 +176,17 @@ def _device_finding(steps: Steps, rise: Trend) -> Finding:
 def _host_finding(steps: Steps, rise: Trend) -> Finding:
     figures = {f"host_{name}": value for name, value in _figures(steps, rise).items()}
     why = (
-        f"host memory (resident size of this process) rises from step {rise.first_step} on by {_pace(rise)} a step "
-        f"and does not level off: {_from_to(rise)} by step {steps.numbers[-1]}"
+        f"host memory (RSS of this process) grows by {_pace(rise)} a step and does not level off: "
+        f"{_from_to(rise)} by step {steps.numbers[-1]}"
     )
     left = [value for value in steps.column("host_available_gib")[-MIN_VALUES:] if value is not None]
     if left:
         full = steps.numbers[-1] + int(median(left) / rise.per_step)
         figures["projected_host_full_step"] = full
-        why += f"; at this pace the machine's memory is full near step {full} (a projection)"
+        why += f"; at this pace the machine's RAM is full near step {full} (projection)"
     fix = (
-        "look for what each step keeps on the host: tensors moved to the CPU and stored, losses or outputs added to a "
-        "list without .item(), a dataset or collator that caches what it has read, evaluation outputs that are kept"
+        "find what each step keeps on the host: tensors moved to the CPU and stored, losses or outputs added to a "
+        "list without .item(), a dataset or collator that caches what it reads, stored evaluation outputs"
     )
     return Finding("leak", rise.first_step, why, fix, figures)
 

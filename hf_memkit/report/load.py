@@ -36,7 +36,7 @@ has finished, the others are about to."""
 
 @dataclass(frozen=True, slots=True)
 class RankRun:
-    """One rank's last training: what is left of earlier ones in the same file is in `earlier`.
+    """One rank's last training. Earlier ones in the same file are in `earlier`.
 
     Attributes:
         rank: its number.
@@ -67,14 +67,14 @@ class RankRun:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run: its ranks, how it ended, and what is wrong with its records.
+    """A run: its ranks, how it ended, and the limits of its records.
 
     Attributes:
         folder: where the files are.
         ranks: at least one, in order.
         ending: that of the rank that decides, see `_DECIDING`.
         ended_by: the rank of `ending`.
-        notes: what a reader must know of the records: missing ranks, unreadable lines, a newer schema.
+        notes: what limits the records: missing ranks, unreadable lines, a newer schema.
     """
 
     folder: Path
@@ -85,7 +85,7 @@ class Run:
 
     @property
     def first(self) -> RankRun:
-        """The rank that speaks for all where they do not differ."""
+        """The first rank, for what is the same on all."""
         return self.ranks[0]
 
     def of(self, rank: int) -> RankRun:
@@ -145,7 +145,7 @@ def load_run(run_dir: str | Path) -> Run:
     Files that end in the middle of a line, or hold lines that are no records, give what can be read of them.
 
     Raises:
-        InputError: there is no such folder, no records file in it, or no record in the files.
+        InputError: the folder does not exist, has no records file, or the files have no record.
     """
     folder = Path(run_dir)
     if _FILE.fullmatch(folder.name) and folder.is_file():
@@ -169,11 +169,11 @@ def _what_to_do(folder: Path) -> str:
     inside = sorted({path.parent for path in folder.glob("*/memory-rank*.jsonl")})
     if inside:
         more = f" (and {len(inside) - 1} more)" if len(inside) > 1 else ""
-        return f"there are in a folder below: memkit report {text(inside[0])}{more}"
+        return f"a folder below has records: memkit report {text(inside[0])}{more}"
     status = _recipe_status(folder)
     if status is not None:
-        return f"this recipe's run has status {status!r} and has not begun to train: {_follow(folder)} waits for it"
-    return "Trainer(callbacks=[MemoryReportCallback()]) from hf_memkit writes them into its output_dir"
+        return f"this recipe run has status {status!r} and has not started training. Wait for it: {_follow(folder)}"
+    return "to record one: memkit run SCRIPT, or Trainer(callbacks=[MemoryReportCallback()])"
 
 
 def _follow(folder: Path) -> str:
@@ -221,22 +221,22 @@ def _notes(ranks: tuple[RankRun, ...], left_over: int, unreadable: dict[int, int
     size = max((rank.run.get("world_size") or 1 for rank in ranks), default=1)
     missing = sorted(set(range(min(size, 100_000))) - {rank.rank for rank in ranks})
     if missing:
-        notes.append(f"{len(missing)} of {size} ranks left no records here: {few(missing)}")
+        notes.append(f"no records here of {len(missing)} of {size} ranks: {few(missing)}")
     without_end = [rank.rank for rank in ranks if rank.end is None]
     if without_end and len(without_end) < len(ranks):
-        notes.append(f"no end recorded yet by rank{'s' if len(without_end) > 1 else ''} {few(without_end)}")
+        notes.append(f"no exit recorded yet by rank{'s' if len(without_end) > 1 else ''} {few(without_end)}")
     if left_over:
         plural = "s" if left_over > 1 else ""
-        notes.append(f"{left_over} file{plural} of a training with more processes, left in the folder, not shown")
+        notes.append(f"{left_over} file{plural} of an earlier training with more processes ignored")
     if newest_schema > SCHEMA:
         notes.append(
-            f"written by a newer memkit (schema {newest_schema}; this one knows {SCHEMA}): some may be missing"
+            f"written by a newer memkit (schema {newest_schema}; this version reads {SCHEMA}): some may be missing"
         )
     broken = sum(unreadable.values())
     if broken:
-        notes.append(f"{broken} lines could not be read" if broken > 1 else "one line could not be read")
+        notes.append(f"{broken} lines could not be read" if broken > 1 else "1 line could not be read")
     if any(not rank.run for rank in ranks):
-        notes.append("the beginning of the records is missing: what the job was is not known")
+        notes.append("the beginning of the records is missing: model, arguments and machine are unknown")
     earlier = ranks[0].earlier
     if earlier:
         attempt, ending = earlier[-1]
@@ -246,12 +246,14 @@ def _notes(ranks: tuple[RankRun, ...], left_over: int, unreadable: dict[int, int
             batch = attempt.run.get("arguments", {}).get("per_device_train_batch_size")
         of = f" (batch size {text(batch, 20)})" if batch is not None else ""
         if len(earlier) == 1:
-            notes.append(f"an earlier start in the same folder{of} {ending.why}")
+            notes.append(f"an earlier start in this folder{of} {ending.why}")
         else:
-            notes.append(f"{len(earlier)} earlier starts in the same folder; the last of them{of} {ending.why}")
+            notes.append(f"{len(earlier)} earlier starts in this folder; the last{of} {ending.why}")
     lost = sum(rank.end.get("lost_records", 0) for rank in ranks if rank.end)
     if lost:
         errors = [rank.end["write_error"] for rank in ranks if rank.end and rank.end.get("write_error")]
-        records = f"{lost} records" if lost > 1 else "one record"
-        notes.append(": ".join([f"{records} could not be written while it ran", *(text(e, 80) for e in errors[:1])]))
+        records = f"{lost} records" if lost > 1 else "1 record"
+        notes.append(
+            ": ".join([f"{records} could not be written during training", *(text(e, 80) for e in errors[:1])])
+        )
     return notes

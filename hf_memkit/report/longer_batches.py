@@ -1,7 +1,7 @@
 """Longer batches: the peak rose because the inputs did, while the floor stayed.
 
 What an input costs is the peak over the floor. Inputs of changing length are no news: a new highest cost counts only
-if it could not be expected of the inputs so far, or comes close to the card. Were their order chance, the m highest
+if it could not be expected of the inputs so far, or comes close to the GPU. Were their order chance, the m highest
 costs of all would come in the last of the steps with a chance that can be counted; a change is held to be proven below
 a stated chance. One longer input, or a few among many, cannot be proven so: they are told only where they fill the
 card and stand apart from all other steps, earlier and later. Either way it is the input's doing only if the steps over
@@ -42,17 +42,17 @@ _LONGER: Final = 1.02
 """The longest input of those is longer than the longest before by this factor."""
 
 _NEAR: Final = 0.9
-"""Near the card, of what PyTorch can have of it: pieces that do not fit together take the rest."""
+"""Near the GPU, of what PyTorch can have of it: pieces that do not fit together take the rest."""
 
 _NEAR_GROWTH: Final = 0.08
-"""… and the new cost is this share of the card above the old: less is the spread of any job that fills its card."""
+"""… and the new cost is this share of the GPU above the old: less is the spread of any job that fills its card."""
 
 _FEW: Final = 0.1
 """Steps that stand apart are at most a tenth of all; more are a part of the data."""
 
 _LARGE: Final = 0.2
 _MATTERS: Final = 0.25
-"""Away from the card a proven change is worth saying if the peak rose by a fifth and fills a quarter of the card."""
+"""Away from the GPU a proven change is worth saying if the peak rose by a fifth and fills a quarter of the GPU."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def _over_steps(steps: Steps, inputs: _Inputs, usable: float | None) -> Finding 
 
 
 def _apart(steps: Steps, inputs: _Inputs, usable: float | None) -> Finding | None:
-    """The first of a few steps that stand apart from all others and fill the card."""
+    """The first of a few steps that stand apart from all others and fill the GPU."""
     if usable is None or max(inputs.peaks) < _NEAR * usable:
         return None
     ordered = sorted(inputs.costs, reverse=True)
@@ -185,9 +185,8 @@ def _at_the_end(steps: Steps, ooms: Sequence[Mapping[str, Any]]) -> Finding | No
         "peak_before_gib": before, "needed_at_least_gib": held + asked,
     }  # fmt: skip
     why = (
-        f"the out-of-memory error of step {oom.numbers[-1]} came with a sequence of {length:.0f}, longer than "
-        f"all before ({max(usual):.0f}): it needed at least "
-        f"{held + asked:.2f} GiB, the highest peak was {before:.2f} GiB"
+        f"the batch of the out-of-memory error has a sequence of {length:,.0f} tokens; the longest before was "
+        f"{max(usual):,.0f}. It needed at least {held + asked:.2f} GiB; the highest peak before was {before:.2f} GiB"
     )
     return Finding("longer batches", oom.numbers[-1], why, _FIX, figures)
 
@@ -205,16 +204,16 @@ def _finding(steps: Steps, inputs: _Inputs, first: int, before: float, usable: f
         "size": size,
         **({"usable_gib": usable} if usable is not None else {}),
     }
-    of_card = f" of the {usable:.2f} GiB that can be had" if usable is not None else ""
+    of_card = f" of {usable:.2f} GiB available" if usable is not None else ""
     why = (
-        f"from step {step} on larger inputs set the peak: {inputs.name.replace('_', ' ')} up to {size:.0f} instead of "
-        f"{size_before:.0f}, and the peak rose from {before:.2f} GiB to {final:.2f} GiB{of_card}"
+        f"larger inputs raised the peak from {before:.2f} GiB to {final:.2f} GiB{of_card}; "
+        f"{inputs.name.replace('_', ' ')}: up to {size:,.0f}, before {size_before:,.0f}"
     )
     return Finding("longer batches", step, why, _FIX, figures)
 
 
 _FIX: Final = (
     "cut or split the longest examples (max_length, packing), or lower per_device_train_batch_size and raise "
-    "gradient_accumulation_steps; train_sampling_strategy='group_by_length' puts the longest batch first, so that a "
-    "job that does not fit fails in its first step"
+    "gradient_accumulation_steps. train_sampling_strategy='group_by_length' puts the longest batch first: a job that "
+    "does not fit then fails in its first step"
 )

@@ -1,4 +1,4 @@
-"""Another process on the card: what is used there and is neither PyTorch's nor this process's own.
+"""Another process on the GPU: what is used there and is neither PyTorch's nor this process's own.
 
 NVML tells it, not at every step. `other_processes_gib` is used as it stands; else it is what is used on the device
 less what PyTorch has reserved and what this process holds outside its allocator. If the latter is unknown too, as in
@@ -34,7 +34,7 @@ _LEAST_WITH_CONTEXT_GIB: Final = 0.75
 hundred MiB."""
 
 _LEAST_SHARE: Final = 0.01
-"""… and 1 % of the card."""
+"""… and 1 % of the GPU."""
 
 _NOISE: Final = 6.0
 """… and six times the usual change from one reading to the next: the allocator may grow between NVML's and its own."""
@@ -44,7 +44,7 @@ _LASTS: Final = 2
 
 
 def find_another_process(steps: Steps) -> Finding | None:
-    """The first time that others took memory of the card and kept it for some readings, or None."""
+    """The first time that others took memory of the GPU and kept it for some readings, or None."""
     others, own_known = _others(steps)
     for process in reversed(steps.processes()):
         kept, (held,) = pairs(process[0 if own_known else _WARM_UP :], others)
@@ -54,10 +54,10 @@ def find_another_process(steps: Steps) -> Finding | None:
 
 
 def available_gib(steps: Steps, process: range) -> float | None:
-    """GiB of the card that PyTorch's allocator can have; None if the card's capacity is unknown.
+    """GiB of the GPU that PyTorch's allocator can have; None if the GPU's capacity is unknown.
 
     That is the capacity less what this process's context, its libraries and others hold, which is the highest of the
-    last readings of NVML. Without readings it is one context as `hf_memkit.hardware` assumes it, on a card of CUDA.
+    last readings of NVML. Without readings it is one context as `hf_memkit.hardware` assumes it, on a CUDA GPU.
     """
     capacity, usable = steps.capacity_gib(), steps.usable_gib()
     if capacity is None or usable is None:
@@ -88,7 +88,7 @@ def _judge(steps: Steps, kept: list[int], held: list[float], *, own_known: bool)
     capacity = steps.usable_gib() or 0.0
     least = max(_LEAST_GIB if own_known else _LEAST_WITH_CONTEXT_GIB, _LEAST_SHARE * capacity)
     if median(held) < -least:
-        return None  # less is used than PyTorch alone has reserved: these are not readings of the same card
+        return None  # less is used than PyTorch alone has reserved: these are not readings of the same GPU
     rise = max(least, _NOISE * 1.4826 * median(abs(b - a) for a, b in pairwise(held)))
     for i in range(1, len(held) - _LASTS + 1):
         base = median(held[: min(i, _BASE)])
@@ -103,12 +103,12 @@ def _finding(steps: Steps, kept: list[int], held: list[float], at: int, base: fl
     usable = steps.usable_gib()
     if usable is not None:
         figures["capacity_gib"] = usable
-    whose = "other processes on this card" if own_known else "what is on this card besides PyTorch's memory"
-    why = f"{whose} went from {max(0.0, base):.2f} GiB to {most:.2f} GiB, first seen at step {step}"
+    whose = "other processes on this GPU" if own_known else "GPU memory outside PyTorch"
+    why = f"{whose} grew from {max(0.0, base):.2f} GiB to {most:.2f} GiB, first seen at step {step}"
     if not own_known:
-        why += ", and this process's CUDA context does not grow so late"
+        why += "; this process's CUDA context does not grow so late"
     fix = (
-        "see who it is with nvidia-smi (a notebook kernel, a second training, an inference server), end it or move it "
-        "to another card with CUDA_VISIBLE_DEVICES, and keep that much free of this job while it is there"
+        "find the process with nvidia-smi (a notebook kernel, a second training, an inference server); end it, or "
+        "move it to another GPU with CUDA_VISIBLE_DEVICES"
     )
     return Finding("another process", step, why, fix, figures)

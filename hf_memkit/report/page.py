@@ -17,10 +17,10 @@ __all__ = ["page", "write_page"]
 
 
 def write_page(run: Run, path: str | Path) -> Path:
-    """Writes the page, in place of one that memkit wrote before; returns its path.
+    """Writes the page, replacing an earlier one of memkit's; returns its path.
 
     Raises:
-        InputError: the file is not memkit's own page, or cannot be written.
+        InputError: the file exists and is not a page of memkit's, or cannot be written.
     """
     check_file(path)
     return write_document(path, page(run))

@@ -14,6 +14,7 @@ from hf_memkit.report.html import Html, el, figure_table, join
 from hf_memkit.report.load import Run
 from hf_memkit.report.sanitize import few, text
 from hf_memkit.report.summary import Summary, furthest_off, summarise_ranks
+from hf_memkit.report.target import rests_on, target_of
 from hf_memkit.units import GIB, format_size
 
 __all__ = ["sections"]
@@ -22,32 +23,32 @@ _ROWS: Final = 25
 _MARKS: Final = {"diamond": "◆", "square": "■", "x": "✕"}
 
 _WORDS: Final = (
-    ("allocated", "Bytes of tensors that are alive. The peak is the highest they came to."),
+    ("allocated", "Bytes of live tensors. The peak is the highest."),
     (
         "reserved",
-        "What PyTorch's allocator has taken from the card: allocated bytes and its cache. This is what must fit.",
+        "What PyTorch's allocator has taken from the GPU: allocated bytes and its cache. This must fit.",
     ),
     (
         "outside the allocator",
-        "What else the card holds: the CUDA context, libraries such as NCCL, other processes. nvidia-smi counts it.",
+        "What else the GPU holds: the CUDA context, libraries such as NCCL, other processes. nvidia-smi counts it.",
     ),
-    ("headroom", "The card less the highest reserved and what is outside the allocator."),
+    ("headroom", "GPU memory minus the peak reserved and what is outside the allocator."),
     (
         "fragmentation",
-        "Reserved but not in use. Where no free piece is long enough, memory runs out while there is some.",
+        "Reserved but unused memory. Where no free block is large enough, an allocation fails despite it.",
     ),
     (
         "weights, gradients, optimizer",
-        "The model's parameters, their gradients, and what the optimizer keeps for each.",
+        "The model's parameters, their gradients, and the optimizer's states.",
     ),
     (
         "activations",
-        "What forward keeps for backward. It grows with the batch and its length; checkpointing recomputes it.",
+        "What forward keeps for backward. Grows with batch size and sequence length; checkpointing recomputes it.",
     ),
-    ("loss", "Logits and what the loss makes of them: tokens times vocabulary, often in 32 bits."),
-    ("buffers, other", "Communication buckets and workspaces; and what cannot be told apart, so that all adds up."),
-    ("held", "What lives on after the optimizer's step, by the place where it lies."),
-    ("phase", "What training was doing: load, data, forward, backward, optimizer, evaluate, save."),
+    ("loss", "Logits and the loss computed from them: tokens × vocabulary, often in 32 bits."),
+    ("buffers, other", "Communication buckets and workspaces; and memory of no known category."),
+    ("held", "What stays allocated after the optimizer step, by place: GPU, host, pinned, disk."),
+    ("phase", "Part of training: load, data, forward, backward, optimizer, evaluate, save."),
     ("GiB", "2³⁰ bytes, 7 % more than a GB."),
 )
 
@@ -69,6 +70,7 @@ def sections(run: Run, summary: Summary, advice: Advice, drawn: Mapping[str, Any
     yield _headline(run, summary)
     yield _what_to_do(run, summary, advice)
     for part in (
+        _target(run),
         _filled(summary),
         _out_of_memory(run),
         _timeline(run, summary, drawn),
@@ -101,13 +103,20 @@ def _headline(run: Run, summary: Summary) -> Html:
         *(el("p", line) for line in lines if line),
         class_=f"lead {wording.state(run, summary)}",
     )
-    tiles = el("dl", *(el("div", el("dt", name), el("dd", value)) for name, value in _tiles(summary)), class_="tiles")
+    tiles = el(
+        "dl", *(el("div", el("dt", name), el("dd", value)) for name, value in _tiles(run, summary)), class_="tiles"
+    )
     notes = [el("p", el("strong", "Note: "), note, class_="soft") for note in run.notes]
     return el("header", lead, tiles, *notes)
 
 
-def _tiles(summary: Summary) -> Iterator[tuple[str, str]]:
-    peak = summary.peak
+def _tiles(run: Run, summary: Summary) -> Iterator[tuple[str, str]]:
+    peak, target = summary.peak, target_of(run)
+    if target is not None:
+        yield "Target needs at most", f"{target.needs_gib:.2f} GiB"
+        yield "Target's peak allocated", f"{target.peak_gib:.2f} GiB"
+        if target.peak_phase:
+            yield "Target's peak in phase", target.peak_phase
     if peak is not None:
         share = f" ({summary.percent:.0f}\u00a0%)" if summary.percent is not None else ""
         yield "Peak allocated", f"{peak.gib:.2f} GiB{share}"
@@ -116,9 +125,9 @@ def _tiles(summary: Summary) -> Iterator[tuple[str, str]]:
     if summary.headroom_gib is not None:
         yield "Headroom", f"{max(0.0, summary.headroom_gib):.2f} GiB"
     if peak is not None and peak.phase:
-        yield "Highest in", peak.phase
+        yield "Peak in phase", peak.phase
     if "rss_gib" in summary.host:
-        yield "Host memory, this process", f"{summary.host['rss_gib']:.2f} GiB"
+        yield "Host RAM, this process", f"{summary.host['rss_gib']:.2f} GiB"
     if summary.steps:
         yield "Steps recorded", f"{summary.steps:,}"
     if summary.step_time_ms is not None:
@@ -128,7 +137,7 @@ def _tiles(summary: Summary) -> Iterator[tuple[str, str]]:
 def _what_to_do(run: Run, summary: Summary, advice: Advice) -> Html:
     if not advice.findings and not advice.changes:
         return _section("next", "What to do", el("p", wording.nothing_to_do(run, summary)))
-    findings = [el("li", finding_sentence(run, rank, finding)) for rank, finding in advice.findings]
+    findings = [_found(finding_sentence(run, rank, finding)) for rank, finding in advice.findings]
     return _section(
         "next",
         "What to do",
@@ -137,24 +146,57 @@ def _what_to_do(run: Run, summary: Summary, advice: Advice) -> Html:
     )
 
 
+def _found(sentence: str) -> Html:
+    """A finding, its kind and first step in bold."""
+    head, colon, rest = sentence.partition(":")
+    return el("li", el("strong", head, colon), rest)
+
+
 def _change(change: Change) -> Html:
-    saved = f" It saves {change.saving}." if change.saving is not None else ""
-    cost = f" It costs: {change.cost.rstrip('.')}." if change.cost else ""
+    saved = f" Saves {change.saving}." if change.saving is not None else ""
+    cost = f" Costs: {change.cost.rstrip('.')}." if change.cost else ""
     reason = f" {change.reason.rstrip('.')}."
     return el("li", el("code", change.name_and_value), ":", reason, saved, el("span", cost, class_="soft"))
 
 
+def _target(run: Run) -> Html | None:
+    """What the target of a rehearsal is predicted to need: the GPU as one bar, then phases."""
+    target = target_of(run)
+    if target is None:
+        return None
+    reserved = target.reserved_gib[1]
+    caption = f"Predicted for {target.gpu}: GiB by category at the peak"
+    bar, table = _gpu(caption, target.categories, reserved, target.outside_gib, target.capacity_gib)
+    phases = _phase_bars("Predicted peak allocated in each phase, GiB", target.phases) if target.phases else None
+    why = el("p", f"{target.why[:1].upper()}{target.why[1:].rstrip('.')}.") if target.why else None
+    basis = el("p", rests_on(target), class_="soft")
+    return _section(
+        "target", "What the target run will need", why, basis, bar, el("div", table, phases, class_="pair")
+    )
+
+
 def _filled(summary: Summary) -> Html | None:
-    """The card as one bar, and the same as a table."""
+    """What filled the GPU at the peak."""
     if not summary.categories:
         return None
-    peak = sum(summary.categories.values())
-    reserved = max(peak, summary.categories_reserved_gib or peak)
+    reserved = summary.categories_reserved_gib or 0.0
     outside = 0.0 if summary.capped else summary.others_gib or 0.0
-    size = max(summary.capacity_gib or 0.0, reserved + outside)
-    rows = [(name, gib, "", f"background: var(--{name})") for name, gib in summary.categories.items()]
+    caption = f"GiB by category at the peak of step {summary.categories_step}"
+    return _section(
+        "filled", "What filled the GPU", *_gpu(caption, summary.categories, reserved, outside, summary.capacity_gib)
+    )
+
+
+def _gpu(
+    caption: str, categories: Mapping[str, float], reserved: float, outside: float, capacity: float | None
+) -> tuple[Html, Html]:
+    """The GPU as one bar, and the same as a table. All in GiB; `reserved`: at that peak."""
+    peak = sum(categories.values())
+    reserved = max(peak, reserved)
+    size = max(capacity or 0.0, reserved + outside)
+    rows = [(name, gib, "", f"background: var(--{name})") for name, gib in categories.items()]
     rows += [
-        ("reserved, not in use", reserved - peak, "cached", ""),
+        ("reserved, unused", reserved - peak, "cached", ""),
         ("outside the allocator", outside, "outside", ""),
     ]
     parts = [
@@ -170,18 +212,18 @@ def _filled(summary: Summary) -> Html | None:
     words = ", ".join(f"{name} {gib:.2f} GiB" for name, gib, _, _ in rows if gib > 0)
     bar = el("div", *parts, class_="card", role="img", aria_label=f"Of {size:.2f} GiB: {words}")
     free = size - reserved - outside
-    if summary.capacity_gib is not None:
+    if capacity is not None:
         rows.append(("free", max(0.0, free), "", ""))
     table = figure_table(
-        f"GiB by category at the peak of step {summary.categories_step}",
-        ("what", "GiB", "of the card"),
+        caption,
+        ("what", "GiB", "of the GPU"),
         [
             (join([_chip(colour, kind), name]), f"{gib:.2f}", f"{100 * gib / size:.0f} %")
             for name, gib, kind, colour in rows
         ],
         numbers=(1, 2),
     )
-    return _section("filled", "What filled the card", bar, table)
+    return bar, table
 
 
 def _chip(style: str, kind: str = "") -> Html:
@@ -197,13 +239,24 @@ def _timeline(run: Run, summary: Summary, drawn: Mapping[str, Any]) -> Html | No
     kept = extremes([[step.get("peak_allocated_gib") for step in rank.steps]], _ROWS)
     columns = ("step", "peak allocated", "peak reserved", "longest sequence", "tokens", "host memory", "ms")
     rows = [_step_row(rank.steps[i]) for i in kept]
-    table = figure_table("Some of the steps, the highest peaks among them; GiB", columns, rows, numbers=range(7))
-    areas = "; the areas join the steps that were looked at closely" if summary.categories else ""
-    chart = _chart(drawn, "timeline", f"Memory over the steps{areas}")
+    table = figure_table(
+        f"{len(rows)} of {len(rank.steps)} steps, with the highest peaks; GiB", columns, rows, numbers=range(7)
+    )
+    chart = _chart(drawn, "timeline", _timeline_caption(summary))
     return _section(
         "timeline", f"{heading}{which}", chart,
         el("details", el("summary", "As a table"), table),
     )  # fmt: skip
+
+
+def _timeline_caption(summary: Summary) -> str:
+    if summary.peak is None:
+        return "Level areas are healthy: what is held between steps should not grow after the first steps."
+    says = "The peak should stay below the dashed line, the GPU's memory" if summary.capacity_gib is not None else ""
+    if summary.headroom_gib is not None:
+        says += f"; {max(0.0, summary.headroom_gib):.1f} GiB were left at the closest"
+    areas = "Areas show what the peak holds; they join the steps recorded in detail." if summary.categories else ""
+    return " ".join(part for part in (f"{says}." if says else "", areas) if part) or "Peak of each step."
 
 
 def _step_row(step: Mapping[str, Any]) -> list[str]:
@@ -218,15 +271,17 @@ def _step_row(step: Mapping[str, Any]) -> list[str]:
 def _phases(summary: Summary, drawn: Mapping[str, Any]) -> Html | None:
     if not summary.phases:
         return None
-    highest = max(summary.phases.values()) or 1.0
-    rows = [
-        (phase, f"{gib:.2f}", _bar(phase, gib / highest))
-        for phase, gib in summary.phases.items()
-    ]  # fmt: skip
-    figures = figure_table("Highest allocated in each phase, GiB", ("phase", "GiB", ""), rows, numbers=(1,))
-    table = el("div", figures, class_="bars")
-    chart = _chart(drawn, "phases", "Peak of each phase over the steps")
+    table = _phase_bars("Peak allocated in each phase, GiB", summary.phases)
+    highest = max(summary.phases, key=lambda phase: summary.phases[phase])
+    caption = f"Peak of each phase over the steps. {highest.capitalize()} has the highest: reduce its memory first."
+    chart = _chart(drawn, "phases", caption)
     return _section("phases", "By phase", el("div", table, chart, class_="pair"))
+
+
+def _phase_bars(caption: str, phases: Mapping[str, float]) -> Html:
+    highest = max(phases.values(), default=0.0) or 1.0
+    rows = [(phase, f"{gib:.2f}", _bar(phase, gib / highest)) for phase, gib in phases.items()]
+    return el("div", figure_table(caption, ("phase", "GiB", ""), rows, numbers=(1,)), class_="bars")
 
 
 def _bar(phase: str, share: float) -> Html:
@@ -238,11 +293,14 @@ def _lengths(drawn: Mapping[str, Any]) -> Html | None:
     if not places:
         return None
     what = {"lengths": "the longest sequence", "tokens": "the tokens"}
-    charts = [_chart(drawn, name, f"Peak of each step against {what[name]} of its batch") for name in places]
+    charts = [
+        _chart(drawn, name, f"Peak of each step against {what[name]} of its batch; the colour is the step")
+        for name in places
+    ]
     return _section(
         "lengths",
         "Peak against the size of the batch",
-        el("p", "Where the points rise to the right, the size of the inputs decides the peak.", class_="soft"),
+        el("p", "Points rising to the right: input size decides the peak. Level points: it does not.", class_="soft"),
         el("div", *charts, class_="pair"),
     )  # fmt: skip
 
@@ -269,7 +327,12 @@ def _ranks(run: Run, drawn: Mapping[str, Any]) -> Html | None:
     rows = [(str(rank.rank), *wording.highest(one), rank.ending.why) for rank, one in ranks]
     columns = ("rank", "peak allocated", "peak reserved", "host memory", "how it ended")
     table = figure_table("Highest of each rank, GiB", columns, rows, numbers=(1, 2, 3))
-    return _section("ranks", "By rank", _chart(drawn, "ranks", "Highest figures of each rank"), table)
+    return _section(
+        "ranks",
+        "By rank",
+        _chart(drawn, "ranks", "Bars of unequal height: the ranks' batches or shards differ in size."),
+        table,
+    )
 
 
 def _host(summary: Summary, drawn: Mapping[str, Any]) -> Html | None:
@@ -282,7 +345,7 @@ def _host(summary: Summary, drawn: Mapping[str, Any]) -> Html | None:
         for category, gib in held.items()
     ]
     held = figure_table("Held between steps", ("where", "what", "size"), rows, numbers=(2,)) if rows else None
-    chart = _chart(drawn, "host", "Host memory over the steps")
+    chart = _chart(drawn, "host", "This process should level off after the first steps; a steady rise is a leak.")
     return _section("host", "Host and disk", el("p", line), el("div", chart, held, class_="pair"))
 
 
@@ -290,7 +353,7 @@ def _chart(drawn: Mapping[str, Any], name: str, description: str) -> Html | None
     """The place where the script draws a chart, with its key; None if there is no such chart."""
     if name not in drawn:
         return None
-    hint = el("noscript", el("p", "This chart needs JavaScript; the tables have its figures.", class_="soft"))
+    hint = el("noscript", el("p", "This chart needs JavaScript. The tables have its figures.", class_="soft"))
     place = el("div", hint, id=f"chart-{name}", class_="chart", role="img", aria_label=description)
     return el("figure", _key(drawn[name]["traces"]), place, el("figcaption", description))
 
@@ -320,8 +383,9 @@ def _out_of_memory(run: Run) -> Html | None:
     oom = rank.ooms[-1]
     listed = _terms(((label, shown) for label, shown in _moment(oom) if shown), "facts")
     message = el("pre", text(oom.get("error", ""), 3000)) if oom.get("error") else None
-    line = wording.out_of_memory(run) or ""
-    return _section("oom", "The moment memory ran out", el("p", line), listed, message)
+    # Where the run ended by it, the page's first line has said it.
+    line = None if run.ending.kind == "out of memory" else el("p", wording.out_of_memory(run) or "")
+    return _section("oom", "The out-of-memory error", line, listed, message)
 
 
 def _moment(oom: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -341,8 +405,8 @@ def _moment(oom: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Tokens", count("tokens")),
         ("Longest sequence", count("longest_sequence")),
         ("Inputs", shapes),
-        ("Asked for", gib("requested_gib")),
-        ("Free on the card", gib("free_gib")),
+        ("Requested", gib("requested_gib")),
+        ("Free on the GPU", gib("free_gib")),
         ("Allocated", gib("allocated_gib")),
         ("Reserved", gib("reserved_gib")),
         ("Cause", text(oom.get("cause", ""), 80)),
@@ -363,12 +427,16 @@ def _modules(run: Run) -> Html | None:
 def _facts(run: Run) -> Html:
     """What ran: the facts that the records have of it."""
     record = run.first.run
+    facts = record.get("facts", {})
+    settings = _settings(facts)
+    elsewhere = ("target_prediction", *(["setup"] if settings else []))
+    given = {name: value for name, value in facts.items() if name not in elsewhere}
     groups = [
         ("Model", {name: record.get(name) for name in _OF_THE_MODEL}),
         ("Arguments", record.get("arguments", {})),
         ("Machine", {**record.get("hardware", {}), "world_size": record.get("world_size")}),
         ("Versions", record.get("versions", {})),
-        ("Given by the user", record.get("facts", {})),
+        ("Recipe" if "recipe" in facts else "Given by the user", given),
     ]  # fmt: skip
     shown = []
     for heading, values in groups:
@@ -379,7 +447,17 @@ def _facts(run: Run) -> Html:
     source = el(
         "p", f"Records: {few([rank.path.name for rank in run.ranks])} in {text(run.folder, 300)}", class_="soft"
     )
-    return _section("facts", "The run", el("div", *shown, class_="pair"), source)
+    return _section("facts", "The run", el("div", *shown, class_="pair"), settings, source)
+
+
+def _settings(facts: Mapping[str, Any]) -> Html | None:
+    """A recipe's settings with their reasons."""
+    setup = facts.get("setup")
+    if not isinstance(setup, list) or not all(isinstance(each, dict) and "key" in each for each in setup):
+        return None
+    rows = [(text(each["key"], 80), _fact(each.get("value")), text(each.get("reason", ""), 300)) for each in setup]
+    table = figure_table("What the recipe set, and why", ("setting", "value", "reason"), rows)
+    return el("details", el("summary", f"The recipe's settings ({len(rows)})"), table)
 
 
 def _fact(value: Any) -> str:
@@ -389,6 +467,10 @@ def _fact(value: Any) -> str:
         return f"{value:,}" if value >= 10_000 else str(value)
     if isinstance(value, float):
         return f"{value:g}"
+    if isinstance(value, list) and all(isinstance(each, str | int | float) for each in value):
+        return text(", ".join(map(_fact, value)), 300)
+    if isinstance(value, dict) and all(isinstance(each, str | int | float) for each in value.values()):
+        return text(", ".join(f"{name}: {_fact(each)}" for name, each in value.items()), 300)
     return text(json.dumps(value, ensure_ascii=False), 300)
 
 

@@ -16,22 +16,22 @@ from hf_memkit.report.sanitize import number
 __all__ = ["KINDS", "Column", "Finding", "Kind", "Steps", "pairs", "ranks", "running_max", "typical_spread"]
 
 Kind = Literal["leak", "longer batches", "fragmentation", "another process"]
-"""What can be wrong with memory over the steps of a training."""
+"""Memory problems over the steps of a training."""
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What went wrong, where it began, and what to do.
+    """A memory problem: where it began, and what to do.
 
     Attributes:
         kind: see `Kind`.
         first_step: optimizer step at which it began.
-        why: one sentence with the figures it is concluded from.
-        fix: one sentence: what to set, or what to look for in the code.
-        figures: the figures by name, units in the names (`_gib`, `_mib_per_step`); steps and counts have none. Those
-            that begin with `projected_` are projections, the others measured.
+        why: the evidence, with figures.
+        fix: what to set, or what to look for in the code.
+        figures: by name, with the unit in the name (`_gib`, `_mib_per_step`); steps and counts have none. Names with
+            `projected_` are projections, the others measured.
     """
 
     kind: Kind
@@ -58,7 +58,7 @@ class Steps:
     Args:
         records: `step` records in any order.
         run: the last `run` record, if there is one: its `start_step` tells where a resume began, its `hardware` the
-            card's capacity.
+            GPU's capacity.
     """
 
     def __init__(self, records: Iterable[Mapping[str, Any]], run: Mapping[str, Any] | None = None) -> None:
@@ -92,13 +92,13 @@ class Steps:
         return carried
 
     def capacity_gib(self) -> float | None:
-        """The card's capacity."""
+        """The GPU's capacity."""
         capacities = [value for value in self.column("capacity_gib") if value is not None]
         capacity = capacities[-1] if capacities else number(self.hardware(), "capacity_gib")
         return capacity if capacity is not None and capacity > 0 else None
 
     def usable_gib(self) -> float | None:
-        """What PyTorch's allocator may take: the card's capacity, or its share where one was set."""
+        """What PyTorch's allocator may take: the GPU's capacity, or its share where one was set."""
         capacity = self.capacity_gib()
         share = number(self.hardware(), "allocator_cap_fraction")
         return capacity * share if capacity is not None and share is not None and 0 < share < 1 else capacity

@@ -17,7 +17,7 @@ from hf_memkit.terms import CATEGORIES, PHASES
 __all__ = ["ACCEPTED_SHARE", "NEAR", "Peak", "Summary", "compared", "furthest_off", "summarise", "summarise_ranks"]
 
 NEAR: Final = 0.9
-"""Of the card. Above it an ordinary change (a batch a tenth longer, a library's workspace) does not fit."""
+"""Share of the GPU. Above it an ordinary change (a batch a tenth longer, a library's workspace) does not fit."""
 
 Compared = tuple[str, str, float | None]
 """(what, predicted GiB or a range `low–high`, measured GiB or None)."""
@@ -40,26 +40,26 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a run needed. None and empty: the records do not have it.
+    """What a run needed. None or empty: not recorded.
 
     Attributes:
         rank: the rank that the figures are of.
-        capacity_gib: what the allocator may take: the card, or the share of it that somebody has capped it at.
-        capped: that share, where it is not the whole card.
+        capacity_gib: the GPU's memory, or the allocator's cap where one is set.
+        capped: the cap as a share of the GPU; None: no cap.
         peak: the highest allocated.
         percent: `peak` of `capacity_gib`.
         reserved_gib: the highest reserved.
-        others_gib: the most that the card held and this allocator did not: contexts, libraries, other processes.
+        others_gib: the highest outside this allocator: contexts, libraries, other processes.
         headroom_gib: `capacity_gib` less `reserved_gib` and `others_gib`.
         categories: GiB by category, adding up to the peak of `categories_step`, when `categories_reserved_gib` were
             reserved.
         phases: the highest allocated in each phase.
-        held: GiB by place and category that live between steps, at the last step that was looked at.
+        held: GiB by place and category held between steps, at the last step recorded in detail.
         host: `rss_gib` (highest), `available_gib` (lowest), `total_gib`, `pinned_gib`, `disk_swap_gib` (highest).
         steps: how many were recorded.
         step_time_ms: their median.
         predicted_step_time_ms: low, middle and high, or one figure; empty: not predicted.
-        retries: how often the allocator had to give its cache back to go on.
+        retries: how often the allocator freed its cache and tried again.
         predicted: rows of (what, predicted, measured), GiB; a range is the text `low–high`.
     """
 
@@ -85,7 +85,7 @@ class Summary:
 
     @property
     def near(self) -> bool:
-        """Whether the peak, or what is reserved for it, comes near the card."""
+        """Whether the peak, or the reserved memory, is above `NEAR` of the GPU."""
         highest = max(self.peak.gib if self.peak else 0.0, (self.reserved_gib or 0.0) + (self.others_gib or 0.0))
         return self.capacity_gib is not None and highest > NEAR * self.capacity_gib
 
@@ -157,7 +157,7 @@ def _of_rank(rank: RankRun) -> Summary:
     peak = _peak(rank)
     reserved = _highest(records, "peak_reserved_gib")
     others = _others(rank.steps)
-    # A cap leaves the rest of the card to the others.
+    # A cap leaves the rest of the GPU to the others.
     headroom = None
     if capacity is not None and reserved is not None:
         headroom = capacity - reserved - (0.0 if capped else others or 0.0)

@@ -14,6 +14,7 @@ from hf_memkit.report.advice import Advice, advise, finding_sentence
 from hf_memkit.report.palette import CATEGORY_COLOURS, PHASE_COLOURS
 from hf_memkit.report.sanitize import text
 from hf_memkit.report.summary import Summary, furthest_off, summarise, summarise_ranks
+from hf_memkit.report.target import rests_on, target_of
 from hf_memkit.units import GIB, format_size
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hf_memkit.report.load import Run
+    from hf_memkit.report.target import Target
 
 __all__ = ["PAGE", "report_json", "text_report", "view"]
 
@@ -36,9 +38,9 @@ _RANKS_SHOWN: Final = 8
 
 
 def text_report(run: Run, width: int = 80, *, modules: bool = False) -> str:
-    """The run as plain text without colour, no line longer than `width` but the one that names the page.
+    """The run as plain text without colour; no line is longer than `width`, except the one that names the page.
 
-    `modules`: with the table by module.
+    `modules`: add the table by module.
     """
     from rich.console import Console
 
@@ -89,7 +91,10 @@ def view(run: Run, width: int, *, modules: bool = False) -> Group:
         Text(wording.course(run, summary)),
     ]
     parts += [Text(line) for line in (wording.reserved(summary), wording.unknowable(run, summary)) if line]
-    parts += [Text(""), *_bars(summary, width)]
+    target = target_of(run)
+    if target is not None:
+        parts.append(Text(rests_on(target)))
+    parts += [Text(""), *_bars(summary, target, width)]
     if len(run.ranks) > 1:
         parts += [_ranks(run), Text("")]
     if line := wording.host(summary):
@@ -106,12 +111,15 @@ def view(run: Run, width: int, *, modules: bool = False) -> Group:
     return Group(*parts)
 
 
-def _bars(summary: Summary, width: int) -> list[RenderableType]:
+def _bars(summary: Summary, target: Target | None, width: int) -> list[RenderableType]:
     from rich.table import Table
     from rich.text import Text
 
     tables = []
-    if summary.categories:
+    if target is not None and summary.peak is None:
+        tables.append(_bar_table("Target by category, predicted", target.categories, CATEGORY_COLOURS))
+        tables.append(_bar_table("Target by phase, predicted", target.phases, PHASE_COLOURS))
+    elif summary.categories:
         at = f" of step {summary.categories_step}" if summary.categories_step is not None else ""
         tables.append(_bar_table(f"By category, peak{at}", summary.categories, CATEGORY_COLOURS))
     elif summary.held:
@@ -124,7 +132,7 @@ def _bars(summary: Summary, width: int) -> list[RenderableType]:
         return [part for table in tables for part in (table, Text(""))]
     abreast = Table.grid(padding=(0, 4, 0, 0))
     abreast.add_row(*tables)
-    held = _held_elsewhere(summary)
+    held = _held_elsewhere(summary) if target is None else None
     return [abreast, Text(""), *([Text(held)] if held else [])]
 
 
@@ -157,12 +165,12 @@ def _by_place(held: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def _held_elsewhere(summary: Summary) -> str | None:
-    """What an offload holds in RAM or on disk, which the card's peak does not show."""
+    """What an offload holds in RAM or on disk, which the GPU's peak does not show."""
     away = {place: sum(found.values()) for place, found in summary.held.items() if place != "device"}
     if not any(away.values()):
         return None
     sizes = ", ".join(f"{place} {format_size(gib * GIB)}" for place, gib in away.items())
-    return f"Held between steps, not on the card: {sizes}."
+    return f"Held between steps outside the GPU: {sizes}."
 
 
 def _table() -> Table:
@@ -180,7 +188,7 @@ def _ranks(run: Run) -> Table:
     for rank, one in pairs[:_RANKS_SHOWN]:
         table.add_row(str(rank.rank), *wording.highest(one), rank.ending.kind)
     if len(pairs) > _RANKS_SHOWN:
-        table.add_row("…", "", "", "", f"{len(pairs) - _RANKS_SHOWN} more, with lower peaks: see --json")
+        table.add_row("…", "", "", "", f"{len(pairs) - _RANKS_SHOWN} more with lower peaks: --json lists them")
     return table
 
 
@@ -206,14 +214,17 @@ def _next(run: Run, summary: Summary, advice: Advice) -> list[RenderableType]:
     return [Text("What to do:", style="bold"), *(Text(f"• {line}") for line in lines)]
 
 
-def _modules(run: Run) -> Table:
+def _modules(run: Run) -> RenderableType:
     from rich.text import Text
 
+    rows = wording.module_rows(run)
+    if not rows:
+        return Text("No table by module recorded.")
     table = _table()
     for name in wording.MODULE_COLUMNS:
         table.add_column(
             name, justify="right" if name in ("parameters", "trained", "size") else "left", overflow="fold"
         )
-    for name, kind, *others in wording.module_rows(run):
+    for name, kind, *others in rows:
         table.add_row(Text(name), Text(kind), *others)
     return table

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 from hf_memkit.report.load import Run
 from hf_memkit.report.sanitize import text
 from hf_memkit.report.summary import Summary
+from hf_memkit.report.target import command, needs, target_of
 from hf_memkit.report.trend import MIN_VALUES
 from hf_memkit.terms import at
 from hf_memkit.units import format_size
@@ -32,7 +33,7 @@ __all__ = [
 def title(run: Run, summary: Summary) -> str:
     """`GPT2LMHeadModel, 1,558 M parameters, on Tesla T4, 15.8 GiB`"""
     record = run.first.run
-    parts = [text(record.get("model_class") or "A model that its records do not name", 60)]
+    parts = [text(record.get("model_class") or "Unknown model", 60)]
     parameters, trainable = record.get("parameters"), record.get("trainable_parameters")
     if parameters:
         part = f"{_millions(parameters)} parameters"
@@ -40,7 +41,7 @@ def title(run: Run, summary: Summary) -> str:
             part += f" ({_millions(trainable)} trained)"
         parts.append(part)
     hardware = record.get("hardware", {})
-    device = text(hardware.get("device_name") or "an unknown device", 60)
+    device = text(hardware.get("device_name") or "unknown device", 60)
     where = f"on a CPU ({device})" if hardware.get("device_type") == "cpu" else f"on {device}"
     if len(run.ranks) > 1:
         where = f"on {len(run.ranks)} ranks, {device}"
@@ -68,30 +69,33 @@ def course(run: Run, summary: Summary) -> str:
 
 
 def state(run: Run, summary: Summary) -> Literal["bad", "near", "good"]:
-    """Whether it failed, or nearly did."""
+    """Whether it failed (`"bad"`), or came close to the GPU's memory (`"near"`)."""
     if run.ending.kind in ("out of memory", "failed", "killed"):
         return "bad"
-    return "near" if summary.near else "good"
+    target = target_of(run)
+    return "near" if summary.near or (target is not None and target.verdict != "fits") else "good"
 
 
 def highest(summary: Summary) -> tuple[str, ...]:
-    """A rank's peak, reserved and host memory, in GiB; what is not known is a dash."""
+    """A rank's peak, reserved and host memory, in GiB; a dash where unknown."""
     figures = (summary.peak.gib if summary.peak else None, summary.reserved_gib, summary.host.get("rss_gib"))
     return tuple("–" if figure is None else f"{figure:.2f}" for figure in figures)
 
 
 def verdict(run: Run, summary: Summary) -> str:
-    """The one line to read."""
+    """The answer, in one line."""
     if run.ending.kind == "out of memory" and (line := out_of_memory(run)):
         return line
     peak = summary.peak
+    if peak is None and (target := target_of(run)) is not None and run.ending.kind in ("finished", "running"):
+        return f"Rehearsal {run.ending.kind}. {needs(target)}"
     if peak is None:
         rss = summary.host.get("rss_gib")
         if rss is None:
-            return "No memory figure was recorded."
+            return "No memory figures recorded."
         total = summary.host.get("total_gib")
         of = f" of {total:.1f}" if total else ""
-        return f"Host memory at most {rss:.2f}{of} GiB; no accelerator to measure."
+        return f"Host RAM peak {rss:.2f}{of} GiB; no GPU to measure."
     where = f", in {peak.phase}" if peak.phase else ""
     if peak.step is not None:
         where += f" at step {peak.step}"
@@ -99,28 +103,28 @@ def verdict(run: Run, summary: Summary) -> str:
         where += f" on rank {peak.rank}"
     if summary.capacity_gib is None or summary.percent is None:
         return f"Peak {peak.gib:.2f} GiB{where}."
-    of_what = "what the allocator may take" if summary.capped else "the card"
+    of_what = "the allocator's cap" if summary.capped else "the GPU"
     line = f"Peak {peak.gib:.1f} of {summary.capacity_gib:.1f} GiB: {summary.percent:.0f} % of {of_what}{where}."
     if summary.near and summary.headroom_gib is not None:
         left = summary.headroom_gib
-        line += f" Only {left:.1f} GiB are left." if left >= 0.05 else " Nothing is left."
+        line += f" Only {left:.1f} GiB left." if left >= 0.05 else " Nothing left."
     return line
 
 
 def reserved(summary: Summary) -> str | None:
-    """What the allocator took from the card, what others did, and what was left."""
+    """What the allocator reserved, what else used the GPU, and what was left."""
     if summary.reserved_gib is None:
         return None
-    parts = [f"Reserved at most {summary.reserved_gib:.1f} GiB"]
+    parts = [f"Peak reserved {summary.reserved_gib:.1f} GiB"]
     if summary.peak is not None and summary.reserved_gib >= summary.peak.gib:
-        parts[0] += f" ({summary.reserved_gib - summary.peak.gib:.1f} more than the peak)"
+        parts[0] += f" ({summary.reserved_gib - summary.peak.gib:.1f} above the peak allocated)"
     if summary.others_gib is not None:
         parts.append(f"outside the allocator {summary.others_gib:.1f}")
     if summary.headroom_gib is not None:
         left = summary.headroom_gib
         parts.append(f"headroom {left:.1f} GiB" if left >= 0.05 else "no headroom")
     if summary.retries:
-        parts.append(f"{summary.retries} times the cache had to be given back")
+        parts.append(f"cache freed and allocation retried {summary.retries} times")
     return "; ".join(parts) + "."
 
 
@@ -129,47 +133,49 @@ def host(summary: Summary) -> str | None:
     figures = summary.host
     if "rss_gib" not in figures and "available_gib" not in figures:
         return None
-    parts = [f"this process {figures['rss_gib']:.2f} GiB at most"] if "rss_gib" in figures else []
+    parts = [f"this process peak {figures['rss_gib']:.2f} GiB"] if "rss_gib" in figures else []
     if "available_gib" in figures:
         of = f" of {figures['total_gib']:.1f}" if "total_gib" in figures else ""
-        parts.append(f"{figures['available_gib']:.1f}{of} GiB left at the least")
+        parts.append(f"minimum free {figures['available_gib']:.1f}{of} GiB")
     if figures.get("pinned_gib"):
         parts.append(f"pinned {figures['pinned_gib']:.2f} GiB")
     if figures.get("disk_swap_gib"):
         parts.append(f"swapped to disk {figures['disk_swap_gib']:.2f} GiB")
-    return "Host: " + ", ".join(parts) + "."
+    return "Host RAM: " + ", ".join(parts) + "."
 
 
 def unknowable(run: Run, summary: Summary) -> str | None:
-    """What this device cannot tell, said rather than left out."""
+    """Which figures this device cannot give."""
     if summary.peak is not None:
         return None
+    if target_of(run) is not None:
+        return "A small model ran on this CPU: its memory says nothing of the target's."
     kind = text(run.first.run.get("hardware", {}).get("device_type") or "", 20)
     if kind in ("", "cpu"):
         return (
-            "A CPU keeps no peak counter: peaks by phase and category, activations among them, are known only where "
-            "an accelerator trains. What lives between the steps is shown below."
+            "A CPU has no peak counter. Peaks by phase and category need a GPU; shown below is what is held between "
+            "steps."
         )
-    return f"This device ({kind}) gave no allocator figures: peaks by phase and category are not known."
+    return f"This device ({kind}) gives no allocator figures, so peaks by phase and category are unknown."
 
 
 def out_of_memory(run: Run) -> str | None:
-    """What was asked for and what there was, of the OOM that the run ended by."""
+    """What was requested and what was free, at the out-of-memory error that ended the run."""
     rank = run.of(run.ended_by)
     if not rank.ooms:
         return None
     oom: Mapping[str, Any] = rank.ooms[-1]
-    whose = "host memory" if oom.get("cause") == "host memory" else "memory"
+    whose = "host RAM" if oom.get("cause") == "host memory" else "memory"
     line = f"Out of {whose} {at(text(oom.get('phase') or '', 20), oom.get('step'))}".rstrip()
     if len(run.ranks) > 1:
         line += f" on rank {rank.rank}"
     figures = [
         f"{oom[name]:.2f} GiB {words}"
         for name, words in (
-            ("requested_gib", "asked for"),
-            ("free_gib", "free on the card"),
-            ("allocated_gib", "in use"),
-            ("capacity_gib", "capacity"),
+            ("requested_gib", "requested"),
+            ("free_gib", "free"),
+            ("allocated_gib", "allocated"),
+            ("capacity_gib", "total"),
         )
         if name in oom
     ]
@@ -177,19 +183,25 @@ def out_of_memory(run: Run) -> str | None:
 
 
 def nothing_to_do(run: Run, summary: Summary) -> str:
-    """When neither a finding nor a change is there."""
+    """What to do where there is neither a finding nor a change."""
     if run.ending.kind == "out of memory":
-        return f"What to do: memkit explain {shlex.quote(text(run.folder))}"
-    if run.ending.kind in ("failed", "killed", "unknown"):
-        return "The records show nothing wrong with memory over the steps."
+        return f"For fixes: memkit explain {shlex.quote(text(run.folder))}"
+    if run.ending.kind in ("failed", "killed"):
+        return "No memory problem found over the steps. For the cause, see the job's own log."
+    if run.ending.kind == "unknown":
+        return "No memory problem found over the recorded steps."
+    if run.ending.kind == "finished" and (target := target_of(run)) is not None:
+        if target.gpu_verdict == "does not fit":
+            return f"Choose another GPU or variant: {command(run, target)}"
+        return f"Run it on a machine with that GPU: {command(run, target)}"
     if summary.steps == 0:
-        return "Nothing to do: no step was recorded."
+        return "No step recorded."
     if summary.steps < MIN_VALUES and run.ending.kind != "running":
         return f"Nothing to do{_to_spare(summary)}. {_count(summary.steps)} too few to tell whether memory grows."
     fits = _to_spare(summary)
     if not fits:
-        return "Nothing to do: no growth of memory was found over the steps."
-    return f"Nothing to do{fits}, and no growth was found over the steps."
+        return "Nothing to do: memory does not grow over the steps."
+    return f"Nothing to do{fits}, and memory does not grow over the steps."
 
 
 MODULE_COLUMNS: Final = ("module", "class", "parameters", "trained", "size", "where")
@@ -212,9 +224,9 @@ def module_rows(run: Run) -> list[tuple[str, ...]]:
         totals = [total + count for total, count in zip(totals, counts, strict=True)]
         places = {text(place, 20): repeats * size for place, size in module.get("places", {}).items()}
         each = places if len(places) < 2 else (f"{place} {format_size(size)}" for place, size in places.items())
-        name, kind = text(module.get("name") or "(the model itself)", 120), text(module.get("class", ""), 60)
+        name, kind = text(module.get("name") or "(model)", 120), text(module.get("class", ""), 60)
         found.append((name, kind, *_counts(*counts), ", ".join(each)))
-    return [*found, ("all", "", *_counts(*totals), "")] if found else []
+    return [*found, ("total", "", *_counts(*totals), "")] if found else []
 
 
 def _counts(parameters: int, trained: int, size: int) -> tuple[str, str, str]:

@@ -19,6 +19,8 @@ import torch
 
 from hf_memkit.components.fp32_products import _ROUNDED, Fp32Products
 from hf_memkit.hardware import SLOW_BF16, bf16_slowdown
+from hf_memkit.report import load_run
+from hf_memkit.report.target import target_of
 from tests.conftest import ROOT, Memkit, read_json_lines
 
 HELD_BACK = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
@@ -118,3 +120,6 @@ def test_a_rehearsal_says_what_it_does_not_compute_in(memkit: Memkit, tmp_path: 
     settings = {each["key"]: each["reason"] for each in run["facts"]["setup"]}
     assert settings["trainer_parts.fp32_products"] == reasons["model.dtype"]
     assert run["weights_dtypes"].keys() == {"bfloat16"}
+    target = target_of(load_run(tmp_path / "run"))
+    assert target is not None and target.needs_gib > 1 and target.phases["backward"] > 1, "what the report shows"
+    assert content["target_prediction"] == run["facts"]["target_prediction"] and content["prediction"] is None

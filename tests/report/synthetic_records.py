@@ -235,6 +235,39 @@ def on_a_cpu(steps: int = 30) -> list[Record]:
     return [*records, {"kind": "end", "status": "finished", "step": steps, "steps": steps}]
 
 
+def rehearsal(steps: int = 30, **prediction: Any) -> list[Record]:
+    """A recipe's rehearsal on a CPU, with the prediction of its target."""
+    phases = {"load": 1.25, "data": 3.33, "forward": 4.85, "backward": 4.59, "optimizer": 3.33, "evaluate": 2.88}
+    categories = {
+        "weights": 1.81, "gradients": 1.25, "optimizer": 0.81, "activations": 0.96, "loss": 0.0, "buffers": 0.02,
+        "other": 0.0,
+    }  # fmt: skip
+    target = {
+        "gpu": "RTX 4060",
+        "peak_allocated_gib": 4.85,
+        "peak_reserved_gib": [4.89, 4.99],
+        "outside_allocator_gib": 0.49,
+        "capacity_gib": 7.8,
+        "phases": {name: {"peak_allocated_gib": gib, "peak_reserved_gib": None} for name, gib in phases.items()},
+        "categories": {f"{name}_gib": gib for name, gib in categories.items()},
+        "peak_phase": "forward",
+        "host_rss_gib": 4.2,
+        "pinned_gib": 0.0,
+        "disk_gib": None,
+        "verdict": "fits",
+        "why": "the allocator takes at most 4.99 GiB, and 7.31 GiB are available",
+        "confidence": {"level": "trace", "rests_on": "two traced optimizer steps", "measured_on": None},
+        **prediction,
+    }
+    records = on_a_cpu(steps)
+    setup = [{"key": "arguments.bf16", "value": True, "reason": "half the bytes"}]
+    records[0]["facts"] = {
+        "recipe": "bert-large-on-8gb", "variant": "8bit", "rehearsal": True, "setup": setup,
+        "target_prediction": target,
+    }  # fmt: skip
+    return records
+
+
 def of_ranks(folder: Path, count: int = 4, steps: int = 60) -> Path:
     """Ranks with batches of different lengths."""
     for rank in range(count):

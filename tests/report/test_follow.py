@@ -83,7 +83,7 @@ def test_a_job_that_is_killed_ends_it(tmp_path: Path, start: Start) -> None:
     running.kill()
     running.wait()
     output, _ = look.communicate(timeout=60)
-    assert "Stopped without a word after step" in output and look.returncode == 0
+    assert "Ended without" in output and look.returncode == 0
 
 
 def test_on_a_terminal_it_is_drawn_anew_and_ctrl_c_ends_only_the_looking(tmp_path: Path, start: Start) -> None:

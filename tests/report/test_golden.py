@@ -1,4 +1,4 @@
-"""Text and page of a run that ended out of memory, word for word: whoever changes how they are made sees what changes.
+"""Texts and pages word for word, one of each sort of run: whoever changes how they are made sees what changes.
 
 `python -m tests.report.test_golden` writes them anew.
 """
@@ -20,10 +20,15 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def reports() -> dict[str, str]:
-    """By name of the file, of a run in the folder `out` of the current one."""
-    run = load_run(made.write(Path("out"), made.out_of_memory()))
-    html = re.sub(r"<(script|style|meta)\b[^>]*>(?:.*?</\1>)?", "", page(run), flags=re.DOTALL)
-    return {"out-of-memory.txt": text_report(run, modules=True), "out-of-memory.html": html.replace("><", ">\n<")}
+    """By name of the file, of runs in folders of the current one."""
+    found = {}
+    for name, records in (("out-of-memory", made.out_of_memory()), ("rehearsal", made.rehearsal())):
+        run = load_run(made.write(Path(name), records))
+        html = re.sub(r"<(script|style|meta)\b[^>]*>(?:.*?</\1>)?", "", page(run), flags=re.DOTALL)
+        found |= {f"{name}.txt": text_report(run, modules=True), f"{name}.html": html.replace("><", ">\n<")}
+    lost = load_run(made.write(Path("lost"), made.healthy(30, world_size=2)[:-1]))
+    on_a_cpu = load_run(made.write(Path("cpu"), made.on_a_cpu()))
+    return {**found, "on-a-cpu.txt": text_report(on_a_cpu), "lost-rank.txt": text_report(lost)}
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def test_lines_that_are_no_records_are_counted_and_skipped(tmp_path: Path) -> No
     made.write(folder, records[4:])
     run = load_run(folder)
     assert len(run.first.steps) == 4 and run.ending.kind == "finished"
-    assert run.notes == (f"{len(rubbish)} lines could not be read",)
+    assert len(run.notes) == 1 and run.notes[0].startswith(f"{len(rubbish)} lines ")
 
 
 HOSTILE = [
@@ -103,8 +103,11 @@ def test_a_resume_repeats_steps_and_a_new_start_forgets_them(tmp_path: Path) -> 
     assert numbers_of_steps(folder) == [1, 2, 3, 4, 5, 6, 7, 8], "9 and 10 were given up with the first start"
     again = {step["step"]: step["tokens"] for step in resumed if step["kind"] == "step"}
     assert run.first.steps[-1]["tokens"] == again[8], "the last record of a step counts"
-    assert run.ending.kind == "finished" and run.first.earlier[0][1].why == "stopped without a word after step 10"
-    assert any("an earlier start" in note for note in run.notes)
+    assert run.ending.kind == "finished" and (run.first.earlier[0][1].kind, run.first.earlier[0][1].step) == (
+        "killed",
+        10,
+    )
+    assert any("earlier start" in note and "step 10" in note for note in run.notes)
     made.write(folder, made.healthy(2))
     assert numbers_of_steps(folder) == [1, 2]
 
@@ -132,11 +135,13 @@ def test_ranks_that_are_missing_or_left_over(tmp_path: Path) -> None:
     (tmp_path / "memory-rank1.jsonl").unlink()
     (tmp_path / "memory-rank2.jsonl").write_bytes(b"")
     run = load_run(tmp_path)
-    assert [rank.rank for rank in run.ranks] == [0] and "2 of 3 ranks left no records here: 1, 2" in run.notes
+    assert [rank.rank for rank in run.ranks] == [0] and any(
+        "2 of 3 ranks" in note and "1, 2" in note for note in run.notes
+    )
     made.write(tmp_path, made.healthy(4), 0)  # one process now; rank 1's file is of another training
     made.write(tmp_path, [{**record, "time": 0} for record in made.healthy(2, rank=1, world_size=2)], 1)
     run = load_run(tmp_path)
-    assert [rank.rank for rank in run.ranks] == [0] and "1 file of a training with more processes" in run.notes[0]
+    assert [rank.rank for rank in run.ranks] == [0] and run.notes[0].startswith("1 file ")
 
 
 def test_the_rank_that_decides(tmp_path: Path) -> None:
@@ -155,9 +160,9 @@ def test_the_rank_that_decides(tmp_path: Path) -> None:
     ("found", "message"),
     [
         ("nothing", "no such folder"),
-        ("empty", r"no memory-rank\*.jsonl in it; Trainer\(callbacks="),
-        ("below", "in a folder below: memkit report .*/below/out"),
-        ("recipe", "status 'running' and has not begun to train"),
+        ("empty", r"no memory-rank\*.jsonl .*Trainer\(callbacks="),
+        ("below", "memkit report .*/below/out"),
+        ("recipe", "status 'running'.* memkit report .*/recipe --follow"),
         ("torn", "hold no record yet"),
     ],
 )
@@ -223,7 +228,7 @@ def test_neither_torch_nor_transformers_is_needed(tmp_path: Path) -> None:
         f"write_page(run, {str(tmp_path / 'page.html')!r}); assert 'numpy' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0 and "Stopped without a word after step 5" in done.stdout, done.stderr
+    assert done.returncode == 0 and "after step 5" in done.stdout, done.stderr
 
 
 def test_sizes_that_auto_find_batch_size_gave_up_are_told(tmp_path: Path) -> None:
@@ -232,7 +237,5 @@ def test_sizes_that_auto_find_batch_size_gave_up_are_told(tmp_path: Path) -> Non
     last = made.healthy(5, after_oom={"step": 1, "phase": "backward", "train_batch_size": 3})
     run = load_run(made.write(tmp_path, [*tried, *last]))
     (note,) = run.notes
-    assert note == (
-        "2 earlier starts in the same folder; the last of them (batch size 3) ran out of memory in backward of step 1"
-    )
+    assert "2 earlier starts" in note and "(batch size 3) ran out of memory in backward of step 1" in note
     assert [ending.kind for _, ending in run.first.earlier] == ["out of memory"] * 2

@@ -53,8 +53,8 @@ def test_a_process_that_lives_and_then_does_not(tmp_path: Path, process: subproc
     process.wait()
     killed = load_run(tmp_path / "alive").ending
     assert killed.kind == "killed" and killed.step == 5 and killed.cause is None
-    assert "stopped without a word after step 5" in killed.why and "the records cannot tell" in killed.why
-    assert "48.0 GiB left" in killed.why, "host memory was not short"
+    assert "without recording an exit" in killed.why and "after step 5;" in killed.why
+    assert "48.0 GiB left" in killed.why, "host RAM was not short"
 
 
 def test_a_number_that_another_process_has_now(tmp_path: Path) -> None:
@@ -66,9 +66,9 @@ def test_a_number_that_another_process_has_now(tmp_path: Path) -> None:
 
 def test_a_process_that_lives_and_is_silent(tmp_path: Path) -> None:
     silent = ending(tmp_path, host=of_process(os.getpid()), time=time.time() - 3000)
-    assert silent.kind == "running" and "has written nothing for 50 min" in silent.why
+    assert silent.kind == "running" and "50 min" in silent.why
     slow = ending(tmp_path / "slow", host=of_process(os.getpid()), time=time.time() - 3000, step_time_ms=600_000)
-    assert "has written nothing" not in slow.why
+    assert slow.kind == "running" and " min" not in slow.why
 
 
 def test_the_kernel_killed_for_want_of_host_memory(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
@@ -80,30 +80,29 @@ def test_the_kernel_killed_for_want_of_host_memory(tmp_path: Path, process: subp
     nothing = judge_ending(attempt, Here())
     assert (nothing.kind, nothing.cause) == ("killed", None), "the count of this control group has not risen"
     risen = judge_ending(attempt, replace(Here(), count_oom_kills=lambda: host["oom_kills"] + 1))
-    assert risen.cause == "host memory" and "has killed a process of this control group" in risen.why
-    assert "most likely this one" in risen.why
+    assert risen.cause == "host memory" and "kernel killed a process" in risen.why and "likely" in risen.why
     records[-1] |= {"host_available_gib": 0.2}
     short = judge_ending(Attempt(run=records[0], last=records[-1], last_step=5), Here())
-    assert short.cause == "host memory" and "0.20 of 62.7 GiB left" in short.why and "is likely" in short.why
+    assert short.cause == "host memory" and "0.20 of 62.7 GiB" in short.why and "likely" in short.why
     records[-1] |= {"host_available_gib": 9.0, "host_rss_gib": 15.9}
     records[0]["hardware"]["ram_limit_gib"] = 16.0
     limited = judge_ending(Attempt(run=records[0], last=records[-1], last_step=5), Here())
-    assert limited.cause == "host memory" and "15.90 of 16.0 GiB taken by this process alone" in limited.why
+    assert limited.cause == "host memory" and "15.90 of 16.0 GiB used by this process" in limited.why
 
 
 def test_what_cannot_be_seen_from_here(tmp_path: Path) -> None:
     elsewhere = ending(tmp_path / "a", host={**of_process(os.getpid()), "hostname": "node-17"})
-    assert elsewhere.kind == "unknown" and "another machine (node-17)" in elsewhere.why
+    assert elsewhere.kind == "unknown" and "node-17" in elsewhere.why
     rebooted = ending(tmp_path / "b", host={**of_process(os.getpid()), "boot_id": "another"})
-    assert rebooted.kind == "killed" and "started anew" in rebooted.why and rebooted.cause is None
+    assert rebooted.kind == "killed" and "rebooted" in rebooted.why and rebooted.cause is None
     assert ending(tmp_path / "c", host={}).kind == "unknown"
     nameless = ending(tmp_path / "d", host=made.hosted_here())
-    assert nameless.kind == "unknown" and "do not name its process" in nameless.why
+    assert nameless.kind == "unknown" and nameless.cause is None
 
 
 def test_before_the_first_step(tmp_path: Path) -> None:
     early = ending(tmp_path, host={**of_process(os.getpid()), "boot_id": "another"}, records=1)
-    assert "before its first step ended" in early.why and early.step is None
+    assert "before its first step" in early.why and early.step is None
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_drawn_and_readable_on_every_screen(
         assert drawn and all(path and "NaN" not in path for path in drawn), name
     assert tab.evaluate(CONTRAST) == []
     heading = tab.locator("h1").inner_text()
-    assert heading.startswith("Out of memory in backward of step 61: 1.04 GiB asked for")
+    assert heading.startswith("Out of memory in backward of step 61: 1.04 GiB ")
     assert tab.locator("h1").bounding_box()["y"] < 200, "the verdict is what one sees first"  # type: ignore[index]
     light, dark = (255, 255, 255), (17, 22, 27)
     ground = tuple(map(int, re.findall(r"\d+", tab.evaluate("getComputedStyle(document.body).backgroundColor"))))
@@ -236,14 +236,14 @@ def test_what_memkit_did_not_write_stays(tmp_path: Path) -> None:
     run = load_run(made.write(tmp_path, made.healthy(2)))
     path = tmp_path / "mine.html"
     path.write_text("<html>mine</html>")
-    with pytest.raises(InputError, match="not a page that memkit wrote"):
+    with pytest.raises(InputError, match=r"mine\.html: .*--html FILE"):
         write_page(run, path)
     assert path.read_text() == "<html>mine</html>"
     path.unlink()
     assert write_page(run, path) == path
     write_page(run, path)  # its own it replaces
     assert path.stat().st_mode & 0o777 == 0o644
-    with pytest.raises(InputError, match="cannot be written: there is no folder"):
+    with pytest.raises(InputError, match=r"cannot be written: .*mkdir -p .*/nowhere"):
         write_page(run, tmp_path / "nowhere" / "page.html")
     with pytest.raises(InputError, match="cannot be written"):
         write_page(run, tmp_path)
@@ -257,6 +257,6 @@ def test_a_tiny_model_is_drawn_in_mib(tmp_path: Path) -> None:
             record["held"] = {"host": {"weights_gib": 0.00003, "optimizer_gib": 0.00006}}
     run = load_run(made.write(tmp_path, records))
     chart = charts(run, summarise(run))["timeline"]
-    assert chart["y"].startswith("MiB")
+    assert "MiB" in chart["y"]
     assert [trace["y"][0] for trace in chart["traces"]] == pytest.approx([0.03072, 0.06144], rel=0.01)
     assert all("MiB" in trace["hovertemplate"] for trace in chart["traces"])

@@ -149,8 +149,8 @@ def test_every_rank_has_the_plan(launch: Launch, tmp_path: Path) -> None:
     assert [run["arguments"]["gradient_accumulation_steps"] for run in runs] == [2, 2]
     assert [line for line in memkit.err.splitlines() if "plan.yaml" in line] == [
         "memkit: plan.yaml: gradient_accumulation_steps: 1 → 2",
-        "memkit: warning: plan.yaml: made for 8 sequences a step, and the script's own are 2 × 1 × 2 GPUs = 4: with "
-        "the plan another batch is trained than without",
+        "memkit: warning: plan.yaml: made for 8 sequences a step, but the script has 2 × 1 × 2 GPUs = 4: the plan "
+        "changes the batch size",
     ]
 
 

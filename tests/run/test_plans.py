@@ -175,10 +175,10 @@ def test_a_script_that_sets_its_arguments_by_hand_is_told(start: Start, tmp_path
     assert [line for line in memkit.err.splitlines() if line.startswith("memkit: ")] == [
         "memkit: plan.yaml: per_device_train_batch_size: 8 → 4",
         "memkit: plan.yaml: gradient_accumulation_steps: 1 → 4",
-        "memkit: warning: plan.yaml: made for 4 GPUs, and this run has 1: its memory and time are others",
-        "memkit: warning: plan.yaml: made for 64 sequences a step, and the script's own are 8 × 1 × 1 GPU = 8: with "
-        "the plan another batch is trained than without",
-        "memkit: warning: plan.yaml: made for 64 sequences a step, and here they are 4 × 4 × 1 GPU = 16: set "
+        "memkit: warning: plan.yaml: made for 4 GPUs, but this run has 1: memory and time will differ",
+        "memkit: warning: plan.yaml: made for 64 sequences a step, but the script has 8 × 1 × 1 GPU = 8: the plan "
+        "changes the batch size",
+        "memkit: warning: plan.yaml: made for 64 sequences a step, but this run has 4 × 4 × 1 GPU = 16: set "
         "gradient_accumulation_steps, or make a plan for this run",
         "memkit: warning: plan.yaml: per_device_train_batch_size: the plan says 4, and the script sets 1 after it "
         "has made its TrainingArguments; remove that line",
@@ -225,10 +225,10 @@ def test_a_field_that_the_script_does_not_have_ends_in_a_line(start: Start, tmp_
     [
         (("--plan", "none.yaml"), {}, "none.yaml: cannot be read (No such file or directory)"),
         (("--plan", "plan.yaml"), {"arguments": {"max_steps": "five"}}, "max_steps=five: must be int, and is str"),
-        (("--plan", "plan.yaml", "--predict"), {"model": {}}, "--predict, --plan: a plan has its prediction"),
+        (("--plan", "plan.yaml", "--predict"), {"model": {}}, "--predict, --plan: mutually exclusive"),
         (("--plan", "plan.yaml"), {"model": {}, "about": {"gpus": "two"}}, "gpus='two': must be a whole number"),
         (("--plan", "plan.yaml"), {"model": {}, "about": {"step_time_s": 0}}, "step_time_s=0: must be seconds"),
-        (("--plan", "plan.yaml"), {"model": {}, "about": {"prediction": 1}}, "must be what `memkit predict --json`"),
+        (("--plan", "plan.yaml"), {"model": {}, "about": {"prediction": 1}}, "`memkit predict --json`"),
     ],
 )
 def test_wrong_input_ends_in_a_line(
