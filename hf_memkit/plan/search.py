@@ -25,7 +25,7 @@ from hf_memkit.plan.judged import Judged
 __all__ = ["LIMIT_S", "Search"]
 
 LIMIT_S: Final = 60.0
-"""From the script's own preparation on. What is being traced then is still waited for, but after Ctrl-C."""
+"""From the script's own preparation on. What is being traced then is waited for; after Ctrl-C it is ended."""
 
 AT_ONCE: Final = 2
 """Traces at a time."""

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def started(folder: Path, *gpu: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def interrupted(process: subprocess.Popen[str], after: str) -> tuple[int, str, str]:
+def interrupted(process: subprocess.Popen[str], after: str, pause_s: float = 0.0) -> tuple[int, str, str]:
     """As Ctrl-C does it in a terminal: all processes of the group get the signal, once this line was said."""
     assert process.stderr is not None
     heard = ""
@@ -127,6 +128,7 @@ def interrupted(process: subprocess.Popen[str], after: str) -> tuple[int, str, s
         heard += line
         if after in line:
             break
+    time.sleep(pause_s)
     children = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
@@ -145,7 +147,8 @@ def test_ctrl_c_gives_the_best_so_far(folder: Path) -> None:
 def test_ctrl_c_waits_for_no_trace(folder: Path) -> None:
     """Would notice: an answer that comes when what is being traced has ended, minutes after it was asked."""
     (folder / "slow").touch()
-    code, out, said = interrupted(started(folder, "--gpu", "T4"), after=": fits")  # then checkpointing is traced
+    # After the script as it stands checkpointing is traced, which waits.
+    code, out, said = interrupted(started(folder, "--gpu", "T4"), after=": fits", pause_s=3)
     assert code == 0 and out.startswith("FASTEST SO FAR THAT FITS T4: 8 × 1:") and "Traceback" not in said, said
     assert said.count(": fits") == 1
 

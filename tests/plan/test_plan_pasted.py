@@ -15,11 +15,12 @@ from transformers import HfArgumentParser, TrainingArguments
 
 from hf_memkit import compat
 from hf_memkit.cli import main
+from hf_memkit.cli.predict_next import NextSetup
 from hf_memkit.plan import choices
 from hf_memkit.plan.candidate import Alternative, SetupCandidate
 from hf_memkit.plan.pasted import Pasted, pasted
 from hf_memkit.zero import presets
-from tests.plan.made_plans import ALLOCATOR, EIGHT_BITS, PATCH, SDPA
+from tests.plan.made_plans import ALLOCATOR, EIGHT_BITS, PATCH, SDPA, setup
 
 CHOICES = [*choices._CHECKPOINTING, EIGHT_BITS]
 
@@ -55,6 +56,15 @@ def test_variables_stand_in_every_paste(monkeypatch: pytest.MonkeyPatch) -> None
     assert set(yaml.safe_load(found.yaml)) == {"per_device_train_batch_size", "gradient_accumulation_steps"}
     exec(found.python.replace("    ...,\n", ""), {"TrainingArguments": dict, "os": os})
     assert os.environ[variable] == "expandable_segments:True"
+
+
+def test_what_predict_proposes_has_them_too() -> None:
+    """Would notice: a variable or a command that is lost where a script parses no arguments."""
+    engine = Alternative("engine", "zero2", {"arguments.deepspeed": presets.load("zero2")}, engine="zero2")
+    first = "export PYTORCH_ALLOC_CONF=expandable_segments:True; then memkit ds copy zero2; then "
+    for parses, begin in ((True, "--per_device_train_batch_size 4 "), (False, "TrainingArguments( ..., per_device_")):
+        judged = setup(4, 2, 12, 1.0, ALLOCATOR, engine, facts={"parses_arguments": parses})
+        assert NextSetup(judged).flags.startswith(first + begin)
 
 
 def test_what_no_flag_sets_is_said_apart() -> None:

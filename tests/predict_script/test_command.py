@@ -402,17 +402,21 @@ ENDS = {
     "asks for a value": (
         TINY + "\nmodel = tiny()\nprint(float(model.lm_head.weight.sum()))", "train.py, line 19: the value", ""
     ),
+    "trains on the CPU": (TINY + "\ntrainer(tiny(), use_cpu=True).train()\n", "leave out use_cpu", ""),
+    "compiles": (TINY + "\ntrainer(tiny(), torch_compile=True).train()\n", "leave it out, and measure", ""),
 }  # fmt: skip
 
 
 @pytest.mark.compat
 @pytest.mark.parametrize("name", ENDS)
 def test_one_that_never_trains_says_why(run: Run, name: str) -> None:
-    """Would notice: a traceback of memkit's, a message that is lost, an exit code that says it was predicted."""
+    """Would notice: a traceback of memkit's, a message that is lost, an exit code that says it was predicted; words
+    that are wrong for a plan, which has the same errors."""
     script, why, beside = ENDS[name]
     code, out, said, written = run(script)
     assert code == 2 and out == "", said
     assert last(said).startswith("memkit: error: train.py") and why in last(said), said
+    assert "predict" not in last(said)
     assert beside in said + written
     assert "hf_memkit" not in said and "child/script.py" not in said + written
 

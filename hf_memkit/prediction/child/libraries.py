@@ -132,7 +132,7 @@ def shapes_from_values_are_unmodelled() -> Iterator[None]:
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         operation = getattr(error, "func", error)
         raise Unmodelled(
-            f"{operation}: the size of its result depends on values, and a prediction has none (routing to experts "
+            f"{operation}: the size of its result depends on values, and a trace has none (routing to experts "
             f"one by one, boolean indexing)"
         ) from error
 
