@@ -15,6 +15,8 @@ sys.path.insert(0, str(ROOT))
 from hf_memkit.checks import RULES, Rule  # noqa: E402
 
 PAGE = ROOT / "docs" / "checks.md"
+SCREEN = ROOT / "tests" / "check" / "check_screen.txt"
+"""The output of `memkit check ds.json` that a test compares with the command's."""
 
 _HEAD = r"""# Rules of `memkit check`
 
@@ -26,8 +28,12 @@ memkit check recipe.yaml
 memkit check ds.json --model gpt2-xl --gpu T4 --ram 64GB    # also buffers and memory; --gpu-memory and --gpus too
 ```
 
+```text
+SCREEN
+```
+
 `memkit check` finds known mistakes before any model is loaded. It lists all problems at once, errors first. For each
-it prints the key, its value, what the library does with it, and what to write instead.
+it prints the key, its value, what the library does with it, the rule, and what to write instead.
 
 | severity | means | SARIF |
 |---|---|---|
@@ -105,7 +111,7 @@ _GROUPS = {
 
 def page() -> str:
     """The page, with a row a rule."""
-    parts = [_HEAD]
+    parts = [_HEAD.replace("SCREEN", SCREEN.read_text().rstrip())]
     for module, heading in _GROUPS.items():
         rules = [rule for rule in RULES.values() if rule.module == module]
         parts.append(f"## {heading}\n\n{_COLUMNS}")

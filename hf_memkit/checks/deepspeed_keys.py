@@ -283,7 +283,7 @@ RENAMED: Final[dict[str, str]] = {
     "train_micro_batch_size": "train_micro_batch_size_per_gpu",
 }
 """Wrong names that people use → the name in the same section. The first is what aio's key was called before; the
-second stands in DeepSpeed's own comment (runtime/activation_checkpointing/config.py 17)."""
+second is in DeepSpeed's own comment (runtime/activation_checkpointing/config.py 17)."""
 
 _GENERATED: Final[dict[str, Any]] = json.loads(Path(__file__).with_name("deepspeed_0_19.json").read_text())
 
@@ -291,7 +291,7 @@ SCHEDULERS: Final[dict[str, list[str]]] = _GENERATED["schedulers"]
 """DeepSpeed's own schedulers → their parameters."""
 
 OPTIMIZERS: Final = (*_GENERATED["optimizers"], *CASE_MATTERS)
-"""Names that DeepSpeed takes or took; its own, which come first, in upper or lower case."""
+"""Names that DeepSpeed accepts or accepted; its own, which come first, in upper or lower case."""
 
 _ALIASES: Final = {"bfloat16": "bf16"}
 

@@ -83,7 +83,7 @@ def parse_json(place: str, text: str) -> tuple[Any, tuple[str, ...]]:
 
 
 def _plain(message: str) -> str:
-    """Without the end that json leaves open for the place, which stands before it here."""
+    """json's message without its ending for the place, which memkit prints first."""
     return message.removesuffix(" at").removesuffix(" starting").removesuffix(": ")
 
 

@@ -176,7 +176,12 @@ def _read_line(file: File, line: str) -> Problem:
     value: Any = file.content
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
-    return Problem("recipe", "error", str(file.path), key, value, what, "write an allowed value")
+    fix = "write an allowed value"
+    if what == "missing":
+        what, fix = "a recipe must have this key", "add the key"
+    elif what.startswith("unknown key"):
+        fix = "rename or delete the key"
+    return Problem("recipe", "error", str(file.path), key, value, what, fix)
 
 
 def _facts(name: str | None) -> ModelFacts | None:

@@ -151,7 +151,7 @@ def check_file(
     gpu: Gpu = None,
     gpu_memory: GpuMemory = None,
     ram: Ram = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="Cards (processes) on each machine.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs (processes) on each machine.")] = None,
     nvme_path: NvmePath = None,
     fail_on: FailOn = "error",
     output_format: OutputFormat = None,

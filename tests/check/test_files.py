@@ -158,13 +158,17 @@ def test_the_worst_comes_first_and_decides(
 
 
 def test_the_whole_screen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Would notice a screen that loses a line of a problem, its order, or the end of a long value."""
+    """Would notice a screen that loses a line of a problem, or its order; and a long value that fills the screen."""
     path = _one_of_each(tmp_path)
     config = json.loads(path.read_text())
-    path.write_text(json.dumps({**config, "gradient_cliping": "1.0 " * 20}))
+    path.write_text(json.dumps({**config, "gradient_cliping": 1.0}))
     assert main(["check", str(path)]) == 1
     screen = Path(__file__).with_name("check_screen.txt")
     assert capsys.readouterr().out.replace(str(path), "ds.json") == screen.read_text()
+    path.write_text(json.dumps({**config, "gradient_cliping": "1.0 " * 500}))
+    main(["check", str(path)])
+    (long,) = (line for line in capsys.readouterr().out.splitlines() if "gradient_cliping = " in line)
+    assert len(long.partition(" = ")[2]) < 80 and long.endswith("…")
 
 
 @pytest.mark.parametrize(

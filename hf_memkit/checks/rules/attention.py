@@ -17,7 +17,7 @@ _FUSED = "model_parts.fused_gelu"
 WITHOUT_FLEX = frozenset({"bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "mpt", "xglm"})
 """Model types whose classes do not have `_supports_flex_attn` (transformers 5.23.0)."""
 
-_SHARE_OF_CARD = 8
+_SHARE_OF_GPU = 8
 
 
 @any_job.error(
@@ -99,7 +99,7 @@ def eager_keeps_scores(subject: Subject) -> Iterator[Found]:
         return
     each = eager_bytes_of_score(2, softmax_fp32=False, dropout=False)
     kept = score_bytes(rows, heads, length, model.layers, bytes_of_score=each)
-    if kept * _SHARE_OF_CARD > gpu.usable_bytes:
+    if kept * _SHARE_OF_GPU > gpu.usable_bytes:
         scores = f"{rows} × {heads} × {length}² scores in each of {model.layers} layers"
         why = f"eager attention keeps at least {scores} for backward: {format_size(kept)} in 16 bits"
         yield Found(_KEY, "eager", why=why)

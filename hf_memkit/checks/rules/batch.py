@@ -23,7 +23,7 @@ MEAN_OF_MEANS: Final = ("gemma3n", "gemma4", "gemma4_unified")
 
 
 def _count(subject: Subject, key: str, argument: str) -> int | None:
-    """The number that will hold: the config's, or the argument that "auto" is filled with; None if not known."""
+    """The effective number: the config's, or the argument that fills in "auto"; None if unknown."""
     value: Any = subject.at(key)
     if value == "auto" and subject.arguments is not None:
         value = subject.argument(argument, DEFAULTS[argument])
@@ -145,7 +145,7 @@ def accumulation_in_accelerator_config(subject: Subject) -> Iterator[Found]:
 
 
 def _accelerator_config(subject: Subject) -> Mapping[str, Any]:
-    """The argument where it is a mapping, or JSON text of one; a file's content is not looked at."""
+    """The argument if it is a mapping, or JSON text of one; the content of a file is not read."""
     value = subject.argument("accelerator_config")
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:

@@ -11,8 +11,8 @@ from hf_memkit.units import format_size
 from hf_memkit.zero.split import split
 
 BUCKET_SHARE: Final = 0.1
-"""Share of the card from which gradient buckets count as a mistake. A judgement: ZeRO-R asks for a constant size,
-"large enough to be efficient" (Rajbhandari et al. 2020, arXiv 1910.02054, 6.2); a tenth of any card is more."""
+"""Share of the GPU above which gradient buckets count as a mistake. A judgement: ZeRO-R asks for a constant size,
+"large enough to be efficient" (Rajbhandari et al. 2020, arXiv 1910.02054, 6.2); a tenth of any GPU is more."""
 
 _SUB_GROUP_DEFAULT: Final = 1_000_000_000
 """deepspeed 0.19.8: runtime/zero/config.py 182."""

@@ -162,7 +162,7 @@ def segments_hold_more(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="Trainer's switch checkpoints every layer, in place of the part or inside its segments",
+    why="Trainer's switch checkpoints every layer, instead of the part or inside its segments",
     fix="set activation_checkpointing to false",
     source="transformers 5.23.0: trainer.py 1503-1516, modeling_utils.py 3233",
     techniques=("selective-checkpointing", "segment-checkpointing"),

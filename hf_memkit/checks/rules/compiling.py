@@ -42,7 +42,7 @@ def compile_backend_no(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="not a backend that can train; it fails only after loading the model, some at the first forward pass",
+    why="not a backend that can train: the run fails after loading the model, or at the first forward pass",
     fix="write torch_compile_backend: inductor",
     source="accelerate 1.15.0: utils/dataclasses.py, DynamoBackend; torch 2.13.0: _dynamo/backends/registry.py 130",
     techniques=("compile",),

@@ -135,7 +135,8 @@ def deprecated_key(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="the key appears twice: Trainer silently uses the last one, and DeepSpeed alone rejects the file",
+    why="the key appears twice: under Trainer the last one silently takes precedence; without Trainer "
+    "DeepSpeed rejects the file",
     fix="keep one of the two",
     source="accelerate 1.15.0: utils/deepspeed.py 143; deepspeed 0.19.8: runtime/config_utils.py 205; transformers "
     "5.23.0: hf_argparser.py 426 (yaml.safe_load)",

@@ -156,8 +156,8 @@ def sft_has_its_own_loss(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="chunked-loss computes the loss of a causal language model; this model has another one, and the part fails "
-    "after the model is loaded",
+    why="chunked-loss computes the loss of a causal language model; this model has another one, and the run fails, "
+    "but only after loading the model",
     fix="leave chunked-loss out",
     source="transformers 5.23.0: loss/loss_utils.py, LOSS_MAPPING; hf_memkit/components/chunked_loss.py",
     techniques=("chunked-loss",),

@@ -15,15 +15,15 @@ _FILE = "transformers 5.23.0: trainer_optimizer.py"
 
 _TRUE_IF_ANY: Final = ("kahan_sum", "decouple_lr")
 _TAKEN_AS: Final = {"adam_beta1": "betas", "adam_beta2": "betas", "adam_epsilon": "eps"}
-"""What an optimizer is given of them, where it takes it (`hf_memkit.train.trainer`)."""
+"""Trainer's argument → the optimizer's parameter that receives it (`hf_memkit.train.trainer`)."""
 _RATE_OF_SGD: Final = 0.01
-"""From here on a learning rate is one that was chosen for SGD: AdamW's are far below."""
+"""A learning rate from here on was chosen for SGD: AdamW's are far below."""
 
 
 _TRUE: Final = ("y", "yes", "t", "true", "on", "1")  # transformers 5.23.0: utils/generic.py, strtobool
 
 UNSEEN: Final = "unless accelerate's own config turns on DeepSpeed or FSDP, which memkit cannot see here"
-"""Both keep fp32 copies of 16-bit weights: to be said by rules that take the weights to be trained as they are."""
+"""Both keep fp32 copies of 16-bit weights. For rules that assume the weights train in their own dtype."""
 
 
 def named_optimizer(subject: Subject) -> str:
@@ -33,7 +33,7 @@ def named_optimizer(subject: Subject) -> str:
 
 
 def optimizer_row(subject: Subject) -> Optimizer:
-    """What is known of `optim`."""
+    """The table's row for `optim`."""
     return find_optimizer(named_optimizer(subject))
 
 
@@ -52,7 +52,7 @@ def rounds_stochastically(subject: Subject) -> bool:
 
 
 def keeps_small_updates(subject: Subject) -> bool:
-    """The optimizer rounds stochastically, or compensates, or was tried in 16 bits by its authors
+    """Whether the optimizer rounds stochastically, compensates, or was tried in 16 bits by its authors
     (`Optimizer.rounding`)."""
     if subject.setting("optimizer.class"):
         return rounds_stochastically(subject)

@@ -25,7 +25,7 @@ def _bitsandbytes_8bit(row: Optimizer) -> bool:
 
 
 def _torchao_chosen(subject: Subject) -> bool:
-    """By `optim`, and no class stands in its way."""
+    """Whether `optim` chooses a torchao optimizer, and no class overrides it."""
     return "torchao" in optimizer_row(subject).packages and not _class(subject)
 
 

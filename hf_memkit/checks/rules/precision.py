@@ -196,7 +196,7 @@ def _weights(subject: Subject) -> tuple[str, str]:
 )
 def bf16_weights_lose_updates(subject: Subject) -> Iterator[Found]:
     key, dtype = _weights(subject)
-    # A setup's weights have a rule of their own: stochastic-rounding-missing.
+    # A setup's weights have their own rule: stochastic-rounding-missing.
     if key == "model.dtype" or dtype != "bfloat16":
         return
     if trains_loaded_weights(subject) and not keeps_small_updates(subject):
@@ -237,7 +237,7 @@ def two_precisions(subject: Subject) -> Iterator[Found]:
 )
 def bf16_argument_emulated(subject: Subject) -> Iterator[Found]:
     gpu = subject.gpu
-    # A setup says it among its problems, and a DeepSpeed config has a rule of its own.
+    # A setup reports it among its problems, and a DeepSpeed config has its own rule.
     own = subject.settings or subject.config is not None
     for name in ("bf16", "bf16_full_eval"):
         if gpu is not None and not gpu.bf16 and not own and subject.on(name):

@@ -48,7 +48,7 @@ def evaluation_only(subject: Subject) -> Iterator[Found]:
     why="on a CPU the gathered weights share the swap buffers' memory: save_model() fails on shared tensors, or "
     "saves wrong weights",
     fix="train on a GPU, keep the parameters off NVMe, or use a recipe, which corrects this",
-    source="deepspeed 0.19.8: runtime/engine.py 5675, `param.detach().cpu()`, which copies from a card only",
+    source="deepspeed 0.19.8: runtime/engine.py 5675, `param.detach().cpu()`, which copies from a GPU only",
 )
 def gather_from_nvme_on_cpu(subject: Subject) -> Iterator[Found]:
     own_script = bool(subject.arguments_file)  # a recipe's run fixes it: hf_memkit/zero/wiring.py

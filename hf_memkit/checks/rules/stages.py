@@ -25,7 +25,7 @@ _NOTHING_ASKED = {"zero_hpz_partition_size": 1, "allgather_partitions": True, "u
 
 
 def _asks(name: str, value: object) -> bool:
-    """Whether a value asks for something: a switch that is off does not, nor does a default."""
+    """Whether a value has an effect: a switch that is off has none, nor has a default."""
     return value not in (False, None, "auto") and value != _NOTHING_ASKED.get(name, ...)
 
 
@@ -146,7 +146,7 @@ def quantized_gradients_bf16(subject: Subject) -> Iterator[Found]:
 
 
 def _communicated(subject: Subject) -> str | None:
-    """The type in which gradients are communicated (deepspeed 0.19.8: runtime/engine.py 1719); None if not known."""
+    """The type in which gradients are communicated (deepspeed 0.19.8: runtime/engine.py 1719); None if unknown."""
     asked = subject.at("communication_data_type")
     return asked.lower() if isinstance(asked, str) and asked != "auto" else subject.computes_in
 

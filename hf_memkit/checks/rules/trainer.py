@@ -24,7 +24,7 @@ DEFAULTS = {
     "optim": "adamw_torch_fused",
     "lr_scheduler_type": "linear",
 }
-"""Defaults of TrainingArguments that stand against DeepSpeed's keys (transformers 5.23.0: training_args.py)."""
+"""Defaults of TrainingArguments that correspond to DeepSpeed's keys (transformers 5.23.0: training_args.py)."""
 
 _SAME = {
     "train_micro_batch_size_per_gpu": ("per_device_train_batch_size",),
@@ -76,7 +76,7 @@ def trainer_mismatch(subject: Subject) -> Iterator[Found]:
         if value in (ABSENT, None, "auto") or value == _expected(subject, key, names):
             continue
         if key == "gradient_accumulation_steps" and subject.has("zero_optimization.zenflow"):
-            continue  # zenflow has a rule of its own
+            continue  # zenflow has its own rule
         if key == "train_micro_batch_size_per_gpu" and subject.on("auto_find_batch_size"):
             continue  # not compared then
         both = f"{key}={value} (in {subject.config_file or 'the DeepSpeed config'}) and {_named(subject, names)}"
@@ -116,7 +116,7 @@ def hard_coded(subject: Subject) -> Iterator[Found]:
     for key, names in {**_SAME, "train_batch_size": ()}.items():
         value = subject.at(key)
         if value in (ABSENT, None, "auto", False) or key == "bf16.enabled":
-            continue  # bf16_optimizer_states and its like are refused without bf16, so it may stand there for them
+            continue  # bf16_optimizer_states and its like are rejected without bf16, so it may be set for them
         if key == "gradient_accumulation_steps" and subject.has("zero_optimization.zenflow"):
             continue
         own = " and ".join(names[:1] if key.endswith(".enabled") else names) or "product of batch sizes"

@@ -19,7 +19,7 @@ FILLED = frozenset({
     "scheduler.params.total_num_steps", "fp16.enabled", "bf16.enabled", "zero_optimization.reduce_bucket_size",
     "zero_optimization.stage3_prefetch_bucket_size", "zero_optimization.stage3_param_persistence_threshold",
 })  # fmt: skip
-"""Keys whose "auto" Trainer fills (transformers 5.23.0: integrations/deepspeed.py 136-262)."""
+"""Keys whose "auto" Trainer fills in (transformers 5.23.0: integrations/deepspeed.py 136-262)."""
 
 _ACCELERATE_FILLS = {
     "zero_optimization.stage": "2",
@@ -29,7 +29,7 @@ _ACCELERATE_FILLS = {
     "zero_optimization.offload_param.nvme_path": "none",
     "zero_optimization.stage3_gather_16bit_weights_on_model_save": "false",
 }
-"""What accelerate takes "auto" for where no environment variable says otherwise (accelerate 1.15.0:
+"""What accelerate uses for "auto" unless an environment variable sets it (accelerate 1.15.0:
 utils/dataclasses.py 1237-1258, 1280-1292)."""
 
 _OWN_AUTO = frozenset(
@@ -44,7 +44,7 @@ _OWN_AUTO = frozenset(
 
 
 def _known(subject: Subject) -> Iterator[tuple[str, Any, Key]]:
-    """Every key that is known, with its value and what it may hold; "auto" is another rule's."""
+    """Every known key with its value and what it may hold; "auto" has its own rule."""
     for path, value in walk(subject.config or {}):
         if value != "auto" and (key := key_at(subject, path)) is not None:
             yield path, value, key
@@ -68,7 +68,7 @@ _FORMS: Final = ((str, "text"), (Mapping, "a section"), (object, "a list"))
 
 
 def _named(value: Any) -> str:
-    """What stands there, for "expected a number, got text"."""
+    """The kind of `value`, for "expected a number, got text"."""
     if isinstance(value, bool | None) or (isinstance(value, float) and not math.isfinite(value)):
         return json.dumps(value)
     if isinstance(value, int | float):
