@@ -15,27 +15,44 @@ sys.path.insert(0, str(ROOT))
 from hf_memkit.checks import RULES, Rule  # noqa: E402
 
 PAGE = ROOT / "docs" / "checks.md"
+SCREEN = ROOT / "tests" / "check" / "check_screen.txt"
+"""The output of `memkit check ds.json` that a test compares with the command's."""
 
-_HEAD = r"""# What `memkit check` knows
+_HEAD = r"""# Rules of `memkit check`
 
-`memkit check FILE…` and `memkit ds check FILE` apply these rules to a DeepSpeed JSON, an argument file (the YAML
-or JSON that HfArgumentParser reads; its `deepspeed:` is followed) or a recipe, before any model is loaded. All
-problems are listed at once, each with the key, its value, what the library does with it, and what to write
-instead. `--args FILE` adds the arguments that a DeepSpeed JSON goes with; `--model`, `--gpu`, `--gpu-memory`,
-`--ram` and `--gpus` add what buffers and memory are checked against.
+```bash
+memkit check ds.json                       # a DeepSpeed JSON; memkit ds check ds.json does the same
+memkit check ds.json --args args.yaml      # also against Trainer's arguments
+memkit check args.yaml                     # the YAML or JSON of HfArgumentParser, with the JSON its deepspeed: names
+memkit check recipe.yaml
+memkit check ds.json --model gpt2-xl --gpu T4 --ram 64GB    # also buffers and memory; --gpu-memory and --gpus too
+```
+
+```text
+SCREEN
+```
+
+`memkit check` finds known mistakes before any model is loaded. It lists all problems at once, errors first. For each
+it prints the key, its value, what the library does with it, the rule, and what to write instead.
 
 | severity | means | SARIF |
 |---|---|---|
 | error | the run fails, or its result is wrong | error |
-| warning | memory or time is lost, or a setting has no effect | warning |
-| hint | advice that a good config may rightly ignore | note |
+| warning | the run loses memory or time, or a setting has no effect | warning |
+| hint | advice that a good config may ignore | note |
 
-Exit code 0: nothing as bad as `--fail-on` says (`error`, unless you write `warning` or `hint`), 1: something, 2: a
-file cannot be read. A rule's severity is its usual one: a case of it can be milder or worse, where the file shows
-that. memkit's presets and recipes refuse errors and warnings in what they make, and name hints in a note.
+| exit code | means |
+|---|---|
+| 0 | no problem of the severity `--fail-on` or worse (default: `error`; also `warning`, `hint`) |
+| 1 | at least one such problem |
+| 2 | wrong input, such as a file that cannot be read |
 
-In CI, `memkit check ds.json --output-format sarif > memkit.sarif` writes SARIF 2.1.0 for code scanning. As a
-[pre-commit](https://pre-commit.com) hook, with memkit installed beside pre-commit:
+The tables give each rule's usual severity; a case can be milder or worse. memkit's own presets and recipes refuse
+errors and warnings, and list hints as notes.
+
+In CI, `memkit check ds.json --output-format sarif > memkit.sarif` writes SARIF 2.1.0 for code scanning.
+
+As a [pre-commit](https://pre-commit.com) hook, with memkit installed in the same environment as pre-commit:
 
 ```yaml
 repos:
@@ -49,16 +66,16 @@ repos:
         require_serial: true
 ```
 
-The repository has that hook as `memkit-check` too (`repo: https://github.com/hf-memkit/hf-memkit`, with a tag as
-`rev`). pre-commit then installs memkit with PyTorch and DeepSpeed in an environment of its own, several GB, and looks
-at JSON files named after DeepSpeed or ZeRO.
+The repository also provides the hook `memkit-check` (`repo: https://github.com/hf-memkit/hf-memkit`, with a tag as
+`rev`). pre-commit then installs memkit with PyTorch and DeepSpeed in a separate environment (several GB), and checks
+JSON files named after DeepSpeed or ZeRO.
 
-Every rule's test first shows the real library refusing or ignoring what the rule is about. This page is written from
-the rules by `scripts/check_docs.py`.
+The test of each rule first shows that the real library fails or ignores the setting. `scripts/check_docs.py` generates
+this page from the rules.
 
 """
 
-_COLUMNS = "| rule | severity | what happens | what to do | shown by |\n|---|---|---|---|---|\n"
+_COLUMNS = "| rule | severity | why | fix | source |\n|---|---|---|---|---|\n"
 
 _GROUPS = {
     "keys": "Keys",
@@ -66,14 +83,14 @@ _GROUPS = {
     "trainer": "DeepSpeed config against Trainer's arguments",
     "batch": "Batch sizes and accumulation",
     "optimizer_deepspeed": "Optimizers under DeepSpeed",
-    "optimizer_choice": "Optimizers: what they cannot go with",
-    "optimizer_options": "Optimizers: what they never see",
+    "optimizer_choice": "Optimizers: conflicts",
+    "optimizer_options": "Optimizers: ignored options",
     "optimizer_states": "Optimizers: states and rounding",
     "stages": "ZeRO stages",
     "offload": "Offloading",
     "nvme": "NVMe",
     "buffers": "Buffers",
-    "capacity": "Card, RAM, locked memory and disk",
+    "capacity": "GPU memory, RAM, locked memory and disk",
     "precision": "Precision, states and activations",
     "zenflow": "ZenFlow",
     "saving": "Saving and evaluating",
@@ -87,14 +104,14 @@ _GROUPS = {
     "loss": "The loss",
     "attention": "Attention and activation functions",
     "adapters": "Adapters and quantised weights",
-    "cpu_offload": "The optimizer in RAM without DeepSpeed",
+    "cpu_offload": "Optimizer in RAM without DeepSpeed",
 }
 """Module of `hf_memkit.checks.rules` → heading."""
 
 
 def page() -> str:
     """The page, with a row a rule."""
-    parts = [_HEAD]
+    parts = [_HEAD.replace("SCREEN", SCREEN.read_text().rstrip())]
     for module, heading in _GROUPS.items():
         rules = [rule for rule in RULES.values() if rule.module == module]
         parts.append(f"## {heading}\n\n{_COLUMNS}")
@@ -112,7 +129,7 @@ def main(arguments: list[str]) -> int:
     if "--check" not in arguments:
         PAGE.write_text(page())
     elif PAGE.read_text() != page():
-        print("docs/checks.md is not what the rules say: run scripts/check_docs.py")
+        print("docs/checks.md is out of date. Run: scripts/check_docs.py")
         return 1
     return 0
 

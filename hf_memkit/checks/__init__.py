@@ -1,4 +1,4 @@
-"""Known mistakes, found before any model is loaded: in a DeepSpeed JSON, Trainer's arguments, a setup.
+"""Finds known mistakes before any model is loaded: in a DeepSpeed JSON, Trainer's arguments, or a setup.
 
 ```python
 problems = check(setup)

@@ -1,5 +1,5 @@
-"""Applies every rule: to a subject, or to files: a DeepSpeed JSON, or arguments as HfArgumentParser reads them, with
-the JSON that they name."""
+"""Applies every rule to a subject or to files: a DeepSpeed JSON, or arguments as HfArgumentParser reads them, with the
+JSON that they name."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["check", "check_file", "deepspeed_of", "read_subject"]
 assert rules.__path__  # imported for the registry that it fills
 
 _STAGE: Final = "zero_optimization.stage"
+_NAMES: Final = {"deepspeed": "DeepSpeed JSON", "recipe": "recipe"}
 
 
 def check(job: Setup | Subject) -> list[Problem]:
-    """All problems of a setup, or of whatever else is known of a job, at once, in the order of the file's keys; empty
-    if there are none."""
+    """All problems of a setup or of a subject, in the order of the file's keys; empty if there are none."""
     subject = Subject.of_setup(job) if isinstance(job, Setup) else job
     found = _apply(subject)
     if _stage_is_wrong(subject, found):
@@ -46,7 +46,7 @@ def _apply(subject: Subject) -> list[Problem]:
 
 
 def _stage_is_wrong(subject: Subject, found: list[Problem]) -> bool:
-    """Something else than a ZeRO stage stands there; or none does, and a key is spelt nearly so or misplaced."""
+    """Whether the stage is no ZeRO stage, or is missing beside a misspelt or misplaced key of nearly that name."""
     if subject.has(_STAGE):
         return subject.at(_STAGE) not in (0, 1, 2, 3) or isinstance(subject.at(_STAGE), bool)
     strange = ("rejected-key", "unknown-key", "misplaced-key")
@@ -56,7 +56,7 @@ def _stage_is_wrong(subject: Subject, found: list[Problem]) -> bool:
 
 
 def _whatever_the_stage(subject: Subject, found: list[Problem]) -> list[Problem]:
-    """What is wrong with the stage, and what would be wrong at any: the rest follows from the stage."""
+    """The problems of the stage itself, and those at every stage: the others follow from the wrong stage."""
     at_stages = [_apply(subject.at_stage(stage)) for stage in (0, 1, 2, 3)]
     everywhere = set.intersection(*({(each.rule, each.key) for each in problems} for problems in at_stages))
     own = [each for each in found if each.key == _STAGE and RULES[each.rule].module in ("keys", "values")]
@@ -64,12 +64,12 @@ def _whatever_the_stage(subject: Subject, found: list[Problem]) -> list[Problem]
 
 
 def check_file(path: str | Path, args_file: str | Path | None = None, **known: Any) -> list[Problem]:
-    """All problems of a DeepSpeed JSON or an argument file, at once.
+    """All problems of a DeepSpeed JSON or an argument file.
 
     Args:
-        path: the file; what it is is seen from its keys. An argument file's `deepspeed:` is followed.
-        args_file: the arguments that a DeepSpeed JSON goes with.
-        known: what else is known of the job, as in `Subject`: `model`, `machine`, `gpus`, `nodes`, `here`.
+        path: the file; its keys show its kind. The JSON that an argument file names as `deepspeed:` is checked too.
+        args_file: an argument file to check a DeepSpeed JSON against.
+        known: further fields of `Subject`: `model`, `machine`, `gpus`, `nodes`, `here`.
 
     Raises:
         InputError: a file cannot be read, or is neither of the two.
@@ -78,21 +78,20 @@ def check_file(path: str | Path, args_file: str | Path | None = None, **known: A
 
 
 def read_subject(file: File, arguments: File | None = None, **known: Any) -> Subject:
-    """The subject that a file describes, with the arguments of a second one. `known` as in `check_file`.
+    """The subject that a file describes, with the arguments of a second file. `known` as in `check_file`.
 
     Raises:
         InputError: the second file holds no arguments, or the first is a recipe.
     """
     if arguments is not None and arguments.kind != "arguments":
-        raise InputError(
-            f"{arguments.path}: --args takes a file of Trainer's arguments, and this is a {arguments.kind}"
-        )
+        name = _NAMES[arguments.kind]
+        raise InputError(f"--args {arguments.path}: this is a {name}. Give a file of Trainer's arguments")
     if file.kind == "recipe":
-        raise InputError(f"{file.path}: this is a recipe; it is checked with hf_memkit.recipe, or `memkit check`")
+        raise InputError(f"{file.path}: this is a recipe; check it with `memkit check {file.path}`")
     config: File | None = file
     if file.kind == "arguments":
         if arguments is not None:
-            raise InputError(f"{file.path}: holds arguments itself; give a DeepSpeed JSON with --args")
+            raise InputError(f"{file.path}: this is an argument file; --args goes with a DeepSpeed JSON only")
         config, arguments = deepspeed_of(file), file
     if config is not None:
         known |= {"config": config.content, "config_file": str(config.path), "duplicates": config.duplicates}
@@ -103,7 +102,7 @@ def read_subject(file: File, arguments: File | None = None, **known: Any) -> Sub
 
 
 def deepspeed_of(file: File) -> File | None:
-    """The DeepSpeed config that an argument file names or holds; None if there is none, or it is not there."""
+    """The DeepSpeed config that an argument file names or holds; None if there is none, or its file does not exist."""
     value: Any = file.content.get("deepspeed")
     if isinstance(value, str) and value.lstrip().startswith("{"):
         return File(file.path, "deepspeed", *parse_json(f"{file.path}: deepspeed", value))

@@ -1,8 +1,8 @@
-"""Every key that DeepSpeed 0.19 knows, by section: what it may hold, and the key that stands at a dotted path.
+"""Every key that DeepSpeed 0.19 knows, by section, with the values it accepts; and the key at a dotted path.
 
-`deepspeed_0_19.json` is what DeepSpeed's own classes say, written by `scripts/deepspeed_keys.py`: importing DeepSpeed
-takes seconds. The tables here are what none of its classes says: sections that it reads key by key, bounds, parameters
-of optimizers, and the names that it removed or that people get wrong.
+`scripts/deepspeed_keys.py` writes `deepspeed_0_19.json` from DeepSpeed's own classes, since importing DeepSpeed takes
+seconds. The tables here hold what no class declares: sections that DeepSpeed reads key by key, bounds, parameters of
+optimizers, and names that it removed or that people get wrong.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _KINDS: Final[dict[Kind, tuple[str, Any]]] = {
     "whole": ("a whole number", int | float),
     "number": ("a number", int | float),
     "switch": ("true or false", bool),
-    "text": ("a text", str),
+    "text": ("text", str),
     "list": ("a list", list | tuple),
     "section": ("a section in braces", Mapping),
     "any": ("anything", object),
 }
-"""What belongs there, in words, and as types."""
+"""Kind → its name in messages, and its types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Key:
     optional: bool = False
 
     def type_error(self, value: Any) -> str | None:
-        """What belongs here instead of `value`: "a whole number"; None if its type is right."""
+        """The expected kind, such as "a whole number"; None if the type of `value` is right."""
         if isinstance(value, float) and not math.isfinite(value):
             return "a finite number"  # Python's JSON reads NaN, Infinity and 1e999
         wanted, types = _KINDS[self.kind]
@@ -73,7 +73,7 @@ class Key:
         return None if right else wanted
 
     def range_error(self, value: Any) -> str | None:
-        """What the value must be: "at least 0"; None if it is in range. Only for values of the right type."""
+        """The bound that `value` breaks, such as "at least 0"; None if in range. Only for values of the right type."""
         if isinstance(value, int | float) and not isinstance(value, bool):
             if self.least is not None and value < self.least:
                 return f"at least {self.least:g}"
@@ -94,7 +94,7 @@ class Section:
 
     Attributes:
         keys: what it may hold, by name; None if anything goes.
-        strict: DeepSpeed refuses unknown keys here. Elsewhere it ignores them.
+        strict: DeepSpeed rejects unknown keys here. Elsewhere it ignores them.
     """
 
     keys: Mapping[str, Key] | None
@@ -215,7 +215,7 @@ BOUNDS: Final[dict[str, Key]] = {
     "aio.intra_op_parallelism": whole(1),
     "activation_checkpointing.number_checkpoints": whole(1, optional=True),
 }
-"""Keys of which DeepSpeed's class says less than DeepSpeed can work with."""
+"""Keys whose bounds DeepSpeed's class does not state."""
 
 TORCH_OPTIMIZERS: Final = (
     "ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "LBFGS", "Muon", "NAdam", "RAdam",
@@ -259,20 +259,20 @@ runtime/fp16/onebit/)."""
 REMOVED: Final[dict[str, str]] = {
     "nebula": "checkpoints go to local disk",
     "compression_training": "the model would train uncompressed",
-    "amp": "use bf16 or fp16",
+    "amp": "use bf16 or fp16 instead",
     "quantize_training": "the model would train unquantized",
     "sparse_gradients": "gradients of embeddings are reduced dense",
     "eigenvalue": "it was part of quantize_training",
     "sparse_attention": "choose the attention of the model instead",
-    "elasticity": "set the batch sizes",
-    "graph_harvesting": "there is no successor",
-    "curriculum_learning": "it is data_efficiency.data_sampling.curriculum_learning now",
-    "progressive_layer_drop": "there is no successor",
-    "zero_optimization.mics_shard_size": "MiCS is gone; zero_hpz_partition_size is the nearest",
-    "zero_optimization.mics_hierarchical_params_gather": "MiCS is gone",
+    "elasticity": "set the batch sizes instead",
+    "graph_harvesting": "no replacement",
+    "curriculum_learning": "now data_efficiency.data_sampling.curriculum_learning",
+    "progressive_layer_drop": "no replacement",
+    "zero_optimization.mics_shard_size": "DeepSpeed removed MiCS; zero_hpz_partition_size is the nearest",
+    "zero_optimization.mics_hierarchical_params_gather": "DeepSpeed removed MiCS",
     "zero_optimization.zeropp_loco_param": "zero_quantized_gradients works without it",
 }
-"""Keys that DeepSpeed removed and refuses (deepspeed 0.19.8: runtime/config.py 67-130) → what to know."""
+"""Keys that DeepSpeed removed and rejects (deepspeed 0.19.8: runtime/config.py 67-130) → a note for the fix."""
 
 RENAMED: Final[dict[str, str]] = {
     "aio.thread_count": "intra_op_parallelism",
@@ -283,7 +283,7 @@ RENAMED: Final[dict[str, str]] = {
     "train_micro_batch_size": "train_micro_batch_size_per_gpu",
 }
 """Wrong names that people use → the name in the same section. The first is what aio's key was called before; the
-second stands in DeepSpeed's own comment (runtime/activation_checkpointing/config.py 17)."""
+second is in DeepSpeed's own comment (runtime/activation_checkpointing/config.py 17)."""
 
 _GENERATED: Final[dict[str, Any]] = json.loads(Path(__file__).with_name("deepspeed_0_19.json").read_text())
 
@@ -291,7 +291,7 @@ SCHEDULERS: Final[dict[str, list[str]]] = _GENERATED["schedulers"]
 """DeepSpeed's own schedulers → their parameters."""
 
 OPTIMIZERS: Final = (*_GENERATED["optimizers"], *CASE_MATTERS)
-"""Names that DeepSpeed takes or took; its own, which come first, in upper or lower case."""
+"""Names that DeepSpeed accepts or accepted; its own, which come first, in upper or lower case."""
 
 _ALIASES: Final = {"bfloat16": "bf16"}
 
@@ -308,7 +308,7 @@ def _sections() -> dict[str, Section]:
 
 
 SECTIONS: Final = _sections()
-"""Sections whose keys are checked, by dotted path. What stands in another one is not looked at."""
+"""Sections whose keys are checked, by dotted path. Other sections are not checked."""
 
 
 def section_name(path: str) -> str:
@@ -317,7 +317,7 @@ def section_name(path: str) -> str:
 
 
 def section_at(subject: Subject, name: str) -> Section | None:
-    """The section of that name; None if its keys are not known. Two depend on the type that stands beside them."""
+    """The section of that name; None if its keys are not known. Two depend on the key `type` beside them."""
     if name == "optimizer.params":
         return Section(OPTIMIZER_PARAMS.get(str(subject.at("optimizer.type")).lower()), strict=True)
     if name == "scheduler.params":
@@ -327,7 +327,7 @@ def section_at(subject: Subject, name: str) -> Section | None:
 
 
 def key_at(subject: Subject, path: str) -> Key | None:
-    """What may stand at a dotted path; None if the section does not know the key, or is not known itself."""
+    """What the key at a dotted path may hold; None if the section, or the key in it, is unknown."""
     section, name = section_at(subject, section_name(path)), path.rpartition(".")[2]
     if section is None or section.keys is None:
         return None
@@ -338,7 +338,7 @@ def key_at(subject: Subject, path: str) -> Key | None:
 
 @cache
 def places_of(name: str) -> tuple[str, ...]:
-    """Every dotted path at which a key of this name is known, the shortest first. Common words are left out."""
+    """Every dotted path with a known key of this name, the shortest first; empty for words such as `enabled`."""
     if name in ("enabled", "type", "params", "dtype", "device"):
         return ()
     found = [f"{section}.{name}".lstrip(".") for section, known in SECTIONS.items() if name in (known.keys or {})]

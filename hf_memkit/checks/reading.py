@@ -1,4 +1,4 @@
-"""Reads JSON and YAML with one clear line for what is broken, and says what kind of file it is."""
+"""Reads JSON and YAML files, reports what is broken in one line, and recognises the kind of file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ACCELERATE = frozenset({"compute_environment", "distributed_type", "deepspeed_c
 
 @dataclass(frozen=True)
 class File:
-    """A file as it was read: its path, what it is, what it holds, and keys that it holds twice."""
+    """A file: its path, its kind, its content, and the keys that appear twice."""
 
     path: Path
     kind: Kind
@@ -38,26 +38,27 @@ class File:
 
 
 def read(path: str | Path) -> File:
-    """Reads a file that is named `.json`, `.yaml` or `.yml`.
+    """Reads a `.json`, `.yaml` or `.yml` file.
 
     Raises:
-        InputError: it cannot be read, is no JSON or YAML (line and column are named), or is nothing that is checked.
+        InputError: it cannot be read, is not JSON or YAML (with line and column), or is of a kind that memkit does not
+            check.
     """
     path = user_path(path)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-        raise InputError(f"{path}: cannot be read: {reason}; give a JSON or YAML file") from None
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise InputError(f"{path}: cannot be read: {reason}. Give a JSON or YAML file") from None
     is_yaml = path.suffix.lower() in (".yaml", ".yml")
     content, duplicates = _parse_yaml(path, text) if is_yaml else parse_json(str(path), text)
     if not isinstance(content, Mapping):
-        raise InputError(f"{path}: line 1, column 1: keys and values belong here, not a {type(content).__name__}")
+        raise InputError(f"{path}: line 1, column 1: expected keys and values, got a {type(content).__name__}")
     return File(path, _kind(path, content), content, duplicates)
 
 
 class _Object(dict[str, Any]):
-    """A JSON object that knows which of its keys stood there twice."""
+    """A JSON object that records which of its keys appeared twice."""
 
     twice: frozenset[str] = frozenset()
 
@@ -69,10 +70,10 @@ def _object(pairs: list[tuple[str, Any]]) -> _Object:
 
 
 def parse_json(place: str, text: str) -> tuple[Any, tuple[str, ...]]:
-    """What a JSON text holds, and the dotted paths of the keys that it has twice.
+    """The content of a JSON text, and the dotted paths of keys that appear twice.
 
     Raises:
-        InputError: it is no JSON, where `place`, line and column are named, or is nested too deeply.
+        InputError: it is not JSON (with `place`, line and column), or is nested too deeply.
     """
     try:
         content = parsed(place, partial(json.loads, object_pairs_hook=_object), text)
@@ -82,7 +83,7 @@ def parse_json(place: str, text: str) -> tuple[Any, tuple[str, ...]]:
 
 
 def _plain(message: str) -> str:
-    """Without the end that json leaves open for the place, which stands before it here."""
+    """json's message without its ending for the place, which memkit prints first."""
     return message.removesuffix(" at").removesuffix(" starting").removesuffix(": ")
 
 
@@ -95,7 +96,7 @@ def _json_duplicates(value: Any, prefix: str = "") -> Iterator[str]:
 
 
 def _parse_yaml(path: Path, text: str) -> tuple[Any, tuple[str, ...]]:
-    """As `parse_json`; PyYAML takes the last of two equal keys without a word too."""
+    """As `parse_json`; PyYAML too silently uses the last of two equal keys."""
     try:
         content = parsed(str(path), yaml.safe_load, text)
         return content, tuple(dict.fromkeys(_yaml_duplicates(yaml.compose(text, yaml.SafeLoader))))
@@ -110,7 +111,7 @@ def _parse_yaml(path: Path, text: str) -> tuple[Any, tuple[str, ...]]:
 def key_lines(path: str | Path) -> dict[str, int]:
     """Dotted path of each key of a file that `read` takes → its line, from 1.
 
-    What stands in a section `deepspeed`, and what has an old name, is found as problems name it too.
+    Keys of a section `deepspeed`, and keys with an old name, are also listed under the names that problems use.
     """
     text = user_path(path).read_text(encoding="utf-8")
     try:
@@ -146,8 +147,8 @@ def _kind(path: Path, content: Mapping[str, Any]) -> Kind:
     keys = content.keys()
     if keys & _ACCELERATE:
         raise InputError(
-            f"{path}: this is a config of `accelerate launch`; check the DeepSpeed JSON that it names "
-            f"(deepspeed_config_file)"
+            f"{path}: this is a config of `accelerate launch`. Check the DeepSpeed JSON that it names "
+            f"(deepspeed_config_file) instead"
         )
     if keys & _RECIPE:
         return "recipe"

@@ -1,4 +1,4 @@
-"""Rules, one known mistake each, in a registry that docs/checks.md is written from; and problems: mistakes that were
+"""Rules, one known mistake each, in a registry from which docs/checks.md is generated; and problems, the mistakes
 found."""
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from hf_memkit.checks.subject import ABSENT, Subject
 __all__ = ["RULES", "SEVERITIES", "Found", "Problem", "Rule", "Severity", "any_job", "deepspeed"]
 
 Severity = Literal["error", "warning", "hint"]
-"""error: the run fails, or its result is wrong. warning: memory or time is lost, a setting has no effect, or something
-is lost that the run itself does not need. hint: advice that a good config may rightly ignore."""
+"""error: the run fails, or its result is wrong. warning: the run loses memory or time, a setting has no effect, or
+something is lost that the run itself does not need. hint: advice that a good config may ignore."""
 
 SEVERITIES: Final[tuple[Severity, ...]] = get_args(Severity)
 """The worst first."""
@@ -22,16 +22,16 @@ SEVERITIES: Final[tuple[Severity, ...]] = get_args(Severity)
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong, and what to do.
+    """A mistake that a rule found, and its fix.
 
     Attributes:
-        rule: ID of the rule that found it (docs/checks.md has a row for each).
+        rule: ID of the rule that found it (docs/checks.md lists all).
         severity: how bad it is here.
-        file: the file that the key stands in; empty if there is none.
+        file: the file with the key; empty if there is none.
         key: dotted path as it is nested in the file, such as `zero_optimization.offload_param.buffer_size`.
-        value: what stands there; None if the key is absent.
-        why: what the library does with it.
-        fix: what to write instead.
+        value: the key's value; None if the key is missing.
+        why: what the library does with it; a clause without a full stop.
+        fix: what to write instead; an imperative without a full stop.
     """
 
     rule: str
@@ -44,7 +44,7 @@ class Problem:
 
     @property
     def refuses(self) -> bool:
-        """Whether memkit's own presets and recipes stop at it: a hint stops nothing."""
+        """Whether memkit's own presets and recipes refuse it: they refuse errors and warnings, not hints."""
         return self.severity != "hint"
 
     def to_json(self) -> dict[str, Any]:
@@ -52,17 +52,17 @@ class Problem:
 
     def __str__(self) -> str:
         place = f"{self.file}: {self.key}" if self.file else self.key
-        shown = "absent" if self.value is None else repr(self.value)
+        shown = " is missing" if self.value is None else f" = {self.value!r}"
         end = "" if self.fix.endswith("?") else "."
-        return f"{place} = {shown}: {self.why}. Fix: {self.fix}{end}"
+        return f"{place}{shown}: {self.why}. Fix: {self.fix}{end}"
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Where a rule applies. `why`, `fix` and `severity` stand in place of the rule's own where the case needs it.
+    """Where a rule applies. `why`, `fix` and `severity` override the rule's own.
 
-    `argument` is true if the key is one of Trainer's arguments rather than one of the DeepSpeed config, or of a setup.
-    `value` is looked up unless it is given.
+    `argument` is true for a key of Trainer's arguments, false for one of the DeepSpeed config or of a setup. A missing
+    `value` is looked up.
     """
 
     key: str
@@ -79,13 +79,13 @@ class Rule:
 
     Attributes:
         id: its name, in kebab-case.
-        severity: how bad it is, unless a case says otherwise.
+        severity: the usual severity; a case can override it.
         why: what the library does, in one line.
         fix: what to do, in one line.
-        source: file and line of the library that show it.
+        source: file and line of the library that show the behaviour.
         find: yields where it applies.
-        module: the module of `hf_memkit.checks.rules` that it stands in.
-        techniques: names of the techniques that it says when not to use.
+        module: its module in `hf_memkit.checks.rules`.
+        techniques: names of the techniques whose misuse it reports.
     """
 
     id: str
@@ -113,7 +113,7 @@ class Rule:
 
 
 RULES: dict[str, Rule] = {}
-"""Every rule by its ID, in the order in which they are applied."""
+"""Every rule by its ID, in the order of application."""
 
 _Find = Callable[[Subject], Iterable[Found]]
 
@@ -138,7 +138,7 @@ def _rule(
 class Rules:
     """Decorators that add a function to the registry as a rule of its name: `two_precisions` is `two-precisions`.
 
-    They are named after the rule's severity, and take its `why`, `fix`, `source` and `techniques`.
+    The decorator is named after the rule's severity and takes its `why`, `fix`, `source` and `techniques`.
     """
 
     def __init__(self, *, needs_config: bool) -> None:
@@ -148,7 +148,7 @@ class Rules:
 
 
 any_job: Final = Rules(needs_config=False)
-"""Of rules that are asked about every job."""
+"""For rules about every job."""
 
 deepspeed: Final = Rules(needs_config=True)
-"""Of rules that are asked only about jobs with a DeepSpeed config."""
+"""For rules about jobs with a DeepSpeed config only."""

@@ -1,4 +1,4 @@
-"""Problems as SARIF 2.1.0 (OASIS 2020), which code scanning of GitHub and of others reads."""
+"""Problems as SARIF 2.1.0 (OASIS 2020), the format of GitHub's and others' code scanning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LEVELS: Final[Mapping[Severity, str]] = {"error": "error", "warning": "warning"
 
 
 def sarif(problems: Sequence[Problem]) -> dict[str, Any]:
-    """The log of one run: its problems, the rules that found them, and the line of each where a file has it."""
+    """The SARIF log of one run: its problems with their rules and, where a file has the key, its line."""
     ids = list(dict.fromkeys(problem.rule for problem in problems))
     lines = {file: key_lines(file) for file in {problem.file for problem in problems} if file}
     driver = {
@@ -38,12 +38,12 @@ def sarif(problems: Sequence[Problem]) -> dict[str, Any]:
 
 def _rule(id: str) -> dict[str, Any]:
     rule = RULES.get(id)
-    if rule is None:  # a recipe's own schema, of which each problem says all
-        return {"id": id, "shortDescription": {"text": "the recipe's file says what a recipe may not"}}
+    if rule is None:  # a recipe's own schema: each problem has its own text
+        return {"id": id, "shortDescription": {"text": "the recipe file is not valid"}}
     return {
         "id": id,
         "shortDescription": {"text": rule.why},
-        "help": {"text": f"Fix: {rule.fix}. Shown by {rule.source}."},
+        "help": {"text": f"Fix: {rule.fix}. Source: {rule.source}."},
         "helpUri": f"{_SOURCE}/blob/main/docs/checks.md",
         "defaultConfiguration": {"level": _LEVELS[rule.severity]},
     }

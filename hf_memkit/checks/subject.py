@@ -1,4 +1,4 @@
-"""What is checked: a DeepSpeed config, Trainer's arguments, and what is known of the model and the machine."""
+"""The subject of a check: a DeepSpeed config, Trainer's arguments, and what is known of the model and the machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["ABSENT", "Subject", "installed_deepspeed", "walk"]
 
 
 class _Absent:
-    """No value at all, which is something else than `null`."""
+    """No value at all, unlike `null`."""
 
     def __repr__(self) -> str:
         return "absent"
@@ -28,7 +28,7 @@ ABSENT: Final = _Absent()
 
 
 def installed_deepspeed() -> str:
-    """Version of the installed DeepSpeed; the one that memkit was written against if there is none."""
+    """Version of the installed DeepSpeed; without one, the version that memkit was written against."""
     try:
         return version("deepspeed")
     except PackageNotFoundError:
@@ -46,21 +46,21 @@ def walk(section: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]
 
 @dataclass(frozen=True)
 class Subject:
-    """One job as far as it is known. Rules that need what is None say nothing.
+    """One job as far as it is known. Rules that need an unknown field do not apply.
 
     Attributes:
         config: the DeepSpeed JSON; None if the job does not use DeepSpeed.
-        arguments: fields of TrainingArguments that were set; None if they are not known. Old names are made current.
-        model: the model's shapes.
-        machine: where it will run.
-        gpus: processes on each machine; None if not known.
+        arguments: fields of TrainingArguments that are set; None if unknown. Old names become the current ones.
+        model: the model's shapes; None if unknown.
+        machine: where the job runs; None if unknown.
+        gpus: processes on each machine; None if unknown.
         nodes: machines.
-        config_file, arguments_file: where they come from, for messages.
-        duplicates: keys that the config's file has twice (a mapping cannot).
-        duplicate_arguments: keys that the argument file has twice.
-        here: whether it will run on this machine, so that folders and shared memory can be looked at.
-        deepspeed: version of DeepSpeed that will read the config.
-        superseded_arguments: arguments under an old name whose new name is set as well; found, not given.
+        config_file, arguments_file: their paths, for messages.
+        duplicates: keys that appear twice in the config's file (a mapping cannot hold them).
+        duplicate_arguments: keys that appear twice in the argument file.
+        here: whether the job runs on this machine, so that rules can look at folders and shared memory.
+        deepspeed: version of DeepSpeed that reads the config.
+        superseded_arguments: arguments under an old name whose new name is also set; computed, not given.
         settings: a setup's settings beside `arguments.*` and `deepspeed.config`, by key; empty for files.
     """
 
@@ -93,7 +93,7 @@ class Subject:
 
     @classmethod
     def of_setup(cls, setup: Setup) -> Subject:
-        """The subject of a setup. Where its machine has no GPU, none was named, and nothing is said of the machine."""
+        """The subject of a setup. The machine of a setup without a GPU counts as unknown."""
         job = setup.job
         machine = job.machine if job is not None and job.machine.gpu is not None else None
         model, gpus, nodes = (job.model, job.gpus, job.nodes) if job is not None else (None, 1, 1)
@@ -122,11 +122,11 @@ class Subject:
         return other
 
     def argument(self, name: str, default: Any = None) -> Any:
-        """The argument `name` as it was set, or `default`."""
+        """The value of the argument `name`, or `default` if it is not set."""
         return default if self.arguments is None else self.arguments.get(name, default)
 
     def on(self, name: str) -> bool:
-        """Whether the argument `name` was set to true."""
+        """Whether the argument `name` is set to true."""
         return self.argument(name) is True
 
     @property
@@ -136,7 +136,7 @@ class Subject:
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches a step: Trainer's argument, or its default."""
+        """Micro-batches of an optimizer step: Trainer's argument, or its default."""
         value = self.argument("gradient_accumulation_steps", 1)
         return value if isinstance(value, int) else 1
 
@@ -145,7 +145,7 @@ class Subject:
         return self.settings.get(key, default)
 
     def stands_at(self, key: str, argument: bool) -> Any:
-        """What a problem shows: the argument `key`, or what the config or the setup has there; None if absent."""
+        """The value that a problem shows: of the argument `key`, or of the config or the setup; None if missing."""
         if argument:
             return self.argument(key)
         return self.at(key) if self.has(key) else self.setting(key)
@@ -166,17 +166,17 @@ class Subject:
 
     @property
     def model_type(self) -> str | None:
-        """The model's type; None if the model is not known."""
+        """The model's type; None if the model is unknown."""
         return None if self.model is None else self.model.model_type
 
     @property
     def gpu(self) -> Gpu | None:
-        """The card; None if there is none, or it is not known."""
+        """The GPU; None if there is none, or it is unknown."""
         return None if self.machine is None else self.machine.gpu
 
     @cached_property
     def filled(self) -> Mapping[str, Any]:
-        """The config with "auto" for bf16 and fp16 filled in as Trainer does it, where its arguments are known.
+        """The config with "auto" for bf16 and fp16 filled in as Trainer does, if its arguments are known.
 
         transformers 5.23.0: integrations/deepspeed.py 175-181.
         """
@@ -188,14 +188,14 @@ class Subject:
         return config
 
     def enabled(self, name: str) -> bool | None:
-        """Whether "fp16" or "bf16" is on; None if Trainer decides and its arguments are not known."""
+        """Whether "fp16" or "bf16" is on; None if Trainer decides and its arguments are unknown."""
         section = self.filled.get(name)
         value = section.get("enabled") if isinstance(section, Mapping) else None
         return None if value == "auto" else value is True
 
     @property
     def computes_in(self) -> str | None:
-        """fp16, bf16 or fp32, as the config says; None if Trainer decides and its arguments are not known."""
+        """The config's precision, fp16, bf16 or fp32; None if Trainer decides and its arguments are unknown."""
         fp16, bf16 = self.enabled("fp16"), self.enabled("bf16")
         if fp16 is None or bf16 is None:
             return None
@@ -203,22 +203,22 @@ class Subject:
 
     @cached_property
     def zero(self) -> ZeroSettings:
-        """The config as DeepSpeed reads it, defaults filled in."""
+        """The config as DeepSpeed reads it, with its defaults."""
         return ZeroSettings.from_config(self.filled)
 
     @property
     def processes(self) -> int | None:
-        """Processes in all; None if not known."""
+        """Total number of processes; None if unknown."""
         return None if self.gpus is None else self.gpus * self.nodes
 
     @property
     def several(self) -> bool:
-        """It is known that there is more than one process."""
+        """Whether there is known to be more than one process."""
         return (self.processes or 1) > 1
 
     @property
     def without_gpu(self) -> bool:
-        """It is known that the job runs on a CPU."""
+        """Whether the job is known to run on a CPU."""
         return self.on("use_cpu") or (self.machine is not None and self.machine.gpu is None)
 
     @property

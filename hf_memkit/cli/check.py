@@ -1,4 +1,4 @@
-"""`memkit check`: known mistakes in a DeepSpeed JSON, an argument file or a recipe, before any model is loaded."""
+"""`memkit check`: finds known mistakes in DeepSpeed JSON, argument files and recipes, before any model is loaded."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ["EXAMPLES", "FailOn", "OutputFormat", "check"]
 
 EXAMPLES = """[bold]Examples[/bold]
 
-  memkit check ds.json                           a DeepSpeed JSON by itself
+  memkit check ds.json                           a DeepSpeed JSON alone
 
-  memkit check ds.json --args args.yaml          and where it contradicts Trainer's arguments
+  memkit check ds.json --args args.yaml          also against Trainer's arguments
 
   memkit check args.yaml --model gpt2-xl --gpu-memory 16GB --ram 32GB
 
@@ -32,44 +32,44 @@ EXAMPLES = """[bold]Examples[/bold]
 
   memkit check ds.json --output-format sarif     for code scanning
 
-[bold]Severities[/bold], of which --fail-on names the first that makes the exit code 1
+[bold]Severities[/bold]
 
   error      the run fails, or its result is wrong
 
-  warning    memory or time is lost, or a setting has no effect
+  warning    the run loses memory or time, or a setting has no effect
 
-  hint       advice that a good config may rightly ignore
+  hint       advice that a good config may ignore
 """
 
 FailOn = Annotated[
-    str, typer.Option("--fail-on", metavar="error|warning|hint", help="Exit with 1 from this severity on.")
+    str, typer.Option("--fail-on", metavar="error|warning|hint", help="Lowest severity that makes the exit code 1.")
 ]
-OutputFormat = Annotated[
-    str | None, typer.Option("--output-format", metavar="text|json|sarif", help="How to print what was found.")
-]
+OutputFormat = Annotated[str | None, typer.Option("--output-format", metavar="text|json|sarif", help="Output format.")]
 _FORMATS = ("text", "json", "sarif")
 
 
 def check(
-    files: Annotated[list[str], typer.Argument(help="DeepSpeed JSON, argument files (YAML or JSON), recipes.")],
+    files: Annotated[list[str], typer.Argument(help="DeepSpeed JSON, argument files (YAML or JSON), or recipes.")],
     args: Annotated[
-        str | None, typer.Option(help="Trainer's arguments that a DeepSpeed JSON goes with (YAML or JSON).")
+        str | None, typer.Option(help="Also check a DeepSpeed JSON against Trainer's arguments (YAML or JSON).")
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Hub ID or local folder: check buffers and memory for it.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Also check buffers and memory for this model (Hub ID or local folder).")
+    ] = None,
     gpu: Gpu = None,
     gpu_memory: GpuMemory = None,
     ram: Ram = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="Cards (processes) on each machine.")] = None,
-    nvme_path: Annotated[str | None, typer.Option(help="The folder whose free disk counts.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs (processes) on each machine.")] = None,
+    nvme_path: Annotated[str | None, typer.Option(help="Folder whose free disk space counts.")] = None,
     fail_on: FailOn = "error",
     output_format: OutputFormat = None,
     as_json: Json = False,
 ) -> int:
-    """Prints every problem of every file. Returns 1 if one is at least as bad as `fail_on`, and otherwise 0.
+    """Prints every problem of every file. Returns 1 if one has the severity `fail_on` or a worse one, otherwise 0.
 
     Raises:
-        InputError: a file cannot be read (names file, line and column), there is no folder `nvme_path`, or no such
-            severity or format.
+        InputError: a file cannot be read (names file, line and column), the folder `nvme_path` does not exist, or the
+            severity or format is unknown.
     """
     from hf_memkit.checks.reading import read
     from hf_memkit.checks.rule import SEVERITIES
@@ -79,10 +79,10 @@ def check(
     _refuse_other("--fail-on", fail_on, SEVERITIES)
     _refuse_other("--output-format", output_format or "text", _FORMATS)
     if as_json and output_format not in (None, "json"):
-        raise InputError(f"--json and --output-format {output_format} are two formats; give one of them")
+        raise InputError(f"--json and --output-format {output_format}: two formats. Give only one")
     if nvme_path is not None and not user_path(nvme_path).is_dir():
-        raise InputError(f"--nvme-path: {nvme_path!r} is no folder here; name one on the disk that will be swapped to")
-    read_files = [read(path) for path in files]  # one that cannot be read is told before anything is computed
+        raise InputError(f"--nvme-path {nvme_path}: no such folder. Give a folder on the disk for the swap files")
+    read_files = [read(path) for path in files]  # before anything is computed: one of them may be unreadable
     arguments = None if args is None else read(args)
     described = any((gpu, gpu_memory, ram))
     if model is not None:
@@ -110,7 +110,7 @@ def _refuse_other(option: str, value: str, allowed: tuple[str, ...]) -> None:
     from hf_memkit.errors import InputError, did_you_mean
 
     if value not in allowed:
-        raise InputError(f"{option}: {value!r} is none of {', '.join(allowed)}{did_you_mean(value, allowed)}")
+        raise InputError(f"{option} {value}: not one of {', '.join(allowed)}{did_you_mean(value, allowed)}")
 
 
 def _problems(
@@ -132,9 +132,9 @@ def _problems(
 
 
 def _recipe_problems(file: File, machine: Machine | None, gpus: int | None) -> list[Problem]:
-    """All mistakes of a recipe; if the file itself has none, those of every variant's setup for the recipe's card.
+    """All mistakes of a recipe; if the file itself has none, those of every variant's setup for the recipe's GPU.
 
-    `machine` is where it is meant to run; None leaves RAM and disk out.
+    `machine` is where it will run; None leaves RAM and disk out.
     """
     from dataclasses import replace
 
@@ -155,7 +155,7 @@ def _recipe_problems(file: File, machine: Machine | None, gpus: int | None) -> l
         try:
             setup, _ = resolve(Request(variant=variant, gpus=gpus), recipe=recipe, here=here)
         except InputError as error:
-            key, fix = f"variants.{variant}", "see `memkit recipe`"
+            key, fix = f"variants.{variant}", "list variants and values with `memkit recipe`"
             found.append(Problem("recipe", "error", str(file.path), key, None, str(error), fix))
             continue
         subject = Subject.of_setup(setup)
@@ -176,7 +176,12 @@ def _read_line(file: File, line: str) -> Problem:
     value: Any = file.content
     for part in key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
-    return Problem("recipe", "error", str(file.path), key, value, what, "write what is allowed there")
+    fix = "write an allowed value"
+    if what == "missing":
+        what, fix = "a recipe must have this key", "add the key"
+    elif what.startswith("unknown key"):
+        fix = "rename or delete the key"
+    return Problem("recipe", "error", str(file.path), key, value, what, fix)
 
 
 def _facts(name: str | None) -> ModelFacts | None:
@@ -188,7 +193,7 @@ def _facts(name: str | None) -> ModelFacts | None:
 
 
 def _machine(gpu: str | None, gpu_memory: str | None, ram: str | None, nvme_path: str | None) -> Machine:
-    """The machine in question. The limit for locked memory is this machine's: it says nothing about another one."""
+    """The machine to check for. The limit for locked memory holds only for this machine, not for a described one."""
     from dataclasses import replace
 
     from hf_memkit.hardware import described_machine
@@ -206,21 +211,21 @@ def _print(problems: list[Problem], files: list[str]) -> None:
     console = Console(soft_wrap=True, highlight=False)
     names = escape(", ".join(str(Path(name)) for name in files))
     if not problems:
-        console.print(f"No known mistake in {names}.")
+        console.print(f"No known mistakes in {names}.")
         return
     groups = {each: [problem for problem in problems if problem.severity == each] for each in SEVERITIES}
     counts = (f"{len(group)} {each}{'s' * (len(group) > 1)}" for each, group in groups.items() if group)
     console.print(f"{', '.join(counts)} in {names}")
     for severity, group in groups.items():
         for problem in group:
-            shown = "absent" if problem.value is None else json.dumps(problem.value, default=str)
-            shown = shown if len(shown) <= 60 else f"{shown[:57]}…"
+            shown = "is missing" if problem.value is None else f"= {json.dumps(problem.value, default=str)}"
+            shown = shown if len(shown) <= 62 else f"{shown[:59]}…"
             place = f"{problem.file}: " if problem.file else ""
             said = f"[{_STYLES[severity]}]{severity}[/] {escape(place)}[bold]{escape(problem.key)}[/bold]"
-            console.print(f"{said} = {escape(shown)}")
+            console.print(f"{said} {escape(shown)}")
             console.print(f"    {escape(problem.why)} [dim]({problem.rule})[/dim]")
             console.print(f"    → {escape(problem.fix)}")
-    console.print("docs/checks.md has every rule with its source.")
+    console.print("All rules with their sources: docs/checks.md")
 
 
 _STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "hint": "cyan"}

@@ -1,4 +1,4 @@
-"""`memkit doctor`: what this machine can do, a line a thing, with the command that fixes it."""
+"""`memkit doctor`: checks this machine, one line for each check, and prints a fix for whatever is missing."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["EXAMPLES", "doctor"]
 
 EXAMPLES = """[bold]Examples[/bold]
 
-  memkit doctor                          looks at everything but the disk's speed
+  memkit doctor                          checks everything except the disk's speed
 
-  memkit doctor --nvme-path /mnt/nvme    measures that folder's disk with DeepSpeed's own reads and writes
+  memkit doctor --nvme-path /mnt/nvme    also measures that disk with DeepSpeed's own reads and writes
 """
 
 _COLOURS = {"ok": "green", "warning": "yellow", "missing": "red"}
@@ -21,11 +21,11 @@ _COLOURS = {"ok": "green", "warning": "yellow", "missing": "red"}
 
 def doctor(
     nvme_path: Annotated[
-        str | None, typer.Option(help="Folder on a fast disk: tried, and its speed measured (some seconds).")
+        str | None, typer.Option(help="Folder on a fast disk: test it and measure its speed (some seconds).")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:
-    """What this machine can do for memkit, and the commands that fix what is missing."""
+    """Check this machine and print fixes for whatever is missing."""
     import os
 
     os.environ.setdefault("DS_LOG_LEVEL", "error")
@@ -52,5 +52,5 @@ def doctor(
         if line.fix:
             console.print(f"  {'':<7}  {'':<{width}}  [bold]→ {escape(line.fix)}[/bold]")
     if needed:
-        console.print(f"memkit does not work here without: {', '.join(line.name for line in needed)}.")
+        console.print(f"memkit does not work on this machine without: {', '.join(line.name for line in needed)}.")
     return 1 if needed else 0

@@ -1,4 +1,4 @@
-"""`memkit ds`: lists the DeepSpeed presets, shows one, copies it sized for a model and a machine, checks any."""
+"""`memkit ds`: lists the DeepSpeed presets, shows one, copies it sized for a model and a machine, checks any JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["app"]
 
 app = typer.Typer(
     name="ds",
-    help="DeepSpeed presets: plain JSON that Trainer takes as it is, sized for your model and card.",
+    help="DeepSpeed presets: plain JSON for Trainer, sized for your model and GPU.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     epilog="""[bold]Examples[/bold]
@@ -32,10 +32,10 @@ app = typer.Typer(
 """,
 )
 
-Model = Annotated[str | None, typer.Option(help="Hub ID or local folder: compute every buffer for this model.")]
+Model = Annotated[str | None, typer.Option(help="Compute every buffer for this model (Hub ID or local folder).")]
 
 
-@app.command("list", help="What there is, what each preset saves and what it costs.")
+@app.command("list", help="List the presets, what each saves and what it costs.")
 def list_presets(as_json: Json = False) -> int:
     from rich.console import Console
 
@@ -51,11 +51,11 @@ def list_presets(as_json: Json = False) -> int:
     for info in index.values():
         table.add_row(info.name, info.summary, info.saves, info.costs)
     Console(highlight=False).print(table)
-    say("One of them, with what it needs: memkit ds show NAME. Sized for you: memkit ds copy NAME --model M.")
+    say("Details and requirements: memkit ds show NAME. Sized for a model: memkit ds copy NAME --model MODEL.")
     return 0
 
 
-@app.command(help="One preset: for whom, what it needs, its JSON; with --model its sizes and ledger.")
+@app.command(help="Show one preset: its use, requirements and JSON; with --model its sizes and ledger.")
 def show(
     name: Annotated[str, typer.Argument(help="A preset's name.")],
     model: Model = None,
@@ -83,23 +83,23 @@ def show(
     say(f"For: {info.for_whom}")
     say(f"Saves: {info.saves}")
     say(f"Costs: {info.costs}")
-    needs = [f"{info.gpus} cards or more"] if info.gpus > 1 else []
+    needs = [f"{info.gpus} GPUs or more"] if info.gpus > 1 else []
     needs += [f"deepspeed{info.deepspeed}"] if info.deepspeed else []
     needs += [*info.packages]
     if needs:
         say(f"Needs: {', '.join(needs)}")
     if info.not_on_cpu:
-        say(f"Not without a GPU: {info.not_on_cpu}")
+        say(f"Needs a GPU: {info.not_on_cpu}")
     _print_sizes(setup)
     print(json.dumps(setup["deepspeed.config"], indent=2))
     return 0
 
 
-@app.command(help="Write a preset to a file; with --model every buffer is computed for it and for the machine.")
+@app.command(help="Write a preset to a file; with --model compute every buffer for that model and machine.")
 def copy(
     name: Annotated[str, typer.Argument(help="A preset's name.")],
     destination: Annotated[
-        str | None, typer.Argument(metavar="[DEST]", help="File or folder. None: NAME.json.")
+        str | None, typer.Argument(metavar="[DEST]", help="File or folder. Default: NAME.json.")
     ] = None,
     model: Model = None,
     gpu: Gpu = None,
@@ -109,7 +109,7 @@ def copy(
     nodes: Nodes = 1,
     nvme_path: NvmePath = None,
     accelerate: Annotated[bool, typer.Option("--accelerate", help="Also write an accelerate launch config.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Overwrite existing files.")] = False,
     as_json: Json = False,
 ) -> int:
     from hf_memkit.cli.render import say
@@ -139,19 +139,19 @@ def copy(
         say(f"Wrote {file}")
     say(f'Use it: TrainingArguments(..., deepspeed="{target}")')
     if accelerate:
-        say(f"or, without that argument: accelerate launch --config_file {launch} SCRIPT")
+        say(f"Or without that argument: accelerate launch --config_file {launch} SCRIPT")
     return 0
 
 
-@app.command("check", help="Known mistakes in a DeepSpeed JSON, before any model is loaded.")
+@app.command("check", help="Find known mistakes in a DeepSpeed JSON, before any model is loaded.")
 def check_file(
     file: Annotated[str, typer.Argument(help="A DeepSpeed JSON.")],
-    args: Annotated[str | None, typer.Option(help="Trainer's arguments that it goes with (YAML or JSON).")] = None,
+    args: Annotated[str | None, typer.Option(help="Also check against Trainer's arguments (YAML or JSON).")] = None,
     model: Model = None,
     gpu: Gpu = None,
     gpu_memory: GpuMemory = None,
     ram: Ram = None,
-    gpus: Annotated[int | None, typer.Option(min=1, help="Cards (processes) on each machine.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs (processes) on each machine.")] = None,
     nvme_path: NvmePath = None,
     fail_on: FailOn = "error",
     output_format: OutputFormat = None,
@@ -192,8 +192,8 @@ def _print_sizes(setup: Setup) -> None:
 
     model, gpu = setup.resolved_for.model, setup.resolved_for.machine.gpu
     if model is not None:
-        say(f"Model: {model.name}, {model.parameters:,} parameters, the largest of {model.largest_parameter:,}.")
-        say(f"Card: {gpu.name} ({gpu.source})." if gpu else "Card: none here and none named (--gpu, --gpu-memory).")
+        say(f"Model: {model.name}, {model.parameters:,} parameters, the largest tensor {model.largest_parameter:,}.")
+        say(f"GPU: {gpu.name} ({gpu.source})." if gpu else "GPU: none here and none given (--gpu, --gpu-memory).")
         wide = Console(highlight=False)
         table = plain_table("key", "value", "why")
         for size in setup["deepspeed.sizes"]:
@@ -201,7 +201,7 @@ def _print_sizes(setup: Setup) -> None:
             table.add_row(key, json.dumps(size["value"]), escape(size["reason"]))
         wide.print(table)
         wide.print(ledger_table(setup.ledger, wide.width))
-        say("Activations, the loss and the processes themselves come on top.")
+        say("Not included: activations, the loss, and the processes themselves.")
     for note in setup.notes:
         say(f"Note: {note}")
     for problem in setup.problems:

@@ -1,6 +1,6 @@
-"""What this machine can do for memkit: each check says that it is well, or how to fix it.
+"""Checks this machine for memkit: each check is ok, or names a fix.
 
-Looks and tries, changes nothing: it deletes no lock, builds nothing, and leaves no file behind.
+It changes nothing: it deletes no lock, builds nothing, and leaves no file behind.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ __all__ = ["STATUSES", "Check", "Status", "diagnose"]
 
 
 def diagnose(nvme_path: str | None = None) -> list[Check]:
-    """Looks at everything, in the order in which it is shown; takes some seconds.
+    """All checks, in the order of the screen; takes some seconds.
 
     Args:
-        nvme_path: a folder whose disk is measured too, which takes some seconds more. None: the current folder is
-            tried and not measured.
+        nvme_path: a folder to test and measure, which takes some seconds more. None: tests the current folder, without
+            measuring it.
     """
     from hf_memkit.doctor import gpu, host, operators, software
 

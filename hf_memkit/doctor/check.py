@@ -1,4 +1,4 @@
-"""One finding of the doctor."""
+"""One check of `memkit doctor`."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ from typing import Any, Final, Literal, get_args
 __all__ = ["STATUSES", "Check", "Status"]
 
 Status = Literal["ok", "warning", "missing"]
-"""`ok`: as it should be. `warning`: works, and costs something that `found` names. `missing`: what it is for does not
-work."""
+"""`ok`: works. `warning`: works, at a cost that `found` names. `missing`: does not work."""
 
 STATUSES: Final[tuple[Status, ...]] = get_args(Status)
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
+    """One check and its result.
 
     Attributes:
-        group: heading that it stands under.
-        name: what was looked at.
+        group: its heading.
+        name: what was checked.
         status: see `Status`.
-        found: what is so, and what it means.
-        fix: the command or setting that fixes it; empty where nothing has to be fixed.
-        core: whether memkit does not work at all without it.
+        found: the finding and its consequence.
+        fix: the command or setting that fixes it; empty if there is nothing to fix.
+        core: whether memkit cannot work without it.
     """
 
     group: str

@@ -1,4 +1,4 @@
-"""The cards: what they are, what they really compute in, and whether this torch can use them."""
+"""GPUs: name, memory, native data types, and whether this torch can use them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["checks"]
 
 _GROUP: Final = "GPU"
 _DRIVER: Final = Path("/dev/nvidiactl")
-"""Made by NVIDIA's driver; a container that was given no card has none."""
+"""Created by NVIDIA's driver; missing in a container without a GPU."""
 
 _ALLOCATOR: Final = (VARIABLE, *OLD_VARIABLES)
-"""Today's name and those before it, which torch still reads, and reads first."""
+"""The current name and the older ones, which torch still reads, and reads first."""
 
 
 def checks() -> list[Check]:
-    """One check a card that torch can see, and what of the environment changes it."""
+    """One check for each GPU that torch can see, and those of environment variables."""
     import torch
 
     build = f"torch {torch.__version__}"
@@ -38,28 +38,29 @@ def checks() -> list[Check]:
 def _no_card(build: str, cuda: str | None) -> list[Check]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not _DRIVER.exists():
-        found = f"none; recipes are rehearsed with a small model ({build})"
+        found = f"no GPU found; recipes run a rehearsal with a small model ({build})"
         return [Check(_GROUP, "card", "warning", found, "nvidia-smi (in a container: docker run --gpus all)")]
     if visible is not None and visible.strip() in ("", "-1"):
         found = f"hidden by CUDA_VISIBLE_DEVICES={visible!r}"
         return [Check(_GROUP, "card", "warning", found, "unset CUDA_VISIBLE_DEVICES")]
     if cuda is None:
-        found = f"{build} is a CPU build and cannot use this machine's card"
+        found = f"{build} is a CPU build and cannot use this machine's GPU"
         return [Check(_GROUP, "card", "missing", found, "pip install --force-reinstall torch", core=True)]
-    found = f"{build} was built for CUDA {cuda}, and the driver {_driver_version()} does not start it: too old, or ill"
+    found = f"{build} needs CUDA {cuda}, and the driver {_driver_version()} cannot start it: too old, or broken"
     return [
-        Check(_GROUP, "card", "missing", found, "nvidia-smi (then update the driver, or take an older torch)", True)
+        Check(_GROUP, "card", "missing", found, "nvidia-smi (then update the driver, or install an older torch)", True)
     ]
 
 
 def _card(torch: Any, index: int) -> list[Check]:
-    """What a card can do by its compute capability: `torch.cuda.is_bf16_supported()` is true where bf16 is emulated,
+    """A GPU's types by its compute capability: `torch.cuda.is_bf16_supported()` is also true where bf16 is emulated,
     slower than fp32."""
     properties = torch.cuda.get_device_properties(index)
     capability = (properties.major, properties.minor)
     bf16 = properties.major >= 8
-    types = "bf16, fp16" if bf16 else "fp16 with loss scaling; bf16 only emulated, slower than fp32"
-    found = f"{properties.name}, {format_gib(properties.total_memory)}, {capability[0]}.{capability[1]}: {types}"
+    types = "bf16, fp16" if bf16 else "fp16 with loss scaling; bf16 emulated, slower than fp32"
+    found = f"{properties.name}, {format_gib(properties.total_memory)}"
+    found += f", compute capability {capability[0]}.{capability[1]}: {types}"
     name = f"card {index}"
     if not has_kernels(capability, torch.cuda.get_arch_list()):
         found += f"; torch {torch.__version__} has no kernels for it"
@@ -67,7 +68,7 @@ def _card(torch: Any, index: int) -> list[Check]:
     results = [Check(_GROUP, name, "ok" if bf16 else "warning", found)]
     if "MIG" in properties.name:
         results.append(
-            Check(_GROUP, f"MIG of card {index}", "ok", "a slice of a card: its memory is what stands above")
+            Check(_GROUP, f"MIG of card {index}", "ok", "a slice of a GPU; the memory above is the slice's")
         )
     return results
 
@@ -87,7 +88,7 @@ def _environment() -> list[Check]:
     results = []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible:
-        results.append(Check(_GROUP, "CUDA_VISIBLE_DEVICES", "ok", f"{visible}: other cards are not used"))
+        results.append(Check(_GROUP, "CUDA_VISIBLE_DEVICES", "ok", f"{visible}: other GPUs are not used"))
     for name in _ALLOCATOR:
         value = os.environ.get(name)
         if value is None:
@@ -102,6 +103,6 @@ def _environment() -> list[Check]:
         elif "expandable_segments:True" in value:
             results.append(Check(_GROUP, name, "ok", value))
         else:
-            found = f"{value} is kept, without expandable_segments:True, which memkit sets where nothing is set"
+            found = f"{value} keeps memkit from setting expandable_segments:True, which reduces fragmentation"
             results.append(Check(_GROUP, name, "warning", found, f"unset {name}"))
     return results

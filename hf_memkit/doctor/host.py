@@ -1,5 +1,4 @@
-"""What there is beside the cards: what the CPU computes in, RAM and how much of it may be locked, shared memory, the
-disk for NVMe offload, the way to the hub."""
+"""The host: the CPU's bf16, RAM and its limits, shared memory, the disk for NVMe offload, and the Hub."""
 
 from __future__ import annotations
 
@@ -24,18 +23,19 @@ __all__ = ["checks"]
 _RAM: Final = "RAM"
 _DISK: Final = "Disk for NVMe offload"
 _SHARED: Final = Path("/dev/shm")
+_MORE_SHARED: Final = "docker run --shm-size=8g (or --ipc=host)"
 _DOCKER_SHARED_BYTES: Final = 64 * MIB
-"""What a Docker container gets for /dev/shm where nothing is asked (docker run --shm-size)."""
+"""Docker's default size of /dev/shm (docker run --shm-size)."""
 
 
 def checks(nvme_path: str | None) -> list[Check]:
-    """The CPU's bf16, RAM and its limit, lockable RAM, shared memory; what stands in the way of offload in `nvme_path`
-    (or the current folder), and the speed of `nvme_path`; the hub."""
+    """The CPU's bf16, RAM and its limit, lockable RAM, shared memory; problems of offloading to `nvme_path` (or the
+    current folder), and the speed of `nvme_path`; the Hub."""
     return [_bf16(), _ram(), _locked(), _shared(), *_disk(nvme_path), _hub()]
 
 
 def _bf16() -> Check:
-    """Measured. Nothing has to be fixed where it is slow: rehearsals then multiply in fp32."""
+    """Measured. A slow bf16 needs no fix: rehearsals then multiply in fp32."""
     slowdown = bf16_slowdown()
     if slowdown < SLOW_BF16:
         return Check("CPU", "bf16", "ok", f"matrix products take {slowdown:.1f} times as long as in fp32")
@@ -48,29 +48,29 @@ def _ram() -> Check:
     limit = this_machine().ram_bytes
     found = f"{format_gib(memory.total)}, {format_gib(memory.available)} available; swap {format_gib(swap.total)}"
     if limit < memory.total:
-        found = f"{format_gib(limit)} by the container's limit, of {found}"
+        found = f"{format_gib(limit)} (the container's limit) of {found}"
     return Check(_RAM, "RAM", "ok", found)
 
 
 def _locked() -> Check:
-    """Only NVMe buffers count here: CUDA's own pinned memory does not (see `hf_memkit.memlock`)."""
+    """The limit applies to NVMe buffers only, not to CUDA's pinned memory (see `hf_memkit.memlock`)."""
     limit, _hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     shown = "unlimited" if limit == resource.RLIM_INFINITY else format_gib(limit)
     if can_lock(this_machine().ram_bytes):
-        by = "" if limit == resource.RLIM_INFINITY else ", and this process is above the limit (CAP_IPC_LOCK)"
+        by = "" if limit == resource.RLIM_INFINITY else "; this process may exceed it (CAP_IPC_LOCK)"
         return Check(_RAM, "memlock", "ok", f"{shown}{by}")
-    found = f"{shown}: DeepSpeed is aborted where its buffers for NVMe are larger (offload to RAM is not touched)"
+    found = f"{shown}: DeepSpeed aborts if its NVMe buffers are larger (offload to RAM is not affected)"
     return Check(_RAM, "memlock", "warning", found, "ulimit -l unlimited (Docker: --ulimit memlock=-1)")
 
 
 def _shared() -> Check:
     if not _SHARED.is_dir():
-        return Check(_RAM, "/dev/shm", "warning", "none: data loader workers and NCCL need it")
+        return Check(_RAM, "/dev/shm", "warning", "missing; data loader workers and NCCL need it", _MORE_SHARED)
     size = shutil.disk_usage(_SHARED).total
     if size > _DOCKER_SHARED_BYTES:
         return Check(_RAM, "/dev/shm", "ok", format_gib(size))
-    found = f"{format_gib(size)}, Docker's default: data loader workers and NCCL fail with more"
-    return Check(_RAM, "/dev/shm", "warning", found, "docker run --shm-size=8g (or --ipc=host)")
+    found = f"{format_gib(size)}, Docker's default: data loader workers and NCCL fail if they need more"
+    return Check(_RAM, "/dev/shm", "warning", found, _MORE_SHARED)
 
 
 def _disk(nvme_path: str | None) -> list[Check]:
@@ -84,7 +84,7 @@ def _disk(nvme_path: str | None) -> list[Check]:
         results = [Check(_DISK, "folder", "ok", good)]
     results += [Check(_DISK, "folder", "warning", note) for note in found.notes]
     if nvme_path is None:
-        return [*results, Check(_DISK, "speed", "ok", "not measured; with a folder: memkit doctor --nvme-path DIR")]
+        return [*results, Check(_DISK, "speed", "ok", "not measured; to measure it: memkit doctor --nvme-path DIR")]
     return results if found.unusable else [*results, _speed(nvme_path)]
 
 
@@ -114,13 +114,13 @@ def _speed(nvme_path: str) -> Check:
 
 
 def _hub() -> Check:
-    """Reached, switched off, or not answering."""
+    """Whether the Hub answers, is switched off, or does not answer."""
     if hub_reachable():
-        return Check("Hub", "huggingface.co", "ok", "answers")
+        return Check("Hub", "huggingface.co", "ok", "reachable")
     without = "models and data must be local or cached"
     if off := hub_switched_off():
         names = " ".join(each.partition("=")[0] for each in off.split(" and "))
         found = f"switched off by {off}; {without}"
         return Check("Hub", "huggingface.co", "warning", found, f"unset {names}")
-    found = f"does not answer; {without}"
+    found = f"no answer; {without}"
     return Check("Hub", "huggingface.co", "warning", found, "curl -sI https://huggingface.co (shows why)")

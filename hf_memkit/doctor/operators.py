@@ -1,4 +1,4 @@
-"""DeepSpeed's C++ operators: which are built, whether the others can be, and locks that killed builds left."""
+"""DeepSpeed's C++ operators: which are built, whether the others can be, and stale locks of killed builds."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _USED_FOR: Final = {
 
 
 def checks() -> list[Check]:
-    """One check for the tools, one an operator, one a stale lock."""
+    """One check for the build tools, one for each operator, one for each stale lock."""
     try:
         version("deepspeed")
     except PackageNotFoundError:
-        return []  # the software checks say so
+        return []  # the software checks report it
     import torch
 
     cpu = not torch.cuda.is_available()
@@ -53,11 +53,11 @@ def _tools(*, cpu: bool, needed: bool) -> Check:
     if not fixes:
         return Check(_GROUP, "to build them", "ok", f"{what} ({_compiler()})")
     absent = ", ".join([*packages, *([] if ninja else ["ninja"])])
-    # On a card torch compiles the 8-bit optimizer's step with the same compiler.
+    # On a GPU torch compiles the 8-bit optimizer's step with the same compiler.
     core = not cpu and bool({"g++", "python3-dev"} & set(packages))
     if needed or core:
         return Check(_GROUP, "to build them", "missing", f"not installed: {absent}", "; ".join(fixes), core)
-    found = f"not installed: {absent}; all operators are built already"
+    found = f"not installed: {absent}; all operators are already built"
     return Check(_GROUP, "to build them", "warning", found, "; ".join(fixes))
 
 
@@ -74,9 +74,9 @@ def _operator(name: str, folder: Path, built: bool, *, cpu: bool) -> Check:
     if packages:
         fix = f"sudo apt-get install {' '.join(packages)}"
         return Check(_GROUP, name, "missing", f"cannot be built; for {use}", fix)
-    return Check(_GROUP, name, "ok", f"not built yet: the first run that needs it does, in {folder}; for {use}")
+    return Check(_GROUP, name, "ok", f"not built yet: the first run that needs it builds it in {folder}; for {use}")
 
 
 def _lock(lock: Path) -> Check:
-    found = f"{lock} is held by no process: a build was killed, and the next one waits for ever"
+    found = f"{lock}: left by a killed build; no process holds it, and the next build waits for ever"
     return Check(_GROUP, "stale build lock", "warning", found, f"rm {lock}")

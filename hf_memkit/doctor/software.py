@@ -26,7 +26,7 @@ _NUMA: Final = "deepspeed --bind_cores_to_rank needs it"
 
 
 def checks() -> list[Check]:
-    """One check for Python and each package that matters for memory, one for all others, one for the launchers."""
+    """One check for Python, one for each main package, one for all others, one for the launchers."""
     python, needed = _requirements()
     return [
         _python(python),
@@ -38,7 +38,7 @@ def checks() -> list[Check]:
 
 
 def _requirements() -> tuple[SpecifierSet, dict[str, Requirement]]:
-    """(versions of Python, name → requirement) of this memkit: from what is installed, or from the checkout."""
+    """(versions of Python, name → requirement) of this memkit: from its installed metadata, or from the checkout."""
     try:
         texts = requires("hf-memkit") or []
         python = metadata("hf-memkit")["Requires-Python"]
@@ -46,7 +46,7 @@ def _requirements() -> tuple[SpecifierSet, dict[str, Requirement]]:
         project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         texts, python = project["dependencies"], project["requires-python"]
     found = [Requirement(text) for text in texts]
-    # What belongs to an extra has a marker that is false without it.
+    # A requirement of an extra has a marker that is false without that extra.
     return SpecifierSet(python), {r.name: r for r in found if r.marker is None or r.marker.evaluate({"extra": ""})}
 
 
@@ -74,7 +74,7 @@ def _package(requirement: Requirement) -> Check:
 def _others(requirements: list[Requirement]) -> Check:
     bad = [check for check in map(_package, requirements) if check.status != "ok"]
     if not bad:
-        return Check(_GROUP, "other packages", "ok", f"all {len(requirements)} in the supported versions")
+        return Check(_GROUP, "other packages", "ok", f"all {len(requirements)} in supported versions")
     packages = " ".join(check.fix.removeprefix("pip install ") for check in bad)
     found = "; ".join(f"{check.name} {check.found}" for check in bad)
     return Check(_GROUP, "other packages", "missing", found, f"pip install {packages}", core=True)
@@ -85,12 +85,12 @@ def _gpu_extra() -> Check:
     absent = [name for name in names if importlib.util.find_spec(_MODULES.get(name, name)) is None]
     if not absent:
         return Check(_GROUP, "for a GPU", "ok", ", ".join(f"{name} {version(name)}" for name in names))
-    found = f"not installed: {', '.join(absent)}; variants that use them are refused"
+    found = f"not installed: {', '.join(absent)}; memkit refuses variants that use them"
     return Check(_GROUP, "for a GPU", "warning", found, "pip install 'hf-memkit[gpu]'")
 
 
 def _launchers() -> list[Check]:
-    """torchrun, deepspeed and accelerate lie beside the interpreter; a shell finds them where PATH has that folder."""
+    """torchrun, deepspeed and accelerate are installed beside the interpreter; a shell needs that folder in PATH."""
     beside = Path(sys.executable).parent
     names = ("torchrun", "deepspeed", "accelerate")
     absent = [name for name in names if shutil.which(name) is None]

@@ -42,10 +42,9 @@ _KNOWN: Final = (
 """Options of torch 2.13.0: c10/core/AllocatorConfig.h and c10/cuda/CUDAAllocatorConfig.h (`getKeys`)."""
 
 _BESIDE_EXPANDABLE: Final[Mapping[str, str]] = {
-    "max_split_size_mb": "expandable segments are split in any case, and free memory above the limit serves nothing "
-    "smaller: more is reserved, not less",
-    "garbage_collection_threshold": "expandable segments are never collected: torch takes the option and does nothing "
-    "with it",
+    "max_split_size_mb": "expandable segments are split anyway, and free memory above the limit serves no smaller "
+    "request: more is reserved, not less",
+    "garbage_collection_threshold": "expandable segments are never collected: torch ignores the option",
 }
 """Options that only segments of fixed size are the better for (pytorch: c10/cuda/CUDACachingAllocator.cpp,
 `should_split`, `get_free_block` and `garbage_collect_cached_blocks`)."""
@@ -171,16 +170,16 @@ def refused_by_torch(text: str) -> list[Mistake]:
     chosen = options(text)
     for name, value in chosen.items():
         if name not in _KNOWN:
-            found.append((name, "torch has no such option: its CPU build takes it without a word, and its CUDA build "
-                          "stops at the first use of the card", "delete it, or correct its name"))  # fmt: skip
+            found.append((name, "torch has no such option: its CPU build silently accepts it, and its CUDA build "
+                          "fails at the first use of the GPU", "delete it, or correct its name"))  # fmt: skip
         elif not value:
-            found.append((name, "the option has no value; torch stops", f"write {name}:VALUE"))
+            found.append((name, "the option has no value; torch fails", f"write {name}:VALUE"))
         elif name in _SWITCHES and value not in ("True", "False"):
-            found.append((name, "torch takes True or False, spelt so, and stops at anything else",
+            found.append((name, "torch accepts only True or False, spelt like this, and fails otherwise",
                           f"write {name}:True"))  # fmt: skip
         elif name == "max_split_size_mb" and value.isdecimal() and int(value) < SMALLEST_SPLIT_MIB:
             found.append(
-                (name, f"torch refuses less than {SMALLEST_SPLIT_MIB}", f"write {SMALLEST_SPLIT_MIB} or more")
+                (name, f"torch rejects less than {SMALLEST_SPLIT_MIB}", f"write {SMALLEST_SPLIT_MIB} or more")
             )
     return found
 
@@ -199,7 +198,7 @@ def of_no_use(text: str) -> list[Mistake]:
         found.append(
             (
                 "garbage_collection_threshold",
-                "torch collects only where the process has a limit: without one it does nothing with the option",
+                "torch collects only where the process has a limit: without one it ignores the option",
                 f"write {_LIMIT}:{LIMITED_SHARE:g} beside it (or call torch.cuda.set_per_process_memory_fraction)",
             )
         )

@@ -30,28 +30,28 @@ MODES: Final[dict[str, str]] = {
 GRAPH_MODES: Final = ("reduce-overhead", "max-autotune")
 """Modes that record CUDA graphs: one for each shape, each with memory of its own pool."""
 
-_INDUCTOR = "backend 'inductor' took its place"
+_INDUCTOR = "use backend 'inductor'"
 RETIRED: Final[dict[str, str]] = {
-    "nvfuser": f"nvFuser is no part of PyTorch any more; {_INDUCTOR}",
-    "aot_nvfuser": f"nvFuser is no part of PyTorch any more; {_INDUCTOR}",
-    "aot_ts_nvfuser": f"nvFuser and TorchScript's fusion are gone; {_INDUCTOR}",
-    "nvprims_nvfuser": f"nvFuser is no part of PyTorch any more; {_INDUCTOR}",
+    "nvfuser": f"PyTorch removed nvFuser; {_INDUCTOR}",
+    "aot_nvfuser": f"PyTorch removed nvFuser; {_INDUCTOR}",
+    "aot_ts_nvfuser": f"PyTorch removed nvFuser and TorchScript's fusion; {_INDUCTOR}",
+    "nvprims_nvfuser": f"PyTorch removed nvFuser; {_INDUCTOR}",
     "ts": f"TorchScript's fusion is for inference; {_INDUCTOR}",
     "nnc": f"TorchScript's fuser NNC is for inference; {_INDUCTOR}",
     "ipex": f"Intel's extension was merged into PyTorch; {_INDUCTOR}, on Intel's devices too",
-    "ofi": "TorchScript's optimize_for_inference cannot train; take 'inductor'",
-    "fx2trt": "TensorRT cannot train; take 'inductor'",
-    "tensorrt": "TensorRT cannot train; take 'inductor'",
-    "onnxrt": "ONNX Runtime's backend is for inference; take 'inductor'",
-    "tvm": "TVM's backend is for inference; take 'inductor'",
-    "aot_torchxla_trace_once": "for TPUs, under the name 'openxla' today",
-    "torchxla_trace_once": "for TPUs, under the name 'openxla' today",
+    "ofi": "TorchScript's optimize_for_inference cannot train; use 'inductor'",
+    "fx2trt": "TensorRT cannot train; use 'inductor'",
+    "tensorrt": "TensorRT cannot train; use 'inductor'",
+    "onnxrt": "ONNX Runtime's backend is for inference; use 'inductor'",
+    "tvm": "TVM's backend is for inference; use 'inductor'",
+    "aot_torchxla_trace_once": "now named 'openxla', for TPUs",
+    "torchxla_trace_once": "now named 'openxla', for TPUs",
 }
 """Backends of older guides. Some pass accelerate and fail at the first forward; see the rule compile-backend."""
 
 GONE_ARGUMENTS: Final[dict[str, str]] = {
     "torchdynamo": "write torch_compile_backend",
-    "jit_mode_eval": "TorchScript's tracing for evaluation is gone; write torch_compile, which evaluation uses too",
+    "jit_mode_eval": "transformers removed TorchScript's tracing; write torch_compile, which evaluation uses too",
     "use_ipex": "Intel's extension was merged into PyTorch; delete the key, and write torch_compile",
     "group_by_length": 'write train_sampling_strategy: "group_by_length"',
     "include_inputs_for_metrics": 'write include_for_metrics: ["inputs"]',

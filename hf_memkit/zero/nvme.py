@@ -137,7 +137,7 @@ def file_system(path: Path) -> str:
 def _notes(path: Path) -> list[str]:
     kind = file_system(path)
     if kind in _IN_RAM:
-        return [f"is in RAM ({kind}): what is swapped there does not leave RAM; give a folder on a disk"]
+        return [f"is in RAM ({kind}): swapping to it frees no RAM; give a folder on a disk"]
     if kind.startswith(_REMOTE):
         return [f"is on a network or shared file system ({kind}): every step waits for it; give a local disk"]
     return []
@@ -165,7 +165,7 @@ def _direct_io_problem(path: Path) -> list[str]:
         page.write(bytes(_PAGE))
         os.preadv(descriptor, [page], 0)
         if bytes(page) != written:
-            return ["does not give back what is written to it with O_DIRECT; give another disk"]
+            return ["does not read back what O_DIRECT wrote; give another disk"]
         try:
             os.pwrite(descriptor, memoryview(page)[:DIRECT_IO_BYTES], _PAGE)
         except OSError as error:
@@ -183,19 +183,19 @@ def _direct_io_problem(path: Path) -> list[str]:
 
 
 def _disk_shortage(path: Path, needed_bytes: int) -> list[str]:
-    """What lacks of the disk, quotas included. The swap files of a killed run count as free: they will be removed."""
+    """What the disk lacks, quotas included. Swap files of a killed run count as free: the next run removes them."""
     leftover = find_leftover(path)
     reclaimed = leftover.size_bytes if leftover is not None and leftover.owner == "ended" else 0
     free = shutil.disk_usage(path).free + reclaimed
     if needed_bytes > free:
         return [
             f"{format_gib(needed_bytes)} will be swapped there, and {format_gib(free)} are free; "
-            f"free some or give another disk (df -h shows them)"
+            f"free space or give another disk (df -h shows it)"
         ]
     if needed_bytes > reclaimed and not _can_reserve(path, needed_bytes - reclaimed):
         return [
-            f"{format_gib(needed_bytes)} will be swapped there: they are free, and a quota does not grant them; "
-            f"ask for more or give another disk (quota -s shows it)"
+            f"{format_gib(needed_bytes)} will be swapped there: the disk has them free, but a quota forbids them; "
+            f"raise the quota or give another disk (quota -s shows it)"
         ]
     return []
 
@@ -249,7 +249,7 @@ class Leftover:
     def line(self) -> str:
         """What lies here, and what to do about it."""
         if self.owner == "running":
-            return f"another run ({self.who}) uses this folder now; give each run a folder of its own"
+            return f"another run ({self.who}) uses this folder now; give each run its own folder"
         what = f"{format_gib(self.size_bytes)} of swap files, last written {self.idle_s / 60:.0f} minutes ago, are in"
         if self.owner == "ended":
             return (
@@ -340,7 +340,7 @@ def _held(path: Path) -> Iterator[None]:
     with lock_path.open("a+") as lock:
         # The file may have been removed by its last holder between the opening and the locking.
         if not _take(lock) or not lock_path.exists() or lock_path.stat().st_ino != os.fstat(lock.fileno()).st_ino:
-            raise InputError(f"{path}: another run has just taken this folder; give each run a folder of its own")
+            raise InputError(f"{path}: another run has just taken this folder; give each run its own folder")
         try:
             shutil.rmtree(swap_folder(path), ignore_errors=True)
             lock.seek(0)

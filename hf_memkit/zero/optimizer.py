@@ -45,7 +45,7 @@ def stepping_optimizer(config: Mapping[str, Any], optim: str) -> Stepping:
     kept = not offloaded or config.get("zero_force_ds_cpu_optimizer") is False
     if optim == "adagrad" and settings.stage and kept:
         # deepspeed 0.19.8: runtime/zero/stage3.py 1363, stage_1_and_2.py 947
-        why = "ZeRO makes an Adagrad of one parameter group out of Trainer's, which has two: IndexError"
+        why = "ZeRO turns Trainer's Adagrad with two parameter groups into one with a single group: IndexError"
         return Stepping(None, False, {}, why)
     if not offloaded:
         return Stepping(None, True, {}, "nothing is offloaded: Trainer's own optimizer steps")
@@ -54,16 +54,16 @@ def stepping_optimizer(config: Mapping[str, Any], optim: str) -> Stepping:
             None, True, {}, "zero_force_ds_cpu_optimizer is false: Trainer's own optimizer steps on the CPU"
         )
     if find_optimizer(optim).deepspeed == "lion":
-        return Stepping("DeepSpeedCPULion", True, _KEEP, "accelerate replaces it by DeepSpeed's Lion for the CPU")
+        return Stepping("DeepSpeedCPULion", True, _KEEP, "accelerate replaces it with DeepSpeed's Lion for the CPU")
     if optim == "adagrad":
-        why = "accelerate makes a DeepSpeedCPUAdagrad of it, with an argument that this class does not take: TypeError"
+        why = "accelerate replaces it with DeepSpeedCPUAdagrad and passes an argument it does not accept: TypeError"
         return Stepping("DeepSpeedCPUAdagrad", False, {}, why)
     if find_optimizer(optim).deepspeed == "adamw":
-        return Stepping("DeepSpeedCPUAdam", True, _KEEP, "accelerate replaces it by DeepSpeed's AdamW for the CPU")
+        return Stepping("DeepSpeedCPUAdam", True, _KEEP, "accelerate replaces it with DeepSpeed's AdamW for the CPU")
     if "adafactor" in optim:
-        why = f"accelerate replaces {optim} by DeepSpeedCPUAdam, which cannot read its groups' rate: TypeError"
+        why = f"accelerate replaces {optim} with DeepSpeedCPUAdam, which cannot read its learning rate: TypeError"
         return Stepping("DeepSpeedCPUAdam", False, _KEEP, why)
-    why = f"accelerate replaces {optim} by DeepSpeedCPUAdam with L2 decay, silently"
+    why = f"accelerate silently replaces {optim} with DeepSpeedCPUAdam, which uses L2 decay"
     return Stepping("DeepSpeedCPUAdam", False, _KEEP, why)
 
 
@@ -81,5 +81,5 @@ def _of_json(config: Mapping[str, Any], kind: str, optim: str, *, offloaded: boo
         made, same = ("DeepSpeedCPUAdagrad" if offloaded else "Adagrad"), optim == "adagrad"
     else:
         made, same = kind, optim == name
-    why = f"the DeepSpeed JSON has an optimizer, {kind}: optim has no effect; delete the section to use it"
+    why = f"the DeepSpeed JSON has an optimizer, {kind}: optim has no effect; delete the section to use optim"
     return Stepping(made, same, {}, why)

@@ -54,7 +54,7 @@ def test_options_stand_side_by_side_in_one_variable() -> None:
 def test_options_that_do_not_go_with_expandable_segments_are_refused() -> None:
     for other, why in (
         ("max-split-size", "more is reserved"),
-        ("garbage-collection-threshold", "does nothing with it"),
+        ("garbage-collection-threshold", "never collected"),
     ):
         for names in (("expandable-segments", other), (other, "expandable-segments")):
             problems = check(Subject.of_setup(applied(*names)))

@@ -1,4 +1,4 @@
-"""Adapters that are not where they were asked for, copies that nobody counted, and 4-bit weights that are not."""
+"""Adapters on the wrong layers, uncounted copies, and 4-bit weights that stay in 16 bits."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ def _names(value: Any) -> list[str]:
 
 
 @any_job.warning(
-    why="no layer of this model has that name: PEFT adds adapters to the others, and says nothing as long as there is "
-    "one of them",
+    why="no layer of this model has that name: PEFT silently skips it if another name matches",
     fix='write "all-linear", or names of this model\'s layers',
     source="peft 0.21.2: tuners/tuners_utils.py, inject_adapter (refuses only where nothing matches)",
     techniques=_LORA,
@@ -45,9 +44,9 @@ def adapter_target_missing(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="modules_to_save trains a copy and keeps the frozen original beside it, with gradients and AdamW states for "
-    "the whole copy",
-    fix="leave it out: LoRA alone trains the blocks; to teach new tokens, use trainable_token_indices",
+    why="modules_to_save trains a whole copy of the module, with gradients and AdamW states, and keeps the frozen "
+    "original too",
+    fix="leave it out: LoRA alone trains the blocks; for new tokens use trainable_token_indices",
     source="peft 0.21.2: utils/other.py, ModulesToSaveWrapper.update (a deep copy)",
     techniques=_LORA,
 )
@@ -61,14 +60,14 @@ def adapter_copies_module(subject: Subject) -> Iterator[Found]:
     elif copied := copied_parameters(subject.model, {"modules_to_save": names}):
         each = 2 if subject.half_weights else 4
         size = format_size(4 * each * copied)  # the copy has the weights' own dtype, and so have both its moments
-        tied = "; and it is tied to the word embedding: from now on they are two" if subject.model.tied else ""
-        why = f"PEFT trains a copy of {copied / 1e6:.1f} M parameters beside the frozen original: {size} of weights"
+        tied = "; the copy is no longer tied to the word embedding" if subject.model.tied else ""
+        why = f"PEFT keeps the frozen original and trains a copy of {copied / 1e6:.1f} M parameters: {size} of weights"
         yield Found(key, names, why=f"{why}, gradients and AdamW states by formula{tied}")
 
 
 @any_job.warning(
-    why="the padded vocabulary makes PEFT save the whole word embedding in every adapter checkpoint",
-    fix="leave the vocabulary as it is: adapters do not train it",
+    why="with a padded vocabulary PEFT saves the whole word embedding in every adapter checkpoint",
+    fix="leave the vocabulary unpadded: adapters do not train it",
     source="peft 0.21.2: utils/save_and_load.py 295-332, save_embedding_layers",
     techniques=_LORA,
 )
@@ -79,8 +78,8 @@ def adapter_saves_embedding(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="a PEFT model is none of transformers' own classes: Trainer lets DistributedDataParallel search the graph for "
-    "unused parameters at every step, also with activation checkpointing",
+    why="a PEFT model is not a class of transformers: Trainer lets DistributedDataParallel search the graph for "
+    "unused parameters at every step, even with activation checkpointing",
     fix="set ddp_find_unused_parameters: false",
     source="transformers 5.23.0: trainer.py 749-756",
     techniques=(*_LORA, "data-parallel"),
@@ -92,8 +91,8 @@ def adapter_searches_graph(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="Liger's loss multiplies with the output layer's own weight: the adapter on it is skipped, and never trained",
-    fix='take the output layer out of target_modules ("all-linear" leaves it out), or use_liger_kernel: false',
+    why="Liger's loss uses the output layer's own weight: the adapter on that layer is skipped and never trained",
+    fix='remove the output layer from target_modules ("all-linear" excludes it), or set use_liger_kernel: false',
     source="liger-kernel 0.8.5: transformers/model/llama.py, lce_maybe_trainable_lm_head",
     techniques=_LORA,
 )
@@ -105,8 +104,8 @@ def adapter_on_head_unread(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="Trainer refuses to train quantised weights without adapters, after they were loaded",
-    fix="add adapters (technique lora), or load the weights as they are",
+    why="Trainer cannot train quantised weights without adapters; it fails, but only after loading them",
+    fix="add adapters (technique lora), or load the weights unquantised",
     source="transformers 5.23.0: trainer_utils.py, validate_quantization_for_training",
     techniques=("qlora",),
 )
@@ -116,8 +115,8 @@ def quantised_without_adapters(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="fp4 is what BitsAndBytesConfig takes if nothing is said: it rounds normally distributed weights a third "
-    "worse than nf4, in the same bytes",
+    why="BitsAndBytesConfig defaults to fp4, which rounds normally distributed weights a third worse than nf4, in "
+    "the same bytes",
     fix="set bnb_4bit_quant_type: nf4",
     source="transformers 5.23.0: utils/quantization_config.py, BitsAndBytesConfig; Dettmers et al. 2023, "
     "arXiv 2305.14314, section 3",
@@ -130,9 +129,9 @@ def quantised_to_fp4(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="fp32 is what BitsAndBytesConfig takes if nothing is said: every 4-bit product then runs in fp32, also under "
-    "bf16 autocast, with fp32 copies of its inputs",
-    fix="set bnb_4bit_compute_dtype: bfloat16 (float16 on a card without bf16)",
+    why="BitsAndBytesConfig defaults to fp32: every 4-bit product runs in fp32 with fp32 copies of its inputs, even "
+    "under bf16 autocast",
+    fix="set bnb_4bit_compute_dtype: bfloat16 (float16 on a GPU without bf16)",
     source="bitsandbytes 0.50.2: nn/modules.py, Linear4bit.forward; transformers 5.23.0: integrations/bitsandbytes.py",
     techniques=("qlora",),
 )
@@ -145,8 +144,7 @@ def quantised_computes_in_fp32(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.hint(
-    why="the scales stay in fp32: 0.37 bits a weight that double quantisation saves, at no cost that "
-    "its authors found",
+    why="the scales stay in fp32; double quantisation saves 0.37 bits a weight, at no cost that its authors found",
     fix="set bnb_4bit_use_double_quant: true",
     source="bitsandbytes 0.50.2: functional.py, quantize_4bit; Dettmers et al. 2023, arXiv 2305.14314, section 3",
     techniques=("qlora",),
@@ -158,8 +156,8 @@ def quantised_once(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="the list replaces the default one: the output layer is quantised too, and where it is tied to the word "
-    "embedding the first forward pass fails",
+    why="the list replaces the default one: the output layer is quantised too, and if it is tied to the word "
+    "embedding, the first forward pass fails",
     fix="add the output layer (lm_head) to llm_int8_skip_modules, or leave the list out",
     source="transformers 5.23.0: quantizers/base.py 258-281, get_modules_to_not_convert",
     techniques=("qlora",),
@@ -178,8 +176,8 @@ def quantised_head(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="this model keeps its experts in one tensor, which is no linear layer: bitsandbytes leaves it in 16 bits",
-    fix="use a model without experts, or one whose checkpoint is quantised already",
+    why="this model keeps its experts in one tensor, not in linear layers: bitsandbytes leaves them in 16 bits",
+    fix="use a model without experts, or a checkpoint that is already quantised",
     source="transformers 5.23.0: integrations/bitsandbytes.py, replace_with_bnb_linear (nn.Linear and Conv1D only)",
     techniques=("qlora",),
 )
@@ -189,5 +187,5 @@ def experts_not_quantised(subject: Subject) -> Iterator[Found]:
         return
     share = model.stacked / model.parameters
     held = format_size(quantised_bytes(model, given).total)
-    why = f"{share:.0%} of the weights are experts kept in one tensor a layer, which bitsandbytes leaves in 16 bits"
+    why = f"{share:.0%} of the weights are experts in one tensor a layer, which bitsandbytes leaves in 16 bits"
     yield Found(_QUANTIZATION, dict(given), why=f"{why}: the model takes {held} by formula")

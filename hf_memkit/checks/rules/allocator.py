@@ -12,7 +12,7 @@ _KEY = f"environment.{VARIABLE}"
 
 
 @any_job.error(
-    why="torch does not know the option, refuses its value, or has no use for it beside the others",
+    why="torch does not know the option, rejects its value, or cannot use it beside the others",
     fix="correct the option",
     source="pytorch: c10/core/AllocatorConfig.cpp, c10/cuda/CUDACachingAllocator.cpp (should_split, "
     "garbage_collect_cached_blocks); torch 2.13.0: include/c10/core/AllocatorConfig.h",

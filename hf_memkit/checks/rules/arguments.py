@@ -1,4 +1,4 @@
-"""Trainer's arguments that cannot go with DeepSpeed, or with the launcher."""
+"""Trainer's arguments that conflict with DeepSpeed or with the launcher, and values of the wrong type."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hf_memkit.compat import argument_types
 
 
 @any_job.error(
-    why="there is no such file; Trainer looks for it from the folder that the job is started in",
-    fix="write the path of a DeepSpeed JSON; `memkit ds copy NAME` makes one",
+    why="the file does not exist; Trainer looks for it from the folder where the job starts",
+    fix="write the path of a DeepSpeed JSON; `memkit ds copy NAME` writes one",
     source="accelerate 1.15.0: utils/deepspeed.py 141-158",
 )
 def config_not_found(subject: Subject) -> Iterator[Found]:
@@ -26,8 +26,8 @@ def config_not_found(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.error(
-    why="Trainer refuses auto_find_batch_size at stage 3",
-    fix="set it to false, or take stage 2",
+    why="Trainer rejects auto_find_batch_size at stage 3",
+    fix="set it to false, or use stage 2",
     source="transformers 5.23.0: trainer.py 898-906",
 )
 def batch_search_at_stage_3(subject: Subject) -> Iterator[Found]:
@@ -36,7 +36,7 @@ def batch_search_at_stage_3(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.error(
-    why="Trainer refuses FSDP together with DeepSpeed",
+    why="Trainer rejects FSDP together with DeepSpeed",
     fix="delete one of the two",
     source="transformers 5.23.0: trainer.py 472-476",
 )
@@ -46,7 +46,7 @@ def fsdp_and_deepspeed(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="a launcher gives every process its own LOCAL_RANK; nothing reads this value",
+    why="the launcher sets LOCAL_RANK for each process; nothing reads this value",
     fix="delete the key, and start with torchrun or the DeepSpeed launcher",
     source="transformers 5.23.0: training_args.py 1508, read by no one",
 )
@@ -57,7 +57,7 @@ def local_rank_ignored(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="neither TrainingArguments nor a config of TRL has such a field, and one has nearly the same name",
+    why="neither TrainingArguments nor a config of TRL has this field, and one has nearly the same name",
     fix="write the field's name",
     source="transformers 5.23.0: hf_argparser.py 382",
 )
@@ -68,8 +68,8 @@ def misspelt_argument(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="TrainingArguments keeps the text, and the first comparison fails, after the model is loaded",
-    fix="write a number; YAML takes 1e-4 for text, and 1.0e-4 for a number",
+    why="TrainingArguments keep the text, and the first comparison fails, but only after loading the model",
+    fix="write a number; YAML reads 1e-4 as text and 1.0e-4 as a number",
     source="transformers 5.23.0: training_args.py, which converts no float; PyYAML's resolver of 1.1 floats",
 )
 def text_for_number(subject: Subject) -> Iterator[Found]:

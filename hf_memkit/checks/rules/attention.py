@@ -17,13 +17,13 @@ _FUSED = "model_parts.fused_gelu"
 WITHOUT_FLEX = frozenset({"bloom", "codegen", "falcon", "gpt2", "gpt_bigcode", "gpt_neo", "gptj", "mpt", "xglm"})
 """Model types whose classes do not have `_supports_flex_attn` (transformers 5.23.0)."""
 
-_SHARE_OF_CARD = 8
+_SHARE_OF_GPU = 8
 
 
 @any_job.error(
-    why="the flash-attn package computes in fp16 and bf16 only: transformers loads the fp32 model with a warning, and "
-    "the first forward pass fails",
-    fix="set bf16: true (or fp16: true), or take the technique sdpa-attention",
+    why="the flash-attn package computes only in fp16 and bf16: transformers loads the fp32 model with a warning, "
+    "and the first forward pass fails",
+    fix="set bf16: true (or fp16: true), or use the technique sdpa-attention",
     source="transformers 5.23.0: modeling_utils.py 1617-1625; flash-attn: flash_api.cpp, mha_fwd",
     techniques=("flash-attention",),
 )
@@ -34,9 +34,9 @@ def flash_needs_16_bits(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="the flash-attn package is not installed here: transformers takes a kernel from the hub where the package "
-    "kernels is installed, and otherwise refuses to load the model",
-    fix="pip install flash-attn, or take the technique sdpa-attention",
+    why="the flash-attn package is not installed here: transformers uses a kernel from the Hub if the package "
+    "kernels is installed, and otherwise cannot load the model",
+    fix="run: pip install flash-attn; or use the technique sdpa-attention",
     source="transformers 5.23.0: modeling_utils.py 1520-1577, 1788-1830",
     techniques=("flash-attention",),
 )
@@ -47,8 +47,8 @@ def flash_not_installed(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="flash-attn's kernels run on a GPU only: transformers refuses to load the model",
-    fix="take the technique sdpa-attention: torch has a flash kernel of its own for the CPU",
+    why="flash-attn runs only on a GPU: transformers cannot load the model",
+    fix="use the technique sdpa-attention, which has a flash kernel for the CPU",
     source="transformers 5.23.0: modeling_utils.py 1551-1571",
     techniques=("flash-attention",),
 )
@@ -58,20 +58,20 @@ def flash_on_cpu(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="this model type has no flex attention: transformers refuses to load it",
-    fix="take the technique sdpa-attention",
+    why="this model type does not support flex attention: transformers cannot load it",
+    fix="use the technique sdpa-attention",
     source="transformers 5.23.0: modeling_utils.py, _flex_attn_can_dispatch",
     techniques=("sdpa-attention",),
 )
 def flex_not_supported(subject: Subject) -> Iterator[Found]:
     if subject.setting(_KEY) == "flex_attention" and subject.model_type in WITHOUT_FLEX:
-        why = f"the model type {subject.model_type} has no flex attention: transformers refuses to load it"
+        why = f"the model type {subject.model_type} does not support flex attention: transformers cannot load it"
         yield Found(_KEY, "flex_attention", why=why)
 
 
 @any_job.warning(
-    why="with output_attentions and no attn_implementation transformers loads eager attention without a word: every "
-    "layer's scores are kept for backward and returned besides",
+    why="with output_attentions and no attn_implementation transformers silently loads eager attention: it keeps "
+    "every layer's scores for backward and returns them too",
     fix="delete output_attentions for training",
     source="transformers 5.23.0: configuration_utils.py 582-592, 663-668",
     techniques=("sdpa-attention", "eager-attention"),
@@ -79,13 +79,13 @@ def flex_not_supported(subject: Subject) -> Iterator[Found]:
 def attentions_force_eager(subject: Subject) -> Iterator[Found]:
     config, asked = subject.setting("model.config") or {}, subject.setting(_KEY)
     if config.get("output_attentions") is True and asked != "eager":
-        why = f"{asked} gives no attention weights: transformers refuses output_attentions with it" if asked else ""
+        why = f"{asked} returns no attention weights: transformers rejects output_attentions with it" if asked else ""
         yield Found("model.config.output_attentions", True, why=why, severity="error" if asked else None)
 
 
 @any_job.warning(
     why="eager attention keeps heads × length² scores of every layer for backward",
-    fix="take the technique sdpa-attention, which keeps none, or checkpoint the layers",
+    fix="use the technique sdpa-attention, which keeps none, or checkpoint the layers",
     source="transformers 5.23.0: models/gpt2/modeling_gpt2.py, eager_attention_forward",
     techniques=("eager-attention",),
 )
@@ -99,14 +99,14 @@ def eager_keeps_scores(subject: Subject) -> Iterator[Found]:
         return
     each = eager_bytes_of_score(2, softmax_fp32=False, dropout=False)
     kept = score_bytes(rows, heads, length, model.layers, bytes_of_score=each)
-    if kept * _SHARE_OF_CARD > gpu.usable_bytes:
+    if kept * _SHARE_OF_GPU > gpu.usable_bytes:
         scores = f"{rows} × {heads} × {length}² scores in each of {model.layers} layers"
         why = f"eager attention keeps at least {scores} for backward: {format_size(kept)} in 16 bits"
         yield Found(_KEY, "eager", why=why)
 
 
 @any_job.warning(
-    why="the model's activation function is one operation already: there is nothing to fuse",
+    why="the model's activation function is already one operation: fused-gelu has nothing to fuse",
     fix="leave out the technique fused-gelu",
     source="transformers 5.23.0: activations.py 324-350",
     techniques=("fused-gelu",),
@@ -114,12 +114,12 @@ def eager_keeps_scores(subject: Subject) -> Iterator[Found]:
 def nothing_to_fuse(subject: Subject) -> Iterator[Found]:
     name = activation_of(dict(subject.model.config)) if subject.model is not None else None
     if subject.has_setting(_FUSED) and name is not None and name not in COMPOSED:
-        why = f"the model's activation function, {name}, is one operation already: there is nothing to fuse"
+        why = f"the model's activation function, {name}, is already one operation: fused-gelu has nothing to fuse"
         yield Found(_FUSED, why=why)
 
 
 @any_job.warning(
-    why="torch.compile fuses a composed GELU by itself, and its partitioner keeps no more for backward",
+    why="torch.compile already fuses a composed GELU, and keeps no more for backward",
     fix="leave out the technique fused-gelu, or torch_compile",
     source="torch 2.13.0: _functorch/partitioners.py, min_cut_rematerialization_partition",
     techniques=("fused-gelu",),

@@ -1,5 +1,5 @@
-"""Batch sizes and accumulation: inside the DeepSpeed config, and what changes the global batch of Trainer itself, or
-the mean over it, without a word."""
+"""Batch sizes and accumulation: inside the DeepSpeed config, and what silently changes Trainer's global batch or the
+mean over it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MEAN_OF_MEANS: Final = ("gemma3n", "gemma4", "gemma4_unified")
 
 
 def _count(subject: Subject, key: str, argument: str) -> int | None:
-    """The number that will hold: the config's, or the argument that "auto" is filled with; None if not known."""
+    """The effective number: the config's, or the argument that fills in "auto"; None if unknown."""
     value: Any = subject.at(key)
     if value == "auto" and subject.arguments is not None:
         value = subject.argument(argument, DEFAULTS[argument])
@@ -31,7 +31,7 @@ def _count(subject: Subject, key: str, argument: str) -> int | None:
 
 
 @deepspeed.error(
-    why="without a batch size DeepSpeed stops with an assertion",
+    why="without a batch size DeepSpeed fails with an assertion",
     fix='add "train_micro_batch_size_per_gpu": "auto"',
     source="deepspeed 0.19.8: runtime/config.py 648",
 )
@@ -41,7 +41,7 @@ def batch_missing(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.error(
-    why="accelerate takes 1 where the key is absent, whatever Trainer's own gradient_accumulation_steps is",
+    why="without this key accelerate uses 1, whatever Trainer's gradient_accumulation_steps is",
     fix='add "gradient_accumulation_steps": "auto"',
     source="accelerate 1.15.0: utils/dataclasses.py 1274",
 )
@@ -52,7 +52,7 @@ def accumulation_missing(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.error(
-    why="train_batch_size must be micro-batch × accumulation × processes; DeepSpeed stops with an assertion",
+    why="train_batch_size must equal micro-batch × accumulation × processes; DeepSpeed fails with an assertion",
     fix='write "auto"',
     source="deepspeed 0.19.8: runtime/config.py 602",
 )
@@ -65,12 +65,12 @@ def batch_product(subject: Subject) -> Iterator[Found]:
     product = micro * accumulation * (processes or 1)
     if whole != product if processes else whole % product:
         times = f"{micro} × {accumulation} × {processes or 'processes'}"
-        yield Found("train_batch_size", whole, why=f"train_batch_size must be {times}; DeepSpeed stops otherwise")
+        yield Found("train_batch_size", whole, why=f"train_batch_size must be {times}; DeepSpeed fails otherwise")
 
 
 @any_job.error(
-    why="this model's forward takes num_items_in_batch and does not use it, so that Trainer believes the loss to be "
-    "divided already: loss and gradients come out as many times too large as there are micro-batches",
+    why="this model's forward accepts num_items_in_batch but ignores it, and Trainer does not divide the loss: loss "
+    "and gradients are multiplied by the number of micro-batches",
     fix="set gradient_accumulation_steps to 1, or give Trainer a compute_loss_func that divides by num_items_in_batch",
     source="transformers 5.23.0: trainer.py 521-523, 2103-2111; models/bart/modeling_bart.py, BartForCausalLM",
     techniques=("global-batch",),
@@ -82,8 +82,8 @@ def accumulation_multiplies_the_loss(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="this model does not take num_items_in_batch: each micro-batch is averaged by itself, and then the averages, "
-    "so that the tokens of a short sequence weigh more than those of a long one",
+    why="this model does not accept num_items_in_batch: Trainer averages the means of the micro-batches, and tokens "
+    "of short sequences weigh more than tokens of long ones",
     fix="set gradient_accumulation_steps to 1, pack the data into sequences of one length, or give Trainer a "
     "compute_loss_func that divides by num_items_in_batch",
     source="transformers 5.23.0: models/gemma3n/modeling_gemma3n.py, accepts_loss_kwargs; trainer.py 2110",
@@ -97,7 +97,8 @@ def accumulation_averages_means(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="BatchNorm layers normalise each micro-batch by itself: loss and update are not those of one big batch",
+    why="BatchNorm layers normalise each micro-batch separately: loss and gradients differ from those of one large "
+    "batch",
     fix="set gradient_accumulation_steps to 1, freeze the layers (eval mode), or use GroupNorm",
     source="torch 2.13.0: nn/modules/batchnorm.py 150-190",
     techniques=("global-batch",),
@@ -108,9 +109,9 @@ def batch_norm_with_accumulation(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="after an out-of-memory error Trainer goes on with nine tenths of the micro-batch and the same accumulation: "
-    "the global batch is another one, and so is the number of steps in an epoch",
-    fix="set it to false, and per_device_train_batch_size to what fits",
+    why="after an out-of-memory error Trainer cuts the micro-batch to nine tenths and keeps the accumulation: the "
+    "global batch and the steps of an epoch change",
+    fix="set auto_find_batch_size to false, and per_device_train_batch_size to what fits",
     source="transformers 5.23.0: trainer.py 2687-2709; accelerate 1.15.0: utils/memory.py, find_executable_batch_size",
     techniques=("global-batch",),
 )
@@ -120,7 +121,7 @@ def batch_search_shrinks_the_batch(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="with split_batches each process gets its share of per_device_train_batch_size instead of that many",
+    why="split_batches divides per_device_train_batch_size among the processes",
     fix="delete split_batches, or multiply per_device_train_batch_size by the number of processes",
     source="transformers 5.23.0: training_args.py 1637; accelerate 1.15.0: data_loader.py, BatchSamplerShard",
     techniques=("global-batch",),
@@ -131,8 +132,8 @@ def batch_split_among_processes(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="num_steps takes the place of gradient_accumulation_steps=1 without a word; beside a larger one Trainer stops",
-    fix="delete it, and set gradient_accumulation_steps",
+    why="num_steps silently overrides gradient_accumulation_steps=1; with a larger value Trainer fails",
+    fix="delete num_steps, and set gradient_accumulation_steps",
     source="transformers 5.23.0: trainer.py 811-824",
     techniques=("global-batch",),
 )
@@ -144,7 +145,7 @@ def accumulation_in_accelerator_config(subject: Subject) -> Iterator[Found]:
 
 
 def _accelerator_config(subject: Subject) -> Mapping[str, Any]:
-    """The argument where it is a mapping, or JSON text of one; a file's content is not looked at."""
+    """The argument if it is a mapping, or JSON text of one; the content of a file is not read."""
     value = subject.argument("accelerator_config")
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:

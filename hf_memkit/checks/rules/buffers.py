@@ -1,4 +1,4 @@
-"""Buffers against the card and the model."""
+"""Buffers against the GPU and the model."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hf_memkit.units import format_size
 from hf_memkit.zero.split import split
 
 BUCKET_SHARE: Final = 0.1
-"""Share of the card from which gradient buckets count as a mistake. A judgement: ZeRO-R asks for a constant size,
-"large enough to be efficient" (Rajbhandari et al. 2020, arXiv 1910.02054, 6.2); a tenth of any card is more."""
+"""Share of the GPU above which gradient buckets count as a mistake. A judgement: ZeRO-R asks for a constant size,
+"large enough to be efficient" (Rajbhandari et al. 2020, arXiv 1910.02054, 6.2); a tenth of any GPU is more."""
 
 _SUB_GROUP_DEFAULT: Final = 1_000_000_000
 """deepspeed 0.19.8: runtime/zero/config.py 182."""
@@ -29,21 +29,21 @@ def _bucket_bytes(subject: Subject) -> int:
 
 
 @deepspeed.hint(
-    why="the default of 5e8 elements is a buffer of 1 GB on the card in 16 bit, 2 GB with overlap_comm at stages 1 "
-    "and 2, whatever the model's size",
+    why="the default of 5e8 elements takes 1 GB of GPU memory in 16 bits, 2 GB with overlap_comm at stages 1 and 2, "
+    "whatever the model's size",
     fix='write a number, such as "reduce_bucket_size": 50000000',
     source="deepspeed 0.19.8: runtime/zero/config.py 113, stage_1_and_2.py 966, stage3.py 782",
 )
 def bucket_default(subject: Subject) -> Iterator[Found]:
     taken = _bucket_bytes(subject)
     if not subject.has(_BUCKET) and taken:
-        why = f"the default of 5e8 elements takes {format_size(taken)} of the card, whatever the model's size"
+        why = f"the default of 5e8 elements takes {format_size(taken)} of GPU memory, whatever the model's size"
         large = subject.gpu is not None and taken > BUCKET_SHARE * subject.gpu.usable_bytes
         yield Found(_BUCKET, why=why, severity="warning" if large else None)
 
 
 @deepspeed.warning(
-    why=f"the gradient buckets take more than {BUCKET_SHARE:.0%} of the card",
+    why=f"the gradient buckets take more than {BUCKET_SHARE:.0%} of the GPU's memory",
     fix="write a smaller number; `memkit ds copy` computes it",
     source="deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 964-970, runtime/zero/stage3.py 781",
 )
@@ -51,14 +51,14 @@ def bucket_against_card(subject: Subject) -> Iterator[Found]:
     gpu, taken = subject.gpu, _bucket_bytes(subject)
     set_here = subject.has(_BUCKET) and subject.at(_BUCKET) != "auto"
     if gpu is not None and set_here and taken > BUCKET_SHARE * gpu.usable_bytes:
-        twice = ", twice because of overlap_comm" if subject.zero.buckets > 1 else ""
+        twice = ", doubled by overlap_comm" if subject.zero.buckets > 1 else ""
         why = f"the buckets take {format_size(taken)} of {format_size(gpu.usable_bytes)} on {gpu.name}{twice}"
         yield Found(_BUCKET, why=why)
 
 
 @deepspeed.warning(
-    why="with NVMe each of buffer_count page-locked buffers holds one sub-group of 4 bytes an element: 16 GB of RAM "
-    "at the default of 1e9",
+    why="with NVMe each of the buffer_count page-locked buffers holds one sub-group at 4 bytes an element: 16 GB of "
+    "RAM at the default of 1e9",
     fix='write a number, such as "sub_group_size": 100000000',
     source="deepspeed 0.19.8: runtime/zero/config.py 182, runtime/swap_tensor/optimizer_utils.py 178",
 )
@@ -70,7 +70,8 @@ def sub_group_default(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.error(
-    why='a parameter\'s share does not fit into a swap buffer: DeepSpeed stops, "More elements … than buffer size"',
+    why="a parameter's share does not fit into a swap buffer: DeepSpeed fails with \"More elements … than buffer "
+    'size"',
     fix="write at least the share of the largest parameter; `memkit ds copy` computes it",
     source="deepspeed 0.19.8: runtime/swap_tensor/partitioned_param_swapper.py 357",
 )
@@ -80,14 +81,14 @@ def buffer_too_small(subject: Subject) -> Iterator[Found]:
     largest = max(max(shares) for shares in split(subject.model, subject.processes or 1).shares)
     size = subject.zero.parameters.buffer_elements
     if size < largest:
-        why = f"the largest parameter's share has {largest:,} elements: DeepSpeed stops,"
-        why += ' "More elements … than buffer"'
+        why = f"the largest parameter's share has {largest:,} elements: DeepSpeed fails with"
+        why += ' "More elements … than buffer size"'
         yield Found(_BUFFER, why=why, fix=f"write at least {largest}")
 
 
 @deepspeed.warning(
-    why="up to max_in_cpu elements stay in RAM, and the default of 1e9 is more than a process has: the files on disk "
-    "are written once and never used",
+    why="the default max_in_cpu of 1e9 elements is more than a process has: everything stays in RAM, and the files "
+    "on disk are written once and never used",
     fix='write "max_in_cpu": 0',
     source="deepspeed 0.19.8: runtime/zero/offload_config.py 39, runtime/zero/stage3.py 899",
 )
@@ -96,5 +97,5 @@ def parameters_stay_in_ram(subject: Subject) -> Iterator[Found]:
         return
     share = -(-subject.model.parameters // (subject.processes or 1))
     if share <= subject.zero.parameters.max_in_cpu:
-        why = f"the default keeps up to 1e9 elements in RAM, and a process has {share:,}: the files are never used"
+        why = f"the default keeps 1e9 elements in RAM, and a process has only {share:,}: the files are never used"
         yield Found(_IN_RAM, why=why)

@@ -1,4 +1,4 @@
-"""Card, RAM, page-locked memory and disk against what the config needs by formula."""
+"""GPU, RAM, page-locked memory and disk against what the config needs by formula."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def _ledger(subject: Subject) -> Ledger | None:
 
 def _largest(rows: list[Row]) -> str:
     rows = sorted(rows, key=lambda row: -row.size_bytes)[:3]
-    return ", ".join(f"{row.term} {format_size(row.size_bytes)}" for row in rows)
+    return "; ".join(f"{row.term} {format_size(row.size_bytes)}" for row in rows)
 
 
 @deepspeed.error(
-    why="weights, gradients, states and buffers alone need more than the card has",
-    fix="take a higher stage or offload more; `memkit ds list` says what each preset saves",
+    why="weights, gradients, states and buffers alone need more than the GPU has",
+    fix="use a higher stage or offload more; `memkit ds list` shows what each preset saves",
     source="hf_memkit/zero/ledger.py, whose rows name their lines of DeepSpeed",
 )
 def card_too_small(subject: Subject) -> Iterator[Found]:
@@ -42,13 +42,13 @@ def card_too_small(subject: Subject) -> Iterator[Found]:
     needed = ledger.total_bytes("device")
     if needed > gpu.usable_bytes:
         rows = [row for row in ledger.rows if row.place == "device"]
-        why = f"DeepSpeed alone needs {format_size(needed)} of {format_size(gpu.usable_bytes)} on {gpu.name}"
-        yield Found(f"{_ZERO}.stage", why=f"{why} ({_largest(rows)})")
+        why = f"DeepSpeed alone needs {format_size(needed)}; {gpu.name} has {format_size(gpu.usable_bytes)} available"
+        yield Found(f"{_ZERO}.stage", why=f"{why} (largest: {_largest(rows)})")
 
 
 @deepspeed.error(
-    why="what is offloaded needs more RAM than the machine has; the system kills the process without a word",
-    fix="offload to NVMe, or offload less; without pin_memory blocks do not round up to powers of two",
+    why="the offloaded parts need more RAM than the machine has; the kernel silently kills the process",
+    fix="offload to NVMe, or offload less; without pin_memory DeepSpeed does not round blocks up to powers of two",
     source="hf_memkit/zero/ledger.py, whose rows name their lines of DeepSpeed",
 )
 def ram_too_small(subject: Subject) -> Iterator[Found]:
@@ -59,15 +59,15 @@ def ram_too_small(subject: Subject) -> Iterator[Found]:
     needed = ledger.total_bytes("host", "pinned")
     if needed > subject.machine.ram_bytes:
         part = "offload_optimizer" if subject.zero.optimizer.device != "none" else "offload_param"
-        why = f"DeepSpeed needs {format_size(needed)} of {format_size(subject.machine.ram_bytes)} of RAM"
-        fix = "lower sub_group_size and buffer_count, whose buffers are in RAM; `memkit ds copy` computes them"
+        why = f"DeepSpeed needs {format_size(needed)} of RAM; the machine has {format_size(subject.machine.ram_bytes)}"
+        fix = "lower sub_group_size and buffer_count, whose buffers are in RAM; `memkit ds copy` computes both"
         fix = fix if subject.zero.swaps_optimizer else ""
-        yield Found(f"{_ZERO}.{part}.device", why=f"{why} ({_largest(rows)})", fix=fix)
+        yield Found(f"{_ZERO}.{part}.device", why=f"{why} (largest: {_largest(rows)})", fix=fix)
 
 
 @deepspeed.error(
-    why="DeepSpeed locks its swap buffers with mlock, and this machine's limit is lower: the process is aborted",
-    fix="run: ulimit -l unlimited (docker: --ulimit memlock=-1), or lower buffer_count and the buffers",
+    why="DeepSpeed locks its swap buffers with mlock; above this machine's limit the process aborts",
+    fix="run: ulimit -l unlimited (Docker: --ulimit memlock=-1), or lower buffer_count and the buffers",
     source="deepspeed 0.19.8: ops/csrc/pin_memory/page_alloc.cpp 24",
 )
 def memlock_too_small(subject: Subject) -> Iterator[Found]:
@@ -78,12 +78,12 @@ def memlock_too_small(subject: Subject) -> Iterator[Found]:
     locked = sum(row.size_bytes for row in ledger.rows if row.term in SWAP_BUFFERS)
     if locked > limit:
         part = "offload_param" if subject.zero.swaps_parameters else "offload_optimizer"
-        why = f"swap buffers of {format_size(locked)} are locked with mlock, and the limit here is"
+        why = f"DeepSpeed locks swap buffers of {format_size(locked)} with mlock; the limit on this machine is"
         yield Found(f"{_ZERO}.{part}.buffer_count", why=f"{why} {limit / MIB:.0f} MiB")
 
 
 @deepspeed.error(
-    why="the swap files need more than the disk has free",
+    why="the swap files need more space than the disk has free",
     fix="free space, or write another folder",
     source="hf_memkit/zero/ledger.py, whose rows name their lines of DeepSpeed",
 )
@@ -94,5 +94,5 @@ def disk_too_small(subject: Subject) -> Iterator[Found]:
     needed, free = ledger.total_bytes("disk"), subject.machine.disk_free_bytes
     if needed > free:
         part = "offload_optimizer" if subject.zero.swaps_optimizer else "offload_param"
-        why = f"the swap files need {format_size(needed)}, and {format_size(free)} are free"
+        why = f"the swap files need {format_size(needed)}; {format_size(free)} are free"
         yield Found(f"{_ZERO}.{part}.nvme_path", why=why)

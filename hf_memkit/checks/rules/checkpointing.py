@@ -1,4 +1,4 @@
-"""Activation checkpointing that is switched off, does something else than it seems to, or fails after the load."""
+"""Activation checkpointing that is off, has another effect than it seems, or fails after the model is loaded."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def _options(subject: Subject) -> Mapping[str, Any]:
 
 
 def _part(subject: Subject) -> str:
-    """The part that checkpoints in Trainer's place; empty if there is none."""
+    """The part that checkpoints instead of Trainer; empty if there is none."""
     return next((part for part in _PARTS if subject.has_setting(f"model_parts.{part}")), "")
 
 
 @any_job.warning(
-    why="gradient_checkpointing is the old name of activation_checkpointing; where both are set the new one counts, "
-    "and the old one is passed over without a word",
+    why="gradient_checkpointing is the old name of activation_checkpointing; if both are set, the old one is "
+    "silently ignored",
     fix="delete the old name",
     source="transformers 5.23.0: training_args.py 1533-1543",
     techniques=("activation-checkpointing",),
@@ -54,7 +54,7 @@ def checkpointing_two_names(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="the options are read only where activation_checkpointing is true; nothing is checkpointed",
+    why="nothing is checkpointed: the options apply only if activation_checkpointing is true",
     fix="set activation_checkpointing: true, or delete the options",
     source="transformers 5.23.0: trainer.py 1503",
     techniques=("activation-checkpointing",),
@@ -67,8 +67,8 @@ def checkpointing_options_without_switch(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.hint(
-    why="PyTorch takes the reentrant form where use_reentrant is not said, and transformers says it only where there "
-    "are no options at all",
+    why="PyTorch uses the reentrant form if use_reentrant is missing, and transformers sets it only if there are no "
+    "options at all",
     fix="add use_reentrant: false",
     source="torch 2.13.0: utils/checkpoint.py 486-496; transformers 5.23.0: modeling_utils.py 3148",
     techniques=("activation-checkpointing",),
@@ -81,8 +81,8 @@ def checkpointing_reentrant_unset(subject: Subject) -> Iterator[Found]:
 
 @any_job.warning(
     why="the reentrant form gives a layer's weights gradients only if one of its positional inputs needs a gradient; "
-    "transformers sees to that where the main input is input_ids: with another (pictures, sound), layers above a "
-    "frozen embedding stay as they are, and training goes on",
+    "transformers ensures that only for input_ids: with another main input (images, sound), layers above a frozen "
+    "embedding silently stay untrained",
     fix="set use_reentrant: false",
     source="torch 2.13.0: utils/checkpoint.py 51-58, a warning; transformers 5.23.0: modeling_utils.py 3181-3189, "
     "enable_input_require_grads",
@@ -94,7 +94,7 @@ def checkpointing_reentrant_inputs(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="dropout draws other masks when the layer is recomputed, and the gradients belong to neither pass",
+    why="dropout draws new masks when the layer is recomputed: the gradients match neither pass",
     fix="delete preserve_rng_state",
     source="torch 2.13.0: utils/checkpoint.py 1631-1670",
     techniques=("activation-checkpointing",),
@@ -111,7 +111,7 @@ def _is_dropout(name: str) -> bool:
 
 
 @any_job.error(
-    why="Trainer refuses its own checkpointing together with FSDP's",
+    why="Trainer rejects its own checkpointing together with FSDP's",
     fix="set activation_checkpointing to false in one of the two places",
     source="transformers 5.23.0: trainer.py 879-884",
     techniques=("activation-checkpointing",),
@@ -123,8 +123,9 @@ def checkpointing_and_fsdp(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="every_n_layers checkpoints layers 0, n, 2n … and no others: a larger n means fewer layers and more memory",
-    fix="write a number between 1 and half of the layers; segments of several layers are segment-checkpointing",
+    why="every_n_layers checkpoints only layers 0, n, 2n …: a larger n means fewer checkpointed layers and more "
+    "memory",
+    fix="write a number between 1 and half of the layers; for segments of several layers use segment-checkpointing",
     source="transformers 5.23.0: modeling_utils.py 3237",
     techniques=("every-nth-layer-checkpointing",),
 )
@@ -135,14 +136,14 @@ def every_nth_of_few(subject: Subject) -> Iterator[Found]:
     if every < 1:
         yield Found(_OPTIONS, why="every_n_layers must be at least 1", argument=True, severity="error")
     elif layers > 3 and every > layers // 2:
-        why = f"every_n_layers {every} checkpoints {-(-layers // every)} of {layers} layers"
-        why += "; a larger number means fewer layers and more memory"
+        why = f"every_n_layers={every} checkpoints {-(-layers // every)} of {layers} layers"
+        why += "; a larger number means fewer checkpointed layers and more memory"
         yield Found(_OPTIONS, why=why, argument=True)
 
 
 @any_job.warning(
-    why="layers that are recomputed together weigh more than the inputs that such segments spare",
-    fix="leave segment_layers out: the length that holds least is taken",
+    why="layers that are recomputed together hold more memory than the segments save",
+    fix="leave segment_layers out: memkit then uses the length that holds least",
     source="Chen et al. 2016, arXiv 1604.06174, section 4.1; formulas of hf_memkit/techniques/activation_bytes.py",
     techniques=("segment-checkpointing",),
 )
@@ -156,12 +157,12 @@ def segments_hold_more(subject: Subject) -> Iterator[Found]:
     together, single = (backward_bytes("segments", layer, layers, k).device for k in (length, 1))
     if together > single:
         held = f"segments of {length} of {layers} layers hold {format_mib(1024 * together)} for 1024 tokens"
-        why = f"{held} by formula, single layers {format_mib(1024 * single)}"
+        why = f"{held}, single layers {format_mib(1024 * single)} (by formula)"
         yield Found("model_parts.checkpoint_segments", options, why=why)
 
 
 @any_job.warning(
-    why="Trainer's switch puts plain checkpointing of every layer in place of the part, or inside its segments",
+    why="Trainer's switch checkpoints every layer, instead of the part or inside its segments",
     fix="set activation_checkpointing to false",
     source="transformers 5.23.0: trainer.py 1503-1516, modeling_utils.py 3233",
     techniques=("selective-checkpointing", "segment-checkpointing"),
@@ -172,9 +173,8 @@ def checkpointing_part_overruled(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="a function among the arguments cannot be written as JSON, nor pickled with them: the first dashboard or save "
-    "fails",
-    fix="delete it; for what context_fn is used most, take the technique selective-checkpointing",
+    why="a function among the arguments cannot be written as JSON or pickled: the first dashboard or save fails",
+    fix="delete it; for the usual context_fn use the technique selective-checkpointing",
     source="transformers 5.23.0: training_args.py to_json_string; trainer.py save_model, training_args.bin",
     techniques=("selective-checkpointing",),
 )
@@ -184,8 +184,8 @@ def checkpointing_function(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="offload pins host memory, which PyTorch refuses on a machine without an accelerator",
-    fix="delete offload: on a CPU the activations are in host memory already",
+    why="offload pins host memory, which PyTorch rejects on a machine without an accelerator",
+    fix="delete offload: on a CPU the activations are already in host memory",
     source="transformers 5.23.0: modeling_utils.py 3151-3158; torch 2.13.0: autograd/graph.py 403-414",
     techniques=("offloaded-checkpointing",),
 )
@@ -195,8 +195,7 @@ def offload_without_accelerator(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="what neither Trainer nor PyTorch's checkpoint knows is passed on to the layers, which take any keyword and "
-    "do nothing with it",
+    why="neither Trainer nor PyTorch's checkpoint knows this option: the layers receive it and silently ignore it",
     fix=f"write one of {', '.join(sorted(_TRAINER | _TORCH - {'context_fn'}))}",
     source="torch 2.13.0: utils/checkpoint.py 500-516; transformers 5.23.0: modeling_layers.py 120",
     techniques=("activation-checkpointing", "every-nth-layer-checkpointing"),
@@ -207,7 +206,7 @@ def checkpointing_unknown_option(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="a checkpointed layer gets no cache of keys and values: use_cache is switched off layer by layer",
+    why="a checkpointed layer keeps no cache of keys and values: use_cache is switched off layer by layer",
     fix="delete use_cache; Trainer sets it to false in training",
     source="transformers 5.23.0: modeling_layers.py 93-118",
     techniques=("activation-checkpointing",),
@@ -218,8 +217,9 @@ def cache_with_checkpointing(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="this model's class cannot be checkpointed; Trainer says so after the weights are loaded",
-    fix="leave checkpointing out, and take a smaller micro-batch",
+    why="this model's class does not support activation checkpointing; Trainer fails, but only after loading the "
+    "weights",
+    fix="leave checkpointing out, and use a smaller micro-batch",
     source="transformers 5.23.0: modeling_utils.py 3145, supports_gradient_checkpointing of the class",
     techniques=("activation-checkpointing",),
 )
@@ -232,8 +232,8 @@ def checkpointing_unsupported_model(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="torch.compile cannot follow this part: training fails in the first forward or backward pass",
-    fix="take activation-checkpointing, which compiled code knows, or leave torch_compile out",
+    why="torch.compile does not support this part: training fails in the first forward or backward pass",
+    fix="use activation-checkpointing, which torch.compile supports, or leave torch_compile out",
     source="torch 2.13.0: _dynamo/variables/higher_order_ops.py (context_fn); utils/checkpoint.py, CheckpointError",
     techniques=("segment-checkpointing", "selective-checkpointing"),
 )

@@ -1,4 +1,4 @@
-"""torch.compile: settings that turn it on or off unseen, and backends that are gone."""
+"""torch.compile: settings that silently turn it on or off, and removed backends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _on(subject: Subject) -> bool:
 
 
 @any_job.warning(
-    why="a backend or a mode turns torch.compile on, whatever torch_compile says",
+    why="a backend or a mode turns torch.compile on, even with torch_compile: false",
     fix="delete torch_compile_backend and torch_compile_mode, or write torch_compile: true",
     source="transformers 5.23.0: training_args.py 1621-1622",
     techniques=("compile",),
@@ -30,7 +30,7 @@ def compile_turned_on_unseen(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="backend no compiles nothing, whatever torch_compile says",
+    why='the backend "no" compiles nothing, whatever torch_compile is',
     fix="write torch_compile_backend: inductor, or delete both",
     source="accelerate 1.15.0: accelerator.py 2069",
     techniques=("compile",),
@@ -42,7 +42,7 @@ def compile_backend_no(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="no backend that trains; this fails after the model was loaded, some at the first forward",
+    why="not a backend that can train: the run fails after loading the model, or at the first forward pass",
     fix="write torch_compile_backend: inductor",
     source="accelerate 1.15.0: utils/dataclasses.py, DynamoBackend; torch 2.13.0: _dynamo/backends/registry.py 130",
     techniques=("compile",),
@@ -55,7 +55,7 @@ def compile_backend(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="no mode of torch.compile; inductor refuses it at the first forward, and other backends ignore it",
+    why="not a mode of torch.compile; inductor fails at the first forward pass, and other backends ignore it",
     fix=f"write one of {', '.join(MODES)}",
     source="torch 2.13.0: _inductor/__init__.py, list_mode_options",
     techniques=("compile",),
@@ -67,7 +67,7 @@ def compile_mode(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="only backend inductor has modes; the others say in the log that they ignore it",
+    why="only the backend inductor has modes; the others ignore it and log that",
     fix="delete torch_compile_mode, or write torch_compile_backend: inductor",
     source="torch 2.13.0: _dynamo/backends/common.py 53, debugging.py, cudagraphs.py 262",
     techniques=("compile",),
@@ -80,8 +80,8 @@ def compile_mode_ignored(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="CUDA graphs are recorded for each number of tokens, and each keeps memory of its own",
-    fix='take mode "max-autotune-no-cudagraphs", or give every batch one shape',
+    why="torch records CUDA graphs for each number of tokens, and each graph keeps its own memory",
+    fix='use mode "max-autotune-no-cudagraphs", or give every batch one shape',
     source="torch 2.13.0: _inductor/cudagraph_trees.py; _inductor/config.py, cudagraph_dynamic_shape_warn_limit",
     techniques=("compile", "padding-free"),
 )
@@ -96,9 +96,9 @@ def compile_graphs_of_many_shapes(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.warning(
-    why="stage 3 gathers weights in a hook of every module, and each hook ends a graph: next to nothing is fused, or "
-    "made again instead of kept, and every graph has to be compiled",
-    fix="leave torch_compile out, or take stage 2",
+    why="stage 3 gathers weights in a hook of every module, and each hook breaks the graph: almost nothing is fused "
+    "or recomputed, and every graph must be compiled",
+    fix="leave torch_compile out, or use stage 2",
     source="deepspeed 0.19.8: runtime/zero/parameter_offload.py, hooks of setup_zero_stage3_hooks",
     techniques=("compile",),
 )
@@ -108,8 +108,8 @@ def compile_at_stage_3(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="TrainingArguments has no such field any more",
-    fix="write what took its place",
+    why="transformers 5 removed this field from TrainingArguments",
+    fix="write its replacement",
     source="transformers 5.23.0: hf_argparser.py 382; training_args.py",
     techniques=("compile", "length-grouped"),
 )

@@ -1,4 +1,4 @@
-"""torchao's CPUOffloadOptimizer: what it does to gradients, and who notices."""
+"""torchao's CPUOffloadOptimizer: what it does to gradients, silently."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def _options(subject: Subject) -> Mapping[str, Any] | None:
 
 
 @any_job.error(
-    why="gradients are on the host before Trainer clips them: the step takes them as they were, in silence; memkit's "
-    "part refuses to start",
+    why="gradients are on the host before Trainer clips them: the step would silently use them unclipped, so memkit "
+    "refuses to start",
     fix=f"set max_grad_norm: 0; {_PART}.max_grad_norm clips on the host",
     source=_COPIED,
     techniques=_TECHNIQUE,
@@ -33,9 +33,10 @@ def offload_clips_nothing(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="a gradient that is freed on the card cannot be added to: the step takes the last micro-batch's alone, in "
-    "silence; memkit's part refuses to start",
-    fix="leave offload_gradients out: it is then on only without accumulation; or set gradient_accumulation_steps: 1",
+    why="a gradient freed on the GPU cannot accumulate: the step would silently use only the last micro-batch's, so "
+    "memkit refuses to start",
+    fix="leave offload_gradients out, which turns it on only without accumulation; or set "
+    "gradient_accumulation_steps: 1",
     source="torchao 0.18.0: optim/cpu_offload.py 37, 84-99",
     techniques=_TECHNIQUE,
 )
@@ -46,9 +47,9 @@ def offload_drops_gradients(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="gradients are on the host before DistributedDataParallel has averaged them: each card steps with its own, "
-    "and the copies of the model drift apart, in silence; memkit's part refuses to start",
-    fix="take zero2-offload",
+    why="gradients are on the host before DistributedDataParallel averages them: each GPU would step with its own, "
+    "and the copies of the model would silently diverge, so memkit refuses to start",
+    fix="use zero2-offload",
     source=_COPIED,
     techniques=_TECHNIQUE,
 )
@@ -58,8 +59,8 @@ def offload_on_several_cards(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="the copy on the host has the weights' own 16 bits: AdamW's small updates are rounded away, in silence",
-    fix="keep fp32 weights with bf16: true; or take zero2-offload, which keeps an fp32 master copy in RAM",
+    why="the copy on the host has the weights' own 16 bits: AdamW's small updates are silently rounded away",
+    fix="keep fp32 weights with bf16: true; or use zero2-offload, which keeps an fp32 master copy in RAM",
     source="torchao 0.18.0: optim/cpu_offload.py 113 (empty_like)",
     techniques=_TECHNIQUE,
 )
@@ -70,8 +71,8 @@ def offload_rounds_updates(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.error(
-    why="DeepSpeed moves what torchao's optimizer has replaced by copies on the host, and stops",
-    fix="take one of the two: zero2-offload offloads the optimizer by itself",
+    why="DeepSpeed moves tensors that torchao's optimizer has replaced with copies on the host, and fails",
+    fix="use one of the two; zero2-offload offloads the optimizer without torchao",
     source="deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 442; accelerate 1.15.0: utils/deepspeed.py 37",
     techniques=(*_TECHNIQUE, "zero2-offload", "zero3", "zero3-offload", "zero3-infinity"),
 )

@@ -14,7 +14,7 @@ _FOR_METRICS: Final = ("inputs", "loss")
 
 
 @any_job.warning(
-    why="with prediction_loss_only the logits are dropped before compute_metrics is asked: it is never called",
+    why="with prediction_loss_only Trainer drops the logits and never calls compute_metrics",
     fix="delete prediction_loss_only, or the metric",
     source="transformers 5.23.0: trainer.py 3285, 2994, 3050",
     techniques=("loss-only-evaluation", "streamed-metrics"),
@@ -31,7 +31,7 @@ def metrics_never_computed(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="with batch_eval_metrics nothing is kept that could be moved: eval_accumulation_steps is not looked at",
+    why="with batch_eval_metrics Trainer keeps nothing that it could move, and ignores eval_accumulation_steps",
     fix="delete eval_accumulation_steps",
     source="transformers 5.23.0: trainer.py 2993, 3009 (elif)",
     techniques=("eval-accumulation", "streamed-metrics"),
@@ -43,7 +43,7 @@ def eval_accumulation_ignored(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="there are no logits to move, only losses of 4 bytes a sample; the allocator's cache is emptied all the same",
+    why="there are no logits to move, only losses of 4 bytes a sample; Trainer still empties the allocator's cache",
     fix="delete eval_accumulation_steps",
     source="transformers 5.23.0: trainer.py 3009-3016, 3285",
     techniques=("eval-accumulation", "loss-only-evaluation"),
@@ -55,7 +55,7 @@ def eval_accumulation_without_logits(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="compute_metrics is given nothing of this name, and no one says so",
+    why="compute_metrics silently receives nothing of this name",
     fix="write inputs or loss",
     source="transformers 5.23.0: trainer.py 2953-2954, 2996-2997",
 )
@@ -66,7 +66,7 @@ def metric_input_unknown(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="Trainer gathers and holds the inputs of the whole evaluation set, also where no metric is computed",
+    why="Trainer gathers and holds the inputs of the whole evaluation set, although it computes no metric",
     fix="delete include_for_metrics",
     source="transformers 5.23.0: trainer.py 2952-2969",
     techniques=("loss-only-evaluation",),
@@ -82,8 +82,8 @@ def _names(subject: Subject) -> list[str]:
 
 
 @any_job.warning(
-    why="predict() keeps the logits of the whole test set whatever batch_eval_metrics says: it has to return them",
-    fix="evaluate() on the test set, or give Trainer a preprocess_logits_for_metrics that makes them small",
+    why="predict() must return the logits of the whole test set and keeps them, whatever batch_eval_metrics is",
+    fix="call evaluate() on the test set, or give Trainer a preprocess_logits_for_metrics that shrinks the logits",
     source='transformers 5.23.0: trainer.py 2968, 2978, 2983 (description == "Prediction")',
     techniques=("streamed-metrics",),
 )
@@ -95,9 +95,9 @@ def predict_keeps_everything(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="it has no effect during training; an evaluate() outside of train() rounds the weights to 16 bits in place, "
-    "and what is saved or trained after it has 16 bits",
-    fix="delete it: with bf16: true or fp16: true evaluation is autocast anyway",
+    why="no effect during training; an evaluate() outside train() rounds the weights to 16 bits in place, and later "
+    "saves and training have 16 bits",
+    fix="delete it: with bf16: true or fp16: true evaluation uses autocast anyway",
     source="transformers 5.23.0: trainer.py 2939-2945",
     techniques=("bf16-autocast", "fp16-autocast", "fp32"),
 )
@@ -110,7 +110,7 @@ def full_eval_while_training(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="nothing is generated where only the loss is asked for",
+    why="prediction_loss_only computes only the loss: nothing is generated",
     fix="delete prediction_loss_only, or predict_with_generate",
     source="transformers 5.23.0: trainer_seq2seq.py, prediction_step",
     techniques=("loss-only-evaluation",),
@@ -133,7 +133,7 @@ def generation_not_asked_for(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="keys and values of all beams do not fit on the card",
+    why="keys and values of all beams do not fit on the GPU",
     fix="lower generation_num_beams or per_device_eval_batch_size",
     source="2 × 2 bytes × batch × beams × tokens × layers × heads × head width; transformers 5.23.0: "
     "generation/utils.py, expand_size",
@@ -151,5 +151,5 @@ def generation_cache_too_large(subject: Subject) -> Iterator[Found]:
     if size > gpu.usable_bytes:
         key, value = ("generation_num_beams", beams) if beams != 1 else ("generation_max_length", tokens)
         cache = f"{batch} samples × {beams} beams × {tokens} tokens take {format_size(size)} of keys and values"
-        why = f"{cache}, by formula, and {gpu.name} has {format_size(gpu.usable_bytes)}"
+        why = f"{cache} (by formula); {gpu.name} has {format_size(gpu.usable_bytes)} available"
         yield Found(key, value, why=why, argument=True)

@@ -1,4 +1,4 @@
-"""Keys that DeepSpeed refuses, ignores or reads elsewhere."""
+"""Keys that DeepSpeed rejects, ignores or reads elsewhere."""
 
 from __future__ import annotations
 
@@ -13,29 +13,27 @@ from hf_memkit.errors import did_you_mean
 _DEPRECATED: Final[dict[str, tuple[Severity, str, str]]] = {
     "zero_optimization.cpu_offload": (
         "error",
-        "accelerate does not look at it: it leaves the optimizer as it is, and the engine then refuses a client's "
-        "optimizer with ZeRO-Offload",
+        "accelerate does not read it and keeps Trainer's optimizer, which DeepSpeed then rejects with ZeRO-Offload",
         '"offload_optimizer": {"device": "cpu"}',
     ),
     "zero_optimization.cpu_offload_param": (
         "warning",
-        "DeepSpeed still maps it to offload_param, with a warning, and Trainer does not see that parameters are "
-        "offloaded",
+        "DeepSpeed maps it to offload_param, with a warning, but Trainer does not see that parameters are offloaded",
         '"offload_param": {"device": "cpu"}',
     ),
     "zero_optimization.cpu_offload_use_pin_memory": (
         "warning",
-        "DeepSpeed accepts it and does nothing with it",
+        "DeepSpeed accepts it and ignores it",
         '"pin_memory" inside offload_optimizer and offload_param',
     ),
     "zero_optimization.stage3_gather_fp16_weights_on_model_save": (
         "hint",
-        "DeepSpeed still maps it, with a warning",
+        "deprecated: DeepSpeed maps it to the new name, with a warning",
         '"stage3_gather_16bit_weights_on_model_save"',
     ),
     "bfloat16": (
         "warning",
-        'DeepSpeed still reads it, but Trainer fills and compares only "bf16"',
+        'DeepSpeed reads it, but Trainer fills in and compares only "bf16"',
         'a section "bf16"',
     ),
 }
@@ -64,7 +62,7 @@ def _misplaced(subject: Subject, path: str) -> str:
 
 
 @deepspeed.error(
-    why="DeepSpeed has removed it and refuses the whole file",
+    why="DeepSpeed removed this key and rejects the whole file",
     fix="delete the key",
     source="deepspeed 0.19.8: runtime/config.py 67-141",
 )
@@ -75,20 +73,20 @@ def removed_key(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.error(
-    why='DeepSpeed refuses it: "Extra inputs are not permitted"',
+    why='DeepSpeed rejects this key: "Extra inputs are not permitted"',
     fix="delete the key",
     source="deepspeed 0.19.8: runtime/config_utils.py 110",
 )
 def rejected_key(subject: Subject) -> Iterator[Found]:
     for path, known in _unknown(subject, strict=True):
         section, _, name = path.rpartition(".")
-        why = "its class takes no such parameter: TypeError when the engine starts"
+        why = "its class does not accept this parameter: TypeError when the engine starts"
         why = why if section.endswith(".params") else ""
         yield Found(path, why=why, fix=f"delete the key{did_you_mean(name, known)}")
 
 
 @deepspeed.warning(
-    why="DeepSpeed knows no such key here and ignores it without a word",
+    why="unknown key; DeepSpeed silently ignores it",
     fix="delete the key",
     source="deepspeed 0.19.8: runtime/config.py 485-590, which reads the keys that it knows",
 )
@@ -98,14 +96,14 @@ def unknown_key(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.warning(
-    why="the key has another name; DeepSpeed ignores this one without a word",
-    fix="write the name that DeepSpeed reads",
+    why="DeepSpeed reads this setting under another name and silently ignores this key",
+    fix="rename it to the name that DeepSpeed reads",
     source="deepspeed 0.19.8: runtime/swap_tensor/aio_config.py 23-36, runtime/activation_checkpointing/config.py 76",
 )
 def renamed_key(subject: Subject) -> Iterator[Found]:
     for path, name in RENAMED.items():
         if subject.has(path):
-            yield Found(path, fix=f"call it {name!r}")
+            yield Found(path, fix=f"rename it to {name!r}")
 
 
 @deepspeed.warning(
@@ -119,15 +117,15 @@ def misplaced_key(subject: Subject) -> Iterator[Found]:
         place = _misplaced(subject, path) if own is not None and own.keys is not None else ""
         if not place or own is None or path in RENAMED or path in _DEPRECATED:
             continue
-        effect = "DeepSpeed refuses it here" if own.strict else "DeepSpeed ignores it here without a word"
+        effect = "DeepSpeed rejects it here" if own.strict else "DeepSpeed silently ignores it here"
         target = section_name(place) or "the top level"
         severity: Severity = "error" if own.strict else "warning"
-        yield Found(path, why=f"{effect}: it belongs to {target}", fix=f"write it as {place}", severity=severity)
+        yield Found(path, why=f"{effect}: it belongs to {target}", fix=f"move it to {place}", severity=severity)
 
 
 @deepspeed.warning(
-    why="an old name that no longer does all that it did",
-    fix="write the new one",
+    why="deprecated name that no longer has its full effect",
+    fix="write the new name",
     source="deepspeed 0.19.8: runtime/zero/config.py 188-220, 287; accelerate 1.15.0: accelerator.py 2373",
 )
 def deprecated_key(subject: Subject) -> Iterator[Found]:
@@ -137,7 +135,8 @@ def deprecated_key(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="the file has the key twice: Trainer takes the last one without a word, DeepSpeed alone would refuse the file",
+    why="the key appears twice: under Trainer the last one silently takes precedence; without Trainer "
+    "DeepSpeed rejects the file",
     fix="keep one of the two",
     source="accelerate 1.15.0: utils/deepspeed.py 143; deepspeed 0.19.8: runtime/config_utils.py 205; transformers "
     "5.23.0: hf_argparser.py 426 (yaml.safe_load)",
@@ -147,5 +146,5 @@ def duplicate_key(subject: Subject) -> Iterator[Found]:
         yield Found(path)
     given = dict(walk(subject.arguments or {}))
     for path in subject.duplicate_arguments:
-        why = "the file has the key twice: the last one is taken without a word"
+        why = "the key appears twice; the last one silently takes precedence"
         yield Found(path, given.get(path), why=why, argument=True)

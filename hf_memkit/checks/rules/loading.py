@@ -9,8 +9,7 @@ from hf_memkit.checks.subject import Subject
 
 
 @any_job.error(
-    why="without workers there is nobody to keep or to prefetch: torch stops when training starts, after the model is "
-    "loaded",
+    why="it needs workers: torch fails when training starts, after loading the model",
     fix="set dataloader_num_workers to 1 or more, or delete this",
     source="torch 2.13.0: utils/data/dataloader.py 314-321; transformers 5.23.0: training_args.py 1803-1807",
     techniques=("pinned-workers",),
@@ -21,12 +20,12 @@ def workers_missing(subject: Subject) -> Iterator[Found]:
     if subject.on("dataloader_persistent_workers"):
         yield Found("dataloader_persistent_workers", True, argument=True)
     if (value := subject.argument("dataloader_prefetch_factor")) is not None:
-        why = "without workers there is nobody to prefetch: TrainingArguments stop"
+        why = "prefetching needs workers: TrainingArguments fail"
         yield Found("dataloader_prefetch_factor", value, why=why, argument=True)
 
 
 @any_job.warning(
-    why="with use_cpu TrainingArguments set it to false: page-locked memory is for copies to a card",
+    why="with use_cpu TrainingArguments set it to false: page-locked memory serves copies to a GPU",
     fix="delete one of the two",
     source="transformers 5.23.0: training_args.py 1689-1690",
     techniques=("pinned-workers",),
@@ -37,7 +36,7 @@ def pinning_without_card(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.hint(
-    why="transformers 5 takes it and drops it: weights are always read tensor by tensor",
+    why="transformers 5 ignores it: weights are always read tensor by tensor",
     fix='delete it; `device_map="cuda"` in from_pretrained keeps the copy out of RAM (technique low-host-ram)',
     source="transformers 5.23.0: modeling_utils.py 4170-4172",
     techniques=("low-host-ram",),
@@ -49,8 +48,8 @@ def low_cpu_mem_usage_ignored(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.error(
-    why="transformers refuses a device_map with ZeRO-3, where DeepSpeed splits the weights while they are read",
-    fix="leave out low-host-ram, or take stage 2",
+    why="transformers rejects a device_map with ZeRO-3, where DeepSpeed splits the weights as it reads them",
+    fix="leave out low-host-ram, or use stage 2",
     source="transformers 5.23.0: integrations/accelerate.py 135-137",
     techniques=("low-host-ram",),
 )

@@ -18,21 +18,21 @@ def _liger(subject: Subject) -> bool:
 
 
 @any_job.warning(
-    why="Liger has no kernels for this model type: it logs that at the level INFO, and changes nothing",
-    fix="take the technique chunked-loss, which suits any causal language model",
+    why="Liger has no kernels for this model type: it changes nothing, and logs that only at level INFO",
+    fix="use the technique chunked-loss, which supports any causal language model",
     source=f"{_PATCHING} 4012-4014",
     techniques=("liger",),
 )
 def liger_model_unknown(subject: Subject) -> Iterator[Found]:
     kind = subject.model_type
     if _liger(subject) and kind is not None and kind not in LIGER_OPTIONS:
-        why = f"Liger has no kernels for the model type {kind}: it logs that at the level INFO, and changes nothing"
+        why = f"Liger has no kernels for the model type {kind}: it changes nothing, and logs that only at level INFO"
         yield Found("use_liger_kernel", True, why=why, argument=True)
 
 
 @any_job.warning(
-    why="keys that the patching of this model type does not take are dropped without a word",
-    fix="write a key that it takes",
+    why="Liger silently drops keys that it does not know for this model type",
+    fix="write a key that it knows",
     source=f"{_PATCHING} 4016-4020",
     techniques=("liger",),
 )
@@ -45,13 +45,13 @@ def liger_key_unknown(subject: Subject) -> Iterator[Found]:
     known = LIGER_OPTIONS.get(kind or "", every)
     what = "any model type" if kind is None else f"the model type {kind}"
     for key in [key for key in config if key not in known]:
-        why = f"Liger's patching of {what} has no {key!r}: the key is dropped without a word"
+        why = f"Liger has no key {key!r} for {what}, and silently drops it"
         fix = f"write one of {', '.join(sorted(known))}{did_you_mean(key, sorted(known))}"
         yield Found(f"liger_kernel_config.{key}", config[key], why=why, fix=fix, argument=True)
 
 
 @any_job.warning(
-    why="liger_kernel_config is read only where use_liger_kernel is true: nothing is patched",
+    why="no effect without use_liger_kernel: true: nothing is patched",
     fix="add use_liger_kernel: true, or delete the key",
     source="transformers 5.23.0: trainer.py 1494-1495",
     techniques=("liger",),
@@ -63,9 +63,9 @@ def liger_config_unused(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="Liger's two forms of the loss exclude each other, and the fused one is on by default: an assertion stops the "
-    "training after the model is loaded",
-    fix="delete cross_entropy: the fused form does more",
+    why="Liger's two losses exclude each other, and the fused one is on by default: training fails with an assertion "
+    "after loading the model",
+    fix="delete cross_entropy: the fused loss does more",
     source=f"{_PATCHING} 283-285",
     techniques=("liger",),
 )
@@ -78,20 +78,20 @@ def liger_two_losses(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="for this model type Liger leaves its fused loss off: all logits are made as before",
-    fix="take the technique chunked-loss instead: it repeats the scaling in each chunk",
+    why="for this model type Liger leaves its fused loss off: all logits are still computed",
+    fix="use the technique chunked-loss instead: it repeats the scaling in each chunk",
     source=f"{_PATCHING} 184-240 (Granite), apply_liger_kernel_to_pixtral",
     techniques=("liger",),
 )
 def liger_keeps_logits(subject: Subject) -> Iterator[Found]:
     if _liger(subject) and subject.model_type in LIGER_WITH_LOGITS:
-        why = f"for the model type {subject.model_type} Liger leaves its fused loss off: all logits are made as before"
+        why = f"for the model type {subject.model_type} Liger leaves its fused loss off: all logits are still computed"
         yield Found("use_liger_kernel", True, why=why, argument=True)
 
 
 @any_job.error(
-    why="Liger's kernels are written in Triton: without a GPU they cannot be imported or do not run",
-    fix="take the technique chunked-loss, which runs anywhere, or delete the key",
+    why="Liger's kernels need Triton and a GPU: without one they fail at import, or when they run",
+    fix="use the technique chunked-loss, which runs anywhere, or delete the key",
     source="liger-kernel 0.8.5: ops/cross_entropy.py imports triton",
     techniques=("liger",),
 )
@@ -101,9 +101,9 @@ def liger_without_gpu(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="Liger replaces the model's forward when Trainer is made, after the loss in chunks was installed: the chunks "
-    "are given up without a word, and neither label_smoothing nor chunk_tokens has an effect",
-    fix="take one of the two: liger where it knows the model type, else chunked-loss",
+    why="Liger replaces the model's forward after chunked-loss is installed: chunked-loss silently has no effect, "
+    "and neither have label_smoothing and chunk_tokens",
+    fix="use one of the two: liger if it supports the model type, otherwise chunked-loss",
     source=f"{_PATCHING} 302-306; transformers 5.23.0: trainer.py 1494",
     techniques=("liger", "chunked-loss"),
 )
@@ -114,9 +114,9 @@ def liger_and_chunked_loss(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="with label_smoothing_factor Trainer takes the labels away and smooths over all logits: a fused or chunked "
-    "loss has nothing to do",
-    fix="delete it; chunked-loss smooths by itself with its value label_smoothing",
+    why="with label_smoothing_factor Trainer removes the labels and smooths over all logits: a fused or chunked loss "
+    "has no effect",
+    fix="delete it; chunked-loss has a value label_smoothing for this",
     source="transformers 5.23.0: trainer.py 2155-2156",
     techniques=("liger", "chunked-loss"),
 )
@@ -127,8 +127,8 @@ def label_smoothing_makes_logits(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="a micro-batch has no more tokens than a chunk: all its logits are made at once",
-    fix="lower chunk_tokens, or leave it out: the default suits the vocabulary",
+    why="a micro-batch has no more tokens than one chunk: all its logits are computed at once",
+    fix="lower chunk_tokens, or leave it out: the default depends on the vocabulary",
     source="hf_memkit/components/chunked_loss.py; transformers 5.23.0: loss/loss_utils.py 59-85 makes as many",
     techniques=("chunked-loss",),
 )
@@ -139,14 +139,14 @@ def one_chunk_only(subject: Subject) -> Iterator[Found]:
     if not isinstance(chunk, int) or not isinstance(length, int) or not isinstance(rows, int):
         return
     if rows * length <= chunk:
-        why = f"a micro-batch of {rows} × {length} tokens is one chunk of {chunk}: all its logits are made at once"
+        why = f"a micro-batch of {rows} × {length} tokens is one chunk of {chunk}: all its logits are computed at once"
         yield Found(f"{_CHUNKED}.chunk_tokens", chunk, why=why)
 
 
 @any_job.warning(
-    why="TRL's SFTTrainer computes log-probabilities in tiles itself and calls the model below its head: the loss in "
-    "chunks is never asked for, and neither chunk_tokens nor label_smoothing has an effect",
-    fix="leave chunked-loss out: SFTTrainer makes no logits of a whole batch either",
+    why="TRL's SFTTrainer computes log-probabilities in tiles and bypasses the model's head: chunked-loss, "
+    "chunk_tokens and label_smoothing have no effect",
+    fix="leave chunked-loss out: SFTTrainer does not hold the logits of a whole batch either",
     source="trl 1.16.0: trainer/sft_trainer.py 1163-1168, trainer/utils.py 1548-1698 (add_fused_lm_head)",
     techniques=("chunked-loss",),
 )
@@ -156,8 +156,8 @@ def sft_has_its_own_loss(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="it sums the loss of a causal language model in chunks; this model computes another one, and the part refuses "
-    "it after the model is loaded",
+    why="chunked-loss computes the loss of a causal language model; this model has another one, and the run fails, "
+    "but only after loading the model",
     fix="leave chunked-loss out",
     source="transformers 5.23.0: loss/loss_utils.py, LOSS_MAPPING; hf_memkit/components/chunked_loss.py",
     techniques=("chunked-loss",),
@@ -165,5 +165,5 @@ def sft_has_its_own_loss(subject: Subject) -> Iterator[Found]:
 def chunked_loss_needs_causal_model(subject: Subject) -> Iterator[Found]:
     other = subject.model.model_class if subject.model is not None else None
     if other is not None and subject.has_setting(_CHUNKED):
-        why = f"it sums the loss of a causal language model in chunks, and {other} computes another one"
+        why = f"chunked-loss computes the loss of a causal language model, and {other} has another one"
         yield Found(_CHUNKED, why=why)

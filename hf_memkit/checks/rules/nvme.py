@@ -27,7 +27,7 @@ def _swapping(subject: Subject) -> list[str]:
 
 
 @deepspeed.error(
-    why="the device is nvme, and no folder is named: the engine stops when it joins the path",
+    why="the device is nvme but no folder is given: the engine fails when it builds the path",
     fix='add "nvme_path" with a folder on a local NVMe disk',
     source="deepspeed 0.19.8: runtime/zero/stage3.py 840, runtime/zero/partition_parameters.py 1229",
 )
@@ -38,8 +38,8 @@ def nvme_path_missing(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.error(
-    why="swap files cannot be written there",
-    fix="write another folder; `memkit doctor` tests one",
+    why="DeepSpeed cannot write swap files there",
+    fix="write another folder; `memkit doctor --nvme-path DIR` tests one",
     source="deepspeed 0.19.8: runtime/zero/stage3.py 840-841 (os.makedirs)",
 )
 def nvme_path_unusable(subject: Subject) -> Iterator[Found]:
@@ -51,15 +51,15 @@ def nvme_path_unusable(subject: Subject) -> Iterator[Found]:
         if folder.exists() and not folder.is_dir():
             yield Found(f"{part}.nvme_path", path, why="it is a file, not a folder")
         elif not folder.exists():
-            why = "there is no such folder: DeepSpeed would make it, on whatever disk lies under it"
-            fix = "make the folder on the disk that is meant"
+            why = "the folder does not exist: DeepSpeed would create it on whatever disk is mounted there"
+            fix = "create the folder on the disk you mean"
             yield Found(f"{part}.nvme_path", path, why=why, fix=fix, severity="warning")
         elif not os.access(folder, os.W_OK | os.X_OK):
-            yield Found(f"{part}.nvme_path", path, why="this user may not write there")
+            yield Found(f"{part}.nvme_path", path, why="this user cannot write there")
 
 
 @deepspeed.warning(
-    why="only NVMe offloading reads this section, and nothing goes to NVMe here",
+    why="only NVMe offloading reads this section, and nothing is offloaded to NVMe here",
     fix='delete it, or set a device to "nvme" at stage 3',
     source="deepspeed 0.19.8: runtime/swap_tensor/partitioned_param_swapper.py 91, runtime/engine.py 2787",
 )
@@ -70,7 +70,7 @@ def aio_without_nvme(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.error(
-    why="GPUDirect Storage is for CUDA cards; DeepSpeed stops with an assertion",
+    why="GPUDirect Storage needs a CUDA GPU; DeepSpeed fails with an assertion",
     fix='write "use_gds": false',
     source="deepspeed 0.19.8: runtime/swap_tensor/aio_config.py 38",
 )
@@ -80,7 +80,7 @@ def gds_without_gpu(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.error(
-    why=f"Adam's step holds weights, gradients and two moments at once: {ADAM_BUFFERS} buffers",
+    why=f"Adam's step needs {ADAM_BUFFERS} buffers at once, for weights, gradients and two moments",
     fix=f'write "buffer_count": {ADAM_BUFFERS} or more',
     source="deepspeed 0.19.8: runtime/swap_tensor/partitioned_optimizer_swapper.py 165",
 )
@@ -91,9 +91,9 @@ def buffers_too_few(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.error(
-    why="with pipelining the next sub-group is read, or the last one written, while this one steps; DeepSpeed stops: "
-    '"ran out of swap buffers"',
-    fix="more buffers, or switch the pipelines off",
+    why='a pipeline also holds the sub-group that is read ahead or written back; DeepSpeed fails: "ran out of swap '
+    'buffers"',
+    fix="write a larger buffer_count, or switch the pipelines off",
     source="deepspeed 0.19.8: runtime/swap_tensor/pipelined_optimizer_swapper.py 219, 253",
 )
 def pipelined_buffers_too_few(subject: Subject) -> Iterator[Found]:
@@ -105,7 +105,7 @@ def pipelined_buffers_too_few(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.warning(
-    why="it speeds up the start only where parameters are on NVMe too",
+    why="no effect unless parameters are on NVMe too",
     fix="delete the key",
     source="deepspeed 0.19.8: runtime/zero/stage3.py 1126-1133",
 )

@@ -1,4 +1,4 @@
-"""Offloading that does not happen, or happens elsewhere than the file says."""
+"""Offloading that does not happen, or goes elsewhere than the file says."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FOR_NVME = ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "pipeline
 
 
 @deepspeed.warning(
-    why="below stage 3 DeepSpeed takes nvme for cpu, silently: nothing is written to disk, and RAM holds it all",
+    why="below stage 3 DeepSpeed silently treats nvme as cpu: RAM holds everything, and nothing is written to disk",
     fix='set "stage": 3, or write "device": "cpu"',
     source="deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 220-222",
 )
@@ -25,7 +25,7 @@ def nvme_below_stage_3(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.warning(
-    why="parameters are offloaded at stage 3 only: DeepSpeed ignores the section, silently",
+    why="DeepSpeed offloads parameters only at stage 3 and silently ignores this section at other stages",
     fix='set "stage": 3, or delete the section',
     source="deepspeed 0.19.8: runtime/engine.py 2659-2710, stages 1 and 2 are not given it",
 )
@@ -36,8 +36,7 @@ def param_offload_below_stage_3(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.warning(
-    why="without ZeRO nothing is offloaded, and accelerate puts DeepSpeedCPUAdam in the place of the optimizer all "
-    "the same",
+    why="without ZeRO nothing is offloaded, but accelerate still replaces the optimizer with DeepSpeedCPUAdam",
     fix='set "stage" to 1, 2 or 3, or delete the section',
     source="deepspeed 0.19.8: runtime/engine.py 2294-2326; accelerate 1.15.0: accelerator.py 2373",
 )
@@ -47,7 +46,7 @@ def offload_at_stage_0(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.warning(
-    why='the default of "device" is "none": the section has no effect',
+    why='"device" defaults to "none": the section has no effect',
     fix='add "device": "cpu", or delete the section',
     source="deepspeed 0.19.8: runtime/zero/offload_config.py 24, 58",
 )
@@ -59,7 +58,7 @@ def offload_without_device(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.warning(
-    why="it is read only where the device is nvme",
+    why="DeepSpeed reads it only if the device is nvme",
     fix="delete the key",
     source="deepspeed 0.19.8: runtime/zero/stage3.py 839, runtime/swap_tensor/partitioned_param_swapper.py 80-125",
 )
@@ -69,12 +68,12 @@ def nvme_key_without_nvme(subject: Subject) -> Iterator[Found]:
         for name in _FOR_NVME:
             value = subject.at(f"{path}.{name}")
             if device in ("cpu", "none") and subject.has(f"{path}.{name}") and value not in (False, None, "none"):
-                why = f"it is read only where the device is nvme, and this is {device}"
+                why = f"DeepSpeed reads it only if the device is nvme; the device is {device}"
                 yield Found(f"{path}.{name}", value, why=why)
 
 
 @deepspeed.error(
-    why="a share below 1 is for stage 3 only; DeepSpeed refuses the file",
+    why="DeepSpeed rejects a ratio below 1 except at stage 3",
     fix="delete the key",
     source="deepspeed 0.19.8: runtime/zero/config.py 394-400",
 )
@@ -84,8 +83,8 @@ def ratio_refused(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.warning(
-    why="whole sub-groups stay on the card, int((1 - ratio) × their number) of them: here none",
-    fix='lower "sub_group_size" until there are several sub-groups, or delete the key',
+    why="only whole sub-groups stay on the GPU, int((1 - ratio) × their number) of them: here none",
+    fix='lower "sub_group_size" to get more sub-groups, or delete the key',
     source="deepspeed 0.19.8: runtime/zero/stage3.py 1100-1108",
 )
 def ratio_no_effect(subject: Subject) -> Iterator[Found]:
@@ -94,7 +93,7 @@ def ratio_no_effect(subject: Subject) -> Iterator[Found]:
         return
     path = f"{_OPTIMIZER}.ratio"
     if offload.device == "none":
-        yield Found(path, offload.ratio, why="nothing is offloaded, so there is nothing to keep on the card")
+        yield Found(path, offload.ratio, why="nothing is offloaded, so there is nothing to keep on the GPU")
         return
     if subject.model is not None:
         count = len(sub_groups(split(subject.model, subject.processes or 1), subject.zero.sub_group_elements))
@@ -102,15 +101,15 @@ def ratio_no_effect(subject: Subject) -> Iterator[Found]:
     elif not subject.has("zero_optimization.sub_group_size"):
         # Trainer's optimizer has two parameter groups, with weight decay and without; the config's own has one.
         count = 1 if subject.has("optimizer") else 2
-        why = f"the default sub_group_size of 1e9 elements makes {count} sub-groups of a model up to that size, and"
+        why = f"the default sub_group_size of 1e9 elements makes {count} sub-groups of a model up to that size:"
     else:
         return
     if int((1 - offload.ratio) * count) < 1:
-        yield Found(path, offload.ratio, why=f"{why} int((1 - {offload.ratio:g}) × {count}) = 0 stay on the card")
+        yield Found(path, offload.ratio, why=f"{why} int((1 - {offload.ratio:g}) × {count}) = 0 stay on the GPU")
 
 
 @deepspeed.warning(
-    why="SuperOffload needs stage 3, an optimizer offloaded to the CPU, and a CUDA card",
+    why="SuperOffload needs stage 3, an optimizer offloaded to the CPU, and a CUDA GPU",
     fix="delete the key",
     source="deepspeed 0.19.8: runtime/superoffload/superoffload_stage3.py 20-24, runtime/engine.py 2757",
 )
@@ -119,11 +118,11 @@ def super_offload_unsupported(subject: Subject) -> Iterator[Found]:
     if subject.at(path) is not True:
         return
     if subject.zero.stage != 3:
-        yield Found(path, True, why=f"SuperOffload is for stage 3; at stage {subject.zero.stage} it has no effect")
+        yield Found(path, True, why=f"SuperOffload needs stage 3; at stage {subject.zero.stage} it has no effect")
     elif subject.zero.optimizer.device != "cpu":
         yield Found(path, True, why=f"SuperOffload needs the device cpu, not {subject.zero.optimizer.device}")
     elif subject.without_gpu:
-        yield Found(path, True, why="SuperOffload asserts that there is a CUDA card", severity="error")
+        yield Found(path, True, why="SuperOffload fails with an assertion without a CUDA GPU", severity="error")
 
 
 @deepspeed.warning(

@@ -1,4 +1,4 @@
-"""Optimizers that cannot do what the rest of the job asks of them."""
+"""Optimizers that conflict with the rest of the job."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _is_layerwise(subject: Subject) -> bool:
 
 
 @any_job.error(
-    why="Trainer refuses GaLore and APOLLO without it, after the model is loaded",
+    why="Trainer rejects GaLore and APOLLO without optim_target_modules, but only after loading the model",
     fix="set optim_target_modules: '.*\\.\\d+\\..*' (the linear layers inside the blocks), or all-linear",
     source=f"{_FILE} 120-121",
     techniques=_LOW_RANK,
@@ -39,8 +39,8 @@ def low_rank_without_targets(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="Trainer projects nn.Linear only, and this model's layers are Conv1D",
-    fix="take an 8-bit optimizer",
+    why="Trainer projects only nn.Linear, and this model uses Conv1D",
+    fix="use an 8-bit optimizer",
     source=f"{_FILE} 136-156",
     techniques=_LOW_RANK,
 )
@@ -51,17 +51,17 @@ def low_rank_on_conv1d(subject: Subject) -> Iterator[Found]:
     everything = isinstance(targets, str) and targets.replace("_", "-") == "all-linear"
     if everything or (isinstance(targets, str) and re.fullmatch(targets, "lm_head")):
         why = (
-            "Trainer finds only lm_head, whose weight is that of the word embedding and goes by its name: nothing is "
-            "projected, and plain AdamW with full states trains everything, silently"
+            "Trainer finds only lm_head, whose weight is the word embedding's and is listed under that name: nothing "
+            "is projected, and AdamW with full states silently trains everything"
         )
         yield Found("optim_target_modules", why=why, argument=True, severity="warning")
     else:
-        why = "Trainer projects nn.Linear only, finds none among these Conv1D layers, and fails"
+        why = "Trainer projects only nn.Linear, finds none among this model's Conv1D layers, and fails"
         yield Found("optim_target_modules", why=why, argument=True)
 
 
 @any_job.error(
-    why="galore_torch passes two arguments by position that bitsandbytes has dropped: they arrive as max_unorm=100 "
+    why="galore_torch passes by position two arguments that bitsandbytes removed: the values arrive as max_unorm=100 "
     "and skip_zeros=True",
     fix="set optim: galore_adamw",
     source="galore_torch 1.0: adamw8bit.py 10; bitsandbytes 0.50.2: optim/optimizer.py 409-427",
@@ -73,7 +73,8 @@ def galore_8bit_arguments(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="Trainer leaves relative_step on beside a learning rate, which Adafactor refuses, after the model is loaded",
+    why="Trainer passes a learning rate and leaves relative_step on; Adafactor rejects the two together, but only "
+    "after loading the model",
     fix="set optim: galore_adafactor, or galore_adamw_layerwise",
     source=f"{_FILE} 378-381",
     techniques=("galore-layerwise",),
@@ -84,8 +85,9 @@ def galore_adafactor_layerwise(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="each micro-batch's gradients are used and dropped at once; Trainer refuses, after the model is loaded",
-    fix="set gradient_accumulation_steps: 1, or take the form that is not layer-wise",
+    why="a layer-wise optimizer frees the gradients of each micro-batch; Trainer rejects accumulation, but only "
+    "after loading the model",
+    fix="set gradient_accumulation_steps: 1, or use the optimizer's other form (not layer-wise)",
     source=f"{_FILE} 165-166",
     techniques=_LAYERWISE,
 )
@@ -95,8 +97,8 @@ def layerwise_accumulation(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="Trainer refuses layer-wise optimizers under DistributedDataParallel, after the model is loaded",
-    fix="use one card, or take the form that is not layer-wise",
+    why="Trainer rejects layer-wise optimizers under DistributedDataParallel, but only after loading the model",
+    fix="use one GPU, or the optimizer's other form (not layer-wise)",
     source=f"{_FILE} 115-116",
     techniques=_LAYERWISE,
 )
@@ -106,7 +108,7 @@ def layerwise_several_cards(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="the gradients are used and dropped inside backward: Trainer clips nothing, and logs a norm of 0",
+    why="the optimizer uses and frees the gradients inside backward: Trainer clips nothing and logs a norm of 0",
     fix="set max_grad_norm: 0.0, and a learning rate that needs no clipping",
     source="transformers 5.23.0: trainer.py 1930; trainer_optimizer.py 174-181; lomo-optim 0.1.1: lomo.py 96-137",
     techniques=(*_LOMO, *_LAYERWISE),
@@ -119,7 +121,7 @@ def clipping_without_gradients(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="LOMO steps inside each backward: every micro-batch is a step of its own, and nothing is accumulated",
+    why="LOMO steps inside each backward pass: every micro-batch is an optimizer step, and nothing accumulates",
     fix="set gradient_accumulation_steps: 1",
     source="accelerate 1.15.0: accelerator.py 2858, 4361; lomo-optim 0.1.1: lomo.py 96-137",
     techniques=_LOMO,
@@ -130,8 +132,8 @@ def lomo_accumulation(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="LOMO uses a gradient before DistributedDataParallel has averaged it: the cards' weights drift apart",
-    fix="use one card, or another optimizer",
+    why="LOMO uses a gradient before DistributedDataParallel averages it: the weights of the GPUs diverge",
+    fix="use one GPU, or another optimizer",
     source="lomo-optim 0.1.1: lomo.py 96-137 (no all_reduce outside ZeRO-3)",
     techniques=_LOMO,
 )
@@ -141,8 +143,8 @@ def lomo_several_cards(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.error(
-    why="Trainer hands the learning rate to DeepSpeed's backward, which knows no such argument, and training fails",
-    fix="take the DeepSpeed config out, or another optimizer",
+    why="Trainer passes the learning rate to DeepSpeed's backward, which does not accept it: training fails",
+    fix="remove the DeepSpeed config, or use another optimizer",
     source="transformers 5.23.0: trainer.py 2095-2097; accelerate 1.15.0: accelerator.py 2852, utils/deepspeed.py 264",
     techniques=_LOMO,
 )
@@ -152,7 +154,7 @@ def lomo_with_deepspeed(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="Trainer hands the learning rate to the scaled backward, which knows no such argument, and training fails",
+    why="Trainer passes the learning rate to the scaled backward, which does not accept it: training fails",
     fix="set bf16: true, or train in fp32",
     source="transformers 5.23.0: trainer.py 2095-2097; accelerate 1.15.0: accelerator.py 2856-2857",
     techniques=_LOMO,
@@ -163,7 +165,7 @@ def lomo_with_fp16(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="the library puts its states on CUDA without asking, and fails where there is none",
+    why="the library always puts the optimizer's states on CUDA, and fails without it",
     fix="set optim: lomo, or adafactor",
     source="lomo-optim 0.1.1: adalomo.py 92-101",
     techniques=techniques_of(lambda row: not row.on_cpu),
@@ -179,8 +181,9 @@ def _saves_states(subject: Subject) -> bool:
 
 
 @any_job.warning(
-    why="the states hold projector objects, which torch.load refuses: a checkpoint is written, and no resume reads it",
-    fix="set save_only_model: true, and do not count on resuming",
+    why="the states contain projector objects, which torch.load rejects: Trainer writes checkpoints, but cannot "
+    "resume from them",
+    fix="set save_only_model: true, and do not plan to resume",
     source="transformers 5.23.0: trainer.py 3983 (weights_only=True); galore_torch 1.0: adamw.py 85; apollo_torch "
     "1.0.3: apollo.py",
     techniques=("galore", "apollo"),
@@ -191,8 +194,8 @@ def checkpoint_cannot_be_loaded(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="its states stand outside the optimizer that Trainer saves: a resume starts them anew, silently",
-    fix="set save_only_model: true, which says so, and do not count on resuming",
+    why="the states are outside the optimizer that Trainer saves: a resume silently resets them",
+    fix="set save_only_model: true, and do not plan to resume",
     source="transformers 5.23.0: trainer_pt_utils.py 1569-1589; lomo-optim 0.1.1: adalomo.py 81-83",
     techniques=("adalomo", *_LAYERWISE),
 )

@@ -1,4 +1,4 @@
-"""Which optimizer will really step."""
+"""Which optimizer takes the steps under DeepSpeed."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ def _optim(subject: Subject) -> str:
 
 
 @deepspeed.error(
-    why="accelerate replaces it by DeepSpeedCPUAdam with L2 decay, silently",
-    fix='set optim: adamw_torch, or "zero_force_ds_cpu_optimizer": false in the DeepSpeed config to keep yours',
+    why="accelerate silently replaces it with DeepSpeedCPUAdam, which uses L2 decay",
+    fix='set optim: adamw_torch; or keep your optimizer with "zero_force_ds_cpu_optimizer": false in the DeepSpeed '
+    "config",
     source="accelerate 1.15.0: accelerator.py 2373-2383, utils/deepspeed.py 27-104",
 )
 def optimizer_replaced(subject: Subject) -> Iterator[Found]:
@@ -36,7 +37,7 @@ def optimizer_replaced(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.warning(
-    why="the optimizer of the DeepSpeed config steps, and optim has no effect",
+    why="the optimizer of the DeepSpeed config takes precedence; optim has no effect",
     fix='delete the section "optimizer" of the DeepSpeed config, or the argument optim',
     source="transformers 5.23.0: integrations/deepspeed.py 576",
 )
@@ -45,7 +46,7 @@ def optimizer_twice(subject: Subject) -> Iterator[Found]:
     if not isinstance(kind, str) or subject.argument("optim") is None:
         return
     if not stepping_optimizer(subject.filled, _optim(subject)).same_algorithm:
-        why = f"{kind} of the DeepSpeed config steps, and optim has no effect"
+        why = f"{kind} of the DeepSpeed config takes precedence; optim has no effect"
         yield Found("optim", why=why, argument=True)
 
 
@@ -57,12 +58,12 @@ def optimizer_twice(subject: Subject) -> Iterator[Found]:
 def removed_optimizer(subject: Subject) -> Iterator[Found]:
     kind = subject.at("optimizer.type")
     if kind in REMOVED_OPTIMIZERS and subject.deepspeed_release > _LAST_WITH_1_BIT:
-        why = f"DeepSpeed removed its 1-bit optimizers in 0.19.7, and this is {subject.deepspeed}"
+        why = f"DeepSpeed removed its 1-bit optimizers in 0.19.7; this is {subject.deepspeed}"
         yield Found("optimizer.type", kind, why=why)
 
 
 @deepspeed.error(
-    why="DeepSpeed refuses max_grad_norm among the optimizer's parameters",
+    why="DeepSpeed rejects max_grad_norm among the optimizer's parameters",
     fix='delete it, and set "gradient_clipping": "auto"',
     source="deepspeed 0.19.8: runtime/engine.py 2480",
 )
@@ -73,8 +74,8 @@ def clipping_in_optimizer(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.warning(
-    why="only DeepSpeedCPUAdam reads it: without offload_optimizer DeepSpeed drops it",
-    fix='delete it, or offload the optimizer; on the card "bf16_optimizer_states" does the same',
+    why="only DeepSpeedCPUAdam reads it; without offload_optimizer DeepSpeed drops it",
+    fix='delete it, or offload the optimizer; on the GPU "bf16_optimizer_states" has the same effect',
     source="deepspeed 0.19.8: runtime/engine.py 2379-2397",
 )
 def states_key_without_offload(subject: Subject) -> Iterator[Found]:

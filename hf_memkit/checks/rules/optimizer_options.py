@@ -1,4 +1,4 @@
-"""Arguments that the chosen optimizer never gets to see."""
+"""Arguments that the chosen optimizer does not receive."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _FILE = "transformers 5.23.0: trainer_optimizer.py"
 
 _TRUE_IF_ANY: Final = ("kahan_sum", "decouple_lr")
 _TAKEN_AS: Final = {"adam_beta1": "betas", "adam_beta2": "betas", "adam_epsilon": "eps"}
-"""What an optimizer is given of them, where it takes it (`hf_memkit.train.trainer`)."""
+"""Trainer's argument → the optimizer's parameter that receives it (`hf_memkit.train.trainer`)."""
 _RATE_OF_SGD: Final = 0.01
-"""From here on a learning rate is one that was chosen for SGD: AdamW's are far below."""
+"""A learning rate from here on was chosen for SGD: AdamW's are far below."""
 
 
 _TRUE: Final = ("y", "yes", "t", "true", "on", "1")  # transformers 5.23.0: utils/generic.py, strtobool
 
-UNSEEN: Final = "unless accelerate's own config switches on DeepSpeed or FSDP, which the file cannot show"
-"""Both keep fp32 copies of 16-bit weights: to be said by rules that take the weights to be trained as they are."""
+UNSEEN: Final = "unless accelerate's own config turns on DeepSpeed or FSDP, which memkit cannot see here"
+"""Both keep fp32 copies of 16-bit weights. For rules that assume the weights train in their own dtype."""
 
 
 def named_optimizer(subject: Subject) -> str:
@@ -33,7 +33,7 @@ def named_optimizer(subject: Subject) -> str:
 
 
 def optimizer_row(subject: Subject) -> Optimizer:
-    """What is known of `optim`."""
+    """The table's row for `optim`."""
     return find_optimizer(named_optimizer(subject))
 
 
@@ -52,7 +52,7 @@ def rounds_stochastically(subject: Subject) -> bool:
 
 
 def keeps_small_updates(subject: Subject) -> bool:
-    """The optimizer rounds stochastically, or compensates, or was tried in 16 bits by its authors
+    """Whether the optimizer rounds stochastically, compensates, or was tried in 16 bits by its authors
     (`Optimizer.rounding`)."""
     if subject.setting("optimizer.class"):
         return rounds_stochastically(subject)
@@ -65,8 +65,8 @@ def _switched_on(subject: Subject, option: str) -> bool:
 
 
 @any_job.warning(
-    why="Trainer drops what this optimizer does not read of optim_args, silently",
-    fix="delete it; what no argument can say, give Trainer with optimizer_cls_and_kwargs",
+    why="Trainer silently drops keys of optim_args that this optimizer does not read",
+    fix="delete it; for options that no argument sets, give Trainer optimizer_cls_and_kwargs",
     source=f"{_FILE} 195-208, 246-293, 317-348, 413-428, 1393-1402 of trainer.py",
     techniques=techniques_of(lambda row: row.reads is not None),
 )
@@ -76,13 +76,14 @@ def optimizer_options_ignored(subject: Subject) -> Iterator[Found]:
         return
     for key in options(subject):
         if key not in read:
-            knows = f"it reads {', '.join(read)}" if read else "it reads nothing of optim_args"
-            why = f"{key} does not reach {optim}: {knows}, and Trainer drops the rest silently"
+            knows = f"reads only {', '.join(read)}" if read else "reads nothing of optim_args"
+            why = f"Trainer silently drops {key}: {optim} {knows}"
             yield Found("optim_args", why=why, argument=True)
 
 
 @any_job.error(
-    why="Trainer splits optim_args at commas and each part at one equals sign; it fails after the model is loaded",
+    why="Trainer cannot parse optim_args: it needs key=value pairs separated by commas, and fails only after loading "
+    "the model",
     fix='write "key=value,key=value"',
     source=f"{_FILE} 65-73",
 )
@@ -93,8 +94,8 @@ def optimizer_options_unreadable(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why='Trainer takes bool() of the text: "False" switches it on',
-    fix="leave the option out: it is off by default",
+    why='Trainer applies bool() to the text: "False" turns the option on',
+    fix="delete the option: it is off by default",
     source=f"{_FILE} 537-545",
 )
 def optimizer_option_always_true(subject: Subject) -> Iterator[Found]:
@@ -105,7 +106,7 @@ def optimizer_option_always_true(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="Trainer's parameter groups carry the argument weight_decay, which wins: this one has no effect",
+    why="the argument weight_decay takes precedence through Trainer's parameter groups; this option has no effect",
     fix="set the argument weight_decay",
     source=f"{_FILE} 317-348; trainer.py 1275-1288",
     techniques=techniques_of(lambda row: "weight_decay" in (row.reads or ())),
@@ -116,8 +117,8 @@ def optimizer_decay_overridden(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="Trainer passes the text on as it is, and torchao fails at the first step: an int modulo a str",
-    fix="leave block_size out; technique adamw-8bit-stochastic or adamw-4bit-stochastic sets it",
+    why="Trainer passes the value as text, and torchao fails at the first step (an int modulo a str)",
+    fix="delete block_size; the techniques adamw-8bit-stochastic and adamw-4bit-stochastic set it",
     source=f"{_FILE} 470; torchao 0.18.0: optim/adam.py 78",
     techniques=techniques_of(lambda row: "torchao" in row.packages),
 )
@@ -127,8 +128,8 @@ def torchao_block_size(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="this optimizer never sees it",
-    fix="delete it; what the optimizer has instead goes into optim_args",
+    why="this optimizer does not receive it",
+    fix="delete it; put options of this optimizer into optim_args",
     source=f"{_FILE} 195-198, 317-348, 374-381, 402-410, 413-428; 261-262 for Lion",
     techniques=techniques_of(lambda row: set(row.takes) != {"betas", "eps"}),
 )
@@ -139,21 +140,21 @@ def adam_settings_ignored(subject: Subject) -> Iterator[Found]:
         if value == default:
             continue
         if not row.takes:
-            why = f"{optim} never sees it: Trainer hands it the learning rate and optim_args only"
+            why = f"{optim} does not receive it: Trainer passes only the learning rate and optim_args"
         elif row.low_rank:
-            why = f"{optim} applies it to the projected matrices only; all other parameters keep the library's default"
+            why = f"{optim} applies it only to the projected matrices; all other parameters keep the library's default"
         elif _TAKEN_AS[key] not in row.takes:
             why = f"{row.algorithm} has no {'epsilon' if key == 'adam_epsilon' else _TAKEN_AS[key]}"
         elif takes is not None and _TAKEN_AS[key] not in takes:
-            why = f"{str(subject.setting('optimizer.class')).rpartition(':')[2]} takes no {_TAKEN_AS[key]}"
+            why = f"{str(subject.setting('optimizer.class')).rpartition(':')[2]} has no {_TAKEN_AS[key]}"
         else:
             continue
         yield Found(key, value, why=why, argument=True)
 
 
 @any_job.warning(
-    why="this optimizer is built without Trainer's parameter groups, which carry the weight decay: nothing decays",
-    fix="set weight_decay: 0.0, or take another optimizer",
+    why="Trainer builds this optimizer without parameter groups, which carry the weight decay: nothing decays",
+    fix="set weight_decay: 0.0, or use another optimizer",
     source=f"{_FILE} 148-183 and 413-428 (params and model take the groups' place); trainer.py 1309-1318",
     techniques=techniques_of(lambda row: not row.takes_groups),
 )
@@ -164,9 +165,9 @@ def weight_decay_ignored(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.hint(
-    why="Trainer's SGD has no momentum unless optim_args says so",
-    fix='set optim_args: "momentum=0.9", or "momentum=0" to say that none is meant; a learning_rate of 0.01 or more '
-    "is taken to say so too",
+    why="Trainer's SGD has no momentum unless optim_args sets it",
+    fix='set optim_args: "momentum=0.9", or "momentum=0" if you want none; a learning_rate of 0.01 or more also '
+    "counts as your choice",
     source=f"{_FILE} 317-326; torch 2.13: optim/sgd.py, momentum=0",
     techniques=("sgd-momentum",),
 )
@@ -178,7 +179,7 @@ def sgd_without_momentum(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.hint(
-    why="Trainer gives Lion AdamW's betas, 0.9 and 0.999; the paper's, and the library's default, are 0.9 and 0.99",
+    why="Trainer passes AdamW's betas to Lion, 0.9 and 0.999; the paper and the library use 0.9 and 0.99",
     fix="set adam_beta2: 0.99",
     source=f"{_FILE} 261-262; bitsandbytes 0.50.2: optim/lion.py, betas=(0.9, 0.99)",
     techniques=techniques_of(lambda row: row.algorithm == "Lion"),
@@ -189,8 +190,8 @@ def lion_betas(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="Trainer is given an optimizer class, which wins: optim and optim_args have no effect",
-    fix="delete optim, or take the technique out that brings the class",
+    why="the optimizer class takes precedence: optim and optim_args have no effect",
+    fix="delete it, or remove the technique that sets the class",
     source="transformers 5.23.0: trainer.py 1300-1303",
     techniques=techniques_of(lambda row: ":" in row.name),
 )
@@ -201,7 +202,7 @@ def optimizer_ignored(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="only GaLore and APOLLO read it: this optimizer trains everything in full rank",
+    why="only GaLore and APOLLO read it: this optimizer trains everything at full rank",
     fix="delete it, or set optim: galore_adamw or apollo_adamw",
     source=f"{_FILE} 101-192, called by 351-410 only",
     techniques=techniques_of(lambda row: row.low_rank),

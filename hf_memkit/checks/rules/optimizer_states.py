@@ -1,4 +1,4 @@
-"""Optimizers whose states, or whose rounding, are not what they are taken for."""
+"""Optimizers whose states or rounding differ from what their name suggests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _bitsandbytes_8bit(row: Optimizer) -> bool:
 
 
 def _torchao_chosen(subject: Subject) -> bool:
-    """By `optim`, and no class stands in its way."""
+    """Whether `optim` chooses a torchao optimizer, and no class overrides it."""
     return "torchao" in optimizer_row(subject).packages and not _class(subject)
 
 
@@ -46,9 +46,9 @@ def _trains_16_bit_weights(subject: Subject) -> bool:
 
 
 @any_job.warning(
-    why="this optimizer rounds 16-bit weights to nearest: every update below 1/256 of a weight is lost, silently, "
+    why="this optimizer rounds 16-bit weights to nearest and silently loses every update below 1/256 of a weight, "
     f"{UNSEEN}",
-    fix="take adamw-8bit-stochastic or adamw-4bit-stochastic, or fp32 weights with bf16: true",
+    fix="use adamw-8bit-stochastic or adamw-4bit-stochastic, or fp32 weights with bf16: true",
     source="torch 2.13: optim/adamw.py (the update is added in the weight's dtype); bitsandbytes 0.50.2: "
     "backends/cpu/ops.py 448; transformers 5.23.0: optimization.py, Adafactor copies its fp32 result back",
     techniques=("pure-bf16", *techniques_of(lambda row: row.rounding == "nearest")),
@@ -59,7 +59,8 @@ def stochastic_rounding_missing(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="it is done for bf16 weights only, and these are fp32: bf16: true is autocast over fp32 weights",
+    why="stochastic rounding applies to bf16 weights only, and these are fp32: bf16: true is autocast over fp32 "
+    "weights",
     fix="load the weights in bf16 (technique pure-bf16), or delete the option",
     source="torchao 0.18.0: optim/adam.py 167; hf_memkit/components/stochastic_adafactor.py",
     techniques=techniques_of(lambda row: row.rounding == "stochastic"),
@@ -75,9 +76,9 @@ def stochastic_rounding_ignored(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="what torchao does not quantise (norms, biases, sizes that 256 does not divide) keeps its moments in bf16, "
-    "where a second moment stands still: beta2 = 0.999 changes it by less than bf16 can tell",
-    fix="take technique adamw-8bit-stochastic or adamw-4bit-stochastic, which keep those moments in fp32",
+    why="torchao keeps the moments of what it does not quantise in bf16 (norms, biases, sizes not divisible by 256): "
+    "with beta2 = 0.999 the second moment's change is below bf16's precision, and it never moves",
+    fix="use technique adamw-8bit-stochastic or adamw-4bit-stochastic, which keep those moments in fp32",
     source="torchao 0.18.0: optim/adam.py 74-83 (zeros_like the parameter)",
     techniques=("pure-bf16", *techniques_of(lambda row: "torchao" in row.packages)),
 )
@@ -87,7 +88,8 @@ def second_moment_in_bf16(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="torchao quantises a state only if its block divides the parameter: the word embedding is not",
+    why="torchao quantises a state only if its block size divides the parameter's size; the word embedding's states "
+    "stay wide",
     fix="pad the vocabulary to a multiple of 64 (techniques adamw-8bit-stochastic and adamw-4bit-stochastic do)",
     source="torchao 0.18.0: optim/adam.py 78",
     techniques=techniques_of(lambda row: "torchao" in row.packages),
@@ -106,8 +108,8 @@ def embedding_not_quantised(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why=f"states of fewer than {SMALLEST_QUANTISED} elements stay in 32 bits: no adapter of this rank reaches that",
-    fix="take adamw_torch_fused: the states are as large, and it is faster",
+    why=f"states of fewer than {SMALLEST_QUANTISED} elements stay in 32 bits; every adapter of this rank is smaller",
+    fix="use adamw_torch_fused: the same memory, and faster",
     source="bitsandbytes 0.50.2: optim/optimizer.py 508; torchao 0.18.0: optim/adam.py 78",
     techniques=techniques_of(_bitsandbytes_8bit),
 )
@@ -119,14 +121,14 @@ def adapters_too_small_for_8_bit(subject: Subject) -> Iterator[Found]:
     sides = [side for layer in subject.model.linears if not layer.head for side in (layer.inputs, layer.outputs)]
     if sides and rank * max(sides) < SMALLEST_QUANTISED:
         largest = f"the largest adapter has {rank} × {max(sides)} elements"
-        why = f"{largest}; states below {SMALLEST_QUANTISED} stay in 32 bits"
+        why = f"{largest}; states of fewer than {SMALLEST_QUANTISED} stay in 32 bits"
         yield Found("optim", why=why, argument=True)
 
 
 @any_job.warning(
-    why="Trainer keeps the states of embeddings in 32 bits with bitsandbytes' optimizers, and most of this model is "
+    why="with bitsandbytes' optimizers Trainer keeps the states of embeddings in 32 bits, and most of this model is "
     "embeddings",
-    fix="take technique adamw-8bit-stochastic, which quantises them too",
+    fix="use technique adamw-8bit-stochastic, which quantises them too",
     source="transformers 5.23.0: trainer.py 1329-1344",
     techniques=techniques_of(_bitsandbytes_8bit),
 )
@@ -141,8 +143,8 @@ def embeddings_stay_in_32_bits(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="paging is CUDA's managed memory: on a CPU bitsandbytes warns, and pages nothing",
-    fix="take the optimizer that is not paged",
+    why="paging needs CUDA's managed memory: on a CPU bitsandbytes warns and pages nothing",
+    fix='use the same optimizer without "paged"',
     source="bitsandbytes 0.50.2: optim/optimizer.py 371-382",
     techniques=techniques_of(lambda row: bool(row.unpaged)),
 )
@@ -152,8 +154,8 @@ def paged_without_cuda(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="bitsandbytes scales each update by the parameter's own norm: a bias that starts at zero never moves",
-    fix="take technique lamb or lars, which adapts matrices only",
+    why="bitsandbytes scales each update by the parameter's own norm: a bias that starts at zero never changes",
+    fix="use technique lamb or lars, which adapts matrices only",
     source="bitsandbytes 0.50.2: backends/cpu/ops.py 324-340, backends/default/ops.py 459-468",
     techniques=("lamb", "lars"),
 )
@@ -164,8 +166,8 @@ def zero_parameters_frozen(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="8-bit LARS and LAMB compute no trust ratio: on a CPU they are SGD and Adam, on CUDA they are refused",
-    fix="take technique lamb or lars: 32-bit states",
+    why="8-bit LARS and LAMB compute no trust ratio: on a CPU they are SGD and Adam, on CUDA they fail",
+    fix="use technique lamb or lars (32-bit states)",
     source="bitsandbytes 0.50.2: backends/cpu/ops.py 507-543, backends/cuda/ops.py 1025-1056, 1170-1174",
     techniques=("lamb", "lars"),
 )

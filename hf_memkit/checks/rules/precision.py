@@ -1,5 +1,5 @@
-"""Precision: in the DeepSpeed config, with the states' types; and Trainer's own: dtypes that cannot train, that nobody
-asked for, or that change behind one's back."""
+"""Precision: in the DeepSpeed config, with the states' types; and Trainer's own: dtypes that cannot train, that are
+unintended, or that silently change."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def _switched_on(subject: Subject, name: str, fix_of_argument: str, why: str = "
 
 
 @deepspeed.error(
-    why="DeepSpeed takes one of them; it stops with an assertion",
-    fix='set "enabled" of both to "auto", or one of them to false',
+    why="DeepSpeed allows only one of fp16 and bf16; it fails with an assertion",
+    fix='set "enabled" to "auto" in both sections, or to false in one',
     source="deepspeed 0.19.8: runtime/config.py 511",
 )
 def fp16_and_bf16(subject: Subject) -> Iterator[Found]:
@@ -36,7 +36,7 @@ def fp16_and_bf16(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.error(
-    why='without a GPU DeepSpeed stops: "Type fp16 is not supported on your device"',
+    why='without a GPU DeepSpeed fails: "Type fp16 is not supported on your device"',
     fix="use bf16 or fp32 here",
     source="deepspeed 0.19.8: runtime/engine.py 2003",
 )
@@ -46,18 +46,18 @@ def fp16_without_gpu(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.warning(
-    why="this card does not compute in bf16 itself: it is emulated, slower than fp32",
+    why="this GPU emulates bf16, slower than fp32",
     fix='use fp16, with "bf16": {"enabled": "auto"}',
     source="torch 2.13.0: cuda/__init__.py, is_bf16_supported(including_emulation=True)",
 )
 def bf16_emulated(subject: Subject) -> Iterator[Found]:
     if subject.enabled("bf16") and subject.gpu is not None and not subject.gpu.bf16:
-        why = f"{subject.gpu.name} does not compute in bf16 itself: it is emulated, slower than fp32"
-        yield _switched_on(subject, "bf16", "set fp16: true in its place", why)
+        why = f"{subject.gpu.name} emulates bf16, slower than fp32"
+        yield _switched_on(subject, "bf16", "set fp16: true instead", why)
 
 
 @deepspeed.hint(
-    why="gradients are then accumulated in 4 bytes instead of 2; at stage 1 with bf16 each card holds all of them",
+    why="gradients accumulate in 4 bytes instead of 2; at stage 1 with bf16 each GPU holds all of them",
     fix="delete the key, unless the accumulation is so long that bf16 rounds too much",
     source="deepspeed 0.19.8: runtime/engine.py 2305-2310, runtime/zero/stage3.py 791",
 )
@@ -67,17 +67,17 @@ def fp32_accumulation(subject: Subject) -> Iterator[Found]:
     if _DTYPES.get(str(subject.at(path)).lower()) != "fp32" or not sixteen:
         return
     if subject.zero.stage == 0:
-        why = "without ZeRO DeepSpeed refuses to mix it with 16-bit weights"
+        why = "without ZeRO DeepSpeed rejects it with 16-bit weights"
         yield Found(path, why=why, severity="error")
     elif subject.zero.stage == 1 and subject.zero.optimizer.device == "none" and subject.enabled("bf16") is not False:
-        why = "at stage 1 with bf16 DeepSpeed changes to its BF16_Optimizer: 4 bytes for every parameter on every card"
+        why = "at stage 1 with bf16 DeepSpeed uses its BF16_Optimizer: 4 bytes for every parameter on every GPU"
         yield Found(path, why=f"{why}, not split", severity="warning")
     else:
         yield Found(path)
 
 
 @deepspeed.error(
-    why="bf16_optimizer_states needs bf16_master_weights_and_grads; DeepSpeed stops with an assertion",
+    why="bf16_optimizer_states needs bf16_master_weights_and_grads; DeepSpeed fails with an assertion",
     fix='add "bf16_master_weights_and_grads": true',
     source="deepspeed 0.19.8: runtime/config.py 711-714",
 )
@@ -88,7 +88,7 @@ def lean_states_without_master(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.error(
-    why="16-bit master weights with fp32 moments need an optimizer offloaded to DeepSpeedCPUAdam; DeepSpeed stops",
+    why="16-bit master weights with fp32 moments need an optimizer offloaded to DeepSpeedCPUAdam; DeepSpeed fails",
     fix='add "bf16_optimizer_states": true, or offload the optimizer',
     source="deepspeed 0.19.8: runtime/base_optimizer.py 507-521, runtime/zero/stage_1_and_2.py 331",
 )
@@ -99,13 +99,13 @@ def lean_master_without_offload(subject: Subject) -> Iterator[Found]:
     if subject.at(bf16) is True and subject.at("bf16.bf16_optimizer_states") is not True:
         yield Found(bf16, True)
     if subject.at(fp16) is True:
-        why = "fp16 master weights need an optimizer offloaded to DeepSpeedCPUAdam; it stops"
+        why = "fp16 master weights need an optimizer offloaded to DeepSpeedCPUAdam; DeepSpeed fails"
         yield Found(fp16, True, why=why, fix="offload the optimizer, or delete the key")
 
 
 @deepspeed.error(
-    why="offloaded 16-bit moments need an optimizer in the config: the one that accelerate makes keeps them in fp32, "
-    "and DeepSpeed stops with an assertion",
+    why="offloaded 16-bit moments need an optimizer in the config: the one that accelerate creates keeps them in "
+    "fp32, and DeepSpeed fails with an assertion",
     fix='add "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", '
     '"weight_decay": "auto"}}',
     source="deepspeed 0.19.8: runtime/base_optimizer.py 515-518; accelerate 1.15.0: utils/deepspeed.py 104",
@@ -117,7 +117,7 @@ def lean_offload_without_optimizer(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.error(
-    why="16-bit master weights and moments are for stages 1 to 3; DeepSpeed stops with an assertion",
+    why="16-bit master weights and moments need stage 1, 2 or 3; DeepSpeed fails with an assertion",
     fix='set "stage" to 1, 2 or 3',
     source="deepspeed 0.19.8: runtime/config.py 701-714",
 )
@@ -128,7 +128,7 @@ def lean_states_without_zero(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.error(
-    why="bf16 is not on: the model stays in fp32, its master weights are in bf16, and every update is rounded",
+    why="bf16 is off: the model stays in fp32, its master weights are in bf16, and every update is rounded",
     fix='set "enabled": true in the same section',
     source="deepspeed 0.19.8: runtime/base_optimizer.py 525, which does not ask",
 )
@@ -138,7 +138,7 @@ def lean_states_without_bf16(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.error(
-    why="param_dtype must be the type that fp16 or bf16 sets; DeepSpeed stops with an assertion",
+    why="param_dtype must match the type that fp16 or bf16 sets; DeepSpeed fails with an assertion",
     fix="delete the key",
     source="deepspeed 0.19.8: runtime/engine.py 1812-1829",
 )
@@ -146,12 +146,12 @@ def parameter_type(subject: Subject) -> Iterator[Found]:
     path = "data_types.param_dtype"
     asked, real = _DTYPES.get(str(subject.at(path)).lower()), subject.computes_in
     if asked is not None and real is not None and asked != real:
-        yield Found(path, why=f"the model is in {real}; DeepSpeed stops with an assertion")
+        yield Found(path, why=f"the model is in {real}; DeepSpeed fails with an assertion")
 
 
 @deepspeed.warning(
-    why="neither Trainer nor the engine reads this section: no activation is saved or moved by it",
-    fix="delete it, and set activation_checkpointing: true in Trainer's arguments",
+    why="neither Trainer nor the engine reads this section: it saves and moves no activations",
+    fix="delete it, and set activation_checkpointing: true in TrainingArguments",
     source="deepspeed 0.19.8: runtime/activation_checkpointing/checkpointing.py 1118, read only by configure()",
 )
 def activation_section_unread(subject: Subject) -> Iterator[Found]:
@@ -161,7 +161,8 @@ def activation_section_unread(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.warning(
-    why="contiguous checkpoints need partition_activations and number_checkpoints; configure() asserts that",
+    why="contiguous checkpoints need partition_activations and number_checkpoints; configure() fails with an "
+    "assertion",
     fix="add both, or delete the key",
     source="deepspeed 0.19.8: runtime/activation_checkpointing/checkpointing.py 1228-1231",
 )
@@ -186,16 +187,16 @@ def _weights(subject: Subject) -> tuple[str, str]:
 
 
 @any_job.warning(
-    why="a bf16 weight has 8 bits: what an ordinary optimizer adds is lost where it is less than about 1/256 of the "
-    f"weight, which at fine-tuning rates is most of it; {UNSEEN}",
-    fix="load fp32 weights (dtype: float32) and set bf16: true, or take an optimizer that rounds stochastically "
+    why="a bf16 weight has 8 significant bits: an ordinary optimizer loses updates below about 1/256 of the weight, "
+    f"which are most updates at fine-tuning rates, {UNSEEN}",
+    fix="load fp32 weights (dtype: float32) and set bf16: true, or use an optimizer with stochastic rounding "
     "(technique adamw-8bit-stochastic)",
     source="torch 2.13.0: optim/adamw.py; transformers 5.23.0: trainer_optimizer.py 472",
     techniques=("pure-bf16", "load-in-training-dtype"),
 )
 def bf16_weights_lose_updates(subject: Subject) -> Iterator[Found]:
     key, dtype = _weights(subject)
-    # A setup's weights have a rule of their own: stochastic-rounding-missing.
+    # A setup's weights have their own rule: stochastic-rounding-missing.
     if key == "model.dtype" or dtype != "bfloat16":
         return
     if trains_loaded_weights(subject) and not keeps_small_updates(subject):
@@ -203,7 +204,7 @@ def bf16_weights_lose_updates(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="with fp16: true torch refuses to unscale fp16 gradients at the first step; without it AdamW divides by zero "
+    why="with fp16: true torch fails to unscale fp16 gradients at the first step; without it AdamW divides by zero "
     "(its epsilon, 1e-8, is 0 in fp16) and the weights become NaN",
     fix="load fp32 weights (dtype: float32) and set fp16: true",
     source="torch 2.13.0: amp/grad_scaler.py 252-259, optim/adamw.py",
@@ -216,8 +217,9 @@ def fp16_weights_trained(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="TrainingArguments stop: one of fp16 and bf16 can be true, and one of fp16_full_eval and bf16_full_eval",
-    fix="set fp16 to false on cards with bf16 (compute capability 8.0 and later), and bf16 to false on others",
+    why="TrainingArguments fail: only one of fp16 and bf16 can be true, and only one of fp16_full_eval and "
+    "bf16_full_eval",
+    fix="set fp16 to false on GPUs with bf16 (compute capability 8.0 and later), and bf16 to false on others",
     source="transformers 5.23.0: training_args.py 1784-1788",
     techniques=("bf16-autocast", "fp16-autocast", "fp32"),
 )
@@ -228,25 +230,24 @@ def two_precisions(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="this card does not compute in bf16 itself: Trainer takes it all the same, and torch emulates it, slower than "
-    "fp32",
+    why="this GPU emulates bf16: Trainer accepts it, but it is slower than fp32",
     fix="set fp16: true instead",
     source="transformers 5.23.0: utils/import_utils.py 650; torch 2.13.0: cuda/__init__.py 191-211",
     techniques=("bf16-autocast", "pure-bf16"),
 )
 def bf16_argument_emulated(subject: Subject) -> Iterator[Found]:
     gpu = subject.gpu
-    # A setup says it among its problems, and a DeepSpeed config has a rule of its own.
+    # A setup reports it among its problems, and a DeepSpeed config has its own rule.
     own = subject.settings or subject.config is not None
     for name in ("bf16", "bf16_full_eval"):
         if gpu is not None and not gpu.bf16 and not own and subject.on(name):
-            why = f"{gpu.name} does not compute in bf16 itself: Trainer takes it, torch emulates it, slower than fp32"
+            why = f"{gpu.name} emulates bf16: Trainer accepts it, but it is slower than fp32"
             yield Found(name, True, argument=True, why=why)
 
 
 @any_job.warning(
-    why="on a CPU accelerate leaves fp16 out without a word: it trains in fp32",
-    fix="set bf16: true, which a CPU computes in, or delete it",
+    why="on a CPU accelerate silently ignores fp16 and trains in fp32",
+    fix="set bf16: true, which a CPU supports, or delete it",
     source="accelerate 1.15.0: accelerator.py 565-570",
     techniques=("fp16-autocast",),
 )
@@ -256,7 +257,7 @@ def fp16_ignored_on_cpu(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="TrainingArguments stop: TF32 needs a card of Ampere or later",
+    why="TrainingArguments fail: TF32 needs a GPU of Ampere or later",
     fix="delete tf32",
     source="transformers 5.23.0: training_args.py 1677-1682",
     techniques=("tf32",),

@@ -12,8 +12,8 @@ _OLD = "zero_optimization.stage3_gather_fp16_weights_on_model_save"
 
 
 @deepspeed.warning(
-    why="at stage 3 save_model() and checkpoints then have no model weights, only DeepSpeed's shards, which "
-    "zero_to_fp32.py puts together",
+    why="without it save_model() and checkpoints at stage 3 contain no model weights, only DeepSpeed's shards, which "
+    "zero_to_fp32.py merges",
     fix='write "stage3_gather_16bit_weights_on_model_save": true',
     source="transformers 5.23.0: trainer.py 4113-4123; deepspeed 0.19.8: runtime/zero/config.py 257",
 )
@@ -24,7 +24,7 @@ def no_weights_saved(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.error(
-    why="Trainer refuses save_only_model with load_best_model_at_end under DeepSpeed",
+    why="under DeepSpeed Trainer rejects save_only_model together with load_best_model_at_end",
     fix="set one of the two to false",
     source="transformers 5.23.0: trainer.py 889-896",
 )
@@ -34,8 +34,8 @@ def best_model_without_states(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.error(
-    why="Trainer evaluates without training at stage 3 only: ZeRO inference only makes sense with ZeRO Stage 3",
-    fix="leave DeepSpeed out for evaluation, or set the stage to 3",
+    why='below stage 3 Trainer cannot evaluate without training: "ZeRO inference only makes sense with ZeRO Stage 3"',
+    fix="remove DeepSpeed for evaluation, or set the stage to 3",
     source="transformers 5.23.0: integrations/deepspeed.py 649",
 )
 def evaluation_only(subject: Subject) -> Iterator[Found]:
@@ -45,10 +45,10 @@ def evaluation_only(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.error(
-    why="on a CPU the gathered weights share the swap buffers' memory: save_model() stops at shared tensors, or saves "
-    "wrong weights",
-    fix="train on a card, keep the parameters off NVMe, or use a recipe, whose run fixes it",
-    source="deepspeed 0.19.8: runtime/engine.py 5675, `param.detach().cpu()`, which copies from a card only",
+    why="on a CPU the gathered weights share the swap buffers' memory: save_model() fails on shared tensors, or "
+    "saves wrong weights",
+    fix="train on a GPU, keep the parameters off NVMe, or use a recipe, which corrects this",
+    source="deepspeed 0.19.8: runtime/engine.py 5675, `param.detach().cpu()`, which copies from a GPU only",
 )
 def gather_from_nvme_on_cpu(subject: Subject) -> Iterator[Found]:
     own_script = bool(subject.arguments_file)  # a recipe's run fixes it: hf_memkit/zero/wiring.py
@@ -58,9 +58,8 @@ def gather_from_nvme_on_cpu(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.warning(
-    why="with the optimizer on NVMe a resume does not bring back Adam's moments, nor the master weights of biases and "
-    "norms, without a word",
-    fix="add the callback hf_memkit.zero.nvme_resume.RestoreSwappedStates, which does; recipes have it",
+    why="with the optimizer on NVMe a resume silently loses Adam's moments and the master weights of biases and norms",
+    fix="add the callback hf_memkit.zero.nvme_resume.RestoreSwappedStates, which restores them; recipes include it",
     source="deepspeed 0.19.8: runtime/engine.py 4469-4482: it copies files that the new optimizer has no state for",
 )
 def resume_from_nvme(subject: Subject) -> Iterator[Found]:

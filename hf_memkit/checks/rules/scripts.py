@@ -1,4 +1,4 @@
-"""What an argument file shows of the script that reads it, beside the fields of TrainingArguments."""
+"""What an argument file shows about its script, besides the fields of TrainingArguments."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def _has(subject: Subject, names: tuple[str, ...]) -> bool:
 
 
 def is_for_trl(subject: Subject) -> bool:
-    """A name of TRL's is among the arguments, so that TRL's defaults may hold in place of Trainer's."""
+    """Whether an argument is one of TRL's, so that TRL's defaults may override Trainer's."""
     return _has(subject, TRL_NAMES)
 
 
 def is_for_text(subject: Subject) -> bool:
-    """The model is known, and memkit knows language models only; or a name among the arguments says so."""
+    """Whether the model is for text: it is known (memkit knows only language models), or an argument is for text."""
     return subject.model is not None or _has(subject, TEXT_NAMES)
 
 
 def trains_loaded_weights(subject: Subject) -> bool:
-    """The loaded weights are trained in their own dtype: there are no adapters, no 4 or 8 bits, no fp32 copy.
+    """Whether the loaded weights train in their own dtype: without adapters, 4 or 8 bits, or an fp32 copy.
 
     DeepSpeed keeps one, and accelerate makes trainable weights fp32 for FSDP where mixed precision is on (accelerate
     1.15.0: accelerator.py 1999-2037, utils/fsdp_utils.py 813-820).

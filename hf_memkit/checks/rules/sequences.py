@@ -1,4 +1,4 @@
-"""Padding, packing and sampling by length: where a setting is ignored, or changes the result."""
+"""Padding, packing and sampling by length: settings that are ignored, or that change the result."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def _evaluates(subject: Subject) -> bool:
 
 
 @any_job.warning(
-    why="Trainer drops the last partial batch of evaluation and prediction too, and the metrics are of fewer samples",
-    fix="delete it: accumulation and the loss are right with a partial batch",
+    why="Trainer drops the last partial batch of evaluation and prediction too: the metrics cover fewer samples",
+    fix="delete it: accumulation and the loss are correct with a partial batch",
     source="transformers 5.23.0: trainer.py 1042, for every DataLoader",
 )
 def drop_last_in_evaluation(subject: Subject) -> Iterator[Found]:
@@ -31,7 +31,7 @@ def drop_last_in_evaluation(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="Trainer knows no such strategy and draws at random, without a word (only the command line is checked)",
+    why="unknown strategy: Trainer silently samples at random (only the command line checks the value)",
     fix="write random, sequential, group_by_length or batch_rebalance",
     source="transformers 5.23.0: trainer.py 1142-1145",
     techniques=("length-grouped",),
@@ -43,7 +43,7 @@ def sampling_strategy_unknown(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="Trainer groups evaluation and prediction by length too: predict() returns its rows in another order than the "
+    why="Trainer groups evaluation and prediction by length too: predict() returns rows in another order than the "
     "data set's",
     fix='predict with a Trainer whose train_sampling_strategy is "random"',
     source="transformers 5.23.0: trainer.py 1152-1172, 975-991",
@@ -56,9 +56,9 @@ def grouping_reorders_predictions(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="unused columns are removed before the sampler looks for the lengths: the whole data set is read and counted "
-    "again",
-    fix="delete it, or write remove_unused_columns: false with a collator that leaves the column out",
+    why="Trainer removes unused columns before the sampler looks for the lengths: it reads and counts the whole data "
+    "set again",
+    fix="delete it, or write remove_unused_columns: false with a collator that drops the column",
     source="transformers 5.23.0: trainer.py 1020 before 1038",
     techniques=("length-grouped",),
 )
@@ -70,7 +70,7 @@ def length_column_removed(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="the lengths are read only where samples are grouped by them",
+    why="Trainer reads the lengths only if it groups samples by length",
     fix="delete it, or write train_sampling_strategy: group_by_length",
     source="transformers 5.23.0: trainer.py 1088-1115, read nowhere else",
 )
@@ -81,7 +81,7 @@ def length_column_without_grouping(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="in this model samples that share a row see each other: the loss is another one, and nothing says so",
+    why="in this model samples that share a row silently see each other: the loss changes",
     fix="pad instead: pad-to-multiple, with length-grouped",
     source="transformers 5.23.0: masking_utils.py 873-883, and the models that do not come there",
     techniques=("packing", "padding-free"),
@@ -89,12 +89,12 @@ def length_column_without_grouping(subject: Subject) -> Iterator[Found]:
 def packed_samples_leak(subject: Subject) -> Iterator[Found]:
     kind = subject.model_type
     if subject.has_setting(_PACKED) and kind in LEAKING:
-        why = f"{kind} {LEAKING[kind]}: samples that share a row see each other, and nothing says so"
+        why = f"{kind} {LEAKING[kind]}: samples that share a row silently see each other"
         yield Found(_PACKED, why=why)
 
 
 @any_job.error(
-    why="with a cache no mask is made from position ids: the samples of a row see each other, and nothing says so",
+    why="with a cache transformers makes no mask from position ids: the samples of a row silently see each other",
     fix="write use_cache: false",
     source="transformers 5.23.0: masking_utils.py 876",
     techniques=("packing", "padding-free"),
@@ -105,8 +105,8 @@ def packed_samples_and_cache(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.error(
-    why="flash attention looks for several samples in a batch of one row only: in more rows they see each other",
-    fix="take padding-free in place of packing",
+    why="flash attention separates samples only in a batch of one row: in more rows they see each other",
+    fix="use padding-free instead of packing",
     source="transformers 5.23.0: modeling_flash_attention_utils.py 573, 855",
     techniques=("packing",),
 )
@@ -118,9 +118,9 @@ def packed_rows_and_flash_attention(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="eager attention keeps the scores of the whole row, which grow with the square of the micro-batch; of padded "
-    "samples they grow with the micro-batch",
-    fix="take sdpa, or better flash attention",
+    why="eager attention keeps the scores of the whole row, which grow with the square of the micro-batch; those of "
+    "padded samples grow linearly",
+    fix="use sdpa, or better flash attention",
     source="transformers 5.23.0: models/gpt2/modeling_gpt2.py, eager_attention_forward",
     techniques=("padding-free",),
 )
@@ -131,7 +131,7 @@ def padding_free_and_eager_attention(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="nothing is padded, so that grouping saves nothing; in one row a batch of the longest samples is the peak",
+    why="nothing is padded, so grouping saves nothing; with one row, a batch of the longest samples sets the peak",
     fix="leave out length-grouped",
     source="transformers 5.23.0: trainer_pt_utils.py, get_length_grouped_indices",
     techniques=("length-grouped", "padding-free", "packing"),
@@ -143,8 +143,7 @@ def grouping_packed_samples(subject: Subject) -> Iterator[Found]:
 
 
 @any_job.warning(
-    why="the data of a recipe for text are blocks of equal length, filled to the end: nothing is padded, and "
-    "nothing to be saved",
+    why="a text recipe's data are full blocks of equal length: nothing is padded, so there is nothing to save",
     fix="leave the technique out",
     source="hf_memkit/recipe/packing.py, Blocks",
     techniques=("pad-to-multiple", "length-grouped", "packing", "padding-free"),

@@ -1,4 +1,4 @@
-"""Keys that have no effect, or are refused, at this ZeRO stage."""
+"""Keys that have no effect, or are rejected, at this ZeRO stage."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _NOTHING_ASKED = {"zero_hpz_partition_size": 1, "allgather_partitions": True, "u
 
 
 def _asks(name: str, value: object) -> bool:
-    """Whether a value asks for something: a switch that is off does not, nor does a default."""
+    """Whether a value has an effect: a switch that is off has none, nor has a default."""
     return value not in (False, None, "auto") and value != _NOTHING_ASKED.get(name, ...)
 
 
 @deepspeed.warning(
-    why="it has no effect at this ZeRO stage",
+    why="no effect at this ZeRO stage",
     fix="delete the key, or change the stage",
     source="deepspeed 0.19.8: runtime/engine.py 2653-2795, what each stage's optimizer is given",
 )
@@ -40,12 +40,12 @@ def wrong_stage(subject: Subject) -> Iterator[Found]:
     for name in names:
         path = f"{_ZERO}.{name}"
         if subject.has(path) and _asks(name, subject.at(path)):
-            where = "stage 3" if name in _STAGE_3_ONLY else "stages 1 and 2"
-            yield Found(path, why=f"it has an effect at {where} only, and this is stage {stage}")
+            where = "stage 3 reads" if name in _STAGE_3_ONLY else "stages 1 and 2 read"
+            yield Found(path, why=f"no effect at stage {stage}: only {where} it")
 
 
 @deepspeed.error(
-    why="compute_grad_norm=false is for stages 1 and 2 without clipping, offload and ZenFlow; else it is refused",
+    why="DeepSpeed rejects compute_grad_norm=false except at stages 1 and 2 without clipping, offload and ZenFlow",
     fix="delete the key",
     source="deepspeed 0.19.8: runtime/zero/config.py 390, runtime/zero/stage_1_and_2.py 212-218",
 )
@@ -57,17 +57,17 @@ def gradient_norm_off(subject: Subject) -> Iterator[Found]:
     if clipping == "auto":
         clipping = subject.argument("max_grad_norm", 1.0)
     if subject.zero.stage not in (1, 2):
-        yield Found(path, False, why="DeepSpeed refuses compute_grad_norm=false except at stages 1 and 2")
+        yield Found(path, False, why="DeepSpeed rejects compute_grad_norm=false except at stages 1 and 2")
     elif isinstance(clipping, int | float) and clipping > 0:
-        yield Found(path, False, why=f"clipping to {clipping} needs the norm; DeepSpeed refuses the two together")
+        yield Found(path, False, why=f"clipping to {clipping} needs the norm; DeepSpeed rejects the two together")
     elif subject.zero.optimizer.device != "none":
-        yield Found(path, False, why="DeepSpeed refuses compute_grad_norm=false with offload_optimizer")
+        yield Found(path, False, why="DeepSpeed rejects compute_grad_norm=false with offload_optimizer")
     elif subject.has(f"{_ZERO}.zenflow"):
-        yield Found(path, False, why="DeepSpeed refuses compute_grad_norm=false with ZenFlow")
+        yield Found(path, False, why="DeepSpeed rejects compute_grad_norm=false with ZenFlow")
 
 
 @deepspeed.warning(
-    why="with offload_optimizer DeepSpeed sets it to true, silently: the bucket buffer is there all the same",
+    why="with offload_optimizer DeepSpeed silently sets it to true and allocates the bucket buffer",
     fix="delete the key",
     source="deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 299-300",
 )
@@ -78,7 +78,7 @@ def contiguous_forced(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.error(
-    why="DeepSpeed refuses it since 0.5.9, when the engine starts",
+    why="DeepSpeed rejects it when the engine starts (since 0.5.9)",
     fix="delete the key",
     source="deepspeed 0.19.8: runtime/engine.py 2650",
 )
@@ -88,8 +88,8 @@ def legacy_stage_1(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.warning(
-    why="stage 3 no longer has it: DeepSpeed warns and goes on without",
-    fix='delete the key; "checkpoint": {"load_universal": true} is what replaced it',
+    why="stage 3 no longer supports it: DeepSpeed warns and ignores it",
+    fix='delete the key; its replacement is "checkpoint": {"load_universal": true}',
     source="deepspeed 0.19.8: runtime/zero/config.py 403-409",
 )
 def elastic_checkpoint(subject: Subject) -> Iterator[Found]:
@@ -98,7 +98,7 @@ def elastic_checkpoint(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.error(
-    why="stages 1 and 2 stop with an assertion unless it is a multiple of 2",
+    why="stages 1 and 2 fail with an assertion unless it is a multiple of 2",
     fix="write an even number",
     source="deepspeed 0.19.8: runtime/zero/stage_1_and_2.py 389",
 )
@@ -110,7 +110,7 @@ def gather_bucket_odd(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.error(
-    why="DeepSpeed refuses gradient_allreduce_op=sum at stage 3 and with ZenFlow",
+    why="DeepSpeed rejects gradient_allreduce_op=sum at stage 3 and with ZenFlow",
     fix='delete the key: "mean" is the default',
     source="deepspeed 0.19.8: runtime/config.py 694-699",
 )
@@ -121,8 +121,8 @@ def sum_at_stage_3(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.error(
-    why="ZeRO++ quantizes with CUDA kernels; without a GPU the engine does not start",
-    fix="delete the key here",
+    why="ZeRO++ quantises with CUDA kernels: without a GPU the engine does not start",
+    fix="delete the key on this machine",
     source="deepspeed 0.19.8: runtime/zero/partition_parameters.py 883, accelerator/cpu_accelerator.py",
 )
 def quantized_without_gpu(subject: Subject) -> Iterator[Found]:
@@ -132,8 +132,7 @@ def quantized_without_gpu(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.error(
-    why="between machines DeepSpeed's kernel takes the gradients' memory for fp16, whatever type they have: wrong "
-    "gradients, without a word",
+    why="between machines DeepSpeed's kernel reads all gradients as fp16: other types silently become wrong gradients",
     fix="delete the key, or train in fp16",
     source="deepspeed 0.19.8: runtime/zero/stage3.py 1913-1929, runtime/comm/coalesced_collectives.py 57, "
     "ops/csrc/quantization/pt_binding.cpp 153",
@@ -142,23 +141,23 @@ def quantized_gradients_bf16(subject: Subject) -> Iterator[Found]:
     path = f"{_ZERO}.zero_quantized_gradients"
     sent = _communicated(subject)
     if subject.at(path) is True and subject.zero.stage == 3 and sent not in (None, "fp16"):
-        why = f"gradients are sent in {sent}, and between machines DeepSpeed's kernel takes their memory for fp16"
-        yield Found(path, True, why=f"{why}: wrong gradients, without a word")
+        why = f"gradients are sent in {sent}, but between machines DeepSpeed's kernel reads them as fp16"
+        yield Found(path, True, why=f"{why}: they are silently wrong")
 
 
 def _communicated(subject: Subject) -> str | None:
-    """The type in which gradients are communicated (deepspeed 0.19.8: runtime/engine.py 1719); None if not known."""
+    """The type in which gradients are communicated (deepspeed 0.19.8: runtime/engine.py 1719); None if unknown."""
     asked = subject.at("communication_data_type")
     return asked.lower() if isinstance(asked, str) and asked != "auto" else subject.computes_in
 
 
 @deepspeed.error(
-    why="the processes must divide into groups of this size; DeepSpeed stops otherwise",
-    fix="write the number of cards in one machine",
+    why="the processes must divide into groups of this size; DeepSpeed fails otherwise",
+    fix="write the number of GPUs in one machine",
     source="deepspeed 0.19.8: utils/groups.py 941-945",
 )
 def secondary_partition_size(subject: Subject) -> Iterator[Found]:
     size, processes = subject.zero.secondary_partition, subject.processes or 0
     if 1 < size < processes and processes % size and subject.zero.stage == 3:
-        why = f"{processes} processes do not divide into groups of {size}; DeepSpeed stops"
+        why = f"{processes} processes do not divide into groups of {size}; DeepSpeed fails"
         yield Found(f"{_ZERO}.zero_hpz_partition_size", size, why=why)

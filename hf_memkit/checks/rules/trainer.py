@@ -1,4 +1,4 @@
-"""Where the DeepSpeed config and TrainingArguments say two things."""
+"""Where the DeepSpeed config and TrainingArguments disagree."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEFAULTS = {
     "optim": "adamw_torch_fused",
     "lr_scheduler_type": "linear",
 }
-"""Defaults of TrainingArguments that stand against DeepSpeed's keys (transformers 5.23.0: training_args.py)."""
+"""Defaults of TrainingArguments that correspond to DeepSpeed's keys (transformers 5.23.0: training_args.py)."""
 
 _SAME = {
     "train_micro_batch_size_per_gpu": ("per_device_train_batch_size",),
@@ -64,8 +64,8 @@ def _named(subject: Subject, names: tuple[str, ...]) -> str:
 
 
 @deepspeed.error(
-    why="the DeepSpeed config and TrainingArguments disagree; Trainer refuses to train, after the model is loaded",
-    fix='write "auto", and Trainer fills in its own value',
+    why="the DeepSpeed config and TrainingArguments disagree; Trainer fails, but only after loading the model",
+    fix='write "auto": Trainer fills in its own value',
     source=_MATCHED,
 )
 def trainer_mismatch(subject: Subject) -> Iterator[Found]:
@@ -76,11 +76,11 @@ def trainer_mismatch(subject: Subject) -> Iterator[Found]:
         if value in (ABSENT, None, "auto") or value == _expected(subject, key, names):
             continue
         if key == "gradient_accumulation_steps" and subject.has("zero_optimization.zenflow"):
-            continue  # zenflow has a rule of its own
+            continue  # zenflow has its own rule
         if key == "train_micro_batch_size_per_gpu" and subject.on("auto_find_batch_size"):
             continue  # not compared then
         both = f"{key}={value} (in {subject.config_file or 'the DeepSpeed config'}) and {_named(subject, names)}"
-        yield Found(key, value, why=f"{both} disagree; Trainer refuses to train, after the model is loaded")
+        yield Found(key, value, why=f"{both} disagree; Trainer fails, but only after loading the model")
 
 
 def _schedule(subject: Subject) -> Iterator[tuple[str, str, int]]:
@@ -93,22 +93,21 @@ def _schedule(subject: Subject) -> Iterator[tuple[str, str, int]]:
 
 
 @deepspeed.error(
-    why="the scheduler's steps are not Trainer's; Trainer refuses to train, after the model is loaded",
-    fix='write "auto", and Trainer fills in its own value',
+    why="the scheduler's steps differ from Trainer's; Trainer fails, but only after loading the model",
+    fix='write "auto": Trainer fills in its own value',
     source="transformers 5.23.0: integrations/deepspeed.py 243-261",
 )
 def schedule_mismatch(subject: Subject) -> Iterator[Found]:
     for key, name, expected in _schedule(subject) if subject.arguments is not None else ():
         value = subject.at(key)
         if value not in (ABSENT, None, "auto", expected):
-            why = f"{key}={value} and {name}={subject.argument(name, 0)} disagree; Trainer refuses to train"
+            why = f"{key}={value} and {name}={subject.argument(name, 0)} disagree; Trainer fails"
             yield Found(key, value, why=why)
 
 
 @deepspeed.hint(
-    why="Trainer refuses to train unless its own argument is exactly this value; without the arguments that cannot be "
-    "checked",
-    fix='write "auto", or check together with the arguments (--args FILE)',
+    why="Trainer fails unless its own argument equals this value; memkit cannot check that without the arguments",
+    fix='write "auto", or check with the arguments (--args FILE)',
     source=_MATCHED,
 )
 def hard_coded(subject: Subject) -> Iterator[Found]:
@@ -117,17 +116,17 @@ def hard_coded(subject: Subject) -> Iterator[Found]:
     for key, names in {**_SAME, "train_batch_size": ()}.items():
         value = subject.at(key)
         if value in (ABSENT, None, "auto", False) or key == "bf16.enabled":
-            continue  # bf16_optimizer_states and its like are refused without bf16, so it may stand there for them
+            continue  # bf16_optimizer_states and its like are rejected without bf16, so it may be set for them
         if key == "gradient_accumulation_steps" and subject.has("zero_optimization.zenflow"):
             continue
-        own = " and ".join(names[:1] if key.endswith(".enabled") else names) or "the product of its batch sizes"
-        why = f"Trainer refuses to train unless its {own} gives exactly {value}, which cannot be seen here"
+        own = " and ".join(names[:1] if key.endswith(".enabled") else names) or "product of batch sizes"
+        why = f"Trainer fails unless its {own} equals {value}; memkit cannot check that without the arguments"
         yield Found(key, value, why=why)
 
 
 @deepspeed.warning(
-    why="Trainer fills only keys that are there: without this one DeepSpeed clips to its own default, 1.0, and "
-    "max_grad_norm has no effect",
+    why="without this key DeepSpeed clips at its own default, 1.0, and max_grad_norm has no effect: Trainer fills in "
+    "only keys that exist",
     fix='add "gradient_clipping": "auto"',
     source="transformers 5.23.0: integrations/deepspeed.py 116-124; deepspeed 0.19.8: runtime/constants.py 203",
 )
@@ -145,23 +144,23 @@ _SCHEDULES = {
 
 
 @deepspeed.warning(
-    why="the scheduler of the DeepSpeed config runs, and lr_scheduler_type has no effect",
-    fix='delete the section "scheduler", and Trainer\'s own runs',
+    why="the scheduler of the DeepSpeed config runs; lr_scheduler_type has no effect",
+    fix='delete the section "scheduler" to use Trainer\'s scheduler',
     source="transformers 5.23.0: integrations/deepspeed.py 591-593",
 )
 def scheduler_twice(subject: Subject) -> Iterator[Found]:
     kind, asked = subject.at("scheduler.type"), subject.argument("lr_scheduler_type")
     if isinstance(kind, str) and asked is not None and asked not in _SCHEDULES.get(kind, ()):
-        yield Found("scheduler.type", kind, why=f"{kind} runs, and lr_scheduler_type={asked} has no effect")
+        yield Found("scheduler.type", kind, why=f"{kind} runs; lr_scheduler_type={asked} has no effect")
 
 
 @deepspeed.error(
-    why='accelerate refuses a DeepSpeed config without the section "zero_optimization"',
-    fix='add "zero_optimization": {"stage": 0}, or the stage that you want',
+    why='accelerate rejects a DeepSpeed config without "zero_optimization"',
+    fix='add "zero_optimization": {"stage": 0}, or the stage you want',
     source="accelerate 1.15.0: utils/dataclasses.py 1276",
 )
 def zero_section_missing(subject: Subject) -> Iterator[Found]:
     if not subject.has("zero_optimization"):
         yield Found("zero_optimization")
     elif isinstance(subject.at("zero_optimization"), bool):
-        yield Found("zero_optimization", why="an old form; accelerate cannot read it")
+        yield Found("zero_optimization", why="old form, which accelerate cannot read")

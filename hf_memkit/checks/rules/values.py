@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from hf_memkit.checks.deepspeed_keys import CASE_MATTERS, OPTIMIZERS, SCHEDULERS, TORCH_SCHEDULERS, Key, key_at
 from hf_memkit.checks.rule import Found, deepspeed
@@ -18,7 +19,7 @@ FILLED = frozenset({
     "scheduler.params.total_num_steps", "fp16.enabled", "bf16.enabled", "zero_optimization.reduce_bucket_size",
     "zero_optimization.stage3_prefetch_bucket_size", "zero_optimization.stage3_param_persistence_threshold",
 })  # fmt: skip
-"""Keys whose "auto" Trainer fills (transformers 5.23.0: integrations/deepspeed.py 136-262)."""
+"""Keys whose "auto" Trainer fills in (transformers 5.23.0: integrations/deepspeed.py 136-262)."""
 
 _ACCELERATE_FILLS = {
     "zero_optimization.stage": "2",
@@ -28,7 +29,7 @@ _ACCELERATE_FILLS = {
     "zero_optimization.offload_param.nvme_path": "none",
     "zero_optimization.stage3_gather_16bit_weights_on_model_save": "false",
 }
-"""What accelerate takes "auto" for where no environment variable says otherwise (accelerate 1.15.0:
+"""What accelerate uses for "auto" unless an environment variable sets it (accelerate 1.15.0:
 utils/dataclasses.py 1237-1258, 1280-1292)."""
 
 _OWN_AUTO = frozenset(
@@ -43,14 +44,14 @@ _OWN_AUTO = frozenset(
 
 
 def _known(subject: Subject) -> Iterator[tuple[str, Any, Key]]:
-    """Every key that is known, with its value and what it may hold; "auto" is another rule's."""
+    """Every known key with its value and what it may hold; "auto" has its own rule."""
     for path, value in walk(subject.config or {}):
         if value != "auto" and (key := key_at(subject, path)) is not None:
             yield path, value, key
 
 
 @deepspeed.error(
-    why='Trainer fills "auto" for some keys only; accelerate refuses it anywhere else, before the engine starts',
+    why='Trainer fills in "auto" only for some keys; accelerate rejects it elsewhere before the engine starts',
     fix="write a value",
     source="transformers 5.23.0: integrations/deepspeed.py 136-262; accelerate 1.15.0: utils/dataclasses.py 1363-1372",
 )
@@ -59,19 +60,24 @@ def auto_not_filled(subject: Subject) -> Iterator[Found]:
         if value != "auto" or path in FILLED or path in _OWN_AUTO:
             continue
         taken = _ACCELERATE_FILLS.get(path)
-        why = f"Trainer has no value for it: accelerate takes {taken}, whatever the job is" if taken else ""
+        why = f"Trainer does not fill in this key; accelerate uses {taken}, whatever the job is" if taken else ""
         yield Found(path, value, why=why, severity="warning" if taken else None)
 
 
+_FORMS: Final = ((str, "text"), (Mapping, "a section"), (object, "a list"))
+
+
 def _named(value: Any) -> str:
-    """What stands there, for "…, not a str"."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return "null" if value is None else "an empty text" if value == "" else f"a {type(value).__name__}"
+    """The kind of `value`, for "expected a number, got text"."""
+    if isinstance(value, bool | None) or (isinstance(value, float) and not math.isfinite(value)):
+        return json.dumps(value)
+    if isinstance(value, int | float):
+        return "a number"
+    return "an empty text" if value == "" else next(words for kind, words in _FORMS if isinstance(value, kind))
 
 
 @deepspeed.error(
-    why="a value of the wrong type",
+    why="the value has the wrong type",
     fix="write a value of the right type",
     source="deepspeed 0.19.8: runtime/zero/config.py 83-380; transformers 5.23.0: integrations/deepspeed.py 131 (==)",
 )
@@ -80,11 +86,11 @@ def wrong_type(subject: Subject) -> Iterator[Found]:
         if wanted := key.type_error(value):
             plain = isinstance(value, str) and key.kind not in ("section", "list")
             fix = f"write {wanted}{' without quotes' if plain else ''}"
-            yield Found(path, value, why=f"{wanted} belongs here, not {_named(value)}", fix=fix)
+            yield Found(path, value, why=f"expected {wanted}, got {_named(value)}", fix=fix)
 
 
 @deepspeed.error(
-    why="a value that DeepSpeed refuses or cannot work with",
+    why="DeepSpeed rejects the value or cannot use it",
     fix="write a value in range",
     source="deepspeed 0.19.8: runtime/zero/config.py 83-380, zero/offload_config.py, runtime/config.py 590-606",
 )
@@ -96,18 +102,19 @@ def out_of_range(subject: Subject) -> Iterator[Found]:
 
 @deepspeed.error(
     why="DeepSpeed has no optimizer of this name",
-    fix="write one that it has",
+    fix="write the name of an optimizer of DeepSpeed or of torch.optim",
     source="deepspeed 0.19.8: runtime/engine.py 1985, 2017",
 )
 def unknown_optimizer(subject: Subject) -> Iterator[Found]:
     kind = subject.at("optimizer.type")
     if isinstance(kind, str) and kind not in CASE_MATTERS and kind.lower() not in OPTIMIZERS:
-        yield Found("optimizer.type", kind, fix=f"write one that it has{did_you_mean(kind, OPTIMIZERS)}")
+        fix = f"write the name of an optimizer of DeepSpeed or of torch.optim{did_you_mean(kind, OPTIMIZERS)}"
+        yield Found("optimizer.type", kind, fix=fix)
 
 
 @deepspeed.error(
     why="DeepSpeed has no scheduler of this name",
-    fix="write one that it has",
+    fix="write the name of a scheduler of DeepSpeed or of torch",
     source="deepspeed 0.19.8: runtime/engine.py 1926, runtime/lr_schedules.py 24",
 )
 def unknown_scheduler(subject: Subject) -> Iterator[Found]:

@@ -16,7 +16,7 @@ from hf_memkit.zero.stages_1_2 import SHARED_BYTES
 _ZENFLOW = "zero_optimization.zenflow"
 
 _SHARED_MEMORY: Final = Path("/dev/shm")
-"""Where Linux keeps shared memory; a container has 64 MiB of it unless it is told otherwise."""
+"""Where Linux keeps shared memory; a container has 64 MiB of it by default."""
 
 
 def _on(subject: Subject) -> bool:
@@ -24,7 +24,7 @@ def _on(subject: Subject) -> bool:
 
 
 @deepspeed.error(
-    why="ZenFlow works on an optimizer that is offloaded to the CPU; DeepSpeed refuses it otherwise",
+    why="ZenFlow needs an optimizer offloaded to the CPU; DeepSpeed rejects it otherwise",
     fix='add "offload_optimizer": {"device": "cpu"}',
     source="deepspeed 0.19.8: runtime/zenflow/zenflow_stage_1_and_2.py 115",
 )
@@ -34,7 +34,8 @@ def zenflow_without_offload(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.error(
-    why="ZenFlow makes its optimizer from the parameters of the config's own section; with Trainer's there are none",
+    why="ZenFlow reads its optimizer's parameters from the DeepSpeed config, and Trainer's optimizer leaves none "
+    "there",
     fix='add "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto", '
     '"weight_decay": "auto"}}',
     source="deepspeed 0.19.8: runtime/zenflow/zenflow_stage_1_and_2.py 81-84",
@@ -45,8 +46,8 @@ def zenflow_without_optimizer(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.warning(
-    why="ZenFlow writes its update_interval over gradient_accumulation_steps",
-    fix='set gradient_accumulation_steps to 1 and let "update_interval" accumulate',
+    why="ZenFlow overrides gradient_accumulation_steps with its update_interval",
+    fix='set gradient_accumulation_steps to 1; "update_interval" sets the accumulation',
     source="deepspeed 0.19.8: runtime/zenflow/engine.py 69",
 )
 def zenflow_accumulation(subject: Subject) -> Iterator[Found]:
@@ -57,8 +58,8 @@ def zenflow_accumulation(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.error(
-    why="these intervals contradict each other; DeepSpeed stops",
-    fix='set "select_strategy" to "step" with numbers, select_interval no smaller than update_interval',
+    why="these intervals contradict each other; DeepSpeed fails",
+    fix='set "select_strategy" to "step", and select_interval to a number of at least update_interval',
     source="deepspeed 0.19.8: runtime/zenflow/engine.py 35-63",
 )
 def zenflow_interval(subject: Subject) -> Iterator[Found]:
@@ -68,15 +69,15 @@ def zenflow_interval(subject: Subject) -> Iterator[Found]:
     strategy, select = subject.at(f"{_ZENFLOW}.select_strategy"), subject.at(path)
     update = subject.at(f"{_ZENFLOW}.update_interval")
     if strategy in (ABSENT, "auto") and isinstance(select, int):
-        yield Found(path, select, why="with the strategy auto DeepSpeed refuses a number here")
+        yield Found(path, select, why="with the strategy auto DeepSpeed rejects a number here")
     elif strategy in ("step", "epoch") and not isinstance(select, int):
-        yield Found(path, why=f"with the strategy {strategy} a number belongs here")
+        yield Found(path, why=f"the strategy {strategy} needs a number here")
     elif strategy == "step" and isinstance(update, int) and isinstance(select, int) and select < update:
-        yield Found(path, select, why=f"it must be at least update_interval ({update}); DeepSpeed stops")
+        yield Found(path, select, why=f"it must be at least update_interval ({update}); DeepSpeed fails")
 
 
 @deepspeed.error(
-    why="offloading ZenFlow's own states needs overlap_comm; DeepSpeed stops with an assertion",
+    why="offloading ZenFlow's states needs overlap_comm; DeepSpeed fails with an assertion",
     fix='set "overlap_comm": true',
     source="deepspeed 0.19.8: runtime/zenflow/zenflow_stage_1_and_2.py 75",
 )
@@ -87,9 +88,9 @@ def zenflow_offload_without_overlap(subject: Subject) -> Iterator[Found]:
 
 
 @deepspeed.error(
-    why=f"with overlap_step {SHARED_BYTES} bytes a parameter are in {_SHARED_MEMORY}, which has less free here: the "
-    'first step stops, "unable to allocate shared memory"',
-    fix='start the container with more, docker run --shm-size, or write "overlap_step": false',
+    why=f"overlap_step needs {SHARED_BYTES} bytes a parameter in {_SHARED_MEMORY}, which has less free here: the "
+    'first step fails with "unable to allocate shared memory"',
+    fix='start the container with a larger docker run --shm-size, or write "overlap_step": false',
     source="deepspeed 0.19.8: runtime/zenflow/zenflow_utils.py 157-164",
 )
 def zenflow_shared_memory(subject: Subject) -> Iterator[Found]:
@@ -99,7 +100,6 @@ def zenflow_shared_memory(subject: Subject) -> Iterator[Found]:
     needed = -(-SHARED_BYTES * subject.model.parameters // subject.nodes)  # ZeRO splits it between all processes
     free = shutil.disk_usage(_SHARED_MEMORY).free
     if needed > free:
-        there = f"{format_size(needed)} in {_SHARED_MEMORY}, which has {format_size(free)} free"
-        why = f"the step's process shares {there}"
-        fix = f'docker run --shm-size={math.ceil(needed / GIB)}g or more, or write "overlap_step": false'
-        yield Found(path, True, why=f'{why}: the first step stops, "unable to allocate shared memory"', fix=fix)
+        why = f"overlap_step needs {format_size(needed)} in {_SHARED_MEMORY}, which has {format_size(free)} free"
+        fix = f'run: docker run --shm-size={math.ceil(needed / GIB)}g or more; or write "overlap_step": false'
+        yield Found(path, True, why=f'{why}: the first step fails with "unable to allocate shared memory"', fix=fix)
