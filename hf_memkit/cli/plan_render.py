@@ -118,9 +118,12 @@ def _flags(found: Pasted, width: int, *, by_parser: bool) -> Iterator[Renderable
     if not by_parser:
         yield "Write where the script makes its arguments, or use --write and memkit run --plan:"
         yield from _indented(found.python)
-        return
-    yield "Add to the script's arguments (HfArgumentParser; of two the last one counts):"
-    yield from _indented("\n".join(_joined(found.flags, width - 4)))
+    else:
+        yield "Add to the script's arguments (HfArgumentParser; of two the last one counts):"
+        yield from _indented("\n".join(_joined(found.flags, width - 4)))
+        if found.no_flag:
+            yield "And where the script makes its arguments, as no flag says None (or memkit run --plan):"
+            yield from _indented("\n".join(found.no_flag))
     if found.model:
         yield "And where the script loads its model, for which no flag is known (or memkit run --plan):"
         yield from _indented(found.model)

@@ -27,12 +27,13 @@ _ON_DISK = "nvme"
 class Pasted:
     """
     Attributes:
-        before: commands to type first: they write the files that the arguments name.
+        before: commands to type first: they write the files that the arguments name, or install what is needed.
         environment: `"NAME=value"`, to stand before the command.
         flags: `"--NAME value"` each, for scripts that read their arguments with HfArgumentParser; of an argument that
             is given twice the last one counts.
         yaml: the same as a file of arguments.
         python: the same as keyword arguments of TrainingArguments.
+        no_flag: of these arguments `"NAME=None"` each: a parser takes no None.
         model: keyword arguments of `from_pretrained`, for which a script has no flag; empty: none.
         code: what has to be changed in the script besides; empty: nothing.
     """
@@ -42,6 +43,7 @@ class Pasted:
     flags: tuple[str, ...]
     yaml: str
     python: str
+    no_flag: tuple[str, ...]
     model: str
     code: str
 
@@ -52,6 +54,7 @@ class Pasted:
             "flags": " ".join(self.flags),
             "yaml": self.yaml,
             "python": self.python,
+            "no_flag": list(self.no_flag),
             "model": self.model,
             "code": self.code,
         }
@@ -61,18 +64,19 @@ def pasted(candidate: SetupCandidate) -> Pasted:
     """What sets this candidate's settings in a script by hand."""
     engine = next((each.engine for each in candidate.choices if each.engine), "")
     arguments = _installed(candidate.arguments)
-    before: tuple[str, ...] = ()
+    before = tuple(each.install for each in candidate.choices if each.install)
     if engine:
         on_disk = _ON_DISK in json.dumps(arguments["deepspeed"])
-        before = (f"memkit ds copy {engine}" + (" --nvme-path FOLDER_ON_A_FAST_DISK" if on_disk else ""),)
+        before += (f"memkit ds copy {engine}" + (" --nvme-path FOLDER_ON_A_FAST_DISK" if on_disk else ""),)
         arguments["deepspeed"] = f"{engine}.json"
     model = candidate.overrides.model
     return Pasted(
         before=before,
         environment=tuple(f"{name}={shlex.quote(value)}" for name, value in candidate.environment.items()),
-        flags=tuple(f"--{name} {_word(value)}" for name, value in arguments.items()),
+        flags=tuple(f"--{name} {_word(value)}" for name, value in arguments.items() if value is not None),
         yaml=yaml.safe_dump(arguments, sort_keys=False, allow_unicode=True, width=1000),
         python=_call("TrainingArguments", arguments),
+        no_flag=tuple(f"{name}=None" for name, value in arguments.items() if value is None),
         model=_call("AutoModel….from_pretrained", model) if model else "",
         code=candidate.code,
     )

@@ -230,7 +230,7 @@ def _planned(judge: _Judge, also: tuple[str, ...], limit_s: float, said: Callabl
     own, calibration = as_it_is.candidate, judge.pricing.calibration
     for each in search.judged.values():
         if each.is_other:
-            left_out.setdefault(f"{each.candidate.micro_batch_size} × {each.candidate.accumulation}", each.why)
+            left_out.setdefault(_what_differs(each, as_it_is), each.why)
     return Plan(
         name=name_of(judge.script),
         machine=judge.machine,
@@ -245,6 +245,14 @@ def _planned(judge: _Judge, also: tuple[str, ...], limit_s: float, said: Callabl
         notes=(*judge.traces.notes, *judge.pricing.warnings, *_about_precision(judge.machine, as_it_is)),
         time_factors=dict(calibration.factors) if calibration is not None else {},
     )
+
+
+def _what_differs(other: Judged, own: Judged) -> str:
+    """The name of what makes it another training: its micro-batch, by the steps that it comes to, or a choice."""
+    candidate = other.candidate
+    if (other.facts or {}).get("steps") != (own.facts or {}).get("steps") or not candidate.choices:
+        return f"{candidate.micro_batch_size} × {candidate.accumulation}"
+    return candidate.choices[-1].name
 
 
 def _about_precision(machine: Machine, own: Judged) -> Iterator[str]:
@@ -267,13 +275,14 @@ class _Judge:
     pricing: Pricing
     ram_is_given: bool
     steps: int | None = None
+    rows_digest: str | None = None
 
     def own(self) -> Judged:
         """The script as it stands."""
         found = self._judged(SetupCandidate(0, 0), Overrides({}, {}, {}))
         assert found.facts is not None
         arguments = found.facts["arguments"]
-        self.steps = found.facts.get("steps")
+        self.steps, self.rows_digest = found.facts.get("steps"), found.facts.get("rows_digest")
         size, accumulation = arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]
         return replace(found, candidate=SetupCandidate(size, accumulation))
 
@@ -284,11 +293,16 @@ class _Judge:
             return Judged(candidate, why=f"the script fails with it: {error}", details=error.text)
         except InputError as error:
             return Judged(candidate, why=str(error))
-        steps = (found.facts or {}).get("steps")
+        facts = found.facts or {}
+        steps, why = facts.get("steps"), ""
         if steps != self.steps:
             why = f"{steps} optimizer steps in place of {self.steps}: the last batch of an epoch is another"
-            return replace(found, fits=False, why=why, is_other=True)
-        return found
+        elif facts.get("rows_digest") != self.rows_digest:
+            why = "the rows of the training data are others with it"
+        attention = candidate.overrides.model.get("attn_implementation")
+        if attention not in (None, facts.get("attention")):
+            why = f"the script makes its model so that no option sets its attention, which stays {facts['attention']}"
+        return replace(found, fits=False, why=why, is_other=True) if why else found
 
     def _judged(self, candidate: SetupCandidate, overrides: Overrides) -> Judged:
         traced = self.traces.of(overrides)

@@ -111,9 +111,9 @@ class Search:
         comes first: where that does not fit, nothing does that needs more."""
         losses, checkpointing = self.ways.get("loss", [None]), self.ways.get("checkpointing", [None])
         free = tuple(self.ways[slot][0] for slot in ("attention", "optimizer") if self.ways.get(slot))
-        small, precise, engines, methods = (
+        small, precise, flat, engines, methods = (
             [each for each in self.ways.get(slot, []) if each is not None]
-            for slot in ("small optimizer", "precision", "engine", "method")
+            for slot in ("small optimizer", "precision", "padding", "engine", "method")
         )
         lean, quick = (losses[-1], checkpointing[-1]), (losses[-1], checkpointing[0])
         plain = [_way(*free, loss, saved) for loss in losses for saved in checkpointing]
@@ -142,6 +142,10 @@ class Search:
             yield [_way(*free, *lean, each) for each in small[1:]]
         else:
             yield [_way(*lean, each) for each in engines[:AT_ONCE]]
+        # It may need less or more than any of the above; each of its traces runs the script from its first line.
+        yield [_way(*free, *saved, each) for each in flat for saved in (quick, lean)]
+        if flat and not self._anything_fits():
+            yield [_way(*free, *lean, *small[:1], each) for each in flat]
         yield [_way(*free, losses[-1], saved, each) for each in methods for saved in _ends(checkpointing)]
 
     def _fits_with(self, choices: tuple[Alternative, ...]) -> bool:
@@ -243,12 +247,14 @@ class Search:
         return next((at for at in inside if sizes[at] <= most), inside[-1])
 
     def _neighbours(self, pool: ThreadPoolExecutor) -> None:
-        """Half the micro-batch of the fastest that fit: rows are padded less, and products may divide better."""
+        """Half the micro-batch of the fastest that fit, and of the fastest of the same result: rows are padded less,
+        and products may divide better."""
         best = sorted(
             (each for each in self.judged.values() if each.fits and each.seconds), key=lambda each: each.seconds or 0.0
         )
         asked = []
-        for each in best[:2]:
+        same = [each for each in best if each.candidate.group == "same result"]
+        for each in [*best[:2], *(each for each in same[:1] if each not in best[:2])]:
             smaller = [size for size in self._sizes() if size < each.candidate.micro_batch_size]
             if smaller:
                 asked.append(self.candidate(smaller[0], each.candidate.choices))
@@ -281,6 +287,8 @@ def _way(*choices: Alternative | None) -> tuple[Alternative, ...]:
     slots = {each.slot: each for each in found}  # a later choice takes the place of an earlier one
     if "small optimizer" in slots or "engine" in slots or "method" in slots:
         slots.pop("optimizer", None)
+    if "padding" in slots:
+        slots.pop("attention", None)  # it has its own
     return tuple(slots.values())
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from hf_memkit.plan.candidate import GROUPS, Group
+from hf_memkit.plan.choices import IN_NO_PLAN
 from hf_memkit.plan.judged import FULL_SHARE, Judged
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.prices import price_of, run_cost
@@ -182,13 +183,16 @@ def missing(plan: Plan) -> str:
     return f"nothing fits: {format_gib(too_much)} too much" if too_much > 0 else "nothing fits"
 
 
-def notes(plan: Plan) -> Iterator[str]:
-    """What was not tried, and what the figures rest on, a sentence each."""
+def notes(plan: Plan, *, every: bool = False) -> Iterator[str]:
+    """What was not tried, and what the figures rest on, a sentence each. `every`: what no plan has too, and why."""
     best = plan.proposed
     if count := len(plan.excluded):
         yield f"{count} more setup{'s' * (count != 1)} cannot fit: of each a leaner one does not."
     for name, why in plan.left_out.items():
-        yield f"Not tried: {name}: {why}."
+        if every or name not in IN_NO_PLAN:
+            yield f"Not tried: {name}: {why}."
+    if (never := [name for name in plan.left_out if name in IN_NO_PLAN]) and not every:
+        yield f"In no plan: {', '.join(never)} (--json and --html say why)."
     if best is not None and best.is_priced and best.step_time is not None:
         for line in best.step_time.rests_on:
             yield f"{line[0].upper()}{line[1:]}." if line.startswith("times ") else f"Time: {line}."
