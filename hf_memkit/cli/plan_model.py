@@ -91,14 +91,19 @@ def _on(machine: Machine, setup: Setup) -> Setup:
 
 
 def planned_setups(
-    setups: Sequence[Setup], *, also: tuple[str, ...], limit_s: float, said: Callable[[Judged], None]
+    setups: Sequence[Setup],
+    *,
+    also: tuple[str, ...],
+    limit_s: float,
+    said: Callable[[Judged], None],
+    sequences: int | None = None,
 ) -> tuple[Plan, ...]:
     """A plan for each; those that Ctrl-C leaves out are not there."""
     from hf_memkit.plan.planning import plan_setup
 
     found: list[Plan] = []
     for setup in setups:
-        found.append(plan_setup(setup, also=also, limit_s=limit_s, said=said, ram_is_given=True))
+        found.append(plan_setup(setup, also=also, limit_s=limit_s, said=said, ram_is_given=True, sequences=sequences))
         if found[-1].stopped_by_hand:
             break
     return tuple(found)

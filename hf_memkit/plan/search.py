@@ -45,6 +45,7 @@ class Search:
         batch: (group, in words): what another micro-batch does to the result.
         said: is told of each candidate that is judged.
         limit_s: after how many seconds nothing more is begun.
+        per_gpu: sequences of one GPU in an optimizer step, in the place of the script's; 0: those.
 
     Attributes:
         judged: what was traced, in order.
@@ -59,6 +60,7 @@ class Search:
     batch: tuple[Group, str]
     said: Callable[[Judged], None] = lambda _: None
     limit_s: float = LIMIT_S
+    per_gpu: int = 0
     judged: dict[SetupCandidate, Judged] = field(default_factory=dict)
     excluded: dict[SetupCandidate, str] = field(default_factory=dict)
     stopped: bool = False
@@ -169,7 +171,7 @@ class Search:
 
     def _all_fit(self) -> bool:
         """Whether the whole batch fits in one pass without anything that costs time."""
-        sequences = self.own.micro_batch_size * self.own.accumulation
+        sequences = self._sequences
         fitting = [each.candidate for each in self.judged.values() if each.fits]
         return any(
             each.micro_batch_size == sequences and not any(choice.costs_time for choice in each.choices)
@@ -178,17 +180,24 @@ class Search:
 
     # ---- of one way, the micro-batch ----
 
+    @property
+    def _sequences(self) -> int:
+        """Of one GPU in an optimizer step."""
+        return self.per_gpu or self.own.micro_batch_size * self.own.accumulation
+
+    def with_its_batch(self) -> SetupCandidate:
+        """The script as it stands but for the sequences of a step, in micro-batches as large as its own at most."""
+        return self.candidate(max(size for size in self._sizes() if size <= self.own.micro_batch_size), ())
+
     def _sizes(self) -> list[int]:
-        sequences = self.own.micro_batch_size * self.own.accumulation
         if self.batch[0] == "another method":
             return [self.own.micro_batch_size]
-        return micro_batches(sequences)
+        return micro_batches(self._sequences)
 
     def candidate(self, size: int, choices: Sequence[Alternative]) -> SetupCandidate:
         """The same sequences an optimizer step, in micro-batches of this size."""
-        sequences = self.own.micro_batch_size * self.own.accumulation
         group, said = self.batch if size != self.own.micro_batch_size else ("same result", "")
-        return SetupCandidate(size, sequences // size, tuple(choices), group, said)
+        return SetupCandidate(size, self._sequences // size, tuple(choices), group, said)
 
     def _largest_that_fits(self, choices: tuple[Alternative, ...]) -> None:
         """Traces the largest micro-batch; if it does not fit, the smallest, and then by halving what is between."""

@@ -5,6 +5,7 @@ What is not known is `—`, never a number.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -18,7 +19,8 @@ from hf_memkit.units import GIB, format_gib
 
 __all__ = [
     "NONE", "TITLES", "PlanRow", "answer", "beside", "best_gpu", "cost", "digits", "duration", "gpu_of", "groups",
-    "longer", "missing", "notes", "rate", "rate_unit", "run_of", "subject", "time_not_known", "too_large", "with_code",
+    "longer", "missing", "notes", "other_batch", "rate", "rate_unit", "run_of", "subject", "time_not_known",
+    "too_large", "with_code",
 ]  # fmt: skip
 
 NONE: Final = "—"
@@ -108,10 +110,12 @@ def beside(plan: Plan) -> Iterator[str]:
     """What stands below the first line: what the proposed setup does to the result, the script as it stands, and what
     is faster and nearly the same; a sentence each."""
     best, own = plan.proposed, plan.own
+    if said := other_batch(plan):
+        yield said
     if best is None and plan.failed:
         return
     if best is None:
-        yield "Give it shorter rows or fewer sequences an optimizer step, or name a larger GPU."
+        yield _to_give(plan)
         return
     if best.candidate.group != "same result":
         same = plan.best("same result")
@@ -125,12 +129,40 @@ def beside(plan: Plan) -> Iterator[str]:
         yield "That is how it stands already: nothing to change."
     elif not own.fits:
         yield f"As it stands, {own.candidate.name}, it does not fit: {_why_not(own)}."
+    elif plan.other_batch:
+        known = [f"{speed} {rate_unit(plan)}"] if (speed := rate(plan, own)) != NONE else []
+        known += [f"{run} in all"] if (run := run_of(own)) != NONE else []
+        yield f"As it stands, {own.candidate.name}, it fits{': ' * bool(known)}{', '.join(known)}."
     elif own.is_priced and best.is_priced and own.seconds and best.seconds:
         yield f"As it stands, {own.candidate.name}, it fits and is {_faster(own.seconds, best.seconds)}."
     other = plan.faster()
     if other is not None and other.seconds and best.seconds:
         much = _faster(other.seconds, best.seconds)
         yield f"Nearly the same result, and {much}: {other.candidate.name}: {other.candidate.result}."
+
+
+def other_batch(plan: Plan) -> str:
+    """That another batch than the script's was asked for; empty: it was not."""
+    if not plan.other_batch:
+        return ""
+    return (
+        f"{plan.sequences} sequences an optimizer step in place of the script's {plan.own_sequences} "
+        "(--sequences-per-step): the learning rate and schedule are yours to adapt."
+    )
+
+
+def _to_give(plan: Plan) -> str:
+    """What to give where nothing fits: of fewer sequences a step the leanest has as many at once, if that is one."""
+    least = plan.smallest()
+    one_by_one = least is not None and least.candidate.micro_batch_size == 1
+    return (
+        f"Give it shorter rows{'' if one_by_one else ' or fewer sequences an optimizer step'}, or name a larger GPU."
+    )
+
+
+def _is_prime(number: int) -> bool:
+    """Of a number of sequences, such that no micro-batch lies between one and all of them."""
+    return number > 3 and all(number % each for each in range(2, math.isqrt(number) + 1))
 
 
 def groups(plan: Plan, price: float | None = None) -> dict[Group, list[PlanRow]]:
@@ -153,7 +185,7 @@ def with_code(plan: Plan, price: float | None = None) -> list[PlanRow]:
 
 def too_large(plan: Plan, price: float | None = None) -> list[PlanRow]:
     """Setups that do not fit, or cannot be predicted: the fastest first."""
-    found = [each for each in plan.traced if not each.fits]
+    found = [each for each in plan.compared if not each.fits]
     found.sort(key=lambda each: (not each.is_priced, each.seconds or 0.0, each.needs_bytes))
     return [_row(plan, each, price) for each in found]
 
@@ -198,6 +230,12 @@ def notes(plan: Plan, *, every: bool = False) -> Iterator[str]:
             yield f"{line[0].upper()}{line[1:]}." if line.startswith("times ") else f"Time: {line}."
     if best is not None and best.prediction is not None:
         yield f"Memory: {best.prediction.confidence}."
+    per_gpu = plan.sequences // plan.gpus
+    if best is not None and best.candidate.micro_batch_size == 1 and _is_prime(per_gpu):
+        yield (
+            f"Note: no micro-batch between 1 and {per_gpu} divides {per_gpu}; another number of sequences, such as "
+            f"{(per_gpu + 1) * plan.gpus} (--sequences-per-step), has some."
+        )
     for note in plan.notes:
         yield f"Note: {note.rstrip('.')}."
 
@@ -290,7 +328,7 @@ def rate(plan: Plan, judged: Judged) -> str:
     if not judged.is_priced or not judged.seconds:
         return NONE
     if rate_unit(plan) == "samples/s":
-        found = plan.sequences / judged.seconds
+        found = (plan.own_sequences if judged is plan.own else plan.sequences) / judged.seconds
         return f"{found:,.0f}" if found >= 100 else f"{found:.3g}"
     return f"{judged.tokens_per_second:,.0f}" if judged.tokens_per_second is not None else NONE
 

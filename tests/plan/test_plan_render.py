@@ -7,6 +7,7 @@ import io
 from rich.console import Console, RenderableType
 
 from hf_memkit.cli.plan_render import compared_view, view
+from hf_memkit.plan.files import plan_text
 from hf_memkit.plan.plan import Plan
 from tests.plan.made_plans import EIGHT_BITS, SDPA, plan, setup, usual
 
@@ -81,6 +82,33 @@ def test_nothing_fits_and_nothing_to_change() -> None:
     assert said.startswith("FASTEST SO FAR THAT FITS") and "Nothing fits with the same result. This is nearly" in said
     said = of(plan(setup(8, 1, 42, 1.0), setup(8, 1, 12, 2.0, SDPA)))
     assert "attn_implementation='sdpa'" in said, "what no flag says"
+
+
+def test_another_batch_is_said_first() -> None:
+    """Would notice: another batch than the script's that is not said, the script's own among the ranked, a time of
+    another batch that is compared with it."""
+    asked = plan(setup(7, 1, 12, 0.5), setup(8, 2, 15, 1.0), setup(4, 4, 12, 1.1), sequences=16)
+    lines = shown(view(asked, 80))
+    assert lines[0].startswith("FASTEST THAT FITS RTX 3090: 8 × 2:")
+    assert lines[2].startswith("16 sequences an optimizer step in place of the script's 7")
+    said = of(asked)
+    assert "the learning rate and schedule are yours to adapt. As it stands, 7 × 1, it fits: 16,384 tokens/s" in said
+    assert "16 sequences an optimizer step; 3 setups judged" in said and "times as slow" not in said
+    found = asked.to_json()
+    assert (found["sequences_a_step"], found["own_sequences_a_step"], found["best"]) == (16, 7, "8 × 2")
+    assert [each["name"] for each in found["setups"]] == ["8 × 2", "4 × 4", "7 × 1"]
+    assert found["setups"][2]["why"] == "the script's own 7 sequences an optimizer step"
+    assert asked.file()["about"]["own_sequences_a_step"] == 7 and "own_sequences" not in str(usual().file())
+    head = plan_text(asked, "plan.yaml", "train.py").splitlines()
+    assert head[2].startswith("# 16 sequences an optimizer step in place of the script's 7")
+
+
+def test_a_batch_that_no_micro_batch_divides() -> None:
+    """Would notice: seven passes of one sequence, and no word of what would give others."""
+    said = of(plan(setup(7, 1, 42, 1.0), setup(1, 7, 12, 2.0)))
+    assert "no micro-batch between 1 and 7 divides 7; another number of sequences, such as 8 (--seq" in said
+    for fine in (plan(setup(7, 1, 12, 1.0)), plan(setup(8, 1, 42, 1.0), setup(1, 8, 12, 2.0))):
+        assert "no micro-batch" not in of(fine)
 
 
 def test_gpus_beside_one_another() -> None:

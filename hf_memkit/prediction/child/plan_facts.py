@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 from transformers import HfArgumentParser, PreTrainedModel
+from transformers.trainer_utils import has_length
 
 from hf_memkit.compat import name_in_version
 from hf_memkit.when_imported import when_imported
@@ -193,7 +194,8 @@ def _length(trainer: Any) -> dict[str, Any]:
         if 0 < steps < sys.maxsize:
             found["steps"] = steps
             found["steps_an_epoch"] = int(values[1])
-            found["rows"] = int(values[2])
+            if has_length(loader):
+                found["rows"] = int(values[2])
     with contextlib.suppress(Exception):
         if trainer.eval_dataset is not None and not isinstance(trainer.eval_dataset, dict):
             found["evaluation_batches"] = len(trainer.get_eval_dataloader())
