@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from hf_memkit.cards import CARDS
+from hf_memkit.hardware import described_gpu
 from hf_memkit.plan.candidate import GROUPS, Group
 from hf_memkit.plan.choices import IN_NO_PLAN
 from hf_memkit.plan.judged import FULL_SHARE, Judged
@@ -78,7 +80,7 @@ def subject(plan: Plan) -> str:
     if gpu is not None:
         usable = format_gib(FULL_SHARE * gpu.capacity_bytes)
         memory = f", {format_gib(gpu.capacity_bytes)}, of which a setup may take {usable} ({_percent(FULL_SHARE)})"
-    found = f"{plan.setups} setups judged, {len(plan.traced)} of them traced"
+    found = f"{plan.setups} setup{'s' * (plan.setups != 1)} judged, {len(plan.traced)} of them traced"
     if plan.stopped:
         found += f"; the search was stopped before its end{longer([plan])}"
     batch = f"{plan.sequences} sequence{'s' * (plan.sequences != 1)} an optimizer step"
@@ -115,7 +117,7 @@ def beside(plan: Plan) -> Iterator[str]:
     if best is None and plan.failed:
         return
     if best is None:
-        yield _to_give(plan)
+        yield from _to_give(plan)
         return
     if best.candidate.group != "same result":
         same = plan.best("same result")
@@ -151,13 +153,29 @@ def other_batch(plan: Plan) -> str:
     )
 
 
-def _to_give(plan: Plan) -> str:
+def _to_give(plan: Plan) -> Iterator[str]:
     """What to give where nothing fits: of fewer sequences a step the leanest has as many at once, if that is one."""
     least = plan.smallest()
     one_by_one = least is not None and least.candidate.micro_batch_size == 1
-    return (
-        f"Give it shorter rows{'' if one_by_one else ' or fewer sequences an optimizer step'}, or name a larger GPU."
+    larger = _smallest_gpu(least.needs_bytes) if least is not None else ""
+    named = (
+        f": the smallest with so much memory is the {larger}" if larger else ": none with a name has so much memory"
     )
+    yield (
+        f"Give it shorter rows{'' if one_by_one else ' or fewer sequences an optimizer step'}, or a larger "
+        f"GPU{named if least is not None else ''}."
+    )
+    if why := plan.left_out.get("DeepSpeed"):
+        yield f"DeepSpeed's offloading was not tried: {why}."
+
+
+def _smallest_gpu(needs: int) -> str:
+    """The named GPU with the least memory of those where this fits; empty: there is none."""
+    known = {name: described_gpu(name) for name in CARDS}
+    sizes = {
+        name: gpu.capacity_bytes for name, gpu in known.items() if gpu and FULL_SHARE * gpu.capacity_bytes >= needs
+    }
+    return min(sizes, key=lambda name: sizes[name], default="")
 
 
 def _is_prime(number: int) -> bool:

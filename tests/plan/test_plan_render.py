@@ -75,7 +75,13 @@ def test_nothing_fits_and_nothing_to_change() -> None:
     """Would notice: a plan without an answer that shows one, or arguments for a script that is the best already."""
     said = of(plan(setup(8, 1, 42, 1.0), setup(1, 8, 30, 2.0)))
     assert said.startswith("NOTHING FITS RTX 3090: the leanest, 1 × 8, needs up to 30.00 GiB; 92 % of RTX 3090 are")
-    assert "Add to" not in said
+    assert (
+        "Add to" not in said
+        and "shorter rows, or a larger GPU: the smallest with so much memory is the A100 40G" in said
+    )
+    huge = plan(setup(8, 1, 900, 1.0), left_out={"DeepSpeed": "the script trains in fp32"})
+    assert "fewer sequences an optimizer step, or a larger GPU: none with a name has so much memory." in of(huge)
+    assert "DeepSpeed's offloading was not tried: the script trains in fp32." in of(huge, short=True)
     said = of(plan(setup(8, 1, 12, 1.0), setup(4, 2, 10, 2.0)))
     assert "nothing to change" in said and "Add to" not in said
     said = of(plan(setup(8, 1, 42, 1.0), setup(8, 1, 12, 2.0, EIGHT_BITS), stopped=True))

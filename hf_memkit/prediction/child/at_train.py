@@ -192,6 +192,9 @@ def _refuse(trainer: Any, device_type: str) -> None:
     arguments = trainer.args
     if arguments.device.type != device_type:
         raise Unmodelled(f"this training runs on the {arguments.device.type.upper()}: predict it without use_cpu")
+    for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
+        if getattr(arguments, name) < 1:
+            raise Unmodelled(f"{name}={getattr(arguments, name)}: is no training; give a number from 1 on")
     if arguments.torch_compile:
         raise Unmodelled(
             "torch_compile: a compiled model keeps and recomputes what its compiler decides, which a trace of the "
