@@ -166,7 +166,8 @@ def _chosen(dataset: Any, collate: Any, sampler: Any, size: int) -> Chosen:
     usual, high = (draws[int(share * (len(draws) - 1))] for share in (0.5, 0.95))
     mean: dict[str, tuple[float, float]] = {}
     padding = None
-    if found.marks is None and not found.characters:
+    known = shuffled or found.read == len(found.sizes)  # else batches have rows of which nothing is known
+    if found.marks is None and not found.characters and known:
         named = {"usual": usual, **({} if others else {"worst": numbers})}
         mean = {
             name: (_times(each, draws, sizes, held), _times(each, draws, sizes, _behind))
