@@ -73,6 +73,12 @@ def plan(
         typer.Option(metavar="NAME=NUMBER,…", help="What one such GPU costs an hour, in any currency."),
     ] = None,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs of one machine that train together, by torchrun.")] = 1,
+    sequences_per_step: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="Sequences an optimizer step, of all GPUs together, instead of the script's."
+        ),
+    ] = None,
     ram: Ram = None,
     host: Annotated[
         list[str] | None,
@@ -180,7 +186,7 @@ def plan(
     _refuse_other_subjects(script, of_setup, module=module, verify=verify)
     refuse_contradictions(
         gpu=gpu, gpu_memory=gpu_memory, gpus_to_compare=gpus_to_compare, price=price, also=also, limit=limit,
-        write=write, short=short, as_json=as_json, verify=verify,
+        write=write, short=short, as_json=as_json, verify=verify, sequences_per_step=sequences_per_step, gpus=gpus,
     )  # fmt: skip
     from hf_memkit.cli.predict_script import found_script
     from hf_memkit.prediction.running_scripts import refuse_unreadable
@@ -211,6 +217,7 @@ def plan(
     plans = _planned(
         found, setups, machines, gpus=gpus, environment=context.obj, also=tuple(also or ()),
         limit_s=LIMIT_S if limit is None else limit, ram_is_given=ram is not None, host=of_host,
+        sequences=sequences_per_step,
     )  # fmt: skip
     if plans is None:
         return 130  # as a shell has it after Ctrl-C: 1 would say that nothing fits
@@ -247,6 +254,8 @@ def refuse_contradictions(
     short: bool,
     as_json: bool,
     verify: bool = False,
+    sequences_per_step: int | None = None,
+    gpus: int = 1,
 ) -> None:
     """
     Raises:
@@ -268,6 +277,10 @@ def refuse_contradictions(
             wrong.append("--verify: runs a setup on this machine's GPU; not with --gpus-to-compare")
     elif price and gpu is None and gpu_memory is None:
         wrong.append(f"--price {price[0]}: of which GPU? Name it: --gpu NAME, or several: --gpus-to-compare")
+    if sequences_per_step is not None and sequences_per_step % gpus:
+        wrong.append(
+            f"--sequences-per-step {sequences_per_step}: {gpus} GPUs take as many each; give a multiple of {gpus}"
+        )
     if limit is not None and not math.isfinite(limit):
         wrong.append(f"--limit {limit}: is no number of seconds")
     wrong += [
@@ -399,6 +412,7 @@ def _planned(
     limit_s: float,
     ram_is_given: bool,
     host: GivenHost,
+    sequences: int | None,
 ) -> tuple[Plan, ...] | None:
     """A plan for each machine; None: Ctrl-C came before anything was judged."""
     from hf_memkit.cli.plan_model import planned_setups
@@ -413,11 +427,13 @@ def _planned(
         with ended_by_signals("Ctrl-C: the best so far") as ended:
             progress = _Progress(machines)
             if script is None:
-                plans = planned_setups(setups or (), also=also, limit_s=limit_s, said=progress, host=host)
+                plans = planned_setups(
+                    setups or (), also=also, limit_s=limit_s, said=progress, host=host, sequences=sequences
+                )
             else:
                 plans = plan_gpus(
                     script, machines, gpus=gpus, environment=environment, also=also, limit_s=limit_s, said=progress,
-                    ram_is_given=ram_is_given, keeps=True, host=host,
+                    ram_is_given=ram_is_given, keeps=True, host=host, sequences=sequences,
                 )  # fmt: skip
             if not plans:
                 ended()

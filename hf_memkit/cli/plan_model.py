@@ -98,13 +98,17 @@ def planned_setups(
     limit_s: float,
     said: Callable[[Judged], None],
     host: GivenHost | None = None,
+    sequences: int | None = None,
 ) -> tuple[Plan, ...]:
     """A plan for each; those that Ctrl-C leaves out are not there."""
     from hf_memkit.plan.planning import plan_setup
 
     found: list[Plan] = []
     for setup in setups:
-        found.append(plan_setup(setup, also=also, limit_s=limit_s, said=said, ram_is_given=True, host=host))
+        one = plan_setup(
+            setup, also=also, limit_s=limit_s, said=said, ram_is_given=True, host=host, sequences=sequences
+        )
+        found.append(one)
         if found[-1].stopped_by_hand:
             break
     return tuple(found)

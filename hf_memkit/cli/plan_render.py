@@ -117,6 +117,9 @@ def _flags(found: Pasted, width: int, plan: Plan) -> Iterator[RenderableType]:
         yield from _indented(found.python)
         return
     yield from _indented("\n".join(_joined(found.flags, width - 4)))
+    if found.no_flag:
+        yield "And where the script makes its arguments, as no flag says None (or memkit run --plan):"
+        yield from _indented("\n".join(found.no_flag))
     if found.model:
         yield "And where the script loads its model, for which no flag is known (or memkit run --plan):"
         yield from _indented(found.model)

@@ -26,10 +26,11 @@ def _plan(plan: Plan, price: float | None) -> dict[str, Any]:
         "gpu": plan.machine.gpu.to_json() if plan.machine.gpu else None,
         "gpus": plan.gpus,
         "sequences_a_step": plan.sequences,
+        "own_sequences_a_step": plan.own_sequences,
         "full_share": FULL_SHARE,
         "best": best.candidate.name if best else None,
         "launch": plan.launch,
-        "setups": [_setup(plan, each) for each in (*plan.ranked, *(each for each in plan.traced if not each.fits))],
+        "setups": [_setup(plan, each) for each in _all(plan)],
         "excluded": [{"name": each.name, "group": each.group, "by": by} for each, by in plan.excluded.items()],
         "left_out": dict(plan.left_out),
         "setups_judged": plan.setups,
@@ -39,6 +40,11 @@ def _plan(plan: Plan, price: float | None) -> dict[str, Any]:
         "run_cost": run_cost(best, price, plan.gpus),
         "million_tokens_cost": million_tokens_cost(best, price, plan.gpus),
     }
+
+
+def _all(plan: Plan) -> tuple[Judged, ...]:
+    ranked = plan.ranked
+    return (*ranked, *(each for each in plan.traced if each not in ranked))
 
 
 def _setup(plan: Plan, judged: Judged) -> dict[str, Any]:

@@ -35,6 +35,7 @@ class Alternative:
         result: that in words; empty where it does nothing.
         costs_time: whether a step never is faster with it than without.
         engine: name of the DeepSpeed preset that it brings; empty: none.
+        install: what to type first on the machine that trains; empty: nothing.
         code: what has to be changed in the script, where no setting does it, as lines of Python; empty: nothing.
     """
 
@@ -45,6 +46,7 @@ class Alternative:
     result: str = ""
     costs_time: bool = False
     engine: str = ""
+    install: str = ""
     code: str = ""
 
 

@@ -20,10 +20,24 @@ from hf_memkit.techniques.allocator import VARIABLE, user_settings
 from hf_memkit.user_files import user_path
 from hf_memkit.zero import presets
 
-__all__ = ["ON_DISK", "LeftOut", "choices_for", "micro_batches", "of_batch"]
+__all__ = ["IN_NO_PLAN", "ON_DISK", "LeftOut", "choices_for", "micro_batches", "of_batch"]
 
 LeftOut = dict[str, str]
 """Name of a choice → why no setup has it."""
+
+IN_NO_PLAN: Final[LeftOut] = {
+    "packing": "it changes which tokens an optimizer step has, and so how many steps an epoch has",
+    "torch_compile": "a compiled model keeps and recomputes what its compiler decides, which a trace does not show",
+    "half weights with stochastic rounding": (
+        "no optim of Trainer names such an optimizer; as parts: docs/techniques/optimizers.md#adamw-8bit-stochastic"
+    ),
+}
+"""What no plan has, whatever the script."""
+
+_LEAST_PADDING: Final = 0.05
+"""Of a batch: where less is padding, leaving it out is not worth another attention."""
+
+_FLASH: Final = "flash_attention_2"
 
 _EIGHT_BITS: Final = "adamw_bnb_8bit"
 _PAGED: Final = "paged_adamw_8bit"
@@ -83,9 +97,11 @@ def choices_for(
         "allocator": [None, *_allocators(environment)],
         "precision": [None, *_precisions(facts, machine)],
         "small optimizer": [None, *_small_optimizers(facts, left_out)],
+        "padding": [None, *_without_padding(facts, left_out)],
         "engine": [None, *_engines(facts, gpus, left_out, nvme_path)],
         "method": [None, *_methods(facts, also, left_out)],
     }
+    left_out |= IN_NO_PLAN
     return {slot: _legal(choices, facts, machine, gpus, left_out) for slot, choices in found.items()}
 
 
@@ -198,6 +214,34 @@ def _small_optimizers(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[A
         "small optimizer", "paged 8-bit AdamW", {"arguments.optim": _PAGED}, "nearly the same",
         f"{said}, in memory that CUDA moves to RAM where it is short", costs_time=True,
     )  # fmt: skip
+
+
+def _without_padding(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[Alternative]:
+    """Rows behind one another in the place of padding, as TRL's `padding_free` has them. It does not cut rows, and
+    wants to be told so (trl 1.16.0: sft_trainer.py, `SFTTrainer.__init__`)."""
+    padding, cut_at = facts.get("padding"), facts["arguments"].get("max_length")
+    if facts["padding_free"] or not padding:
+        return
+    name = "padding-free"
+    if padding < _LEAST_PADDING:
+        left_out[name] = f"{100 * padding:.1f} % of a batch is padding"
+    elif facts["needs_padding"]:
+        left_out[name] = facts["needs_padding"]
+    elif cut_at is not None and facts["cuts_rows"] and (facts["longest_row"] or 0) >= cut_at:
+        left_out[name] = f"it does not cut rows, and max_length={cut_at} does; cut them where they are tokenised"
+    else:
+        settings: dict[str, Any] = {"arguments.padding_free": True}
+        settings |= {"arguments.max_length": None} if cut_at is not None else {}
+        said = f"no padding, {100 * padding:.0f} % of a batch now"
+        install = ""
+        if "flash" not in str(facts["attention"]):
+            settings["model.attn_implementation"] = _FLASH
+            said += ", and flash attention"
+            install = "pip install flash-attn  # or kernels"
+        said += ": sums in another order"
+        if facts["counts_first_labels"]:  # transformers 5.23.0: trainer.py, `_get_num_items_in_batch`
+            said += "; the loss is divided by one token a row less, which nothing predicts"
+        yield Alternative("padding", name, settings, "nearly the same", said, install=install)
 
 
 def _engines(facts: Mapping[str, Any], gpus: int, left_out: LeftOut, nvme_path: str | None) -> Iterator[Alternative]:

@@ -10,7 +10,7 @@ import yaml
 from hf_memkit._version import __version__
 from hf_memkit.errors import InputError
 from hf_memkit.plan.plan import Plan
-from hf_memkit.plan.wording import answer
+from hf_memkit.plan.wording import answer, other_batch
 from hf_memkit.user_files import user_path, write_text
 
 __all__ = ["check_plan_file", "plan_text", "write_plan"]
@@ -42,6 +42,7 @@ def plan_text(plan: Plan, path: str) -> str:
     head = [
         f"{_HEAD} {__version__} for {plan.name}.",
         f"# {verdict}: {said}.",
+        *([f"# {each}"] if (each := other_batch(plan)) else []),
         *([f"# What it does to the result: {result}."] if result else []),
         "#",
         *uses,

@@ -138,7 +138,7 @@ def _plan(
         yield _section("With a change of the script", _table(plan, "Never proposed", changes, price), *code)
     if lost := wording.too_large(plan, price):
         yield _section("Does not fit", _table(plan, "The fastest first", lost, price))
-    yield _section("What it rests on", el("ul", *(el("li", line) for line in wording.notes(plan))))
+    yield _section("What it rests on", el("ul", *(el("li", line) for line in wording.notes(plan, every=True))))
 
 
 def _lead(first: str, lines: Sequence[str], state: str | None, *, heading: str = "h1") -> Html:
@@ -171,6 +171,9 @@ def _paste(found: Pasted, plan: Plan) -> Iterator[Html]:
         yield _lines([*(f"{flag} \\" for flag in found.flags[:-1]), found.flags[-1]])
     else:
         yield _lines(found.python.splitlines())
+    if by_parser and found.no_flag:
+        yield el("p", "And where the script makes its arguments, as no flag says None (or memkit run --plan):")
+        yield _lines(found.no_flag)
     if found.model:
         yield el("p", "And where the script loads its model, for which no flag is known (or memkit run --plan):")
         yield _lines(found.model.splitlines())

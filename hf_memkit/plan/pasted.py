@@ -26,12 +26,13 @@ __all__ = ["Pasted", "pasted"]
 class Pasted:
     """
     Attributes:
-        before: commands to type first: they write the files that the arguments name.
+        before: commands to type first: they write the files that the arguments name, or install what is needed.
         environment: variables of the command, `"NAME=value"`.
         flags: `"--NAME value"` each, for scripts that read their arguments with HfArgumentParser; of an argument that
             is given twice the last one counts.
         yaml: the same as a file of arguments; variables, which are none, in a comment above.
         python: the same as keyword arguments of TrainingArguments, below the variables.
+        no_flag: of these arguments `"NAME=None"` each: a parser takes no None.
         model: keyword arguments of `from_pretrained`, for which a script has no flag; empty: none.
         code: what has to be changed in the script besides; empty: nothing.
     """
@@ -41,6 +42,7 @@ class Pasted:
     flags: tuple[str, ...]
     yaml: str
     python: str
+    no_flag: tuple[str, ...]
     model: str
     code: str
 
@@ -56,6 +58,7 @@ class Pasted:
             "flags": " ".join(self.flags),
             "yaml": self.yaml,
             "python": self.python,
+            "no_flag": list(self.no_flag),
             "model": self.model,
             "code": self.code,
         }
@@ -66,22 +69,23 @@ def pasted(candidate: SetupCandidate) -> Pasted:
     engine = next((each.engine for each in candidate.choices if each.engine), "")
     arguments = _installed(candidate.arguments)
     environment = tuple(f"{name}={shlex.quote(value)}" for name, value in candidate.environment.items())
-    before: tuple[str, ...] = ()
+    before = tuple(each.install for each in candidate.choices if each.install)
     exported = [f"# First, in the shell: export {each}\n" for each in environment]
     variables = [
         f"# Before torch is imported:\nos.environ[{name!r}] = {value!r}\n"
         for name, value in candidate.environment.items()
     ]
     if engine:
-        before = tuple(_copied(engine, arguments["deepspeed"]))
+        before += tuple(_copied(engine, arguments["deepspeed"]))
         arguments["deepspeed"] = f"{engine}.json"
     model = candidate.overrides.model
     return Pasted(
         before=before,
         environment=environment,
-        flags=tuple(f"--{name} {_word(value)}" for name, value in arguments.items()),
+        flags=tuple(f"--{name} {_word(value)}" for name, value in arguments.items() if value is not None),
         yaml="".join(exported) + yaml.safe_dump(arguments, sort_keys=False, allow_unicode=True, width=1000),
         python="".join(variables) + _call("TrainingArguments", arguments),
+        no_flag=tuple(f"{name}=None" for name, value in arguments.items() if value is None),
         model=_call("AutoModel….from_pretrained", model) if model else "",
         code=candidate.code,
     )

@@ -34,7 +34,7 @@ class Plan:
         traced: all that were traced, the script's own among them.
         excluded: candidates that were not, with the name of the one that excludes each.
         left_out: what no candidate has, and why.
-        sequences: of one optimizer step, on all GPUs.
+        sequences: of one optimizer step, on all GPUs; `own_sequences`, unless others were asked for.
         stopped: whether the search was ended before it was through.
         stopped_by_hand: whether by Ctrl-C.
         notes: what a reader should know.
@@ -82,6 +82,21 @@ class Plan:
         return f"{'-m ' * self.script.is_module}{shlex.quote(self.script.target)}"
 
     @property
+    def own_sequences(self) -> int:
+        """Of one optimizer step of the script as it stands."""
+        return self.own.candidate.micro_batch_size * self.own.candidate.accumulation * self.gpus
+
+    @property
+    def other_batch(self) -> bool:
+        """Whether other sequences than the script's own were asked for: then its own setup is not ranked."""
+        return self.sequences != self.own_sequences
+
+    @property
+    def compared(self) -> tuple[Judged, ...]:
+        """Those that were traced and train on as many sequences a step."""
+        return tuple(each for each in self.traced if each is not self.own) if self.other_batch else self.traced
+
+    @property
     def setups(self) -> int:
         """How many were judged, by a trace or by one that excludes them."""
         return len(self.traced) + len(self.excluded)
@@ -90,7 +105,7 @@ class Plan:
     def ranked(self) -> tuple[Judged, ...]:
         """Those that fit, the fastest first; where the time of one is not known it comes last, and one that swaps to a
         disk behind all."""
-        fitting = [each for each in self.traced if each.fits]
+        fitting = [each for each in self.compared if each.fits]
         timed = sorted((each for each in fitting if each.is_priced), key=lambda each: each.seconds or 0.0)
         others = sorted(
             (each for each in fitting if not each.is_priced), key=lambda each: (each.swaps, each.needs_bytes)
@@ -131,7 +146,7 @@ class Plan:
 
     def smallest(self) -> Judged | None:
         """Of those that do not fit, the one that needs least."""
-        traced = [each for each in self.traced if each.prediction is not None]
+        traced = [each for each in self.compared if each.prediction is not None]
         return min(traced, key=lambda each: each.needs_bytes, default=None)
 
     def file(self, judged: Judged | None = None) -> dict[str, Any]:
@@ -149,6 +164,7 @@ class Plan:
             "gpu": self.machine.gpu.name if self.machine.gpu else None,
             "gpus": self.gpus,
             "sequences_a_step": self.sequences,
+            **({"own_sequences_a_step": self.own_sequences} if self.other_batch else {}),
             "result": best.candidate.result or best.candidate.group,
             "prediction": best.prediction.to_json() if best.prediction is not None else None,
             "step_time_s": list(best.step_time.seconds) if best.step_time is not None else None,

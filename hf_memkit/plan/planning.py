@@ -16,7 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from hf_memkit.errors import InputError, ScriptFailed
 from hf_memkit.gpu_rates import RATES, rates_of
@@ -53,6 +53,7 @@ def plan_setup(
     said: Callable[[Judged], None] = lambda _: None,
     ram_is_given: bool = False,
     host: GivenHost | None = None,
+    sequences: int | None = None,
 ) -> Plan:
     """The fastest setups that fit of what a model, a preset or a recipe's variant comes to, with rows as long as its
     longest. How long its whole training takes is not known.
@@ -60,16 +61,16 @@ def plan_setup(
     Args:
         setup: with its job: the model, the machine, the batch.
         trust_remote_code: whether the model's own code may be run.
-        also, limit_s, said, ram_is_given, host: as of `plan_script`.
+        also, limit_s, said, ram_is_given, host, sequences: as of `plan_script`.
 
     Raises:
         InputError: it cannot be predicted.
     """
     job = setup.sized_job
-    with _as_script(setup, trust_remote_code=trust_remote_code) as (script, environment):
+    with _as_script(setup, trust_remote_code=trust_remote_code, sequences=sequences or 0) as (script, environment):
         found = plan_script(
             script, job.machine, gpus=job.gpus, environment=environment, also=also, limit_s=limit_s, said=said,
-            ram_is_given=ram_is_given, host=host,
+            ram_is_given=ram_is_given, host=host, sequences=sequences,
         )  # fmt: skip
     name = str(setup.get("model.name", setup.preset))
     own, *traced = (replace(each, run_seconds=None) for each in (found.own, *found.traced))
@@ -77,8 +78,10 @@ def plan_setup(
 
 
 @contextlib.contextmanager
-def _as_script(setup: Setup, *, trust_remote_code: bool) -> Iterator[tuple[UserScript, dict[str, str]]]:
-    """What trains as the setup does, with rows that mean nothing; and its variables."""
+def _as_script(
+    setup: Setup, *, trust_remote_code: bool, sequences: int = 0
+) -> Iterator[tuple[UserScript, dict[str, str]]]:
+    """What trains as the setup does, with rows that mean nothing, enough for so many a step; and its variables."""
     job = setup.sized_job
     sizes = {
         "per_device_train_batch_size": job.micro_batch_size,
@@ -87,7 +90,7 @@ def _as_script(setup: Setup, *, trust_remote_code: bool) -> Iterator[tuple[UserS
     for name, value in sizes.items():
         setup = setup.put(f"arguments.{name}", value, "asked for")
     request = TraceRequest(setup, job.sequence_length, trust_remote_code=trust_remote_code)
-    rows = _ROWS * job.micro_batch_size * job.accumulation * job.gpus
+    rows = _ROWS * max(job.micro_batch_size * job.accumulation * job.gpus, sequences)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "setup.json"
         path.write_text(json.dumps({"request": request.to_json(), "rows": rows}))
@@ -106,6 +109,7 @@ def plan_script(
     said: Callable[[Judged], None] = lambda _: None,
     ram_is_given: bool = False,
     host: GivenHost | None = None,
+    sequences: int | None = None,
 ) -> Plan:
     """The fastest setups of a script's training that fit.
 
@@ -119,13 +123,14 @@ def plan_script(
         said: is told of each candidate that is judged.
         ram_is_given: whether the machine's RAM is the one in question.
         host: what the user says of the machine's CPU and disk; None: nothing.
+        sequences: of an optimizer step on all GPUs together, in the place of the script's; None: those.
 
     Raises:
         InputError, ScriptFailed: the script as it stands cannot be predicted; as `predict_script`.
     """
     (found,) = plan_gpus(
         script, [machine], gpus=gpus, environment=environment, also=also, limit_s=limit_s, said=said,
-        ram_is_given=ram_is_given, host=host,
+        ram_is_given=ram_is_given, host=host, sequences=sequences,
     )  # fmt: skip
     return found
 
@@ -142,11 +147,12 @@ def plan_gpus(
     ram_is_given: bool = False,
     keeps: bool = False,
     host: GivenHost | None = None,
+    sequences: int | None = None,
 ) -> tuple[Plan, ...]:
     """A plan for each machine, in their order. GPUs of one compute capability share traces.
 
     Args:
-        script, gpus, environment, also, said, ram_is_given, host: as of `plan_script`.
+        script, gpus, environment, also, said, ram_is_given, host, sequences: as of `plan_script`.
         machines: with the GPUs that are compared.
         limit_s: for each of them.
         keeps: whether traces of earlier plans are taken, and these kept for later ones.
@@ -156,6 +162,9 @@ def plan_gpus(
     """
     if any(machine.gpu is None for machine in machines):
         raise InputError("no GPU here and none named: --gpu NAME or --gpu 16GB")
+    if sequences is not None and (sequences < 1 or sequences % gpus):
+        of_them = f" of {gpus}, the number of GPUs" if gpus > 1 else ""
+        raise InputError(f"--sequences-per-step {sequences}: must be a multiple{of_them} from {gpus} on")
     environment = dict(os.environ if environment is None else environment)
     found: dict[int, Plan] = {}
     with _pool() as pool:
@@ -172,7 +181,7 @@ def plan_gpus(
                     pricing = Pricing.of(machines[at], host)
                     machine = _with_disk(machines[at], pricing.given)
                     judge = _Judge(traces, pool, script, machine, gpus, environment, pricing, ram_is_given)
-                    found[at] = replace(_planned(judge, also, limit_s, said), machine=machines[at])
+                    found[at] = replace(_planned(judge, also, limit_s, said, sequences), machine=machines[at])
                     if found[at].stopped_by_hand:
                         return tuple(found[each] for each in sorted(found))
     return tuple(found[at] for at in range(len(machines)))
@@ -231,7 +240,11 @@ def nearest_of_setup(setup: Setup, *, trust_remote_code: bool = False) -> Judged
 
 
 def _search(
-    judge: _Judge, also: tuple[str, ...], limit_s: float, said: Callable[[Judged], None]
+    judge: _Judge,
+    also: tuple[str, ...],
+    limit_s: float,
+    said: Callable[[Judged], None],
+    sequences: int | None = None,
 ) -> tuple[Search, Judged, LeftOut]:
     """(a search that has not begun, the script as it stands, what no candidate has)."""
     as_it_is = judge.own()
@@ -242,22 +255,49 @@ def _search(
         facts, judge.machine, judge.environment, gpus=judge.gpus, left_out=left_out, also=also,
         nvme_path=judge.pricing.given.nvme_path,
     )  # fmt: skip
-    search = Search(judge, as_it_is.candidate, ways, of_batch(facts), said, limit_s, judge.end)
+    per_gpu = _asked_for(sequences, facts) // judge.gpus
+    search = Search(judge, as_it_is.candidate, ways, of_batch(facts), said, limit_s, judge.end, per_gpu)
     search.judged[as_it_is.candidate] = as_it_is
     return search, as_it_is, left_out
 
 
-def _planned(judge: _Judge, also: tuple[str, ...], limit_s: float, said: Callable[[Judged], None]) -> Plan:
-    search, as_it_is, left_out = _search(judge, also, limit_s, said)
+def _asked_for(sequences: int | None, facts: Mapping[str, Any]) -> int:
+    """The sequences of an optimizer step that are asked for; 0: none.
+
+    Raises:
+        InputError: the script's data has fewer rows, or another number is another method for its loss.
+    """
+    if sequences is None:
+        return 0
+    option, rows = f"--sequences-per-step {sequences}", facts.get("rows")
+    if rows is not None and sequences > rows:
+        raise InputError(f"{option}: the script trains on {rows:,} rows; give at most as many")
+    group, why = of_batch(facts)
+    if group == "another method":
+        raise InputError(f"{option}: {why}; change the batch in the script itself, and plan that")
+    return sequences
+
+
+def _planned(
+    judge: _Judge,
+    also: tuple[str, ...],
+    limit_s: float,
+    said: Callable[[Judged], None],
+    sequences: int | None = None,
+) -> Plan:
+    search, as_it_is, left_out = _search(judge, also, limit_s, said, sequences)
     try:
         said(as_it_is)
+        if search.per_gpu and (first := search.with_its_batch()) != search.own:
+            search.judged[first] = judge.first_of(first)
+            said(search.judged[first])
         search.run()
     except KeyboardInterrupt:  # between the two: the script as it stands is judged
         search.stopped = search.stopped_by_hand = True
     own, calibration = as_it_is.candidate, judge.pricing.calibration
     for each in search.judged.values():
         if each.is_other:
-            left_out.setdefault(f"{each.candidate.micro_batch_size} × {each.candidate.accumulation}", each.why)
+            left_out.setdefault(_what_differs(each, as_it_is), each.why)
     folder = judge.pricing.given.nvme_path
     if folder is not None and not search.stopped and not any(_is_on_disk(each) for each in search.judged):
         left_out.setdefault(ON_DISK, "what keeps more on the GPU fits, and is faster")
@@ -269,7 +309,7 @@ def _planned(judge: _Judge, also: tuple[str, ...], limit_s: float, said: Callabl
         traced=tuple(each for each in search.judged.values() if not each.is_other),
         excluded=dict(search.excluded),
         left_out=left_out,
-        sequences=own.micro_batch_size * own.accumulation * judge.gpus,
+        sequences=sequences or own.micro_batch_size * own.accumulation * judge.gpus,
         stopped=search.stopped,
         stopped_by_hand=search.stopped_by_hand,
         notes=(
@@ -291,6 +331,14 @@ def _about_variant(machine: Machine) -> Iterator[str]:
         return
     if (other := named_gpu(f"{gpu.name} PCIe").name) != gpu.name:
         yield f'times are those of the {gpu.name} as a module (SXM); of the PCIe card: --gpu "{other}"'
+
+
+def _what_differs(other: Judged, own: Judged) -> str:
+    """The name of what makes it another training: its micro-batch, by the steps that it comes to, or a choice."""
+    candidate = other.candidate
+    if (other.facts or {}).get("steps") != (own.facts or {}).get("steps") or not candidate.choices:
+        return f"{candidate.micro_batch_size} × {candidate.accumulation}"
+    return candidate.choices[-1].name
 
 
 def _about_precision(machine: Machine, own: Judged) -> Iterator[str]:
@@ -323,6 +371,7 @@ class _Judge:
     pricing: Pricing
     ram_is_given: bool
     steps: int | None = None
+    rows_digest: str | None = None
     _looking: threading.Lock = field(default_factory=threading.Lock)
 
     def own(self) -> Judged:
@@ -330,26 +379,43 @@ class _Judge:
         found = self._judged(SetupCandidate(0, 0), Overrides({}, {}, {}))
         assert found.facts is not None
         arguments = found.facts["arguments"]
-        self.steps = found.facts.get("steps")
+        self.steps, self.rows_digest = found.facts.get("steps"), found.facts.get("rows_digest")
         size, accumulation = arguments["per_device_train_batch_size"], arguments["gradient_accumulation_steps"]
         return replace(found, candidate=SetupCandidate(size, accumulation))
+
+    def first_of(self, candidate: SetupCandidate) -> Judged:
+        """The script with another batch: all others are held to as many steps as it makes."""
+        found = self._tried(candidate)
+        if found.facts is not None:
+            self.steps = found.facts.get("steps")
+        return found
+
+    def _tried(self, candidate: SetupCandidate) -> Judged:
+        try:
+            return self._judged(candidate, replace(candidate.overrides, environment={}))
+        except ScriptFailed as error:
+            return Judged(candidate, why=f"the script fails with it: {error}", details=error.text)
+        except InputError as error:
+            return Judged(candidate, why=str(error))
 
     def __call__(self, candidate: SetupCandidate) -> Judged:
         if _is_on_disk(candidate):
             with self._looking:
                 if not self.pricing.looked_at_disk:
                     self.pricing = self.pricing.with_disk()
-        try:
-            found = self._judged(candidate, replace(candidate.overrides, environment={}))
-        except ScriptFailed as error:
-            return Judged(candidate, why=f"the script fails with it: {error}", details=error.text)
-        except InputError as error:
-            return Judged(candidate, why=str(error))
-        steps = (found.facts or {}).get("steps")
+        found = self._tried(candidate)
+        if found.facts is None:
+            return found
+        facts = found.facts
+        steps, why = facts.get("steps"), ""
         if steps != self.steps:
             why = f"{steps} optimizer steps in place of {self.steps}: the last batch of an epoch is another"
-            return replace(found, fits=False, why=why, is_other=True)
-        return found
+        elif facts.get("rows_digest") != self.rows_digest:
+            why = "the rows of the training data are others with it"
+        attention = candidate.overrides.model.get("attn_implementation")
+        if attention not in (None, facts.get("attention")):
+            why = f"the script makes its model so that no option sets its attention, which stays {facts['attention']}"
+        return replace(found, fits=False, why=why, is_other=True) if why else found
 
     def end(self) -> None:
         """Ends what is being traced and judged: those who wait for it get CancelledError or BrokenProcessPool."""

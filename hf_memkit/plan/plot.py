@@ -83,7 +83,7 @@ def plot(plan: Plan) -> dict[str, Any] | None:
 def _timed(plan: Plan) -> list[Judged]:
     tokens = rate_unit(plan) == "tokens/s"
     return [
-        each for each in plan.traced
+        each for each in plan.compared
         if each.prediction is not None and each.is_priced and each.seconds and (each.tokens or not tokens)
     ]  # fmt: skip
 

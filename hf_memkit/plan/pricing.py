@@ -170,9 +170,9 @@ def priced(
     except ValueError:
         return judged
     tokens = about["tokens"].get(kind)
-    if kind == "usual" and about.get("mean") is not None:  # steps of a run are as long as its batches on average
-        share, tokens = about["mean"]
-        step = _times(step, share)
+    if mean := about.get("mean", {}).get(kind):  # steps of a run are as long as its batches on average
+        share, of_tokens = mean
+        step, tokens = _times(step, share), tokens and tokens * of_tokens
     forward_s = step.forward_s
     step = _with_paging(
         _with_others(step, judged, about, pricing, gpus=gpus, accumulation=accumulation), judged, about, pricing

@@ -47,6 +47,7 @@ class Search:
         said: is told of each candidate that is judged.
         limit_s: after how many seconds nothing more is begun.
         end: ends what is being judged; called from the main thread, after Ctrl-C.
+        per_gpu: sequences of one GPU in an optimizer step, in the place of the script's; 0: those.
 
     Attributes:
         judged: what was traced, in order.
@@ -62,6 +63,7 @@ class Search:
     said: Callable[[Judged], None] = lambda _: None
     limit_s: float = LIMIT_S
     end: Callable[[], None] = lambda: None
+    per_gpu: int = 0
     judged: dict[SetupCandidate, Judged] = field(default_factory=dict)
     excluded: dict[SetupCandidate, str] = field(default_factory=dict)
     stopped: bool = False
@@ -121,9 +123,9 @@ class Search:
         comes first: where that does not fit, nothing does that needs more."""
         losses, checkpointing = self.ways.get("loss", [None]), self.ways.get("checkpointing", [None])
         free = tuple(self.ways[slot][0] for slot in ("attention", "optimizer") if self.ways.get(slot))
-        small, precise, engines, methods = (
+        small, precise, flat, engines, methods = (
             [each for each in self.ways.get(slot, []) if each is not None]
-            for slot in ("small optimizer", "precision", "engine", "method")
+            for slot in ("small optimizer", "precision", "padding", "engine", "method")
         )
         lean, quick = (losses[-1], checkpointing[-1]), (losses[-1], checkpointing[0])
         plain = [_way(*free, loss, saved) for loss in losses for saved in checkpointing]
@@ -152,6 +154,10 @@ class Search:
             yield [_way(*free, *lean, each) for each in small[1:]]
         else:
             yield [_way(*lean, each) for each in engines[:AT_ONCE]]
+        # It may need less or more than any of the above; each of its traces runs the script from its first line.
+        yield [_way(*free, *saved, each) for each in flat for saved in (quick, lean)]
+        if flat and not self._anything_fits():
+            yield [_way(*free, *lean, *small[:1], each) for each in flat]
         yield [_way(*free, losses[-1], saved, each) for each in methods for saved in _ends(checkpointing)]
 
     def _fits_with(self, choices: tuple[Alternative, ...]) -> bool:
@@ -175,7 +181,7 @@ class Search:
 
     def _all_fit(self) -> bool:
         """Whether the whole batch fits in one pass without anything that costs time."""
-        sequences = self.own.micro_batch_size * self.own.accumulation
+        sequences = self._sequences
         fitting = [each.candidate for each in self.judged.values() if each.fits]
         return any(
             each.micro_batch_size == sequences and not any(choice.costs_time for choice in each.choices)
@@ -184,17 +190,24 @@ class Search:
 
     # ---- of one way, the micro-batch ----
 
+    @property
+    def _sequences(self) -> int:
+        """Of one GPU in an optimizer step."""
+        return self.per_gpu or self.own.micro_batch_size * self.own.accumulation
+
+    def with_its_batch(self) -> SetupCandidate:
+        """The script as it stands but for the sequences of a step, in micro-batches as large as its own at most."""
+        return self.candidate(max(size for size in self._sizes() if size <= self.own.micro_batch_size), ())
+
     def _sizes(self) -> list[int]:
-        sequences = self.own.micro_batch_size * self.own.accumulation
         if self.batch[0] == "another method":
             return [self.own.micro_batch_size]
-        return micro_batches(sequences)
+        return micro_batches(self._sequences)
 
     def candidate(self, size: int, choices: Sequence[Alternative]) -> SetupCandidate:
         """The same sequences an optimizer step, in micro-batches of this size."""
-        sequences = self.own.micro_batch_size * self.own.accumulation
         group, said = self.batch if size != self.own.micro_batch_size else ("same result", "")
-        return SetupCandidate(size, sequences // size, tuple(choices), group, said)
+        return SetupCandidate(size, self._sequences // size, tuple(choices), group, said)
 
     def _largest_that_fits(self, choices: tuple[Alternative, ...]) -> None:
         """Traces the largest micro-batch; if it does not fit, the smallest, and then by halving what is between."""
@@ -253,12 +266,14 @@ class Search:
         return next((at for at in inside if sizes[at] <= most), inside[-1])
 
     def _neighbours(self, pool: ThreadPoolExecutor) -> None:
-        """Half the micro-batch of the fastest that fit: rows are padded less, and products may divide better."""
+        """Half the micro-batch of the fastest that fit, and of the fastest of the same result: rows are padded less,
+        and products may divide better."""
         best = sorted(
             (each for each in self.judged.values() if each.fits and each.seconds), key=lambda each: each.seconds or 0.0
         )
         asked = []
-        for each in best[:2]:
+        same = [each for each in best if each.candidate.group == "same result"]
+        for each in [*best[:2], *(each for each in same[:1] if each not in best[:2])]:
             smaller = [size for size in self._sizes() if size < each.candidate.micro_batch_size]
             if smaller:
                 asked.append(self.candidate(smaller[0], each.candidate.choices))
@@ -291,6 +306,8 @@ def _way(*choices: Alternative | None) -> tuple[Alternative, ...]:
     slots = {each.slot: each for each in found}  # a later choice takes the place of an earlier one
     if "small optimizer" in slots or "engine" in slots or "method" in slots:
         slots.pop("optimizer", None)
+    if "padding" in slots:
+        slots.pop("attention", None)  # it has its own
     return tuple(slots.values())
 
 

@@ -5,11 +5,15 @@ What is not known is `—`, never a number.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from hf_memkit.cards import CARDS
+from hf_memkit.hardware import described_gpu
 from hf_memkit.plan.candidate import GROUPS, Group
+from hf_memkit.plan.choices import IN_NO_PLAN
 from hf_memkit.plan.judged import FULL_SHARE, Judged
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.prices import price_of, run_cost
@@ -17,8 +21,8 @@ from hf_memkit.units import GIB, format_gib
 
 __all__ = [
     "NONE", "TITLES", "PlanRow", "answer", "beside", "best_gpu", "cost", "digits", "duration", "gpu_of", "groups",
-    "longer", "missing", "notes", "parses", "rate", "rate_unit", "run_of", "start", "subject", "time_not_known",
-    "too_large", "where", "why", "with_code",
+    "longer", "missing", "notes", "other_batch", "parses", "rate", "rate_unit", "run_of", "start", "subject",
+    "time_not_known", "too_large", "where", "why", "with_code",
 ]  # fmt: skip
 
 NONE: Final = "—"
@@ -108,10 +112,12 @@ def beside(plan: Plan) -> Iterator[str]:
     """What stands below the first line: what the proposed setup does to the result, the script as it stands, and what
     is faster and nearly the same; a sentence each."""
     best, own = plan.proposed, plan.own
+    if said := other_batch(plan):
+        yield said
     if best is None and plan.failed:
         return
     if best is None:
-        yield "Give it shorter rows or fewer sequences an optimizer step, or name a larger GPU."
+        yield from _to_give(plan)
         return
     if best.candidate.group != "same result":
         same = plan.best("same result")
@@ -127,6 +133,10 @@ def beside(plan: Plan) -> Iterator[str]:
         yield "That is how it stands already: nothing to change."
     elif not own.fits:
         yield f"As it stands, {own.candidate.name}, it does not fit: {_why_not(own)}."
+    elif plan.other_batch:
+        known = [f"{speed} {rate_unit(plan)}"] if (speed := rate(plan, own)) != NONE else []
+        known += [f"{run} in all"] if (run := run_of(own)) != NONE else []
+        yield f"As it stands, {own.candidate.name}, it fits{': ' * bool(known)}{', '.join(known)}."
     elif own.is_priced and best.is_priced and own.seconds and best.seconds:
         yield f"As it stands, {own.candidate.name}, it fits and is {_faster(own.seconds, best.seconds)}."
     other = plan.faster()
@@ -155,6 +165,46 @@ def start(plan: Plan) -> tuple[str, str] | None:
     return f"Start it on {plan.gpus} GPUs, with DeepSpeed or without:", f"{plan.launch} ARGUMENTS"
 
 
+def other_batch(plan: Plan) -> str:
+    """That another batch than the script's was asked for; empty: it was not."""
+    if not plan.other_batch:
+        return ""
+    return (
+        f"{plan.sequences} sequences an optimizer step in place of the script's {plan.own_sequences} "
+        "(--sequences-per-step): the learning rate and schedule are yours to adapt."
+    )
+
+
+def _to_give(plan: Plan) -> Iterator[str]:
+    """What to give where nothing fits: of fewer sequences a step the leanest has as many at once, if that is one."""
+    least = plan.smallest()
+    one_by_one = least is not None and least.candidate.micro_batch_size == 1
+    larger = _smallest_gpu(least.needs_bytes) if least is not None else ""
+    named = (
+        f": the smallest with so much memory is the {larger}" if larger else ": none with a name has so much memory"
+    )
+    yield (
+        f"Give it shorter rows{'' if one_by_one else ' or fewer sequences an optimizer step'}, or a larger "
+        f"GPU{named if least is not None else ''}."
+    )
+    if why := plan.left_out.get("DeepSpeed"):
+        yield f"DeepSpeed's offloading was not tried: {why}."
+
+
+def _smallest_gpu(needs: int) -> str:
+    """The named GPU with the least memory of those where this fits; empty: there is none."""
+    known = {name: described_gpu(name) for name in CARDS}
+    sizes = {
+        name: gpu.capacity_bytes for name, gpu in known.items() if gpu and FULL_SHARE * gpu.capacity_bytes >= needs
+    }
+    return min(sizes, key=lambda name: sizes[name], default="")
+
+
+def _is_prime(number: int) -> bool:
+    """Of a number of sequences, such that no micro-batch lies between one and all of them."""
+    return number > 3 and all(number % each for each in range(2, math.isqrt(number) + 1))
+
+
 def groups(plan: Plan, price: float | None = None) -> dict[Group, list[PlanRow]]:
     """Setups that fit, ranked, by what they do to the result; without those that need a change of code."""
     found = {
@@ -175,7 +225,7 @@ def with_code(plan: Plan, price: float | None = None) -> list[PlanRow]:
 
 def too_large(plan: Plan, price: float | None = None) -> list[PlanRow]:
     """Setups that do not fit, or cannot be predicted: the fastest first."""
-    found = [each for each in plan.traced if not each.fits]
+    found = [each for each in plan.compared if not each.fits]
     found.sort(key=lambda each: (not each.is_priced, each.seconds or 0.0, each.needs_bytes))
     return [_row(plan, each, price) for each in found]
 
@@ -205,18 +255,27 @@ def missing(plan: Plan) -> str:
     return f"nothing fits: {format_gib(too_much)} too much" if too_much > 0 else "nothing fits"
 
 
-def notes(plan: Plan) -> Iterator[str]:
-    """What was not tried, and what the figures rest on, a sentence each."""
+def notes(plan: Plan, *, every: bool = False) -> Iterator[str]:
+    """What was not tried, and what the figures rest on, a sentence each. `every`: what no plan has too, and why."""
     best = plan.proposed
     if count := len(plan.excluded):
         yield f"{count} more setup{'s' * (count != 1)} cannot fit: of each a leaner one does not."
     for name, why in plan.left_out.items():
-        yield f"Not tried: {name}: {why}."
+        if every or name not in IN_NO_PLAN:
+            yield f"Not tried: {name}: {why}."
+    if (never := [name for name in plan.left_out if name in IN_NO_PLAN]) and not every:
+        yield f"In no plan: {', '.join(never)} (--json and --html say why)."
     if best is not None and best.is_priced and best.step_time is not None:
         for line in best.step_time.rests_on:
             yield f"{line[0].upper()}{line[1:]}." if line.startswith("times ") else f"Time: {line}."
     if best is not None and best.prediction is not None:
         yield f"Memory: {best.prediction.confidence}."
+    per_gpu = plan.sequences // plan.gpus
+    if best is not None and best.candidate.micro_batch_size == 1 and _is_prime(per_gpu):
+        yield (
+            f"Note: no micro-batch between 1 and {per_gpu} divides {per_gpu}; another number of sequences, such as "
+            f"{(per_gpu + 1) * plan.gpus} (--sequences-per-step), has some."
+        )
     for note in plan.notes:
         yield f"Note: {note.rstrip('.')}."
 
@@ -251,6 +310,8 @@ def why(plan: Plan, judged: Judged) -> str:
     best = plan.proposed
     if not judged.fits:
         return _why_not(judged)
+    if judged is plan.own and plan.other_batch:
+        return f"the script's own {plan.own_sequences} sequences an optimizer step"
     if judged.candidate in plan.failed:
         return plan.failed[judged.candidate]
     if judged.step_time is not None and judged.step_time.unknown:
@@ -319,7 +380,7 @@ def rate(plan: Plan, judged: Judged) -> str:
     if not judged.is_priced or not judged.seconds:
         return NONE
     if rate_unit(plan) == "samples/s":
-        found = plan.sequences / judged.seconds
+        found = (plan.own_sequences if judged is plan.own else plan.sequences) / judged.seconds
         return f"{found:,.0f}" if found >= 100 else f"{found:.3g}"
     return f"{judged.tokens_per_second:,.0f}" if judged.tokens_per_second is not None else NONE
 

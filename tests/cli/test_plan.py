@@ -87,6 +87,30 @@ def test_a_script_is_planned_written_and_read_back(folder: Path, capsys: pytest.
     assert {path.name for path in folder.iterdir()} == {"train.py", "begun", "plan.yaml", "plan.html"}
 
 
+def test_another_batch_that_is_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Would notice: the script's own batch in a setup, steps that do not follow, a script that is not judged as it
+    stands, a plan file without a word of it."""
+    own = [*OWN[:-3], "7", "--num_train_epochs", "2", "--activation_checkpointing", "False"]
+    options = ["--sequences-per-step", "16", "--limit", "5", "--json", "--write", "plan.yaml"]
+    assert main(["plan", "train.py", *SMALL, *options, *own]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["sequences_a_step"], found["own_sequences_a_step"]) == (16, 7)
+    setups = {each["name"]: each for each in found["setups"]}
+    assert "7 × 1" in setups and len(setups) > 1
+    for each in setups.values():
+        assert each["micro_batch_size"] * each["accumulation"] == (7 if each["name"] == "7 × 1" else 16)
+    assert not found["left_out"].keys() & {"16 × 1", "8 × 2", "4 × 4"}, "steps are those of this batch"
+    best = setups[found["best"]]
+    if best["step_time_s"] is not None and best["run_s"] is not None:
+        assert best["run_s"][1] == pytest.approx(8 * best["step_time_s"][1], rel=0.01), "64 rows, 16 a step, twice"
+    overrides, about = read_plan("plan.yaml")
+    assert about["sequences_a_step"] == 16 and about["own_sequences_a_step"] == 7
+    assert overrides.arguments["per_device_train_batch_size"] == best["micro_batch_size"]
+    assert "in place of the script's 7" in (folder / "plan.yaml").read_text()
+    assert main(["plan", "train.py", *SMALL, "--sequences-per-step", "100", *own]) == 2
+    assert "--sequences-per-step 100: the script trains on 64 rows" in capsys.readouterr().err
+
+
 def test_where_nothing_fits_the_exit_code_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Would notice: 0 where there is no setup, a plan file for one that does not fit, no word of what is missing."""
     options = ["--gpu", "T4", "--gpu-memory", "600MB", "--limit", "0", "--write", "plan.yaml"]

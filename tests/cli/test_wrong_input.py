@@ -38,6 +38,8 @@ WRONG: dict[str, tuple[str, ...]] = {
     f"{PLAN} --gpu A100": ("'A100 40GB' or 'A100 80GB'",),
     f"{PLAN} --gpu T4 --gpus 0": ("--gpus", "memkit plan --help"),
     f"{PLAN} --gpu T4 --limit nan": ("--limit",),
+    f"{PLAN} --gpu T4 --sequences-per-step 0": ("--sequences-per-step", "memkit plan --help"),
+    f"{PLAN} --gpu T4 --gpus 4 --sequences-per-step 10": ("--sequences-per-step 10: 4 GPUs", "a multiple of 4"),
     f"{PLAN} --gpu T4 --limit -1": ("--limit", "memkit plan --help"),
     f"{PLAN} --gpu T4 --ram 32": ("32GB?",),
     f"{PLAN} --gpu T4 --also lomoo": ("--also lomoo: is no optimizer", "'lomo'?"),

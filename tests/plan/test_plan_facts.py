@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +90,15 @@ def test_another_micro_batch_is_the_same_training_or_none(make: Any, kind: type[
     else:
         assert parts == pytest.approx(4 * whole, rel=0.05)
         assert group == "another method" and "accumulation scales gradients" in said
+
+
+def test_trl_s_parser_is_one_too() -> None:
+    """Would notice: flags withheld from those whose script reads them with TRL's own copy of HfArgumentParser."""
+    pytest.importorskip("trl")
+    code = (
+        "from hf_memkit.prediction.child import plan_facts as facts; facts.note_parsers()\n"
+        "from trl import SFTConfig, TrlParser; assert not facts._made_parsers\n"
+        "TrlParser((SFTConfig,)); print([each.__name__ for each in facts._made_parsers])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ran.stdout == "['TrlParser']\n", ran.stderr[-500:]

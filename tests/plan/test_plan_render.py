@@ -8,6 +8,8 @@ from rich.console import Console, RenderableType
 
 from hf_memkit.cli.plan_render import compared_view, view
 from hf_memkit.hardware import described_machine
+from hf_memkit.plan.as_json import plans_json
+from hf_memkit.plan.files import plan_text
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.planning import _about_variant
 from tests.plan.made_plans import ALLOCATOR, CHECKPOINTING, EIGHT_BITS, SDPA, plan, setup, usual
@@ -76,7 +78,13 @@ def test_nothing_fits_and_nothing_to_change() -> None:
     """Would notice: a plan without an answer that shows one, or arguments for a script that is the best already."""
     said = of(plan(setup(8, 1, 42, 1.0), setup(1, 8, 30, 2.0)))
     assert said.startswith("NOTHING FITS RTX 3090: the leanest, 1 × 8, needs up to 30.00 GiB; 92 % of RTX 3090 are")
-    assert "Add to" not in said
+    assert (
+        "Add to" not in said
+        and "shorter rows, or a larger GPU: the smallest with so much memory is the A100 40G" in said
+    )
+    huge = plan(setup(8, 1, 900, 1.0), left_out={"DeepSpeed": "the script trains in fp32"})
+    assert "fewer sequences an optimizer step, or a larger GPU: none with a name has so much memory." in of(huge)
+    assert "DeepSpeed's offloading was not tried: the script trains in fp32." in of(huge, short=True)
     said = of(plan(setup(8, 1, 12, 1.0), setup(4, 2, 10, 2.0)))
     assert "nothing to change" in said and "Add to" not in said
     said = of(plan(setup(8, 1, 42, 1.0), setup(8, 1, 12, 2.0, EIGHT_BITS), stopped=True))
@@ -108,6 +116,33 @@ def test_a_name_of_two_cards_is_said_to_be_the_faster() -> None:
     (line,) = said("A100 80GB")
     assert line.endswith('as a module (SXM); of the PCIe card: --gpu "A100 80GB PCIe"')
     assert said("A100 80GB PCIe") == said("RTX 4090") == said("80GB") == []
+
+
+def test_another_batch_is_said_first() -> None:
+    """Would notice: another batch than the script's that is not said, the script's own among the ranked, a time of
+    another batch that is compared with it."""
+    asked = plan(setup(7, 1, 12, 0.5), setup(8, 2, 15, 1.0), setup(4, 4, 12, 1.1), sequences=16)
+    lines = shown(view(asked, 80))
+    assert lines[0].startswith("FASTEST THAT FITS RTX 3090: 8 × 2:")
+    assert lines[2].startswith("16 sequences an optimizer step in place of the script's 7")
+    said = of(asked)
+    assert "the learning rate and schedule are yours to adapt. As it stands, 7 × 1, it fits: 16,384 tokens/s" in said
+    assert "16 sequences an optimizer step; 3 setups judged" in said and "times as slow" not in said
+    (found,) = plans_json((asked,), {})
+    assert (found["sequences_a_step"], found["own_sequences_a_step"], found["best"]) == (16, 7, "8 × 2")
+    assert [each["name"] for each in found["setups"]] == ["8 × 2", "4 × 4", "7 × 1"]
+    assert found["setups"][2]["why"] == "the script's own 7 sequences an optimizer step"
+    assert asked.file()["about"]["own_sequences_a_step"] == 7 and "own_sequences" not in str(usual().file())
+    head = plan_text(asked, "plan.yaml").splitlines()
+    assert head[2].startswith("# 16 sequences an optimizer step in place of the script's 7")
+
+
+def test_a_batch_that_no_micro_batch_divides() -> None:
+    """Would notice: seven passes of one sequence, and no word of what would give others."""
+    said = of(plan(setup(7, 1, 42, 1.0), setup(1, 7, 12, 2.0)))
+    assert "no micro-batch between 1 and 7 divides 7; another number of sequences, such as 8 (--seq" in said
+    for fine in (plan(setup(7, 1, 12, 1.0)), plan(setup(8, 1, 42, 1.0), setup(1, 8, 12, 2.0))):
+        assert "no micro-batch" not in of(fine)
 
 
 def test_gpus_beside_one_another() -> None:

@@ -130,6 +130,37 @@ def test_the_same_sequences_every_step() -> None:
     assert all(size * accumulation == 12 for size, accumulation in sizes.items()) and len(sizes) > 2
 
 
+def test_other_sequences_than_the_script_s() -> None:
+    """Would notice: a setup of the script's own batch among them, one that does not divide what was asked for, the
+    script as it stands not judged."""
+    found = searched(Formula(14.0), SetupCandidate(7, 1), per_gpu=12)
+    sizes = {each.micro_batch_size: each.accumulation for each in found.judged}
+    assert sizes.pop(7) == 1 and len(sizes) > 2
+    assert all(size * accumulation == 12 for size, accumulation in sizes.items())
+    assert found.with_its_batch() == SetupCandidate(6, 2)
+    assert Search(Formula(14.0), OWN, WAYS, ("same result", ""), per_gpu=24).with_its_batch().name == "8 × 3"
+
+
+def test_the_fastest_of_the_same_result_has_neighbours() -> None:
+    """Would notice: half the micro-batch tried only of what is nearly the same, because that is faster."""
+
+    class Padded(Formula):
+        def __call__(self, candidate: SetupCandidate) -> Judged:
+            flat = any(each.slot == "padding" for each in candidate.choices)
+            found = super().__call__(candidate)
+            assert found.step_time is not None
+            share = 0.5 if flat else 0.8 if candidate.micro_batch_size == 8 else 1.0
+            low, middle, high = found.step_time.seconds
+            time = replace(found.step_time, seconds=(share * low, share * middle, share * high))
+            return replace(found, step_time=time)
+
+    flat = Alternative("padding", "padding-free", {}, "nearly the same", "no padding")
+    found = searched(Padded(80.0), ways={"checkpointing": [None, CHECKPOINTING], "padding": [None, flat]})
+    assert found.judged[found.candidate(16, (flat,))].fits and found.judged[found.candidate(8, ())].fits
+    names = {each.name for each in found.judged}
+    assert {"8 × 2", "16 × 1, checkpointing, padding-free"} <= names
+
+
 def test_what_another_micro_batch_does_to_the_result_is_said() -> None:
     """Would notice: a setup with other draws of dropout that competes as if it had the same result."""
     found = searched(Formula(19.0), batch=("nearly the same", "dropout draws other numbers"))

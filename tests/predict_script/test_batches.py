@@ -22,7 +22,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction import from_script
-from hf_memkit.prediction.child.batches import chosen_batches, shape_of
+from hf_memkit.prediction.child.batches import chosen_batches, longest_row, shape_of
 from hf_memkit.prediction.child.row_sizes import row_sizes
 from hf_memkit.prediction.trace import Trace
 from tests.predict.fake_and_real import _changes, peaks
@@ -128,6 +128,27 @@ def test_rows_that_are_not_padded(shuffle: bool, tokens: int) -> None:
 
     loader = DataLoader(table([100, 10, 10, 60, 60, 50]), 2, shuffle=shuffle, collate_fn=behind_one_another)
     assert shape_of(chosen_batches(loader).worst) == f"1 × {tokens} tokens"
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_tokens_of_a_batch_on_average(flat: bool) -> None:
+    """Would notice: tokens that are counted once a column, padding that is counted where there is none."""
+
+    def collate(picked: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        if flat:
+            return {"input_ids": torch.tensor([[each for row in picked for each in row["input_ids"]]])}
+        return padded(picked)
+
+    rows = table([100, 20, 60, 40, 50, 30])
+    rows = rows.add_column("labels", rows["input_ids"][:])
+    chosen = chosen_batches(DataLoader(rows, 2, collate_fn=collate))  # in order: 120, 100, 80 of 200, 120, 100
+    usual, worst = chosen.mean["usual"], chosen.mean["worst"]
+    assert worst == pytest.approx((100 / 120, 100 / 120) if flat else (140 / 200, 100 / 120))
+    assert usual == pytest.approx((1.0, 1.0) if flat else (140 / 120, 1.0))
+    assert chosen.padding == pytest.approx(1 - 300 / 420)
+    one = chosen_batches(DataLoader(rows, 1, collate_fn=collate, shuffle=True))
+    assert one.padding is not None and 0.1 < one.padding < 0.4, "of two rows, though the loader gives one"
+    assert longest_row(padded([{"input_ids": [1] * 7}, {"input_ids": [1]}])) == 7
 
 
 @pytest.mark.parametrize(

@@ -341,6 +341,14 @@ def test_trl_has_a_name_of_its_own_for_no_padding(run: Run) -> None:
         assert all(needs["total_gib"] < 0.99 * total for needs in smaller.values())
 
 
+def test_a_batch_of_nothing(run: Run) -> None:
+    """Would notice: an error of memkit's own where the script asks for no batch at all."""
+    code, _, said, _ = run(
+        TINY + "\ntrainer(tiny(), gradient_accumulation_steps=-1).train()\n", options=("--gpu", "T4")
+    )
+    assert code == 2 and "gradient_accumulation_steps=-1: is no training; give a number from 1 on" in last(said)
+
+
 def test_the_allocator_s_variable_is_the_user_s(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Would notice: the variable of the environment that is not read, or that is read after the script ran."""
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:oops")

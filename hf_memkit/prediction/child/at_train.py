@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import inspect
 import itertools
 import math
 import os
@@ -20,13 +19,20 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 import torch
-from transformers import DefaultFlowCallback, PreTrainedModel, TrainerCallback
+from transformers import DefaultFlowCallback, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from hf_memkit.errors import Unmodelled
 from hf_memkit.memory.holdings import carried_by
 from hf_memkit.prediction.child.after_train import Stretches
-from hf_memkit.prediction.child.batches import chosen_batches, first_batches, is_much_larger, shape_of, without_padding
+from hf_memkit.prediction.child.batches import (
+    chosen_batches,
+    first_batches,
+    is_much_larger,
+    longest_row,
+    shape_of,
+    without_padding,
+)
 from hf_memkit.prediction.child.evaluations import (
     evaluate,
     evaluation_of,
@@ -37,7 +43,7 @@ from hf_memkit.prediction.child.evaluations import (
 from hf_memkit.prediction.child.fake_gpu import become
 from hf_memkit.prediction.child.generation import generates
 from hf_memkit.prediction.child.phase_hooks import TrainingWatch
-from hf_memkit.prediction.child.plan_facts import plan_facts
+from hf_memkit.prediction.child.plan_facts import needs_padding, plan_facts
 from hf_memkit.prediction.child.quantised import notes_on_8_bits
 from hf_memkit.prediction.child.script_engine import about_engine, as_the_engine_has_it
 from hf_memkit.prediction.child.traced_batches import Batches, Loader, is_traced, made_here, on_host
@@ -186,6 +192,9 @@ def _refuse(trainer: Any, device_type: str) -> None:
     arguments = trainer.args
     if arguments.device.type != device_type:
         raise Unmodelled(f"this training runs on the {arguments.device.type.upper()}: leave out use_cpu")
+    for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
+        if getattr(arguments, name) < 1:
+            raise Unmodelled(f"{name}={getattr(arguments, name)}: is no training; give a number from 1 on")
     if arguments.torch_compile:
         raise Unmodelled(
             "torch_compile: a compiled model keeps and recomputes what its compiler decides, which a trace of the "
@@ -201,17 +210,10 @@ def _base(model: Any) -> Any:
 
 
 def _without_padding(trainer: Any, device_type: str) -> str:
-    """What to type so that rows lie behind one another, without padding; empty where that would not train: their model
-    continues a text, takes positions, and computes in 16 bits with flash attention, on a GPU that has it."""
-    arguments, base = trainer.args, _base(trainer.model)
-    if device_type != "cuda" or torch.cuda.get_device_capability() < (8, 0):
+    """What to type so that rows lie behind one another, without padding; empty where that would not train."""
+    if device_type != "cuda" or needs_padding(trainer):
         return ""
-    if not isinstance(base, PreTrainedModel) or not type(base).__name__.endswith(("ForCausalLM", "LMHeadModel")):
-        return ""
-    in_16_bits = arguments.bf16 or arguments.fp16 or base.dtype in (torch.bfloat16, torch.float16)
-    takes_positions = "position_ids" in inspect.signature(base.forward).parameters
-    if not (in_16_bits and takes_positions and base._supports_flash_attn):
-        return ""
+    arguments = trainer.args
     how = "padding_free=True" if hasattr(arguments, "padding_free") else "data_collator=DataCollatorWithFlattening()"
     return f'{how} and attn_implementation="{_FLASH}"'
 
@@ -336,6 +338,9 @@ def _steps(loader: Any, accumulation: int, about: Found, *, worst: bool, flat: s
     chosen = chosen_batches(loader)
     about["batches"] = {"worst": shape_of(chosen.worst)}
     about["rows_digest"], about["mean"] = chosen.digest, chosen.mean
+    about["plan"] |= {
+        "rows_digest": chosen.digest, "padding": chosen.padding, "longest_row": longest_row(chosen.worst),
+    }  # fmt: skip
     about["notes"].append(f"traced is {chosen.said}")
     if chosen.unreadable is not None:
         row, why = chosen.unreadable

@@ -15,7 +15,7 @@ import heapq
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -26,7 +26,9 @@ from transformers import DataCollatorWithFlattening
 from hf_memkit.errors import Unmodelled
 from hf_memkit.prediction.child.row_sizes import Needs, Numbers, RowSizes, elements, needs, row_sizes
 
-__all__ = ["Chosen", "chosen_batches", "first_batches", "is_much_larger", "shape_of", "without_padding"]
+__all__ = [
+    "Chosen", "chosen_batches", "first_batches", "is_much_larger", "longest_row", "shape_of", "without_padding",
+]  # fmt: skip
 
 _DRAWS: Final = 1_001
 _PASSES: Final = 25
@@ -68,8 +70,10 @@ class Chosen:
         others: more batches that may need most: they have more tokens than `worst` has, or larger images.
         shuffled: whether the sampler lets any rows meet.
         digest: of the sizes of all rows; empty: not all were read.
-        mean: how many times the padded size of `usual` batches have on average, and their tokens without padding;
-            None: sizes are no tokens.
+        mean: how many times the tokens of "usual" and of "worst" batches have on average: with padding, and without;
+            empty: sizes are no tokens.
+        padding: share of a batch, on average, that is padding if its rows are padded to the longest of them; of two
+            rows where the loader gives one. None: sizes are no tokens.
     """
 
     worst: Batch
@@ -83,7 +87,8 @@ class Chosen:
     others: Sequence[Batch] = ()
     shuffled: bool = False
     digest: str = ""
-    mean: tuple[float, float] | None = None
+    mean: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    padding: float | None = None
 
 
 def chosen_batches(loader: Any) -> Chosen:
@@ -156,12 +161,21 @@ def _chosen(dataset: Any, collate: Any, sampler: Any, size: int) -> Chosen:
     ranks = _scores(alone)
     rank = {number: (number not in longest, -ranks.get(number, 0.0), -int(found.sizes[number])) for number in numbers}
     numbers = sorted(numbers, key=rank.__getitem__)
-    draws = sorted(draws, key=lambda each: _padded(each, sizes))
+    held = _behind if _is_flat(worst, len(numbers)) else _padded
+    draws = sorted(draws, key=lambda each: held(each, sizes))
     usual, high = (draws[int(share * (len(draws) - 1))] for share in (0.5, 0.95))
-    mean = None
-    if found.marks is None and not found.characters:
-        padded = sum(_padded(each, sizes) for each in draws) / max(1, _padded(usual, sizes))
-        mean = padded / len(draws), sum(float(sizes[each].sum()) for each in draws) / len(draws)
+    mean: dict[str, tuple[float, float]] = {}
+    padding = None
+    known = shuffled or found.read == len(found.sizes)  # else batches have rows of which nothing is known
+    if found.marks is None and not found.characters and known:
+        named = {"usual": usual, **({} if others else {"worst": numbers})}
+        mean = {
+            name: (_times(each, draws, sizes, held), _times(each, draws, sizes, _behind))
+            for name, each in named.items()
+        }
+        several = draws if len(usual) > 1 else _drawn(sizes, 2)
+        in_all = sum(_padded(each, sizes) for each in several)
+        padding = 1 - sum(_behind(each, sizes) for each in several) / max(1, in_all)
     plain = found.marks is None  # a row that is cut loses the tokens that stand for its image
     return Chosen(
         worst,
@@ -176,6 +190,7 @@ def _chosen(dataset: Any, collate: Any, sampler: Any, size: int) -> Chosen:
         shuffled,
         hashlib.sha256(found.sizes.tobytes()).hexdigest() if found.read == found.rows else "",
         mean,
+        padding,
     )
 
 
@@ -416,6 +431,34 @@ def _all_marks(found: RowSizes, alone: Mapping[int, Needs]) -> tuple[Numbers, li
 
 def _padded(numbers: Sequence[int], sizes: Numbers) -> int:
     return len(numbers) * int(sizes[list(numbers)].max())
+
+
+def _behind(numbers: Sequence[int], sizes: Numbers) -> int:
+    """Of rows that lie behind one another."""
+    return int(sizes[list(numbers)].sum())
+
+
+def _times(
+    one: Sequence[int], draws: Sequence[Sequence[int]], sizes: Numbers, held: Callable[[Sequence[int], Numbers], int]
+) -> float:
+    """How many times what `one` holds batches hold on average."""
+    return sum(held(each, sizes) for each in draws) / len(draws) / max(1, held(one, sizes))
+
+
+def longest_row(batch: Batch) -> int | None:
+    """Tokens of the longest row of a padded batch; None: it has no ids."""
+    ids, mask = (batch.get(name) if isinstance(batch, Mapping) else None for name in ("input_ids", "attention_mask"))
+    if not isinstance(ids, torch.Tensor) or ids.dim() != 2:
+        return None
+    if isinstance(mask, torch.Tensor) and mask.shape == ids.shape:
+        return int(mask.sum(-1).max())
+    return int(ids.shape[-1])
+
+
+def _is_flat(batch: Batch, rows: int) -> bool:
+    """Whether the collator lays several rows behind one another."""
+    ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+    return rows > 1 and isinstance(ids, torch.Tensor) and ids.dim() == 2 and ids.shape[0] == 1
 
 
 def _largest(batches: Sequence[list[int]], marks: Sequence[Numbers]) -> list[list[int]]:

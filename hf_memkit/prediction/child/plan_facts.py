@@ -14,12 +14,15 @@ import sys
 from importlib.metadata import version
 from typing import Any, Final
 
+import torch
 from torch import nn
-from transformers import HfArgumentParser
+from transformers import HfArgumentParser, PreTrainedModel
+from transformers.trainer_utils import has_length
 
 from hf_memkit.compat import name_in_version
+from hf_memkit.when_imported import when_imported
 
-__all__ = ["note_parsers", "plan_facts"]
+__all__ = ["needs_padding", "note_parsers", "plan_facts"]
 
 _FIELDS: Final = (
     "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
@@ -68,27 +71,69 @@ def plan_facts(trainer: Any) -> dict[str, Any]:
         and trainer.compute_loss_func is None,
         "scaled_by_accumulation": _is_scaled(trainer, base),
         "late_batch": getattr(trainer, "_train_batch_size", None) not in (None, trainer.args.train_batch_size),
-        "parses_arguments": HfArgumentParser in _made_parsers,
+        "parses_arguments": bool(_made_parsers),
+        "padding_free": bool(getattr(trainer, "padding_free", False)),
+        "needs_padding": needs_padding(trainer) or _refused_by_trl(trainer),
+        "counts_first_labels": not getattr(trainer, "_loss_shifts_labels", True),
+        "cuts_rows": not getattr(trainer, "_skip_prepare_dataset", False),
         "rows_compared": any(each.__module__.startswith(_FREE) for each in type(trainer).__mro__)
         or hasattr(trainer, "_buffered_inputs"),
         **_length(trainer),
     }
 
 
-_made_parsers: set[type] = set()
+def needs_padding(trainer: Any) -> str:
+    """Why rows cannot lie behind one another in this training, without padding; empty: they can. That takes a model
+    that continues a text and takes positions, and computes in 16 bits with flash attention, on a GPU that has it."""
+    arguments, model = trainer.args, trainer.model
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    name = type(base).__name__
+    if not isinstance(base, PreTrainedModel) or not name.endswith(("ForCausalLM", "LMHeadModel")):
+        return f"{name} is no model of transformers that continues a text"
+    if "position_ids" not in inspect.signature(base.forward).parameters:
+        return f"{name} takes no position_ids"
+    if not base._supports_flash_attn:
+        return f"{name} has no flash attention, without which rows would see one another"
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
+        return "flash attention is for GPUs of compute capability 8.0 and later"
+    if not (arguments.bf16 or arguments.fp16 or base.dtype in (torch.bfloat16, torch.float16)):
+        return "flash attention computes in 16 bits, and the script trains in fp32"
+    return ""
+
+
+def _refused_by_trl(trainer: Any) -> str:
+    """Why `padding_free=True` would not do that here (trl 1.16.0: sft_trainer.py, `SFTTrainer.__init__`)."""
+    if not hasattr(trainer, "padding_free"):
+        if hasattr(trainer.args, "padding_free"):
+            return f"it is judged for SFTTrainer alone, and this is {type(trainer).__name__}"
+        return "it takes a change of the script: data_collator=DataCollatorWithFlattening(), with flash attention"
+    if not type(trainer.data_collator).__module__.startswith("trl."):
+        return "TRL refuses it beside a data_collator of the script's own"
+    if trainer.compute_metrics is not None:
+        return "compute_metrics would get the rows of a batch as one row"
+    return ""
+
+
+_made_parsers: list[type] = []
 
 
 def note_parsers() -> None:
-    """Notes from here on whether the script reads its arguments with HfArgumentParser, or a subclass such as TRL's."""
-    plain = HfArgumentParser.__init__
+    """Notes from here on whether the script reads its arguments with HfArgumentParser, TRL's copy of it (trl 1.16.0:
+    scripts/_hf_argparser.py) or a subclass."""
 
-    @functools.wraps(plain)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        _made_parsers.add(HfArgumentParser)
-        plain(self, *args, **kwargs)
+    def watch(module: Any) -> None:
+        kind = module.HfArgumentParser
+        plain = kind.__init__
 
-    vars_of: Any = HfArgumentParser
-    vars_of.__init__ = init
+        @functools.wraps(plain)
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            _made_parsers.append(type(self))
+            plain(self, *args, **kwargs)
+
+        kind.__init__ = init
+
+    for name in (HfArgumentParser.__module__, "trl.scripts._hf_argparser"):
+        when_imported(name, watch)
 
 
 _COUNTS: Final = ("num_items_in_batch", "loss_function(", "loss_kwargs")
@@ -149,7 +194,8 @@ def _length(trainer: Any) -> dict[str, Any]:
         if 0 < steps < sys.maxsize:
             found["steps"] = steps
             found["steps_an_epoch"] = int(values[1])
-            found["rows"] = int(values[2])
+            if has_length(loader):
+                found["rows"] = int(values[2])
     with contextlib.suppress(Exception):
         if trainer.eval_dataset is not None and not isinstance(trainer.eval_dataset, dict):
             found["evaluation_batches"] = len(trainer.get_eval_dataloader())
