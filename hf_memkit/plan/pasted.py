@@ -10,17 +10,18 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Final
 
 import yaml
 from packaging.version import Version
 
 from hf_memkit import compat
+from hf_memkit.plan import other_code
 from hf_memkit.plan.candidate import SetupCandidate
 
 __all__ = ["Pasted", "pasted"]
 
-_ON_DISK = "nvme"
+_ON_DISK: Final = "nvme"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,8 @@ class Pasted:
         yaml: the same as a file of arguments.
         python: the same as keyword arguments of TrainingArguments.
         model: keyword arguments of `from_pretrained`, for which a script has no flag; empty: none.
-        code: what has to be changed in the script besides; empty: nothing.
+        code: what has to be changed in the script besides, in lines; empty: nothing.
+        diff: that, and `model`, in the script's own files, for `patch -p0`; empty: nothing, or the lines say it.
     """
 
     before: tuple[str, ...]
@@ -44,6 +46,7 @@ class Pasted:
     python: str
     model: str
     code: str
+    diff: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -54,11 +57,17 @@ class Pasted:
             "python": self.python,
             "model": self.model,
             "code": self.code,
+            "diff": self.diff,
         }
 
 
-def pasted(candidate: SetupCandidate) -> Pasted:
-    """What sets this candidate's settings in a script by hand."""
+def pasted(candidate: SetupCandidate, facts: Mapping[str, Any] | None = None) -> Pasted:
+    """What sets this candidate's settings in a script by hand.
+
+    Args:
+        candidate: which.
+        facts: of the script's own training; None: they are not known, and there is no diff.
+    """
     engine = next((each.engine for each in candidate.choices if each.engine), "")
     arguments = _installed(candidate.arguments)
     before: tuple[str, ...] = ()
@@ -66,7 +75,12 @@ def pasted(candidate: SetupCandidate) -> Pasted:
         on_disk = _ON_DISK in json.dumps(arguments["deepspeed"])
         before = (f"memkit ds copy {engine}" + (" --nvme-path FOLDER_ON_A_FAST_DISK" if on_disk else ""),)
         arguments["deepspeed"] = f"{engine}.json"
-    model = candidate.overrides.model
+    changes = other_code.diff(facts, candidate.overrides) if facts is not None and candidate.code else ""
+    model = {
+        name: value
+        for name, value in candidate.overrides.model.items()
+        if not changes and not (candidate.code and name == "quantization_config")  # which the lines have
+    }
     return Pasted(
         before=before,
         environment=tuple(f"{name}={shlex.quote(value)}" for name, value in candidate.environment.items()),
@@ -75,6 +89,7 @@ def pasted(candidate: SetupCandidate) -> Pasted:
         python=_call("TrainingArguments", arguments),
         model=_call("AutoModel….from_pretrained", model) if model else "",
         code=candidate.code,
+        diff=changes,
     )
 
 

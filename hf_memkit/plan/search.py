@@ -279,7 +279,7 @@ class Search:
 def _way(*choices: Alternative | None) -> tuple[Alternative, ...]:
     found = [each for each in choices if each is not None]
     slots = {each.slot: each for each in found}  # a later choice takes the place of an earlier one
-    if "small optimizer" in slots or "engine" in slots or "method" in slots:
+    if "engine" in slots or any("arguments.optim" in each.settings for each in found if each.slot != "optimizer"):
         slots.pop("optimizer", None)
     return tuple(slots.values())
 
