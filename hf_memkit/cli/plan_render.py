@@ -111,11 +111,11 @@ def _parses(plan: Plan) -> bool:
 def _other_code(found: Pasted, name: str) -> Iterator[RenderableType]:
     """What is changed in the script: a diff as `patch` takes it, at the beginning of the line; or lines."""
     if found.diff:
-        yield f"For {name}, change the script (patch -p0 reads this):"
+        yield f"Code for {name} (patch -p0 reads this):"
         yield from (Text(line, no_wrap=True, overflow="ignore") for line in found.diff.splitlines())
         yield ""
     else:
-        yield f"For {name}, change the script:"
+        yield f"Code for {name}:"
         yield from _indented(found.code)
 
 

@@ -14,7 +14,7 @@ from hf_memkit.checks.apply import check
 from hf_memkit.checks.subject import Subject
 from hf_memkit.hardware import Machine
 from hf_memkit.liger_support import LIGER_OPTIONS
-from hf_memkit.optimizers import OPTIMIZERS
+from hf_memkit.optimizers import EXTRAS, OPTIMIZERS
 from hf_memkit.plan import other_code
 from hf_memkit.plan.candidate import Alternative, Group
 from hf_memkit.techniques.adapters import QUANTIZATION, RANK, TARGETS, told_of_model
@@ -230,8 +230,11 @@ def _methods(
                 yield _adapters(facts, machine, name)
             continue
         optimizer = OPTIMIZERS[name]
-        if facts["own_optimizer"]:
-            left_out[name] = "the script brings its own optimizer"
+        missing = [each for each in optimizer.packages if importlib.util.find_spec(each) is None]
+        if facts["own_optimizer"] or missing:
+            how = f': pip install "hf-memkit[{EXTRAS[missing[0]]}]"' if missing and missing[0] in EXTRAS else ""
+            own = "the script brings its own optimizer"
+            left_out[name] = f"{missing[0]} is not installed here{how}" if missing else own
             continue
         said = f"{name}: another optimizer than the script's, with a learning rate of its own"
         settings: dict[str, Any] = {"arguments.optim": name}
@@ -269,7 +272,7 @@ def _adapters(facts: Mapping[str, Any], machine: Machine, name: str) -> Alternat
     settings = {f"adapter.{key}": value for key, value in adapter.items()}
     said = f"only adapters are trained (rank {RANK}), with a learning rate of their own"
     kwargs = facts["arguments"].get("activation_checkpointing_kwargs") or {}
-    if facts["arguments"].get("activation_checkpointing") and kwargs.get("use_reentrant") is not False:
+    if kwargs.get("use_reentrant"):
         # What enters the first layer needs no gradients now, and a reentrant checkpoint would give none behind it.
         settings["arguments.activation_checkpointing_kwargs"] = {**kwargs, "use_reentrant": False}
     if name == "qlora":

@@ -160,7 +160,10 @@ class _Edited:
     def call(self, place: Mapping[str, Any]) -> ast.Call:
         """The call that ends at a place."""
         for node in ast.walk(self._tree):
-            if isinstance(node, ast.Call) and (node.end_lineno, node.end_col_offset) == (place["line"], place["column"]):
+            if isinstance(node, ast.Call) and (node.end_lineno, node.end_col_offset) == (
+                place["line"],
+                place["column"],
+            ):
                 self._first = min(self._first, node.lineno - 1)
                 return node
         raise _Unsure
@@ -181,13 +184,31 @@ class _Edited:
         last = arguments[-1]
         line, column = _begin(last)
         indent = self._lines[line - 1][:column].decode()
-        between = ", "
-        if not indent.strip() and line > call.lineno:  # each in a line of its own
-            between = f",\n{indent}"
-            if len(indent) + len(name) + len(value) > _WIDTH:
-                called, _, inside = value.partition("(")
-                value = f"{called}(\n{indent}    {inside.removesuffix(')')}\n{indent})"
-        self._put(_end(last), _end(last), f"{between}{name}={value}")
+        comma, _, _ = self._lines[_end(last)[0] - 1][_end(last)[1] :].decode().partition("#")
+        if indent.strip() or line == call.lineno or comma.strip() not in ("", ","):
+            self._put(_end(last), _end(last), f", {name}={self._named(call, name, value)}")
+            return
+        # Each argument has a line of its own.
+        if not comma.strip() and not self._edits.get(_end(last)):
+            self._put(_end(last), _end(last), ",")
+        if len(indent) + len(name) + len(value) > _WIDTH:
+            called, _, inside = value.partition("(")
+            value = f"{called}(\n{indent}    {inside.removesuffix(')')}\n{indent})"
+        below = (_end(last)[0] + 1, 0)
+        self._put(below, below, f"{indent}{name}={value},\n")
+
+    def _named(self, call: ast.Call, name: str, value: str) -> str:
+        """What stands in a call for a value: a variable, where one can be made in a line before it."""
+        statement = self._statement(call)
+        used = any(isinstance(each, ast.Name) and each.id == name for each in ast.walk(self._tree))
+        if statement is None or used or "(" not in value:
+            return value
+        begin = _begin(statement)
+        indent = self._lines[begin[0] - 1][: begin[1]].decode()
+        if indent.strip():
+            return value
+        self._put(begin, begin, f"{name} = {value}\n{indent}")
+        return name
 
     def wrap(
         self, call: ast.Call, at: int | str | None, adapter: Mapping[str, Any], quantization: Mapping[str, Any] | None

@@ -98,9 +98,7 @@ class Plan:
         with the fewest changes."""
         ranked = [each for each in self.ranked if each.candidate.code]
         methods = dict.fromkeys(each.candidate.code for each in ranked)
-        return tuple(
-            found for code in methods if (found := _nearest([x for x in ranked if x.candidate.code == code]))
-        )
+        return tuple(found for code in methods if (found := _nearest([x for x in ranked if x.candidate.code == code])))
 
     def smallest(self) -> Judged | None:
         """Of those that do not fit, the one that needs least."""

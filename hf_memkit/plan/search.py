@@ -142,7 +142,10 @@ class Search:
             yield [_way(*free, *lean, each) for each in small[1:]]
         else:
             yield [_way(*lean, each) for each in engines[:AT_ONCE]]
-        yield [_way(*free, losses[-1], saved, each) for each in methods for saved in _ends(checkpointing)]
+        yield [
+            _way(*free, losses[-1], saved, precision, each)
+            for each in methods for precision in (None, *precise[-1:]) for saved in _ends(checkpointing)
+        ]  # fmt: skip
 
     def _fits_with(self, choices: tuple[Alternative, ...]) -> bool:
         return any(each.fits for each in self.judged.values() if self._is(each, choices))

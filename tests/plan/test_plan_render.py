@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console, RenderableType
 
 from hf_memkit.cli.plan_render import compared_view, view
 from hf_memkit.plan.plan import Plan
-from tests.plan.made_plans import EIGHT_BITS, SDPA, plan, setup, usual
+from tests.plan.made_plans import EIGHT_BITS, PATCH, SDPA, plan, setup, usual
 
 
 def shown(found: RenderableType, width: int = 80) -> list[str]:
@@ -33,15 +34,16 @@ def test_the_answer_then_what_to_paste_then_the_table() -> None:
     order = (
         "As it stands, 8 × 1, it does not fit: 21.01 GiB too much.",
         "Nearly the same result, and 27 % faster: 8 × 1, 8-bit AdamW: optimizer states in 8 bits",
+        "Same result, with other code, and 2.8 times as fast: 8 × 1, fused loss.",
         '--activation_checkpointing_kwargs \'{"use_reentrant":false,"every_n_layers":2}\'',
         "--optim adamw_bnb_8bit",
+        'Code for 8 × 1, fused loss: loss = fused("<b>") loss.backward() Add to the script',
         "a setup may take 21.79 GiB (92 %); 8 sequences an optimizer step; 6 setups judged, 5 of them traced",
         "Same result GiB",
         "→ 8 × 1, checkpointing",
         "36 % slower: backward takes 350 ms more",
         "Nearly the same result GiB",
-        "With a change of the script",
-        '+ loss = fused("<b>") + loss.backward()',
+        "With other code",
         "Does not fit, the fastest first",
         "The same arguments as YAML:",
         "Not tried: Liger kernels: [bold]none[/bold] for this model.",
@@ -81,6 +83,20 @@ def test_nothing_fits_and_nothing_to_change() -> None:
     assert said.startswith("FASTEST SO FAR THAT FITS") and "Nothing fits with the same result. This is nearly" in said
     said = of(plan(setup(8, 1, 42, 1.0), setup(8, 1, 12, 2.0, SDPA)))
     assert "attn_implementation='sdpa'" in said, "what no flag says"
+
+
+def test_what_fits_with_other_code_alone_is_no_answer() -> None:
+    """Would notice: a setup that no argument gives proposed as one, or not shown where nothing else fits; the leanest
+    of what does not fit named by what does."""
+    made = plan(setup(8, 1, 42, 1.0), setup(1, 8, 30, 2.0), setup(8, 1, 12, 0.5, PATCH))
+    said = of(made)
+    assert said.startswith("NOTHING FITS RTX 3090 AS THE SCRIPT'S CODE IS: the leanest, 1 × 8, needs up to 30.00 GiB")
+    assert "With other code it fits: 8 × 1, fused loss: up to 12.00 GiB, 0.500 s a step (0.450 to 0.650)" in said
+    assert "Code for 8 × 1, fused loss:" in said and made.proposed is None
+    with pytest.raises(LookupError):
+        made.file()
+    compared = shown(compared_view([made, plan(setup(8, 1, 50, 0.3, gpu="H200"), gpu="H200")], {}, 200), 200)
+    assert any("with other code: 8 × 1, fused loss" in line for line in compared)
 
 
 def test_gpus_beside_one_another() -> None:

@@ -10,8 +10,9 @@ script … TrainingArguments(…) … from_pretrained(…) … Trainer(…)     
 ```
 
 A request is a line of JSON on a socket, `{"fields": {…}, "adapter": {…}, "result": PATH, "quiet": true}`; the answer,
-when the forked process has ended, `{"result": PATH, "why": null | "SIGKILL" …}`, or at once `{"result": PATH, "too_late": true}` where
-something has acted on a field. When the other end closes the socket, this process ends, with all that it forked.
+when the forked process has ended, `{"result": PATH, "why": null | "SIGKILL" …}`, or at once `{"result": PATH,
+"too_late": true}` where something has acted on what would change. When the other end closes the socket, this process
+ends, with all that it forked.
 """
 
 from __future__ import annotations
