@@ -4,11 +4,14 @@ and the change is right Python in whatever way the script is written."""
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,9 @@ from hf_memkit.plan.candidate import Alternative, SetupCandidate
 from hf_memkit.plan.choices import choices_for
 from hf_memkit.plan.pasted import pasted
 from hf_memkit.plan.traces import ScriptTraces, TraceFile
+from hf_memkit.prediction.running_scripts import asked, script_request
 from hf_memkit.prediction.trace import Trace
+from hf_memkit.prediction.worker import Worker
 from hf_memkit.script_overrides import Overrides
 from hf_memkit.user_script import UserScript
 from tests.conftest import ROOT
@@ -131,9 +136,28 @@ def patch(diff: str) -> None:
     subprocess.run(["patch", "-p0", "--silent"], input=diff, text=True, check=True)
 
 
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with contextlib.closing(Worker()) as found:
+        yield found
+
+
+def from_its_first_line(worker: Worker, *arguments: str, overrides: Overrides | None = None) -> tuple[Any, ...]:
+    """The figures of the script as it is now."""
+    request = script_request(UserScript.found("train.py", arguments), MACHINE, os.environ, gpus=1, nodes=1)
+    given = overrides.to_json() if overrides is not None else None
+    found, why = asked(worker, replace(request, work=True, overrides=given))
+    assert found is not None and "trace" in found, (why, found)
+    return figures(found)
+
+
 @pytest.mark.tracing
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_the_changed_script_is_what_was_traced(script: str, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("script", "also"), [("plain", ("lora", "qlora")), ("subclass", ("lora",)), ("trl", ("qlora",))]
+)
+def test_the_changed_script_is_what_was_traced(
+    script: str, also: tuple[str, ...], folder: Path, worker: Worker
+) -> None:
     """Would notice: adapters that are traced and not written, or the other way round; a model that is quantised or
     prepared in another way; a subclass that has prepared the model without them; a patch that does not apply."""
     (folder / "train.py").write_text(SCRIPTS[script])
@@ -141,20 +165,19 @@ def test_the_changed_script_is_what_was_traced(script: str, folder: Path) -> Non
         made.start()
         own = content(made.of(Overrides()))
         facts = own["about"]["plan"]
-        found = {}
-        for each in methods(facts, "lora", "qlora"):
-            candidate = SetupCandidate(2, 2, (each,))
-            found[each.name] = pasted(candidate, facts), figures(content(made.of(candidate.overrides)))
-    assert list(found) == ["LoRA", "QLoRA"]
-    for paste, traced in found.values():
-        assert paste.diff and not paste.model
+        candidates = [SetupCandidate(2, 2, (each,)) for each in methods(facts, *also)]
+        found = [figures(content(made.of(each.overrides))) for each in candidates]
+    assert len(found) == len(also)
+    for candidate, traced in zip(candidates, found, strict=True):
         (folder / "train.py").write_text(SCRIPTS[script])
+        assert traced != figures(own)
+        if script == "subclass":  # the fork stands where it is made
+            assert from_its_first_line(worker, *OWN, overrides=candidate.overrides) == traced
+        paste = pasted(candidate, facts)
+        assert paste.diff and not paste.model
         patch(paste.diff)
         flags = [word for flag in paste.flags for word in flag.split(" ", 1)]
-        with traces(*OWN, *flags) as changed:
-            changed.start()
-            assert figures(content(changed.of(Overrides()))) == traced
-    assert figures(own) != found["LoRA"][1] != found["QLoRA"][1]
+        assert from_its_first_line(worker, *OWN, *flags) == traced
 
 
 def placed(source: str, **made: Any) -> dict[str, Any]:
@@ -254,6 +277,15 @@ def test_imports_stand_behind_those_of_the_script(folder: Path) -> None:
     )
     patch(other_code.diff(placed("#!/usr/bin/python\nTrainer(model=1)\n"), LORA))
     assert Path("train.py").read_text().startswith("#!/usr/bin/python\nfrom peft import LoraConfig, get_peft_model\n")
+
+
+def test_the_page_s_example_is_what_is_written(folder: Path) -> None:
+    """Would notice: a diff on the page that memkit would write in another way."""
+    (shown,) = re.findall(r"```diff\n(.*?)```", (ROOT / "docs" / "plan.md").read_text(), re.DOTALL)
+    before = "".join(line[1:] + "\n" for line in shown.splitlines()[3:] if not line.startswith("+"))
+    facts = {**KNOWN, **placed(before)}
+    (lora,) = methods(facts, "lora")
+    assert pasted(SetupCandidate(4, 1, (lora,)), facts).diff == shown
 
 
 KNOWN: dict[str, Any] = {
