@@ -48,6 +48,9 @@ _CHECKPOINTING: Final = (
 )  # fmt: skip
 """From the fastest to the leanest."""
 
+_NO_NEW_HEAD: Final = ("ForMaskedLM", "ForPreTraining", "ForConditionalGeneration")
+"""Ends of names of classes whose checkpoints have all layers."""
+
 _ENGINES: Final = {
     1: ("zero2-offload", "zero3-offload"),
     2: ("zero2", "zero3", "zero2-offload", "zero3-offload"),
@@ -221,7 +224,7 @@ def _engines(facts: Mapping[str, Any], gpus: int, left_out: LeftOut) -> Iterator
 def _methods(
     facts: Mapping[str, Any], machine: Machine, also: tuple[str, ...], left_out: LeftOut
 ) -> Iterator[Alternative]:
-    for name in also:
+    for name in dict.fromkeys(also):
         if name in ADAPTERS:
             why = _no_adapters(facts, name)
             if why:
@@ -253,6 +256,9 @@ def _no_adapters(facts: Mapping[str, Any], name: str) -> str:
         return "the script's model is quantised already"
     if not facts["loaded"]:
         return f"{facts['model_class']} is no model class of transformers, of which PEFT knows the layers"
+    kind = str(facts["model_class"])
+    if not told_of_model(kind) and not kind.endswith(_NO_NEW_HEAD):
+        return f"PEFT has no task type for {kind}, and would leave a new head as it is"
     if facts["own_optimizer"]:
         return "the script brings its own optimizer, made for the parameters of the whole model"
     if name == "lora":

@@ -90,6 +90,8 @@ def told_of_model(kind: str | None) -> dict[str, tuple[Any, str]]:
         return {"task_type": ("SEQ_CLS", "a classifier of sequences: its new head is trained whole")}
     if kind.endswith("ForTokenClassification"):
         return {"task_type": ("TOKEN_CLS", "a classifier of tokens: its new head is trained whole")}
+    if kind.endswith("ForQuestionAnswering"):
+        return {"task_type": ("QUESTION_ANS", "a model that marks answers: its new head is trained whole")}
     if kind.endswith(("ForImageClassification", "ForAudioClassification")):
         return {"modules_to_save": (["classifier"], "the head is new, and has to be trained whole")}
     if kind.endswith("ForConditionalGeneration") and not kind.startswith(_SPEECH):
