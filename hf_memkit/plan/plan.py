@@ -96,7 +96,7 @@ class Plan:
     def with_code(self) -> tuple[Judged, ...]:
         """The best setup of each method that needs other code, the fastest first; of those within the noise the one
         with the fewest changes."""
-        ranked = [each for each in self.ranked if each.candidate.code]
+        ranked = [each for each in self.ranked if each.candidate.code and each.candidate not in self.failed]
         methods = dict.fromkeys(each.candidate.code for each in ranked)
         return tuple(found for code in methods if (found := _nearest([x for x in ranked if x.candidate.code == code])))
 

@@ -91,7 +91,7 @@ def answer(plan: Plan) -> tuple[str, str]:
     """The first line: (verdict, the rest)."""
     best = plan.proposed
     if best is None:
-        as_it_is = " AS THE SCRIPT'S CODE IS" if plan.with_code else ""
+        as_it_is = " AS THE SCRIPT'S CODE IS" if plan.with_code and not plan.failed else ""
         return f"NOTHING {'RAN ON' if plan.failed else 'FITS'} {gpu_of(plan)}{as_it_is}", plan.lacking()
     verdict = "FASTEST" if best.is_priced else "LEANEST"
     verdict = f"{verdict}{' SO FAR' * plan.stopped} THAT FITS {gpu_of(plan)}"
