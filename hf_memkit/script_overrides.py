@@ -28,6 +28,8 @@ from hf_memkit.when_imported import when_imported
 __all__ = ["FoundInScript", "Overrides", "install", "read_plan"]
 
 _SECTIONS: Final = ("arguments", "model", "environment")
+"""Of a plan file."""
+_ADAPTER: Final = "adapter"
 _FOR_CONFIGS: Final = ("attn_implementation", "dtype", "experts_implementation")
 """Options of `from_pretrained` that `from_config` takes too (transformers 5.23.0: modeling_utils.py,
 `_from_config`)."""
@@ -43,18 +45,21 @@ class Overrides:
         model: options of `from_pretrained`, such as `attn_implementation` and `dtype`, for every model that the script
             makes by it or, as far as it takes them, by `from_config`.
         environment: variables, set before torch starts.
+        adapter: fields of a `LoraConfig`. Only a prediction's child adds adapters (`prediction/child/adapters.py`): in
+            a run the script does, with other code, and no plan file has any.
     """
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
     model: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    adapter: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        return {name: dict(getattr(self, name)) for name in _SECTIONS if getattr(self, name)}
+        return {name: dict(getattr(self, name)) for name in (*_SECTIONS, _ADAPTER) if getattr(self, name)}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Overrides:
-        return cls(**{name: dict(content[name]) for name in _SECTIONS if name in content})
+        return cls(**{name: dict(content[name]) for name in (*_SECTIONS, _ADAPTER) if name in content})
 
     @classmethod
     def read(cls, path: str | Path) -> Overrides:

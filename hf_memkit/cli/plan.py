@@ -90,7 +90,9 @@ def plan(
     nvme_path: NvmePath = None,
     also: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Also try this optimizer (optim), such as lomo; its result is another."),
+        typer.Option(
+            metavar="NAME", help="Another method to look at too: lora, qlora (shown as code), or an optimizer (lomo)."
+        ),
     ] = None,
     limit: Annotated[
         float | None,
@@ -238,7 +240,9 @@ def plan(
         files.append(str(write_page(plans, prices, html, ran)))
     _show(plans, prices, found, files, compared=gpus_to_compare is not None, short=short, as_json=as_json, ran=ran)
     if write is not None and not fits:
-        _tell(f"{write}: not written: nothing fits")
+        _tell(f"{write}: not written: nothing fits{' without other code' if plans[0].with_code else ''}")
+    elif write is not None and plans[0].with_code and (best := plans[0].proposed) is not None:
+        _tell(f"{write}: is {best.candidate.name}; memkit run --plan changes no code")
     return 0 if fits and (not verify or any(each.passed for each in ran)) else 1
 
 
@@ -262,6 +266,7 @@ def refuse_contradictions(
         InputError: options that contradict one another, or values that mean nothing, a line each.
     """
     from hf_memkit.optimizers import OPTIMIZERS
+    from hf_memkit.plan.choices import ADAPTERS
 
     wrong = []
     if short and as_json:
@@ -283,10 +288,12 @@ def refuse_contradictions(
         )
     if limit is not None and not math.isfinite(limit):
         wrong.append(f"--limit {limit}: is no number of seconds")
+    methods = (*ADAPTERS, *OPTIMIZERS)
     wrong += [
-        f"--also {name}: is no optimizer of Trainer (optim){did_you_mean(name, OPTIMIZERS)}"
+        f"--also {name}: is no method{did_you_mean(name, methods)}; give one of {', '.join(ADAPTERS)}, or an "
+        f"optimizer of Trainer (optim): {', '.join(OPTIMIZERS)}"
         for name in also or ()
-        if name not in OPTIMIZERS
+        if name not in methods
     ]
     if wrong:
         raise InputError("\n".join(wrong))
@@ -496,10 +503,12 @@ def _show(
         if compared:
             print(json.dumps({"request": request, "gpus": found, "files": list(files)}, indent=2))
             return
-        best, faster = plans[0].proposed, plans[0].faster()
+        best, faster, facts = plans[0].proposed, plans[0].faster(), plans[0].own.facts
+        to_paste = [each.candidate for each in (best, faster, *plans[0].with_code) if each]
         beside = {
             "faster": faster.candidate.name if faster is not None else None,
-            "paste": {each.candidate.name: pasted(each.candidate).to_json() for each in (best, faster) if each},
+            "with_code": [each.candidate.name for each in plans[0].with_code],
+            "paste": {each.name: pasted(each, facts).to_json() for each in to_paste},
             "verified": [each.to_json() for each in ran],
             "files": list(files),
         }

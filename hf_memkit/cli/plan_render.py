@@ -53,6 +53,9 @@ def view(plan: Plan, width: int, price: float | None = None, *, short: bool = Fa
     if other is not None and not short:
         lines += ["", Text(f"For {other.candidate.name}, which is {other.candidate.group}:")]
         lines += _flags(pasted(other.candidate), width, plan)
+    for each in () if short else plan.with_code:
+        lines += ["", *_other_code(pasted(each.candidate, plan.own.facts), each.candidate.name)]
+        lines += _flags(pasted(each.candidate, plan.own.facts), width, plan, with_code=True)
     lines += ["", Text(text(wording.subject(plan), 400), style="bold")]
     if said := wording.time_not_known(plan):
         lines.append(Text(f"{said[0].upper()}{said[1:]}."))
@@ -65,9 +68,7 @@ def view(plan: Plan, width: int, price: float | None = None, *, short: bool = Fa
     for group, rows in wording.groups(plan, price).items():
         lines += ["", _table(plan, wording.TITLES[group], rows, price, width)]
     if changes := wording.with_code(plan, price):
-        lines += ["", _table(plan, "With a change of the script", changes, price, width)]
-        for row in changes:
-            lines += [Text(f"+ {line}", "green") for line in row.judged.candidate.code.splitlines()]
+        lines += ["", _table(plan, "With other code", changes, price, width)]
     if lost := wording.too_large(plan, price):
         lines += ["", _table(plan, "Does not fit, the fastest first", lost, price, width)]
     if paste is not None:
@@ -106,13 +107,24 @@ def _answer(plan: Plan) -> Iterator[Text]:
         yield Text(text(line, _LONGEST))
 
 
-def _flags(found: Pasted, width: int, plan: Plan) -> Iterator[RenderableType]:
-    """What is pasted, in lines that a shell joins."""
+def _other_code(found: Pasted, name: str) -> Iterator[RenderableType]:
+    """What is changed in the script: a diff as `patch` takes it, at the beginning of the line; or lines."""
+    if found.diff:
+        yield f"Code for {name} (patch -p0 reads this):"
+        yield from (Text(line, no_wrap=True, overflow="ignore") for line in found.diff.splitlines())
+        yield ""
+    else:
+        yield f"Code for {name}:"
+        yield from _indented(found.code)
+
+
+def _flags(found: Pasted, width: int, plan: Plan, *, with_code: bool = False) -> Iterator[RenderableType]:
+    """What is pasted, in lines that a shell joins. `with_code`: beside other code, for which no plan file is."""
     by_parser = wording.parses(plan)
     if first := found.typed_first if by_parser else found.before:
         yield "Type first:"
         yield from _indented("\n".join(first))
-    yield wording.where(plan)
+    yield wording.where(plan, with_code=with_code)
     if not by_parser:
         yield from _indented(found.python)
         return
@@ -121,7 +133,8 @@ def _flags(found: Pasted, width: int, plan: Plan) -> Iterator[RenderableType]:
         yield "And where the script makes its arguments, as no flag says None (or memkit run --plan):"
         yield from _indented("\n".join(found.no_flag))
     if found.model:
-        yield "And where the script loads its model, for which no flag is known (or memkit run --plan):"
+        instead = "" if with_code else " (or memkit run --plan)"
+        yield f"And where the script loads its model, for which no flag is known{instead}:"
         yield from _indented(found.model)
 
 

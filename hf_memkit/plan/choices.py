@@ -14,13 +14,18 @@ from hf_memkit.checks.apply import check
 from hf_memkit.checks.subject import Subject
 from hf_memkit.hardware import Machine
 from hf_memkit.liger_support import LIGER_OPTIONS
-from hf_memkit.optimizers import OPTIMIZERS
+from hf_memkit.optimizers import EXTRAS, OPTIMIZERS
+from hf_memkit.plan import other_code
 from hf_memkit.plan.candidate import Alternative, Group
+from hf_memkit.techniques.adapters import QUANTIZATION, RANK, TARGETS, told_of_model
 from hf_memkit.techniques.allocator import VARIABLE, user_settings
 from hf_memkit.user_files import user_path
 from hf_memkit.zero import presets
 
-__all__ = ["IN_NO_PLAN", "ON_DISK", "LeftOut", "choices_for", "micro_batches", "of_batch"]
+__all__ = ["ADAPTERS", "IN_NO_PLAN", "ON_DISK", "LeftOut", "choices_for", "micro_batches", "of_batch"]
+
+ADAPTERS: Final = {"lora": "LoRA", "qlora": "QLoRA"}
+"""Methods that `--also` takes besides optimizers, and what a setup with one is called."""
 
 LeftOut = dict[str, str]
 """Name of a choice → why no setup has it."""
@@ -58,6 +63,9 @@ _CHECKPOINTING: Final = (
 )  # fmt: skip
 """From the fastest to the leanest."""
 
+_NO_NEW_HEAD: Final = ("ForMaskedLM", "ForPreTraining", "ForConditionalGeneration")
+"""Ends of names of classes whose checkpoints have all layers."""
+
 _ENGINES: Final = {
     1: ("zero2-offload", "zero3-offload"),
     2: ("zero2", "zero3", "zero2-offload", "zero3-offload"),
@@ -86,7 +94,7 @@ def choices_for(
         environment: the script's variables.
         gpus: of that machine, that train.
         left_out: gets what no setup has, and why.
-        also: names of other methods that are asked for.
+        also: other methods that are asked for: of `ADAPTERS`, and optimizers (`optim`).
         nvme_path: folder that DeepSpeed may swap to; None: it may not.
     """
     found: dict[str, list[Alternative | None]] = {
@@ -99,7 +107,7 @@ def choices_for(
         "small optimizer": [None, *_small_optimizers(facts, left_out)],
         "padding": [None, *_without_padding(facts, left_out)],
         "engine": [None, *_engines(facts, gpus, left_out, nvme_path)],
-        "method": [None, *_methods(facts, also, left_out)],
+        "method": [None, *_methods(facts, machine, also, left_out)],
     }
     left_out |= IN_NO_PLAN
     return {slot: _legal(choices, facts, machine, gpus, left_out) for slot, choices in found.items()}
@@ -280,16 +288,72 @@ def _on_disk(facts: Mapping[str, Any], gpus: int, nvme_path: str) -> dict[str, A
     return config
 
 
-def _methods(facts: Mapping[str, Any], also: tuple[str, ...], left_out: LeftOut) -> Iterator[Alternative]:
-    for name in also:
-        optimizer = OPTIMIZERS.get(name)
-        if optimizer is None:
+def _methods(
+    facts: Mapping[str, Any], machine: Machine, also: tuple[str, ...], left_out: LeftOut
+) -> Iterator[Alternative]:
+    for name in dict.fromkeys(also):
+        if name in ADAPTERS:
+            why = _no_adapters(facts, name)
+            if why:
+                left_out[ADAPTERS[name]] = why
+            else:
+                yield _adapters(facts, machine, name)
+            continue
+        optimizer = OPTIMIZERS[name]
+        missing = [each for each in optimizer.packages if importlib.util.find_spec(each) is None]
+        if facts["own_optimizer"] or missing:
+            how = f': pip install "hf-memkit[{EXTRAS[missing[0]]}]"' if missing and missing[0] in EXTRAS else ""
+            own = "the script brings its own optimizer"
+            left_out[name] = f"{missing[0]} is not installed here{how}" if missing else own
             continue
         said = f"{name}: another optimizer than the script's, with a learning rate of its own"
         settings: dict[str, Any] = {"arguments.optim": name}
         if optimizer.low_rank:
             settings["arguments.optim_target_modules"] = "all-linear"
         yield Alternative("method", name, settings, "another method", said)
+
+
+def _no_adapters(facts: Mapping[str, Any], name: str) -> str:
+    """Why a script cannot have LoRA, or QLoRA, put into it; empty: it can."""
+    if importlib.util.find_spec("peft") is None:
+        return "peft is not installed here: pip install peft"
+    if facts["adapters"]:
+        return "the script trains adapters already"
+    if facts["quantised"]:
+        return "the script's model is quantised already"
+    if not facts["loaded"]:
+        return f"{facts['model_class']} is no model class of transformers, of which PEFT knows the layers"
+    kind = str(facts["model_class"])
+    if not told_of_model(kind) and not kind.endswith(_NO_NEW_HEAD):
+        return f"PEFT has no task type for {kind}, and would leave a new head as it is"
+    if facts["own_optimizer"]:
+        return "the script brings its own optimizer, made for the parameters of the whole model"
+    if name == "lora":
+        return ""
+    if facts["arguments"].get("deepspeed"):
+        return "4-bit weights go without DeepSpeed here, which the script uses"
+    if importlib.util.find_spec("bitsandbytes") is None:
+        return "bitsandbytes is not installed here: pip install bitsandbytes"
+    if facts["loaded_at"] is None:
+        return "the script does not make its model by from_pretrained, which alone quantises"
+    return ""
+
+
+def _adapters(facts: Mapping[str, Any], machine: Machine, name: str) -> Alternative:
+    told = {key: value for key, (value, _) in told_of_model(facts["model_class"]).items()}
+    adapter = {"r": RANK, "lora_alpha": 2 * RANK, "target_modules": TARGETS, **told}
+    settings = {f"adapter.{key}": value for key, value in adapter.items()}
+    said = f"only adapters are trained (rank {RANK}), with a learning rate of their own"
+    kwargs = facts["arguments"].get("activation_checkpointing_kwargs") or {}
+    if kwargs.get("use_reentrant"):
+        # What enters the first layer needs no gradients now, and a reentrant checkpoint would give none behind it.
+        settings["arguments.activation_checkpointing_kwargs"] = {**kwargs, "use_reentrant": False}
+    if name == "qlora":
+        dtype = "bfloat16" if machine.gpu is not None and machine.gpu.bf16 else "float16"
+        settings["model.quantization_config"] = {**QUANTIZATION, "bnb_4bit_compute_dtype": dtype}
+        said += ", beside weights in 4 bits"
+    code = other_code.lines(facts, adapter, settings.get("model.quantization_config"))
+    return Alternative("method", ADAPTERS[name], settings, "another method", said, code=code)
 
 
 def _legal(
@@ -303,7 +367,11 @@ def _legal(
             own = {
                 key.partition(".")[2]: value for key, value in choice.settings.items() if key.startswith("arguments.")
             }
-            new = [each for each in _problems({**facts["arguments"], **own}, machine, gpus) if each.rule not in before]
+            others = {key: value for key, value in choice.settings.items() if key.startswith("adapter.")}
+            if "model.quantization_config" in choice.settings:
+                others["model.quantization"] = choice.settings["model.quantization_config"]
+            found_new = _problems({**facts["arguments"], **own}, machine, gpus, others)
+            new = [each for each in found_new if each.rule not in before]
             if new:
                 left_out[choice.name] = f"{new[0].why} (rule {new[0].rule})"
                 continue
@@ -311,10 +379,13 @@ def _legal(
     return found
 
 
-def _problems(arguments: Mapping[str, Any], machine: Machine, gpus: int) -> list[Any]:
+def _problems(
+    arguments: Mapping[str, Any], machine: Machine, gpus: int, settings: Mapping[str, Any] | None = None
+) -> list[Any]:
     config = arguments.get("deepspeed")
     known = {name: value for name, value in arguments.items() if value is not None}
     subject = Subject(
-        config=config if isinstance(config, Mapping) else None, arguments=known, machine=machine, gpus=gpus
-    )
+        config=config if isinstance(config, Mapping) else None, arguments=known, machine=machine, gpus=gpus,
+        settings=settings or {},
+    )  # fmt: skip
     return [each for each in check(subject) if each.severity == "error"]

@@ -116,6 +116,9 @@ def _plan(
         yield _section(
             f"Faster, and {other.candidate.group}: {other.candidate.name}", *_paste(pasted(other.candidate), plan)
         )
+    for each in plan.with_code:
+        changed = pasted(each.candidate, plan.own.facts)
+        yield _section(f"With other code: {each.candidate.name}", *_other_code(changed, plan, each.candidate.result))
     chart = plot(plan)
     if chart is not None:
         charts[name] = chart
@@ -134,8 +137,7 @@ def _plan(
     for group, rows in wording.groups(plan, price).items():
         yield _section(wording.TITLES[group], _table(plan, "Fits, the fastest first", rows, price))
     if changes := wording.with_code(plan, price):
-        code = [_lines([f"+ {line}" for line in row.judged.candidate.code.splitlines()]) for row in changes]
-        yield _section("With a change of the script", _table(plan, "Never proposed", changes, price), *code)
+        yield _section("With other code", _table(plan, "Never proposed", changes, price))
     if lost := wording.too_large(plan, price):
         yield _section("Does not fit", _table(plan, "The fastest first", lost, price))
     yield _section("What it rests on", el("ul", *(el("li", line) for line in wording.notes(plan, every=True))))
@@ -161,12 +163,20 @@ def _tiles(plan: Plan, best: Judged | None) -> Html | None:
     return el("dl", *(el("div", el("dt", name), el("dd", value)) for name, value in tiles), class_="tiles")
 
 
-def _paste(found: Pasted, plan: Plan) -> Iterator[Html]:
+def _other_code(found: Pasted, plan: Plan, result: str) -> Iterator[Html]:
+    if result:
+        yield el("p", f"{result[0].upper()}{result[1:]}.")
+    yield el("p", "Change the script; patch -p0 reads this:" if found.diff else "Change the script:")
+    yield _lines((found.diff or found.code).splitlines())
+    yield from _paste(found, plan, with_code=True)
+
+
+def _paste(found: Pasted, plan: Plan, *, with_code: bool = False) -> Iterator[Html]:
     by_parser = wording.parses(plan)
     if first := found.typed_first if by_parser else found.before:
         yield el("p", "Type first:")
         yield _lines(first)
-    yield el("p", wording.where(plan))
+    yield el("p", wording.where(plan, with_code=with_code))
     if by_parser:
         yield _lines([*(f"{flag} \\" for flag in found.flags[:-1]), found.flags[-1]])
     else:
@@ -175,7 +185,8 @@ def _paste(found: Pasted, plan: Plan) -> Iterator[Html]:
         yield el("p", "And where the script makes its arguments, as no flag says None (or memkit run --plan):")
         yield _lines(found.no_flag)
     if found.model:
-        yield el("p", "And where the script loads its model, for which no flag is known (or memkit run --plan):")
+        instead = "" if with_code else " (or memkit run --plan)"
+        yield el("p", f"And where the script loads its model, for which no flag is known{instead}:")
         yield _lines(found.model.splitlines())
     others = (("As YAML", found.yaml), *([("In Python", found.python)] if by_parser else []))
     for name, content in others:

@@ -16,6 +16,7 @@ import yaml
 from packaging.version import Version
 
 from hf_memkit import compat
+from hf_memkit.plan import other_code
 from hf_memkit.plan.candidate import SetupCandidate
 from hf_memkit.zero import presets
 
@@ -34,7 +35,8 @@ class Pasted:
         python: the same as keyword arguments of TrainingArguments, below the variables.
         no_flag: of these arguments `"NAME=None"` each: a parser takes no None.
         model: keyword arguments of `from_pretrained`, for which a script has no flag; empty: none.
-        code: what has to be changed in the script besides; empty: nothing.
+        code: what has to be changed in the script besides, in lines; empty: nothing.
+        diff: that, and `model`, in the script's own files, for `patch -p0`; empty: nothing, or the lines say it.
     """
 
     before: tuple[str, ...]
@@ -45,6 +47,7 @@ class Pasted:
     no_flag: tuple[str, ...]
     model: str
     code: str
+    diff: str = ""
 
     @property
     def typed_first(self) -> tuple[str, ...]:
@@ -61,11 +64,17 @@ class Pasted:
             "no_flag": list(self.no_flag),
             "model": self.model,
             "code": self.code,
+            "diff": self.diff,
         }
 
 
-def pasted(candidate: SetupCandidate) -> Pasted:
-    """What sets this candidate's settings in a script by hand."""
+def pasted(candidate: SetupCandidate, facts: Mapping[str, Any] | None = None) -> Pasted:
+    """What sets this candidate's settings in a script by hand.
+
+    Args:
+        candidate: which.
+        facts: of the script's own training; None: they are not known, and there is no diff.
+    """
     engine = next((each.engine for each in candidate.choices if each.engine), "")
     arguments = _installed(candidate.arguments)
     environment = tuple(f"{name}={shlex.quote(value)}" for name, value in candidate.environment.items())
@@ -78,7 +87,12 @@ def pasted(candidate: SetupCandidate) -> Pasted:
     if engine:
         before += tuple(_copied(engine, arguments["deepspeed"]))
         arguments["deepspeed"] = f"{engine}.json"
-    model = candidate.overrides.model
+    changes = other_code.diff(facts, candidate.overrides) if facts is not None and candidate.code else ""
+    model = {
+        name: value
+        for name, value in candidate.overrides.model.items()
+        if not changes and not (candidate.code and name == "quantization_config")  # which the lines have
+    }
     return Pasted(
         before=before,
         environment=environment,
@@ -88,6 +102,7 @@ def pasted(candidate: SetupCandidate) -> Pasted:
         no_flag=tuple(f"{name}=None" for name, value in arguments.items() if value is None),
         model=_call("AutoModel….from_pretrained", model) if model else "",
         code=candidate.code,
+        diff=changes,
     )
 
 

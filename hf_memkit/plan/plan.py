@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -117,13 +117,7 @@ class Plan:
         one that is nearest to the script, then the fastest."""
         ranked = [each for each in self.ranked if each.candidate not in self.failed]
         found = [each for each in ranked if each.candidate.group == group and not each.candidate.code]
-        if not found:
-            return None
-        fastest = found[0].seconds
-        if fastest is None or not found[0].is_priced:
-            return found[0]
-        near = [each for each in found if each.is_priced and (each.seconds or 0.0) * _CLEARLY <= fastest]
-        return min(near, key=lambda each: (len(each.candidate.choices), each.seconds))
+        return _nearest(found)
 
     @property
     def proposed(self) -> Judged | None:
@@ -144,9 +138,17 @@ class Plan:
             return None
         return other if other.seconds < _CLEARLY * proposed.seconds else None
 
+    @property
+    def with_code(self) -> tuple[Judged, ...]:
+        """The best setup of each method that needs other code, the fastest first; of those within the noise the one
+        with the fewest changes."""
+        ranked = [each for each in self.ranked if each.candidate.code and each.candidate not in self.failed]
+        methods = dict.fromkeys(each.candidate.code for each in ranked)
+        return tuple(found for code in methods if (found := _nearest([x for x in ranked if x.candidate.code == code])))
+
     def smallest(self) -> Judged | None:
         """Of those that do not fit, the one that needs least."""
-        traced = [each for each in self.compared if each.prediction is not None]
+        traced = [each for each in self.compared if each.prediction is not None and not each.fits]
         return min(traced, key=lambda each: each.needs_bytes, default=None)
 
     def file(self, judged: Judged | None = None) -> dict[str, Any]:
@@ -185,3 +187,12 @@ class Plan:
             return f"the leanest, {least.candidate.name}: {least.why}"
         of = f"; 92 % of {gpu.name} are {format_gib(int(FULL_SHARE * gpu.capacity_bytes))}" if gpu else ""
         return f"the leanest, {least.candidate.name}, needs up to {format_gib(least.needs_bytes)}{of}"
+
+
+def _nearest(ranked: Sequence[Judged]) -> Judged | None:
+    """Of setups, the fastest first, the one with the fewest changes of those that are as fast within the noise."""
+    if not ranked or ranked[0].seconds is None or not ranked[0].is_priced:
+        return ranked[0] if ranked else None
+    fastest = ranked[0].seconds
+    near = [each for each in ranked if each.is_priced and (each.seconds or 0.0) * _CLEARLY <= fastest]
+    return min(near, key=lambda each: (len(each.candidate.choices), each.seconds))

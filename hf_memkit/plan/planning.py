@@ -23,7 +23,7 @@ from hf_memkit.gpu_rates import RATES, rates_of
 from hf_memkit.hardware import Machine, named_gpu
 from hf_memkit.host_rates import GivenHost
 from hf_memkit.plan.candidate import SetupCandidate
-from hf_memkit.plan.choices import ON_DISK, LeftOut, choices_for, of_batch
+from hf_memkit.plan.choices import ADAPTERS, ON_DISK, LeftOut, choices_for, of_batch
 from hf_memkit.plan.judged import Judged, judged, usable_bytes
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.pricing import Pricing, priced
@@ -74,7 +74,10 @@ def plan_setup(
         )  # fmt: skip
     name = str(setup.get("model.name", setup.preset))
     own, *traced = (replace(each, run_seconds=None) for each in (found.own, *found.traced))
-    return replace(found, name=name, own=own, traced=tuple(traced), script=None)
+    left_out = dict(found.left_out)
+    if "from_pretrained" in left_out.get(ADAPTERS["qlora"], ""):
+        left_out[ADAPTERS["qlora"]] = "without a script it is a preset to begin with: --preset qlora"
+    return replace(found, name=name, own=own, traced=tuple(traced), left_out=left_out, script=None)
 
 
 @contextlib.contextmanager
@@ -118,7 +121,7 @@ def plan_script(
         machine: the machine in question, with its GPU.
         gpus: GPUs of it that train.
         environment: the variables that the script gets; None: this process's.
-        also: other methods that may be proposed: names of optimizers (`optim`).
+        also: other methods that are looked at: `"lora"`, `"qlora"`, and optimizers (`optim`).
         limit_s: how long candidates are traced, from the script's own preparation on.
         said: is told of each candidate that is judged.
         ram_is_given: whether the machine's RAM is the one in question.

@@ -158,7 +158,10 @@ class Search:
         yield [_way(*free, *saved, each) for each in flat for saved in (quick, lean)]
         if flat and not self._anything_fits():
             yield [_way(*free, *lean, *small[:1], each) for each in flat]
-        yield [_way(*free, losses[-1], saved, each) for each in methods for saved in _ends(checkpointing)]
+        yield [
+            _way(*free, losses[-1], saved, precision, each)
+            for each in methods for precision in (None, *precise[-1:]) for saved in _ends(checkpointing)
+        ]  # fmt: skip
 
     def _fits_with(self, choices: tuple[Alternative, ...]) -> bool:
         return any(each.fits for each in self.judged.values() if self._is(each, choices))
@@ -304,7 +307,7 @@ class Search:
 def _way(*choices: Alternative | None) -> tuple[Alternative, ...]:
     found = [each for each in choices if each is not None]
     slots = {each.slot: each for each in found}  # a later choice takes the place of an earlier one
-    if "small optimizer" in slots or "engine" in slots or "method" in slots:
+    if "engine" in slots or any("arguments.optim" in each.settings for each in found if each.slot != "optimizer"):
         slots.pop("optimizer", None)
     if "padding" in slots:
         slots.pop("attention", None)  # it has its own

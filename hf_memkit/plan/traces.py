@@ -169,11 +169,10 @@ class ScriptTraces:
                 raise CancelledError
 
     def _asked(self, overrides: Overrides) -> TraceFile:
-        fields = dict(overrides.arguments)
         if not overrides.model:
             for name in (LATE, EARLY):
                 waiting = self._waiting.get(name)
-                found = waiting.ask(fields, self._result()) if waiting is not None else None
+                found = waiting.ask(overrides, self._result()) if waiting is not None else None
                 if found is not None:
                     return found
                 if self._ended.is_set():
@@ -217,10 +216,12 @@ class _Waiting:
         self._answers: dict[str, Future[Mapping[str, Any]]] = {}
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def ask(self, fields: Mapping[str, Any], result: Path) -> TraceFile | None:
-        """The trace with these fields; None: it is too late for them, or the process that waits is gone."""
+    def ask(self, overrides: Overrides, result: Path) -> TraceFile | None:
+        """The trace with these fields and adapters; None: it is too late for them, or the process that waits is
+        gone."""
         answer: Future[Mapping[str, Any]] = Future()
-        request = {"fields": fields, "result": str(result), "quiet": bool(fields)}
+        fields, adapter = dict(overrides.arguments), dict(overrides.adapter)
+        request = {"fields": fields, "adapter": adapter, "result": str(result), "quiet": bool(fields)}
         with self._lock:
             self._answers[str(result)] = answer
             try:

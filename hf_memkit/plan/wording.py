@@ -96,16 +96,11 @@ def answer(plan: Plan) -> tuple[str, str]:
     """The first line: (verdict, the rest)."""
     best = plan.proposed
     if best is None:
-        return f"NOTHING {'RAN ON' if plan.failed else 'FITS'} {gpu_of(plan)}", plan.lacking()
+        as_it_is = " AS THE SCRIPT'S CODE IS" if plan.with_code and not plan.failed else ""
+        return f"NOTHING {'RAN ON' if plan.failed else 'FITS'} {gpu_of(plan)}{as_it_is}", plan.lacking()
     verdict = "FASTEST" if best.is_priced else "LEANEST"
     verdict = f"{verdict}{' SO FAR' * plan.stopped} THAT FITS {gpu_of(plan)}"
-    said = [f"up to {format_gib(best.needs_bytes)}"]
-    if best.is_priced and best.step_time is not None:
-        low, middle, high = map(digits, best.step_time.seconds)
-        said.append(f"{middle} s a step ({low} to {high})")
-        if (speed := rate(plan, best)) != NONE:
-            said.append(f"{speed} {rate_unit(plan)}")
-    return verdict, f"{best.candidate.name}: {', '.join(said)}"
+    return verdict, _needs(plan, best)
 
 
 def beside(plan: Plan) -> Iterator[str]:
@@ -115,6 +110,10 @@ def beside(plan: Plan) -> Iterator[str]:
     if said := other_batch(plan):
         yield said
     if best is None and plan.failed:
+        return
+    if best is None and plan.with_code:
+        for each in plan.with_code:
+            yield f"With other code it fits: {_needs(plan, each)}."
         return
     if best is None:
         yield from _to_give(plan)
@@ -143,6 +142,23 @@ def beside(plan: Plan) -> Iterator[str]:
     if other is not None and other.seconds and best.seconds:
         much = _faster(other.seconds, best.seconds)
         yield f"Nearly the same result, and {much}: {other.candidate.name}: {other.candidate.result}."
+    for each in plan.with_code:
+        much = ""
+        if each.is_priced and best.is_priced and each.seconds and best.seconds:
+            much = f", and {_faster(each.seconds, best.seconds)}"
+        said = f": {each.candidate.result}" if each.candidate.result else ""
+        yield f"{each.candidate.group.capitalize()}, with other code{much}: {each.candidate.name}{said}."
+
+
+def _needs(plan: Plan, judged: Judged) -> str:
+    """A setup with what it takes: `"4 × 2, LoRA: up to 9.20 GiB, 1.40 s a step (1.31 to 1.68), 5,851 tokens/s"`."""
+    said = [f"up to {format_gib(judged.needs_bytes)}"]
+    if judged.is_priced and judged.step_time is not None:
+        low, middle, high = map(digits, judged.step_time.seconds)
+        said.append(f"{middle} s a step ({low} to {high})")
+        if (speed := rate(plan, judged)) != NONE:
+            said.append(f"{speed} {rate_unit(plan)}")
+    return f"{judged.candidate.name}: {', '.join(said)}"
 
 
 def parses(plan: Plan) -> bool:
@@ -150,10 +166,11 @@ def parses(plan: Plan) -> bool:
     return plan.script is None or bool((plan.own.facts or {}).get("parses_arguments", True))
 
 
-def where(plan: Plan) -> str:
-    """Where the arguments of a setup go."""
+def where(plan: Plan, *, with_code: bool = False) -> str:
+    """Where the arguments of a setup go. `with_code`: beside other code, for which no plan file is."""
     if not parses(plan):
-        return "Write where the script makes its arguments, or use --write and memkit run --plan:"
+        instead = "" if with_code else ", or use --write and memkit run --plan"
+        return f"Write where the script makes its arguments{instead}:"
     whose = "Give your training script" if plan.script is None else "Add to the script's arguments"
     return f"{whose} (HfArgumentParser; of two the last one counts):"
 
@@ -219,7 +236,7 @@ def groups(plan: Plan, price: float | None = None) -> dict[Group, list[PlanRow]]
 
 
 def with_code(plan: Plan, price: float | None = None) -> list[PlanRow]:
-    """Setups that fit and need a change of the script."""
+    """Setups that fit and need other code in the script."""
     return [_row(plan, each, price) for each in plan.ranked if each.candidate.code]
 
 
@@ -252,7 +269,8 @@ def missing(plan: Plan) -> str:
     """In a few words, of a GPU on which nothing fits."""
     least = plan.smallest()
     too_much = least.needs_bytes - least.usable_bytes if least is not None else 0
-    return f"nothing fits: {format_gib(too_much)} too much" if too_much > 0 else "nothing fits"
+    said = f"nothing fits: {format_gib(too_much)} too much" if too_much > 0 else "nothing fits"
+    return f"{said}; with other code: {plan.with_code[0].candidate.name}" if plan.with_code else said
 
 
 def notes(plan: Plan, *, every: bool = False) -> Iterator[str]:

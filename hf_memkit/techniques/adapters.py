@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from hf_memkit.models import ModelFacts
 from hf_memkit.setup import Setup
 from hf_memkit.technique import Bounds, technique
 
+__all__ = ["QUANTIZATION", "RANK", "TARGETS", "told_of_model"]
+
+RANK: Final = 16
+"""Of adapters, where nobody asks for another; they are scaled by twice that."""
+TARGETS: Final = "all-linear"
+
 _VALUES: Final = {"rank": int, "alpha": int, "dropout": float}
+QUANTIZATION: Final = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+"""Fields of a `BitsAndBytesConfig`, without the dtype that is computed in."""
+
 _BOUNDS: Final[Bounds] = {"rank": (1, None), "alpha": (1, None), "dropout": (0, 1)}
 
 _NOT_FULL = (
@@ -63,27 +71,27 @@ def qlora(setup: Setup) -> Setup:
     dtype = "bfloat16" if job.bf16 else "float16"
     return _adapters(setup).put(
         "model.quantization",
-        {
-            "load_in_4bit": True,
-            "bnb_4bit_quant_type": "nf4",
-            "bnb_4bit_use_double_quant": True,
-            "bnb_4bit_compute_dtype": dtype,
-        },
+        {**QUANTIZATION, "bnb_4bit_compute_dtype": dtype},
         f"NF4 because bitsandbytes' default fp4 rounds a third worse; doubly quantised: 0.37 bits a weight less; "
         f"products in {dtype}, which {job.card} computes in: the default is fp32, also under autocast",
     )
 
 
-def _kind(model: ModelFacts | None) -> dict[str, tuple[Any, str]]:
-    """What PEFT is told of the model: its kind, which names the class that wraps it (peft: mapping.py,
-    MODEL_TYPE_TO_PEFT_MODEL_MAPPING), or the head that has to be trained whole because it is new."""
-    kind = model.model_class if model is not None else None
-    if kind is None:
+def told_of_model(kind: str | None) -> dict[str, tuple[Any, str]]:
+    """What PEFT is told of a model, and why: its kind, which names the class that wraps it (peft: mapping.py,
+    MODEL_TYPE_TO_PEFT_MODEL_MAPPING), or the head that has to be trained whole because it is new.
+
+    Args:
+        kind: name of the model's class; None: a causal language model.
+    """
+    if kind is None or kind.endswith(("ForCausalLM", "LMHeadModel")):
         return {"task_type": ("CAUSAL_LM", "a causal language model")}
     if kind.endswith("ForSequenceClassification"):  # PEFT then trains the head by itself
         return {"task_type": ("SEQ_CLS", "a classifier of sequences: its new head is trained whole")}
     if kind.endswith("ForTokenClassification"):
         return {"task_type": ("TOKEN_CLS", "a classifier of tokens: its new head is trained whole")}
+    if kind.endswith("ForQuestionAnswering"):
+        return {"task_type": ("QUESTION_ANS", "a model that marks answers: its new head is trained whole")}
     if kind.endswith(("ForImageClassification", "ForAudioClassification")):
         return {"modules_to_save": (["classifier"], "the head is new, and has to be trained whole")}
     if kind.endswith("ForConditionalGeneration") and not kind.startswith(_SPEECH):
@@ -97,7 +105,7 @@ _SPEECH: Final = ("Whisper", "Speech2Text", "Moonshine")
 
 def _adapters(setup: Setup) -> Setup:
     job = setup.resolved_for
-    rank = int(job.values.get("rank", 16))
+    rank = int(job.values.get("rank", RANK))
     alpha, dropout = int(job.values.get("alpha", 2 * rank)), float(job.values.get("dropout", 0.0))
 
     def why(value: str, usual: str) -> str:
@@ -105,9 +113,9 @@ def _adapters(setup: Setup) -> Setup:
 
     return setup.put_all(
         "adapter",
-        _kind(job.model),
+        told_of_model(job.model.model_class if job.model is not None else None),
         r=(rank, why("rank", "enough for most tasks at a few MB")),
         lora_alpha=(alpha, why("alpha", "twice the rank: the update keeps its scale")),
         lora_dropout=(dropout, why("dropout", "none: the adapters are small already")),
-        target_modules=("all-linear", "every linear layer of the blocks, not attention alone"),
+        target_modules=(TARGETS, "every linear layer of the blocks, not attention alone"),
     ).with_notes(_NOT_FULL)

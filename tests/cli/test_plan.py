@@ -136,6 +136,25 @@ def test_gpus_are_compared_by_the_cost_of_the_run(folder: Path, capfd: pytest.Ca
     assert said.err.count("the script's own line") == 2, "it runs once for both of one compute capability"
 
 
+def test_a_method_with_other_code_is_shown_and_not_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Would notice: LoRA on the first line or in a plan file, a diff that is not the script's or does not come, QLoRA
+    of a model that nobody loads tried without a word."""
+    options = ["--gpu", "T4", "--also", "lora", "--also", "qlora", "--write", "plan.yaml", "--json"]
+    code = main(["plan", "train.py", *options, *OWN])
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    found: dict[str, Any] = json.loads(said.out)
+    (name,) = found["with_code"]
+    row = next(each for each in found["setups"] if each["name"] == name)
+    assert row["group"] == "another method" and row["fits"] and row["step_time_s"] and "get_peft_model(" in row["code"]
+    assert found["best"] != name and "from_pretrained" in found["left_out"]["QLoRA"]
+    overrides, about = read_plan("plan.yaml")
+    assert "LoRA" not in about["setup"] and not overrides.adapter and "changes no code" in said.err
+    diff = found["paste"][name]["diff"]
+    assert "+Trainer(get_peft_model(GPT2LMHeadModel(config), LoraConfig(r=16" in diff
+    assert "adapter" not in (folder / "plan.yaml").read_text()
+
+
 def started(folder: Path, *gpu: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "hf_memkit", "plan", "train.py", *(gpu or SMALL), "--short", *OWN]
     return subprocess.Popen(

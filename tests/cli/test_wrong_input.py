@@ -42,7 +42,12 @@ WRONG: dict[str, tuple[str, ...]] = {
     f"{PLAN} --gpu T4 --gpus 4 --sequences-per-step 10": ("--sequences-per-step 10: 4 GPUs", "a multiple of 4"),
     f"{PLAN} --gpu T4 --limit -1": ("--limit", "memkit plan --help"),
     f"{PLAN} --gpu T4 --ram 32": ("32GB?",),
-    f"{PLAN} --gpu T4 --also lomoo": ("--also lomoo: is no optimizer", "'lomo'?"),
+    f"{PLAN} --gpu T4 --also lomoo": (
+        "--also lomoo: is no method",
+        "'lomo'?",
+        "give one of lora, qlora, or an optimizer",
+    ),
+    f"{PLAN} --gpu T4 --also lorra": ("--also lorra: is no method", "'lora'?"),
     f"{PLAN} --gpu T4 --short --json": ("--short, --json",),
     f"{PLAN} --gpu T4 --learning_rate 1": ("stands behind --", "memkit plan --help"),
     f"{PLAN} --gpu T4 --gpus-to-compare T4,L4": ("--gpu T4: not with --gpus-to-compare",),

@@ -77,6 +77,7 @@ def test_without_times_there_is_no_plot_and_without_a_script_all_figures(tmp_pat
     tab, _ = show(write_page([usual()], {}, tmp_path / "plan.html"), script=False)
     text = tab.locator("main").inner_text()
     assert all(part in text for part in ("19.00", "1.40", "5,851", "42.80", "21.01 GiB too much", "adamw_bnb_8bit"))
+    assert "With other code: 8 × 1, fused loss" in text and 'loss = fused("<b>")' in text
 
 
 def test_nothing_of_a_name_becomes_part_of_the_page(tmp_path: Path, show: Show) -> None:

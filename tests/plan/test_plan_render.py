@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console, RenderableType
 
 from hf_memkit.cli.plan_render import compared_view, view
@@ -12,7 +13,7 @@ from hf_memkit.plan.as_json import plans_json
 from hf_memkit.plan.files import plan_text
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.planning import _about_variant
-from tests.plan.made_plans import ALLOCATOR, CHECKPOINTING, EIGHT_BITS, SDPA, plan, setup, usual
+from tests.plan.made_plans import ALLOCATOR, CHECKPOINTING, EIGHT_BITS, PATCH, SDPA, plan, setup, usual
 
 
 def shown(found: RenderableType, width: int = 80) -> list[str]:
@@ -37,15 +38,16 @@ def test_the_answer_then_what_to_paste_then_the_table() -> None:
     order = (
         "As it stands, 8 × 1, it does not fit: 21.01 GiB too much.",
         "Nearly the same result, and 27 % faster: 8 × 1, 8-bit AdamW: optimizer states in 8 bits",
+        "Same result, with other code, and 2.8 times as fast: 8 × 1, fused loss.",
         '--activation_checkpointing_kwargs \'{"use_reentrant":false,"every_n_layers":2}\'',
         "--optim adamw_bnb_8bit",
+        'Code for 8 × 1, fused loss: loss = fused("<b>") loss.backward() Add to the script',
         "a setup may take 21.79 GiB (92 %); 8 sequences an optimizer step; 6 setups judged, 5 of them traced",
         "Same result GiB",
         "→ 8 × 1, checkpointing",
         "36 % slower: backward takes 350 ms more",
         "Nearly the same result GiB",
-        "With a change of the script",
-        '+ loss = fused("<b>") + loss.backward()',
+        "With other code",
         "Does not fit, the fastest first",
         "The same arguments as YAML:",
         "Not tried: Liger kernels: [bold]none[/bold] for this model.",
@@ -143,6 +145,20 @@ def test_a_batch_that_no_micro_batch_divides() -> None:
     assert "no micro-batch between 1 and 7 divides 7; another number of sequences, such as 8 (--seq" in said
     for fine in (plan(setup(7, 1, 12, 1.0)), plan(setup(8, 1, 42, 1.0), setup(1, 8, 12, 2.0))):
         assert "no micro-batch" not in of(fine)
+
+
+def test_what_fits_with_other_code_alone_is_no_answer() -> None:
+    """Would notice: a setup that no argument gives proposed as one, or not shown where nothing else fits; the leanest
+    of what does not fit named by what does."""
+    made = plan(setup(8, 1, 42, 1.0), setup(1, 8, 30, 2.0), setup(8, 1, 12, 0.5, PATCH))
+    said = of(made)
+    assert said.startswith("NOTHING FITS RTX 3090 AS THE SCRIPT'S CODE IS: the leanest, 1 × 8, needs up to 30.00 GiB")
+    assert "With other code it fits: 8 × 1, fused loss: up to 12.00 GiB, 0.500 s a step (0.450 to 0.650)" in said
+    assert "Code for 8 × 1, fused loss:" in said and made.proposed is None
+    with pytest.raises(LookupError):
+        made.file()
+    compared = shown(compared_view([made, plan(setup(8, 1, 50, 0.3, gpu="H200"), gpu="H200")], {}, 200), 200)
+    assert any("with other code: 8 × 1, fused loss" in line for line in compared)
 
 
 def test_gpus_beside_one_another() -> None:

@@ -105,6 +105,18 @@ def test_another_precision_is_tried_where_8_bits_do_not_fit() -> None:
     assert set(fastest(both).choices) == {SMALL, BF16}
 
 
+def test_a_method_goes_with_what_the_rest_has() -> None:
+    """Would notice: LoRA without the fused optimizer or the precision that all else is compared with, an optimizer
+    beside another one."""
+    fused = Alternative("optimizer", "fused", {"arguments.optim": "adamw_torch_fused"})
+    lora = Alternative("method", "LoRA", {"adapter.r": 16}, "another method", code="model = …")
+    lomo = Alternative("method", "lomo", {"arguments.optim": "lomo"}, "another method")
+    ways = {"checkpointing": [None], "optimizer": [fused], "precision": [None, BF16], "method": [None, lora, lomo]}
+    found = {each.choices for each in searched(Formula(60.0), ways=ways).judged if each.micro_batch_size == 16}
+    assert {(fused, lora), (fused, BF16, lora), (lomo,), (BF16, lomo)} <= found
+    assert not any(fused in each and lomo in each for each in found)
+
+
 def test_what_is_excluded_would_not_fit_and_names_what_was_traced() -> None:
     """Would notice: an exclusion by a setup that needs more, or that nobody has traced."""
     judge = Formula(12.0)

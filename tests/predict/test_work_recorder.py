@@ -178,7 +178,8 @@ SEES_DISPATCHER: Final = {
 """Replaced by operations of torch, which the dispatcher sees."""
 
 NO_KERNEL: Final = {
-    "after_train.py", "at_train.py", "constant_propagation.py", "cuda_device_guard.py", "cuda_questions.py",
+    "adapters.py", "after_train.py", "at_train.py", "constant_propagation.py", "cuda_device_guard.py",
+    "cuda_questions.py",
     "evaluations.py", "fast_fakes.py", "forks.py", "leaves_nothing.py", "loaded_files.py", "models.py",
     "plan_facts.py", "pretrained.py", "quantised.py", "quick_imports.py", "saves.py", "script.py", "script_engine.py",
     "serve.py", "tracer.py", "training.py", "work_recorder.py",

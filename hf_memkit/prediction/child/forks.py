@@ -9,9 +9,10 @@ script … TrainingArguments(…) … from_pretrained(…) … Trainer(…)     
                                                       │ subclass prepares    │ "late": after it
 ```
 
-A request is a line of JSON on a socket, `{"fields": {…}, "result": PATH, "quiet": true}`; the answer, when the forked
-process has ended, `{"result": PATH, "why": null | "SIGKILL" …}`, or at once `{"result": PATH, "too_late": true}` where
-something has acted on a field. When the other end closes the socket, this process ends, with all that it forked.
+A request is a line of JSON on a socket, `{"fields": {…}, "adapter": {…}, "result": PATH, "quiet": true}`; the answer,
+when the forked process has ended, `{"result": PATH, "why": null | "SIGKILL" …}`, or at once `{"result": PATH,
+"too_late": true}` where something has acted on what would change. When the other end closes the socket, this process
+ends, with all that it forked.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ import torch
 from transformers import Trainer, TrainingArguments
 
 from hf_memkit.live_arguments import Reads, changed
+from hf_memkit.prediction.child.adapters import give_adapters, made_at, with_adapters
 from hf_memkit.prediction.trace_request import EARLY, LATE
 
 __all__ = ["Forks"]
@@ -57,6 +59,8 @@ class Forks:
     begin: Callable[[Path], None]
     reads: Reads
     _asked: Fields | None = field(default=None, init=False)
+    _adapter: Fields = field(default_factory=dict, init=False)
+    _prepares: bool = field(default=False, init=False)
 
     def install(self) -> None:
         """Stops this process where the first Trainer is made."""
@@ -67,15 +71,21 @@ class Forks:
         def init(trainer: Any, *args: Any, **kwargs: Any) -> None:
             if self._asked is None:
                 self._serve(LATE, args, kwargs)
+                if self._adapter:
+                    args, kwargs = with_adapters(type(trainer), self._adapter, args, kwargs)
             plain(trainer, *args, **kwargs)
 
         def made(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            trainer = object.__new__(cls)
             if not seen:
                 seen.append(cls)
-                prepares = cls.__init__ is not init  # a subclass, which may prepare data
-                if prepares and self._forked():
+                trainer.memkit_made_at = made_at(sys._getframe(1), cls, args, kwargs)
+                self._prepares = cls.__init__ is not init  # a subclass, which may prepare data
+                if self._prepares and self._forked():
                     self._serve(EARLY, args, kwargs)
-            return object.__new__(cls)
+                    if self._adapter:
+                        give_adapters(cls, self._adapter)
+            return trainer
 
         vars_of: Any = Trainer
         vars_of.__new__ = staticmethod(made)
@@ -121,7 +131,8 @@ class Forks:
                 *lines, asked = (asked + received).split(b"\n")
                 for line in lines:
                     request = json.loads(line)
-                    if self._is_too_late(arguments, request["fields"]):
+                    late = self._prepares and name == LATE and request["adapter"]
+                    if late or self._is_too_late(arguments, request["fields"]):
                         _send(connection, {"result": request["result"], "too_late": True})
                         continue
                     parent = os.getpid()
@@ -136,7 +147,7 @@ class Forks:
                         torch.set_num_threads(1)
                         if request["quiet"]:
                             _say_nothing()
-                        self._asked = request["fields"]
+                        self._asked, self._adapter = request["fields"], request["adapter"]
                         self.begin(Path(request["result"]))
                         if arguments is not None and self._asked:
                             changed(arguments, self._asked)

@@ -20,6 +20,7 @@ from transformers import HfArgumentParser, PreTrainedModel
 from transformers.trainer_utils import has_length
 
 from hf_memkit.compat import name_in_version
+from hf_memkit.prediction.child.pretrained import loaded_at
 from hf_memkit.when_imported import when_imported
 
 __all__ = ["needs_padding", "note_parsers", "plan_facts"]
@@ -48,12 +49,15 @@ def plan_facts(trainer: Any) -> dict[str, Any]:
         "arguments": _arguments(trainer.args),
         "arguments_class": type(trainer.args).__name__,
         "fields": sorted(getattr(type(trainer.args), "__dataclass_fields__", {})),
+        "model_class": type(base).__name__,
         "model_type": getattr(config, "model_type", None),
         "attention": getattr(config, "_attn_implementation", None),
         "supports_checkpointing": bool(getattr(base, "supports_gradient_checkpointing", False)),
         "supports_sdpa": bool(getattr(base, "_supports_sdpa", False)),
         "supports_flash": bool(getattr(base, "_supports_flash_attn", False)),
         "loaded": hasattr(base, "from_pretrained"),
+        "loaded_at": loaded_at(base),
+        "made_at": getattr(trainer, "memkit_made_at", None),
         "adapters": hasattr(model, "peft_config"),
         "quantised": bool(getattr(base, "is_quantized", False)),
         "own_optimizer": trainer.optimizer is not None or trainer.optimizer_cls_and_kwargs is not None,

@@ -7,16 +7,37 @@ model of the hub the config alone is fetched, and where that names no dtype the 
 from __future__ import annotations
 
 import contextlib
+import sys
+import types
+import weakref
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import nn
 
+from hf_memkit.prediction.child.adapters import place_of
 from hf_memkit.prediction.child.quantised import quantised, quantizers
 from hf_memkit.prediction.child.real_and_fake import RealAndFake
 
-__all__ = ["weights_are_shapes"]
+__all__ = ["loaded_at", "weights_are_shapes"]
+
+_loaded_at: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+
+
+def loaded_at(model: Any) -> dict[str, Any] | None:
+    """The call of the user's in which `from_pretrained` made a model (`adapters.py`, `place_of`), empty where nobody
+    knows; None: it was made in another way."""
+    return _loaded_at.get(model)
+
+
+def _users_call() -> dict[str, Any]:
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if (found := place_of(frame)) is not None:
+            return found
+        frame = frame.f_back
+    return {}
 
 
 def weights_are_shapes(boundary: RealAndFake) -> None:
@@ -50,6 +71,7 @@ def weights_are_shapes(boundary: RealAndFake) -> None:
         host = boundary.tracer.host
         with host.loading(stored["dtype"]) if host is not None else contextlib.nullcontext():
             _made(model, places, load_config.dtype_plan or {}, load_config.hf_quantizer, boundary)
+        _loaded_at[model] = _users_call()
         return _loading_info(), None
 
     modeling_utils.get_hf_quantizer = quantizers(modeling_utils.get_hf_quantizer)

@@ -25,6 +25,7 @@ from transformers import Trainer
 
 from hf_memkit.errors import MemkitError
 from hf_memkit.live_arguments import watch_reads
+from hf_memkit.prediction.child.adapters import adapters_from_its_first_line
 from hf_memkit.prediction.child.after_train import AfterTrain
 from hf_memkit.prediction.child.at_train import traced_training
 from hf_memkit.prediction.child.attention import install_cuda_attention
@@ -72,8 +73,11 @@ def run_script(request: ScriptRequest, result: Path) -> None:
     """Writes to `result` what came of the script. Does not come back where one with DeepSpeed called `train()`."""
     _enter_its_world(request)
     differs: list[str] = []
+    overrides = Overrides.from_json(request.overrides or {})
     if request.overrides is not None:
-        install(Overrides.from_json(request.overrides), differs=differs.append)
+        install(overrides, differs=differs.append)
+    if overrides.adapter:
+        adapters_from_its_first_line(overrides.adapter)
     out = _Result(result)
     tracer = StorageTracer(
         "cuda" if request.device == "cuda" else "cpu",

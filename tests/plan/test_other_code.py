@@ -1,0 +1,340 @@
+"""LoRA and QLoRA in a script that trains whole models: what was traced is what the script does once it is changed so,
+and the change is right Python in whatever way the script is written."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_memkit.hardware import described_machine
+from hf_memkit.plan import other_code
+from hf_memkit.plan.candidate import Alternative, SetupCandidate
+from hf_memkit.plan.choices import choices_for
+from hf_memkit.plan.pasted import pasted
+from hf_memkit.plan.traces import ScriptTraces, TraceFile
+from hf_memkit.prediction.running_scripts import asked, script_request
+from hf_memkit.prediction.trace import Trace
+from hf_memkit.prediction.worker import Worker
+from hf_memkit.script_overrides import Overrides
+from hf_memkit.user_script import UserScript
+from tests.conftest import ROOT
+
+MACHINE = described_machine("L4", None, None, None)
+OWN = ("--output_dir", "out", "--per_device_train_batch_size", "4", "--report_to", "none")
+
+PLAIN = """#!/usr/bin/env python
+import torch
+from transformers import AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
+
+
+def main():
+    (args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+    model = AutoModelForCausalLM.from_pretrained("llama")
+    rows = [{"input_ids": torch.arange(32), "labels": torch.arange(32)}] * 32
+    trainer = Trainer(
+        model=model,
+        args=args,
+        train_dataset=rows
+    )
+    trainer.train()
+    trainer.save_model()
+
+
+main()
+"""
+SUBCLASS = """
+import torch
+from transformers import AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
+
+
+class Weighted(Trainer):
+    def __init__(self, net, args, weight=1.0, **kwargs):
+        super().__init__(net, args, **kwargs)
+
+
+class Job:
+    def __init__(self):
+        (self.args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()
+        self.model = AutoModelForCausalLM.from_pretrained("llama")
+
+    def run(self):
+        rows = [{"input_ids": torch.arange(32), "labels": torch.arange(32)}] * 32
+        Weighted(self.model, self.args, 2.0, train_dataset=rows).train()
+
+
+Job().run()
+"""
+TRL = """
+from datasets import Dataset
+from trl import SFTConfig, SFTTrainer, TrlParser
+
+(args,) = TrlParser(SFTConfig).parse_args_and_config()
+rows = Dataset.from_list([{"text": " ".join(f"w{i}" for i in range(20 + n))} for n in range(32)])
+SFTTrainer("llama", args, train_dataset=rows).train()
+"""
+SCRIPTS = {"plain": PLAIN, "subclass": SUBCLASS, "trl": TRL}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("model") / "llama"
+    config = LlamaConfig(
+        vocab_size=200, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=64,
+    )  # fmt: skip
+    LlamaForCausalLM(config).bfloat16().save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(100)} | {"<pad>": 100, "</s>": 101}, "</s>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="</s>").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "llama").symlink_to(llama)
+    return tmp_path
+
+
+def traces(*arguments: str) -> ScriptTraces:
+    return ScriptTraces(UserScript.found("train.py", arguments), MACHINE, os.environ)
+
+
+def content(traced: TraceFile) -> dict[str, Any]:
+    assert traced.path is not None, traced.why
+    found: dict[str, Any] = json.loads(traced.path.read_text())
+    assert "trace" in found, found
+    return found
+
+
+def figures(found: Mapping[str, Any]) -> tuple[Any, ...]:
+    trace = Trace.from_json(found["trace"])
+    assert trace.work is not None
+    return trace.peaks_by_phase(), trace.peak(), [trace.work.operations[call] for call in trace.work.calls]
+
+
+def methods(facts: Mapping[str, Any], *also: str, left_out: dict[str, str] | None = None) -> list[Alternative]:
+    found = choices_for(facts, MACHINE, {}, gpus=1, left_out={} if left_out is None else left_out, also=also)["method"]
+    return [each for each in found if each is not None]
+
+
+def patch(diff: str) -> None:
+    subprocess.run(["patch", "-p0", "--silent"], input=diff, text=True, check=True)
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with contextlib.closing(Worker()) as found:
+        yield found
+
+
+def from_its_first_line(worker: Worker, *arguments: str, overrides: Overrides | None = None) -> tuple[Any, ...]:
+    """The figures of the script as it is now."""
+    request = script_request(UserScript.found("train.py", arguments), MACHINE, os.environ, gpus=1, nodes=1)
+    given = overrides.to_json() if overrides is not None else None
+    found, why = asked(worker, replace(request, work=True, overrides=given))
+    assert found is not None and "trace" in found, (why, found)
+    return figures(found)
+
+
+@pytest.mark.tracing
+@pytest.mark.parametrize(
+    ("script", "also"), [("plain", ("lora", "qlora")), ("subclass", ("lora",)), ("trl", ("qlora",))]
+)
+def test_the_changed_script_is_what_was_traced(
+    script: str, also: tuple[str, ...], folder: Path, worker: Worker
+) -> None:
+    """Would notice: adapters that are traced and not written, or the other way round; a model that is quantised or
+    prepared in another way; a subclass that has prepared the model without them; a patch that does not apply."""
+    (folder / "train.py").write_text(SCRIPTS[script])
+    with traces(*OWN) as made:
+        made.start()
+        own = content(made.of(Overrides()))
+        facts = own["about"]["plan"]
+        candidates = [SetupCandidate(2, 2, (each,)) for each in methods(facts, *also)]
+        found = [figures(content(made.of(each.overrides))) for each in candidates]
+    assert len(found) == len(also)
+    for candidate, traced in zip(candidates, found, strict=True):
+        (folder / "train.py").write_text(SCRIPTS[script])
+        assert traced != figures(own)
+        if script == "subclass":  # the fork stands where it is made
+            assert from_its_first_line(worker, *OWN, overrides=candidate.overrides) == traced
+        paste = pasted(candidate, facts)
+        assert paste.diff and not paste.model
+        patch(paste.diff)
+        flags = [word for flag in paste.flags for word in flag.split(" ", 1)]
+        assert from_its_first_line(worker, *OWN, *flags) == traced
+
+
+def placed(source: str, **made: Any) -> dict[str, Any]:
+    """Facts of a script at `train.py`, as the child notes them."""
+    Path("train.py").write_text(source)
+    ends = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            place = {"file": str(Path("train.py").absolute()), "line": node.end_lineno, "column": node.end_col_offset}
+            ends[name] = place
+    at = {"place": ends["Trainer"], "model": "model", "named": False, "takes": [], **made}
+    return {"made_at": at, "loaded_at": ends.get("from_pretrained")}
+
+
+LORA = Overrides(adapter={"r": 2})
+QLORA = Overrides(adapter={"r": 2}, model={"quantization_config": {"load_in_4bit": True}})
+WRAPPED = "get_peft_model(model, LoraConfig(r=2))"
+BITS = "BitsAndBytesConfig(load_in_4bit=True)"
+TAKES = {"takes": ["peft_config"]}
+CASES: list[tuple[str, str, Overrides, dict[str, Any]]] = [
+    ("Trainer(model, 1)\n", f"model = {WRAPPED}\nTrainer(model, 1)\n", LORA, {"model": 0}),
+    ("é = 'ü'; Trainer(model)\n", f"é = 'ü'; Trainer({WRAPPED})\n", LORA, {"model": 0}),
+    ("Trainer((model), 1)\n", f"model = {WRAPPED}\nTrainer((model), 1)\n", LORA, {"model": 0}),
+    ("Trainer(a, model=self.m)\n", "Trainer(a, model=get_peft_model(self.m, LoraConfig(r=2)))\n", LORA, {}),
+    ("Trainer(**given, model=model)\n", f"model = {WRAPPED}\nTrainer(**given, model=model)\n", LORA, {}),
+    ("Trainer(**given)\n", "", LORA, {}),
+    ("Trainer(*given)\n", "", LORA, {"model": 0}),
+    ("Trainer(model_init=model)\n", "", LORA, {"model": "model_init"}),
+    ("Trainer(model)", "", LORA, {"model": 0}),  # without an end of the line
+    ("def f():\n    Trainer(model)\n", f"def f():\n    Trainer({WRAPPED})\n", LORA, {"model": 0}),  # a global
+    (
+        "def f(model):\n    return Trainer(model)\n",
+        f"def f(model):\n    model = {WRAPPED}\n    return Trainer(model)\n",
+        LORA, {"model": 0},
+    ),
+    ("for _ in a:\n    Trainer(model)\n", f"for _ in a:\n    Trainer({WRAPPED})\n", LORA, {"model": 0}),
+    ("Trainer(model, peft_config=None)\n", "Trainer(model, peft_config=LoraConfig(r=2))\n", LORA, TAKES),
+    ("Trainer(model, **given)\n", "", LORA, TAKES),
+    ("t = Trainer(x,)\n", "peft_config = LoraConfig(r=2)\nt = Trainer(x, peft_config=peft_config,)\n", LORA, TAKES),
+    (
+        "Trainer(\n    x,  # it\n    y\n)\n", "Trainer(\n    x,  # it\n    y,\n    peft_config=LoraConfig(r=2),\n)\n",
+        LORA, TAKES,
+    ),
+    (
+        "peft_config = None\nTrainer(x)\n", "peft_config = None\nTrainer(x, peft_config=LoraConfig(r=2))\n",
+        LORA, TAKES,
+    ),
+    (
+        "model = A.from_pretrained(\n    name,\n)\nTrainer(model)\n",
+        f"model = A.from_pretrained(\n    name,\n    quantization_config={BITS},\n)\n"
+        f"model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)\n"
+        f"model = {WRAPPED}\nTrainer(model)\n",
+        QLORA, {"model": 0},
+    ),
+    (
+        "Trainer(model=A.from_pretrained())\n",
+        f"Trainer(model=get_peft_model(prepare_model_for_kbit_training(A.from_pretrained(quantization_config={BITS}), "
+        "use_gradient_checkpointing=False), LoraConfig(r=2)))\n",
+        QLORA, {},
+    ),
+    ("model = A.from_pretrained(**given)\nTrainer(model)\n", "", QLORA, {"model": 0}),
+    ("model = load()\nTrainer(model)\n", "", QLORA, {"model": 0}),
+    (
+        "Trainer('name')\n", f"peft_config = LoraConfig(r=2)\nquantization_config = {BITS}\n"
+        "Trainer('name', peft_config=peft_config, quantization_config=quantization_config)\n",
+        QLORA, {"takes": ["peft_config", "quantization_config"], "named": True, "model": 0},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "after", "overrides", "made"), CASES, ids=[each[0] for each in CASES])
+def test_the_change_is_right_wherever_it_goes(
+    before: str, after: str, overrides: Overrides, made: dict[str, Any], folder: Path
+) -> None:
+    """Would notice: a name that becomes local to a function, adapters on adapters in a loop, a keyword that is there
+    twice, bytes taken for characters, a guess where the call does not say what it gets."""
+    diff = other_code.diff(placed(before, **made), overrides)
+    if not after:
+        assert diff == ""
+        return
+    patch(diff)
+    lines = Path("train.py").read_text().splitlines(keepends=True)
+    assert "".join(line for line in lines if not line.startswith(("from peft", "from transformers"))) == after
+    assert sum(line.startswith("from peft import") for line in lines) == 1
+
+
+def test_imports_stand_behind_those_of_the_script(folder: Path) -> None:
+    """Would notice: an import before `from __future__` or the shebang, twice, or below what needs it."""
+    head = '#!/usr/bin/python\n"""Trains."""\n\nfrom __future__ import annotations\n'
+    body = "import os\n\n\ndef f():\n    import sys\n    Trainer(model=1)\n\n\nimport late\nf()\n"
+    patch(other_code.diff(placed(head + "from peft import LoraConfig\n" + body), LORA))
+    assert (
+        Path("train.py")
+        .read_text()
+        .startswith(head + "from peft import LoraConfig\nimport os\nfrom peft import get_peft_model\n\n\ndef f")
+    )
+    patch(other_code.diff(placed("#!/usr/bin/python\nTrainer(model=1)\n"), LORA))
+    assert Path("train.py").read_text().startswith("#!/usr/bin/python\nfrom peft import LoraConfig, get_peft_model\n")
+
+
+def test_the_page_s_example_is_what_is_written(folder: Path) -> None:
+    """Would notice: a diff on the page that memkit would write in another way."""
+    (shown,) = re.findall(r"```diff\n(.*?)```", (ROOT / "docs" / "plan.md").read_text(), re.DOTALL)
+    before = "".join(line[1:] + "\n" for line in shown.splitlines()[3:] if not line.startswith("+"))
+    facts = {**KNOWN, **placed(before)}
+    (lora,) = methods(facts, "lora")
+    assert pasted(SetupCandidate(4, 1, (lora,)), facts).diff == shown
+
+
+KNOWN: dict[str, Any] = {
+    "arguments": {}, "adapters": False, "quantised": False, "loaded": True, "own_optimizer": False,
+    "loaded_at": {}, "made_at": None, "model_class": "LlamaForCausalLM", "model_type": "llama",
+    "supports_checkpointing": True, "supports_sdpa": True, "attention": "sdpa", "trained_dtypes": ["bfloat16"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("what", "names", "why"),
+    [
+        ({"adapters": True}, ["LoRA", "QLoRA"], "adapters already"),
+        ({"quantised": True}, ["LoRA", "QLoRA"], "quantised already"),
+        ({"loaded": False}, ["LoRA", "QLoRA"], "no model class of transformers"),
+        ({"model_class": "DetrForObjectDetection"}, ["LoRA", "QLoRA"], "would leave a new head as it is"),
+        ({"own_optimizer": True}, ["LoRA", "QLoRA", "adafactor"], "own optimizer"),
+        ({"loaded_at": None}, ["QLoRA"], "from_pretrained"),
+        ({"arguments": {"deepspeed": {"zero_optimization": {"stage": 2}}}}, ["QLoRA"], "DeepSpeed"),
+    ],
+)  # fmt: skip
+def test_what_cannot_have_adapters_is_left_out_with_the_reason(what: Any, names: list[str], why: str) -> None:
+    """Would notice: adapters on adapters, 4 bits of a model that nobody loads, an optimizer that trains nothing."""
+    left_out: dict[str, str] = {}
+    found = methods({**KNOWN, **what}, "lora", "qlora", "adafactor", left_out=left_out)
+    told = {name: left_out[name] for name in ("LoRA", "QLoRA", "adafactor") if name in left_out}
+    assert list(told) == names and all(why in each for each in told.values())
+    assert {each.name for each in found} == {"LoRA", "QLoRA", "adafactor"} - set(names)
+
+
+def test_a_reentrant_checkpoint_would_train_nothing() -> None:
+    """Would notice: adapters below a reentrant checkpoint, whose inputs need no gradients; a head left untrained."""
+    arguments = {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": True}}
+    (lora,) = methods({**KNOWN, "arguments": arguments, "model_class": "BertForSequenceClassification"}, "lora")
+    assert lora.settings["arguments.activation_checkpointing_kwargs"] == {"use_reentrant": False}
+    assert lora.settings["adapter.task_type"] == "SEQ_CLS" and lora.group == "another method"
+
+
+def test_the_changed_script_trains(folder: Path) -> None:
+    """Would notice: code that is right for shapes and not for a training; a whole model saved in place of adapters."""
+    source = PLAIN.replace('"llama")', '"llama", dtype=torch.float32)')
+    facts = {**placed(source), "arguments": {}}
+    (lora,) = methods({**KNOWN, **facts}, "lora")
+    patch(pasted(SetupCandidate(4, 1, (lora,)), facts).diff)
+    command = [sys.executable, "train.py", *OWN, "--use_cpu", "--max_steps", "2", "--save_strategy", "no"]
+    ran = subprocess.run(
+        [*command, "--activation_checkpointing", "True"], env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    saved = {path.name for path in (folder / "out").iterdir()}
+    assert "adapter_model.safetensors" in saved and "model.safetensors" not in saved
