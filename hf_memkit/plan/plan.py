@@ -34,7 +34,7 @@ class Plan:
         traced: all that were traced, the script's own among them.
         excluded: candidates that were not, with the name of the one that excludes each.
         left_out: what no candidate has, and why.
-        sequences: of one optimizer step, on all GPUs; `own_sequences`, unless others were asked for.
+        sequences: of one optimizer step, on all GPUs; 0: `own_sequences`, which it is then.
         stopped: whether the search was ended before it was through.
         stopped_by_hand: whether by Ctrl-C.
         notes: what a reader should know.
@@ -51,7 +51,7 @@ class Plan:
     traced: tuple[Judged, ...]
     excluded: Mapping[SetupCandidate, str] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
-    sequences: int = 1
+    sequences: int = 0
     stopped: bool = False
     stopped_by_hand: bool = False
     notes: tuple[str, ...] = ()
@@ -80,6 +80,9 @@ class Plan:
         if self.script is None:
             return "SCRIPT"
         return f"{'-m ' * self.script.is_module}{shlex.quote(self.script.target)}"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sequences", self.sequences or self.own_sequences)
 
     @property
     def own_sequences(self) -> int:

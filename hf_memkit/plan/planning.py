@@ -297,7 +297,7 @@ def _planned(
         search.run()
     except KeyboardInterrupt:  # between the two: the script as it stands is judged
         search.stopped = search.stopped_by_hand = True
-    own, calibration = as_it_is.candidate, judge.pricing.calibration
+    calibration = judge.pricing.calibration
     for each in search.judged.values():
         if each.is_other:
             left_out.setdefault(_what_differs(each, as_it_is), each.why)
@@ -312,7 +312,7 @@ def _planned(
         traced=tuple(each for each in search.judged.values() if not each.is_other),
         excluded=dict(search.excluded),
         left_out=left_out,
-        sequences=sequences or own.micro_batch_size * own.accumulation * judge.gpus,
+        sequences=sequences or 0,
         stopped=search.stopped,
         stopped_by_hand=search.stopped_by_hand,
         notes=(

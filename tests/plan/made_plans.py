@@ -75,11 +75,9 @@ def setup(
 
 
 def plan(own: Judged, *others: Judged, gpu: str = "RTX 3090", **known: Any) -> Plan:
-    gpus = known.pop("gpus", 1)
-    sequences = known.pop("sequences", gpus * own.candidate.micro_batch_size * own.candidate.accumulation)
     return Plan(
-        name="train.py", machine=described_machine(gpu, None, None, None), gpus=gpus, own=own,
-        traced=(own, *others), sequences=sequences, script=known.pop("script", UserScript("train.py")), **known,
+        name="train.py", machine=described_machine(gpu, None, None, None), gpus=known.pop("gpus", 1), own=own,
+        traced=(own, *others), script=known.pop("script", UserScript("train.py")), **known,
     )  # fmt: skip
 
 

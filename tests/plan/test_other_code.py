@@ -292,6 +292,7 @@ KNOWN: dict[str, Any] = {
     "arguments": {}, "adapters": False, "quantised": False, "loaded": True, "own_optimizer": False,
     "loaded_at": {}, "made_at": None, "model_class": "LlamaForCausalLM", "model_type": "llama",
     "supports_checkpointing": True, "supports_sdpa": True, "attention": "sdpa", "trained_dtypes": ["bfloat16"],
+    "padding_free": False,
 }  # fmt: skip
 
 

@@ -96,7 +96,7 @@ def test_a_page_that_memkit_did_not_write_stays(tmp_path: Path) -> None:
     """Would notice: a file of the user's that is replaced."""
     path = tmp_path / "mine.html"
     path.write_text("<p>mine</p>")
-    with pytest.raises(InputError, match="not a page that memkit wrote"):
+    with pytest.raises(InputError, match="not a page written by memkit"):
         write_page([usual()], {}, path)
     assert path.read_text() == "<p>mine</p>"
 
