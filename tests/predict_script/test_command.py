@@ -253,10 +253,11 @@ def test_the_worst_batch_stands_beside_a_usual_one(run: Run) -> None:
     assert batches["usual"]["total_gib"] == pytest.approx(usual["peak_reserved_gib"][1] + outside, rel=0.01)
     assert usual["request"]["batches"] is worst["request"]["batches"] is None
     assert not batches["smaller"], "it fits as it is"
-    tight = ("--gpu-memory", "650MB", "--json", "--gpus", "2")  # what would need less is traced, and not counted
+    # What would need less is traced, and not counted.
+    tight = ("--gpu-memory", "650MB", "--no-search", "--json", "--gpus", "2")
     ranks = [json.loads(run(LONG_ROW, rows, options=tight)[1]) for rows in ("both", "worst")]
     assert ranks[0]["peak_allocated_gib"] == pytest.approx(ranks[1]["peak_allocated_gib"], rel=0.005)
-    code, out, _, _ = run(LONG_ROW, "both", options=("--gpu-memory", "650MB"))
+    code, out, _, _ = run(LONG_ROW, "both", options=("--gpu-memory", "650MB", "--no-search"))
     assert code == 1 and "A usual batch, 4 × 16 tokens, needs " in out
     assert "With per_device_train_batch_size=2 and gradient_accumulation_steps=6 the worst needs " in out
     assert "With rows of at most 16 tokens the worst needs " in out
@@ -290,7 +291,7 @@ Trainer(GPT2LMHeadModel(config), arguments, train_dataset=rows, data_collator=co
 def test_without_padding_the_worst_batch_is_smaller(run: Run) -> None:
     """Would notice: a batch without padding that is predicted with the padded one's attention or length, one that is
     offered where it cannot train, length grouping that is taken for help."""
-    small = ("--gpu-memory", "1500MB", "--json")
+    small = ("--gpu-memory", "1500MB", "--no-search", "--json")
     padded = json.loads(run(PADDED, "padded", options=small)[1])
     smaller = padded["request"]["batches"]["smaller"]
     change = 'data_collator=DataCollatorWithFlattening() and attn_implementation="flash_attention_2"'
@@ -299,10 +300,10 @@ def test_without_padding_the_worst_batch_is_smaller(run: Run) -> None:
     total = flat["peak_reserved_gib"][1] + flat["outside_allocator_gib"]
     assert smaller[change]["total_gib"] == pytest.approx(total, rel=0.02)
     assert flat["peak_allocated_gib"] < 0.6 * padded["peak_allocated_gib"]
-    out = run(PADDED, "padded", options=small[:2])[1]
+    out = run(PADDED, "padded", options=small[:3])[1]
     assert f"With {change} the worst needs " in out and "Grouping by length would not help" in out
-    for options, arguments in ((("--gpu", "T4"), ()), (small[:2], ("fp32",))):  # no kernels; none in 32 bits
-        where = (*options, "--gpu-memory", "1500MB", "--json") if options[0] == "--gpu" else (*options, "--json")
+    for options, arguments in ((("--gpu", "T4"), ()), (small[:3], ("fp32",))):  # no kernels; none in 32 bits
+        where = (*options, *(small if options[0] == "--gpu" else ("--json",)))
         found = json.loads(run(PADDED, "padded", *arguments, options=where)[1])["request"]["batches"]["smaller"]
         assert found and change not in found
 
@@ -334,7 +335,7 @@ def test_trl_has_a_name_of_its_own_for_no_padding(run: Run) -> None:
     offered though it needs no less. TRL's head leaves out padding: in a model of few layers, nothing else matters."""
     change = 'padding_free=True and attn_implementation="flash_attention_2"'
     for layers, helps in (("6", True), ("2", False)):
-        found = json.loads(run(SFT, layers, options=("--gpu-memory", "900MB", "--json"))[1])
+        found = json.loads(run(SFT, layers, options=("--gpu-memory", "900MB", "--no-search", "--json"))[1])
         smaller = found["request"]["batches"]["smaller"]
         assert (change in smaller) == helps and len(smaller) == 2 + helps
         total = found["peak_reserved_gib"][1] + found["outside_allocator_gib"]
