@@ -123,12 +123,13 @@ def _plan(
     if chart is not None:
         charts[name] = chart
         front = "; ".join(each.candidate.name for each in frontier(plan))
+        caption = f"Each mark is a setup: further left needs less, higher is faster. On the frontier: {front}."
         yield _section(
             "Memory and speed",
             el(
                 "figure",
                 el("div", id=f"chart-{name}", class_="chart", role="img", aria_label="GiB against speed"),
-                el("figcaption", f"Each mark is a setup: further left needs less, higher is faster. On the frontier: {front}."),
+                el("figcaption", caption),
                 el("ul", *_key(), class_="key"),
             ),
         )
