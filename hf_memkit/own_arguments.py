@@ -37,7 +37,7 @@ _NO_MEMORY: Final = frozenset(
         "disable_tqdm", "seed", "data_seed",
     }
 )  # fmt: skip
-"""Fields that decide no memory. `use_cpu` is how bf16 is asked for on a machine without a card; a token is no one's
+"""Fields that decide no memory. `use_cpu` is how bf16 is asked for on a machine without a GPU; a token is no one's
 business."""
 
 

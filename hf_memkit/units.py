@@ -1,7 +1,7 @@
 """Sizes: parse what people write, print what people read.
 
 GiB is 2**30 bytes and GB is 10**9 bytes, everywhere and always. The figure on a graphics card's box ("16 GB") is a
-name rather than a size: `hf_memkit.hardware` knows what such a card really has.
+name rather than a size: `hf_memkit.hardware` knows what such a GPU really has.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def resolve_deepspeed(request: Request) -> Setup:
     """The preset as it stands, or sized if a model is named; its job has no batch of its own.
 
     Raises:
-        InputError: there is no such preset, model or card.
+        InputError: there is no such preset, model or GPU.
         SettingError: what was asked for would have no effect.
     """
     name, model, gpus = request.deepspeed, request.model, request.gpus or 1

@@ -41,7 +41,7 @@ def mistakes_of(setup: Setup, own: Mapping[str, Any] | None = None) -> tuple[lis
 
 @dataclass(frozen=True)
 class PresetSetup(Setup):
-    """A preset resolved for one model and one card, by `hf_memkit.preset`.
+    """A preset resolved for one model and one GPU, by `hf_memkit.preset`.
 
     Three ways to use it, from all to little:
 

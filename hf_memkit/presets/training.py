@@ -85,7 +85,7 @@ def resolve_training(request: Request, *, trace: bool) -> Setup:
     setup = _with_sizes(_generating(setup, own), length, model.maximum_length)
     for setting in setup.settings:
         if setting.key == f"arguments.{_BATCH}" and _BATCH not in own:
-            notes.append(f"batches of {setting.value} sequences a card: {setting.reason}")
+            notes.append(f"batches of {setting.value} sequences a GPU: {setting.reason}")
         elif setting.key == _LENGTH and not length:
             notes.append(f"sequences of {setting.value} tokens: {setting.reason}")
     if machine.gpu is None:

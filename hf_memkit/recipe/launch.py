@@ -41,7 +41,7 @@ class Place:
     """Where the processes run.
 
     Attributes:
-        gpus: processes on each machine, one card each.
+        gpus: processes on each machine, one GPU each.
         nodes: machines.
         node_rank: this machine's number, from 0.
         master_addr: name or address of machine 0; empty if there is one machine.
@@ -147,7 +147,7 @@ def _quiet_torchrun() -> Iterator[None]:
 
 
 def _cards_without_peer_access() -> None:
-    """Older drivers give the RTX 40 series no way from card to card, and NCCL must be told. accelerate refuses to
+    """Older drivers give the RTX 40 series no way from GPU to GPU, and NCCL must be told. accelerate refuses to
     start otherwise, unless its own launcher started it (accelerate:state.py, utils/launch.py)."""
     from accelerate.utils.environment import check_cuda_p2p_ib_support
 

@@ -42,7 +42,7 @@ class RecipeRun:
         setup: what runs here.
         target: the setup that this is the rehearsal of; None if this is the real thing.
         not_rehearsed: what of the target does not run here, each with its reason.
-        gpus: processes on each machine, one card each.
+        gpus: processes on each machine, one GPU each.
         nodes: machines.
         prediction: of what runs here, in its JSON form, where there is one; it stands in the records beside what is
             measured.

@@ -44,7 +44,7 @@ class Ranks:
     Attributes:
         rank: its number among all, from 0.
         world_size: processes in all.
-        local_rank: its number on its machine, which is also that of its card.
+        local_rank: its number on its machine, which is also that of its GPU.
         local_world_size: processes on its machine.
         launched: whether a launcher started it.
     """

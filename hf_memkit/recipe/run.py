@@ -51,7 +51,7 @@ def mistakes_of_run(job: RecipeRun) -> list[Problem]:
 
 
 def mistakes_of_target(setup: Setup) -> list[Problem]:
-    """Known mistakes in the setup for the card in question, which need not be here."""
+    """Known mistakes in the setup for the GPU in question, which need not be here."""
     return [problem for problem in check(setup) if problem.rule not in _IN_THE_SETUP]
 
 

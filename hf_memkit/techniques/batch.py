@@ -17,7 +17,7 @@ __all__ = ["accumulation_for", "micro_batch_for", "micro_batches", "scaled_learn
     "global-batch",
     family="batch",
     saves="activations and logits of a large batch: only one micro-batch of it is in memory at a time",
-    costs="time where a micro-batch is too small to fill the card; from two micro-batches on the gradients are held "
+    costs="time where a micro-batch is too small to fill the GPU; from two micro-batches on the gradients are held "
     "between them",
     not_when="the model has BatchNorm layers, or its loss is averaged over each micro-batch by itself",
 )
@@ -114,7 +114,7 @@ def split_batch(
     Args:
         sequences_per_step: what an optimizer step reads, all processes together.
         micro_batch_size: what is wanted; the nearest smaller one where it does not divide what a process has.
-        processes: one card each.
+        processes: one GPU each.
         chosen: what the user set, by field of TrainingArguments.
 
     Raises:
@@ -142,7 +142,7 @@ def split_batch(
         accumulation = share // micro
         if micro != micro_batch_size:
             why = "would be too many" if micro_batch_size > share else f"do not divide {share}"
-            lowered = f"; {micro_batch_size} a card {why}"
+            lowered = f"; {micro_batch_size} a GPU {why}"
     each = f" × {processes} processes" if processes > 1 else ""
     return (
         micro,

@@ -92,7 +92,7 @@ def _loaded(setup: Setup, options: dict[str, Any]) -> Any:
     import torch
 
     if options.get("device_map") == "cuda" and not torch.cuda.is_available():
-        raise RunError("the setup reads its weights straight to the card (low-host-ram), and torch can use none here")
+        raise RunError("the setup reads its weights straight to the GPU (low-host-ram), and torch can use none here")
     name = setup["model.name"]
     try:
         # Asked once whether the hub answers: otherwise each file waits for its own time-out.

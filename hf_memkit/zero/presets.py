@@ -36,8 +36,8 @@ class PresetInfo(BaseModel):
         name: the JSON file's stem.
         summary: one line.
         for_whom: who should take it.
-        saves, costs: against plain training on one card.
-        gpus: cards from which it makes sense.
+        saves, costs: against plain training on one GPU.
+        gpus: GPUs from which it makes sense.
         deepspeed: specifier of the versions that run it; None: every supported one.
         packages: what must be installed besides.
         not_on_cpu: why it does not run without a GPU; None: it does.

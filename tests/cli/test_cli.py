@@ -72,7 +72,7 @@ def test_what_memory_does_not_decide_stands_above_the_verdict(capsys: pytest.Cap
     asked = ["recipe", "gpt2-on-16gb", "--dry-run", "--no-trace", "--gpu", "T4", "--ram", "64GB", "--short"]
     assert main([*asked, "--variant", "resident"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("PROBLEM: needs a card that computes in bf16")
+    assert lines[0].startswith("PROBLEM: needs a GPU that computes in bf16")
     assert [line for line in lines if line.startswith("PROBLEM")] == lines[:1], "memory is the verdict's"
     assert any(line.startswith("DOES NOT FIT, estimated by formula") for line in lines)
     assert any("Try next: --variant offload" in line for line in lines)

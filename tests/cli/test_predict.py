@@ -360,7 +360,7 @@ def test_a_job_that_does_not_fit_gets_what_fills_it_and_what_to_try(xl: Setup) -
 
 
 def test_short_is_one_screen_whatever_there_is_to_say(xl: Setup) -> None:
-    instead = nearest(said="card and RAM are small, a disk is fast " * 9)
+    instead = nearest(said="GPU memory and RAM are small, a disk is fast " * 9)
     job = replace(xl, warnings=("mine.yaml: " + "lr, \x1b[2J" * 99, "mine.yaml: " + "lr, " * 99))
     said = {"peak_module": "model.layers" * 40, "confidence": Confidence("formula", "two steps " * 40)}
     phases = dict.fromkeys(PHASES, (GIB, GIB))

@@ -19,7 +19,7 @@ def test_the_batch_is_exact_for_every_number_of_processes_that_divides_it(whole:
         micro, accumulation, reason = split_batch(whole, variant_s, processes, {})
         assert micro * accumulation * processes == whole and 1 <= micro <= variant_s
         assert f"= {whole} sequences a step" in reason
-        assert (f"{variant_s} a card" in reason) == (micro != variant_s)
+        assert (f"{variant_s} a GPU" in reason) == (micro != variant_s)
         assert (f"× {processes} processes" in reason) == (processes > 1)
 
 
