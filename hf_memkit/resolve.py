@@ -69,7 +69,9 @@ def read_own(
     values, set_here = read_values_and_pairs(settings, kinds)
     for field, (option, value) in (sizes or {}).items():
         if value is not None and set_here.get(field, value) != value:
-            raise SettingError(f"{option} {value} and --set {field}={set_here[field]}: these are one; give one")
+            raise SettingError(
+                f"{option} {value} and --set {field}={set_here[field]}: the same field. Give one of them"
+            )
         set_here |= {} if value is None else {field: value}
     return replace(
         request, values=values, arguments={**from_file, **set_here}, args_file=args, notes=(*request.notes, *notes)
@@ -238,7 +240,7 @@ def _refuse_no_text(**given: Any) -> None:
             continue
         if key == "model":
             raise InputError(
-                f"model: must be a hub ID or a folder, and is a {type(value).__name__}; give a model of your own to "
+                f"model: expected a hub ID or a folder, got {type(value).__name__}. Pass a model object to "
                 f"setup.trainer(…, model=model)"
             )
         example = "'RTX 4090'" if key == "gpu" else "'16GB'"

@@ -143,7 +143,7 @@ def ranks_from_environment(environment: Mapping[str, str] = os.environ) -> Ranks
     # torchrun and accelerate say LOCAL_WORLD_SIZE, DeepSpeed's launcher LOCAL_SIZE (deepspeed: launcher/launch.py).
     here = environment.get("LOCAL_WORLD_SIZE") or environment.get("LOCAL_SIZE") or ("1" if world_size == 1 else "")
     if not here:
-        raise RunError("a launcher set RANK and WORLD_SIZE, but not LOCAL_WORLD_SIZE; start memkit with torchrun")
+        raise RunError("RANK and WORLD_SIZE are set, but LOCAL_WORLD_SIZE is not. Start memkit with torchrun")
     return Ranks(rank, world_size, local_rank, int(here), launched=True)
 
 

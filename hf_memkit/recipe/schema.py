@@ -182,7 +182,7 @@ def read_recipe(path: Path) -> Recipe:
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError([f"{path}: cannot be read: {error}"]) from None
     if not isinstance(content, dict):
-        raise RecipeError([f"{path}: must be a mapping of keys to values, and is {type(content).__name__}"])
+        raise RecipeError([f"{path}: expected a mapping of keys to values, got {type(content).__name__}"])
     problems = [
         f"{path}: {key}: comes from the file's name and place; leave it out"
         for key in ("name", "path")

@@ -185,8 +185,8 @@ def refuse_ignored(setup: Setup, chosen: Mapping[str, Any]) -> None:
         return
     if "optimizer.class" in setup:
         raise SettingError(
-            f"--set optim={chosen['optim']}: variant {setup.preset!r} brings its own optimizer "
-            f"({setup['optimizer.class'].split(':')[1]}), and optim would be ignored; take another variant"
+            f"--set optim={chosen['optim']}: variant {setup.preset!r} has its own optimizer "
+            f"({setup['optimizer.class'].split(':')[1]}), and --set optim would be ignored. Choose another variant"
         )
     if "deepspeed.config" in setup and not str(chosen["optim"]).startswith("adamw_torch"):
         offloaded = "offload_optimizer" in setup["deepspeed.config"]["zero_optimization"]

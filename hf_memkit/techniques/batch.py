@@ -129,8 +129,8 @@ def split_batch(
             each = f" × {processes} processes" if processes > 1 else ""
             raise SettingError(
                 f"per_device_train_batch_size={micro} × gradient_accumulation_steps={accumulation}{each} is "
-                f"{micro * accumulation * processes} sequences a step, and {whole} are asked for; set one of "
-                f"them, and the other follows"
+                f"{micro * accumulation * processes} sequences a step, but {whole} were requested. Set one "
+                f"of them; memkit derives the other"
             )
     elif accumulation is not None:
         micro = micro_batch_for(whole, accumulation, processes)
@@ -159,7 +159,7 @@ def _share(sequences: int, processes: int) -> int:
     """
     if sequences % processes:
         raise SettingError(
-            f"{sequences} sequences a step cannot be shared by {processes} processes; take "
+            f"{sequences} sequences a step do not divide by {processes} processes. Use "
             f"{_around(processes, _divisors(sequences))} processes (--gpus × --nodes), or "
             f"{_around(sequences, (sequences // processes * processes, -(-sequences // processes) * processes))} "
             f"sequences a step"
@@ -172,9 +172,7 @@ def _divide(sequences: int, part: int, processes: int, name: str) -> int:
     if part >= 1 and share % part == 0:
         return share // part
     what = f"{share} sequences a step" if processes == 1 else f"the {share} sequences of each process a step"
-    raise SettingError(
-        f"{name}={part} does not divide {what}; the nearest that do: {_nearest(part, _divisors(share))}"
-    )
+    raise SettingError(f"{name}={part} does not divide {what}. Use one of {_nearest(part, _divisors(share))}")
 
 
 def _divisors(number: int) -> list[int]:

@@ -95,11 +95,11 @@ def trainer_options(
         callbacks += given.pop("callbacks", ())
         for key, value in given.items():
             if key in options:
-                raise SettingError(f"{owner[key]!r} and {name!r} both give Trainer {key}; take one")
+                raise SettingError(f"{owner[key]!r} and {name!r} both set {key} of Trainer. Choose one")
             options[key], owner[key] = value, name
     for key in options.keys() & own.keys():
         if say is not None:
-            say(f"{key}: yours, instead of that of {owner[key]}")
+            say(f"{key}: yours overrides that of {owner[key]}")
     callbacks = [*callbacks, *(own.pop("callbacks", None) or ())]
     options = {**options, **own}
     if processing_class is not None:
@@ -121,8 +121,8 @@ def _refuse_data_parallel(model: Any, arguments: Any) -> None:
     if cards > 1 and len(places) < 2:
         raise RunError(
             f"this process sees {cards} GPUs: Trainer would copy the model to each of them in every step "
-            f"(nn.DataParallel) and multiply the batch by {cards}; start one process a GPU (torchrun "
-            f"--nproc-per-node {cards}), or set CUDA_VISIBLE_DEVICES to one"
+            f"(nn.DataParallel) and multiply the batch by {cards}. Start one process per GPU (torchrun "
+            f"--nproc-per-node {cards}), or set CUDA_VISIBLE_DEVICES to one GPU"
         )
 
 

@@ -84,8 +84,8 @@ def refuse_other_deepspeed(name: str) -> None:
         return
     if not info.runs_on(installed):
         raise MissingPackageError(
-            f"preset {name!r} needs deepspeed{info.deepspeed}, and {installed} is installed, which has no such "
-            f'optimizer any more; run: pip install "deepspeed{info.deepspeed}" {" ".join(info.packages)}'.rstrip()
+            f"preset {name!r} needs deepspeed{info.deepspeed}, but {installed} is installed, which no longer has this "
+            f'optimizer; run: pip install "deepspeed{info.deepspeed}" {" ".join(info.packages)}'.rstrip()
         )
 
 

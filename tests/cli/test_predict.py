@@ -101,7 +101,7 @@ def tiny(tmp_path: Path) -> str:
         (("--model", "gpt2-xl", "--gpu-memory", "16XB"), "not a size"),
         ((*XL, "--batch-size", "0"), "--batch-size"),
         ((*XL, "--sequence-length", "1025"), "longer than gpt2-xl allows (1024)"),
-        ((*XL, "--batch-size", "4", "--set", "per_device_train_batch_size=8"), "these are one"),
+        ((*XL, "--batch-size", "4", "--set", "per_device_train_batch_size=8"), "the same field"),
         ((*XL, "--set", "learning_rat=1"), "did you mean 'learning_rate'"),
         ((*XL, "--set", "bf16=true", "--set", "fp16=true"), "at most one"),
         ((*XL, "--args", "nowhere.json"), "cannot be read"),

@@ -187,7 +187,7 @@ def test_problems_stand_first(run: Run) -> None:
         (("copy", "lora", "/proc/none/args.yaml"), "cannot be written"),
         (("copy", "lora", "--args", "nowhere.json"), "cannot be read"),
         (("copy", "lora", "--args", "broken.json"), "line 1, column 2"),
-        (("copy", "lora", "--args", "twice.yaml"), "stands there twice"),
+        (("copy", "lora", "--args", "twice.yaml"), "appears twice"),
         (
             ("copy", "lora", "--args", "typo.yaml"),
             "typo.yaml: lora_target_module: no field of this name; did you mean",
@@ -202,7 +202,7 @@ def test_problems_stand_first(run: Run) -> None:
         (("show", "infinity", "--nvme-path", " "), "--nvme-path: give a folder"),
         (("show", "infinity", "--nvme-path", "/no/such"), "--nvme-path /no/such: neither it nor the folder above"),
         (("show", "lean", "--technique", "lgier"), "did you mean 'liger'?"),
-        (("show", "offload", "--set", "deepspeed=mine.json"), "brings its own DeepSpeed config"),
+        (("show", "offload", "--set", "deepspeed=mine.json"), "has its own DeepSpeed config"),
     ],
 )
 def test_wrong_input_gets_a_line_each_and_writes_nothing(

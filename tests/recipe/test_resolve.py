@@ -175,7 +175,7 @@ def test_what_the_user_sets_wins_and_the_other_half_of_the_batch_follows(recipe:
         ({"per_device_eval_batch_size": 0}, "lora", "per_device_eval_batch_size=0"),
         ({"num_train_epochs": 3.0}, "lora", "use --max-steps"),
         ({"fp16": True, "activation_checkpointing": False}, "resident", "belongs to the variant"),
-        ({"optim": "sgd"}, "resident", "brings its own optimizer"),
+        ({"optim": "sgd"}, "resident", "has its own optimizer"),
         ({"optim": "sgd"}, "offload", "replaces it by DeepSpeedCPUAdam"),
     ],
 )
@@ -189,7 +189,7 @@ def test_settings_that_cannot_hold_are_refused(
 def test_options_that_contradict_or_do_nothing_are_refused(recipe: Recipe, machine: Machine) -> None:
     with pytest.raises(SettingError, match="contradict"):
         make(recipe, machine, "lora", max_steps=10, arguments={"max_steps": 20})
-    with pytest.raises(SettingError, match="puts nothing on disk"):
+    with pytest.raises(SettingError, match="does not use the disk"):
         make(recipe, machine, "lora", nvme_path="/fast")
 
 
