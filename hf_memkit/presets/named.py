@@ -58,13 +58,13 @@ PRESETS: Final[dict[str, Preset]] = {
         where_possible=("chunked-loss", "fused-gelu", "sdpa-attention"),
     ),
     "checkpointed": Preset(
-        "activations fill your GPU: long sequences, or a batch that shall be larger",
+        "activations fill your GPU: long sequences, or you want a larger batch",
         ("activation-checkpointing", "chunked-loss", "expandable-segments"),
         checkpoint_bytes_per_parameter=4 + 8,
         where_possible=("chunked-loss",),
     ),
     "8bit": Preset(
-        "optimizer states fill your GPU, and the weights shall stay in fp32: 8-bit AdamW under autocast",
+        "optimizer states fill your GPU, and you want to keep fp32 weights: 8-bit AdamW under autocast",
         ("bf16-autocast", "adamw-8bit", *_ON_THE_CARD),
         checkpoint_bytes_per_parameter=4 + 2.04,
         where_possible=("chunked-loss",),

@@ -106,7 +106,7 @@ def _check_values(name: str, extra: Iterable[str], values: Mapping[str, Any]) ->
         if key not in allowed:
             owners = [one.name for one in TECHNIQUES.values() if key in one.values]
             belongs = f"; it belongs to {owners[0]}" if owners else did_you_mean(key, allowed)
-            problems.append(f"values: {key!r} is no value of preset {name!r}{belongs}")
+            problems.append(f"values: {key!r} is not a value of preset {name!r}{belongs}")
         elif wrong := wrong_value(techniques, key, value):
             problems.append(f"{key}={value!r} {wrong}")
     if problems:

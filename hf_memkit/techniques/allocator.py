@@ -85,7 +85,7 @@ def expandable_segments(setup: Setup) -> Setup:
     "max-split-size",
     family="allocator",
     slot="segments",
-    saves="fragmentation where expandable segments are not to be had: large blocks are not cut up for small tensors",
+    saves="fragmentation where expandable segments are unavailable: large blocks are not cut up for small tensors",
     costs="memory: a block above the limit serves only requests of nearly its size",
     not_when="segments are expandable: they are split all the same, and more is reserved",
     proof="gpu",

@@ -32,7 +32,7 @@ def sdpa_attention(setup: Setup) -> Setup:
     "flash-attention",
     family="attention",
     saves="the attention scores, and with padding also the mask",
-    costs="a package of its own; 16-bit numbers only",
+    costs="an extra package; 16-bit numbers only",
     not_when="the GPU is older than Ampere, the weights and the computation are fp32, or heads are wider than 256",
     proof="gpu",
     packages=("flash_attn",),

@@ -19,7 +19,7 @@ __all__ = ["accumulation_for", "micro_batch_for", "micro_batches", "scaled_learn
     saves="activations and logits of a large batch: only one micro-batch of it is in memory at a time",
     costs="time where a micro-batch is too small to fill the GPU; from two micro-batches on the gradients are held "
     "between them",
-    not_when="the model has BatchNorm layers, or its loss is averaged over each micro-batch by itself",
+    not_when="the model has BatchNorm layers, or its loss is averaged over each micro-batch separately",
 )
 def global_batch(setup: Setup) -> Setup:
     """The job's batch as one that is exact, whatever part of it goes through the model at once.

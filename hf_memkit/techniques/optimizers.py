@@ -133,7 +133,7 @@ def adafactor_stochastic(setup: Setup) -> Setup:
     )
 
 
-_STEPS_AT_ONCE = "the batch needs accumulation, or several GPUs: each micro-batch and each rank would step by itself"
+_STEPS_AT_ONCE = "the batch needs accumulation, or several GPUs: each micro-batch and each rank would step separately"
 
 
 @technique(

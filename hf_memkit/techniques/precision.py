@@ -53,7 +53,7 @@ def tf32(setup: Setup) -> Setup:
     family="precision",
     saves="half of most activations, and time; 16 bytes a parameter as with fp32",
     costs="16-bit copies of the weights (2 bytes a parameter) from the forward to the backward pass",
-    not_when="the GPU has no bf16 of its own (compute capability < 8.0): torch emulates it, slower than fp32",
+    not_when="the GPU has no native bf16 (compute capability < 8.0): torch emulates it, slower than fp32",
 )
 def bf16_autocast(setup: Setup) -> Setup:
     """fp32 weights, gradients and states; matrix products and most activations in bf16."""
@@ -144,6 +144,6 @@ def _sixteen_bit(setup: Setup, why: str) -> Setup:
         reason = f"{card} computes in bf16, which needs no loss scaling"
         dtype, bf16, fp16 = "bfloat16", True, False
     else:
-        reason = f"{card} has no bf16 of its own (compute capability < 8.0): fp16 with dynamic loss scaling"
+        reason = f"{card} has no native bf16 (compute capability < 8.0): fp16 with dynamic loss scaling"
         dtype, bf16, fp16 = "float16", False, True
     return setup.put("model.dtype", dtype, why).put_all("arguments", bf16=(bf16, reason), fp16=(fp16, reason))

@@ -90,7 +90,7 @@ def pad_to_multiple(setup: Setup) -> Setup:
     else:
         multiple, why = multiple_for(job.machine.gpu)
     if multiple % 8 and multiple > 1:
-        setup = setup.with_notes(f"{multiple} is no multiple of 8, which tensor cores need to be fast.")
+        setup = setup.with_notes(f"{multiple} is not a multiple of 8, which tensor cores need to be fast.")
     if job.model is not None:
         for odd in odd_sizes(job.model, multiple_for(job.machine.gpu)[0]):
             setup = setup.with_notes(f"Slower on tensor cores than it could be: {odd}.")
@@ -110,7 +110,7 @@ def length_grouped(setup: Setup) -> Setup:
     # Only Trainer's caller knows of a collator of one's own; pad-to-multiple may be named before or after this one.
     if "trainer_parts.pad_batches" not in setup and "pad-to-multiple" not in setup.preset:
         setup = setup.with_notes(
-            "length-grouped: nothing pads by itself: add pad-to-multiple, or give a data_collator that pads inputs "
+            "length-grouped: nothing pads the batches: add pad-to-multiple, or give a data_collator that pads inputs "
             "and labels; without one, batches of unequal lengths stop the run."
         )
     return setup.put(

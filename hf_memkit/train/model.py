@@ -125,7 +125,7 @@ def _built(setup: Setup, options: dict[str, Any], values: Mapping[str, Any], say
         say("The small model starts from random weights.")
     else:
         name = setup["model.name"]
-        say(f"WARNING: {name} cannot be reached. Training starts from RANDOM weights: this is no fine-tuning.")
+        say(f"WARNING: {name} cannot be reached. Training starts from RANDOM weights: this is not fine-tuning.")
     return model
 
 

@@ -157,7 +157,7 @@ def test_a_file_without_arguments_is_not_to_be_used(run: Run, tmp_path: Path, na
     code, out, err = run("copy", "lean", name)
     assert code == 0 and "Use it" not in out + err
     assert "PYTORCH_ALLOC_CONF=expandable_segments:True" in err
-    assert err.count("Note: nothing of preset 'lean' is an argument: this file changes nothing by itself") == 1
+    assert err.count("Note: nothing of preset 'lean' is an argument: this file alone changes nothing") == 1
     assert (out + err).count("nothing") == 2, "it is said once"
     assert not (yaml.safe_load((tmp_path / name).read_text()) or {})
     assert "Use it" in run("copy", "lean", "b.json", "--set", "max_steps=1")[1]

@@ -268,8 +268,8 @@ def test_notes_are_told_where_they_help() -> None:
     def said(name: str, part: str, **given: Any) -> bool:
         return any(part in note for note in preset(name, model="gpt2-xl", **{**CARD, **given}).notes)
 
-    assert said("length-grouped", "nothing pads by itself")
-    assert not said("length-grouped+pad-to-multiple", "nothing pads by itself")
+    assert said("length-grouped", "nothing pads the batches")
+    assert not said("length-grouped+pad-to-multiple", "nothing pads the batches")
     assert said("8bit+sdpa-attention", "flash kernel") and not said("lean", "flash kernel")
     assert not said("lean+adalomo", "adalomo needs a CUDA GPU")
     if not torch.cuda.is_available():

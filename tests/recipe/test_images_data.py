@@ -125,7 +125,7 @@ def _beside_labels(root: Path) -> str:
 def _not_an_image(root: Path) -> str:
     (good(root) / "dog" / "notes.txt").write_text("a dog")
     return (
-        f"{root / 'dog' / 'notes.txt'}: is no image (.txt); expected {', '.join(SUFFIXES)}; convert it, or move it "
+        f"{root / 'dog' / 'notes.txt'}: not an image (.txt); expected {', '.join(SUFFIXES)}; convert it, or move it "
         f"out of the folder"
     )
 

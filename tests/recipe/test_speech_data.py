@@ -222,7 +222,7 @@ def test_other_sound_needs_soundfile_and_says_so(tmp_path: Path) -> None:
     path.write_bytes(b"fLaC" + bytes(100))
     with pytest.raises(DataError) as caught:
         load(tmp_path)
-    assert "soundfile" in str(caught.value) and str(caught.value).startswith(f"{path}: is no ")
+    assert "soundfile" in str(caught.value) and str(caught.value).startswith(f"{path}: not a ")
     assert "\n" not in str(caught.value)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["TASK"]
 
 _PACKED: Final = "short conversations share a sequence, and each sees only itself (trl: packing_strategy bfd)"
-_NOT_PACKED: Final = "each conversation is a sequence of its own, padded to the longest of its micro-batch"
+_NOT_PACKED: Final = "each conversation is one sequence, padded to the longest of its micro-batch"
 
 
 class _Reader:

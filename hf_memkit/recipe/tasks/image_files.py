@@ -203,7 +203,7 @@ def _stray(file: Path, root: Path) -> str:
 
 def _no_image(file: Path) -> str:
     ending = file.suffix or "no ending"
-    return f"{file}: is no image ({ending}); expected {', '.join(SUFFIXES)}; convert it, or move it out of the folder"
+    return f"{file}: not an image ({ending}); expected {', '.join(SUFFIXES)}; convert it, or move it out of the folder"
 
 
 def _from_table(path: Path, columns: Mapping[str, str]) -> ImageFiles:
