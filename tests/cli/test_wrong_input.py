@@ -63,7 +63,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     f"{PLAN} --gpus-to-compare T4,L4 --price T4=free,A10=1": ("free is no price", "A10 is not planned for"),
     f"{PLAN} --gpu T4 --write notes.txt": ("--write notes.txt: exists", "no plan of memkit's"),
     f"{PLAN} --gpu T4 --write none/plan.yaml": ("--write none/plan.yaml: there is no folder",),
-    f"{PLAN} --gpu T4 --html notes.txt": ("not a page written by memkit",),
+    f"{PLAN} --gpu T4 --html notes.txt": ("not a page that memkit wrote",),
     "predct": ("predict", "memkit --help"),
     "preset show lean --gpu": ("memkit preset show --help",),
     f"{PREDICT} --gpu A100": ("'A100 40GB' or 'A100 80GB'",),
