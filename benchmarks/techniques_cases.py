@@ -145,11 +145,11 @@ UPON: Final[Mapping[str, Upon]] = {
 _EVALUATES: Final = Upon(evaluates=True)
 
 COVERED: Final[Mapping[str, str]] = {
-    "data-parallel": "needs several cards",
+    "data-parallel": "needs several GPUs",
     "half-weights-deepspeed": "section deepspeed, every preset",
     "half-weights-frozen": "with lora and qlora: nothing trains without adapters",
     "zero2-offload": "section deepspeed, case zero2-offload",
-    "zero3": "needs several cards",
+    "zero3": "needs several GPUs",
     "zero3-infinity": "section deepspeed, case zero3-infinity",
     "zero3-offload": "section deepspeed, case zero3-offload",
 }

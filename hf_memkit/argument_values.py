@@ -83,7 +83,7 @@ def checked(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     Names that are no field of TrainingArguments are left as they are: a script has arguments of its own.
 
     >>> checked({"gradient_checkpointing": True, "learning_rate": "1e-4", "max_steps": "five"})
-    ({'activation_checkpointing': True, 'learning_rate': 0.0001}, ['max_steps=five: must be int, and is str'])
+    ({'activation_checkpointing': True, 'learning_rate': 0.0001}, ['max_steps=five: expected int, got str'])
     """
     hints = compat.argument_types()
     found: dict[str, Any] = {}
@@ -120,9 +120,9 @@ def _typed(value: Any, hint: Any) -> Any:
     if isinstance(value, str):
         return value if str in arms and not _enums(arms) else convert(value, hint)
     if value is None and type(None) not in arms:
-        raise ValueError(f"must be {_describe(arms)}; leave it out for the default")
+        raise ValueError(f"expected {_describe(arms)}. Omit it for the default")
     if isinstance(value, bool) and bool not in arms and not _enums(arms):
-        raise ValueError(f"must be {_describe(arms)}, and is bool")
+        raise ValueError(f"expected {_describe(arms)}, got bool")
     return _fitted(value, hint)
 
 
@@ -160,7 +160,7 @@ def _fitted(value: Any, hint: Any) -> Any:
     try:
         return TypeAdapter(hint).validate_python(value, strict=False)
     except ValidationError:
-        raise ValueError(f"must be {_describe(arms)}, and is {type(value).__name__}") from None
+        raise ValueError(f"expected {_describe(arms)}, got {type(value).__name__}") from None
 
 
 def _enums(arms: tuple[Any, ...]) -> list[type[enum.Enum]]:

@@ -7,7 +7,7 @@ sparsity are refused (tests/test_gpu_rates.py).
 NVIDIA's own documents were read at second hand: behind "by" stands the page, and "unchecked" where none was found.
 
 Products are measured at 8192 x 8192 x 8192 where the report tells sizes, else at the best of its sizes, which the
-source says and which flatters cards that a power limit binds: smaller ones end before a power limit binds
+source says and which flatters GPUs that a power limit binds: smaller ones end before a power limit binds
 (an L4, 72 W, shows 71 TFLOPS at 2048 and 59 at 8192). GeForce cards hold clocks above the boost clock of their data
 sheet, so that their products reach up to 12 % more than its figure. 16-bit products are those with fp32 accumulation,
 as PyTorch runs them, at half the headline rate on GeForce cards.
@@ -48,12 +48,12 @@ def _measured(source: str, **tflops: float) -> dict[str, Figure]:
 
 
 def _as_on(source: str, **figures: float) -> dict[str, Figure]:
-    """Rates of another card with the same chip, or shares of a relative's dense rates; `source` names it."""
+    """Rates of another GPU with the same chip, or shares of a relative's dense rates; `source` names it."""
     return {dtype: Figure(value, source) for dtype, value in figures.items()}
 
 
 def _borrowed(figures: Mapping[str, Figure]) -> dict[str, Figure]:
-    """The same of a sister card: measured, but not on this one."""
+    """The same of a sister GPU: measured, but not on this one."""
     return {dtype: replace(figure, measured=False) for dtype, figure in figures.items()}
 
 

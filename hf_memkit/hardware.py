@@ -1,6 +1,6 @@
 """The machine a job will run on: this one, or one that is described by a card's name or size.
 
-`this_machine()` looks; `named_gpu("T4")` and `gpu_of_size("16GB")` describe a card that need not be here. Capacities
+`this_machine()` looks; `named_gpu("T4")` and `gpu_of_size("16GB")` describe a GPU that need not be here. Capacities
 are what PyTorch can see, not what the box says, and `usable_bytes` is what is left after the CUDA context.
 """
 
@@ -43,7 +43,7 @@ __all__ = [
 
 CONTEXT_BYTES = 500 * MIB
 """What the CUDA context and loaded kernels take outside PyTorch's allocator. Assumed, not calibrated: it differs by
-card, driver and torch (300 to 600 MiB is usual), and no measurement of ours stands behind it yet."""
+GPU, driver and torch (300 to 600 MiB is usual), and no measurement of ours stands behind it yet."""
 
 SLOW_BF16 = 4.0
 """From this `bf16_slowdown()` on a CPU is one without bf16 instructions: with them it is below 1, without above 20."""
@@ -51,16 +51,16 @@ SLOW_BF16 = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One graphics card.
+    """One GPU.
 
     Attributes:
         name: as people call it.
         capacity_bytes: what PyTorch reports as its total.
         context_bytes: what the CUDA context takes of that (assumed, see `CONTEXT_BYTES`).
-        bf16: whether the card computes in bf16 itself (compute capability 8.0 and later). Older cards emulate it:
+        bf16: whether the GPU computes in bf16 itself (compute capability 8.0 and later). Older GPUs emulate it:
             `torch.cuda.is_bf16_supported()` counts that as support, and it is slower than fp32.
         source: where these figures come from.
-        here: whether the card is in this machine.
+        here: whether the GPU is in this machine.
         capability: CUDA compute capability, such as 8.6; None where only a size is known.
     """
 
@@ -78,7 +78,7 @@ class Gpu:
         return self.capacity_bytes - self.context_bytes
 
     def with_capacity(self, capacity_bytes: int) -> Gpu:
-        """The same kind of card with another capacity."""
+        """The same kind of GPU with another capacity."""
         return replace(self, capacity_bytes=capacity_bytes, source=f"{self.source}; capacity as given")
 
     def to_json(self) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a job can use: a card (or none), RAM, page-locked RAM, and disk at `disk_path`.
+    """What a job can use: a GPU (or none), RAM, page-locked RAM, and disk at `disk_path`.
 
     `memlock_bytes` is None where page-locking is unlimited, as it is for a process with CAP_IPC_LOCK.
     `output_free_bytes` is the free disk for checkpoints where that is another disk than `disk_path`'s; None: the same.
@@ -126,7 +126,7 @@ class Machine:
 
 
 def _key(name: str) -> str:
-    """`"RTX 4060 Ti"`, `"rtx4060ti"` and `"NVIDIA-RTX-4060-Ti"` are one card."""
+    """`"RTX 4060 Ti"`, `"rtx4060ti"` and `"NVIDIA-RTX-4060-Ti"` are one GPU."""
     # nvidia-smi adds how the card is mounted and its kind of memory: "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3".
     return re.sub(r"nvidia|geforce|tesla|quadro|rtx|sxm(\d(?!\d))?|pcie|hbm\d?e?|[^a-z0-9]", "", name.lower())
 
@@ -145,7 +145,7 @@ _MOST_NAMED: Final = 3
 
 
 def named_gpu(name: str) -> Gpu:
-    """The card called `name`, such as `"T4"` or `"RTX 4090"`. One that is made as a module (SXM) and as a PCIe card is
+    """The GPU called `name`, such as `"T4"` or `"RTX 4090"`. One that is made as a module (SXM) and as a PCIe card is
     the module, unless `name` says PCIe: `"A100 80GB PCIe"`.
 
     Raises:
@@ -167,7 +167,7 @@ def named_gpu(name: str) -> Gpu:
         name=_variant(card_name) if "pcie" in name.lower() else card_name,
         capacity_bytes=int(total_gib * GIB),
         bf16=card.capability >= 8.0,
-        source=f"named card: {total_gib:.2f} GiB, {how}; compute capability {card.capability}",
+        source=f"named GPU: {total_gib:.2f} GiB, {how}; compute capability {card.capability}",
         capability=card.capability,
     )
 
@@ -191,7 +191,7 @@ def _proposed(name: str, by_key: Mapping[str, str]) -> str:
 
 
 def gpu_of_size(size: str) -> Gpu:
-    """A card of this marketing size with bf16 (Ampere or later): `"16GB"` is a card with "16 GB" on its box.
+    """A GPU of this marketing size with bf16 (Ampere or later): `"16GB"` is a GPU with "16 GB" on its box.
 
     A size in GiB is taken as the real capacity.
 
@@ -244,7 +244,7 @@ def _this_gpu() -> Gpu | None:
 
 
 def use_one_card() -> None:
-    """Leaves this process one card, the first that it may use. Call it before anything imports torch.
+    """Leaves this process one GPU, the first that it may use. Call it before anything imports torch.
 
     With several in sight Trainer would wrap the model in DataParallel and multiply the batch. Libraries that look at
     CUDA when they are imported (bitsandbytes, torchao) fix the choice, so it cannot wait until the setup is known.
@@ -297,7 +297,7 @@ def _this_gpu_by_torch() -> Gpu | None:
 
 
 def has_kernels(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
-    """Whether a torch built for `architectures` (`sm_80`, `compute_90` …) runs on a card of this compute capability:
+    """Whether a torch built for `architectures` (`sm_80`, `compute_90` …) runs on a GPU of this compute capability:
     binaries run on the same major version from their minor version on, PTX on anything newer."""
     have = capability[0] * 10 + capability[1]
     for architecture in architectures:
@@ -331,7 +331,7 @@ def this_machine(disk_path: str | Path = ".", *, gpu: Gpu | None = None) -> Mach
 
     Args:
         disk_path: where files will go.
-        gpu: a card in the place of this machine's, which is then not looked for: that can take importing torch.
+        gpu: a GPU in the place of this machine's, which is then not looked for: that can take importing torch.
     """
     path = _existing(user_path(disk_path).absolute())
     ram_bytes = _ram_bytes()
@@ -376,14 +376,14 @@ _SIZE: Final = re.compile(r"\s*[0-9.]+\s*[gm](i?b)?\s*", re.IGNORECASE)
 
 
 def described_gpu(gpu: str | None, gpu_memory: str | None = None) -> Gpu | None:
-    """The card that is described, or None.
+    """The GPU that is described, or None.
 
     Args:
         gpu: a card's name, or a size with its unit such as `"16GB"`, which means what it means as `gpu_memory`.
-        gpu_memory: a size. With a name: that card with that much memory.
+        gpu_memory: a size. With a name: that GPU with that much memory.
 
     Raises:
-        InputError: an unknown card, or no size.
+        InputError: an unknown GPU, or no size.
     """
     if gpu is not None and gpu_memory:
         return named_gpu(gpu).with_capacity(gpu_of_size(gpu_memory).capacity_bytes)
@@ -397,7 +397,7 @@ def described_machine(gpu: str | None, gpu_memory: str | None, ram: str | None, 
     """This machine with what is described in place of its own; `path` is where states may be swapped to.
 
     Raises:
-        InputError: an unknown card, or no size.
+        InputError: an unknown GPU, or no size.
     """
     ram_bytes = parse_size(ram, "RAM") if ram is not None else None
     machine = this_machine(path or ".", gpu=described_gpu(gpu, gpu_memory))

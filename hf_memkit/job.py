@@ -43,7 +43,7 @@ class Job:
         sequence_length: tokens in a sequence.
         nvme_path: folder for what goes to disk.
         values: what the recipe's variant or the user gives to the techniques, such as the LoRA rank.
-        gpus: processes on each machine, one card each.
+        gpus: processes on each machine, one GPU each.
         nodes: machines.
         accumulation: micro-batches in an optimizer step of one process.
     """
@@ -60,18 +60,18 @@ class Job:
 
     @property
     def processes(self) -> int:
-        """Processes in all, one card each."""
+        """Processes in all, one GPU each."""
         return self.gpus * self.nodes
 
     @property
     def bf16(self) -> bool:
-        """Whether the card computes in bf16; assumed where no card is known."""
+        """Whether the GPU computes in bf16; assumed where no GPU is known."""
         return self.machine.gpu is None or self.machine.gpu.bf16
 
     @property
     def card(self) -> str:
-        """What to call the card in a reason."""
-        return self.machine.gpu.name if self.machine.gpu else "a card of Ampere or later (assumed)"
+        """What to call the GPU in a reason."""
+        return self.machine.gpu.name if self.machine.gpu else "a GPU of Ampere or later (assumed)"
 
     @property
     def tokens(self) -> int:
@@ -93,18 +93,18 @@ def process_row(processes: int = 1) -> Row:
 
 
 def card_shortage(ledger: Ledger, machine: Machine) -> list[str]:
-    """One line if the card has less than the ledger asks for."""
+    """One line if the GPU has less than the ledger asks for."""
     gpu, device_bytes = machine.gpu, ledger.total_bytes("device")
     if gpu is None or device_bytes <= gpu.usable_bytes:
         return []
     return [
-        f"needs {format_gib(device_bytes)} on the card by formula; {gpu.name} leaves "
+        f"needs {format_gib(device_bytes)} on the GPU by formula; {gpu.name} leaves "
         f"{format_gib(gpu.usable_bytes)} after its context"
     ]
 
 
 def shortages(ledger: Ledger, machine: Machine) -> list[str]:
-    """One line for each of card, RAM and disk that has less than the ledger asks for."""
+    """One line for each of GPU, RAM and disk that has less than the ledger asks for."""
     found = card_shortage(ledger, machine)
     ram_bytes = ledger.total_bytes("host", "pinned")
     if ram_bytes > machine.ram_bytes:

@@ -1,6 +1,6 @@
 """A ledger: the bytes a job needs, by place and category, a row a term, each with the source of its formula.
 
-Every number in a ledger is computed, never measured. Device rows are those of one card; host, pinned and disk rows
+Every number in a ledger is computed, never measured. Device rows are those of one GPU; host, pinned and disk rows
 those of one machine with all its processes.
 """
 

@@ -332,7 +332,7 @@ def _remade(arguments: Any, fields: Mapping[str, Any]) -> _Remade:
     except Exception as error:
         _name_config_of(now, vars(new))
         said = ", ".join(f"{name}={value!r}" for name, value in fields.items())
-        raise InputError(f"{said}: {kind.__name__} cannot be made so: {error}") from error
+        raise InputError(f"{said}: {kind.__name__} cannot be built: {error}") from error
     settled = _copied(vars(new))
     if made is not None:
         kept = made.by_hand(arguments)
@@ -372,8 +372,8 @@ def _as_given(arguments: Any, known: set[str], wanted: Mapping[str, Any]) -> dic
     if both <= known and not both & wanted.keys():
         if given["steps_per_generation"] != given["gradient_accumulation_steps"]:
             raise InputError(
-                f"{type(arguments).__name__}: nobody saw how it was made, and its generation_batch_size and "
-                "steps_per_generation do not tell which was given; give one of them among the fields"
+                f"{type(arguments).__name__}: cannot tell whether generation_batch_size or steps_per_generation was "
+                "set. Add one of the two to the fields"
             )
         given.update(dict.fromkeys(both))
     elif both <= known:

@@ -90,10 +90,10 @@ def refuse_absent(name: str, *, known: bool | None = None) -> int | None:
         path.exists()
     except (RuntimeError, OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"model {name[:80]!r} is no usable path ({reason}); give a folder or a hub ID") from None
+        raise InputError(f"model {name[:80]!r} is not a usable path ({reason}). Give a folder or a hub ID") from None
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise InputError(f"model folder {name!r} has no config.json; give one that `save_pretrained` wrote")
+            raise InputError(f"model folder {name!r} has no config.json. Give a folder written by `save_pretrained`")
         return longest_sequence(path / "config.json")
     if path.is_file() or name.startswith((".", "/", "~")):
         what = "is a file" if path.is_file() else "does not exist"
@@ -280,8 +280,8 @@ def describe(
             decodes = not causal and getattr(config, "is_encoder_decoder", False)
             if decodes and getattr(config, "decoder_start_token_id", None) is None:
                 raise InputError(
-                    f"model {name!r}: its config has no decoder_start_token_id, which its decoder begins with; for T5 "
-                    f"it is pad_token_id"
+                    f"model {name!r}: its config.json has no decoder_start_token_id. Add the ID of the token that "
+                    f"the decoder starts with; for T5 that is pad_token_id"
                 )
             text = config.get_text_config() if causal else config
             layers, width = (int(getattr(text, name, 0) or 0) for name in ("num_hidden_layers", "hidden_size"))
@@ -291,7 +291,7 @@ def describe(
         except Exception as error:  # config classes raise whatever they like at a wrong value
             in_one_line = " ".join(str(error).split())[:200]  # the first line alone can be a heading
             kind = "causal language model" if causal else f"model for {auto_class.removeprefix('AutoModelFor')}"
-            raise InputError(f"model {name!r}: its config makes no {kind}: {in_one_line}") from None
+            raise InputError(f"model {name!r}: cannot build a {kind} from its config: {in_one_line}") from None
     decayed_names = _decayed_names(model)
     named = tuple(model.named_parameters())
     sizes = tuple(parameter.numel() for _, parameter in named)

@@ -37,7 +37,7 @@ _NO_MEMORY: Final = frozenset(
         "disable_tqdm", "seed", "data_seed",
     }
 )  # fmt: skip
-"""Fields that decide no memory. `use_cpu` is how bf16 is asked for on a machine without a card; a token is no one's
+"""Fields that decide no memory. `use_cpu` is how bf16 is asked for on a machine without a GPU; a token is no one's
 business."""
 
 
@@ -142,9 +142,9 @@ def read_file(file: ReadFile) -> tuple[dict[str, Any], list[str]]:
         SettingError: values of the wrong type, and names that nearly are a field's.
     """
     if file.kind != "arguments":
-        raise InputError(f"{file.path}: --args takes a file of Trainer's arguments, and this is a {file.kind}")
+        raise InputError(f"{file.path}: this is a {file.kind}; --args takes a file of Trainer's arguments")
     if file.duplicates:
-        raise InputError(f"{file.path}: {', '.join(file.duplicates)}: stands there twice; keep one")
+        raise InputError(f"{file.path}: {', '.join(file.duplicates)}: appears twice. Keep one")
     found, problems = checked(file.content)
     for name in found:
         if field := misspelt(str(name)):
@@ -213,8 +213,8 @@ def read_trainer(args: Any) -> tuple[dict[str, Any], list[str]]:
         found, notes = _different(args)
     else:
         raise InputError(
-            f"args: must be a TrainingArguments or a dict of its fields, and is a {type(args).__name__}; a dict also "
-            f"takes bf16=True on a machine without a GPU"
+            f"args: expected TrainingArguments or a dict of its fields, got {type(args).__name__}. A dict also "
+            f"accepts bf16=True on a machine without a GPU"
         )
     return {name: value for name, value in found.items() if name not in _NO_MEMORY}, notes
 
@@ -233,7 +233,9 @@ def _different(args: Any) -> tuple[dict[str, Any], list[str]]:
         try:
             found[compat.current_name(field.name)] = json.loads(json.dumps(_plain(value)))
         except (TypeError, ValueError):
-            raise InputError(f"args.{field.name}={value!r}: is no plain value, and cannot be passed on") from None
+            raise InputError(
+                f"args.{field.name}={value!r}: not a plain value. Use numbers, text, booleans, lists or dicts"
+            ) from None
     notes = []
     known = {field.name for field in dataclasses.fields(kind)}
     more = [

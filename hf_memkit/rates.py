@@ -10,8 +10,8 @@ __all__ = ["Figure", "GpuRates"]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number and where it comes from. `measured`: somebody measured it on this card; else it is a data sheet's,
-    computed, or borrowed from a sister card that the source names."""
+    """A number and where it comes from. `measured`: somebody measured it on this GPU; else it is a data sheet's,
+    computed, or borrowed from a sister GPU that the source names."""
 
     value: float
     source: str

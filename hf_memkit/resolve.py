@@ -69,7 +69,9 @@ def read_own(
     values, set_here = read_values_and_pairs(settings, kinds)
     for field, (option, value) in (sizes or {}).items():
         if value is not None and set_here.get(field, value) != value:
-            raise SettingError(f"{option} {value} and --set {field}={set_here[field]}: these are one; give one")
+            raise SettingError(
+                f"{option} {value} and --set {field}={set_here[field]}: the same field. Give one of them"
+            )
         set_here |= {} if value is None else {field: value}
     return replace(
         request, values=values, arguments={**from_file, **set_here}, args_file=args, notes=(*request.notes, *notes)
@@ -142,13 +144,13 @@ def preset(
     Args:
         name: such as `"8bit"`, `"lean+lora"`, `"checkpointed+chunked-loss"`; `memkit preset list` names all.
         model: hub ID, local folder, or the name of a built-in architecture; None: settings only, no ledger.
-        gpu: a card by name, such as `"RTX 4090"`; None and no `gpu_memory`: this machine's.
-        gpu_memory: a card by its marketing size, such as `"16GB"`, with bf16.
+        gpu: a GPU by name, such as `"RTX 4090"`; None and no `gpu_memory`: this machine's.
+        gpu_memory: a GPU by its marketing size, such as `"16GB"`, with bf16.
         ram: this much RAM instead of this machine's.
         global_batch_size: sequences an optimizer step, all processes together: micro-batch × accumulation × processes
             come to exactly this.
         sequence_length: tokens; None: the model's longest up to 1024, or with `longest-sequence` what fits.
-        gpus, nodes: processes on each machine, one card each, and machines.
+        gpus, nodes: processes on each machine, one GPU each, and machines.
         nvme_path: folder for what ZeRO-Infinity puts on disk.
         techniques: techniques that take the place of those that decide the same thing.
         values: values of techniques, such as `{"rank": 32}`.
@@ -159,7 +161,7 @@ def preset(
         The setup; what the machine lacks for it is in its `problems`.
 
     Raises:
-        InputError: an unknown preset, technique, card or model, or a number that is none.
+        InputError: an unknown preset, technique, GPU or model, or a number that is none.
         SettingError: presets that contradict each other (both are named), an unknown value or argument, or a batch
             that does not come out exactly; what would have no effect, or harm, with the reason
             (`hf_memkit.checks`). All are listed at once.
@@ -192,7 +194,7 @@ def predict_recipe(
     nodes: int = 1,
     trace: bool = True,
 ) -> Prediction:
-    """What a recipe will need on a card, which need not be here.
+    """What a recipe will need on a GPU, which need not be here.
 
     >>> predict_recipe("gpt2-on-16gb", gpu="T4").verdict  # doctest: +SKIP
     'fits'
@@ -206,12 +208,12 @@ def predict_recipe(
         arguments: fields of TrainingArguments, which win over the recipe's.
         gpu: a card's name, or a size such as `"16GB"`; None: this machine's, or else the recipe's own.
         gpu_memory, ram: sizes in the place of the card's and of this machine's.
-        gpus: cards on each machine; None: the recipe's.
+        gpus: GPUs on each machine; None: the recipe's.
         nodes: machines.
         trace: whether the training is traced; False: formulas only, at once.
 
     Raises:
-        InputError: there is no such recipe, variant, model or card, or nothing can be said of it.
+        InputError: there is no such recipe, variant, model or GPU, or nothing can be said of it.
         DataError: the data cannot be used.
         SettingError: arguments that are wrong, or contradict the recipe.
         DoesNotFitError: `"auto"`, and no variant is predicted to fit.
@@ -238,7 +240,7 @@ def _refuse_no_text(**given: Any) -> None:
             continue
         if key == "model":
             raise InputError(
-                f"model: must be a hub ID or a folder, and is a {type(value).__name__}; give a model of your own to "
+                f"model: expected a hub ID or a folder, got {type(value).__name__}. Pass a model object to "
                 f"setup.trainer(…, model=model)"
             )
         example = "'RTX 4090'" if key == "gpu" else "'16GB'"

@@ -88,14 +88,14 @@ def read_plan(path: str | Path) -> tuple[Overrides, dict[str, Any]]:
     try:
         content = parsed(str(path), yaml.safe_load, user_path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        why = str(getattr(error, "strerror", None) or "no text")
-        raise InputError(f"{path}: cannot be read ({why}); write the path of a plan file") from None
+        why = str(getattr(error, "strerror", None) or "not UTF-8 text")
+        raise InputError(f"{path}: cannot be read ({why}). Write the path of a plan file") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}" if mark is not None else ""
-        raise InputError(f"{path}{place}: is no YAML ({getattr(error, 'problem', error)})") from None
+        raise InputError(f"{path}{place}: not valid YAML ({getattr(error, 'problem', error)})") from None
     if not isinstance(content, dict) or not content.keys() & set(_SECTIONS):
-        raise InputError(f"{path}: is no plan; it needs one of the keys {', '.join(_SECTIONS)}")
+        raise InputError(f"{path}: not a plan file; expected at least one of the keys {', '.join(_SECTIONS)}")
     problems = [
         f"{path}: {key}: no key of a plan{near}"
         for key in content
@@ -107,7 +107,7 @@ def read_plan(path: str | Path) -> tuple[Overrides, dict[str, Any]]:
         if isinstance(section, dict) and all(isinstance(key, str) for key in section):
             sections[name] = section
         else:
-            problems.append(f"{path}: {name}: must be names, each with a value, and is {type(section).__name__}")
+            problems.append(f"{path}: {name}: expected names with values, got {type(section).__name__}")
     fields, wrong = checked(sections.get("arguments", {}))
     wrong += [
         f"{name}: no field of TrainingArguments; did you mean {close!r}?"
@@ -126,7 +126,7 @@ def read_plan(path: str | Path) -> tuple[Overrides, dict[str, Any]]:
     ]
     about = content.get("about") or {}
     if not isinstance(about, dict):
-        problems.append(f"{path}: about: must be names, each with a value, and is {type(about).__name__}")
+        problems.append(f"{path}: about: expected names with values, got {type(about).__name__}")
     if problems:
         raise InputError("\n".join(problems))
     options = {"dtype" if name == "torch_dtype" else name: value for name, value in model.items()}

@@ -5,7 +5,7 @@ run it; `TrainingArguments`, the model and the optimizer are built from it only 
 another setup makes another one:
 
 ```python
-setup = Setup(preset="resident").put("arguments.bf16", True, "the card computes in bf16")
+setup = Setup(preset="resident").put("arguments.bf16", True, "the GPU computes in bf16")
 setup.arguments  # {"bf16": True}
 ```
 

@@ -34,7 +34,7 @@ Bounds = Mapping[str, tuple[float | None, float | None]]
 
 Proof = Literal["cpu", "curve", "gpu"]
 """What shows that a technique works: `cpu`: the same result, tested on a CPU. `curve`: another algorithm, whose
-learning curve on real text is kept as evidence. `gpu`: only a card can show it."""
+learning curve on real text is kept as evidence. `gpu`: only a GPU can show it."""
 
 Family = Literal[
     "precision",

@@ -1,7 +1,7 @@
 """Sizes: parse what people write, print what people read.
 
 GiB is 2**30 bytes and GB is 10**9 bytes, everywhere and always. The figure on a graphics card's box ("16 GB") is a
-name rather than a size: `hf_memkit.hardware` knows what such a card really has.
+name rather than a size: `hf_memkit.hardware` knows what such a GPU really has.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def parse_rate(text: str, what: str = "") -> float:
     place = f"{what}: " if what else ""
     unit = match[2] if match else ""
     if match is None or float(match[1]) <= 0:
-        raise InputError(f"{place}{text!r} is no rate; write a number above 0 and its unit, such as 6GB/s")
+        raise InputError(f"{place}{text!r} is not a rate; write a number above 0 and a unit, such as 6GB/s")
     if re.fullmatch("[kKMGT]b", unit):
-        raise InputError(f"{place}{text!r} are bits; write bytes: {float(match[1]) / 8:g}{unit[0]}B/s")
+        raise InputError(f"{place}{text!r} is in bits; write bytes: {float(match[1]) / 8:g}{unit[0]}B/s")
     factor = _FACTOR.get(unit.lower())
     if factor is None or match[3] is None:
         raise InputError(f"{place}{text!r} has no unit such as GB/s; did you mean {match[1]}GB/s?")

@@ -39,7 +39,7 @@ def parsed(place: str, parse: Callable[[str], T], text: str) -> T:
         if not level:
             return content
         if len(level) > _MOST:
-            raise InputError(f"{place}: holds more than {_MOST} values, its aliases written out; give a shorter one")
+            raise InputError(f"{place}: holds more than {_MOST} values, counting its aliases. Give a shorter file")
     raise _too_deep(place)
 
 
@@ -50,7 +50,7 @@ def _items(value: object) -> Iterable[object]:
 
 
 def _too_deep(place: str) -> InputError:
-    return InputError(f"{place}: nested more than {_DEEPEST} levels deep; give a config with fewer brackets")
+    return InputError(f"{place}: nested more than {_DEEPEST} levels deep. Give a config with fewer nested brackets")
 
 
 def user_path(path: str | Path) -> Path:
@@ -65,7 +65,9 @@ def refuse_existing(path: Path, *, overwrite: bool, instead: str = "give another
         InputError: it exists and is not to be overwritten (ends with `instead`), or is a link to what does not exist.
     """
     if path.is_symlink() and not path.exists():
-        raise InputError(f"{path}: a link to {path.readlink()}, which does not exist; remove it, or give another name")
+        raise InputError(
+            f"{path}: a link to {path.readlink()}, which does not exist. Remove it, or choose another name"
+        )
     if path.exists() and not overwrite:
         raise InputError(f"{path} exists; {instead}")
 
@@ -82,4 +84,4 @@ def write_text(path: Path, text: str, *, overwrite: bool = False, make_folder: b
         with path.open("w" if overwrite and path.exists() else "x", encoding="utf-8") as file:  # x follows no link
             file.write(text)
     except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror}); give another place") from None
+        raise InputError(f"{path}: cannot be written ({error.strerror}). Choose another path") from None

@@ -88,7 +88,7 @@ class UserScript:
         if spec is not None and spec.submodule_search_locations is not None:
             spec = _spec(f"{self.target}.__main__")
         if spec is None or spec.loader is None or not hasattr(spec.loader, "get_code"):
-            raise InputError(f"-m {self.target}: there is no such module to run")
+            raise InputError(f"-m {self.target}: module not found")
         code = spec.loader.get_code(spec.name)
         if code is None:
             raise InputError(f"-m {self.target}: has no Python code to run")

@@ -115,7 +115,7 @@ def test_what_the_script_set_since_stays(tmp_path: Path) -> None:
         before = attributes(arguments)
         for wrong, words in (
             ({"per_device_train_batchsize": 1}, "did you mean 'per_device_train_batch_size'"),
-            ({"fp16": True, "bf16": True}, "fp16=True, bf16=True: TrainingArguments cannot be made so: At most one"),
+            ({"fp16": True, "bf16": True}, "fp16=True, bf16=True: TrainingArguments cannot be built: At most one"),
         ):
             with pytest.raises(InputError, match=words):
                 changed(arguments, wrong)
@@ -130,7 +130,7 @@ def test_what_the_script_set_since_stays(tmp_path: Path) -> None:
 def test_a_generation_that_nobody_saw_the_making_of() -> None:
     """Finds: another generation batch than the script's, guessed."""
     arguments = GRPOConfig(**GIVEN, steps_per_generation=4)
-    with pytest.raises(InputError, match="give one of them among the fields"):
+    with pytest.raises(InputError, match="Add one of the two to the fields"):
         changed(arguments, {"per_device_train_batch_size": 4})
     changed(arguments, {"per_device_train_batch_size": 4, "steps_per_generation": 4})
     assert arguments.generation_batch_size == 16

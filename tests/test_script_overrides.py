@@ -48,18 +48,18 @@ def test_a_plan_file_is_read_under_todays_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (None, "cannot be read (No such file or directory); write the path of a plan file"),
-        ("arguments: [", "line 1: is no YAML"),
-        ("- a", "is no plan; it needs one of the keys arguments, model, environment"),
-        ("about: {}", "is no plan; it needs one of the keys arguments, model, environment"),
+        (None, "cannot be read (No such file or directory). Write the path of a plan file"),
+        ("arguments: [", "line 1: not valid YAML"),
+        ("- a", "not a plan file; expected at least one of the keys arguments, model, environment"),
+        ("about: {}", "not a plan file; expected at least one of the keys arguments, model, environment"),
         ("arguments: {}\nenviroment: {}", "enviroment: no key of a plan; did you mean 'environment'?"),
-        ("arguments: [optim]", "arguments: must be names, each with a value, and is list"),
-        ("arguments: {max_steps: five}", "arguments: max_steps=five: must be int, and is str"),
+        ("arguments: [optim]", "arguments: expected names with values, got list"),
+        ("arguments: {max_steps: five}", "arguments: max_steps=five: expected int, got str"),
         ("arguments: {optim: adam_8bit}", "arguments: optim=adam_8bit: must be one of"),
         ("arguments: {per_device_train_batchsize: 1}", "did you mean 'per_device_train_batch_size'?"),
         ("model: {dtype: float16, torch_dtype: float16}", "torch_dtype is the old name of dtype; give one of them"),
         ("environment: {A: true}", "environment: A=True: must be a text or a number; put it in quotes"),
-        ("arguments: {}\nabout: 1", "about: must be names, each with a value, and is int"),
+        ("arguments: {}\nabout: 1", "about: expected names with values, got int"),
     ],
 )
 def test_a_wrong_plan_is_refused_in_a_line(tmp_path: Path, text: str | None, words: str) -> None:

@@ -1,6 +1,6 @@
 """Activation checkpointing with the layers' inputs kept in host memory.
 
-On a CUDA card Trainer does this itself (`activation_checkpointing_kwargs={"offload": true}`, transformers 5.17 and
+On a CUDA GPU Trainer does this itself (`activation_checkpointing_kwargs={"offload": true}`, transformers 5.17 and
 later), with pinned memory, which PyTorch refuses on a machine without an accelerator. This is the same with pinning as
 a choice: a rehearsal on a CPU goes the same way.
 

@@ -76,7 +76,7 @@ def _no_replicas() -> Any:
     """
     raise RuntimeError(
         "segments cannot be used under nn.DataParallel, in which Trainer wraps a model if one process sees several "
-        "cards; start one process a card (torchrun --nproc-per-node N), or set CUDA_VISIBLE_DEVICES to one"
+        "GPUs; start one process per GPU (torchrun --nproc-per-node N), or set CUDA_VISIBLE_DEVICES to one"
     )
 
 

@@ -243,11 +243,11 @@ def _no_replicas() -> Any:
     """In place of the method by which nn.DataParallel copies a module (torch:torch/nn/parallel/replicate.py).
 
     A copy takes over what stands in the instance's `__dict__`: it would run the forward of the model that it is a copy
-    of, on that model's card.
+    of, on that model's GPU.
     """
     raise RuntimeError(
         "chunked_loss cannot be used under nn.DataParallel, in which Trainer wraps a model if one process sees "
-        "several cards; start one process a card (torchrun --nproc-per-node N), or set CUDA_VISIBLE_DEVICES to one"
+        "several GPUs; start one process per GPU (torchrun --nproc-per-node N), or set CUDA_VISIBLE_DEVICES to one"
     )
 
 

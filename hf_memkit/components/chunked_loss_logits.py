@@ -81,7 +81,7 @@ class NotedLogits:
         if not isinstance(value, Tensor | int | float) or (
             isinstance(value, Tensor) and (value.dim() > 0 or value.requires_grad)
         ):
-            raise self._refusal("scales them by something that is no constant")
+            raise self._refusal("scales them by something that is not a constant")
 
     def _refusal(self, doing: str) -> ValueError:
         return ValueError(

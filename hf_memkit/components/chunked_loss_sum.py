@@ -1,7 +1,7 @@
 """The sum of the losses of many tokens, chunk by chunk, by the fastest way that is applicable (`chunked_loss.py`).
 
 Each chunk is done by
-- Liger's kernel (Hsu et al. 2024, arXiv 2410.10989) on a CUDA card, if liger-kernel is installed;
+- Liger's kernel (Hsu et al. 2024, arXiv 2410.10989) on a CUDA GPU, if liger-kernel is installed;
 - `torch.nn.functional.linear_cross_entropy` in fp32, on a torch that has it (2.13). In 16 bits it returns a 16-bit
   loss, three digits of a sum over thousands of tokens (torch:torch/nn/modules/linear_cross_entropy.py, `output`);
 - otherwise a checkpointed call (Chen et al. 2016, arXiv 1604.06174) of the output embedding itself, which also suits
@@ -157,6 +157,6 @@ class ChunkedSum:
 
 def _not_liger(hidden: Tensor) -> str:
     if not hidden.is_cuda:
-        return "Liger's kernel needs a CUDA card"
+        return "Liger's kernel needs a CUDA GPU"
     missing = [name for name in ("liger_kernel", "triton") if importlib.util.find_spec(name) is None]
     return f"not installed: {', '.join(missing)}" if missing else ""

@@ -1,7 +1,7 @@
 """Accuracy and macro F1 of a classifier, without its logits: of each example one number is kept, its likeliest class.
 
 Trainer keeps what `preprocess_logits_for_metrics` leaves of a batch (transformers 5.23.0: trainer.py,
-`evaluation_loop`): 8 bytes an example here, whatever the number of classes. It is made on the card, before anything is
+`evaluation_loop`): 8 bytes an example here, whatever the number of classes. It is made on the GPU, before anything is
 gathered.
 
 This file needs numpy, torch and transformers only, so that it can lie beside a script.

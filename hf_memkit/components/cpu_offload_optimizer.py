@@ -1,15 +1,15 @@
 """AdamW whose states, and gradients, are in host RAM: torchao's CPUOffloadOptimizer, made safe under Trainer.
 
-A trainer part (`trainer_options`). It needs a CUDA or XPU card, torch, transformers and torchao 0.16 or later.
+A trainer part (`trainer_options`). It needs a CUDA or XPU GPU, torch, transformers and torchao 0.16 or later.
 
 torchao copies a gradient to the host as soon as backward has made it (torchao 0.18.0: optim/cpu_offload.py,
-`backward_hook`). Whatever changes gradients on the card after that comes too late, and nothing says so. Therefore:
+`backward_hook`). Whatever changes gradients on the GPU after that comes too late, and nothing says so. Therefore:
 
 - gradients are clipped here, on the host, and Trainer's `max_grad_norm` must be 0;
-- gradients are freed on the card only if there is no accumulation, because torchao would keep the last micro-batch's;
+- gradients are freed on the GPU only if there is no accumulation, because torchao would keep the last micro-batch's;
 - several processes, DeepSpeed, FSDP and loss scaling (fp16) are refused.
 
-Also, a learning rate schedule must reach the small tensors that stay on the card. accelerate loads an empty state into
+Also, a learning rate schedule must reach the small tensors that stay on the GPU. accelerate loads an empty state into
 every optimizer (accelerate 1.15.0: optimizer.py, `AcceleratedOptimizer.__init__`), which makes torch replace the group
 dictionaries, and torchao's `param_groups` still lists the old ones for these tensors: they would be trained at the
 first learning rate for ever.
@@ -30,12 +30,12 @@ __all__ = ["CPUOffloadAdamW", "trainer_options"]
 
 
 class CPUOffloadAdamW(cpu_offload.CPUOffloadOptimizer):  # type: ignore[misc]
-    """torch's fused AdamW: on the host for parameters of at least `minimal_size` elements, on the card for the rest.
+    """torch's fused AdamW: on the host for parameters of at least `minimal_size` elements, on the GPU for the rest.
 
     Args:
         params: as for any optimizer; frozen ones are left out.
         max_grad_norm: gradients are clipped to this norm before the step, all together; 0: not at all.
-        offload_gradients: whether a gradient's memory on the card is freed as soon as it is on the host.
+        offload_gradients: whether a gradient's memory on the GPU is freed as soon as it is on the host.
         minimal_size: elements from which a parameter is stepped on the host.
         options: of `torch.optim.AdamW`.
     """
@@ -63,7 +63,7 @@ class CPUOffloadAdamW(cpu_offload.CPUOffloadOptimizer):  # type: ignore[misc]
 
     @property
     def state(self) -> dict[Tensor, dict[str, Any]]:
-        """The states by parameter on the card, wherever they are held."""
+        """The states by parameter on the GPU, wherever they are held."""
         on_card = dict(self.d_opt.state) if self.d_opt is not None else {}
         host = {p: each.state[self.param_d2h_map[p]] for p, each in self.optim_dict.items() if each.state}
         return {**on_card, **host}
@@ -102,15 +102,15 @@ def trainer_options(
         offload_gradients: None: where gradients are not accumulated.
 
     Raises:
-        RuntimeError: there is no CUDA or XPU card.
+        RuntimeError: there is no CUDA or XPU GPU.
         ValueError: arguments that torchao's optimizer would silently get wrong.
     """
     if cpu_offload.get_available_devices()[-1] not in ("cuda", "xpu"):
-        raise RuntimeError("torchao's CPUOffloadOptimizer needs a CUDA or XPU card; there is none")
+        raise RuntimeError("torchao's CPUOffloadOptimizer needs a CUDA or XPU GPU; there is none")
     accumulation = arguments.gradient_accumulation_steps
     problems = []
     if arguments.world_size > 1 or arguments.n_gpu > 1:
-        problems.append("it is for one card: each process would step with its own gradients, not their average")
+        problems.append("it is for one GPU: each process would step with its own gradients, not their average")
     if arguments.deepspeed or arguments.fsdp:
         problems.append("DeepSpeed and FSDP offload by themselves; use one of them")
     if arguments.fp16:

@@ -1,7 +1,7 @@
 """A collator that opens images when a batch is made: rows that name files, or hold their bytes, → a batch of pixels.
 
 The data set stays as small as its list of files, and opening, cropping and scaling happen in the data loader's
-workers, while the card computes. To train on, a random part of an image is cut out, scaled to the model's size and
+workers, while the GPU computes. To train on, a random part of an image is cut out, scaled to the model's size and
 mirrored half of the time; to evaluate, the whole image is prepared as the image processor does it.
 
 This file needs numpy, pillow, torch and transformers only, so that it can lie beside a script.

@@ -28,7 +28,7 @@ _IGNORED = -100
 def trainer_options(
     *, model: nn.Module, processing_class: Any, arguments: Any, length: int | None = None
 ) -> dict[str, Any]:
-    """`data_collator`, after the model was tried; on a card-only attention a callback tries it when training begins.
+    """`data_collator`, after the model was tried; on a GPU-only attention a callback tries it when training begins.
 
     Args:
         model: the model as Trainer gets it.
@@ -115,7 +115,7 @@ def _partitioned(model: nn.Module) -> bool:
 
 
 class _TriedOnDevice(TrainerCallback):  # type: ignore[misc]
-    """Tries the model when it stands on its card."""
+    """Tries the model when it stands on its GPU."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         if model is not None and not _partitioned(model):

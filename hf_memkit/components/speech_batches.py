@@ -2,7 +2,7 @@
 labels.
 
 The data set stays as small as its list of files; decoding, resampling and the Fourier transforms happen in the data
-loader's workers, while the card computes.
+loader's workers, while the GPU computes.
 
 This file needs numpy, torch and transformers, and `speech_batches_sound.py` beside it.
 """

@@ -89,7 +89,7 @@ def resample(samples: Samples, rate: int, wanted: int) -> Samples:
 
 def _unreadable(error: RuntimeError) -> SoundError:
     why = getattr(error, "error_string", str(error)).rstrip(".")  # str() of soundfile's names the buffer it read from
-    return SoundError(f"is no sound that soundfile can read ({why}); save it anew as WAV or FLAC, or take it out")
+    return SoundError(f"not a sound file that soundfile can read ({why}); save it anew as WAV or FLAC, or take it out")
 
 
 def _decode(content: bytes) -> tuple[Samples, int]:
@@ -152,7 +152,5 @@ def _soundfile() -> Any:
     try:
         import soundfile  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:
-        raise SoundError(
-            "is no WAV file, and what reads other sound is not installed: pip install soundfile"
-        ) from None
+        raise SoundError("not a WAV file; other formats need soundfile: pip install soundfile") from None
     return soundfile

@@ -108,7 +108,7 @@ def process_facts(args: Any) -> RunRecord:
 
 
 def hardware(device: torch.device | None) -> HardwareFacts:
-    """The machine, and the card that is trained on if there is one."""
+    """The machine, and the GPU that is trained on if there is one."""
     facts: HardwareFacts = {}
     if (cores := os.cpu_count()) is not None:
         facts["cpu_count"] = cores

@@ -1,4 +1,4 @@
-"""Presets: named sets of techniques, resolved for a model and a card.
+"""Presets: named sets of techniques, resolved for a model and a GPU.
 
 ```python
 from hf_memkit import preset

@@ -45,9 +45,8 @@ def compose(name: str, extra: Iterable[str] = ()) -> list[Technique]:
             clash = next((old for old in found if _clash(old.technique, new.technique)), None)
             if clash is not None:
                 problems.append(
-                    f"preset {name!r}: {clash} and {new} both decide {new.technique.slot}; take one, or have "
-                    f"{new.technique.name!r} take the other's place, as a technique beside it: --technique "
-                    f"{new.technique.name}"
+                    f"preset {name!r}: {clash} and {new} both set {new.technique.slot}. Choose one, or "
+                    f"replace the other by {new.technique.name!r}: --technique {new.technique.name}"
                 )
             found.append(new)
     if problems:
@@ -94,7 +93,7 @@ def with_techniques(techniques: list[Technique], extra: Iterable[str]) -> list[T
         one = find_technique(name)
         clash = next((old for old in new if _clash(old, one)), None)
         if clash is not None:
-            raise SettingError(f"techniques {clash.name!r} and {name!r} both decide {one.slot}; take one")
+            raise SettingError(f"techniques {clash.name!r} and {name!r} both set {one.slot}. Choose one")
         new.append(one)
     kept = [old for old in techniques if not any(_clash(old, one) for one in new)]
     return in_order([*kept, *new])
@@ -160,7 +159,7 @@ def apply_preset(
                 if other.family != technique.family:
                     raise SettingError(
                         f"preset {name!r}: {other.name!r} and {technique.name!r} both set {setting.key}, to "
-                        f"{before[setting.key]!r} and {setting.value!r}; take one"
+                        f"{before[setting.key]!r} and {setting.value!r}. Choose one"
                     )
             if setting.key not in before or before[setting.key] != setting.value:
                 owner[setting.key] = technique

@@ -27,7 +27,7 @@ def resolve_deepspeed(request: Request) -> Setup:
     """The preset as it stands, or sized if a model is named; its job has no batch of its own.
 
     Raises:
-        InputError: there is no such preset, model or card.
+        InputError: there is no such preset, model or GPU.
         SettingError: what was asked for would have no effect.
     """
     name, model, gpus = request.deepspeed, request.model, request.gpus or 1
@@ -50,7 +50,9 @@ def resolve_deepspeed(request: Request) -> Setup:
     offloads = [zero.get(part, {}) for part in ("offload_optimizer", "offload_param")]
     swaps = [section for section in offloads if section.get("device") == "nvme"]
     if path is not None and not swaps:
-        raise SettingError(f"--nvme-path: preset {name!r} puts nothing on disk; those named zero3-infinity do")
+        raise SettingError(
+            f"--nvme-path: preset {name!r} does not use the disk. Remove --nvme-path, or choose zero3-infinity"
+        )
     notes = []
     if swaps and path is None:
         notes.append("nvme_path is a placeholder, /local_nvme: set it, or give --nvme-path")

@@ -107,7 +107,7 @@ def argument_file(
         entries["deepspeed"] = deepspeed, reason
     notes = setup.notes
     if not any(reason for _, reason in entries.values()) and not replaced:
-        notes = (f"nothing of preset {setup.preset!r} is an argument: this file changes nothing by itself", *notes)
+        notes = (f"nothing of preset {setup.preset!r} is an argument: this file alone changes nothing", *notes)
     return ArgumentFile(
         title=f"Preset {setup.preset}, written by memkit {__version__} for transformers {_transformers()}",
         entries=with_installed_names(entries),

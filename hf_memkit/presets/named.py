@@ -48,7 +48,7 @@ class Preset:
 
 
 _ON_THE_CARD: Final = ("data-parallel", "activation-checkpointing", "chunked-loss", "expandable-segments")
-"""What a preset that trains on the card without DeepSpeed has, as a rule."""
+"""What a preset that trains on the GPU without DeepSpeed has, as a rule."""
 
 PRESETS: Final[dict[str, Preset]] = {
     "lean": Preset(
@@ -58,42 +58,42 @@ PRESETS: Final[dict[str, Preset]] = {
         where_possible=("chunked-loss", "fused-gelu", "sdpa-attention"),
     ),
     "checkpointed": Preset(
-        "activations fill your card: long sequences, or a batch that shall be larger",
+        "activations fill your GPU: long sequences, or you want a larger batch",
         ("activation-checkpointing", "chunked-loss", "expandable-segments"),
         checkpoint_bytes_per_parameter=4 + 8,
         where_possible=("chunked-loss",),
     ),
     "8bit": Preset(
-        "optimizer states fill your card, and the weights shall stay in fp32: 8-bit AdamW under autocast",
+        "optimizer states fill your GPU, and you want to keep fp32 weights: 8-bit AdamW under autocast",
         ("bf16-autocast", "adamw-8bit", *_ON_THE_CARD),
         checkpoint_bytes_per_parameter=4 + 2.04,
         where_possible=("chunked-loss",),
     ),
     "resident": Preset(
-        "all weights are trained, and everything stays on one card: 16-bit weights, 8-bit optimizer",
+        "all weights are trained, and everything stays on one GPU: 16-bit weights, 8-bit optimizer",
         ("pure-bf16", "adamw-8bit-stochastic", *_ON_THE_CARD),
         checkpoint_bytes_per_parameter=2 + 2.04,
         where_possible=("chunked-loss",),
     ),
     "offload": Preset(
-        "the card is small and RAM is large: ZeRO-2 with the optimizer in RAM (ZeRO-Offload)",
+        "the GPU is small and RAM is large: ZeRO-2 with the optimizer in RAM (ZeRO-Offload)",
         ("half-weights-deepspeed", "zero2-offload", "activation-checkpointing", "chunked-loss", "expandable-segments"),
         checkpoint_bytes_per_parameter=2 + 2 + 12,
         where_possible=("chunked-loss",),
     ),
     "sharded": Preset(
-        "several cards, and the model does not fit on one: ZeRO-3 splits weights, gradients and states between them",
+        "several GPUs, and the model does not fit on one: ZeRO-3 splits weights, gradients and states between them",
         ("half-weights-deepspeed", "zero3", "activation-checkpointing", "chunked-loss", "expandable-segments"),
         checkpoint_bytes_per_parameter=2 + 2 + 12,
         where_possible=("chunked-loss",),
     ),
     "infinity": Preset(
-        "card and RAM are small, a disk is fast: ZeRO-3 with optimizer and parameters on NVMe (ZeRO-Infinity)",
+        "GPU memory and RAM are small, a disk is fast: ZeRO-3 with optimizer and parameters on NVMe (ZeRO-Infinity)",
         ("half-weights-deepspeed", "zero3-infinity", "activation-checkpointing", "expandable-segments"),
         checkpoint_bytes_per_parameter=2 + 2 + 12,
     ),
     "in-backward": Preset(
-        "all weights are trained, and one card lacks room for their gradients: APOLLO steps inside the backward pass",
+        "all weights are trained, and one GPU lacks room for their gradients: APOLLO steps inside the backward pass",
         ("pure-bf16", "apollo-layerwise", "activation-checkpointing", "chunked-loss", "expandable-segments"),
         checkpoint_bytes_per_parameter=2,
         where_possible=("chunked-loss",),
@@ -111,14 +111,14 @@ PRESETS: Final[dict[str, Preset]] = {
         where_possible=("chunked-loss",),
     ),
     "largest-batch": Preset(
-        "you want as many sequences at once as one card takes",
+        "you want as many sequences at once as one GPU takes",
         ("pure-bf16", "adamw-8bit-stochastic", *_ON_THE_CARD),
         checkpoint_bytes_per_parameter=2 + 2.04,
         solves_for="batch",
         where_possible=("chunked-loss",),
     ),
     "longest-sequence": Preset(
-        "you want the longest sequence that one card takes: checkpoints wait in RAM",
+        "you want the longest sequence that one GPU takes: checkpoints wait in RAM",
         ("pure-bf16", "sdpa-attention", "data-parallel", "adamw-8bit-stochastic", "offloaded-checkpointing",
          "chunked-loss", "expandable-segments"),
         checkpoint_bytes_per_parameter=2 + 2.04,

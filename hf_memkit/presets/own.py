@@ -58,8 +58,8 @@ def without_replaced(setup: Setup, own: Mapping[str, Any]) -> tuple[Setup, tuple
     """
     if own.get("deepspeed") is not None and "deepspeed.config" in setup:
         raise SettingError(
-            f"deepspeed={own['deepspeed']!r}: preset {setup.preset!r} brings its own DeepSpeed config; leave yours "
-            f"out, or take a preset without DeepSpeed"
+            f"deepspeed={own['deepspeed']!r}: preset {setup.preset!r} has its own DeepSpeed config. Remove yours, "
+            f"or choose a preset without DeepSpeed"
         )
     replaced: list[Replaced] = []
     for name, value in own.items():

@@ -1,4 +1,4 @@
-"""A preset, or several joined by `+`, resolved for a model and a card."""
+"""A preset, or several joined by `+`, resolved for a model and a GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def resolve_preset(request: Request, *, use_hub: bool | None = None) -> Setup:
     """The preset for the model and the machine that were asked for. Arguments of the user's script are left alone.
 
     Raises:
-        InputError: an unknown preset, technique, card or model, or a number that is none.
+        InputError: an unknown preset, technique, GPU or model, or a number that is none.
         SettingError: presets that contradict each other, unknown values, a batch that does not come out exactly, or
             what would have no effect, or harm. All are listed at once.
     """
@@ -106,7 +106,7 @@ def _check_values(name: str, extra: Iterable[str], values: Mapping[str, Any]) ->
         if key not in allowed:
             owners = [one.name for one in TECHNIQUES.values() if key in one.values]
             belongs = f"; it belongs to {owners[0]}" if owners else did_you_mean(key, allowed)
-            problems.append(f"values: {key!r} is no value of preset {name!r}{belongs}")
+            problems.append(f"values: {key!r} is not a value of preset {name!r}{belongs}")
         elif wrong := wrong_value(techniques, key, value):
             problems.append(f"{key}={value!r} {wrong}")
     if problems:

@@ -41,7 +41,7 @@ def mistakes_of(setup: Setup, own: Mapping[str, Any] | None = None) -> tuple[lis
 
 @dataclass(frozen=True)
 class PresetSetup(Setup):
-    """A preset resolved for one model and one card, by `hf_memkit.preset`.
+    """A preset resolved for one model and one GPU, by `hf_memkit.preset`.
 
     Three ways to use it, from all to little:
 
@@ -128,8 +128,8 @@ class PresetSetup(Setup):
         batch = self.request.global_batch_size if self.request is not None else None
         if changed and batch is not None:
             raise SettingError(
-                f"{changed[0]}={mine[changed[0]]}: the batch was made for global_batch_size="
-                f"{batch}; give it to preset(arguments=…), and the other size follows"
+                f"{changed[0]}={mine[changed[0]]}: the preset was made for global_batch_size={batch}. "
+                f"Give the size to preset(arguments=…); memkit adjusts the other one"
             )
         if mine:
             mistakes, _ = mistakes_of(setup, mine)
@@ -154,7 +154,9 @@ class PresetSetup(Setup):
             RunError: the weights cannot be loaded, or a part cannot do its work on this model.
         """
         if "model.name" not in self:
-            raise InputError("this preset was made without a model; give preset(…, model=ID or folder), or load yours")
+            raise InputError(
+                "this preset was made without a model. Write preset(…, model=ID or folder), or load yours"
+            )
         train.require_packages(self)
         model = train.build_model(self, say, random_weights=random_weights)
         self.install(model)
@@ -215,7 +217,7 @@ class PresetSetup(Setup):
         misplaced = sorted(set(own) & set(argument_types()) - _OF_TRAINER)
         if misplaced:
             raise SettingError(
-                f"{misplaced[0]} is a field of TrainingArguments; give trainer(…, arguments={{{misplaced[0]!r}: …}})"
+                f"{misplaced[0]} is a field of TrainingArguments. Write trainer(…, arguments={{{misplaced[0]!r}: …}})"
             )
         train.require_packages(setup)
         setup._prepare(mine)

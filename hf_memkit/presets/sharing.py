@@ -1,4 +1,4 @@
-"""What several processes mean for a setup: their CPU threads, and notes on what each card and machine holds."""
+"""What several processes mean for a setup: their CPU threads, and notes on what each GPU and machine holds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hf_memkit.setup import Setup
 
 __all__ = ["share_among_processes", "threads_per_process"]
 
-_PLACE: Final = {"cpu": "in RAM", "nvme": "on disk", "none": "on the card"}
+_PLACE: Final = {"cpu": "in RAM", "nvme": "on disk", "none": "on the GPU"}
 
 
 def threads_per_process(cpu_count: int, gpus: int) -> int:
@@ -28,7 +28,7 @@ def share_among_processes(setup: Setup, job: Job) -> Setup:
     notes = [_what_a_card_holds(setup, job.processes)]
     if job.gpus > 1:
         notes.append(
-            f"RAM and disk are counted for one machine with its {job.gpus} processes, the card for one of them."
+            f"RAM and disk are counted for one machine with its {job.gpus} processes, the GPU for one of them."
         )
     if job.nodes > 1:
         notes.append(
@@ -44,14 +44,14 @@ def _what_a_card_holds(setup: Setup, processes: int) -> str:
     part = f"1/{processes}"
     if stage == 0:
         return (
-            f"{processes} processes, one card each: every card holds all weights, gradients and optimizer states, and "
+            f"{processes} processes, one GPU each: every GPU holds all weights, gradients and optimizer states, and "
             f"trains on {part} of the batch (DistributedDataParallel)."
         )
     states = _PLACE[zero.get("offload_optimizer", {}).get("device", "none")]
     weights = _PLACE[zero.get("offload_param", {}).get("device", "none")]
     held = {
-        1: f"all weights and gradients on the card, and {part} of the optimizer states {states}",
-        2: f"all weights on the card, and {part} of the gradients and optimizer states {states}",
+        1: f"all weights and gradients on the GPU, and {part} of the optimizer states {states}",
+        2: f"all weights on the GPU, and {part} of the gradients and optimizer states {states}",
         3: f"{part} of the weights {weights}, and {part} of the gradients and optimizer states {states}",
     }[stage]
-    return f"{processes} processes, one card each, hold: {held} (ZeRO-{stage}); each trains on {part} of the batch."
+    return f"{processes} processes, one GPU each, hold: {held} (ZeRO-{stage}); each trains on {part} of the batch."

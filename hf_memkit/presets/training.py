@@ -70,8 +70,8 @@ def resolve_training(request: Request, *, trace: bool) -> Setup:
     if request.preset:
         if model.own_code:
             raise InputError(
-                f"--preset: presets are sized by the shapes of transformers' own models, and {model.name} brings its "
-                f"own code; leave --preset out, and give arguments with --set or --args"
+                f"--preset: presets support transformers' built-in models only, and {model.name} uses custom code. "
+                f"Remove --preset, and give arguments with --set or --args"
             )
         made = resolve_preset(replace(request, model=model.name, sequence_length=length))
         setup = with_class(made, model)
@@ -85,7 +85,7 @@ def resolve_training(request: Request, *, trace: bool) -> Setup:
     setup = _with_sizes(_generating(setup, own), length, model.maximum_length)
     for setting in setup.settings:
         if setting.key == f"arguments.{_BATCH}" and _BATCH not in own:
-            notes.append(f"batches of {setting.value} sequences a card: {setting.reason}")
+            notes.append(f"batches of {setting.value} sequences a GPU: {setting.reason}")
         elif setting.key == _LENGTH and not length:
             notes.append(f"sequences of {setting.value} tokens: {setting.reason}")
     if machine.gpu is None:

@@ -28,7 +28,7 @@ from hf_memkit.units import format_size
 __all__ = ["FAR_OFF", "Judge", "choose", "nearest_that_fits", "predicted", "resolve"]
 
 FAR_OFF: Final = 0.25
-"""What a formula puts further above the card than this share of it is not traced. Assumed: against traces of this
+"""What a formula puts further above the GPU than this share of it is not traced. Assumed: against traces of this
 pack's recipes the ledger's sums were too high by a few per cent at most, and much oftener too low."""
 
 
@@ -48,7 +48,7 @@ Judge = Callable[[Setup], Prediction]
 
 
 def predicted(setup: Setup, *, trace: bool = True, usual: Setup | None = None) -> Prediction:
-    """The prediction of the setup for the card in question, which need not be here; by formula where no trace works.
+    """The prediction of the setup for the GPU in question, which need not be here; by formula where no trace works.
     `usual`: as for `predict`.
 
     Raises:
@@ -77,7 +77,7 @@ class _Judged:
 def choose(
     recipe: Recipe, machine: Machine, request: Request, *, use_hub: bool, judge: Judge | None = predicted
 ) -> tuple[Setup, Prediction | None]:
-    """The recipe's setup for `machine`, or for the recipe's own card if the machine has none: the first variant, with
+    """The recipe's setup for `machine`, or for the recipe's own GPU if the machine has none: the first variant, with
     its first kind of checkpointing, that fits; if none does, the first that is tight. A variant that was asked for by
     name is always resolved, with the last of its kinds of checkpointing if none fits: what the machine lacks for it is
     in the setup's `problems`.
@@ -102,7 +102,7 @@ def choose(
         return found.setup, found.prediction
     rejected: list[tuple[str, str]] = []
     tight: _Judged | None = None
-    later = "the first variant within the card and RAM" if judge is None else "the first variant that fits"
+    later = "the first variant within the GPU and RAM" if judge is None else "the first variant that fits"
     for name in recipe.variants:
         first = later if rejected else "the recipe's first choice"
         found = _variant(replace(start, variant=name), judge, first)
@@ -172,7 +172,7 @@ def _by_formula(best: _Judged, tried: list[_Judged], first: str) -> _Judged:
         without = " (which has no activations of such a model: a prediction may choose another)" if bare else ""
         sums = (f"{each.of.checkpointing} {format_size(each.setup.ledger.total_bytes('device'))}" for each in tried)
         note = (
-            f"Activation checkpointing: {kind}, {which}{without}. On the card, by formula: {', '.join(sums)}, of "
+            f"Activation checkpointing: {kind}, {which}{without}. On the GPU, by formula: {', '.join(sums)}, of "
             f"{format_size(candidate.usable_bytes)}."
         )
         setup = replace(candidate, note=note).setup()

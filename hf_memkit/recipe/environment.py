@@ -1,4 +1,4 @@
-"""What must be so before a setup trains: its environment variables, a card that torch can use, and the folder that
+"""What must be so before a setup trains: its environment variables, a GPU that torch can use, and the folder that
 ZeRO-Infinity swaps to, which is tried before anything is written and held while the run lasts."""
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["Swap", "nvme_path", "set_environment"]
 
 
 def set_environment(setup: Setup, say: Callable[[str], None], ranks: Ranks) -> None:
-    """Sets the setup's variables where the user has not, and makes sure that the card can be used.
+    """Sets the setup's variables where the user has not, and makes sure that the GPU can be used.
 
     Raises:
-        RunError: accelerate's launcher brings an engine of its own, or torch cannot use the card.
+        RunError: accelerate's launcher brings an engine of its own, or torch cannot use the GPU.
         MissingPackageError: the optimizer has to be compiled, and cannot.
     """
     _leave_accelerate_aside(say)
@@ -48,7 +48,7 @@ def _leave_accelerate_aside(say: Callable[[str], None]) -> None:
     for name, engine in (("ACCELERATE_USE_DEEPSPEED", "DeepSpeed"), ("ACCELERATE_USE_FSDP", "FSDP")):
         if os.environ.get(name, "").lower() in ("1", "true", "yes"):
             raise RunError(
-                f"accelerate's config asks for {engine}, and the recipe brings its own engine; start it with memkit "
+                f"accelerate's config selects {engine}, but the recipe sets up its own engine. Start it with memkit "
                 f"--gpus N, torchrun, or accelerate launch --multi_gpu"
             )
     # TrainingArguments without bf16 or fp16 take this for the precision (transformers:training_args.py, "Mixed
@@ -59,33 +59,33 @@ def _leave_accelerate_aside(say: Callable[[str], None]) -> None:
 
 
 def _check_card(setup: Setup, ranks: Ranks) -> None:
-    """Raises what `set_environment` says of the card: otherwise Trainer goes to the CPU, or to several cards."""
+    """Raises what `set_environment` says of the GPU: otherwise Trainer goes to the CPU, or to several GPUs."""
     import torch
 
     if not torch.cuda.is_available():
         raise RunError(
-            f"this setup is for a GPU, and torch {torch.__version__} cannot use one here: the driver is too old for "
-            f"it, it is a CPU build, or there is no card"
+            f"this setup needs a GPU, and torch {torch.__version__} cannot use one here: there is no GPU, the driver "
+            f"is too old, or torch is a CPU build. `memkit doctor` prints the fix"
         )
     cards = torch.cuda.device_count()
     if cards > 1 and not ranks.launched:
-        raise RunError(f"one process sees {cards} cards; give --gpus {cards}, or set CUDA_VISIBLE_DEVICES to one")
+        raise RunError(f"one process sees {cards} GPUs. Add --gpus {cards}, or set CUDA_VISIBLE_DEVICES to one GPU")
     if cards < ranks.local_world_size:
         raise RunError(
-            f"{ranks.local_world_size} processes were started on this machine, and each may use {cards} of its cards "
-            f"(CUDA_VISIBLE_DEVICES); each needs one of its own"
+            f"{ranks.local_world_size} processes run on this machine, but only {cards} GPUs are visible "
+            f"(CUDA_VISIBLE_DEVICES). Each process needs one GPU: start fewer processes, or make more GPUs visible"
         )
     capability = torch.cuda.get_device_capability(ranks.local_rank)
     if not has_kernels(capability, torch.cuda.get_arch_list()):
         raise RunError(
-            f"torch {torch.__version__} has no kernels for this card (compute capability {capability[0]}."
-            f"{capability[1]}); install a build of torch for an older CUDA"
+            f"torch {torch.__version__} has no kernels for this GPU (compute capability {capability[0]}."
+            f"{capability[1]}). Install a torch built for an older CUDA (pytorch.org)"
         )
     if str(setup.get("optimizer.class", "")).endswith((":AdamW8bit", ":AdamW4bit")):
         missing = ops.missing_tools(("compiled optimizer",), cpu=True)
         if missing:
             raise MissingPackageError(
-                f"the optimizer's step has to be compiled: missing {', '.join(missing)}; "
+                f"the optimizer step needs a compiler; missing: {', '.join(missing)}; "
                 f"run: sudo apt-get install {' '.join(missing)}"
             )
 

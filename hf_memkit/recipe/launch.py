@@ -41,7 +41,7 @@ class Place:
     """Where the processes run.
 
     Attributes:
-        gpus: processes on each machine, one card each.
+        gpus: processes on each machine, one GPU each.
         nodes: machines.
         node_rank: this machine's number, from 0.
         master_addr: name or address of machine 0; empty if there is one machine.
@@ -147,7 +147,7 @@ def _quiet_torchrun() -> Iterator[None]:
 
 
 def _cards_without_peer_access() -> None:
-    """Older drivers give the RTX 40 series no way from card to card, and NCCL must be told. accelerate refuses to
+    """Older drivers give the RTX 40 series no way from GPU to GPU, and NCCL must be told. accelerate refuses to
     start otherwise, unless its own launcher started it (accelerate:state.py, utils/launch.py)."""
     from accelerate.utils.environment import check_cuda_p2p_ib_support
 
@@ -161,7 +161,7 @@ _TOGETHER_S: Final = 10
 seconds later (torch:distributed/run.py, --shutdown-timeout)."""
 
 _LOST_PEER: Final = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
-_WHAT_IS_LEFT: Final = "its records and the checkpoints made before are whole: --resume goes on from them"
+_WHAT_IS_LEFT: Final = "records and earlier checkpoints are intact; continue with --resume"
 
 
 def what_failed(failures: Mapping[int, ProcessFailure], logs: Path) -> MemkitError:
@@ -189,7 +189,7 @@ def what_failed(failures: Mapping[int, ProcessFailure], logs: Path) -> MemkitErr
         told.exit_code = known.exit_code
         return told
     if _lost_peer(failure):
-        return RunError(f"rank {rank} lost the connection to another process, which has ended; {_WHAT_IS_LEFT}")
+        return RunError(f"rank {rank} lost the connection to another process, which ended; {_WHAT_IS_LEFT}")
     print(message["extraInfo"]["py_callstack"], file=sys.stderr)
     return RunError(f"rank {rank}: {name}: {text.splitlines()[0] if text else 'no message'}")
 
@@ -226,7 +226,7 @@ def _lost_peer(failure: ProcessFailure) -> bool:
 
 def _how_it_ended(failure: ProcessFailure, logs: Path) -> str:
     if failure.exitcode == -signal.SIGKILL:
-        return "was killed (SIGKILL; the kernel does so where RAM runs out)"
+        return "was killed (SIGKILL; usually the kernel, because host RAM ran out)"
     how = f"died of {failure.signal_name()}" if failure.exitcode < 0 else f"ended with exit code {failure.exitcode}"
     # What a rank other than the first of its machine prints goes to a file.
     for log in logs.rglob(f"{failure.local_rank}/stderr.log"):

@@ -42,7 +42,7 @@ class RecipeRun:
         setup: what runs here.
         target: the setup that this is the rehearsal of; None if this is the real thing.
         not_rehearsed: what of the target does not run here, each with its reason.
-        gpus: processes on each machine, one card each.
+        gpus: processes on each machine, one GPU each.
         nodes: machines.
         prediction: of what runs here, in its JSON form, where there is one; it stands in the records beside what is
             measured.
@@ -123,7 +123,7 @@ def read_run(folder: str | Path) -> dict[str, Any] | None:
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        raise RunError(f"{path} is damaged; start again with --overwrite or another --output") from None
+        raise RunError(f"{path} is damaged. Start again with --overwrite or another --output") from None
     return content
 
 
@@ -146,12 +146,14 @@ def refuse_used(folder: str) -> None:
         raise InputError(f"--output {folder}: is a file; give a folder")
     nearest = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise InputError(f"--output {folder}: {nearest} cannot be written to; give another folder")
+        raise InputError(f"--output {folder}: {nearest} is not writable. Choose another folder")
     run = read_run(folder)
     if run is not None:
         state = "a finished run" if run["status"] == "finished" else "an unfinished run"
-        go_on = "" if run["status"] == "finished" else "--resume to go on with it, "
-        raise InputError(f"--output {folder}: holds {state}; give {go_on}--overwrite to replace it, or another folder")
+        go_on = "" if run["status"] == "finished" else "--resume to continue it, "
+        raise InputError(
+            f"--output {folder}: already holds {state}. Add {go_on}--overwrite to replace it, or choose another folder"
+        )
 
 
 def clear(folder: str) -> None:
@@ -176,11 +178,11 @@ def unfinished_run(recipe: str, variant: str, folder: str) -> tuple[str, dict[st
     if folder:
         run = read_run(folder)
         if run is None:
-            raise InputError(f"--resume: {folder} holds no run; leave --resume out to start one")
+            raise InputError(f"--resume: {folder} holds no run. Remove --resume to start one")
         if run["status"] == "finished":
-            raise InputError(f"--resume: the run in {folder} is finished; give --overwrite to start again")
+            raise InputError(f"--resume: the run in {folder} is finished. Add --overwrite to start again")
         if run["recipe"] != recipe:
-            raise InputError(f"--resume: the run in {folder} is of recipe {run['recipe']!r}, not {recipe!r}")
+            raise InputError(f"--resume: the run in {folder} belongs to recipe {run['recipe']!r}, not {recipe!r}")
         return folder, run
     pattern = f"{recipe}-*" if variant == "auto" else f"{recipe}-{variant}*"
     files = sorted(_HOME.glob(f"{pattern}/{RUN_FILE}"), key=lambda file: file.stat().st_mtime, reverse=True)

@@ -96,7 +96,7 @@ def pack(
         raise SettingError(f"held_out={holdout_fraction}: expected a share of the blocks, at least 0 and below 1")
     separator = tokenizer.eos_token_id
     if separator is None:
-        raise DataError("the tokenizer has no EOS token to put between documents; use one made for generating text")
+        raise DataError("the tokenizer has no EOS token to separate documents. Use that of a causal language model")
     tokens = array("i")  # grows in place, where joined numpy arrays would exist twice
     count = 0
     for batch in _batches(documents):
@@ -116,8 +116,8 @@ def pack(
     if blocks < 2:
         shorter = f", or --sequence-length {len(tokens) // 2} or less" if len(tokens) >= 4 else ""
         raise DataError(
-            f"{documents.source}: {len(tokens)} tokens, and at least {2 * sequence_length} are needed: one block of "
-            f"{sequence_length} to train on and one to hold out; give more text{shorter}"
+            f"{documents.source}: {len(tokens)} tokens; the minimum is {2 * sequence_length}: one block of "
+            f"{sequence_length} to train on and one to hold out. Give more text{shorter}"
         )
     whole = np.frombuffer(tokens, dtype=np.int32)[: blocks * sequence_length].reshape(blocks, sequence_length)
     whole.flags.writeable = False

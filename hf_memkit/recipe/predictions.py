@@ -2,7 +2,7 @@
 
 A trace takes seconds, and the pack has dozens of variants: `scripts/recipe_predictions.py` makes them once and writes
 `recipes/predictions.json`, where each recipe stands with the checksum of the file that it was made from. A variant is
-predicted there with each kind of checkpointing that it lists, for the recipe's own card, and for one that has no bf16.
+predicted there with each kind of checkpointing that it lists, for the recipe's own GPU, and for one that has no bf16.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class StoredPrediction:
     Attributes:
         variant: its name.
         checkpointing: the kind, `none`, or empty where the variant lists none.
-        bf16: whether the card computes in bf16; fp16 otherwise.
-        micro_batch_size, accumulation: sequences in a forward pass of a card, and how many make a step.
+        bf16: whether the GPU computes in bf16; fp16 otherwise.
+        micro_batch_size, accumulation: sequences in a forward pass of a GPU, and how many make a step.
         sequence_length: tokens.
-        gpus, nodes: cards on each machine, and machines.
-        prediction: what it needs; its verdict is of the card that it was made for.
+        gpus, nodes: GPUs on each machine, and machines.
+        prediction: what it needs; its verdict is of the GPU that it was made for.
     """
 
     variant: str
@@ -86,7 +86,7 @@ class Option:
 
     @property
     def card_bytes(self) -> int:
-        """What it takes of a card at most, the context included."""
+        """What it takes of a GPU at most, the context included."""
         return self.predicted.prediction.total_bytes[1]
 
     @property
@@ -112,7 +112,7 @@ def stored() -> dict[str, Any]:
 
 def options(recipe: Recipe, machine: Machine) -> list[Option]:
     """The recipe's variants on this machine, in the recipe's order: of each the cheapest checkpointing that fits, or
-    the last. Empty where the recipe's file was changed after it was predicted, or no card is known.
+    the last. Empty where the recipe's file was changed after it was predicted, or no GPU is known.
 
     The card's dtypes decide which predictions count, its memory and the machine's RAM and disk decide the verdict.
     """
@@ -152,11 +152,11 @@ def predicted_beforehand(recipe: Recipe, setup: Setup) -> Prediction:
         for content in entry["predicted"]:
             if all(content[name] == value for name, value in wanted.items()):
                 return StoredPrediction.from_json(content).prediction.judged(job.machine)
-    raise InputError("not predicted beforehand")
+    raise InputError("there is no stored prediction for this setup")
 
 
 def chosen_beforehand(recipe: Recipe, machine: Machine, request: Request, *, use_hub: bool) -> Setup | None:
-    """The setup that the stored predictions choose for `machine`, or for the recipe's card where it has none; None
+    """The setup that the stored predictions choose for `machine`, or for the recipe's GPU where it has none; None
     where they are of another setup than was asked for.
 
     Raises:
@@ -174,7 +174,7 @@ def chosen_beforehand(recipe: Recipe, machine: Machine, request: Request, *, use
 
 def fitting(recipes: list[Recipe], machine: Machine) -> tuple[list[list[Option]], list[list[Option]]]:
     """(of each recipe the variants that fit, of each recipe without one all its variants), the recipes that make most
-    of the card first. A variant that fits comes before one that is tight."""
+    of the GPU first. A variant that fits comes before one that is tight."""
     fit, others = [], []
     for recipe in recipes:
         all_of_it = options(recipe, machine)

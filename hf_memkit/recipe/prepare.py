@@ -37,7 +37,8 @@ def prepare_data(setup: Setup, say: Say, ranks: Ranks) -> Examples:
         examples = task_of(setup).prepare(setup, say)
         if ranks.share("blocks", examples.checksum) != examples.checksum:
             raise RunError(
-                f"rank {ranks.rank} has other examples than rank 0: the data of the machines differ, or their packages"
+                f"rank {ranks.rank} has different examples than rank 0. Use the same data and "
+                "package versions on all machines"
             )
         if ranks.local_world_size == 1:
             ranks.wait_for_all("data")

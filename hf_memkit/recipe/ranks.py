@@ -44,7 +44,7 @@ class Ranks:
     Attributes:
         rank: its number among all, from 0.
         world_size: processes in all.
-        local_rank: its number on its machine, which is also that of its card.
+        local_rank: its number on its machine, which is also that of its GPU.
         local_world_size: processes on its machine.
         launched: whether a launcher started it.
     """
@@ -143,7 +143,7 @@ def ranks_from_environment(environment: Mapping[str, str] = os.environ) -> Ranks
     # torchrun and accelerate say LOCAL_WORLD_SIZE, DeepSpeed's launcher LOCAL_SIZE (deepspeed: launcher/launch.py).
     here = environment.get("LOCAL_WORLD_SIZE") or environment.get("LOCAL_SIZE") or ("1" if world_size == 1 else "")
     if not here:
-        raise RunError("a launcher set RANK and WORLD_SIZE, but not LOCAL_WORLD_SIZE; start memkit with torchrun")
+        raise RunError("RANK and WORLD_SIZE are set, but LOCAL_WORLD_SIZE is not. Start memkit with torchrun")
     return Ranks(rank, world_size, local_rank, int(here), launched=True)
 
 

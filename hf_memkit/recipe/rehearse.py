@@ -142,7 +142,7 @@ def _few_steps(rehearsed: RecipeRun, spec: RehearsalSpec) -> RecipeRun:
         "eval_steps",
     ):
         if any(s.key == f"arguments.{name}" and s.reason == "--set" for s in setup.settings):
-            rehearsed = _leave_out(rehearsed, f"arguments.{name}", "the rehearsal has a batch and steps of its own")
+            rehearsed = _leave_out(rehearsed, f"arguments.{name}", "the rehearsal uses its own batch and steps")
     steps, why = unless_set("max_steps", spec.steps, "the recipe's rehearsal")
     return _put(
         rehearsed,

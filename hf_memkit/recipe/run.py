@@ -51,7 +51,7 @@ def mistakes_of_run(job: RecipeRun) -> list[Problem]:
 
 
 def mistakes_of_target(setup: Setup) -> list[Problem]:
-    """Known mistakes in the setup for the card in question, which need not be here."""
+    """Known mistakes in the setup for the GPU in question, which need not be here."""
     return [problem for problem in check(setup) if problem.rule not in _IN_THE_SETUP]
 
 
@@ -87,9 +87,7 @@ def run(
     set_environment(setup, say, ranks)
     examples = prepare_data(setup, say, ranks)
     if resume is not None and resume["blocks_sha256"] != examples.checksum:
-        raise RunError(
-            f"the data is not that of the run in {job.output}: its blocks differ; start again with --overwrite"
-        )
+        raise RunError(f"the data differs from that of the run in {job.output}. Start again with --overwrite")
     setup = without_needless_grouping(setup, examples, say)
     job = replace(job, setup=setup)
     if "deepspeed.config" in setup:
@@ -139,9 +137,7 @@ def _start_run_file(job: RecipeRun, content: dict[str, Any]) -> None:
         Path(job.output).mkdir(parents=True, exist_ok=True)
         write_run(job.output, content)
     except OSError as error:
-        raise InputError(
-            f"--output {job.output}: cannot be written to ({error.strerror}); give another folder"
-        ) from None
+        raise InputError(f"--output {job.output}: not writable ({error.strerror}). Choose another folder") from None
 
 
 def _train(job: RecipeRun, examples: Examples, say: Say, ranks: Ranks, *, resuming: bool) -> tuple[Trainer, bool]:
@@ -216,7 +212,7 @@ def _train(job: RecipeRun, examples: Examples, say: Say, ranks: Ranks, *, resumi
 def _out_of_memory(advice: OomNote) -> RunError:
     """The error in one line; the changes that would help are a note to it."""
     error = RunError(
-        f"{advice.happened} Set a smaller per_device_train_batch_size (--set), a shorter --sequence-length, or take "
+        f"{advice.happened} Set a smaller per_device_train_batch_size (--set), a shorter --sequence-length, or "
         f"another --variant"
     )
     error.add_note(advice.details())

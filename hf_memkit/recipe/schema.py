@@ -104,7 +104,7 @@ class Variant(_Strict):
 
     `techniques` are added to the preset's, or take the place of those that decide the same thing. `checkpointing` are
     such techniques, or `none`, in order of preference: the first with which the variant fits is taken, or the last.
-    `values` go to the techniques. `solve_for: sequence` makes the sequence as long as the card holds, and the model
+    `values` go to the techniques. `solve_for: sequence` makes the sequence as long as the GPU holds, and the model
     allows, from the recipe's `sequence_length` on; `--sequence-length` overrides it.
     """
 
@@ -131,7 +131,7 @@ class Recipe(_Strict):
     """One recipe file. `name` and `path` come from the file, the rest from its text.
 
     `task` is the kind of data (`hf_memkit.recipe.tasks`); `sequence_length` is in tokens, `sequences_per_step` in
-    sequences an optimizer step, `steps` in optimizer steps, `card` a marketing size such as `16GB`, `gpus` cards on
+    sequences an optimizer step, `steps` in optimizer steps, `card` a marketing size such as `16GB`, `gpus` GPUs on
     each machine.
     """
 
@@ -182,7 +182,7 @@ def read_recipe(path: Path) -> Recipe:
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError([f"{path}: cannot be read: {error}"]) from None
     if not isinstance(content, dict):
-        raise RecipeError([f"{path}: must be a mapping of keys to values, and is {type(content).__name__}"])
+        raise RecipeError([f"{path}: expected a mapping of keys to values, got {type(content).__name__}"])
     problems = [
         f"{path}: {key}: comes from the file's name and place; leave it out"
         for key in ("name", "path")

@@ -141,7 +141,7 @@ def refuse_wrong(recipe: Recipe, request: Request) -> None:
     """Refuses what is wrong whatever the machine: told at once, before torch is imported or a process is started.
 
     Raises:
-        InputError: there is no such variant, model or card, or a sequence is longer than the model allows.
+        InputError: there is no such variant, model or GPU, or a sequence is longer than the model allows.
         SettingError: settings that no recipe takes, or that contradict each other or the batch.
     """
     described_gpu(request.gpu, request.gpu_memory)
@@ -185,15 +185,15 @@ def refuse_ignored(setup: Setup, chosen: Mapping[str, Any]) -> None:
         return
     if "optimizer.class" in setup:
         raise SettingError(
-            f"--set optim={chosen['optim']}: variant {setup.preset!r} brings its own optimizer "
-            f"({setup['optimizer.class'].split(':')[1]}), and optim would be ignored; take another variant"
+            f"--set optim={chosen['optim']}: variant {setup.preset!r} has its own optimizer "
+            f"({setup['optimizer.class'].split(':')[1]}), and --set optim would be ignored. Choose another variant"
         )
     if "deepspeed.config" in setup and not str(chosen["optim"]).startswith("adamw_torch"):
         offloaded = "offload_optimizer" in setup["deepspeed.config"]["zero_optimization"]
         why = (
             "with an offloaded optimizer accelerate replaces it by DeepSpeedCPUAdam, silently"
             if offloaded
-            else "the variant's needs were computed with AdamW's states, split among the cards"
+            else "the variant's needs were computed with AdamW's states, split among the GPUs"
         )
         raise SettingError(
             f"--set optim={chosen['optim']}: {why}; variant {setup.preset!r} works with adamw_torch only"

@@ -198,7 +198,7 @@ def kept(rows: Callable[..., Iterator[dict[str, Any]]], features: Any, arguments
             raise
         raise DataError(
             f"{source}: the cache in {datasets.config.HF_DATASETS_CACHE} cannot be written: "
-            f"{getattr(cause, 'strerror', None) or in_one_line(cause)}; HF_DATASETS_CACHE names another folder for it"
+            f"{getattr(cause, 'strerror', None) or in_one_line(cause)}; set HF_DATASETS_CACHE to another folder"
         ) from error
 
 

@@ -98,7 +98,7 @@ def hold_out(rows: Any, share: float) -> tuple[Any, Any]:
         DataError: there are fewer than two rows.
     """
     if len(rows) < 2:
-        raise DataError(f"{len(rows)} example: at least 2 are needed, one to train on and one to hold out")
+        raise DataError(f"{len(rows)} example; the minimum is 2, one to train on and one to hold out")
     count = min(max(1, round(share * len(rows))), len(rows) - 1)
     return rows.select(range(len(rows) - count)), rows.select(range(len(rows) - count, len(rows)))
 
@@ -150,7 +150,7 @@ def _rows(
             found = True
             yield reader(columns, where, row)
     if not found:
-        raise DataError(f"{names[0]}: no row in it; expected {of_task.local_form}, such as {of_task.example}")
+        raise DataError(f"{names[0]}: it has no rows; expected {of_task.local_form}, such as {of_task.example}")
 
 
 def _from_hub(task: RowTask, wanted: HubData, columns: Mapping[str, str]) -> Table:
@@ -191,7 +191,7 @@ def find_tables(path: Path, expected: str) -> LocalFiles:
     if not path.is_dir():
         kind = _KINDS.get(path.suffix.lower())
         if kind is None:
-            raise DataError(f"{path}: is no table (it ends in {path.suffix!r}); expected {expected}")
+            raise DataError(f"{path}: not a table (it ends in {path.suffix!r}); expected {expected}")
         return LocalFiles(kind, (_readable(path),), str(path))
     files = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
     tables = [file for file in files if file.suffix.lower() in _KINDS]
@@ -200,7 +200,7 @@ def find_tables(path: Path, expected: str) -> LocalFiles:
     kinds = Counter(_KINDS[file.suffix.lower()] for file in tables)
     if len(kinds) > 1:
         listing = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-        raise DataError(f"{path}: files of several kinds: {listing}; give a folder or a file of one kind")
+        raise DataError(f"{path}: mixed file types: {listing}. Give a folder with one type, or a single file")
     return LocalFiles(next(iter(kinds)), tuple(map(_readable, tables)), f"{path} ({len(tables)} files)")
 
 
@@ -247,7 +247,7 @@ def _csv(path: Path, delimiter: str) -> Iterator[tuple[str, dict[str, Any]]]:
         if not names:
             raise DataError(f"{path}: empty; expected a first line with the names of the columns")
         if doubled := [name for name, count in Counter(names).items() if count > 1]:
-            raise DataError(f"{path}:1: column {doubled[0]!r} stands there twice")
+            raise DataError(f"{path}:1: column {doubled[0]!r} appears twice. Keep one")
         line = reader.line_num + 1
         for values in reader:
             here, line = f"{path}:{line}", reader.line_num + 1

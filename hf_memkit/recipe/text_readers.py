@@ -146,8 +146,8 @@ def not_utf8(path: Path, line: int, error: UnicodeDecodeError) -> DataError:
         return DataError(f"{path}: expected UTF-8 text, found UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
     at = line + found.count(b"\n", 0, error.start)
     return DataError(
-        f"{path}:{at}: expected UTF-8 text, found the byte 0x{found[error.start]:02x}; "
-        "unpack it if it is compressed, convert it if it is in another encoding"
+        f"{path}:{at}: expected UTF-8 text, found the byte 0x{found[error.start]:02x}. "
+        "Unpack the file if it is compressed, or convert it to UTF-8"
     )
 
 
@@ -211,7 +211,7 @@ def whole_characters(where: str, text: str) -> str:
     try:
         text.isascii() or text.encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"{where}: half of a surrogate pair, which is no character") from error
+        raise DataError(f"{where}: half of a surrogate pair, which is not a character. Remove it") from error
     return text
 
 
@@ -240,7 +240,7 @@ def parquet_rows(path: Path, column: str | None = None) -> Iterator[tuple[str, d
             for number, row in enumerate(rows, 1):
                 yield f"{path}: row {number}", row
     except pyarrow.ArrowException as error:
-        raise DataError(f"{path}: not a parquet file that can be read: {in_one_line(error)}") from error
+        raise DataError(f"{path}: not a readable parquet file: {in_one_line(error)}") from error
 
 
 _KINDS = {
@@ -274,18 +274,18 @@ def find_text_files(path: Path) -> LocalFiles:
     """
     if not path.is_dir():
         if path.suffix.lower() in _TABLES:
-            raise DataError(f"{path}: tables in {path.suffix} files are not read; convert it to JSON lines or parquet")
+            raise DataError(f"{path}: {path.suffix} files are not supported. Convert it to JSON lines or parquet")
         return LocalFiles(_KINDS.get(path.suffix.lower(), "text"), (_regular(path),), str(path))
     found = _files_below(path)
     usable = [file for file in found if file.suffix.lower() in _KINDS]
     others = _endings(file for file in found if file.suffix.lower() not in _KINDS)
     if not usable:
         inside = f"it has {others}" if others else "it is empty"
-        raise DataError(f"{path}: no text in this folder, {inside}; expected files that end in {', '.join(_KINDS)}")
+        raise DataError(f"{path}: no text in this folder ({inside}); expected files that end in {', '.join(_KINDS)}")
     kinds = Counter(_KINDS[file.suffix.lower()] for file in usable)
     if len(kinds) > 1:
         listing = ", ".join(f"{count} {kind} ({_endings(_of_kind(usable, kind))})" for kind, count in kinds.items())
-        raise DataError(f"{path}: files of several kinds: {listing}; give a folder or a file of one kind")
+        raise DataError(f"{path}: mixed file types: {listing}. Give a folder with one type, or a single file")
     kind = next(iter(kinds))
     left = f"; not read: {others}" if others else ""
     source = f"{path} ({len(usable)} {kind} {'file' if len(usable) == 1 else 'files'}{left})"
@@ -313,7 +313,7 @@ def _regular(path: Path) -> Path:
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
-            raise DataError(f"{path}: not a regular file; write the text to one first")
+            raise DataError(f"{path}: not a regular file. Write the text to a file first")
         with path.open("rb"):
             return path
     except OSError as error:

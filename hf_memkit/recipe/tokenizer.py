@@ -112,8 +112,8 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, vocabulary_size: int) -
     """Raises DataError if `tokenizer` has more entries than the model has embeddings for."""
     if len(tokenizer) > vocabulary_size:
         raise DataError(
-            f"the tokenizer has {len(tokenizer)} entries and the model embeds {vocabulary_size}; "
-            "use the tokenizer that belongs to the model, or a model with a larger vocab_size"
+            f"the tokenizer has {len(tokenizer)} entries but the model has embeddings for {vocabulary_size}. "
+            "Use the model's own tokenizer, or a model with a larger vocab_size"
         )
 
 
@@ -132,7 +132,7 @@ def train_tokenizer(
 
     if vocabulary_size < _SMALLEST_VOCABULARY:
         raise DataError(
-            f"a vocabulary of {vocabulary_size} is too small: a byte-level tokenizer needs {_SMALLEST_VOCABULARY}"
+            f"a vocabulary of {vocabulary_size} is too small; a byte-level tokenizer needs {_SMALLEST_VOCABULARY}"
         )
     if next(iter(documents), None) is None:
         raise DataError(f"{documents.source}: no text to train a tokenizer on")

@@ -45,7 +45,7 @@ class Candidate:
 
     Attributes:
         recipe, request: what is resolved, and what was asked for beyond it.
-        machine: where it will run; it has a card.
+        machine: where it will run; it has a GPU.
         model: its shapes.
         shortest: tokens in a sequence: asked for, or the recipe's.
         variant: one of the recipe's.
@@ -66,7 +66,7 @@ class Candidate:
 
     @property
     def usable_bytes(self) -> int:
-        """What its card leaves."""
+        """What its GPU leaves."""
         assert self.machine.gpu is not None
         return self.machine.gpu.usable_bytes
 
@@ -125,7 +125,9 @@ class Candidate:
         setup = share_among_processes(replace(made, request=request), job)
         refuse_ignored(setup, chosen)
         if request.nvme_path and request.variant != "auto" and not setup.ledger.total_bytes("disk"):
-            raise SettingError(f"--nvme-path: variant {name!r} puts nothing on disk; only infinity does")
+            raise SettingError(
+                f"--nvme-path: variant {name!r} does not use the disk. Remove --nvme-path, or add --variant infinity"
+            )
         setup = model_and_data(setup, recipe, request, model, sequence_length, why_length)
         steps = request.max_steps or chosen.get("max_steps") or recipe.steps
         steps_reason = "asked for" if steps != recipe.steps else "the recipe's"
@@ -137,13 +139,13 @@ class Candidate:
                 "per_device_train_batch_size": (micro_batch, batch_reason),
                 "gradient_accumulation_steps": (accumulation, batch_reason),
                 "per_device_eval_batch_size": (micro_batch, "evaluation then needs no more memory than training"),
-                "prediction_loss_only": (True, "keeping the logits of an evaluation fills the card"),
+                "prediction_loss_only": (True, "keeping the logits of an evaluation fills the GPU"),
                 "max_steps": (steps, steps_reason),
                 "lr_scheduler_type": ("cosine", "decays to zero over the run"),
                 "eval_strategy": ("steps", "an evaluation at the end"),
                 "eval_steps": (steps, "at the last step"),
                 "eval_on_start": (True, "and one before, to see what training changed"),
-                "logging_steps": (10, "each log reads the loss from the card, and waits for it"),
+                "logging_steps": (10, "each log reads the loss from the GPU, and waits for it"),
                 "save_strategy": ("steps" if save_steps else "no", save_reason),
                 "seed": (42, "same seed, same run"),
                 "report_to": ("none", "records go to memkit's own file; --set report_to=tensorboard adds a dashboard"),
@@ -198,9 +200,9 @@ def longest_by_formula(
     """(the longest multiple of 1024 from `shortest` to `longest` that fits, or `shortest`; whether it fits).
 
     Args:
-        needed: tokens → bytes on the card; more tokens never need less.
+        needed: tokens → bytes on the GPU; more tokens never need less.
         shortest, longest: tokens.
-        usable_bytes: what the card has.
+        usable_bytes: what the GPU has.
     """
     multiples = range(-(-shortest // MULTIPLE) * MULTIPLE, longest + 1, MULTIPLE)
     return largest((shortest, *(tokens for tokens in multiples if tokens > shortest)),

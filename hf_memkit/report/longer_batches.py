@@ -4,7 +4,7 @@ What an input costs is the peak over the floor. Inputs of changing length are no
 if it could not be expected of the inputs so far, or comes close to the GPU. Were their order chance, the m highest
 costs of all would come in the last of the steps with a chance that can be counted; a change is held to be proven below
 a stated chance. One longer input, or a few among many, cannot be proven so: they are told only where they fill the
-card and stand apart from all other steps, earlier and later. Either way it is the input's doing only if the steps over
+GPU and stand apart from all other steps, earlier and later. Either way it is the input's doing only if the steps over
 the old height are those with the largest inputs.
 """
 
@@ -45,7 +45,7 @@ _NEAR: Final = 0.9
 """Near the GPU, of what PyTorch can have of it: pieces that do not fit together take the rest."""
 
 _NEAR_GROWTH: Final = 0.08
-"""… and the new cost is this share of the GPU above the old: less is the spread of any job that fills its card."""
+"""… and the new cost is this share of the GPU above the old: less is the spread of any job that fills its GPU."""
 
 _FEW: Final = 0.1
 """Steps that stand apart are at most a tenth of all; more are a part of the data."""

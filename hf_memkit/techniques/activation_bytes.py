@@ -88,7 +88,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class BackwardBytes:
-    """Bytes at the highest point of the backward pass; `pinned` is in host memory, the rest on the card.
+    """Bytes at the highest point of the backward pass; `pinned` is in host memory, the rest on the GPU.
 
     Attributes:
         inputs: inputs of the layers or segments that are checkpointed.
@@ -262,7 +262,7 @@ def activation_rows(setup: Setup, model: ModelFacts) -> tuple[Row, ...]:
     held = backward_bytes(mode, layer, model.layers, every)
     inputs = {
         "segments": f"inputs of the segments of {every} layers",
-        "offloaded": "the one input that is on the card",
+        "offloaded": "the one input that is on the GPU",
     }.get(mode, "inputs of the checkpointed layers")
     kept = {
         "none": "all layers",
@@ -291,7 +291,7 @@ fp32 and keep that too (transformers:models/llama/modeling_llama.py, eager_atten
 def eager_bytes_of_score(dtype_bytes: int, *, softmax_fp32: bool, dropout: bool) -> int:
     """Bytes that eager attention keeps of one score: after softmax, after the cast and after dropout, with its mask.
 
-    `dropout` adds the dropped scores and a mask of one byte, as on a card; a CPU keeps the mask in the scores' dtype.
+    `dropout` adds the dropped scores and a mask of one byte, as on a GPU; a CPU keeps the mask in the scores' dtype.
     """
     kept = 4 + dtype_bytes if softmax_fp32 and dtype_bytes == 2 else dtype_bytes
     return kept + (dtype_bytes + 1 if dropout else 0)
@@ -375,7 +375,7 @@ def liger_loss_bytes(tokens: int, vocabulary: int, width: int, *, weight_bytes: 
     """Liger's kernel: one chunk's logits, overwritten by their gradients, and the gradients of both its inputs.
 
     Its chunk has the next power of two of tokens × width / vocabulary tokens, about as many logits as there are
-    hidden states (liger_kernel 0.8.5: ops/fused_linear_cross_entropy.py 102-107). Not measured: it needs a card.
+    hidden states (liger_kernel 0.8.5: ops/fused_linear_cross_entropy.py 102-107). Not measured: it needs a GPU.
     """
     chunk = min(tokens, 1 << (-(-tokens // -(-vocabulary // width)) - 1).bit_length())
     return weight_bytes * (chunk * vocabulary + tokens * width + vocabulary * width)
@@ -384,7 +384,7 @@ def liger_loss_bytes(tokens: int, vocabulary: int, width: int, *, weight_bytes: 
 def sft_loss_bytes(
     tokens: int, vocabulary: int, width: int, *, weight_bytes: int, compute_bytes: int, head_is_trained: bool
 ) -> int:
-    """TRL's SFTTrainer on a card, in backward: one tile of logits, the inputs of the scored tokens and their fp32
+    """TRL's SFTTrainer on a GPU, in backward: one tile of logits, the inputs of the scored tokens and their fp32
     gradient, and the head's fp32 gradient beside its copy in the weights' dtype.
 
     A tile has at most 4096 tokens × 32768 words. All tokens are taken for scored; those without a label are not

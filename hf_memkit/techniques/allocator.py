@@ -53,7 +53,7 @@ _LIMIT: Final = "per_process_memory_fraction"
 LIMITED_SHARE: Final = 0.99
 """torch collects only where the process has a limit, and then from the threshold's share of that limit on (pytorch:
 c10/cuda/CUDACachingAllocator.cpp, `malloc`: `set_fraction && garbage_collection_threshold() > 0.0`). This limit is
-above what a CUDA context leaves of any card."""
+above what a CUDA context leaves of any GPU."""
 
 SMALLEST_SPLIT_MIB: Final = 20
 """torch refuses less: the size of its own large segments (pytorch: c10/core/AllocatorConfig.cpp)."""
@@ -85,7 +85,7 @@ def expandable_segments(setup: Setup) -> Setup:
     "max-split-size",
     family="allocator",
     slot="segments",
-    saves="fragmentation where expandable segments are not to be had: large blocks are not cut up for small tensors",
+    saves="fragmentation where expandable segments are unavailable: large blocks are not cut up for small tensors",
     costs="memory: a block above the limit serves only requests of nearly its size",
     not_when="segments are expandable: they are split all the same, and more is reserved",
     proof="gpu",
@@ -103,7 +103,7 @@ def max_split_size(setup: Setup) -> Setup:
     "garbage-collection-threshold",
     family="allocator",
     slot="",
-    saves="reserved memory: blocks that nobody uses go back to the driver before the card is full",
+    saves="reserved memory: blocks that nobody uses go back to the driver before the GPU is full",
     costs="time: a block that is needed again has to be allocated again",
     not_when="segments are expandable: they are never collected",
     proof="gpu",
@@ -114,12 +114,12 @@ def max_split_size(setup: Setup) -> Setup:
 def garbage_collection_threshold(setup: Setup) -> Setup:
     """`garbage_collection_threshold:X`, and the limit without which torch collects nothing.
 
-    Value: `garbage_collection_threshold` (share of the card; default 0.8).
+    Value: `garbage_collection_threshold` (share of the GPU; default 0.8).
     """
     share = float(setup.resolved_for.values.get("garbage_collection_threshold", DEFAULT_THRESHOLD))
     setup = with_option(
         setup, "garbage_collection_threshold", f"{share:g}",
-        f"above {100 * share:g} % of the card, cached blocks go back to the driver, the longest unused first",
+        f"above {100 * share:g} % of the GPU, cached blocks go back to the driver, the longest unused first",
     )  # fmt: skip
     return with_option(setup, _LIMIT, f"{LIMITED_SHARE:g}", "torch collects only where the process has a limit")
 
@@ -165,7 +165,7 @@ def problems_of(text: str) -> list[Mistake]:
 
 
 def refused_by_torch(text: str) -> list[Mistake]:
-    """What torch stops at, when it reads the variable or when it first uses the card."""
+    """What torch stops at, when it reads the variable or when it first uses the GPU."""
     found = []
     chosen = options(text)
     for name, value in chosen.items():
@@ -216,7 +216,7 @@ def user_settings(environment: Mapping[str, str]) -> tuple[str, str] | None:
 def too_late(text: str) -> str:
     """Why setting the variable to `text` comes too late in this process, and what still works; "" if it does not.
 
-    That torch is imported does no harm: it reads the variable when the card is first used, once a process
+    That torch is imported does no harm: it reads the variable when the GPU is first used, once a process
     (torch 2.13.0: include/c10/core/AllocatorConfig.h, `AcceleratorAllocatorConfig::instance`).
     """
     torch = sys.modules.get("torch")

@@ -32,11 +32,11 @@ def sdpa_attention(setup: Setup) -> Setup:
     "flash-attention",
     family="attention",
     saves="the attention scores, and with padding also the mask",
-    costs="a package of its own; 16-bit numbers only",
-    not_when="the card is older than Ampere, the weights and the computation are fp32, or heads are wider than 256",
+    costs="an extra package; 16-bit numbers only",
+    not_when="the GPU is older than Ampere, the weights and the computation are fp32, or heads are wider than 256",
     proof="gpu",
     packages=("flash_attn",),
-    gpu_only="its kernels run on cards only",
+    gpu_only="its kernels run on GPUs only",
 )
 def flash_attention(setup: Setup) -> Setup:
     """The flash-attn package (Dao 2023, arXiv 2307.08691)."""
@@ -44,7 +44,7 @@ def flash_attention(setup: Setup) -> Setup:
     setup = setup.put(_KEY, "flash_attention_2", f"no attention scores and no mask are kept{_avoided(job)}")
     if job.bf16:
         return setup
-    return setup.with_problems([f"flash-attention needs a card of Ampere or later; {job.card} is older"])
+    return setup.with_problems([f"flash-attention needs a GPU of Ampere or later; {job.card} is older"])
 
 
 @technique(

@@ -17,9 +17,9 @@ __all__ = ["accumulation_for", "micro_batch_for", "micro_batches", "scaled_learn
     "global-batch",
     family="batch",
     saves="activations and logits of a large batch: only one micro-batch of it is in memory at a time",
-    costs="time where a micro-batch is too small to fill the card; from two micro-batches on the gradients are held "
+    costs="time where a micro-batch is too small to fill the GPU; from two micro-batches on the gradients are held "
     "between them",
-    not_when="the model has BatchNorm layers, or its loss is averaged over each micro-batch by itself",
+    not_when="the model has BatchNorm layers, or its loss is averaged over each micro-batch separately",
 )
 def global_batch(setup: Setup) -> Setup:
     """The job's batch as one that is exact, whatever part of it goes through the model at once.
@@ -114,7 +114,7 @@ def split_batch(
     Args:
         sequences_per_step: what an optimizer step reads, all processes together.
         micro_batch_size: what is wanted; the nearest smaller one where it does not divide what a process has.
-        processes: one card each.
+        processes: one GPU each.
         chosen: what the user set, by field of TrainingArguments.
 
     Raises:
@@ -129,8 +129,8 @@ def split_batch(
             each = f" × {processes} processes" if processes > 1 else ""
             raise SettingError(
                 f"per_device_train_batch_size={micro} × gradient_accumulation_steps={accumulation}{each} is "
-                f"{micro * accumulation * processes} sequences a step, and {whole} are asked for; set one of "
-                f"them, and the other follows"
+                f"{micro * accumulation * processes} sequences a step, but {whole} were requested. Set one "
+                f"of them; memkit derives the other"
             )
     elif accumulation is not None:
         micro = micro_batch_for(whole, accumulation, processes)
@@ -142,7 +142,7 @@ def split_batch(
         accumulation = share // micro
         if micro != micro_batch_size:
             why = "would be too many" if micro_batch_size > share else f"do not divide {share}"
-            lowered = f"; {micro_batch_size} a card {why}"
+            lowered = f"; {micro_batch_size} a GPU {why}"
     each = f" × {processes} processes" if processes > 1 else ""
     return (
         micro,
@@ -159,7 +159,7 @@ def _share(sequences: int, processes: int) -> int:
     """
     if sequences % processes:
         raise SettingError(
-            f"{sequences} sequences a step cannot be shared by {processes} processes; take "
+            f"{sequences} sequences a step do not divide by {processes} processes. Use "
             f"{_around(processes, _divisors(sequences))} processes (--gpus × --nodes), or "
             f"{_around(sequences, (sequences // processes * processes, -(-sequences // processes) * processes))} "
             f"sequences a step"
@@ -172,9 +172,7 @@ def _divide(sequences: int, part: int, processes: int, name: str) -> int:
     if part >= 1 and share % part == 0:
         return share // part
     what = f"{share} sequences a step" if processes == 1 else f"the {share} sequences of each process a step"
-    raise SettingError(
-        f"{name}={part} does not divide {what}; the nearest that do: {_nearest(part, _divisors(share))}"
-    )
+    raise SettingError(f"{name}={part} does not divide {what}. Use one of {_nearest(part, _divisors(share))}")
 
 
 def _divisors(number: int) -> list[int]:

@@ -29,7 +29,7 @@ _REENTRANT = "the reentrant form gives a layer no gradients where none of its in
     family="checkpointing",
     saves="all activations but one layer's and each layer's input",
     costs="about one more forward pass: a third more arithmetic",
-    not_when="activations are not what fills the card (short sequences, small batches)",
+    not_when="activations are not what fills the GPU (short sequences, small batches)",
 )
 def every_layer(setup: Setup) -> Setup:
     """Checkpoint every layer, through Trainer's own switch."""
@@ -91,7 +91,7 @@ def selective(setup: Setup) -> Setup:
     "offloaded-checkpointing",
     family="checkpointing",
     saves="the layers' inputs as well: bytes × tokens × width × layers go to pinned host memory",
-    costs="two copies over PCIe of each input, which the card waits for; pinned RAM, rounded up to powers of two",
+    costs="two copies over PCIe of each input, which the GPU waits for; pinned RAM, rounded up to powers of two",
     not_when="inputs are small (short sequences), or RAM or PCIe is what is short",
     gpu_only="on a CPU the inputs are in host memory already; which tensors are moved is tested",
 )

@@ -11,7 +11,7 @@ from hf_memkit.technique import technique
 __all__ = ["BACKENDS", "GONE_ARGUMENTS", "GRAPH_MODES", "MODES", "RETIRED"]
 
 BACKENDS: Final[dict[str, str]] = {
-    "inductor": "fused kernels (Triton on a card, C++ on a CPU), and fewer activations kept",
+    "inductor": "fused kernels (Triton on a GPU, C++ on a CPU), and fewer activations kept",
     "cudagraphs": "PyTorch's own kernels, recorded once a shape and replayed",
     "aot_eager": "PyTorch's own kernels with fewer activations kept: for finding faults, and where no compiler is",
     "eager": "PyTorch's own kernels in traced order: for finding faults; saves nothing",

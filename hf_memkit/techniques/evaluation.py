@@ -40,12 +40,12 @@ def streamed_metrics(setup: Setup) -> Setup:
 @technique(
     "eval-accumulation",
     family="evaluation",
-    saves="the logits of the evaluation set on the card: they move to RAM every few batches",
+    saves="the logits of the evaluation set on the GPU: they move to RAM every few batches",
     costs="the same bytes in RAM, a copy each time, and the allocator's cache emptied with it",
     not_when="a metric can be streamed, which keeps them nowhere",
     values={"eval_accumulation": int},
     bounds={"eval_accumulation": (1, None)},
-    gpu_only="on a CPU the card's memory and RAM are one; a test counts what moves, and when",
+    gpu_only="on a CPU the GPU's memory and RAM are one; a test counts what moves, and when",
 )
 def eval_accumulation(setup: Setup) -> Setup:
     """`eval_accumulation_steps`. Value: `eval_accumulation`, batches between two moves (default 1)."""

@@ -262,7 +262,7 @@ def dequantised_bytes(model: ModelFacts, quantization: Mapping[str, Any], elemen
 
 
 def offloaded_parameters(sizes: Iterable[int]) -> tuple[int, int]:
-    """(elements whose optimizer torchao's CPUOffloadOptimizer moves to the host, elements that stay on the card)."""
+    """(elements whose optimizer torchao's CPUOffloadOptimizer moves to the host, elements that stay on the GPU)."""
     all_sizes = tuple(sizes)
     moved = sum(size for size in all_sizes if size >= OFFLOAD_MINIMUM)
     return moved, sum(all_sizes) - moved

@@ -1,4 +1,4 @@
-"""How the weights come off the disk, and how the data come to the card."""
+"""How the weights come off the disk, and how the data come to the GPU."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ def training_dtype(setup: Setup) -> Setup:
 @technique(
     "low-host-ram",
     family="loading",
-    saves="the copy of the weights in RAM: each tensor goes from the file straight to the card",
-    costs="nothing; ZeRO-3 has a way of its own",
-    not_when="DeepSpeed's ZeRO-3 or FSDP loads the model, or the checkpoint is no safetensors file",
+    saves="the copy of the weights in RAM: each tensor goes from the file straight to the GPU",
+    costs="nothing; ZeRO-3 loads in its own way",
+    not_when="DeepSpeed's ZeRO-3 or FSDP loads the model, or the checkpoint is not a safetensors file",
     slot="",
     gpu_only="on a CPU the weights have to be in RAM in any case",
     proof="gpu",
 )
 def low_host_ram(setup: Setup) -> Setup:
-    """Weights mapped from safetensors files and put on this process's card tensor by tensor.
+    """Weights mapped from safetensors files and put on this process's GPU tensor by tensor.
 
     Without it every process first makes a whole model in RAM, unless the file has the training dtype, and Trainer
     moves it (docs/techniques/loading.md has the bytes). ZeRO-3 refuses it: rule device-map-with-stage-3.
     """
     return setup.put_all(
         "model",
-        device_map=("cuda", "the whole model on this process's card, without a copy in RAM"),
+        device_map=("cuda", "the whole model on this process's GPU, without a copy in RAM"),
         use_safetensors=(True, "a pickled checkpoint cannot be read tensor by tensor"),
     )
 
@@ -66,13 +66,13 @@ def low_host_ram(setup: Setup) -> Setup:
 @technique(
     "pinned-workers",
     family="loading",
-    saves="time, not memory: batches are made and page-locked while the card computes",
+    saves="time, not memory: batches are made and page-locked while the GPU computes",
     costs="RAM: a process a worker, and `workers × 2` batches ahead; twice that while evaluating",
-    not_when="there is no card, or batches cost nothing to make (tokens already in memory)",
+    not_when="there is no GPU, or batches cost nothing to make (tokens already in memory)",
     slot="",
     values={"data_workers": int},
     bounds={"data_workers": (0, None)},
-    gpu_only="it takes RAM rather than saving it; the page-locked copy needs a card",
+    gpu_only="it takes RAM rather than saving it; the page-locked copy needs a GPU",
 )
 def pinned_workers(setup: Setup) -> Setup:
     """Data loader workers that stay, with page-locked batches. Value: `data_workers` (2, at most the cores)."""
@@ -82,14 +82,14 @@ def pinned_workers(setup: Setup) -> Setup:
         return setup.with_problems([f"pinned-workers: data_workers={asked}, and at least one is needed"])
     cores = max(1, job.machine.cpu_count // job.gpus)
     workers = min(asked, cores)
-    reason = f"{workers} processes make batches while the card computes"
+    reason = f"{workers} processes make batches while the GPU computes"
     if workers < asked:
         reason += f"; {asked} would be more than the {cores} cores of each of {job.gpus} processes"
     ahead = prefetched_bytes(workers, job.micro_batch_size, job.sequence_length)
     return setup.put_all(
         "arguments",
         dataloader_num_workers=(workers, reason),
-        dataloader_pin_memory=(True, "page-locked batches are copied to the card while it computes"),
+        dataloader_pin_memory=(True, "page-locked batches are copied to the GPU while it computes"),
         dataloader_persistent_workers=(True, "workers are not started anew for every epoch"),
         dataloader_prefetch_factor=(
             PREFETCH,

@@ -13,7 +13,7 @@ from hf_memkit.techniques.activation_bytes import chunk_tokens_for
     "chunked-loss",
     family="loss",
     saves="the logits of a batch: 12 bytes × tokens × vocabulary at the peak become those of one chunk",
-    costs="one more product with the output embedding (Liger's kernel on a card: none)",
+    costs="one more product with the output embedding (Liger's kernel on a GPU: none)",
     not_when="something needs the logits in training (distillation, compute_loss_func), or a batch is one chunk",
     values={"chunk_tokens": int, "label_smoothing": float},
     bounds={"chunk_tokens": (1, None), "label_smoothing": (0, 1)},
@@ -47,7 +47,7 @@ def chunked_loss(setup: Setup) -> Setup:
     not_when="the model type is not among Liger's: it would silently do nothing (GPT-2: take chunked-loss)",
     proof="gpu",
     packages=("liger_kernel",),
-    gpu_only="its kernels are written in Triton, which runs on cards only",
+    gpu_only="its kernels are written in Triton, which runs on GPUs only",
 )
 def liger(setup: Setup) -> Setup:
     """Liger's kernels for the whole model, through Trainer's own switch (Hsu et al. 2024, arXiv 2410.10989)."""

@@ -10,17 +10,17 @@ from hf_memkit.technique import technique
     "cpu-offload-optimizer",
     family="offload",
     slot="optimizers",
-    saves="both moments of AdamW on the card, and without accumulation the gradients: 12 bytes a parameter in fp32",
+    saves="both moments of AdamW on the GPU, and without accumulation the gradients: 12 bytes a parameter in fp32",
     costs="16 bytes a parameter of RAM (half of it page-locked), an AdamW step on the CPU, two transfers a step",
-    not_when="there are several cards, or the weights are 16-bit (use zero2-offload: it keeps an fp32 master copy)",
+    not_when="there are several GPUs, or the weights are 16-bit (use zero2-offload: it keeps an fp32 master copy)",
     proof="gpu",
     packages=("torchao",),
-    gpu_only="torchao's optimizer copies between a card and pinned host memory: without one there are no two places",
+    gpu_only="torchao's optimizer copies between a GPU and pinned host memory: without one there are no two places",
 )
 def cpu_offload_optimizer(setup: Setup) -> Setup:
-    """torchao's CPUOffloadOptimizer around torch's fused AdamW, on one card.
+    """torchao's CPUOffloadOptimizer around torch's fused AdamW, on one GPU.
 
-    Saves the optimizer states on the card (8 bytes a parameter), and the gradients (4 more in fp32) where they are not
+    Saves the optimizer states on the GPU (8 bytes a parameter), and the gradients (4 more in fp32) where they are not
     accumulated: torchao keeps only the last micro-batch's otherwise. Costs RAM, and the time of an AdamW step on the
     CPU. Gradients are clipped on the host: Trainer would clip what has been copied already, so that its own
     `max_grad_norm` is set to 0.
@@ -28,13 +28,13 @@ def cpu_offload_optimizer(setup: Setup) -> Setup:
     job = setup.resolved_for
     accumulated = job.accumulation > 1
     gradients = (
-        f"they are accumulated on the card over {job.accumulation} micro-batches: torchao keeps the last one's alone"
+        f"they are accumulated on the GPU over {job.accumulation} micro-batches: torchao keeps the last one's alone"
         if accumulated
-        else "freed on the card as soon as they are on the host: nothing is accumulated"
+        else "freed on the GPU as soon as they are on the host: nothing is accumulated"
     )
     if job.processes > 1:
         setup = setup.with_problems(
-            [f"cpu-offload-optimizer is for one card, and there are {job.processes}; take zero2-offload"]
+            [f"cpu-offload-optimizer is for one GPU, and there are {job.processes}; take zero2-offload"]
         )
     return setup.put(
         "trainer_parts.cpu_offload_optimizer",

@@ -133,7 +133,7 @@ def adafactor_stochastic(setup: Setup) -> Setup:
     )
 
 
-_STEPS_AT_ONCE = "the batch needs accumulation, or several cards: each micro-batch and each rank would step by itself"
+_STEPS_AT_ONCE = "the batch needs accumulation, or several GPUs: each micro-batch and each rank would step separately"
 
 
 @technique(
@@ -175,7 +175,7 @@ def adalomo(setup: Setup) -> Setup:
     """
     if setup.resolved_for.machine.gpu is None:
         setup = setup.with_notes(
-            "adalomo needs a CUDA card, and none is in sight here: lomo-optim puts its states there without asking, "
+            "adalomo needs a CUDA GPU, and none is in sight here: lomo-optim puts its states there without asking, "
             "and on a CPU fails with torch's own AssertionError."
         )
     return setup.put_all(

@@ -39,8 +39,8 @@ def adamw_8bit(setup: Setup) -> Setup:
 @technique(
     "paged-adamw-8bit",
     family="optimizers",
-    saves="what adamw-8bit saves, and states give way to RAM when the card is full, instead of an error",
-    costs="time, while states travel over PCIe; nothing while the card has room",
+    saves="what adamw-8bit saves, and states give way to RAM when the GPU is full, instead of an error",
+    costs="time, while states travel over PCIe; nothing while the GPU has room",
     not_when="the states never fit: paging at each step is far slower than offloading on purpose",
     packages=("bitsandbytes",),
     gpu_only="paging is CUDA's unified memory; on a CPU bitsandbytes warns and does not page",
@@ -52,7 +52,7 @@ def paged_adamw_8bit(setup: Setup) -> Setup:
     optim/optimizer.py 383).
     """
     setup = setup.put(
-        "arguments.optim", "paged_adamw_8bit", "8-bit states, moved to RAM by the driver when the card is full"
+        "arguments.optim", "paged_adamw_8bit", "8-bit states, moved to RAM by the driver when the GPU is full"
     )
     return _embeddings_noted(setup)
 
@@ -208,7 +208,7 @@ def galore(setup: Setup) -> Setup:
     "galore-layerwise",
     family="optimizers",
     saves="what galore saves, and all gradients but one at a time",
-    costs="what galore costs, and clipping, accumulation and several cards besides",
+    costs="what galore costs, and clipping, accumulation and several GPUs besides",
     not_when=_NOT_ON_CONV1D + "; the batch needs accumulation; or a run that is to be resumed",
     packages=("galore_torch",),
     values=_VALUES,
@@ -242,7 +242,7 @@ def apollo(setup: Setup) -> Setup:
     "apollo-layerwise",
     family="optimizers",
     saves="what apollo saves, and all gradients but one at a time",
-    costs="what apollo costs, and clipping, accumulation and several cards besides",
+    costs="what apollo costs, and clipping, accumulation and several GPUs besides",
     not_when=_NOT_ON_CONV1D + "; the batch needs accumulation; or a run that is to be resumed",
     packages=("apollo_torch",),
     values=_VALUES,

@@ -15,7 +15,7 @@ _NO_BF16: Final = "does not (compute capability < 8.0)"
     family="precision",
     saves="nothing: 16 bytes a parameter with AdamW (4 weight, 4 gradient, 8 states)",
     costs="the most memory and time of all",
-    not_when="the card has 16-bit arithmetic and the result need not be compared digit by digit",
+    not_when="the GPU has 16-bit arithmetic and the result need not be compared digit by digit",
 )
 def fp32(setup: Setup) -> Setup:
     """Everything in fp32, matrix products too: what the others are compared with."""
@@ -33,7 +33,7 @@ def fp32(setup: Setup) -> Setup:
     family="precision",
     saves="time, not memory: 16 bytes a parameter as with fp32",
     costs="10 bits of mantissa in place of 23 inside matrix products; sums stay in fp32",
-    not_when="the card is older than Ampere, or there is none: Trainer refuses it",
+    not_when="the GPU is older than Ampere, or there is none: Trainer refuses it",
     proof="gpu",
     gpu_only="a mode of the tensor cores that changes no size",
 )
@@ -53,7 +53,7 @@ def tf32(setup: Setup) -> Setup:
     family="precision",
     saves="half of most activations, and time; 16 bytes a parameter as with fp32",
     costs="16-bit copies of the weights (2 bytes a parameter) from the forward to the backward pass",
-    not_when="the card has no bf16 of its own (compute capability < 8.0): torch emulates it, slower than fp32",
+    not_when="the GPU has no native bf16 (compute capability < 8.0): torch emulates it, slower than fp32",
 )
 def bf16_autocast(setup: Setup) -> Setup:
     """fp32 weights, gradients and states; matrix products and most activations in bf16."""
@@ -68,9 +68,9 @@ def bf16_autocast(setup: Setup) -> Setup:
 @technique(
     "fp16-autocast",
     family="precision",
-    saves="half of most activations, and time, on cards without bf16 (T4, V100); 16 bytes a parameter",
+    saves="half of most activations, and time, on GPUs without bf16 (T4, V100); 16 bytes a parameter",
     costs="16-bit copies of the weights, and steps that are skipped while the loss scale settles",
-    not_when="the card has bf16: the same memory without loss scaling",
+    not_when="the GPU has bf16: the same memory without loss scaling",
 )
 def fp16_autocast(setup: Setup) -> Setup:
     """fp32 weights, gradients and states; matrix products and most activations in fp16, the loss scaled."""
@@ -93,7 +93,7 @@ def fp16_autocast(setup: Setup) -> Setup:
     family="precision",
     saves="4 bytes a parameter of weights and gradients against bf16 autocast over fp32 weights (8 become 4)",
     costs="accuracy of the update: without stochastic rounding a step below 1/256 of a weight is mostly lost",
-    not_when="the optimizer neither rounds stochastically nor was tried in 16 bits, or the card has no bf16",
+    not_when="the optimizer neither rounds stochastically nor was tried in 16 bits, or the GPU has no bf16",
 )
 def pure_bf16(setup: Setup) -> Setup:
     """Weights and gradients in bf16, and no fp32 copy of either."""
@@ -108,14 +108,14 @@ def pure_bf16(setup: Setup) -> Setup:
 @technique(
     "half-weights-deepspeed",
     family="precision",
-    saves="2 bytes a parameter on the card: 16-bit weights there, DeepSpeed's fp32 master copy where its preset says",
+    saves="2 bytes a parameter on the GPU: 16-bit weights there, DeepSpeed's fp32 master copy where its preset says",
     costs="nothing against DeepSpeed in fp32; fp16 may skip steps while the loss scale settles",
     not_when="the engine is not DeepSpeed: 16-bit weights need a master copy, or stochastic rounding",
 )
 def half_weights_in_deepspeed(setup: Setup) -> Setup:
-    """16-bit weights on the card; DeepSpeed keeps the fp32 master copy where its preset says.
+    """16-bit weights on the GPU; DeepSpeed keeps the fp32 master copy where its preset says.
 
-    bf16 where the card computes in it, otherwise fp16 with dynamic loss scaling.
+    bf16 where the GPU computes in it, otherwise fp16 with dynamic loss scaling.
     """
     return _sixteen_bit(setup, "DeepSpeed casts the weights to this, and keeps its own fp32 master copy")
 
@@ -134,7 +134,7 @@ def autocast_over_half_weights(setup: Setup) -> Setup:
 
 def _needs_ampere(setup: Setup, what: str) -> Setup:
     job = setup.resolved_for
-    return setup if job.bf16 else setup.with_problems([f"needs a card that {what}; {job.card} {_NO_BF16}"])
+    return setup if job.bf16 else setup.with_problems([f"needs a GPU that {what}; {job.card} {_NO_BF16}"])
 
 
 def _sixteen_bit(setup: Setup, why: str) -> Setup:
@@ -144,6 +144,6 @@ def _sixteen_bit(setup: Setup, why: str) -> Setup:
         reason = f"{card} computes in bf16, which needs no loss scaling"
         dtype, bf16, fp16 = "bfloat16", True, False
     else:
-        reason = f"{card} has no bf16 of its own (compute capability < 8.0): fp16 with dynamic loss scaling"
+        reason = f"{card} has no native bf16 (compute capability < 8.0): fp16 with dynamic loss scaling"
         dtype, bf16, fp16 = "float16", False, True
     return setup.put("model.dtype", dtype, why).put_all("arguments", bf16=(bf16, reason), fp16=(fp16, reason))

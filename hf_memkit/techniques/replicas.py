@@ -1,4 +1,4 @@
-"""Several cards that each hold everything, and average their gradients: DistributedDataParallel, through Trainer."""
+"""Several GPUs that each hold everything, and average their gradients: DistributedDataParallel, through Trainer."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["data_parallel"]
 @technique(
     "data-parallel",
     family="replicas",
-    saves="time, and no memory: every card holds all of it, and buckets with a copy of the gradients besides",
-    costs="gradient buckets as large as the gradients on every card",
-    not_when="one card does not hold the job: split it with ZeRO instead",
+    saves="time, and no memory: every GPU holds all of it, and buckets with a copy of the gradients besides",
+    costs="gradient buckets as large as the gradients on every GPU",
+    not_when="one GPU does not hold the job: split it with ZeRO instead",
     gpu_only="it saves no memory, and what it adds is the communication library's as much as torch's",
 )
 def data_parallel(setup: Setup) -> Setup:
-    """Trainer's own DistributedDataParallel, with one process a card; nothing where there is one process, or where
+    """Trainer's own DistributedDataParallel, with one process a GPU; nothing where there is one process, or where
     DeepSpeed is the engine."""
     if setup.resolved_for.processes == 1 or "deepspeed.config" in setup:
         return setup

@@ -32,11 +32,11 @@ tries every model that is not listed."""
 
 _WHOLE_LINES: Final = (8.0, 9.0, 10.0, 10.3)
 """Compute capabilities of A100, H100/H200 and B200/B300. NVIDIA gives 128 bytes as the multiple for A100, and 16 bytes
-for other cards (DU-09799-001, "Matrix Multiplication Background", section 2.2); for its successors it is assumed."""
+for other GPUs (DU-09799-001, "Matrix Multiplication Background", section 2.2); for its successors it is assumed."""
 
 
 def multiple_for(gpu: Gpu | None, bytes_per_number: int = 2) -> tuple[int, str]:
-    """(how many numbers a matrix's sides should be multiples of, why): 16 bytes of them, or 128 on the large cards.
+    """(how many numbers a matrix's sides should be multiples of, why): 16 bytes of them, or 128 on the large GPUs.
 
     >>> multiple_for(None)[0]
     8
@@ -78,7 +78,7 @@ _COMPILED_MULTIPLE = 128
     bounds={"pad_multiple": (1, None)},
 )
 def pad_to_multiple(setup: Setup) -> Setup:
-    """A collator that pads each batch to its own longest sample, rounded up to what the card multiplies fast.
+    """A collator that pads each batch to its own longest sample, rounded up to what the GPU multiplies fast.
 
     Value: `pad_multiple` (default 8, 64 on A100, H100 and later of their kind, 128 with torch.compile).
     """
@@ -90,7 +90,7 @@ def pad_to_multiple(setup: Setup) -> Setup:
     else:
         multiple, why = multiple_for(job.machine.gpu)
     if multiple % 8 and multiple > 1:
-        setup = setup.with_notes(f"{multiple} is no multiple of 8, which tensor cores need to be fast.")
+        setup = setup.with_notes(f"{multiple} is not a multiple of 8, which tensor cores need to be fast.")
     if job.model is not None:
         for odd in odd_sizes(job.model, multiple_for(job.machine.gpu)[0]):
             setup = setup.with_notes(f"Slower on tensor cores than it could be: {odd}.")
@@ -110,7 +110,7 @@ def length_grouped(setup: Setup) -> Setup:
     # Only Trainer's caller knows of a collator of one's own; pad-to-multiple may be named before or after this one.
     if "trainer_parts.pad_batches" not in setup and "pad-to-multiple" not in setup.preset:
         setup = setup.with_notes(
-            "length-grouped: nothing pads by itself: add pad-to-multiple, or give a data_collator that pads inputs "
+            "length-grouped: nothing pads the batches: add pad-to-multiple, or give a data_collator that pads inputs "
             "and labels; without one, batches of unequal lengths stop the run."
         )
     return setup.put(
@@ -172,7 +172,7 @@ def padding_free(setup: Setup) -> Setup:
         mask = packed_mask_bytes(job.tokens)
         setup = setup.with_notes(
             f"Without flash attention {job.tokens} tokens in a row take a mask of {job.tokens}² bytes "
-            f"({format_size(mask)}), and attention computes all of it: add flash-attention where the card has it."
+            f"({format_size(mask)}), and attention computes all of it: add flash-attention where the GPU has it."
         )
     return setup.put(
         "trainer_parts.packed_batches", {},

@@ -92,13 +92,13 @@ def _loaded(setup: Setup, options: dict[str, Any]) -> Any:
     import torch
 
     if options.get("device_map") == "cuda" and not torch.cuda.is_available():
-        raise RunError("the setup reads its weights straight to the card (low-host-ram), and torch can use none here")
+        raise RunError("low-host-ram loads the weights straight to the GPU, and torch cannot use a GPU here")
     name = setup["model.name"]
     try:
         # Asked once whether the hub answers: otherwise each file waits for its own time-out.
         return model_class(setup).from_pretrained(name, local_files_only=not hub_reachable(), **options)
     except (OSError, ValueError) as error:
-        raise RunError(f"the weights of {name!r} cannot be loaded: {str(error).splitlines()[0]}") from error
+        raise RunError(f"cannot load the weights of {name!r}: {str(error).splitlines()[0]}") from error
 
 
 def _built(setup: Setup, options: dict[str, Any], values: Mapping[str, Any], say: Callable[[str], None]) -> Any:
@@ -125,7 +125,7 @@ def _built(setup: Setup, options: dict[str, Any], values: Mapping[str, Any], say
         say("The small model starts from random weights.")
     else:
         name = setup["model.name"]
-        say(f"WARNING: {name} cannot be reached. Training starts from RANDOM weights: this is no fine-tuning.")
+        say(f"WARNING: {name} cannot be reached. Training starts from RANDOM weights: this is not fine-tuning.")
     return model
 
 

@@ -42,7 +42,7 @@ def _named(path: str) -> Any:
 
 def after_making(setup: Setup, trainer: Any) -> None:
     """With fp16, makes the trained weights beside frozen ones fp32: a gradient scaler refuses 16-bit ones, and such
-    cards compute no bf16.
+    GPUs compute no bf16.
 
     PEFT makes adapters fp32, but not the heads that it trains whole (peft 0.21.2: utils/other.py,
     ModulesToSaveWrapper). SFTTrainer makes all of them bf16 beside 4-bit weights (trl 1.16.0: sft_trainer.py,
@@ -95,11 +95,11 @@ def trainer_options(
         callbacks += given.pop("callbacks", ())
         for key, value in given.items():
             if key in options:
-                raise SettingError(f"{owner[key]!r} and {name!r} both give Trainer {key}; take one")
+                raise SettingError(f"{owner[key]!r} and {name!r} both set {key} of Trainer. Choose one")
             options[key], owner[key] = value, name
     for key in options.keys() & own.keys():
         if say is not None:
-            say(f"{key}: yours, instead of that of {owner[key]}")
+            say(f"{key}: yours overrides that of {owner[key]}")
     callbacks = [*callbacks, *(own.pop("callbacks", None) or ())]
     options = {**options, **own}
     if processing_class is not None:
@@ -110,19 +110,19 @@ def trainer_options(
 
 
 def _refuse_data_parallel(model: Any, arguments: Any) -> None:
-    """Raises where one process sees several cards and the model is not spread over them.
+    """Raises where one process sees several GPUs and the model is not spread over them.
 
     Trainer would wrap the model in nn.DataParallel (transformers 5.23.0: trainer.py 2666-2672) and multiply the batch
-    by the number of cards (training_args.py, `train_batch_size`), which no setup reckons with; parts that replace
+    by the number of GPUs (training_args.py, `train_batch_size`), which no setup reckons with; parts that replace
     methods of one instance, or hold a state, cannot be copied that way.
     """
     places = set((getattr(model, "hf_device_map", None) or {}).values()) - {"cpu", "disk"}
     cards = arguments.n_gpu
     if cards > 1 and len(places) < 2:
         raise RunError(
-            f"this process sees {cards} cards: Trainer would copy the model to each of them in every step "
-            f"(nn.DataParallel) and multiply the batch by {cards}; start one process a card (torchrun "
-            f"--nproc-per-node {cards}), or set CUDA_VISIBLE_DEVICES to one"
+            f"this process sees {cards} GPUs: Trainer would copy the model to each of them in every step "
+            f"(nn.DataParallel) and multiply the batch by {cards}. Start one process per GPU (torchrun "
+            f"--nproc-per-node {cards}), or set CUDA_VISIBLE_DEVICES to one GPU"
         )
 
 
@@ -223,7 +223,7 @@ def build_arguments(
     except (TypeError, ValueError, ImportError) as error:
         text = str(error).splitlines()[0].rstrip(".")
         # Its own advice names an argument of another version; what helps is the same in all.
-        cpu = "; to try it on a machine without a card: arguments={'use_cpu': True}" if "use_cpu" in text else ""
+        cpu = "; to try it on a machine without a GPU: arguments={'use_cpu': True}" if "use_cpu" in text else ""
         raise RunError(f"TrainingArguments refuses this setup: {text}{cpu}") from error
     join_process_group(arguments)
     return arguments

@@ -99,8 +99,8 @@ def measure(
     extensions = ops.extensions_folder(cpu=cpu)
     if not all((extensions / name / f"{name}.so").exists() for name in ("pin_memory", "async_io")):
         raise MissingPackageError(
-            f"{folder} was not measured: DeepSpeed's async_io is not built yet; the first run of an infinity variant "
-            f"builds it: memkit recipe gpt2-on-16gb --variant infinity"
+            f"{folder}: not measured, because DeepSpeed's async_io is not built yet. Build it with the first run of "
+            f"an infinity variant: memkit recipe gpt2-on-16gb --variant infinity"
         )
     path = user_path(folder)
     preflight(path, needed_bytes=_PIECES * _BUFFER_BYTES, locked_bytes=_BUFFER_BYTES).raise_problems()
@@ -127,11 +127,11 @@ def measure(
         except subprocess.TimeoutExpired:
             size = _PIECES * _BUFFER_BYTES // MIB
             raise RunError(
-                f"{folder}: too slow: {size} MiB took longer than {_CHILD_OVERHEAD_S:.0f} s; give another disk"
+                f"{folder}: too slow: {size} MiB took longer than {_CHILD_OVERHEAD_S:.0f} s. Use another disk"
             ) from None
     if child.returncode != 0:
         last = (child.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RunError(f"{folder}: the measurement failed: {last[-300:]}; see what dmesg says of the disk")
+        raise RunError(f"{folder}: the measurement failed: {last[-300:]}. Look for errors of the disk: sudo dmesg")
     return AioMeasurement(**json.loads(child.stdout.splitlines()[-1]))
 
 
@@ -197,7 +197,7 @@ def _timed(swap: Callable[[Any, str, int], int], buffer: Any, file: str) -> floa
     started = time.perf_counter()
     for piece in range(_PIECES):
         if swap(buffer, file, piece * _BUFFER_BYTES) != 1:
-            raise RunError(f"{file}: DeepSpeed's async_io refused a piece")
+            raise RunError(f"{file}: DeepSpeed's async_io could not read or write it")
     return time.perf_counter() - started
 
 

@@ -57,8 +57,8 @@ def zero_r_checkpointing(
     ]
     if not layers:
         raise SettingError(
-            "activation checkpointing is off, so there are no checkpoints to keep elsewhere; set "
-            "activation_checkpointing=True in TrainingArguments and call this when training has begun"
+            "activation checkpointing is off. Set activation_checkpointing=True in TrainingArguments, and call this "
+            "after training has started"
         )
     _refuse_what_saves_nothing(partition=partition, contiguous=contiguous, cpu=cpu, tensor_parallel=tensor_parallel)
     deepspeed.checkpointing.configure(
@@ -92,11 +92,11 @@ def _refuse_what_saves_nothing(*, partition: bool, contiguous: bool, cpu: bool, 
     ranks = 1 if tensor_parallel is None else int(tensor_parallel.get_tensor_model_parallel_world_size())
     if partition and ranks == 1:
         raise SettingError(
-            "partition=True divides checkpoints between tensor-parallel ranks, and this job has none: nothing would "
-            'be saved; set activation_checkpointing_kwargs={"offload": True} in TrainingArguments to keep them in RAM'
+            "partition=True splits checkpoints between tensor-parallel ranks, and this job has none: it would save "
+            'nothing. Set activation_checkpointing_kwargs={"offload": True} in TrainingArguments to keep them in RAM'
         )
     if contiguous and not partition:
-        raise SettingError("contiguous=True: DeepSpeed has contiguous checkpoints only with partition=True; set both")
+        raise SettingError("contiguous=True: DeepSpeed supports it only with partition=True. Set both")
     if cpu and not partition and get_accelerator().device_name() == "cpu":
         raise SettingError(
             "cpu=True keeps checkpoints in RAM, and on a CPU they are there already (DeepSpeed fails on it); leave it "

@@ -1,4 +1,4 @@
-"""The ledger of any DeepSpeed JSON: bytes on card, host, pinned host and disk, a row a term.
+"""The ledger of any DeepSpeed JSON: bytes on GPU, host, pinned host and disk, a row a term.
 
 The formulas were read from deepspeed 0.19.8, with the lines named in each row, and are compared in tests/engine with
 the tensors and files of the live engine. They hold for Adam, with every parameter trained, or adapters beside frozen
@@ -36,7 +36,7 @@ def zero_ledger(
     Args:
         config: a DeepSpeed JSON. "auto" in `bf16.enabled` or `fp16.enabled` counts as 16 bit.
         model: its shapes.
-        gpus: processes on each machine, one card each.
+        gpus: processes on each machine, one GPU each.
         nodes: machines.
         accumulation: whether gradients of several micro-batches are accumulated.
         adapters: elements of each adapter parameter; the model is then frozen. Empty: all of the model is trained.

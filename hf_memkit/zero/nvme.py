@@ -340,7 +340,7 @@ def _held(path: Path) -> Iterator[None]:
     with lock_path.open("a+") as lock:
         # The file may have been removed by its last holder between the opening and the locking.
         if not _take(lock) or not lock_path.exists() or lock_path.stat().st_ino != os.fstat(lock.fileno()).st_ino:
-            raise InputError(f"{path}: another run has just taken this folder; give each run its own folder")
+            raise InputError(f"{path}: another run has just taken this folder. Give each run its own folder")
         try:
             shutil.rmtree(swap_folder(path), ignore_errors=True)
             lock.seek(0)

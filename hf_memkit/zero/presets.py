@@ -36,8 +36,8 @@ class PresetInfo(BaseModel):
         name: the JSON file's stem.
         summary: one line.
         for_whom: who should take it.
-        saves, costs: against plain training on one card.
-        gpus: cards from which it makes sense.
+        saves, costs: against plain training on one GPU.
+        gpus: GPUs from which it makes sense.
         deepspeed: specifier of the versions that run it; None: every supported one.
         packages: what must be installed besides.
         not_on_cpu: why it does not run without a GPU; None: it does.
@@ -84,8 +84,8 @@ def refuse_other_deepspeed(name: str) -> None:
         return
     if not info.runs_on(installed):
         raise MissingPackageError(
-            f"preset {name!r} needs deepspeed{info.deepspeed}, and {installed} is installed, which has no such "
-            f'optimizer any more; run: pip install "deepspeed{info.deepspeed}" {" ".join(info.packages)}'.rstrip()
+            f"preset {name!r} needs deepspeed{info.deepspeed}, but {installed} is installed, which no longer has this "
+            f'optimizer; run: pip install "deepspeed{info.deepspeed}" {" ".join(info.packages)}'.rstrip()
         )
 
 

@@ -21,8 +21,8 @@ from hf_memkit.zero.stage_3 import SWAP_BUFFERS, is_swapped
 __all__ = ["Choice", "Sized", "size_preset"]
 
 CARD_SHARE: Final = 0.02
-"""Share of the card that the gradient buckets may take. ZeRO-R asks for a constant size (Rajbhandari et al. 2020,
-arXiv 1910.02054, 6.2), but no constant suits both an 8 GB card and an 80 GB card."""
+"""Share of the GPU that the gradient buckets may take. ZeRO-R asks for a constant size (Rajbhandari et al. 2020,
+arXiv 1910.02054, 6.2), but no constant suits both an 8 GB GPU and an 80 GB GPU."""
 
 PREFETCH_ELEMENTS: Final = 50_000_000
 """DeepSpeed's own default for `stage3_prefetch_bucket_size`: 100 MB in 16 bit."""
@@ -80,7 +80,7 @@ def size_preset(
     Args:
         name: a preset of `ds_configs/`.
         model: the model to train.
-        machine: card (None: card limits are left out), RAM and page-lock limit.
+        machine: GPU (None: GPU limits are left out), RAM and page-lock limit.
         nvme_path: folder for swap files; None leaves the preset's placeholder.
         gpus, nodes: processes on each machine, and machines.
         aio: what was measured on `nvme_path`; None leaves the preset's section `aio`.
@@ -147,7 +147,7 @@ class _Sizing:
             self.notes.append(f"{nvme_path}: {aio.label}")
 
     def buckets(self) -> None:
-        """Gradient buckets: the preset's constant, less where the card or the model is small."""
+        """Gradient buckets: the preset's constant, less where the GPU or the model is small."""
         if "reduce_bucket_size" not in self.zero:
             return
         constant = int(self.zero["reduce_bucket_size"])
@@ -157,7 +157,7 @@ class _Sizing:
             limit = int(CARD_SHARE * self.machine.gpu.usable_bytes) // each
             if limit < value:
                 value = max(limit // 1_000_000 * 1_000_000, SMALLEST_BUCKET_ELEMENTS)
-                reason = f"at most {CARD_SHARE:.0%} of the card for buckets"
+                reason = f"at most {CARD_SHARE:.0%} of the GPU for buckets"
         if self.model.parameters < value:
             value, reason = _even(self.model.parameters), "the whole model is smaller than the preset's bucket"
         self._put("zero_optimization.reduce_bucket_size", value, reason)
@@ -239,9 +239,9 @@ class _Sizing:
         uneven = sum(1 for size in self.model.sizes if self._share(size) % 8)
         if self.zero.get("zero_quantized_weights") and uneven:
             self.notes.append(
-                f"{uneven} parameters have shares that are no multiple of 8 elements on {self.processes} cards, and "
+                f"{uneven} parameters have shares that are no multiple of 8 elements on {self.processes} GPUs, and "
                 f"DeepSpeed's quantiser wants that of what it gathers at once: if it stops, take another number of "
-                f"cards, or zero3 (deepspeed 0.19.8: csrc/quantization)"
+                f"GPUs, or zero3 (deepspeed 0.19.8: csrc/quantization)"
             )
 
     def pinning(self) -> None:

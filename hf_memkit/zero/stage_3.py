@@ -31,7 +31,7 @@ def stage_3_rows(
     processes: int,
     linear_elements: int = 0,
 ) -> tuple[Row, ...]:
-    """Rows of one card and of one machine with `gpus` processes; some are of 0 bytes. `linear_elements`: as
+    """Rows of one GPU and of one machine with `gpus` processes; some are of 0 bytes. `linear_elements`: as
     `zero_ledger` has it."""
     parts = split(trained, processes)
     return (
@@ -149,7 +149,7 @@ def _gradients(settings: ZeroSettings, trained: ModelFacts, parts: Split, *, gpu
 
 
 def _states(settings: ZeroSettings, parts: Split, *, gpus: int) -> list[Row]:
-    """Master weights, moments and fp32 gradients, of the sub-groups on the card, in RAM and on disk."""
+    """Master weights, moments and fp32 gradients, of the sub-groups on the GPU, in RAM and on disk."""
     master, moments = settings.master_bytes, 2 * settings.moment_bytes
     groups = [sum(parts.shares[g][i] for g, i in group) for group in sub_groups(parts, settings.sub_group_elements)]
     offload = settings.optimizer

@@ -30,10 +30,10 @@ def stage_1_2_rows(
     processes: int,
     accumulation: bool,
 ) -> tuple[Row, ...]:
-    """Rows of one card and of one machine with `gpus` processes; some are of 0 bytes. `model` is what is trained."""
+    """Rows of one GPU and of one machine with `gpus` processes; some are of 0 bytes. `model` is what is trained."""
     parts = split(model, processes)
     flat = settings.element_bytes * sum(parts.flat_groups)
-    rows = [Term.FLAT_WEIGHTS.row("device", flat, f"{_SOURCE} 493: whole on every card")]
+    rows = [Term.FLAT_WEIGHTS.row("device", flat, f"{_SOURCE} 493: whole on every GPU")]
     if frozen is not None:
         size = settings.element_bytes * frozen.parameters
         source = "deepspeed 0.19.8: runtime/engine.py: the module is cast whole, and only what is trained flattened"
@@ -224,7 +224,7 @@ def _zenflow_rows(settings: ZeroSettings, model: ModelFacts, share: int, *, gpus
     """What ZenFlow holds when its step runs in a process of its own (`overlap_step`; Lan et al. 2025, arXiv
     2505.12242): the tensors that both processes use lie in shared memory, /dev/shm.
 
-    Rows of one card and of one machine with `gpus` processes, each with a share of `share` elements.
+    Rows of one GPU and of one machine with `gpus` processes, each with a share of `share` elements.
     """
     element, largest = settings.element_bytes, model.largest_parameter
     place: Place = "pinned" if settings.optimizer.pin_memory else "host"

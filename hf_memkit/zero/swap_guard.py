@@ -179,6 +179,6 @@ def _stop(path: str, what: str, guards: list[_Guard]) -> NoReturn:
         guard.drain()
     folder = next((parent for parent in Path(path).parents if parent.exists()), Path("/"))
     raise RunError(
-        f"swap file {path} {what}; checkpoints saved before this are whole: make room in {folder} (df -h {folder}) or "
-        f"put the disk back, then go on with --resume"
+        f"swap file {path} {what}; earlier checkpoints are intact. Free space in {folder} (df -h {folder}) or "
+        f"reconnect the disk, then continue with --resume"
     )

@@ -34,19 +34,19 @@ _WHY_TRAINERS: Final = (
     "zero2-offload",
     family="offload",
     slot="engine",
-    saves="the gradients and all optimizer states on the card: 16-bit weights and two buckets stay",
+    saves="the gradients and all optimizer states on the GPU: 16-bit weights and two buckets stay",
     costs="about 20 bytes a parameter of RAM (18 without accumulation), an AdamW step on the CPU, and the transfers",
     not_when="the machine has little RAM",
 )
 def zero2_offload(setup: Setup) -> Setup:
     """ZeRO-2 with the optimizer on the CPU (ZeRO-Offload, Ren et al. 2021, arXiv 2101.06840).
 
-    Saves the gradients and all optimizer states on the card: 16-bit weights and two buckets stay. Costs about 20 bytes
+    Saves the gradients and all optimizer states on the GPU: 16-bit weights and two buckets stay. Costs about 20 bytes
     a parameter of RAM (18 without accumulation) and the time of an AdamW step on the CPU and of the transfers. Not for
     machines with little RAM; large accumulation makes the slow step rarer.
     """
     job = setup.resolved_for
-    setup = _with_preset(setup, "zero2-offload", "optimizer states and gradients live in RAM, not on the card")
+    setup = _with_preset(setup, "zero2-offload", "optimizer states and gradients live in RAM, not on the GPU")
     if job.model is None:
         return setup
     held = setup.ledger.total_bytes("host", "pinned") - job.gpus * PROCESS_BYTES
@@ -60,38 +60,38 @@ def zero2_offload(setup: Setup) -> Setup:
     "zero3",
     family="offload",
     slot="engine",
-    saves="weights, gradients and optimizer states: each card holds its part of them, and the layers in use",
+    saves="weights, gradients and optimizer states: each GPU holds its part of them, and the layers in use",
     costs="weights are gathered in every forward and backward pass, about half as much communication again as ZeRO-2",
-    not_when="there is one card, of which it splits nothing; or the 16-bit weights fit on each",
+    not_when="there is one GPU, of which it splits nothing; or the 16-bit weights fit on each",
 )
 def zero3(setup: Setup) -> Setup:
-    """ZeRO-3: everything split between the cards (Rajbhandari et al. 2020, arXiv 1910.02054).
+    """ZeRO-3: everything split between the GPUs (Rajbhandari et al. 2020, arXiv 1910.02054).
 
-    Saves weights, gradients and optimizer states: each card holds its part of them, and the layers in use. Costs
+    Saves weights, gradients and optimizer states: each GPU holds its part of them, and the layers in use. Costs
     communication: weights are gathered in every forward and backward pass. With adapters the frozen weights are split
-    too, and gradients and states are those of the adapters. Not for one card.
+    too, and gradients and states are those of the adapters. Not for one GPU.
     """
     if setup.resolved_for.processes == 1:
-        setup = setup.with_notes("ZeRO-3 on one card splits nothing: take several (--gpus), or another engine.")
-    return _with_preset(setup, "zero3", "weights, gradients and optimizer states are split between the cards")
+        setup = setup.with_notes("ZeRO-3 on one GPU splits nothing: take several (--gpus), or another engine.")
+    return _with_preset(setup, "zero3", "weights, gradients and optimizer states are split between the GPUs")
 
 
 @technique(
     "zero3-offload",
     family="offload",
     slot="engine",
-    saves="weights, gradients and optimizer states on the card: buckets and the layers in use stay",
+    saves="weights, gradients and optimizer states on the GPU: buckets and the layers in use stay",
     costs="about 20 bytes a parameter of RAM, the AdamW step on the CPU, and all weights cross the bus in every pass",
-    not_when="the 16-bit weights fit on the card (zero2-offload moves them less), or RAM is short",
+    not_when="the 16-bit weights fit on the GPU (zero2-offload moves them less), or RAM is short",
 )
 def zero3_offload(setup: Setup) -> Setup:
     """ZeRO-3 with weights, gradients and optimizer states in RAM (Rajbhandari et al. 2021, arXiv 2104.07857).
 
-    Saves nearly everything on the card: buckets and the layers in use stay. Costs about 20 bytes a parameter of RAM,
+    Saves nearly everything on the GPU: buckets and the layers in use stay. Costs about 20 bytes a parameter of RAM,
     an AdamW step on the CPU, and the time in which all weights cross the bus, in every forward and backward pass. Not
-    where the 16-bit weights fit on the card: `zero2-offload` moves them once a step.
+    where the 16-bit weights fit on the GPU: `zero2-offload` moves them once a step.
     """
-    setup = _with_preset(setup, "zero3-offload", "weights and states live in RAM, the layers in use on the card")
+    setup = _with_preset(setup, "zero3-offload", "weights and states live in RAM, the layers in use on the GPU")
     return setup if setup.resolved_for.model is None else setup.with_notes(_least_step_time(setup))
 
 
@@ -99,16 +99,16 @@ def zero3_offload(setup: Setup) -> Setup:
     "zero3-infinity",
     family="offload",
     slot="engine",
-    saves="nearly everything on the card and in RAM: buckets, live parameters and staging buffers stay",
+    saves="nearly everything on the GPU and in RAM: buckets, live parameters and staging buffers stay",
     costs="about 18 bytes a parameter of disk, 12 of them written at every step (an SSD wears), and much time",
-    not_when="card or RAM hold the states",
+    not_when="GPU memory or RAM holds the states",
 )
 def zero3_infinity(setup: Setup) -> Setup:
     """ZeRO-3 with optimizer states and parameters on NVMe (ZeRO-Infinity, Rajbhandari et al. 2021, arXiv 2104.07857).
 
-    Saves nearly everything on the card and in RAM: buckets, live parameters and staging buffers stay. Costs about 18
+    Saves nearly everything on the GPU and in RAM: buckets, live parameters and staging buffers stay. Costs about 18
     bytes a parameter of disk, 12 bytes a parameter written at every step (an SSD wears), and much time. Only where
-    neither card nor RAM holds the states.
+    neither GPU nor RAM holds the states.
     """
     job = setup.resolved_for
     setup = _with_preset(setup, "zero3-infinity", "states and weights live on disk, pieces of them elsewhere")
@@ -135,7 +135,7 @@ def _least_step_time(setup: Setup) -> str:
     moved = 2 * 2 * max(0, job.model.parameters - live) / job.processes * job.accumulation
     return (
         f"A step takes at least {moved / GB / _PCIE_GB_S:.1f} s, by formula and not measured: {moved / GB:.0f} GB of "
-        f"weights go from RAM to each card (16 bits, twice in each of {job.accumulation} micro-batches), at "
+        f"weights go from RAM to each GPU (16 bits, twice in each of {job.accumulation} micro-batches), at "
         f"{_PCIE_GB_S:.0f} GB/s, the stated bandwidth of PCIe 4.0 × 16; the AdamW step on the CPU comes on top."
     )
 

@@ -79,7 +79,7 @@ def test_copy_writes_a_config_that_accelerate_reads(quick_memkit: Quick, tmp_pat
     [
         (("copy", "zero3-infinit"), "did you mean 'zero3-infinity'"),
         (("copy", "zero3", "--gpus", "4"), "--gpus: nothing can be computed without --model"),
-        (("copy", "zero3", "--model", "gpt2", "--nvme-path", "/x"), "puts nothing on disk"),
+        (("copy", "zero3", "--model", "gpt2", "--nvme-path", "/x"), "does not use the disk"),
         (("copy", "zero3", "--model", "no/such-model"), "nor in the cache, and the hub"),
         (("copy", "zero3", "--model", "gpt2", "--gpu", "T44"), "unknown GPU 'T44'"),
         (("copy", "onebit-adam"), "deepspeed<=0.19.6"),

@@ -101,7 +101,7 @@ def tiny(tmp_path: Path) -> str:
         (("--model", "gpt2-xl", "--gpu-memory", "16XB"), "not a size"),
         ((*XL, "--batch-size", "0"), "--batch-size"),
         ((*XL, "--sequence-length", "1025"), "longer than gpt2-xl allows (1024)"),
-        ((*XL, "--batch-size", "4", "--set", "per_device_train_batch_size=8"), "these are one"),
+        ((*XL, "--batch-size", "4", "--set", "per_device_train_batch_size=8"), "the same field"),
         ((*XL, "--set", "learning_rat=1"), "did you mean 'learning_rate'"),
         ((*XL, "--set", "bf16=true", "--set", "fp16=true"), "at most one"),
         ((*XL, "--args", "nowhere.json"), "cannot be read"),
@@ -360,7 +360,7 @@ def test_a_job_that_does_not_fit_gets_what_fills_it_and_what_to_try(xl: Setup) -
 
 
 def test_short_is_one_screen_whatever_there_is_to_say(xl: Setup) -> None:
-    instead = nearest(said="card and RAM are small, a disk is fast " * 9)
+    instead = nearest(said="GPU memory and RAM are small, a disk is fast " * 9)
     job = replace(xl, warnings=("mine.yaml: " + "lr, \x1b[2J" * 99, "mine.yaml: " + "lr, " * 99))
     said = {"peak_module": "model.layers" * 40, "confidence": Confidence("formula", "two steps " * 40)}
     phases = dict.fromkeys(PHASES, (GIB, GIB))

@@ -157,7 +157,7 @@ def test_a_file_without_arguments_is_not_to_be_used(run: Run, tmp_path: Path, na
     code, out, err = run("copy", "lean", name)
     assert code == 0 and "Use it" not in out + err
     assert "PYTORCH_ALLOC_CONF=expandable_segments:True" in err
-    assert err.count("Note: nothing of preset 'lean' is an argument: this file changes nothing by itself") == 1
+    assert err.count("Note: nothing of preset 'lean' is an argument: this file alone changes nothing") == 1
     assert (out + err).count("nothing") == 2, "it is said once"
     assert not (yaml.safe_load((tmp_path / name).read_text()) or {})
     assert "Use it" in run("copy", "lean", "b.json", "--set", "max_steps=1")[1]
@@ -187,7 +187,7 @@ def test_problems_stand_first(run: Run) -> None:
         (("copy", "lora", "/proc/none/args.yaml"), "cannot be written"),
         (("copy", "lora", "--args", "nowhere.json"), "cannot be read"),
         (("copy", "lora", "--args", "broken.json"), "line 1, column 2"),
-        (("copy", "lora", "--args", "twice.yaml"), "stands there twice"),
+        (("copy", "lora", "--args", "twice.yaml"), "appears twice"),
         (
             ("copy", "lora", "--args", "typo.yaml"),
             "typo.yaml: lora_target_module: no field of this name; did you mean",
@@ -202,7 +202,7 @@ def test_problems_stand_first(run: Run) -> None:
         (("show", "infinity", "--nvme-path", " "), "--nvme-path: give a folder"),
         (("show", "infinity", "--nvme-path", "/no/such"), "--nvme-path /no/such: neither it nor the folder above"),
         (("show", "lean", "--technique", "lgier"), "did you mean 'liger'?"),
-        (("show", "offload", "--set", "deepspeed=mine.json"), "brings its own DeepSpeed config"),
+        (("show", "offload", "--set", "deepspeed=mine.json"), "has its own DeepSpeed config"),
     ],
 )
 def test_wrong_input_gets_a_line_each_and_writes_nothing(

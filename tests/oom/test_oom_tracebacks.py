@@ -223,9 +223,9 @@ def test_args_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: 
     (told,) = json.loads(capsys.readouterr().out)
     assert not any("offload" in str(change["value"]) for change in told["changes"]), "in use, by the file named"
     for text, part in (
-        ("per_device_train_batch_size: eight\n", "per_device_train_batch_size=eight: must be int"),
+        ("per_device_train_batch_size: eight\n", "per_device_train_batch_size=eight: expected int"),
         ("use_liger_kernel: maybe\n", "use_liger_kernel"),
-        ("a: 1\na: 2\n", "stands there twice"),
+        ("a: 1\na: 2\n", "appears twice"),
         ("zero_optimization: {stage: 2}\n", "this is a deepspeed"),
     ):
         arguments.write_text(text)

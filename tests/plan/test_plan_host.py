@@ -59,10 +59,10 @@ def test_what_is_given_is_read() -> None:
         ("pcie=25", "--host pcie: '25' has no unit such as GB/s; did you mean 25GB/s?"),
         ("pcie=25GB", "did you mean 25GB/s?"),
         ("pcie=25GBps", "did you mean 25GB/s?"),
-        ("pcie=16Gb/s", "are bits; write bytes: 2GB/s"),
-        ("pcie=0GB/s", "is no rate; write a number above 0"),
-        ("pcie=nan", "is no rate"),
-        ("pcie=-1GB/s", "is no rate"),
+        ("pcie=16Gb/s", "is in bits; write bytes: 2GB/s"),
+        ("pcie=0GB/s", "is not a rate; write a number above 0"),
+        ("pcie=nan", "is not a rate"),
+        ("pcie=-1GB/s", "is not a rate"),
     ],
 )
 def test_a_wrong_value_is_one_line(given: str, said: str) -> None:

@@ -185,7 +185,7 @@ def _with_quantised() -> nn.Module:
         ({"train_dataset": [{"x": object()}], "example": None}, "Could not infer dtype of object"),
         ({"sequence_length": 12}, "have their own"),
         ({"gpus": True}, "above 0"),
-        ({"args": 5}, "must be a TrainingArguments"),
+        ({"args": 5}, "expected TrainingArguments"),
         ({"args": {"fsdp": "full_shard"}}, "FSDP is not modelled"),
         ({"trainer_class": "tests.predict.user_models:LARGE"}, "no subclass of transformers.Trainer"),
         ({"optimizer_cls_and_kwargs": (torch.optim.SGD, {"lr": object()})}, "'<' not supported"),

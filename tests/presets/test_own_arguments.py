@@ -77,7 +77,7 @@ def test_what_cannot_be_true_together_and_what_would_be_ignored_goes() -> None:
     )
     assert made.arguments == {"optim": "adamw_torch"} and not made.section("optimizer")
     assert [each.setting.key for each in replaced] == ["arguments.optim_args", "optimizer.class"]
-    with pytest.raises(SettingError, match="brings its own DeepSpeed config"):
+    with pytest.raises(SettingError, match="has its own DeepSpeed config"):
         settle(setup_of(deepspeed__config={"a": 1}, deepspeed__preset="zero2"), {"deepspeed": "mine.json"})
 
 
@@ -128,12 +128,12 @@ def test_values_are_written_as_what_they_mean(given: dict[str, Any], written: di
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"max_steps": "five"}, "max_steps=five: must be int"),
-        ({"max_steps": True}, "must be int, and is bool"),
-        ({"gradient_accumulation_steps": 2.5}, "must be int, and is float"),
+        ({"max_steps": "five"}, "max_steps=five: expected int"),
+        ({"max_steps": True}, "expected int, got bool"),
+        ({"gradient_accumulation_steps": 2.5}, "expected int, got float"),
         ({"optim": "adamw_torchh"}, "did you mean 'adamw_torch'"),
-        ({"bf16": None}, "leave it out for the default"),
-        ({"optim_args": {"rank": 4}}, "must be str or null, and is dict"),
+        ({"bf16": None}, "Omit it for the default"),
+        ({"optim_args": {"rank": 4}}, "expected str or null, got dict"),
     ],
 )
 def test_values_that_mean_nothing_are_refused(given: dict[str, Any], said: str) -> None:

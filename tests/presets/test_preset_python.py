@@ -76,7 +76,7 @@ def test_several_cards_in_one_process_are_refused(folder: Path, tmp_path: Path) 
     """Trainer would multiply the batch by the number of cards: nothing of that is in the setup."""
     assert SeesTwoCards(str(tmp_path), use_cpu=True, per_device_train_batch_size=3).train_batch_size == 6
     setup = preset("checkpointed", model=str(folder), arguments=CPU, **CARD)
-    with pytest.raises(RunError, match=r"this process sees 2 cards.*torchrun --nproc-per-node 2"):
+    with pytest.raises(RunError, match=r"this process sees 2 GPUs.*torchrun --nproc-per-node 2"):
         setup.trainer(str(tmp_path / "out"), train_dataset=samples(), arguments_class=SeesTwoCards)
     spread = GPT2LMHeadModel.from_pretrained(folder)
     spread.hf_device_map = {"transformer": 0, "lm_head": 1}  # Trainer leaves a model that is spread as it is
@@ -268,12 +268,12 @@ def test_notes_are_told_where_they_help() -> None:
     def said(name: str, part: str, **given: Any) -> bool:
         return any(part in note for note in preset(name, model="gpt2-xl", **{**CARD, **given}).notes)
 
-    assert said("length-grouped", "nothing pads by itself")
-    assert not said("length-grouped+pad-to-multiple", "nothing pads by itself")
+    assert said("length-grouped", "nothing pads the batches")
+    assert not said("length-grouped+pad-to-multiple", "nothing pads the batches")
     assert said("8bit+sdpa-attention", "flash kernel") and not said("lean", "flash kernel")
-    assert not said("lean+adalomo", "adalomo needs a CUDA card")
+    assert not said("lean+adalomo", "adalomo needs a CUDA GPU")
     if not torch.cuda.is_available():
-        assert said("lean+adalomo", "adalomo needs a CUDA card", gpu_memory=None)
+        assert said("lean+adalomo", "adalomo needs a CUDA GPU", gpu_memory=None)
         assert not said("8bit+sdpa-attention", "flash kernel", gpu_memory=None)
 
 

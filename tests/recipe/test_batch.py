@@ -13,13 +13,13 @@ from hf_memkit.techniques.batch import accumulation_for, micro_batch_for, split_
 def test_the_batch_is_exact_for_every_number_of_processes_that_divides_it(whole: int, variant_s: int) -> None:
     for processes in range(1, whole + 1):
         if whole % processes:
-            with pytest.raises(SettingError, match=f"cannot be shared by {processes} processes"):
+            with pytest.raises(SettingError, match=f"do not divide by {processes} processes"):
                 split_batch(whole, variant_s, processes, {})
             continue
         micro, accumulation, reason = split_batch(whole, variant_s, processes, {})
         assert micro * accumulation * processes == whole and 1 <= micro <= variant_s
         assert f"= {whole} sequences a step" in reason
-        assert (f"{variant_s} a card" in reason) == (micro != variant_s)
+        assert (f"{variant_s} a GPU" in reason) == (micro != variant_s)
         assert (f"× {processes} processes" in reason) == (processes > 1)
 
 
@@ -39,12 +39,12 @@ def test_what_the_user_sets_is_kept_or_refused() -> None:
 
 
 def test_a_refusal_names_the_nearest_choices() -> None:
-    both = r"by 5 processes; take 4 or 8 processes \(--gpus × --nodes\), or 30 or 35 sequences a step$"
+    both = r"by 5 processes. Use 4 or 8 processes \(--gpus × --nodes\), or 30 or 35 sequences a step$"
     with pytest.raises(SettingError, match=both):
         split_batch(32, 4, 5, {})
-    with pytest.raises(SettingError, match=r"take 2 processes \(--gpus × --nodes\), or 5 sequences a step$"):
+    with pytest.raises(SettingError, match=r"Use 2 processes \(--gpus × --nodes\), or 5 sequences a step$"):
         split_batch(2, 4, 5, {})
-    with pytest.raises(SettingError, match=r"does not divide the 16 sequences of each process .* do: 2, 4, 8"):
+    with pytest.raises(SettingError, match=r"does not divide the 16 sequences of each process .* 2, 4, 8"):
         accumulation_for(32, 5, processes=2)
-    with pytest.raises(SettingError, match=r"gradient_accumulation_steps=3 does not divide 32 .* do: 1, 2, 4"):
+    with pytest.raises(SettingError, match=r"gradient_accumulation_steps=3 does not divide 32 .* 1, 2, 4"):
         micro_batch_for(32, 3)

@@ -64,7 +64,7 @@ SPOILED: list[tuple[Any, str]] = [
         "completion, instruction and output",
     ),
     ({"messages": "Hello"}, "{}:2: messages: expected a list of messages, found 'Hello'; such as " + EXAMPLE),
-    ({"messages": []}, "{}:2: messages: no message in it; expected " + EXAMPLE),
+    ({"messages": []}, "{}:2: messages: it has no messages; expected " + EXAMPLE),
     (
         {"messages": ["Hello"]},
         '{}:2: messages[0]: expected an object such as {{"role": "user", "content": "Hello"}}, found \'Hello\'',
@@ -75,12 +75,12 @@ SPOILED: list[tuple[Any, str]] = [
     ),
     (
         said(role="asistant"),
-        "{}:2: messages[1].role: 'asistant' is no role; did you mean 'assistant'?; expected "
+        "{}:2: messages[1].role: 'asistant' is not a role; did you mean 'assistant'?; expected "
         "system, user, assistant, tool",
     ),
     (
         said(content=" \n"),
-        "{}:2: messages[1].content: is empty; every message needs text: fill it in, or take the conversation out",
+        "{}:2: messages[1].content: is empty; every message needs text. Fill it in, or remove the conversation",
     ),
     (said(content=None), "{}:2: messages[1].content: expected text, found null; such as " + EXAMPLE),
     (said(content=3), "{}:2: messages[1].content: expected text, found 3; such as " + EXAMPLE),
@@ -89,13 +89,16 @@ SPOILED: list[tuple[Any, str]] = [
         '{}:2: messages[1].content[0]: expected {{"type": '
         '"text", "text": "…"}}, found \'image_url\'; a chat recipe trains on text only',
     ),
-    (said(content="\ud800"), "{}:2: messages[1].content: half of a surrogate pair, which is no character"),
+    (
+        said(content="\ud800"),
+        "{}:2: messages[1].content: half of a surrogate pair, which is not a character. Remove it",
+    ),
     (
         said(weight=0),
-        "{}:2: messages[1]: 'weight' is not read: all turns of the assistant are trained on; split the "
-        "conversation where training shall begin, and take the key out",
+        "{}:2: messages[1]: 'weight' is unsupported: memkit trains on all turns of the assistant. Remove the key; "
+        "to train on later turns only, split the conversation there",
     ),
-    ({"messages": [USER]}, "{}:2: no turn of the assistant, so there is nothing to learn from; expected " + EXAMPLE),
+    ({"messages": [USER]}, "{}:2: no turn of the assistant to train on; expected " + EXAMPLE),
     (
         {"messages": [USER, USER, ANSWER]},
         "{}:2: message 2 is the user's, after the user's; expected assistant there; join both into one",
@@ -111,7 +114,7 @@ SPOILED: list[tuple[Any, str]] = [
     ),
     (
         {"messages": [{**USER, "tool_calls": [{"function": {"name": "add"}}]}, ANSWER]},
-        "{}:2: messages[0]: only the assistant has 'tool_calls', and this is the user",
+        "{}:2: messages[0]: 'tool_calls' belongs to the assistant only, and this turn is the user's",
     ),
     (
         said(tool_calls="add"),
@@ -121,16 +124,16 @@ SPOILED: list[tuple[Any, str]] = [
     ({**GOOD, "tools": 3}, "{}:2: tools: expected a list of functions as JSON schemas"),
     (
         {**GOOD, "conversations": [{"from": "human", "value": "Hello"}]},
-        "{}:2: has both 'messages' and 'conversations'; leave one out",
+        "{}:2: has both 'messages' and 'conversations'. Remove one",
     ),
     (
         {"prompt": "Hello", "completion": "Good day."},
-        "{}:2: this row has prompt and completion, and {}:1 has messages; "
-        "put them into files of their own, and train on one, or write all of them as messages",
+        "{}:2: this row has prompt and completion, but {}:1 has messages. "
+        "Train on one file for each form, or write all rows as messages",
     ),
     (
         {"prompt": "1", "completion": "2", "instruction": "3", "output": "4"},
-        "{}:2: has prompt and completion and also instruction and output; leave one of them out",
+        "{}:2: has prompt and completion and also instruction and output. Remove one of them",
     ),
     ("[1, 2]\n", '{}:2: expected an object such as {{"column": …}}, found an array'),
     (
@@ -187,14 +190,14 @@ def test_a_folder_of_two_forms_names_both_files(tmp_path: Path) -> None:
     first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     written(first, GOOD)
     written(second, {"prompt": "Hello", "completion": "Good day."})
-    assert refusal(tmp_path).startswith(f"{second}:1: this row has prompt and completion, and {first}:1 has messages")
+    assert refusal(tmp_path).startswith(f"{second}:1: this row has prompt and completion, but {first}:1 has messages")
 
 
 def test_an_empty_file(tmp_path: Path) -> None:
     path = tmp_path / "chats.jsonl"
     path.write_text("\n")
     assert refusal(path) == (
-        f"{path}: no row in it; expected {find_task('chat').local_form}, such as {find_task('chat').example}"
+        f"{path}: it has no rows; expected {find_task('chat').local_form}, such as {find_task('chat').example}"
     )
 
 

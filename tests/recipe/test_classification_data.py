@@ -129,7 +129,7 @@ SPOILT = {
     ),
     "a label that says there is none": (
         "a.jsonl", lines(*GOOD, {"text": "one", "label": -1}),
-        "{file}:11: column 'label': -1 stands for no label; leave such rows out",
+        "{file}:11: column 'label': -1 means no label. Remove such rows",
     ),
     "numbers beside names": (
         "a.jsonl", lines(*labelled("0", "good", "good", 1, "0", 1)),
@@ -142,17 +142,17 @@ SPOILT = {
     ),
     "one class": (
         "a.jsonl", lines(*labelled("good", "good", "good")),
-        "{file}: all 3 rows have the label 'good'; expected two classes or more, each with 2 examples at least",
+        "{file}: all 3 rows have the label 'good'; expected at least two classes with at least 2 examples each",
     ),
     "a label outside of the others": (
         "a.jsonl", lines(*GOOD, *labelled("godo")),
-        "{file}:11: label 'godo' stands in this row only; the others are 'bad' (5), 'good' (5); each class needs 2 "
-        "examples, one to train on and one to hold out",
+        "{file}:11: label 'godo' appears in this row only; the others are 'bad' (5), 'good' (5). Each class needs at "
+        "least 2 examples, one to train on and one to hold out",
     ),
     "texts for labels": (
         "a.jsonl", lines(*labelled(*(f"this is number {number}" for number in range(30)))),
-        "{file}:1: label 'this is number 0' stands in this row only, as 30 of the 30 labels in 30 rows do; expected "
-        "classes, each with 2 examples at least: is this the column?",
+        "{file}:1: label 'this is number 0' appears in this row only, as do 30 of the 30 labels in 30 rows. Each "
+        "class needs at least 2 examples: is this the column?",
     ),
     "a second text now and then": (
         "a.jsonl", lines(*({**row, "text_pair": "and"} for row in GOOD), *labelled("good")),

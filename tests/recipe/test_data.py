@@ -69,7 +69,7 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("a.txt", "one\ncafé".encode()[:-1], "{}:2: expected UTF-8 text, found the byte 0xc3"),
     ("a.txt", "text".encode("utf-16"), "found UTF-16; convert it: iconv"),
     ("a.bin", b"ok\n\x00\x01", "{}:2: expected text, found a NUL byte: this is a binary file"),
-    ("a.csv", "text\nhello\n", "convert it to JSON lines or parquet"),
+    ("a.csv", "text\nhello\n", "Convert it to JSON lines or parquet"),
     ("a.json", "[]", "no text in it"),
     ("a.jsonl", "\n", "no text in it"),
     ("a.jsonl", '{"text": "one"}\n{"text": "two"}\n{"text": "thr\n', "{}:3: not JSON ("),
@@ -84,7 +84,7 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("a.jsonl", '{"text": "\\ud800"}\n', "{}:1: column 'text': half of a surrogate pair"),
     ("a.jsonl", b'{"text": "caf\xe9"}\n', "{}:1: expected UTF-8 text, found the byte 0xe9"),
     ("a.jsonl", '{"text": ' + "[" * 200_000, "{}:1: JSON nested too deeply"),
-    ("a.parquet", "just text", "{}: not a parquet file that can be read: "),
+    ("a.parquet", "just text", "{}: not a readable parquet file: "),
 ]
 
 
@@ -133,7 +133,7 @@ class TestText:
 
     def test_a_pipe_is_refused(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe")
-        assert refusal(tmp_path / "pipe").endswith("not a regular file; write the text to one first")
+        assert refusal(tmp_path / "pipe").endswith("not a regular file. Write the text to a file first")
 
 
 class TestJson:
@@ -208,18 +208,18 @@ class TestFolder:
         write(tmp_path / "b.md", "two")
         write_rows(tmp_path / "c.jsonl", {"text": "three"})
         assert refusal(tmp_path) == (
-            f"{tmp_path}: files of several kinds: 2 text (1 .md, 1 .txt), 1 JSON (1 .jsonl); "
-            "give a folder or a file of one kind"
+            f"{tmp_path}: mixed file types: 2 text (1 .md, 1 .txt), 1 JSON (1 .jsonl). "
+            "Give a folder with one type, or a single file"
         )
 
     def test_nothing_usable(self, tmp_path: Path) -> None:
         folder = tmp_path / "corpus"
         folder.mkdir()
         assert refusal(folder).startswith(
-            f"{folder}: no text in this folder, it is empty; expected files that end in .txt"
+            f"{folder}: no text in this folder (it is empty); expected files that end in .txt"
         )
         write(folder / "a.png", "")
-        assert "no text in this folder, it has 1 .png; expected" in refusal(folder)
+        assert "no text in this folder (it has 1 .png); expected" in refusal(folder)
 
     def test_no_text_in_any_file(self, tmp_path: Path) -> None:
         write(tmp_path / "a.txt", "\n")

@@ -88,7 +88,7 @@ class TestForms:
     def test_files_are_checked_again_once_they_changed(self, tmp_path: Path) -> None:
         assert len(load(good(tmp_path))[0]) == 6
         (tmp_path / "cat" / "1.jpg").write_bytes(b"no image at all")
-        with pytest.raises(DataError, match="no image that pillow can read"):
+        with pytest.raises(DataError, match="not an image that pillow can read"):
             load(tmp_path)
 
 
@@ -104,9 +104,7 @@ def _empty(root: Path) -> str:
 
 def _one_label(root: Path) -> str:
     picture(root / "cat" / "1.jpg")
-    return (
-        f"{root}: all 1 images have the label 'cat'; to learn anything at least 2 labels are needed, such as {EXAMPLE}"
-    )
+    return f"{root}: all 1 images have the label 'cat'; the minimum is 2 labels, such as {EXAMPLE}"
 
 
 def _empty_label(root: Path) -> str:
@@ -127,7 +125,7 @@ def _beside_labels(root: Path) -> str:
 def _not_an_image(root: Path) -> str:
     (good(root) / "dog" / "notes.txt").write_text("a dog")
     return (
-        f"{root / 'dog' / 'notes.txt'}: is no image (.txt); expected {', '.join(SUFFIXES)}; convert it, or move it "
+        f"{root / 'dog' / 'notes.txt'}: not an image (.txt); expected {', '.join(SUFFIXES)}; convert it, or move it "
         f"out of the folder"
     )
 
@@ -139,7 +137,7 @@ def _zero_bytes(root: Path) -> str:
 
 def _unreadable(root: Path) -> str:
     (good(root) / "cat" / "0.jpg").write_bytes(b"%PDF-1.7 this is something else")
-    said = "is no image that pillow can read, whatever its name says; save it anew, or take it out"
+    said = "not an image that pillow can read. Save it again, or remove it"
     return f"{root / 'cat' / '0.jpg'}: {said}"
 
 
@@ -147,8 +145,8 @@ def _two_bad(root: Path) -> str:
     _unreadable(root)
     (root / "dog" / "2.jpg").write_bytes(b"")
     return (
-        f"2 of 6 images cannot be used: {root / 'cat' / '0.jpg'}: is no image that pillow can read, whatever its name "
-        f"says; save it anew, or take it out; {root / 'dog' / '2.jpg'}: empty (0 bytes); expected an image"
+        f"2 of 6 images cannot be used: {root / 'cat' / '0.jpg'}: not an image that pillow can read. Save it "
+        f"again, or remove it; {root / 'dog' / '2.jpg'}: empty (0 bytes); expected an image"
     )
 
 

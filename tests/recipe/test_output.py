@@ -27,15 +27,15 @@ def test_a_used_folder_is_refused_with_the_way_on(tmp_path: Path) -> None:
     output.refuse_used(str(tmp_path / "new" / "deep"))
     assert list(tmp_path.iterdir()) == []
     write(tmp_path / "a", "finished")
-    with pytest.raises(InputError, match=r"holds a finished run; give --overwrite"):
+    with pytest.raises(InputError, match=r"holds a finished run. Add --overwrite"):
         output.refuse_used(str(tmp_path / "a"))
     write(tmp_path / "b", "running")
-    with pytest.raises(InputError, match=r"holds an unfinished run; give --resume"):
+    with pytest.raises(InputError, match=r"holds an unfinished run\. Add --resume"):
         output.refuse_used(str(tmp_path / "b"))
     (tmp_path / "file").write_text("x")
     with pytest.raises(InputError, match="is a file"):
         output.refuse_used(str(tmp_path / "file"))
-    with pytest.raises(InputError, match="cannot be written to"):
+    with pytest.raises(InputError, match="not writable"):
         output.refuse_used(str(tmp_path / "file" / "below"))
     (tmp_path / "a" / output.RUN_FILE).write_text("{")
     with pytest.raises(RunError, match="damaged"):
@@ -68,7 +68,7 @@ def test_resume_finds_the_newest_unfinished_run(tmp_path: Path, monkeypatch: pyt
         output.unfinished_run("r", "auto", "memkit-runs/r-lora")
     with pytest.raises(InputError, match="holds no run"):
         output.unfinished_run("r", "auto", str(tmp_path))
-    with pytest.raises(InputError, match="is of recipe 'r', not 'other'"):
+    with pytest.raises(InputError, match="belongs to recipe 'r', not 'other'"):
         output.unfinished_run("other", "auto", "memkit-runs/r-lora-2")
 
 

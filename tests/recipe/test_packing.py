@@ -136,11 +136,11 @@ def test_too_little_text(tokenizer: Any) -> None:
     with pytest.raises(DataError) as caught:
         pack(text, tokenizer, sequence_length=64, holdout_fraction=0.1)
     assert str(caught.value) == (
-        f"a test: {count} tokens, and at least 128 are needed: one block of 64 to train on and one to hold out; "
-        f"give more text, or --sequence-length {count // 2} or less"
+        f"a test: {count} tokens; the minimum is 128: one block of 64 to train on and one to hold out. "
+        f"Give more text, or --sequence-length {count // 2} or less"
     )
     assert len(pack(text, tokenizer, sequence_length=count // 2, holdout_fraction=0.1).train) == 1
-    with pytest.raises(DataError, match=r"a test: 0 tokens, .*; give more text$"):
+    with pytest.raises(DataError, match=r"a test: 0 tokens; .*\. Give more text$"):
         pack(documents_of(""), tokenizer, sequence_length=64, holdout_fraction=0.1)
 
 

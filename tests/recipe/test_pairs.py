@@ -206,5 +206,5 @@ def test_a_card_without_bf16_is_refused(flan_t5: Recipe, machine: Machine) -> No
 def test_one_pair_cannot_be_trained_on_and_held_out(small: Setup, tmp_path: Path) -> None:
     path = tmp_path / "one.jsonl"
     path.write_text('{"source": "one", "target": "eins"}\n')
-    with pytest.raises(DataError, match=r"one\.jsonl: one pair; expected 2 at least"):
+    with pytest.raises(DataError, match=r"one\.jsonl: one pair; the minimum is 2"):
         TASK.prepare(small.put("data.source", str(path), "asked for"), lambda line: None)

@@ -100,7 +100,7 @@ SPOILT = {
     ),
     "half of a character": (
         "a.jsonl", b'{"source": "\\ud800", "target": "eins"}\n',
-        "{file}:1: column 'source': half of a surrogate pair, which is no character",
+        "{file}:1: column 'source': half of a surrogate pair, which is not a character. Remove it",
     ),
     "no object": (
         "a.jsonl", lines(GOOD, ["one", "eins"]),
@@ -117,20 +117,20 @@ SPOILT = {
     ),
     "a column twice": (
         "a.tsv", b"source\tsource\none\teins\n",
-        "{file}:1: column 'source' stands there twice",
+        "{file}:1: column 'source' appears twice. Keep one",
     ),
     "another encoding": (
         "a.csv", "source,target\nsmall,café\n".encode("latin-1"),
-        "{file}:2: expected UTF-8 text, found the byte 0xe9; unpack it if it is compressed, convert it if it is in "
-        "another encoding",
+        "{file}:2: expected UTF-8 text, found the byte 0xe9. Unpack the file if it is compressed, or convert it "
+        "to UTF-8",
     ),
     "no row": (
         "a.jsonl", b"\n",
-        f"{{file}}: no row in it; expected {TASK.local_form}, such as {EXAMPLE}",
+        f"{{file}}: it has no rows; expected {TASK.local_form}, such as {EXAMPLE}",
     ),
     "no table": (
         "a.txt", b"one\teins\n",
-        f"{{file}}: is no table (it ends in '.txt'); expected {TASK.local_form}, such as {EXAMPLE}",
+        f"{{file}}: not a table (it ends in '.txt'); expected {TASK.local_form}, such as {EXAMPLE}",
     ),
 }  # fmt: skip
 
@@ -158,13 +158,13 @@ def test_several_kinds_in_a_folder_and_none(tmp_path: Path) -> None:
         rows(tmp_path)
     write(tmp_path / "a.csv", b"source,target\n")
     write(tmp_path / "a.jsonl", lines(GOOD))
-    with pytest.raises(DataError, match="files of several kinds: 1 CSV, 1 JSON; give a folder or a file of one kind"):
+    with pytest.raises(DataError, match="mixed file types: 1 CSV, 1 JSON"):
         rows(tmp_path)
 
 
 def test_a_parquet_file_that_is_none(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", b"PAR1 and no more")
-    with pytest.raises(DataError, match=r"a\.parquet: not a parquet file that can be read: "):
+    with pytest.raises(DataError, match=r"a\.parquet: not a readable parquet file: "):
         rows(path)
 
 

@@ -122,7 +122,7 @@ def test_a_card_without_bf16_gets_fp16_and_a_reason(recipe: Recipe, machine: Mac
 def test_an_explicit_variant_that_does_not_fit_is_shown_with_its_problem(recipe: Recipe, machine: Machine) -> None:
     setup = make(recipe, of(machine, "16GB", 24), "offload")
     assert len(setup.problems) == 1 and "of RAM by formula; this machine has 24.00 GiB" in setup.problems[0]
-    assert make(recipe, of(machine, "T4", 64), "resident").problems[0].startswith("needs a card that computes in")
+    assert make(recipe, of(machine, "T4", 64), "resident").problems[0].startswith("needs a GPU that computes in")
 
 
 def test_offload_pins_only_where_the_rounded_blocks_fit(recipe: Recipe, machine: Machine) -> None:
@@ -175,7 +175,7 @@ def test_what_the_user_sets_wins_and_the_other_half_of_the_batch_follows(recipe:
         ({"per_device_eval_batch_size": 0}, "lora", "per_device_eval_batch_size=0"),
         ({"num_train_epochs": 3.0}, "lora", "use --max-steps"),
         ({"fp16": True, "activation_checkpointing": False}, "resident", "belongs to the variant"),
-        ({"optim": "sgd"}, "resident", "brings its own optimizer"),
+        ({"optim": "sgd"}, "resident", "has its own optimizer"),
         ({"optim": "sgd"}, "offload", "replaces it by DeepSpeedCPUAdam"),
     ],
 )
@@ -189,7 +189,7 @@ def test_settings_that_cannot_hold_are_refused(
 def test_options_that_contradict_or_do_nothing_are_refused(recipe: Recipe, machine: Machine) -> None:
     with pytest.raises(SettingError, match="contradict"):
         make(recipe, machine, "lora", max_steps=10, arguments={"max_steps": 20})
-    with pytest.raises(SettingError, match="puts nothing on disk"):
+    with pytest.raises(SettingError, match="does not use the disk"):
         make(recipe, machine, "lora", nvme_path="/fast")
 
 

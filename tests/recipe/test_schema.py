@@ -98,8 +98,8 @@ def test_all_mistakes_are_told_at_once(recipe: Recipe, tmp_path: Path) -> None:
     ("text", "expected"),
     [
         ("a: [1\n", r"broken\.yaml:2:1: not valid YAML"),
-        ("- 1\n", "must be a mapping of keys to values, and is list"),
-        ("", "must be a mapping"),
+        ("- 1\n", "expected a mapping of keys to values, got list"),
+        ("", "expected a mapping"),
         ("a: !!python/object/apply:os.system ['true']\n", "not valid YAML"),
     ],
 )
@@ -137,7 +137,7 @@ def test_mistakes_in_a_variant_s_techniques_are_told(recipe: Recipe, tmp_path: P
         "variants.resident.checkpointing.0: 'nothing': no checkpointing technique",
         "variants.resident.checkpointing.1: 'selectiv-checkpointing': no checkpointing technique; did you mean "
         "'selective-checkpointing'?; allowed: none, ",
-        "variants.offload.techniques: techniques 'chunked-loss' and 'liger' both decide loss; take one",
+        "variants.offload.techniques: techniques 'chunked-loss' and 'liger' both set loss. Choose one",
         "variants.lora.values.segment_layers: unknown key; allowed: rank, alpha, dropout",
         "variants.lora.values.rank: 0: must be at least 1",
     ):

@@ -21,22 +21,22 @@ def test_all_mistakes_are_told_at_once_with_hints() -> None:
     lines = str(caught.value).splitlines()
     assert len(lines) == 6
     assert "did you mean 'learning_rate'" in lines[0]
-    assert "max_steps=abc: must be int, and is str" in lines[1]
+    assert "max_steps=abc: expected int, got str" in lines[1]
     assert "did you mean 'adamw_torch'" in lines[2]
     assert "key=value" in lines[3]
     assert "use --output" in lines[4]
-    assert "must be bool" in lines[5]
+    assert "expected bool" in lines[5]
 
 
 def test_batches_divide_or_the_nearest_are_named() -> None:
     assert accumulation_for(32, 4) == 8
     assert accumulation_for(32, 4, processes=2) == 4
     assert micro_batch_for(32, 16) == 2
-    with pytest.raises(SettingError, match=r"per_device_train_batch_size=5 does not divide 32 .*: 2, 4, 8"):
+    with pytest.raises(SettingError, match=r"per_device_train_batch_size=5 does not divide 32 .* 2, 4, 8"):
         accumulation_for(32, 5)
     with pytest.raises(SettingError, match="gradient_accumulation_steps=33"):
         micro_batch_for(32, 33)
-    with pytest.raises(SettingError, match="cannot be shared by 3 processes"):
+    with pytest.raises(SettingError, match="do not divide by 3 processes"):
         accumulation_for(32, 4, processes=3)
     with pytest.raises(SettingError):
         accumulation_for(32, 0)

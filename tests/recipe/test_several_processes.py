@@ -27,9 +27,9 @@ def make(recipe: Recipe, machine: Machine, variant: str, gpus: int, nodes: int =
 @pytest.mark.parametrize(
     ("variant", "held"),
     [
-        ("resident", "every card holds all weights, gradients and optimizer states, and trains on 1/8"),
-        ("lora", "every card holds all weights, gradients and optimizer states, and trains on 1/8"),
-        ("offload", "all weights on the card, and 1/8 of the gradients and optimizer states in RAM (ZeRO-2)"),
+        ("resident", "every GPU holds all weights, gradients and optimizer states, and trains on 1/8"),
+        ("lora", "every GPU holds all weights, gradients and optimizer states, and trains on 1/8"),
+        ("offload", "all weights on the GPU, and 1/8 of the gradients and optimizer states in RAM (ZeRO-2)"),
         ("infinity", "1/8 of the weights on disk, and 1/8 of the gradients and optimizer states on disk (ZeRO-3)"),
     ],
 )

@@ -95,12 +95,12 @@ class TestForms:
 
 
 def _empty(root: Path) -> str:
-    return f"{root}: no sound in it: it is empty; expected {LOCAL_FORM}"
+    return f"{root}: no sound files (it is empty); expected {LOCAL_FORM}"
 
 
 def _texts_only(root: Path) -> str:
     (root / "a.txt").write_text("a")
-    return f"{root}: no sound in it: it has 1 files of other kinds; expected {LOCAL_FORM}"
+    return f"{root}: no sound files (it has 1 files of other kinds); expected {LOCAL_FORM}"
 
 
 def _no_transcript(root: Path) -> str:
@@ -121,8 +121,8 @@ def _empty_text(root: Path) -> str:
 def _no_utf8(root: Path) -> str:
     (pairs(root) / "one.txt").write_bytes("für".encode("latin-1"))
     return (
-        f"{root}/one.txt:1: expected UTF-8 text, found the byte 0xfc; unpack it if it is compressed, convert it if it "
-        f"is in another encoding"
+        f"{root}/one.txt:1: expected UTF-8 text, found the byte 0xfc. Unpack the file if it is compressed, or convert "
+        f"it to UTF-8"
     )
 
 
@@ -138,7 +138,7 @@ def _zero_bytes(root: Path) -> str:
 
 def _no_samples(root: Path) -> str:
     sound(pairs(root) / "one.wav", 0)
-    return f"{root}/one.wav: no sound in it (0 samples)"
+    return f"{root}/one.wav: no sound (0 samples)"
 
 
 def _too_long(root: Path) -> str:
@@ -222,7 +222,7 @@ def test_other_sound_needs_soundfile_and_says_so(tmp_path: Path) -> None:
     path.write_bytes(b"fLaC" + bytes(100))
     with pytest.raises(DataError) as caught:
         load(tmp_path)
-    assert "soundfile" in str(caught.value) and str(caught.value).startswith(f"{path}: is no ")
+    assert "soundfile" in str(caught.value) and str(caught.value).startswith(f"{path}: not a ")
     assert "\n" not in str(caught.value)
 
 

@@ -95,7 +95,7 @@ def test_broken_tokenizer_files(tmp_path: Path) -> None:
 def test_more_entries_than_the_model_embeds(tmp_path: Path) -> None:
     trained = train_tokenizer(PROSE, 400)
     check_vocabulary(trained, 400)
-    message = "the tokenizer has 400 entries and the model embeds 399; use the tokenizer that belongs to the model"
+    message = "the tokenizer has 400 entries but the model has embeddings for 399. Use the model's own tokenizer"
     with pytest.raises(DataError, match=message):
         check_vocabulary(trained, 399)
     trained.save_pretrained(tmp_path)
@@ -105,7 +105,7 @@ def test_more_entries_than_the_model_embeds(tmp_path: Path) -> None:
 
 def test_too_small_a_vocabulary() -> None:
     assert len(train_tokenizer(PROSE, 257)) == 257
-    with pytest.raises(DataError, match="a vocabulary of 256 is too small: a byte-level tokenizer needs 257"):
+    with pytest.raises(DataError, match="a vocabulary of 256 is too small; a byte-level tokenizer needs 257"):
         train_tokenizer(PROSE, 256)
 
 

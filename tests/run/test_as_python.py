@@ -118,7 +118,7 @@ def test_wrong_input_is_one_line(
 def test_a_module_that_is_not_there_is_one_line(start: Start, scripts: Path, module: str) -> None:
     """Finds: a traceback of importlib's for a misspelt name."""
     memkit = start(*MEMKIT, "-m", module).ended()
-    assert memkit == Ended(2, "", f"memkit: error: -m {module}: there is no such module to run\n")
+    assert memkit == Ended(2, "", f"memkit: error: -m {module}: module not found\n")
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,7 @@ def test_a_field_that_the_script_does_not_have_ends_in_a_line(start: Start, tmp_
     ("options", "content", "words"),
     [
         (("--plan", "none.yaml"), {}, "none.yaml: cannot be read (No such file or directory)"),
-        (("--plan", "plan.yaml"), {"arguments": {"max_steps": "five"}}, "max_steps=five: must be int, and is str"),
+        (("--plan", "plan.yaml"), {"arguments": {"max_steps": "five"}}, "max_steps=five: expected int, got str"),
         (("--plan", "plan.yaml", "--predict"), {"model": {}}, "--predict, --plan: mutually exclusive"),
         (("--plan", "plan.yaml"), {"model": {}, "about": {"gpus": "two"}}, "gpus='two': must be a whole number"),
         (("--plan", "plan.yaml"), {"model": {}, "about": {"step_time_s": 0}}, "step_time_s=0: must be seconds"),

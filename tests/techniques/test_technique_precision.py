@@ -231,7 +231,7 @@ def test_cards_without_bf16_get_fp16_or_a_problem() -> None:
         setup = applied(name, card="T4")
         assert setup["model.dtype"] == "float16" and setup.arguments == {"bf16": False, "fp16": True}
     for name in ("pure-bf16", "bf16-autocast", "tf32"):
-        assert applied(name, card="T4").problems[0].startswith("needs a card that ")
+        assert applied(name, card="T4").problems[0].startswith("needs a GPU that ")
         assert applied(name).problems == ()
     assert applied("fp16-autocast", card="V100 16GB").problems == applied("fp16-autocast", card="T4").notes == ()
     assert "bf16-autocast" in applied("fp16-autocast", card="A100 40GB").notes[0]

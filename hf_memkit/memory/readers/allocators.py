@@ -84,7 +84,7 @@ class MpsReader:
     """torch's allocator for Apple GPUs. It has no peak counter, so there are no peaks, phases or categories.
 
     `reserved_gib` is what Metal's driver holds for this process, and the capacity is what Metal recommends to stay
-    below; card and host share one memory (torch 2.13: torch/mps/__init__.py).
+    below; GPU and host share one memory (torch 2.13: torch/mps/__init__.py).
     """
 
     def __init__(self) -> None:

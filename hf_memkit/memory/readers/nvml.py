@@ -24,9 +24,9 @@ _MUCH_MORE = 1.25
 
 
 class NvmlReader(Occasional):
-    """Use of the whole card, of this process outside torch's allocator (CUDA context, libraries), and of others.
+    """Use of the whole GPU, of this process outside torch's allocator (CUDA context, libraries), and of others.
 
-    Listing the processes of a card takes milliseconds, so that is done every half second at most; in between, these
+    Listing the processes of a GPU takes milliseconds, so that is done every half second at most; in between, these
     numbers are absent.
     """
 
@@ -61,10 +61,10 @@ class NvmlReader(Occasional):
 
 
 def _handle(pynvml: Any, properties: Any) -> Any:
-    """NVML's handle of the card that torch means.
+    """NVML's handle of the GPU that torch means.
 
-    NVML counts every card of the machine, torch only those in CUDA_VISIBLE_DEVICES and maybe in another order, so the
-    index must not be used; the UUID and the PCI address name the card itself.
+    NVML counts every GPU of the machine, torch only those in CUDA_VISIBLE_DEVICES and maybe in another order, so the
+    index must not be used; the UUID and the PCI address name the GPU itself.
     """
     uuid = str(getattr(properties, "uuid", ""))
     for name in (uuid, f"GPU-{uuid}", f"MIG-{uuid}"):
@@ -85,7 +85,7 @@ def bytes_of_this_process(
     """Which of the (pid, bytes) that NVML lists is this process, if that can be known.
 
     In a container NVML may list process numbers of the host, where ours could be somebody else's. There, a list of one
-    can only be us, because a process that uses the card is on the list.
+    can only be us, because a process that uses the GPU is on the list.
     """
     if reserved_bytes == 0:
         return None

@@ -207,7 +207,7 @@ def _environment(job: RecipeRun) -> Settings:
     if job.processes > 1:
         return found  # torchrun says the rest
     if not job.setup.get("arguments.use_cpu"):
-        why = "one card: with several in sight Trainer would multiply the batch"
+        why = "one GPU: with several in sight Trainer would multiply the batch"
         found["CUDA_VISIBLE_DEVICES"] = ("0", why)
     if "deepspeed.config" in job.setup:
         why = "what a launcher would set, for one process"
@@ -277,7 +277,7 @@ def _data_section(setup: Setup) -> _ScriptData:
 
 
 def _has_hub(setup: Setup) -> bool:
-    """Whether the script may load from the hub. One for a card will run elsewhere, and is about the real model: there
+    """Whether the script may load from the hub. One for a GPU will run elsewhere, and is about the real model: there
     a hub that cannot be reached is an error that its owner sees. A rehearsal runs here, with what can be had here."""
     return hub_reachable() or not setup.get("arguments.use_cpu")
 

@@ -69,7 +69,7 @@ def list_audio(path: Path, columns: Mapping[str, str]) -> AudioFiles:
     """
     if not path.is_dir():
         if path.suffix.lower() in SUFFIXES:
-            raise DataError(f"{path}: is one sound file without its transcript; expected {LOCAL_FORM}")
+            raise DataError(f"{path}: one sound file without its transcript; expected {LOCAL_FORM}")
         return _from_table(path, path.parent, columns, [])
     found = _below(path)
     sounds = [file for file in found if file.suffix.lower() in SUFFIXES]
@@ -77,7 +77,7 @@ def list_audio(path: Path, columns: Mapping[str, str]) -> AudioFiles:
     table = only_table(path, files_in(path)[1])
     if not sounds and table is None:
         what = f"it has {len(found)} files of other kinds" if found else "it is empty"
-        raise DataError(f"{path}: no sound in it: {what}; expected {LOCAL_FORM}")
+        raise DataError(f"{path}: no sound files ({what}); expected {LOCAL_FORM}")
     if table is None:
         return _from_pairs(path, sounds, texts)
     if texts:
@@ -114,7 +114,7 @@ def check_audio(file: AudioFile, longest_s: float) -> str:
     except OSError as error:
         raise DataError(f"{file.where}: cannot be read: {error.strerror or error}") from error
     if not len(samples):
-        raise DataError(f"{file.where}: no sound in it (0 samples)")
+        raise DataError(f"{file.where}: no sound (0 samples)")
     if not samples.any():
         raise DataError(f"{file.where}: {seconds:.1f} s of silence: every sample is 0")
     return hashlib.sha256(content).hexdigest()
@@ -205,7 +205,7 @@ def _from_table(path: Path, folder: Path, columns: Mapping[str, str], sounds: li
         else:
             listed.append(AudioFile(resolved, " ".join(words.split()), f"{where}: {name}"))
     if not listed and not problems:
-        raise DataError(f"{path}: no row in it; expected {LOCAL_FORM}, such as {EXAMPLE}")
+        raise DataError(f"{path}: it has no rows; expected {LOCAL_FORM}, such as {EXAMPLE}")
     problems += [
         f"{file}: no transcript; {path.name} has no row for it" for file in sounds if str(file.resolve()) not in places
     ]

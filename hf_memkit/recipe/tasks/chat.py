@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["TASK"]
 
 _PACKED: Final = "short conversations share a sequence, and each sees only itself (trl: packing_strategy bfd)"
-_NOT_PACKED: Final = "each conversation is a sequence of its own, padded to the longest of its micro-batch"
+_NOT_PACKED: Final = "each conversation is one sequence, padded to the longest of its micro-batch"
 
 
 class _Reader:
@@ -36,8 +36,8 @@ class _Reader:
         form = form_of(columns, where, row)
         if self._form and form != self._form:
             raise DataError(
-                f"{where}: this row has {form}, and {self._where} has {self._form}; put them into files of their own, "
-                "and train on one, or write all of them as messages"
+                f"{where}: this row has {form}, but {self._where} has {self._form}. Train on one file for "
+                "each form, or write all rows as messages"
             )
         if not self._form:
             self._form, self._where = form, where

@@ -53,11 +53,11 @@ def form_of(columns: Mapping[str, str], where: str, row: Mapping[str, Any]) -> s
     """
     if columns["messages"] in row:
         if columns["messages"] != "conversations" and row.get("conversations") and row[columns["messages"]]:
-            raise DataError(f"{where}: has both {columns['messages']!r} and 'conversations'; leave one out")
+            raise DataError(f"{where}: has both {columns['messages']!r} and 'conversations'. Remove one")
         return "messages"
     found = [form for form, needed in FORMS.items() if form != "messages" and all(key in row for key in needed)]
     if len(found) > 1:
-        raise DataError(f"{where}: has {' and also '.join(found)}; leave one of them out")
+        raise DataError(f"{where}: has {' and also '.join(found)}. Remove one of them")
     if not found:
         there = ", ".join(map(repr, row)) or "none"
         others = ", ".join(form for form in FORMS if form != "messages")
@@ -125,7 +125,7 @@ def _listed(where: str, value: Any) -> list[Message]:
     if not isinstance(value, list):
         raise DataError(f"{where}: expected a list of messages, found {name_of(value)}; such as {EXAMPLE}")
     if not value:
-        raise DataError(f"{where}: no message in it; expected {EXAMPLE}")
+        raise DataError(f"{where}: it has no messages; expected {EXAMPLE}")
     return [_message(f"{where}[{number}]", each) for number, each in enumerate(value)]
 
 
@@ -138,8 +138,8 @@ def _message(where: str, value: Any) -> Message:
     for key in _WEIGHTED:
         if key in said:
             raise DataError(
-                f"{where}: {key!r} is not read: all turns of the assistant are trained on; split the conversation "
-                "where training shall begin, and take the key out"
+                f"{where}: {key!r} is unsupported: memkit trains on all turns of the assistant. Remove the key; "
+                "to train on later turns only, split the conversation there"
             )
     if "role" not in said and "from" in said:
         role, content = _role(f"{where}.from", said.pop("from"), _SPEAKERS), said.pop("value", None)
@@ -159,13 +159,13 @@ def _message(where: str, value: Any) -> Message:
 def _role(where: str, value: Any, known: Mapping[str, str]) -> str:
     if not isinstance(value, str) or value not in known:
         hint = did_you_mean(value, known) if isinstance(value, str) else ""
-        raise DataError(f"{where}: {name_of(value)} is no role{hint}; expected {', '.join(known)}")
+        raise DataError(f"{where}: {name_of(value)} is not a role{hint}; expected {', '.join(known)}")
     return known[value]
 
 
 def _check_calls(where: str, role: str, calls: Any) -> None:
     if role != "assistant":
-        raise DataError(f"{where}: only the assistant has 'tool_calls', and this is the {role}")
+        raise DataError(f"{where}: 'tool_calls' belongs to the assistant only, and this turn is the {role}'s")
     example = '[{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]'
     whole = isinstance(calls, list) and all(
         isinstance(call, Mapping)
@@ -183,7 +183,7 @@ def _text(where: str, value: Any, *, may_be_empty: bool = False) -> str:
     if not isinstance(value, str):
         raise DataError(f"{where}: expected text, found {name_of(value)}; such as {EXAMPLE}")
     if not may_be_empty and (not value or value.isspace()):
-        raise DataError(f"{where}: is empty; every message needs text: fill it in, or take the conversation out")
+        raise DataError(f"{where}: is empty; every message needs text. Fill it in, or remove the conversation")
     return whole_characters(where, value)
 
 
@@ -209,7 +209,7 @@ def _check_order(where: str, messages: list[Message]) -> None:
             raise DataError(f"{at}; expected {' or '.join(_FOLLOWS[before])} there{hint}")
         before = role
     if not any(message["role"] == "assistant" for message in messages):
-        raise DataError(f"{where}: no turn of the assistant, so there is nothing to learn from; expected {EXAMPLE}")
+        raise DataError(f"{where}: no turn of the assistant to train on; expected {EXAMPLE}")
 
 
 def as_json(messages: list[Message]) -> str:

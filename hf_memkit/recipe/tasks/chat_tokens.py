@@ -87,8 +87,8 @@ def tokenise(
         cut, without_label = int((lengths > length).sum()), len(rows) - len(kept)
         if not len(kept):
             raise DataError(
-                f"{conversations[0]['place']}: not one answer of the assistant begins within {length} tokens (the "
-                f"longest of {len(rows)} conversations has {int(lengths.max())}); give a longer --sequence-length"
+                f"{conversations[0]['place']}: no answer of the assistant begins within {length} tokens (the "
+                f"longest of {len(rows)} conversations has {int(lengths.max())}). Give a longer --sequence-length"
             )
         kept = (rows if packing else kept).remove_columns("whole")
         tokens, trained = _counted(kept)
@@ -127,7 +127,7 @@ def _one(row: dict[str, Any], tokenizer: Any, template: str, length: int, assist
     tokens = made["input_ids"]
     mask = made["assistant_masks"] if assistant_only else [1] * len(tokens)
     if 1 not in mask:
-        raise DataError(f"{row['place']}: the model's chat template marks no token of the assistant in it")
+        raise DataError(f"{row['place']}: the model's chat template marks no token of the assistant here")
     labels = [token if marked else _IGNORED for token, marked in zip(tokens, mask, strict=True)]
     return {"input_ids": tokens[:length], "labels": labels[:length], "whole": len(tokens)}
 
@@ -181,8 +181,8 @@ def training_template(tokenizer: PreTrainedTokenizerBase, name: str, *, marked: 
         own = own.get("default")
     if not own:
         raise DataError(
-            f"{name}: its tokenizer has no chat template, as those of base models have none; give the model that was "
-            "made for chat, such as --model NAME-Instruct"
+            f"{name}: its tokenizer has no chat template, which is usual for base models. Give the chat version of "
+            "the model, such as --model NAME-Instruct"
         )
     if not marked or has_generation_markers(own):
         return str(own)
@@ -192,9 +192,9 @@ def training_template(tokenizer: PreTrainedTokenizerBase, name: str, *, marked: 
         found = own.replace(LLAMA_TURN, LLAMA_MARKED)
     if found == own or _rendered(tokenizer, own) != _rendered(tokenizer, found):
         raise DataError(
-            f"{name}: its chat template does not mark the assistant's turns, and neither TRL nor memkit knows where "
-            "they are in it; put {% generation %} and {% endgeneration %} around them in the chat_template of a copy "
-            "of the model, and give that folder as --model, or train on all turns: --set assistant_only_loss=false"
+            f"{name}: its chat template does not mark the assistant's turns. To train on all turns: "
+            "--set assistant_only_loss=false. To train on the assistant's only: copy the model, put {% generation %} "
+            "and {% endgeneration %} around them in its chat_template, and give that folder as --model"
         )
     return str(found)
 

@@ -53,8 +53,8 @@ class _ImageClassification(Task):
         found = _patches(model.config) or usual
         if asked is not None and asked != found:
             raise InputError(
-                f"--sequence-length {asked}: images have no length to choose: {model.name} makes {found} tokens of "
-                f"each (its patches and a class token); take --model with another image_size or patch_size"
+                f"--sequence-length {asked}: {model.name} makes {found} tokens of each image (its patches and a class "
+                f"token). Remove the option, or choose a --model with another image_size or patch_size"
             )
         return found
 
@@ -190,7 +190,7 @@ def _from_hub(wanted: HubData, columns: Mapping[str, str]) -> tuple[Any, tuple[s
         try:
             check_bytes(row["image"]["bytes"] or Path(row["image"]["path"]).read_bytes())
         except (OSError, TypeError) as error:
-            raise DataError(f"{wanted.name}: row {number}: is no image: {in_one_line(error)}") from error
+            raise DataError(f"{wanted.name}: row {number}: not an image: {in_one_line(error)}") from error
     return rows, labels, wanted.name
 
 
@@ -210,7 +210,7 @@ def _split(rows: Any, own: bool, share: float) -> tuple[Any, Any]:
     from hf_memkit.components.image_batches import each_label_split
 
     if len(rows) < 2:
-        raise DataError(f"{len(rows)} image: at least 2 are needed, one to train on and one to hold out")
+        raise DataError(f"{len(rows)} image; the minimum is 2, one to train on and one to hold out")
     if own:
         is_held_out, labels = rows["held_out"], rows["label"]
         train = [number for number, held in enumerate(is_held_out) if not held]

@@ -70,7 +70,7 @@ def list_images(path: Path, columns: Mapping[str, str]) -> ImageFiles:
     """
     if not path.is_dir():
         if path.suffix.lower() in SUFFIXES:
-            raise DataError(f"{path}: is one image; expected {LOCAL_FORM}, such as {EXAMPLE}")
+            raise DataError(f"{path}: one image; expected {LOCAL_FORM}, such as {EXAMPLE}")
         return _from_table(path, columns)
     table = only_table(path, files_in(path)[1])
     return _from_folders(path) if table is None else _from_table(table, columns)
@@ -90,12 +90,10 @@ def check_image(file: ImageFile) -> str:
             raise DataError(f"{file.where}: empty (0 bytes); expected an image")
         check_bytes(content)
     except UnidentifiedImageError as error:
-        raise DataError(
-            f"{file.where}: is no image that pillow can read, whatever its name says; save it anew, or take it out"
-        ) from error
+        raise DataError(f"{file.where}: not an image that pillow can read. Save it again, or remove it") from error
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         why = getattr(error, "strerror", None) or in_one_line(error)
-        raise DataError(f"{file.where}: cannot be read: {why}; save it anew, or take it out") from error
+        raise DataError(f"{file.where}: cannot be read: {why}. Save it again, or remove it") from error
     return hashlib.sha256(content).hexdigest()
 
 
@@ -205,7 +203,7 @@ def _stray(file: Path, root: Path) -> str:
 
 def _no_image(file: Path) -> str:
     ending = file.suffix or "no ending"
-    return f"{file}: is no image ({ending}); expected {', '.join(SUFFIXES)}; convert it, or move it out of the folder"
+    return f"{file}: not an image ({ending}); expected {', '.join(SUFFIXES)}; convert it, or move it out of the folder"
 
 
 def _from_table(path: Path, columns: Mapping[str, str]) -> ImageFiles:
@@ -234,7 +232,7 @@ def _from_table(path: Path, columns: Mapping[str, str]) -> ImageFiles:
             else:
                 listed.append(found_file)
     if not listed and not problems:
-        raise DataError(f"{path}: no row in it; expected {LOCAL_FORM}, such as {_ROW}")
+        raise DataError(f"{path}: it has no rows; expected {LOCAL_FORM}, such as {_ROW}")
     return _finish(listed, problems, str(path), has_held_out=False)
 
 
@@ -250,7 +248,7 @@ def _finish(listed: list[ImageFile], problems: list[str], source: str, *, has_he
     names = {file.label for file in listed}
     if len(names) < 2:
         only = f"all {len(listed)} images have the label {names.pop()!r}" if names else "no image"
-        raise DataError(f"{source}: {only}; to learn anything at least 2 labels are needed, such as {EXAMPLE}")
+        raise DataError(f"{source}: {only}; the minimum is 2 labels, such as {EXAMPLE}")
     numbers = all(name.isdecimal() for name in names)
     labels = tuple(sorted(names, key=int) if numbers else sorted(names))
     told = f"{source} ({len(listed)} images, {len(labels)} labels)"

@@ -159,12 +159,12 @@ def loader_arguments(work: str) -> Settings:
         "remove_unused_columns": (False, "the collator opens the files that a row names"),
         "dataloader_num_workers": (
             workers,
-            f"processes that {work} while the card computes; batches come through shared memory (a container may need "
+            f"processes that {work} while the GPU computes; batches come through shared memory (a container may need "
             f"a larger --shm-size)",
         ),
         "dataloader_prefetch_factor": (2, "batches that each of them has ready"),
         "dataloader_persistent_workers": (True, "they are started once, not in every epoch"),
-        "dataloader_pin_memory": (True, "batches go to the card while it computes"),
+        "dataloader_pin_memory": (True, "batches go to the GPU while it computes"),
     }
 
 

@@ -159,8 +159,8 @@ def _classes(given: Sequence[str], places: Sequence[str], source: str) -> list[s
     counts = Counter(given)
     if len(counts) < 2:
         raise DataError(
-            f"{source}: all {len(given)} rows have the label {given[0]!r}; expected two classes or more, "
-            "each with 2 examples at least"
+            f"{source}: all {len(given)} rows have the label {given[0]!r}; expected at least two classes with "
+            "at least 2 examples each"
         )
     single = [label for label, count in counts.items() if count == 1]
     if single:
@@ -168,12 +168,12 @@ def _classes(given: Sequence[str], places: Sequence[str], source: str) -> list[s
         where = places[given.index(single[0])]
         if not others or len(single) > len(given) / 10:
             raise DataError(
-                f"{where}: label {single[0][:40]!r} stands in this row only, as {len(single)} of the {len(counts)} "
-                f"labels in {len(given)} rows do; expected classes, each with 2 examples at least: is this the column?"
+                f"{where}: label {single[0][:40]!r} appears in this row only, as do {len(single)} of the "
+                f"{len(counts)} labels in {len(given)} rows. Each class needs at least 2 examples: is this the column?"
             )
         raise DataError(
-            f"{where}: label {single[0][:40]!r} stands in this row only; the others are {others}; "
-            "each class needs 2 examples, one to train on and one to hold out"
+            f"{where}: label {single[0][:40]!r} appears in this row only; the others are {others}. "
+            "Each class needs at least 2 examples, one to train on and one to hold out"
         )
     return sorted(counts, key=lambda name: (0, int(name), "") if name.isdecimal() else (1, 0, name))
 
@@ -229,7 +229,7 @@ def label_name(value: Any, column: str, where: str, example: str) -> str:
     if isinstance(value, int):
         if value >= 0:
             return str(value)
-        raise DataError(f"{where}: column {column!r}: {value} stands for no label; leave such rows out")
+        raise DataError(f"{where}: column {column!r}: {value} means no label. Remove such rows")
     if not isinstance(value, str):
         raise DataError(
             f"{where}: column {column!r}: expected one class, a name or a whole number, found {name_of(value)}; "

@@ -87,7 +87,7 @@ class _TextPairs(Task):
     def read(self, setup: Setup) -> Table:
         table = load_table(self, setup)
         if len(table.rows) < 2:
-            raise DataError(f"{table.source}: one pair; expected 2 at least, one to train on and one to hold out")
+            raise DataError(f"{table.source}: one pair; the minimum is 2, one to train on and one to hold out")
         return table
 
     def prepare(self, setup: Setup, say: Say) -> Examples:
