@@ -191,14 +191,14 @@ def _precisions(facts: Mapping[str, Any], machine: Machine) -> Iterator[Alternat
         return
     if not gpu.bf16:
         fields = {"arguments.fp16": True, **({"arguments.bf16": False} if arguments.get("bf16") else {})}
-        said = "products in fp16 (autocast, gradients scaled) in place of " + (
+        said = "products in fp16 (autocast, gradients scaled) instead of " + (
             "bf16" if arguments.get("bf16") else "fp32"
         )
         yield Alternative("precision", "fp16", fields, "nearly the same", said)
     elif not arguments.get("bf16"):
         yield Alternative(
             "precision", "bf16", {"arguments.bf16": True}, "nearly the same",
-            "products in bf16 (autocast) in place of fp32",
+            "products in bf16 (autocast) instead of fp32",
         )  # fmt: skip
 
 
@@ -220,7 +220,7 @@ def _small_optimizers(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[A
     )  # fmt: skip
     yield Alternative(
         "small optimizer", "paged 8-bit AdamW", {"arguments.optim": _PAGED}, "nearly the same",
-        f"{said}, in memory that CUDA moves to RAM where it is short", costs_time=True,
+        f"{said}, in memory that CUDA moves to RAM when the GPU is full", costs_time=True,
     )  # fmt: skip
 
 
@@ -267,7 +267,7 @@ def _engines(facts: Mapping[str, Any], gpus: int, left_out: LeftOut, nvme_path: 
         return
     configs = {name: presets.load(name) for name in _ENGINES[min(gpus, 2)]}
     if nvme_path is None:
-        left_out[ON_DISK] = "it needs a folder on a fast disk: --nvme-path FOLDER"
+        left_out[ON_DISK] = "needs a folder on a fast disk: --nvme-path FOLDER"
     else:
         configs[ON_DISK] = _on_disk(facts, gpus, nvme_path)
     for name, config in configs.items():

@@ -144,50 +144,50 @@ def judge(
     lacks = []
     if host_bytes is not None and host_bytes > machine.ram_bytes:
         lacks.append(
-            f"it needs {format_size(host_bytes)} of RAM, and the machine has {format_size(machine.ram_bytes)} "
-            f"(--ram says another)"
+            f"it needs {format_size(host_bytes)} of RAM; the machine has {format_size(machine.ram_bytes)} "
+            f"(--ram gives another size)"
         )
     if disk_bytes is not None and disk_bytes > machine.disk_free_bytes:
         lacks.append(
-            f"it needs {format_size(disk_bytes)} of disk, and {machine.disk_path} has "
+            f"it needs {format_size(disk_bytes)} of disk; {machine.disk_path} has "
             f"{format_size(machine.disk_free_bytes)} free"
         )
     if not lacks:
         return on_card
-    why = "; ".join((*lacks, f"on the card: {on_card.why}"))
+    why = "; ".join((*lacks, f"on the GPU: {on_card.why}"))
     return Judgement("does not fit" if on_card.verdict is not None else None, why)
 
 
 def _card(gpu: Gpu | None, reserved: int, cap: int, outside: int, confidence: Confidence) -> Judgement:
     if gpu is None:
-        return Judgement(None, "no card to judge by; name one: --gpu NAME or --gpu-memory 16GB")
+        return Judgement(None, "no GPU to judge by; name one: --gpu NAME or --gpu 16GB")
     usable = max(0, gpu.capacity_bytes - outside)
-    leaves = f"{gpu.name} leaves {format_size(usable)}"
+    available = f"{gpu.name} has {format_size(usable)} available"
     least, most = confidence.cap_with_slack(cap), confidence.reserved_with_slack(reserved)
     if most <= usable:
         return Judgement(
             "fits",
             f"the allocator takes at most {format_size(reserved)} ({format_size(most)} with "
-            f"{confidence.reserved_slack}), and {leaves}",
+            f"{confidence.reserved_slack}); {available}",
         )
     if least <= usable and confidence.level == "formula":
         return Judgement(
             "tight",
-            f"{leaves}; by formula it needs {format_size(cap)} ({format_size(least)} with {confidence.cap_slack}, "
-            f"{format_size(most)} with {confidence.reserved_slack} for what the allocator takes beyond); a trace "
-            f"would tell",
+            f"{available}; by formula it needs {format_size(cap)} ({format_size(least)} with {confidence.cap_slack}, "
+            f"{format_size(most)} with {confidence.reserved_slack} for what the allocator adds); only a trace can "
+            f"decide",
         )
     if least <= usable:
         return Judgement(
             "tight",
-            f"left alone, the allocator takes up to {format_size(reserved)} ({format_size(most)} with "
-            f"{confidence.reserved_slack}), and {leaves}; in {format_size(cap)} ({format_size(least)} with slack) it "
-            f"completes all the same, but has to free its cache and ask again, which is slow",
+            f"the allocator takes up to {format_size(reserved)} ({format_size(most)} with "
+            f"{confidence.reserved_slack}); {available}; training completes in {format_size(cap)} "
+            f"({format_size(least)} with slack), but slowly: the allocator must free its cache and ask again",
         )
     if cap <= usable:
         return Judgement(
             "does not fit",
-            f"{leaves}, and it completes in no less than {format_size(cap)}: with {confidence.cap_slack} that is "
-            f"{format_size(least)}, too close to promise",
+            f"{available}; it needs at least {format_size(cap)} ({format_size(least)} with {confidence.cap_slack}): "
+            f"too close",
         )
-    return Judgement("does not fit", f"{leaves}, and it completes in no less than {format_size(cap)}")
+    return Judgement("does not fit", f"{available}; it needs at least {format_size(cap)}")

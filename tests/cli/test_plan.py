@@ -106,7 +106,7 @@ def test_another_batch_that_is_asked_for(folder: Path, capsys: pytest.CaptureFix
     overrides, about = read_plan("plan.yaml")
     assert about["sequences_a_step"] == 16 and about["own_sequences_a_step"] == 7
     assert overrides.arguments["per_device_train_batch_size"] == best["micro_batch_size"]
-    assert "in place of the script's 7" in (folder / "plan.yaml").read_text()
+    assert "instead of the script's 7" in (folder / "plan.yaml").read_text()
     assert main(["plan", "train.py", *SMALL, "--sequences-per-step", "100", *own]) == 2
     assert "--sequences-per-step 100: the script trains on 64 rows" in capsys.readouterr().err
 
@@ -116,8 +116,8 @@ def test_where_nothing_fits_the_exit_code_says_so(folder: Path, capsys: pytest.C
     options = ["--gpu", "T4", "--gpu-memory", "600MB", "--limit", "0", "--write", "plan.yaml"]
     assert main(["plan", "train.py", *options, *OWN]) == 1
     said = capsys.readouterr()
-    assert said.out.startswith("NOTHING FITS T4: the leanest, 8 × 1")
-    assert "plan.yaml: not written: nothing fits" in said.err and not (folder / "plan.yaml").exists()
+    assert said.out.startswith("NOTHING FITS T4: the smallest, 8 × 1")
+    assert "plan.yaml: not written; nothing fits" in said.err and not (folder / "plan.yaml").exists()
 
 
 def test_gpus_are_compared_by_the_cost_of_the_run(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -184,7 +184,7 @@ def test_ctrl_c_gives_the_best_so_far(folder: Path) -> None:
     code, out, said = interrupted(started(folder), after=": fits")
     assert code == 0, said
     assert out.startswith("FASTEST SO FAR THAT FITS T4: ") and "stopped before its end" in " ".join(out.split())
-    assert "Ctrl-C: the best so far" in said and "Traceback" not in said
+    assert "Ctrl-C: printing the best so far" in said and "Traceback" not in said
 
 
 def test_ctrl_c_waits_for_no_trace(folder: Path) -> None:

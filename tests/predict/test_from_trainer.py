@@ -118,7 +118,7 @@ def test_the_longest_rows_make_the_batch() -> None:
     )
     assert long.categories["loss"] > 5 * short.categories["loss"] > 0
     assert any("6 rows can give: 2 × 60 tokens" in note for note in long.notes)
-    assert any("A usual batch, 2 × " in note and "and the worst, 2 × 60 tokens" in note for note in long.notes)
+    assert any("A typical batch, 2 × " in note and "and the worst, 2 × 60 tokens" in note for note in long.notes)
 
 
 def test_a_transformers_model_knows_its_own_example() -> None:
@@ -170,7 +170,7 @@ def _with_quantised() -> nn.Module:
     [
         ({"model": _with_quantised()}, "_Quantised"),
         ({"model": "tests.predict.user_models:nothing"}, "has no nothing"),
-        ({"model": "tests.predict.user_models:build_nothing"}, "must make an nn.Module, and made a str"),
+        ({"model": "tests.predict.user_models:build_nothing"}, "must make an nn.Module; it made a str"),
         ({"model": "no_such_module:build"}, "importing no_such_module failed"),
         ({"model": "tests.predict.user_models:"}, "write a module and a name"),
         ({"example": None}, "needs train_dataset, or one row as example"),
@@ -187,7 +187,7 @@ def _with_quantised() -> nn.Module:
         ({"gpus": True}, "above 0"),
         ({"args": 5}, "must be a TrainingArguments"),
         ({"args": {"fsdp": "full_shard"}}, "FSDP is not modelled"),
-        ({"trainer_class": "tests.predict.user_models:LARGE"}, "no subclass of transformers.Trainer"),
+        ({"trainer_class": "tests.predict.user_models:LARGE"}, "not a subclass of transformers.Trainer"),
         ({"optimizer_cls_and_kwargs": (torch.optim.SGD, {"lr": object()})}, "'<' not supported"),
     ],
 )

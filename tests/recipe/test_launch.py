@@ -61,10 +61,10 @@ def test_the_options_say_where_processes_run(asked: dict[str, Any], expected: Pl
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"nodes": 2}, "give --master-addr, the address of machine 0 and --node-rank, from 0 to 1, on every machine"),
+        ({"nodes": 2}, "on every machine, add --master-addr, the address of machine 0 and --node-rank, from 0 to 1"),
         ({"nodes": 2, "node_rank": 0}, "give --master-addr"),
         ({"nodes": 2, "master_addr": "a"}, "give --node-rank, from 0 to 1"),
-        ({"nodes": 2, "master_addr": "a", "node_rank": 2}, "--node-rank 2: must be below --nodes, which is 2"),
+        ({"nodes": 2, "master_addr": "a", "node_rank": 2}, "--node-rank 2: must be below --nodes 2"),
         ({"node_rank": 1}, "--node-rank: for several machines"),
         ({"gpus": 2, "master_addr": "a", "master_port": 1}, "--master-addr, --master-port: for several machines"),
     ],
