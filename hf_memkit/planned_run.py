@@ -32,6 +32,7 @@ class PlannedRun:
         self._overrides = overrides
         self._sequences = _count(name, about, "sequences_a_step")
         self._gpus = _count(name, about, "gpus")
+        self._gpu = about.get("gpu")
         self._found: FoundInScript | None = None
 
     @classmethod
@@ -63,6 +64,8 @@ class PlannedRun:
             if not compared:
                 compared.append(True)
                 gpus = arguments.world_size * max(1, arguments.n_gpu)
+                if self._gpu and arguments.device.type == "cpu":
+                    warn(f"made for {self._gpu}, but this run trains on the CPU: kernels such as Liger's fail there")
                 for line in self._other_batch(made, gpus):
                     warn(line)
 

@@ -17,6 +17,7 @@ from evidence_tables import update
 
 ROOT = Path(__file__).resolve().parents[1]
 EVIDENCE = ROOT / "benchmarks" / "results" / "published.json"
+CHOICES, SPEED = EVIDENCE.with_name("plan_choices.json"), EVIDENCE.with_name("plan_speed.json")
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.published_summary import (  # noqa: E402
@@ -35,7 +36,6 @@ from hf_memkit.units import MIB  # noqa: E402
 
 Row = Mapping[str, Any]
 
-_THEN = "the library versions of that run"
 _CODE = {
     "same": "the code of both is the same",
     "near": "the code differs by less than 1.25 % of the peak, as computed from shapes",
@@ -43,26 +43,30 @@ _CODE = {
 }
 
 
-def short(content: Mapping[str, Any]) -> str:
-    """One line for each group of rows: how many, and how far off."""
+def short(content: Mapping[str, Any], choices: Path = CHOICES, speed: Path = SPEED) -> str:
+    """One line for each kind of figure, with the versions that the others used; then whether it fits."""
     rows = content["rows"]
-    then = [allocated_error(row, "then") for row in rows]
     lines = [
-        "| what others measured | predicted with | trainings | median error | worst error |",
-        "|---|---|---|---|---|",
-        _line("peak allocated", _THEN, errors(then)),
+        "| what others measured | trainings | predicted: median error | worst error |",
+        "|---|---|---|---|",
+        _line("peak memory of tensors (allocated)", errors(allocated_error(row, "then") for row in rows)),
+        _line("peak of PyTorch's allocator (reserved)¹", errors(reserved_error(row, "then") for row in rows)),
+        _line("peak in nvidia-smi¹", errors(total_error(row, "then") for row in rows)),
     ]
-    for code, words in _CODE.items():
-        found = errors(allocated_error(row, "today") for row in rows if row.get("code") == code)
-        lines.append(_line("peak allocated", f"today's versions; {words}", found))
-    outside = "peak reserved, outside the predicted range"
-    lines.append(_line(outside, _THEN, errors(reserved_error(row, "then") for row in rows)))
-    for code, words in _CODE.items():
-        kept = [row for row in rows if row.get("code") == code and row["id"] != content["fitted_on"]]
-        found = errors(reserved_error(row, "today") for row in kept)
-        lines.append(_line(outside, f"today's versions; {words}", found))
-    seen = errors(total_error(row, "then") for row in rows)
-    lines.append(_line("nvidia-smi, outside the predicted range", _THEN, seen))
+    for name, group in json.loads(speed.read_text())["groups"].items():
+        found = f"{group['predicted']} of {group['rows']}"
+        lines.append(f"| step time: {name} | {found} | {_percent(group['median'])} | {_percent(group['worst'])} |")
+    fits = json.loads(choices.read_text())["fits"]
+    refused, narrowly = fits["ran_and_called_not_fitting"], fits["of_these_below_the_whole_gpu"]
+    lines += [
+        "",
+        f"**Does it fit?** Of {fits['rows']} trainings, {fits['out_of_memory']} ran out of memory; `memkit plan` says "
+        f"of {len(fits['false_fits'])} of these that they fit. The others ran; it says so of {fits['ran_and_fit']}, "
+        f"and refuses {len(refused)}, {len(narrowly)} of them only because it leaves {1 - fits['full_share']:.0%} of "
+        "the GPU free.",
+        "",
+        "¹ Distance from the predicted range; 0 inside it.",
+    ]
     return "\n".join(lines)
 
 
@@ -214,10 +218,10 @@ def calibrated(content: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _line(measured: str, libraries: str, found: Errors | None) -> str:
+def _line(measured: str, found: Errors | None) -> str:
     if found is None:
-        return f"| {measured} | {libraries} | 0 | – | – |"
-    return f"| {measured} | {libraries} | {found.count} | {_percent(found.median)} | {_percent(found.worst)} |"
+        return f"| {measured} | 0 | – | – |"
+    return f"| {measured} | {found.count} | {_percent(found.median)} | {_percent(found.worst)} |"
 
 
 def _best(row: Row) -> Mapping[str, Any]:

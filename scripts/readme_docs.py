@@ -25,26 +25,32 @@ from plan_docs import RESULTS, command_lines  # noqa: E402
 LOG: Final = """\
 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.53 GiB. GPU 0 has a total capacity of 23.64 GiB of \
 which 812.44 MiB is free. Including non-PyTorch memory, this process has 22.84 GiB memory in use. Of the allocated \
-memory 21.31 GiB is allocated by PyTorch, and 1.02 GiB is reserved by PyTorch but unallocated.
+memory 22.09 GiB is allocated by PyTorch, and 248.00 MiB is reserved by PyTorch but unallocated.
 """
 
 
 def plan() -> str:
     """Up to the arguments that are to be pasted."""
-    found = json.loads((RESULTS / "plan_example.json").read_text())["examples"]["one"]
+    content = json.loads((RESULTS / "plan_example.json").read_text())
+    found = content["examples"]["one"]
     answer, paste = found["output"].split("\n\n")[:2]
-    return (
-        f"```bash\n{command_lines(found['command'])}\n```\n\n```text\n{_trimmed(answer)}\n\n{_trimmed(paste)}\n…\n```"
-    )
+    shown = f"{_trimmed(answer)}\n\n{_trimmed(paste)}\n…"
+    took = f"That took {found['seconds']:.0f} s on {content['hardware']['cpu_count']} CPU cores."
+    return f"```bash\n{command_lines(found['command'])}\n```\n\n```text\n{shown}\n```\n\n{took}"
 
 
 def explain() -> str:
-    """Up to the cause, and the first change."""
+    """The cause, and the first two changes."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "train.log").write_text(LOG)
         command = ["memkit", "explain", "train.log"]
-        paragraphs = _run(command, folder).split("\n\n")
-    return _shown(command, "\n\n".join(paragraphs[:3]) + "\n\n…")
+        output = _run(command, folder)
+    happened, cause, fixes = (
+        output[output.index(heading) :] for heading in ("What happened", "Cause:", "Generic fixes")
+    )
+    first_two = fixes[: fixes.index("  3. ")]
+    paragraphs = [happened.split("\n\n")[0], "…", cause.split("\n\n")[0], "…", f"{first_two}  …"]
+    return _shown(command, "\n\n".join(paragraphs))
 
 
 def recipe() -> str:

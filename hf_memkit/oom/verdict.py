@@ -321,8 +321,8 @@ def _size(card: DeviceFigures) -> Verdict:
         why = f"The job needs more memory than is available. {card.balance}"
         return _verdict("size", why, card, _for_size(card.message, "fragmentation is not the cause"))
     why = (
-        f"The GPU is full. {card.balance} With the whole cache in one block, only {show(-card.short)} would remain "
-        "for the next request."
+        f"The GPU is nearly full. {card.balance} Even if the cache were one block, only {show(-card.short)} would "
+        "remain, and the next request would fail: the job needs less memory."
     )
     return _verdict("size", why, card, _for_size(card.message, "they would serve this request but not the next"))
 

@@ -15,7 +15,7 @@ from hf_memkit.plan.wording import rate_unit
 from hf_memkit.report.charts import plotly_text
 from hf_memkit.units import GIB
 
-__all__ = ["KEY", "frontier", "plot"]
+__all__ = ["BEST", "KEY", "OWN", "frontier", "plot"]
 
 _COLOURS: Final[Mapping[Group, str]] = {
     "same result": "var(--optimizer)",
@@ -32,11 +32,15 @@ KEY: Final[Mapping[str, str]] = {
 }
 
 
+BEST: Final = "the best (ring)"
+OWN: Final = "your script as it is (square)"
+
+
 def frontier(plan: Plan) -> tuple[Judged, ...]:
-    """Of all whose time is known and that need no other code those of which no other is both faster and smaller, the
-    smallest first."""
+    """Of what fits, has a known time and needs no other code, those than which no other is both faster and smaller;
+    the smallest first."""
     found: list[Judged] = []
-    pasted = [each for each in _timed(plan) if not each.candidate.code]
+    pasted = [each for each in _timed(plan) if each.fits and not each.candidate.code]
     for each in sorted(pasted, key=lambda each: (each.needs_bytes, each.seconds or 0.0)):
         if not found or (each.seconds or 0.0) < (found[-1].seconds or 0.0):
             found.append(each)
@@ -63,9 +67,9 @@ def plot(plan: Plan) -> dict[str, Any] | None:
     code = [each for each in fitting if each.candidate.code]
     traces.append(_marks(plan, "needs other code", code, _CODE, symbol="diamond-open"))
     traces.append(_marks(plan, "does not fit", [each for each in timed if not each.fits], _LOST, symbol="x"))
-    best = plan.proposed
-    if best is not None and best in timed:
-        traces.append(_marks(plan, "the best", [best], "var(--ink)", symbol="circle-open", size=20))
+    for name, ringed, symbol in ((BEST, plan.proposed, "circle-open"), (OWN, plan.own, "square-open")):
+        if ringed is not None and ringed in timed:
+            traces.append(_marks(plan, name, [ringed], "var(--ink)", symbol=symbol, size=20))
     gpu = plan.machine.gpu
     if gpu is not None:
         usable = round(FULL_SHARE * gpu.capacity_bytes / GIB, 3)
@@ -77,7 +81,7 @@ def plot(plan: Plan) -> dict[str, Any] | None:
             }
         )  # fmt: skip
     shown = [trace for trace in traces if trace["x"]]
-    return {"traces": shown, "x": "GiB of the GPU, at most", "y": rate_unit(plan), "hovermode": "closest"}
+    return {"traces": shown, "x": "GiB of the GPU, at most (predicted)", "y": rate_unit(plan), "hovermode": "closest"}
 
 
 def _timed(plan: Plan) -> list[Judged]:

@@ -198,8 +198,8 @@ def _predicted(summary: Summary) -> list[str]:
     for what in ("peak allocated", "peak reserved"):
         predicted, measured = named.get(what, (None, None))
         if predicted is not None:
-            shown = f"{measured:.2f}" if measured is not None else "not measured"
-            lines.append(f"{what.capitalize()}: predicted {predicted} GiB, measured {shown}.")
+            shown = f"measured {measured:.2f}" if measured is not None else "not measured"
+            lines.append(f"{what.capitalize()}: predicted {predicted} GiB, {shown}.")
     off = furthest_off(summary.predicted)
     return [*lines, off] if off else lines
 

@@ -33,7 +33,7 @@ def test_drawn_and_readable(tmp_path: Path, show: Show, width: int, scheme: str)
     box = tab.locator("#chart-plan-0 .cartesianlayer").bounding_box()
     assert box is not None and box["width"] > 200 and box["height"] > 150
     marks = tab.locator("#chart-plan-0 .trace .points path").count()
-    assert marks == 5 + 1, "a mark a setup, and a ring around the best"
+    assert marks == 5 + 2, "a mark a setup, a ring around the best, a square around the script as it is"
     pasted = tab.locator("pre").first.inner_text().splitlines()
     assert [line.endswith("\\") for line in pasted] == [True, True, True, False]
     assert "activation_checkpointing: true" in (tab.locator("details pre").first.text_content() or "").splitlines()

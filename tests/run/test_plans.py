@@ -160,7 +160,7 @@ def test_a_script_that_sets_its_arguments_by_hand_is_told(start: Start, tmp_path
     (tmp_path / "by_hand.py").write_text(BY_HAND)
     plan(
         tmp_path,
-        about={"sequences_a_step": 64, "gpus": 4, "prediction": PREDICTION, "step_time_s": [0.9, 1.2, 1.6]},
+        about={"gpu": "L4", "sequences_a_step": 64, "gpus": 4, "prediction": PREDICTION, "step_time_s": [0.9, 1.2, 1.6]},
         arguments={
             "per_device_train_batch_size": 4,
             "gradient_accumulation_steps": 4,
@@ -175,6 +175,7 @@ def test_a_script_that_sets_its_arguments_by_hand_is_told(start: Start, tmp_path
     assert [line for line in memkit.err.splitlines() if line.startswith("memkit: ")] == [
         "memkit: plan.yaml: per_device_train_batch_size: 8 → 4",
         "memkit: plan.yaml: gradient_accumulation_steps: 1 → 4",
+        "memkit: warning: plan.yaml: made for L4, but this run trains on the CPU: kernels such as Liger's fail there",
         "memkit: warning: plan.yaml: made for 4 GPUs, but this run has 1: memory and time will differ",
         "memkit: warning: plan.yaml: made for 64 sequences a step, but the script has 8 × 1 × 1 GPU = 8: the plan "
         "changes the batch size",
