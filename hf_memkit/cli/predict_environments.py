@@ -107,7 +107,7 @@ def _differences(what: str, pairs: Mapping[Any, tuple[int, int]], rows: int) -> 
         column.no_wrap = True
     for name, (here, there) in list(pairs.items())[:rows]:
         sign = "+" if there > here else "-"
-        sizes = [format_size(size) if size else "none" for size in (there, here)]
+        sizes = [format_size(size) if size else "0" for size in (there, here)]
         table.add_row(Text(str(name)), *sizes, sign + format_size(abs(there - here)))
     for left in _more(len(pairs) - rows):
         table.add_row(left)

@@ -41,7 +41,7 @@ _SMALLER: Final = {
     "script": "a smaller per_device_train_batch_size or shorter rows",
 }
 
-_SHORT_ANSWER: Final = 240
+_SHORT_ANSWER: Final = 232
 _SHORT_LINE: Final = 140
 """Characters of a paragraph of `--short`, verdict and advice or anything else: three lines of 80 columns, and two."""
 
@@ -251,4 +251,4 @@ def _range(low: int, high: int) -> str:
 def _size(size_bytes: int | None) -> str:
     if size_bytes is None:
         return "not modelled"
-    return format_size(size_bytes) if size_bytes else "none"
+    return format_size(size_bytes) if size_bytes else "0"

@@ -253,7 +253,7 @@ def _instead(prediction: Prediction) -> list[str]:
     if prediction.verdict != "does not fit":
         return []
     if prediction.peak_phase in ("merge", "after"):
-        return ["The training itself needs less: do what stands below train() in a script of its own, or on the CPU."]
+        return ["The training itself needs less: move the code after train() to another script, or to the CPU."]
     if prediction.peak_phase == "evaluate" and any(note.startswith("compute_metrics") for note in prediction.notes):
         return ["Set eval_accumulation_steps=1, or keep less of the predictions: preprocess_logits_for_metrics."]
     if prediction.why.startswith("it needs") and "--ram" in prediction.why:

@@ -41,7 +41,9 @@ app = typer.Typer(
 
   memkit preset show 8bit --model gpt2-xl --gpu-memory 16GB --batch-size 32
 
-  memkit preset copy 8bit args.json --args mine.json      then: python run_clm.py args.json
+  memkit preset copy 8bit args.json --args mine.json
+
+      Use it: python SCRIPT args.json, with no other argument: …
 
   memkit preset copy qlora sft.yaml --for trl             then: trl sft --config sft.yaml
 """,

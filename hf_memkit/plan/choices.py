@@ -206,7 +206,7 @@ def _small_optimizers(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[A
     own = OPTIMIZERS.get(str(facts["arguments"].get("optim")))
     name = "8-bit AdamW"
     if facts["arguments"].get("deepspeed"):
-        left_out[name] = "the script's DeepSpeed JSON may have an optimizer of its own"
+        left_out[name] = "the script's DeepSpeed JSON may set its own optimizer"
         return
     if facts["own_optimizer"] or own is None or own.algorithm != "AdamW" or own.bits != 32:
         left_out[name] = "the script's optimizer is none that Trainer's optim names as AdamW in 32 bits"
@@ -306,7 +306,7 @@ def _methods(
             own = "the script brings its own optimizer"
             left_out[name] = f"{missing[0]} is not installed here{how}" if missing else own
             continue
-        said = f"{name}: another optimizer than the script's, with a learning rate of its own"
+        said = f"{name}: another optimizer, which needs its own learning rate"
         settings: dict[str, Any] = {"arguments.optim": name}
         if optimizer.low_rank:
             settings["arguments.optim_target_modules"] = "all-linear"
@@ -343,7 +343,7 @@ def _adapters(facts: Mapping[str, Any], machine: Machine, name: str) -> Alternat
     told = {key: value for key, (value, _) in told_of_model(facts["model_class"]).items()}
     adapter = {"r": RANK, "lora_alpha": 2 * RANK, "target_modules": TARGETS, **told}
     settings = {f"adapter.{key}": value for key, value in adapter.items()}
-    said = f"only adapters are trained (rank {RANK}), with a learning rate of their own"
+    said = f"only adapters are trained (rank {RANK}), which need their own learning rate"
     kwargs = facts["arguments"].get("activation_checkpointing_kwargs") or {}
     if kwargs.get("use_reentrant"):
         # What enters the first layer needs no gradients now, and a reentrant checkpoint would give none behind it.

@@ -171,7 +171,7 @@ def refuse_precision(arguments: Mapping[str, Any], gpu: Gpu | None) -> None:
         raise SettingError("bf16 and fp16: TrainingArguments takes at most one of them; omit one")
     if gpu is not None and not gpu.bf16:
         raise InputError(
-            f"bf16: needs compute capability 8.0 (Ampere); {gpu.name} is older. Set fp16 instead, or name another GPU"
+            f"bf16: {gpu.name} has no bf16 (compute capability 8.0 and later). Set fp16, or name another GPU"
         )
 
 

@@ -77,7 +77,7 @@ def predict_script(
         script: path of the script; `UserScript("trl.scripts.sft", is_module=True)` is a module, as after `python -m`.
         arguments: what it gets on its command line.
         gpu: the GPU: a name such as `"T4"`, or a size such as `"16GB"`; None: this machine's.
-        gpu_memory, ram: sizes in the place of the GPU's and of this machine's.
+        gpu_memory, ram: sizes instead of the GPU's and of this machine's.
         gpus, nodes: GPUs on each machine, and machines.
         python: the interpreter of another environment, with whose libraries the script runs; None: this one.
             `hf_memkit.prediction.comparison.compare` says what differs.
@@ -87,7 +87,7 @@ def predict_script(
 
     Raises:
         InputError: there is no such script, it never calls `Trainer.train()`, or it cannot be modelled.
-        ScriptFailed: it raised an exception of its own, which `text` has.
+        ScriptFailed: it raised an exception, whose traceback `text` has.
     """
     if isinstance(arguments, str):
         raise InputError(f"arguments={arguments!r}: must be a list, such as {arguments.split()}")

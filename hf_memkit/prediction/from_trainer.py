@@ -88,11 +88,11 @@ def predict_trainer(
         data_collator, processing_class: as Trainer takes them; the collator is called in the other process.
         optimizer_cls_and_kwargs: as Trainer takes it.
         trainer_class: a subclass of Trainer with methods of your own, or its name, `"my_package.training:MyTrainer"`.
-        example: one row in the place of `train_dataset`: name → a tensor, (nested) list or number, or
+        example: one row instead of `train_dataset`: name → a tensor, (nested) list or number, or
             `(shape, dtype)`, without the dimension of the batch.
         sequence_length: tokens of a row, for transformers' models of text, where neither of the two is given.
         gpu: the GPU: a name such as `"T4"`, or a size such as `"16GB"`; None: this machine's.
-        gpu_memory, ram: sizes in the place of the GPU's and of this machine's.
+        gpu_memory, ram: sizes instead of the GPU's and of this machine's.
         gpus, nodes: GPUs on each machine, and machines.
         trust_remote_code: whether code that comes with a model of the hub may be run, in the other process.
 

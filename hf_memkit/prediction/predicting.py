@@ -1,7 +1,7 @@
 """`predict`: a setup → its prediction. The best way that works here is taken, and which one it was is said.
 
 ```
-trace on a fake card ── fails ──> trace on fake CPU tensors ── fails ──> formulas of the ledger
+trace on fake CUDA tensors ── fails ──> trace on fake CPU tensors ── fails ──> formulas of the ledger
         │                                  │
         └──────── allocator replay ────────┘
 ```

@@ -59,7 +59,7 @@ class Confidence:
     Attributes:
         level: what its numbers were computed from.
         rests_on: the same in words, such as `"two optimizer steps of transformers.Trainer on fake CUDA tensors"`.
-        measured_on: the card, and the evidence file, on which predictions of this level were compared with a measured
+        measured_on: the GPU, and the evidence file, on which predictions of this level were compared with a measured
             run; None: none yet.
     """
 
@@ -113,7 +113,7 @@ VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A verdict (None: no card is known), and why."""
+    """A verdict (None: no GPU is known), and why."""
 
     verdict: Verdict | None
     why: str
@@ -132,10 +132,10 @@ def judge(
     """Whether the job fits the machine.
 
     Args:
-        machine: card, RAM and disk in question.
+        machine: GPU, RAM and disk in question.
         peak_reserved_bytes: low and high end of what the allocator takes from the driver.
         smallest_cap_bytes: the least that the allocator may be given.
-        outside_allocator_bytes: context and libraries, which the card has to hold beside it.
+        outside_allocator_bytes: context and libraries, which the GPU must hold beside it.
         confidence: says how much room is left.
         host_bytes: RAM of one machine with all its processes, page-locked RAM included; None: not modelled.
         disk_bytes: what training keeps on disk; None: not modelled.
@@ -145,7 +145,7 @@ def judge(
     if host_bytes is not None and host_bytes > machine.ram_bytes:
         lacks.append(
             f"it needs {format_size(host_bytes)} of RAM; the machine has {format_size(machine.ram_bytes)} "
-            f"(--ram gives another size)"
+            f"(--ram sets it)"
         )
     if disk_bytes is not None and disk_bytes > machine.disk_free_bytes:
         lacks.append(
@@ -182,7 +182,7 @@ def _card(gpu: Gpu | None, reserved: int, cap: int, outside: int, confidence: Co
             "tight",
             f"the allocator takes up to {format_size(reserved)} ({format_size(most)} with "
             f"{confidence.reserved_slack}); {available}; training completes in {format_size(cap)} "
-            f"({format_size(least)} with slack), but slowly: the allocator must free its cache and ask again",
+            f"({format_size(least)} with slack), but slowly: the allocator must often free its cache",
         )
     if cap <= usable:
         return Judgement(

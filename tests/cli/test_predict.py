@@ -117,7 +117,7 @@ def tiny(tmp_path: Path) -> str:
         ((*XL, "--batch-size", "1.5"), "--batch-size"),
         (("--model", "gpt2-xl", "--gpu-memory", "0.1GB"), "the CUDA context alone"),
         ((*XL, "--args", "broken.json"), "broken.json: line 1"),
-        ((*XL, "--short", "--json"), "give one of them"),
+        ((*XL, "--short", "--json"), "mutually exclusive"),
         ((*XL, "--args", "ds.json"), "this is a deepspeed"),
         ((*XL, "--set", "deepspeed=nowhere.json"), "cannot be read"),
         ((*XL, "--set", "fsdp=full_shard"), "FSDP is not modelled"),
@@ -402,7 +402,7 @@ def test_what_does_not_fit_is_answered_with_what_does(run: Run, tiny: str) -> No
 def test_numbers_that_are_the_same_are_said_once_and_no_card_is_no_verdict(xl: Setup) -> None:
     job = replace(xl, job=replace(xl.resolved_for, machine=xl.resolved_for.machine.with_gpu(None)))
     text = " ".join(" ".join(drawn(predicted(job, 11, 11), job, 100)).split())
-    assert "NO VERDICT: no card to judge by" in text and "no card;" in text
+    assert "NO VERDICT: no GPU to judge by" in text and "no GPU;" in text
     assert "reserved 11.00 GiB; with" in text
 
 
@@ -526,7 +526,7 @@ def test_deepspeed_with_a_model_whose_shapes_are_not_known(tmp_path: Path, run: 
     (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}, "train_batch_size": "auto"}))
     (tmp_path / "mine.json").write_text(json.dumps({"output_dir": "out", "deepspeed": str(tmp_path / "ds.json")}))
     code, _, error = run("--model", str(tmp_path), "--args", str(tmp_path / "mine.json"), "--gpu", "T4")
-    assert code == 2 and "predict it without deepspeed" in error and error.count("\n") == 1, error
+    assert code == 2 and "predict without deepspeed" in error and error.count("\n") == 1, error
 
 
 def test_what_a_preset_says_of_the_card_is_noted(run: Run, tiny: str) -> None:

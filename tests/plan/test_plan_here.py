@@ -28,8 +28,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("train.py", "--verify"), "--verify: runs the setup on this machine's GPU, and there is none"),
-        (("train.py", "--verify", "--gpu", "L4"), "--verify: runs the setup on this machine's GPU, and there is none"),
+        (("train.py", "--verify"), "--verify: this machine has no GPU"),
+        (("train.py", "--verify", "--gpu", "L4"), "--verify: this machine has no GPU"),
         (("train.py", "--verify", "--gpus-to-compare", "L4,T4"), "--verify: not with --gpus-to-compare"),
         (("--calibrate",), "--calibrate: this machine has no GPU"),
         (("nowhere", "--calibrate"), "nowhere: no such folder"),

@@ -128,7 +128,7 @@ def test_another_batch_is_said_first() -> None:
     assert lines[2].startswith("16 sequences an optimizer step instead of the script's 7")
     said = of(asked)
     assert "adapt the learning rate and schedule yourself. Your script as it is, 7 × 1, fits: 16,384 tokens/s" in said
-    assert "16 sequences an optimizer step; 3 setups judged" in said and "times as slow" not in said
+    assert "16 sequences an optimizer step; 3 setups compared" in said and "times as slow" not in said
     (found,) = plans_json((asked,), {})
     assert (found["sequences_a_step"], found["own_sequences_a_step"], found["best"]) == (16, 7, "8 × 2")
     assert [each["name"] for each in found["setups"]] == ["8 × 2", "4 × 4", "7 × 1"]
