@@ -89,9 +89,9 @@ def test_a_trainer_that_was_not_started(tmp_path: Path) -> None:
     found = predict_trainer(trainer, gpu="T4")
     assert found.confidence.level == "trace" and any("20 rows" in note for note in found.notes)
     assert found.phases == predicted(Classifier, trainer_class=LossyTrainer, gpu="T4").phases
-    with pytest.raises(InputError, match="leave args out"):
+    with pytest.raises(InputError, match="omit args"):
         predict_trainer(trainer, args)
-    with pytest.raises(InputError, match=r"train_dataset, sequence_length: .* leave train_dataset out"):
+    with pytest.raises(InputError, match=r"train_dataset, sequence_length: .* omit train_dataset"):
         predict_trainer(trainer, train_dataset=rows, sequence_length=3)
 
 
@@ -175,7 +175,7 @@ def _with_quantised() -> nn.Module:
         ({"model": "tests.predict.user_models:"}, "write a module and a name"),
         ({"example": None}, "needs train_dataset, or one row as example"),
         ({"example": {"x": "red"}}, "must be a tensor, numbers"),
-        ({"example": {"x": ((3, -1), "float32")}}, "is no shape"),
+        ({"example": {"x": ((3, -1), "float32")}}, "not a shape"),
         (
             {"example": {"x": ((3, 8, 8), "float32"), "labels": 0}},
             "user_models.py, line 31: RuntimeError: a and b",
@@ -409,7 +409,7 @@ def test_what_cannot_be_sent_is_told_from_what_is_not_needed(tmp_path: Path) -> 
         with pytest.raises(Unmodelled, match=kind):
             again[name].read()
     held["file"].close()
-    with pytest.raises(InputError, match=r"torch\.compile\(.*leave it out"):
+    with pytest.raises(InputError, match=r"torch\.compile\(.*omit it"):
         write_objects({"forward": torch.compile(lambda x: x)}, tmp_path / "objects")
 
 

@@ -412,7 +412,7 @@ ENDS = {
         TINY + "\nmodel = tiny()\nprint(float(model.lm_head.weight.sum()))", "train.py, line 19: the value", ""
     ),
     "trains on the CPU": (TINY + "\ntrainer(tiny(), use_cpu=True).train()\n", "omit use_cpu", ""),
-    "compiles": (TINY + "\ntrainer(tiny(), torch_compile=True).train()\n", "leave it out, and measure", ""),
+    "compiles": (TINY + "\ntrainer(tiny(), torch_compile=True).train()\n", "omit it, or measure", ""),
 }  # fmt: skip
 
 

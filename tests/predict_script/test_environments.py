@@ -167,7 +167,7 @@ def test_the_allocator_is_the_one_of_the_torch_that_traced() -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "there is no such program"),
+        (None, "no such program"),
         ("#!/bin/sh\necho hello", "not a Python that runs here"),
         ("""#!/bin/sh\necho '["3.9.1", {}]'""", "Python 3.9.1; traces need >=3.11"),
         ("""#!/bin/sh\necho '["3.12.1", {"transformers": "4.57.1"}]'""", "has no torch; has transformers 4.57.1"),

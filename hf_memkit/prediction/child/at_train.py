@@ -201,7 +201,7 @@ def _refuse(trainer: Any, device_type: str) -> None:
             "eager model does not show; omit it, or measure with memkit run"
         )
     if getattr(trainer, "is_fsdp_enabled", False):
-        raise Unmodelled("fsdp: not supported; omit it, or use a DeepSpeed JSON (memkit ds list)")
+        raise Unmodelled("fsdp: FSDP is not modelled; omit it, or use a DeepSpeed JSON (memkit ds list)")
 
 
 def _base(model: Any) -> Any:

@@ -40,7 +40,7 @@ def ready_trainer(path: Path) -> Any:
 
 def _without_fsdp(arguments: TrainingArguments) -> TrainingArguments:
     if arguments.fsdp:
-        raise Unmodelled("fsdp: not supported; omit it, or use a DeepSpeed JSON (memkit ds list)")
+        raise Unmodelled("fsdp: FSDP is not modelled; omit it, or use a DeepSpeed JSON (memkit ds list)")
     return arguments
 
 
