@@ -148,7 +148,9 @@ def calibrate_by_run(folder: str | Path, *, device_type: str = "cuda") -> tuple[
     hardware = record.get("hardware", {})
     prediction: dict[str, Any] = dict(record.get("prediction", {}))
     if hardware.get("device_type") != device_type:
-        raise InputError(f"--calibrate {folder}: ran on {hardware.get('device_type', 'an unknown device')}, no GPU")
+        raise InputError(
+            f"--calibrate {folder}: ran on {hardware.get('device_type', 'an unknown device')}, not on a GPU"
+        )
     factor = run_factor(run)
     # The prediction was made with these; by them and the factor the run's time is what would be predicted.
     before = {str(kind): float(each) for kind, each in (prediction.get("time_factors") or {}).items()}
@@ -174,8 +176,8 @@ def run_factor(run: Run, *, likely: float = _LIKELY) -> float:
     expected = rank.run.get("prediction", {}).get("step_time_ms")
     if not expected:
         raise InputError(
-            f"--calibrate {run.folder}: its records have no predicted step time; memkit plan --write plan.yaml, then "
-            "memkit run --plan plan.yaml, makes such"
+            f"--calibrate {run.folder}: its records have no predicted step time; run memkit plan --write plan.yaml, "
+            "then memkit run --plan plan.yaml"
         )
     middle = expected[len(expected) // 2] if isinstance(expected, list) else expected
     # The first waits for what is done once, and a step that is watched closely for that.
@@ -186,7 +188,7 @@ def run_factor(run: Run, *, likely: float = _LIKELY) -> float:
     ]
     if len(times) < _LEAST_STEPS:
         raise InputError(
-            f"--calibrate {run.folder}: has {len(times)} steps that tell the time; {_LEAST_STEPS} are needed"
+            f"--calibrate {run.folder}: only {len(times)} steps with a time; train at least {_LEAST_STEPS}"
         )
     factor = statistics.median(times) / middle
     if not 1 / likely <= factor <= likely:

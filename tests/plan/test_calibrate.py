@@ -179,9 +179,9 @@ def test_a_run_calibrates_what_its_plan_has_predicted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"prediction": {}}, "have no predicted step time; memkit plan --write plan.yaml"),
-        ({"prediction": PREDICTED, "steps": 7}, "has 4 steps that tell the time; 5 are needed"),
-        ({"prediction": PREDICTED, "device_type": "cpu"}, "ran on cpu, no GPU"),
+        ({"prediction": {}}, "have no predicted step time; run memkit plan --write plan.yaml"),
+        ({"prediction": PREDICTED, "steps": 7}, "only 4 steps with a time; train at least 5"),
+        ({"prediction": PREDICTED, "device_type": "cpu"}, "ran on cpu, not on a GPU"),
         ({"prediction": {"step_time_ms": 20.0}}, "took 30 times as long as predicted"),
     ],
 )

@@ -118,7 +118,7 @@ def test_the_longest_rows_make_the_batch() -> None:
     )
     assert long.categories["loss"] > 5 * short.categories["loss"] > 0
     assert any("6 rows can give: 2 × 60 tokens" in note for note in long.notes)
-    assert any("A typical batch, 2 × " in note and "and the worst, 2 × 60 tokens" in note for note in long.notes)
+    assert any("A typical batch, 2 × " in note and "the worst, 2 × 60 tokens" in note for note in long.notes)
 
 
 def test_a_transformers_model_knows_its_own_example() -> None:
@@ -180,8 +180,8 @@ def _with_quantised() -> nn.Module:
             {"example": {"x": ((3, 8, 8), "float32"), "labels": 0}},
             "user_models.py, line 31: RuntimeError: a and b",
         ),
-        ({"train_dataset": [EXAMPLE]}, "give one"),
-        ({"train_dataset": [], "example": None}, "has no row"),
+        ({"train_dataset": [EXAMPLE]}, "omit one"),
+        ({"train_dataset": [], "example": None}, "no rows"),
         ({"train_dataset": [{"x": object()}], "example": None}, "Could not infer dtype of object"),
         ({"sequence_length": 12}, "have their own"),
         ({"gpus": True}, "above 0"),
