@@ -139,6 +139,7 @@ def test_gpus_are_compared_by_the_cost_of_the_run(folder: Path, capfd: pytest.Ca
 def test_a_method_with_other_code_is_shown_and_not_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Would notice: LoRA on the first line or in a plan file, a diff that is not the script's or does not come, QLoRA
     of a model that nobody loads tried without a word."""
+    (folder / "train.py").write_text(TINY.replace("Trainer(Model(", "Trainer(GPT2LMHeadModel("))
     options = ["--gpu", "T4", "--also", "lora", "--also", "qlora", "--write", "plan.yaml", "--json"]
     code = main(["plan", "train.py", *options, *OWN])
     said = capsys.readouterr()
