@@ -25,11 +25,11 @@ _UsageError: type[Any] = typer.BadParameter.__bases__[0]
 _INSTEAD: Final = {
     ("memkit recipe", "--accumulation"): "write --set gradient_accumulation_steps=N",
     ("memkit recipe", "--batch-size"): "write --set per_device_train_batch_size=B",
-    ("memkit recipe", "--preset"): "a recipe's variants are its presets: --variant",
-    ("memkit recipe", "--technique"): "techniques belong to the recipe's file: --copy FILE writes it, to be changed",
-    ("memkit predict", "--…"): "what the script gets stands behind --",
-    ("memkit plan", "--…"): "what the script gets stands behind --",
-    ("memkit run", "--…"): "what the script gets stands behind --",
+    ("memkit recipe", "--preset"): "choose one of the recipe's variants: --variant NAME",
+    ("memkit recipe", "--technique"): "change them in the recipe's file, which --copy FILE writes",
+    ("memkit predict", "--…"): "write the script's arguments after --",
+    ("memkit plan", "--…"): "write the script's arguments after --",
+    ("memkit run", "--…"): "write the script's arguments after --",
 }
 """Options that people give to a verb that has none such, and what to write there; `--…` is any other."""
 

@@ -31,7 +31,7 @@ MORE: Final = "More options"
 """Heading of what few people need, below the others in a verb's help."""
 
 Script = Annotated[
-    str | None, typer.Argument(metavar="SCRIPT", help="Training script. Its code runs here, up to its training.")
+    str | None, typer.Argument(metavar="SCRIPT", help="Training script. It runs on this machine, up to its training.")
 ]
 ScriptArguments = Annotated[
     list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="The script's own arguments.")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hf_memkit.cli.options import (
+    MORE,
     Gpu,
     GpuMemory,
     Json,
@@ -38,7 +39,9 @@ __all__ = ["EXAMPLES", "plan"]
 
 EXAMPLES = """[bold]Examples[/bold]
 
-  memkit plan train.py --gpu "RTX 4090" -- --output_dir out --bf16
+  memkit plan train.py --gpu "A100 40GB" --ram 128GB -- --output_dir out --bf16
+
+      FASTEST THAT FITS A100 40GB: 16 × 1, Liger kernels (fused loss), …
 
   memkit plan -m trl.scripts.sft --gpu T4 --gpus 2 --short -- --config sft.yaml
 
@@ -52,10 +55,10 @@ EXAMPLES = """[bold]Examples[/bold]
 
   memkit run train.py --plan plan.yaml -- --output_dir out --bf16
 
-  A script's code runs on this machine: what it writes before Trainer.train(), it writes.
+  The script runs on this machine up to Trainer.train(); files that it writes before stay.
 """
 
-_NO_SCRIPT = "In the place of a script: a model or a recipe"
+_NO_SCRIPT = "Instead of a script: a model or a recipe"
 
 
 def plan(
@@ -66,91 +69,93 @@ def plan(
     gpu: Gpu = None,
     gpu_memory: GpuMemory = None,
     gpus_to_compare: Annotated[
-        str | None, typer.Option(metavar="NAME,NAME…", help="In the place of --gpu: which of these GPUs is best.")
+        str | None, typer.Option(metavar="NAME,NAME…", help="Instead of --gpu: rank these GPUs.")
     ] = None,
     price: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=NUMBER,…", help="What one such GPU costs an hour, in any currency."),
+        typer.Option(metavar="NAME=NUMBER,…", help="Price of one such GPU an hour, in any currency."),
     ] = None,
-    gpus: Annotated[int, typer.Option(min=1, help="GPUs of one machine that train together, by torchrun.")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, help="GPUs of one machine that train together (torchrun).")] = 1,
     sequences_per_step: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", min=1, help="Sequences an optimizer step, of all GPUs together, instead of the script's."
-        ),
+        typer.Option(metavar="N", min=1, help="Sequences an optimizer step on all GPUs. Default: the script's."),
     ] = None,
     ram: Ram = None,
     host: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE,…",
-            help="Any of: cores=32, ram-bandwidth=200GB/s, nvme-read=6GB/s, nvme-write=3GB/s, pcie=25GB/s.",
+            help="The machine: cores=32, ram-bandwidth=200GB/s, nvme-read=6GB/s, nvme-write=3GB/s, pcie=25GB/s.",
+            rich_help_panel=MORE,
         ),
     ] = None,
     nvme_path: NvmePath = None,
     also: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="NAME", help="Another method to look at too: lora, qlora (shown as code), or an optimizer (lomo)."
+            metavar="NAME",
+            help="Include another method: lora, qlora (shown as code) or an optimizer (lomo). Repeatable.",
         ),
     ] = None,
     limit: Annotated[
         float | None,
         typer.Option(
-            metavar="SECONDS", min=0, help="How long setups are looked for, once the script is prepared; default: 60."
+            metavar="SECONDS",
+            min=0,
+            help="Time to search, after the script's start. Default: 60.",
+            rich_help_panel=MORE,
         ),
     ] = None,
     write: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write the setup, for memkit run --plan FILE.")
     ] = None,
-    html: Annotated[str | None, typer.Option(metavar="FILE", help="Write one page with the plot.")] = None,
+    html: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write one HTML page with the plot.", rich_help_panel=MORE)
+    ] = None,
     verify: Annotated[
         bool,
         typer.Option(
             "--verify",
-            help="Run a few steps of the setup on this machine's GPU, in a process of its own; the next if it fails.",
+            help="Run a few steps of the setup on this machine's GPU, in a separate process; the next if it fails.",
         ),
     ] = False,
     calibrate: Annotated[
         bool,
         typer.Option(
             "--calibrate",
-            help="Measure this machine's GPU for later plans; with a run's folder for SCRIPT, by its steps.",
+            help="Measure this machine's GPU for later plans. With a run's folder as SCRIPT: take its steps.",
+            rich_help_panel=MORE,
         ),
     ] = False,
     short: Short = False,
     as_json: Json = False,
     model: Annotated[
-        str | None, typer.Option(help="Hub ID or local folder; no weights are loaded.", rich_help_panel=_NO_SCRIPT)
+        str | None, typer.Option(help="Hub ID or local folder. No weights are loaded.", rich_help_panel=_NO_SCRIPT)
     ] = None,
-    recipe: Annotated[
-        str | None, typer.Option(help="A recipe by name, or its file.", rich_help_panel=_NO_SCRIPT)
-    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="Recipe name or YAML file.", rich_help_panel=_NO_SCRIPT)] = None,
     variant: Annotated[
         str,
-        typer.Option(help="With --recipe: which variant; auto: the first that fits.", rich_help_panel=_NO_SCRIPT),
+        typer.Option(help="With --recipe: variant; auto: the first that fits.", rich_help_panel=_NO_SCRIPT),
     ] = "auto",
     preset: Annotated[
-        str | None, typer.Option(help="With --model: a preset to begin with.", rich_help_panel=_NO_SCRIPT)
+        str | None, typer.Option(help="With --model: preset to start from.", rich_help_panel=_NO_SCRIPT)
     ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="With --model: sequences of one GPU in one forward pass.", rich_help_panel=_NO_SCRIPT
-        ),
+        typer.Option(min=1, help="With --model: per_device_train_batch_size.", rich_help_panel=_NO_SCRIPT),
     ] = None,
     sequence_length: Annotated[
         int | None, typer.Option(min=1, help="Tokens in a sequence.", rich_help_panel=_NO_SCRIPT)
     ] = None,
     accumulation: Annotated[
         int | None,
-        typer.Option(min=1, help="With --model: micro-batches in an optimizer step.", rich_help_panel=_NO_SCRIPT),
+        typer.Option(min=1, help="With --model: gradient_accumulation_steps.", rich_help_panel=_NO_SCRIPT),
     ] = None,
     args: Annotated[
         str | None,
         typer.Option(
             metavar="FILE",
-            help="With --model: your own arguments (YAML or JSON); they win.",
+            help="With --model: your own arguments (YAML or JSON). They take precedence.",
             rich_help_panel=_NO_SCRIPT,
         ),
     ] = None,
@@ -159,18 +164,18 @@ def plan(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="A field of TrainingArguments, or a value such as rank=32.",
+            help="Override a TrainingArguments field, or a value such as rank=32. Repeatable.",
             rich_help_panel=_NO_SCRIPT,
         ),
     ] = None,
     trust_remote_code: Annotated[
         bool,
         typer.Option(
-            "--trust-remote-code", help="With --model: let code that comes with it run.", rich_help_panel=_NO_SCRIPT
+            "--trust-remote-code", help="With --model: run code that comes with it.", rich_help_panel=_NO_SCRIPT
         ),
     ] = False,
 ) -> int:
-    """The fastest setup that fits."""
+    """Find the fastest setup of a training script that fits a GPU. Needs no GPU."""
     if calibrate:
         from hf_memkit.cli.plan_here import calibrated, given_besides
 
@@ -240,9 +245,9 @@ def plan(
         files.append(str(write_page(plans, prices, html, ran)))
     _show(plans, prices, found, files, compared=gpus_to_compare is not None, short=short, as_json=as_json, ran=ran)
     if write is not None and not fits:
-        _tell(f"{write}: not written: nothing fits{' without other code' if plans[0].with_code else ''}")
+        _tell(f"{write}: not written; nothing fits{' without other code' if plans[0].with_code else ''}")
     elif write is not None and plans[0].with_code and (best := plans[0].proposed) is not None:
-        _tell(f"{write}: is {best.candidate.name}; memkit run --plan changes no code")
+        _tell(f"{write}: has {best.candidate.name}; memkit run --plan cannot change code")
     return 0 if fits and (not verify or any(each.passed for each in ran)) else 1
 
 
@@ -270,27 +275,27 @@ def refuse_contradictions(
 
     wrong = []
     if short and as_json:
-        wrong.append("--short, --json: give one of them; --json has everything")
+        wrong.append("--short, --json: mutually exclusive. Omit --short: --json has everything.")
     if gpus_to_compare is not None:
         if gpu is not None:
-            wrong.append(f"--gpu {gpu}: not with --gpus-to-compare; add it to that list")
+            wrong.append(f"--gpu {gpu}: not with --gpus-to-compare; add the GPU to that list")
         if gpu_memory is not None:
-            wrong.append(f"--gpu-memory {gpu_memory}: not with --gpus-to-compare; a size may stand in that list: 24GB")
+            wrong.append(f"--gpu-memory {gpu_memory}: not with --gpus-to-compare; add the size to that list: 24GB")
         if write is not None:
-            wrong.append(f"--write {write}: a plan is for one GPU; name it: --gpu NAME in place of --gpus-to-compare")
+            wrong.append(f"--write {write}: a plan is for one GPU; write --gpu NAME instead of --gpus-to-compare")
         if verify:
-            wrong.append("--verify: runs a setup on this machine's GPU; not with --gpus-to-compare")
+            wrong.append("--verify: not with --gpus-to-compare; it runs one setup on this machine's GPU")
     elif price and gpu is None and gpu_memory is None:
-        wrong.append(f"--price {price[0]}: of which GPU? Name it: --gpu NAME, or several: --gpus-to-compare")
+        wrong.append(f"--price {price[0]}: no GPU named; add --gpu NAME, or --gpus-to-compare NAME,NAME")
     if sequences_per_step is not None and sequences_per_step % gpus:
         wrong.append(
-            f"--sequences-per-step {sequences_per_step}: {gpus} GPUs take as many each; give a multiple of {gpus}"
+            f"--sequences-per-step {sequences_per_step}: not a multiple of {gpus}, the number of GPUs; give one"
         )
     if limit is not None and not math.isfinite(limit):
-        wrong.append(f"--limit {limit}: is no number of seconds")
+        wrong.append(f"--limit {limit}: not a number of seconds; write one, such as --limit 120")
     methods = (*ADAPTERS, *OPTIMIZERS)
     wrong += [
-        f"--also {name}: is no method{did_you_mean(name, methods)}; give one of {', '.join(ADAPTERS)}, or an "
+        f"--also {name}: unknown{did_you_mean(name, methods)}; give one of {', '.join(ADAPTERS)}, or an "
         f"optimizer of Trainer (optim): {', '.join(OPTIMIZERS)}"
         for name in also or ()
         if name not in methods
@@ -312,11 +317,11 @@ def machines_of(
     if gpus_to_compare is None:
         machine = described_machine(gpu, gpu_memory, ram, None)
         if machine.gpu is None:
-            raise InputError("no GPU here and none named; name one: --gpu NAME or --gpu 16GB")
+            raise InputError("this machine has no GPU; name one: --gpu NAME or --gpu 16GB")
         return (machine,)
     names = [each.strip() for each in gpus_to_compare.split(",") if each.strip()]
     if not names:
-        raise InputError("--gpus-to-compare: names no GPU; write them with commas: T4,L4,24GB")
+        raise InputError("--gpus-to-compare: no GPU named; separate names by commas: T4,L4,24GB")
     found: dict[str, Machine] = {}
     wrong = []
     for name in names:
@@ -327,7 +332,7 @@ def machines_of(
             continue
         assert machine.gpu is not None
         if machine.gpu.name in found:
-            wrong.append(f"--gpus-to-compare: {name}: is named twice; leave one out")
+            wrong.append(f"--gpus-to-compare: {name}: named twice; omit one")
         found[machine.gpu.name] = machine
     if wrong:
         raise InputError("\n".join(wrong))
@@ -358,7 +363,7 @@ def read_prices(given: Sequence[str], gpus: Sequence[str]) -> dict[str, float]:
             wrong.append(f"--price {each}: write NAME=NUMBER, such as {gpus[0]}=0.71")
             continue
         if not (math.isfinite(value) and value > 0):
-            wrong.append(f"--price {each}: {number or 'nothing'} is no price; write a number above 0: {name}=0.71")
+            wrong.append(f"--price {each}: not a price. Write a number above 0, such as {name}=0.71")
             continue
         try:
             gpu = described_gpu(name)
@@ -367,9 +372,9 @@ def read_prices(given: Sequence[str], gpus: Sequence[str]) -> dict[str, float]:
             continue
         assert gpu is not None
         if gpu.name not in gpus:
-            wrong.append(f"--price {each}: {gpu.name} is not planned for; planned for: {', '.join(gpus)}")
+            wrong.append(f"--price {each}: no plan for {gpu.name}; GPUs in this plan: {', '.join(gpus)}")
         elif gpu.name in found:
-            wrong.append(f"--price {each}: {gpu.name} has a price already; leave one out")
+            wrong.append(f"--price {each}: {gpu.name} has two prices; omit one")
         else:
             found[gpu.name] = value
     if wrong:
@@ -386,26 +391,25 @@ def _refuse_other_subjects(script: str | None, of_setup: Mapping[str, object], *
     options = [f"--{'set' if name == 'settings' else name.replace('_', '-')}" for name in given]
     if script is not None and script.startswith("-"):
         raise InputError(
-            f"{script}: stands behind --, where a script's arguments stand; a field for --model is --set KEY=VALUE"
+            f"{script}: no script to give it to. Name the script before --, or with --model write --set KEY=VALUE"
         )
     if script is not None and given:
-        raise InputError(f"{', '.join(options)}: not with a script, which has its own; put its arguments behind --")
+        raise InputError(f"{', '.join(options)}: not with a script, which has its own; write its arguments after --")
     if script is not None:
         return
     if module:
-        raise InputError("-m: write the name of the module behind it")
+        raise InputError("-m: no module. Write its name after -m: memkit plan -m MODULE -- ARGUMENTS")
     if "model" in given and "recipe" in given:
-        raise InputError("--model, --recipe: give one of the two")
+        raise InputError("--model, --recipe: mutually exclusive. Omit one.")
     if not {"model", "recipe"} & set(given):
-        lone = f"{', '.join(options)}: of which model? " if given else "nothing to plan: "
+        lone = f"{', '.join(options)}: no model named; " if given else "nothing to plan: "
         raise InputError(
-            f"{lone}name a training script, memkit plan train.py --gpu NAME -- ARGUMENTS, a model (--model) or a "
-            "recipe (--recipe)"
+            f"{lone}give a training script (memkit plan train.py --gpu NAME -- ARGUMENTS), --model or --recipe"
         )
     if "variant" in given and "recipe" not in given:
-        raise InputError(f"--variant {of_setup['variant']}: is one of a recipe's; name the recipe: --recipe NAME")
+        raise InputError(f"--variant {of_setup['variant']}: only recipes have variants; add --recipe NAME")
     if verify:
-        raise InputError("--verify: runs a training script; name yours: memkit plan train.py --verify -- ARGUMENTS")
+        raise InputError("--verify: needs a training script: memkit plan train.py --verify -- ARGUMENTS")
 
 
 def _planned(
@@ -428,10 +432,10 @@ def _planned(
     from hf_memkit.prediction.running_scripts import name_of
 
     if script is not None:
-        _tell(f"{name_of(script)} runs on this machine; what it writes before Trainer.train(), it writes")
-    _tell("setups are looked for; Ctrl-C gives the best so far")
+        _tell(f"{name_of(script)} runs on this machine up to Trainer.train(); files that it writes before stay")
+    _tell("searching for setups; Ctrl-C prints the best so far")
     try:
-        with ended_by_signals("Ctrl-C: the best so far") as ended:
+        with ended_by_signals("Ctrl-C: printing the best so far") as ended:
             progress = _Progress(machines)
             if script is None:
                 plans = planned_setups(
@@ -448,11 +452,11 @@ def _planned(
         print(error.text, file=sys.stderr)
         raise
     except KeyboardInterrupt:
-        _tell("stopped before any setup was judged; nothing of the script runs any more")
+        _tell("stopped before any setup was traced; no process of the script is left")
         return None
     planned = [each.machine for each in plans]
     if missing := [machine.gpu.name for machine in machines if machine.gpu and machine not in planned]:
-        _tell(f"not looked at: {', '.join(missing)}")
+        _tell(f"not planned: {', '.join(missing)}")
     return plans
 
 

@@ -41,8 +41,8 @@ def calibrated(run_dir: str | None, given: Sequence[str], *, as_json: bool) -> i
     """
     if given:
         raise InputError(
-            f"--calibrate: goes without {', '.join(given)}: it measures this machine's GPU, or reads a run's records: "
-            "memkit plan --calibrate RUN_DIR"
+            f"--calibrate: not with {', '.join(given)}. Measure this machine's GPU: memkit plan --calibrate. Read a "
+            "run's records: memkit plan --calibrate RUN_DIR"
         )
     from hf_memkit.plan import calibrate
 
@@ -54,7 +54,7 @@ def calibrated(run_dir: str | None, given: Sequence[str], *, as_json: bool) -> i
         print(json.dumps({**found.to_json(), "file": str(file)}, indent=2))
         return 0
     print(f"{found.gpu}: {found.said()}.")
-    print(f"Plans for it take that from now on: {file}")
+    print(f"Later plans for this GPU use it: {file}")
     return 0
 
 
@@ -77,9 +77,9 @@ def verified(
         with ended_by_signals():
             plan, _ = verify(plan, script, environment=environment, said=_tell, done=done)
     except KeyboardInterrupt:
-        _tell("stopped; nothing of the script runs any more")
+        _tell("stopped; no process of the script is left")
     if plan.proposed is not None and not any(each.passed for each in found):
-        _tell(f"not verified: {plan.proposed.candidate.name}, which is proposed now")
+        _tell(f"not verified: {plan.proposed.candidate.name}, now the best setup")
     return plan, tuple(found)
 
 

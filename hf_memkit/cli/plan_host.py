@@ -40,9 +40,9 @@ def read_host(given: Sequence[str], nvme_path: str | None = None) -> GivenHost:
         name, equals, value = (part.strip() for part in each.partition("="))
         if name not in (_CORES, *_RATES):
             names = ", ".join((_CORES, *_RATES))
-            wrong.append(f"--host {each}: takes {names}{did_you_mean(name, (_CORES, *_RATES))}")
+            wrong.append(f"--host {each}: unknown name; use {names}{did_you_mean(name, (_CORES, *_RATES))}")
         elif name in seen:
-            wrong.append(f"--host {each}: {name} is given already; leave one out")
+            wrong.append(f"--host {each}: {name} given twice; omit one")
         elif name == _CORES and not (value.isascii() and value.isdigit() and int(value)):
             wrong.append(f"--host {each}: write a whole number of cores: cores=32")
         elif name == _CORES:
@@ -56,9 +56,9 @@ def read_host(given: Sequence[str], nvme_path: str | None = None) -> GivenHost:
                 wrong.append(f"--host {name}: {error}")
         seen.add(name)
     if nvme_path is not None and not nvme_path.strip():
-        wrong.append("--nvme-path: give a folder")
+        wrong.append("--nvme-path: expected a folder")
     elif nvme_path is not None and user_path(nvme_path).exists() and not user_path(nvme_path).is_dir():
-        wrong.append(f"--nvme-path {nvme_path}: is a file; give a folder")
+        wrong.append(f"--nvme-path {nvme_path}: a file; give a folder")
     if wrong:
         raise InputError("\n".join(wrong))
     return GivenHost(cores, nvme_path=nvme_path, **rates)

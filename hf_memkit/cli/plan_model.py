@@ -1,4 +1,4 @@
-"""`memkit plan --model` and `--recipe`: a model with a batch, or a recipe's variant, in the place of a script."""
+"""`memkit plan --model` and `--recipe`: a model with a batch, or a recipe's variant, instead of a script."""
 
 from __future__ import annotations
 
@@ -76,10 +76,14 @@ def _setup(request: Request, settings: Sequence[str], args: str | None, sizes: d
     from hf_memkit.recipe.schema import load_recipe
 
     wrong = [
-        f"{option}: not with --recipe; give --set KEY=VALUE" for option, value in sizes.values() if value is not None
+        f"{option}: not with --recipe; write --set KEY=VALUE" for option, value in sizes.values() if value is not None
     ]
-    wrong += ["--args: not with --recipe; give --set KEY=VALUE"] if args is not None else []
-    wrong += ["--preset: not with --recipe; its variant is one (--variant)"] if request.preset else []
+    wrong += ["--args: not with --recipe; write --set KEY=VALUE"] if args is not None else []
+    wrong += (
+        ["--preset: not with --recipe, whose variants are its presets; choose one with --variant"]
+        if request.preset
+        else []
+    )
     if wrong:
         raise InputError("\n".join(wrong))
     recipe = load_recipe(request.recipe)

@@ -51,7 +51,7 @@ def view(plan: Plan, width: int, price: float | None = None, *, short: bool = Fa
     if start := wording.start(plan):
         lines += ["", start[0], *_indented(start[1])]
     if other is not None and not short:
-        lines += ["", Text(f"For {other.candidate.name}, which is {other.candidate.group}:")]
+        lines += ["", Text(f"For {other.candidate.name} ({other.candidate.group}):")]
         lines += _flags(pasted(other.candidate), width, plan)
     for each in () if short else plan.with_code:
         lines += ["", *_other_code(pasted(each.candidate, plan.own.facts), each.candidate.name)]
@@ -63,14 +63,14 @@ def view(plan: Plan, width: int, price: float | None = None, *, short: bool = Fa
         first = next(iter(wording.groups(plan, price).items()), None)
         if first is not None:
             lines += ["", _table(plan, wording.TITLES[first[0]], first[1][:_SHORT_ROWS], price, width)]
-        lines.append("Leave out --short to see all setups; --json prints every number.")
+        lines.append("Omit --short to see all setups; --json prints every number.")
         return Group(*lines)
     for group, rows in wording.groups(plan, price).items():
         lines += ["", _table(plan, wording.TITLES[group], rows, price, width)]
     if changes := wording.with_code(plan, price):
         lines += ["", _table(plan, "With other code", changes, price, width)]
     if lost := wording.too_large(plan, price):
-        lines += ["", _table(plan, "Does not fit, the fastest first", lost, price, width)]
+        lines += ["", _table(plan, "Does not fit, fastest first", lost, price, width)]
     if paste is not None:
         lines += ["", "The same arguments as YAML:", *_indented(paste.yaml)]
         lines += ["In Python:", *_indented(paste.python)]
@@ -83,7 +83,7 @@ def compared_view(plans: Sequence[Plan], prices: Mapping[str, float], width: int
     ranked = ranked_gpus(plans, prices)
     lines: Lines = [_best_gpu(ranked, prices), "", _gpus(ranked, prices)]
     if early := [wording.gpu_of(plan) for plan in ranked if plan.stopped]:
-        lines += ["", f"The search was stopped before its end: {', '.join(early)}{wording.longer(ranked)}."]
+        lines += ["", f"Search not finished: {', '.join(early)}{wording.longer(ranked)}."]
     if not short:
         for plan in ranked:
             best = plan.proposed
@@ -95,7 +95,7 @@ def compared_view(plans: Sequence[Plan], prices: Mapping[str, float], width: int
                 lines += _flags(pasted(best.candidate), width, plan)
     if start := next(filter(None, map(wording.start, ranked)), None):
         lines += ["", start[0], *_indented(start[1])]
-    lines += ["", "One GPU with all its setups: --gpu NAME in place of --gpus-to-compare."]
+    lines += ["", "All setups of one GPU: --gpu NAME instead of --gpus-to-compare."]
     return Group(*lines)
 
 
@@ -122,7 +122,7 @@ def _flags(found: Pasted, width: int, plan: Plan, *, with_code: bool = False) ->
     """What is pasted, in lines that a shell joins. `with_code`: beside other code, for which no plan file is."""
     by_parser = wording.parses(plan)
     if first := found.typed_first if by_parser else found.before:
-        yield "Type first:"
+        yield "First type:"
         yield from _indented("\n".join(first))
     yield wording.where(plan, with_code=with_code)
     if not by_parser:
@@ -130,11 +130,11 @@ def _flags(found: Pasted, width: int, plan: Plan, *, with_code: bool = False) ->
         return
     yield from _indented("\n".join(_joined(found.flags, width - 4)))
     if found.no_flag:
-        yield "And where the script makes its arguments, as no flag says None (or memkit run --plan):"
+        yield "Where the script makes its TrainingArguments (no flag can set None; or use memkit run --plan):"
         yield from _indented("\n".join(found.no_flag))
     if found.model:
-        instead = "" if with_code else " (or memkit run --plan)"
-        yield f"And where the script loads its model, for which no flag is known{instead}:"
+        instead = "" if with_code else "; or use memkit run --plan"
+        yield f"Where the script loads its model (no flag sets this{instead}):"
         yield from _indented(found.model)
 
 

@@ -1,4 +1,4 @@
-"""`memkit predict`: what a training will need, by phase and category, and whether it fits a card."""
+"""`memkit predict`: what a training will need, by phase and category, and whether it fits a GPU."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ EXAMPLES = """[bold]Examples[/bold]
 
   memkit predict train.py --gpu "RTX 4090" --short -- --per_device_train_batch_size 8
 
-      FITS: the allocator takes at most 16.57 GiB (…), and RTX 4090 leaves 23.00 GiB.
+      FITS: … at most 16.57 GiB (…); RTX 4090 has 23.00 GiB available.
 
   memkit predict -m trl.scripts.sft --gpu-memory 24GB -- --config sft.yaml
 
@@ -50,7 +50,7 @@ EXAMPLES = """[bold]Examples[/bold]
 
   memkit predict --recipe bert-large-on-8gb --data tickets.csv --gpu T4
 
-  A script's code runs on this machine: what it writes before Trainer.train(), it writes.
+  The script runs on this machine up to Trainer.train(); files that it writes before stay.
 """
 
 
@@ -109,21 +109,21 @@ def predict(
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.", rich_help_panel=MORE)
     ] = False,
     no_search: Annotated[
-        bool, typer.Option("--no-search", help="With SCRIPT: where it does not fit, look for no setup that does.")
+        bool, typer.Option("--no-search", help="With SCRIPT: if it does not fit, search for no setup that does.")
     ] = False,
     short: Short = False,
     as_json: Json = False,
 ) -> int:
-    """What a training will need, and whether it fits."""
+    """Predict a training's peak memory, and whether it fits. Needs no GPU."""
     from hf_memkit.cli import predict_render
     from hf_memkit.cli.batches import batches_json
     from hf_memkit.cli.predict_next import NextSetup, NextVariant, next_setup, next_variant
 
     if short and as_json:
-        raise InputError("--short, --json: give one of them; --json has everything")
+        raise InputError("--short, --json: mutually exclusive. Omit --short: --json has everything.")
     show_what_can_be_shown()
     if module and script is None:
-        raise InputError("-m: write the name of the module behind it")
+        raise InputError("-m: no module. Write its name after -m: memkit predict -m MODULE -- ARGUMENTS")
     if script is not None:
         from hf_memkit.cli.predict_script import found_script, predict_script, refuse_beside_a_script
 
@@ -152,9 +152,9 @@ def predict(
             preset=preset, technique=technique, args=args, batch_size=batch_size, accumulation=accumulation,
         )  # fmt: skip
     elif variant != "auto":
-        raise InputError(f"--variant {variant}: is one of a recipe's; name the recipe: --recipe NAME")
+        raise InputError(f"--variant {variant}: only recipes have variants; add --recipe NAME")
     elif data is not None:
-        raise InputError(f"--data {data}: a recipe reads it; name the recipe: --recipe NAME")
+        raise InputError(f"--data {data}: only recipes read it; add --recipe NAME")
     else:
         request = _with_own(request, preset, technique, settings, args, batch_size, accumulation)
     from hf_memkit.recipe.by_data import batches_of, judge_of
@@ -213,7 +213,7 @@ def _with_own(
 
         name = "+".join(each for each in techniques if each not in PRESETS)
         if not name:
-            instead = f"needs a preset to go on; there is one of that name: --preset {techniques[0]}"
+            instead = f"needs a preset to change; a preset has that name: --preset {techniques[0]}"
             raise InputError(f"--technique {techniques[0]}: {instead}")
         techniques = tuple(each for each in techniques if each in PRESETS)
     sizes = {
@@ -227,12 +227,12 @@ def _with_own(
 
 
 _INSTEAD: Final = {
-    "preset": "its variant is one (--variant)",
-    "technique": "they belong to its variant (--variant)",
-    "args": "give single arguments with --set",
-    "batch_size": "--set per_device_train_batch_size=B",
-    "accumulation": "--set gradient_accumulation_steps=N",
-    "trust_remote_code": "recipes train models of transformers",
+    "preset": "its variants are its presets; choose one with --variant",
+    "technique": "its variants have theirs; choose one with --variant",
+    "args": "write --set KEY=VALUE",
+    "batch_size": "write --set per_device_train_batch_size=B",
+    "accumulation": "write --set gradient_accumulation_steps=N",
+    "trust_remote_code": "recipes train models of transformers only",
 }
 """Options that a recipe answers itself, and what to do in their place."""
 

@@ -55,22 +55,22 @@ def _page(here: Prediction, there: Prediction, other: Environment, title: str, *
         lines.append(Text.assemble(f"{place} ", verdict))
     lines += [Text(""), Text(title), Text(""), *_libraries(_versions(other), rows)]
     if not (found.phases or found.categories or found.modules):
-        lines.append(Text("Nothing differs: phases, categories and modules need the same there and here."))
+        lines.append(Text("No difference: phases, categories and modules need the same there and here."))
     else:
         lines.append(Text(_peaks(here, there)))
-        modules = {f"{module or 'outside of modules'}: {kind}": pair for (module, kind), pair in found.modules.items()}
+        modules = {f"{module or 'outside modules'}: {kind}": pair for (module, kind), pair in found.modules.items()}
         for what, pairs in (("category", found.categories), ("phase", found.phases), ("module", modules)):
             if pairs:
                 lines += [Text(""), _differences(what, pairs, rows)]
     if short:
-        return Group(*lines, Text("Leave out --short to see more; --json has all."))
+        return Group(*lines, Text("Omit --short to see more; --json prints everything."))
     return Group(*lines, Text(""), *basis(there))
 
 
 def _totals(found: Comparison, python: str) -> str:
     here, there = found.total_bytes
     more = f"{format_size(abs(there - here))} {'more' if there > here else 'less'} there" if there != here else "equal"
-    return f"It needs {format_gib(there)} with {python} and {format_gib(here)} here: {more}."
+    return f"Needs {format_gib(there)} with {python} and {format_gib(here)} here: {more}."
 
 
 def _peaks(here: Prediction, there: Prediction) -> str:
@@ -107,7 +107,7 @@ def _differences(what: str, pairs: Mapping[Any, tuple[int, int]], rows: int) -> 
         column.no_wrap = True
     for name, (here, there) in list(pairs.items())[:rows]:
         sign = "+" if there > here else "-"
-        sizes = [format_size(size) if size else "none" for size in (there, here)]
+        sizes = [format_size(size) if size else "0" for size in (there, here)]
         table.add_row(Text(str(name)), *sizes, sign + format_size(abs(there - here)))
     for left in _more(len(pairs) - rows):
         table.add_row(left)

@@ -34,7 +34,7 @@ class NextSetup:
         )
         result = f" ({candidate.group}: {candidate.result})" if candidate.result else ""
         needs = format_gib(self.found.needs_bytes)
-        return f"{said}{result}: {needs}, fits. The fastest setup that fits: memkit plan"
+        return f"{said}{result}: {needs}, fits. For the fastest setup that fits: memkit plan"
 
     @property
     def flags(self) -> str:

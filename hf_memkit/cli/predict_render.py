@@ -41,7 +41,7 @@ _SMALLER: Final = {
     "script": "a smaller per_device_train_batch_size or shorter rows",
 }
 
-_SHORT_ANSWER: Final = 240
+_SHORT_ANSWER: Final = 232
 _SHORT_LINE: Final = 140
 """Characters of a paragraph of `--short`, verdict and advice or anything else: three lines of 80 columns, and two."""
 
@@ -87,7 +87,7 @@ def page(
     """Warnings (`above`), the verdict, what to change, what is predicted (`title`), then the numbers."""
     head = [*warnings(above, short=short), *answer(prediction, change, short=short)]
     if short:
-        rest = "Leave out --short to see RAM and notes; --json prints every number."
+        rest = "Omit --short to see RAM and notes; --json prints every number."
         return Group(*head, Text(text(title, _SHORT_LINE)), *brief(prediction), Text(rest))
     named = [Text(""), Text(title, style="bold"), Text("")]
     return Group(*head, *named, *tables(prediction, width), Text(""), *basis(prediction, leave_out=above))
@@ -143,20 +143,20 @@ def _title(setup: Setup) -> str:
     facts = setup.resolved_for.model
     parameters = f", {facts.parameters:,} parameters" if facts is not None else ""
     shape = f"{setup.micro_batch_size} × {setup.sequence_length} tokens"
-    return f"{setup['model.name']}{parameters}; {setup.preset}; {cards(setup)}; {shape} a card{accumulated(setup)}"
+    return f"{setup['model.name']}{parameters}; {setup.preset}; {cards(setup)}; {shape} per GPU{accumulated(setup)}"
 
 
 def cards(setup: Setup) -> str:
     """`"2 × RTX 4090, 23.99 GiB"`."""
     job = setup.resolved_for
     gpu = job.machine.gpu
-    card = f"{gpu.name}, {format_gib(gpu.capacity_bytes)}" if gpu is not None else "no card"
+    card = f"{gpu.name}, {format_gib(gpu.capacity_bytes)}" if gpu is not None else "no GPU"
     return f"{job.processes} × {card}" if job.processes > 1 else card
 
 
 def accumulated(setup: Setup) -> str:
-    """`", 4 times a step"`, or nothing."""
-    return f", {setup.accumulation} times a step" if setup.accumulation > 1 else ""
+    """`", 4 micro-batches a step"`, or nothing."""
+    return f", {setup.accumulation} micro-batches a step" if setup.accumulation > 1 else ""
 
 
 def _peak(prediction: Prediction) -> str:
@@ -166,7 +166,7 @@ def _peak(prediction: Prediction) -> str:
         where += f", at {prediction.peak_operation}"
     if prediction.peak_module:
         where += f" of {prediction.peak_module}"
-    return f"Peak allocated on a card: {_size(prediction.peak_allocated_bytes)}, {where}"
+    return f"Peak allocated on the GPU: {_size(prediction.peak_allocated_bytes)}, {where}"
 
 
 def _bars(prediction: Prediction, width: int) -> Table:
@@ -203,9 +203,9 @@ def _sizes(prediction: Prediction) -> Table:
     outside = _size(prediction.outside_allocator_bytes)
     beyond = " at least" if prediction.confidence.level == "formula" else ""
     rows = {
-        "reserved": f"{_range(low, high)}{beyond}; with {outside} outside the allocator (context, libraries) "
+        "reserved": f"{_range(low, high)}{beyond}; with {outside} outside the allocator (context, libraries): "
         f"{_range(*total)}",
-        "smallest cap": f"{_size(prediction.smallest_cap_bytes)}{beyond}: with less, the allocator fails",
+        "smallest cap": f"{_size(prediction.smallest_cap_bytes)}{beyond}: with less, training runs out of memory",
         "host": f"RAM {_size(prediction.host_rss_bytes)}, page-locked RAM {_size(prediction.pinned_bytes)}, "
         f"disk {_size(prediction.disk_bytes)}",
     }
@@ -230,13 +230,13 @@ def advice(prediction: Prediction, instead: NextSetup | NextVariant | None, what
     least = prediction.confidence.cap_with_slack(prediction.smallest_cap_bytes)
     lacks_room = prediction.verdict == "tight" or least > (prediction.capacity_bytes or 0) - outside
     if lacks_room:
-        lines.append(f"Most of the peak is {largest}: {_size(prediction.categories[largest])}.")
+        lines.append(f"Largest part of the peak: {largest}, {_size(prediction.categories[largest])}.")
     if prediction.verdict == "tight":
         return [*lines, f"To leave room, give {smaller}."]
     if instead is not None:
         lines.append(f"Try next: {instead}.")
     elif what == "variant":
-        lines.append(f"No later variant of the recipe is predicted to fit: give {smaller}, or more --ram.")
+        lines.append(f"No later variant of the recipe is predicted to fit. Give {smaller}, or more --ram.")
     elif what == "preset":
         lines.append(f"Give {smaller}, or more RAM for offload (--ram).")
     elif lacks_room or what != "script":
@@ -251,4 +251,4 @@ def _range(low: int, high: int) -> str:
 def _size(size_bytes: int | None) -> str:
     if size_bytes is None:
         return "not modelled"
-    return format_size(size_bytes) if size_bytes else "none"
+    return format_size(size_bytes) if size_bytes else "0"

@@ -35,8 +35,8 @@ def found_script(target: str, arguments: Sequence[str], *, is_module: bool, verb
     """
     if not is_module and not Path(target).exists():
         is_path = target.endswith(".py") or "/" in target
-        what = "write the path of your training script" if is_path else "a model goes after --model"
-        raise InputError(f"{target}: there is no such file; {what} (see `memkit {verb} --help`)")
+        what = "write the path of your training script" if is_path else "give a model with --model"
+        raise InputError(f"{target}: no such file; {what} (see `memkit {verb} --help`)")
     return UserScript.found(target, arguments, is_module=is_module)
 
 
@@ -52,11 +52,11 @@ _OWN: Final = {
 """Options that are arguments of a script, and what those often are called."""
 
 _NO_PLACE: Final = {
-    "preset": "the script decides everything; its settings for your script: memkit preset show NAME --for trainer",
-    "technique": "the script decides everything; what it needs in a script: memkit preset show NAME --for trainer",
-    "recipe": "give one of the two",
-    "variant": "is one of a recipe's",
-    "data": "the script reads its own",
+    "preset": "the script has its own settings; a preset's for it: memkit preset show NAME --for trainer",
+    "technique": "the script has its own settings; a technique's for it: memkit preset show NAME --for trainer",
+    "recipe": "omit one of the two",
+    "variant": "only recipes have variants",
+    "data": "the script reads its own data",
     "no_trace": "a script is always traced",
 }
 
@@ -70,7 +70,7 @@ def refuse_beside_a_script(**options: Any) -> None:
     for name, value in options.items():
         option = f"--{name.replace('_', '-')}"
         if value and name in _OWN:
-            wrong.append(f"{option}: with a script it is the script's own argument: put it behind --: -- {_OWN[name]}")
+            wrong.append(f"{option}: not with a script, which has its own; write it after --: -- {_OWN[name]}")
         elif value:
             wrong.append(f"{option}: not with a script; {_NO_PLACE[name]}")
     if wrong:
@@ -106,7 +106,7 @@ def predict_script(
             machine = described_machine(gpu, gpu_memory, ram, None)
             ended()
             name = name_of(script)
-            _say(f"{name} runs on this machine; what it writes before Trainer.train(), it writes")
+            _say(f"{name} runs on this machine up to Trainer.train(); files that it writes before stay")
             with _status(name):
                 predicted = functools.partial(
                     predict_script_training, script, machine, gpus=gpus, nodes=nodes, environment=environment,
@@ -118,7 +118,7 @@ def predict_script(
         print(error.text, file=sys.stderr)
         raise
     except KeyboardInterrupt:
-        _say("stopped; nothing of the script runs any more")
+        _say("stopped; no process of the script is left")
         return 130  # as a shell has it after Ctrl-C: 1 would say that it does not fit
     if why:
         prediction = prediction.with_notes(why)
@@ -138,11 +138,11 @@ def predict_script(
 
 def _predicted_here(predicted: Callable[[], tuple[Prediction, ScriptTraining]]) -> tuple[Prediction | None, str]:
     """With this environment's libraries, and nothing; or None, and why not."""
-    _say("now with the libraries of this environment, to compare")
+    _say("predicting with this environment's libraries, to compare")
     try:
         return predicted()[0], ""
     except InputError as error:
-        return None, f"not compared: with the libraries of this environment {error}"
+        return None, f"not compared with this environment's libraries: {error}"
 
 
 def _say(line: str) -> None:
@@ -253,7 +253,7 @@ def _instead(prediction: Prediction) -> list[str]:
     if prediction.verdict != "does not fit":
         return []
     if prediction.peak_phase in ("merge", "after"):
-        return ["The training itself needs less: do what stands below train() in a script of its own, or on the CPU."]
+        return ["The training itself needs less: move the code after train() to another script, or to the CPU."]
     if prediction.peak_phase == "evaluate" and any(note.startswith("compute_metrics") for note in prediction.notes):
         return ["Set eval_accumulation_steps=1, or keep less of the predictions: preprocess_logits_for_metrics."]
     if prediction.why.startswith("it needs") and "--ram" in prediction.why:
@@ -271,12 +271,12 @@ def _title(training: ScriptTraining) -> str:
     model = training.model if name == training.model else f"{training.model} ({name})"
     parameters = f"{training.parameters:,} parameters"
     if training.trainable_parameters != training.parameters:
-        parameters += f", {training.trainable_parameters:,} of them trained"
+        parameters += f", {training.trainable_parameters:,} of them trainable"
     rows = training.rows or setup.micro_batch_size
     shape = f"{rows} × {training.sequence_length} tokens" if training.sequence_length else f"a batch of {rows}"
     return (
         f"{name_of(training.script)}: {training.trainer}, {model}, {parameters}; {cards(setup)}; "
-        f"{shape} a card{accumulated(setup)}"
+        f"{shape} per GPU{accumulated(setup)}"
     )
 
 

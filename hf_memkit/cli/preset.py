@@ -41,7 +41,9 @@ app = typer.Typer(
 
   memkit preset show 8bit --model gpt2-xl --gpu-memory 16GB --batch-size 32
 
-  memkit preset copy 8bit args.json --args mine.json      then: python run_clm.py args.json
+  memkit preset copy 8bit args.json --args mine.json
+
+      Use it: python SCRIPT args.json, with no other argument: …
 
   memkit preset copy qlora sft.yaml --for trl             then: trl sft --config sft.yaml
 """,
@@ -50,14 +52,18 @@ app = typer.Typer(
 Name = Annotated[str, typer.Argument(help="A preset, or presets and techniques joined by +, such as lean+lora.")]
 Model = Annotated[str | None, typer.Option(help="Hub ID or local folder: compute sizes and bytes for this model.")]
 BatchSize = Annotated[
-    int | None, typer.Option(min=1, help="Sequences an optimizer step, all cards together (the global batch).")
+    int | None, typer.Option(min=1, help="Sequences an optimizer step, all GPUs together (the global batch).")
 ]
-For = Annotated[str, typer.Option("--for", metavar="SCRIPT", help="Whose arguments: trainer, run_clm or trl.")]
+For = Annotated[str, typer.Option("--for", metavar="SCRIPT", help="Script that reads them: trainer, run_clm or trl.")]
 
 
-@app.command("list", help="What there is, and for whom; --techniques: every technique, what it saves and costs.")
+@app.command(
+    "list", help="List the presets and whom each is for; with --techniques, what each technique saves and costs."
+)
 def list_presets(
-    techniques: Annotated[bool, typer.Option("--techniques", help="The techniques, one a row.")] = False,
+    techniques: Annotated[
+        bool, typer.Option("--techniques", help="List the techniques instead, with what each saves and costs.")
+    ] = False,
     as_json: Json = False,
 ) -> int:
     from hf_memkit.cli import preset_render
@@ -77,7 +83,7 @@ def list_presets(
     return 0
 
 
-@app.command(help="Every setting of a preset with its reason; with --model what it needs, in bytes by formula.")
+@app.command(help="Show every setting of a preset with its reason; with --model, its memory by formula.")
 def show(
     name: Name,
     model: Model = None,
@@ -109,13 +115,14 @@ def show(
     return 0
 
 
-@app.command(help="Write a preset as YAML or JSON that HfArgumentParser reads, your own arguments included.")
+@app.command(help="Write a preset as YAML or JSON for HfArgumentParser, your own arguments included.")
 def copy(
     name: Name,
     destination: Annotated[
         str | None,
         typer.Argument(
-            metavar="[DEST]", help="File (.yaml or .json), folder, or - to print it. None: NAME.yaml, or NAME.json."
+            metavar="[DEST]",
+            help="File (.yaml or .json), folder, or - to print. Default: NAME.yaml (run_clm: NAME.json).",
         ),
     ] = None,
     model: Model = None,
@@ -131,7 +138,7 @@ def copy(
     args: Args = None,
     technique: Technique = None,
     script: For = "trainer",
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace files that exist.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
     as_json: Json = False,
 ) -> int:
     from hf_memkit.cli import preset_render
@@ -169,7 +176,7 @@ def _resolved(request: Request, settings: list[str] | None, args: str | None, sc
         request = replace(request, nvme_path=_folder(request.nvme_path))
     needless = {"--ram": request.ram, "--sequence-length": request.sequence_length}
     names = ", ".join(name for name, value in needless.items() if value)
-    without = SettingError(f"{names}: nothing can be computed without --model; add it, or leave them out")
+    without = SettingError(f"{names} needs --model, without which nothing can be computed")
     if names and not (request.model or request.arguments.get("model_name_or_path")):
         raise without  # before torch is imported
     setup, _ = resolve(request, whole=False)
@@ -177,19 +184,18 @@ def _resolved(request: Request, settings: list[str] | None, args: str | None, sc
     if names and job.model is None:
         raise without
     if job.model is not None and job.machine.gpu is None:
-        note = "no GPU here and none named (--gpu, --gpu-memory): one with bf16 is assumed, of any size"
+        note = "this machine has no GPU and none is named (--gpu): assuming one with bf16, of any size"
         setup = setup.with_notes(note)
     return setup
 
 
 def _folder(path: str) -> str:
     if not path.strip():
-        raise InputError("--nvme-path: give a folder")
+        raise InputError("--nvme-path: expected a folder")
     folder = user_path(path)
     if not folder.exists() and not folder.absolute().parent.is_dir():
         raise InputError(
-            f"--nvme-path {path}: neither it nor the folder above it exists, so that its disk cannot be looked at; "
-            f"give a folder on the disk that shall be used"
+            f"--nvme-path {path}: neither it nor its parent folder exists. Give a folder on the disk to use."
         )
     return str(folder)
 
@@ -216,7 +222,7 @@ def _target(name: str, destination: str | None, script: str) -> Path | None:
     if path.is_dir() or (destination or "").endswith("/"):
         path = path / own_name
     if path.suffix.lower() not in (".yaml", ".yml", ".json"):
-        raise InputError(f"{path}: the ending says what is written; give .yaml, .json, a folder, or - to print it")
+        raise InputError(f"{path}: not .yaml or .json; give such a file, a folder, or - to print")
     return path
 
 
@@ -229,7 +235,7 @@ def _write(target: Path, setup: Setup, script: str, args: str | None, *, overwri
     config = setup.get("deepspeed.config")
     files = [target] if config is None else [target, target.with_name(f"{target.stem}-deepspeed.json")]
     if args is not None and any(file.exists() and file.samefile(user_path(args)) for file in files):
-        raise InputError(f"{target}: is the file that --args reads; give another name")
+        raise InputError(f"{target}: --args reads this file; give another name")
     for file in files:
         refuse_existing(file, overwrite=overwrite)
     texts = [_file_of(setup, script, _deepspeed(files)).text(as_yaml=target.suffix.lower() != ".json")]

@@ -31,13 +31,13 @@ def presets() -> None:
         table.add_row(name, each.for_whom, ", ".join(each.techniques))
     Console(highlight=False).print(table)
     say("")
-    say("Techniques, to be joined to a preset by + (memkit preset list --techniques: what each saves and costs):")
+    say("Techniques; join them to a preset by + (memkit preset list --techniques: what each saves and costs):")
     for family in FAMILIES:
         names = [name for name, each in TECHNIQUES.items() if each.family == family]
         if names:
             say(f"  {family.replace('_', ' ')}: {', '.join(names)}")
     say("")
-    say("One of them: memkit preset show NAME. As a file of arguments: memkit preset copy NAME args.yaml.")
+    say("Show one: memkit preset show NAME. Write its arguments to a file: memkit preset copy NAME args.yaml.")
 
 
 def techniques() -> None:
@@ -84,14 +84,14 @@ def shown(setup: Setup, file: ArgumentFile) -> None:
         wide.print(ledger_table(setup.ledger, wide.width))
     _aside(setup, file, say)
     beside = "".join(f" --technique {name}" for name in _beside(setup))
-    say(f"As a file of arguments: memkit preset copy {setup.preset} args.yaml{beside}")
+    say(f"Write this to a file: memkit preset copy {setup.preset} args.yaml{beside}")
 
 
 def written(setup: Setup, shown: ArgumentFile, files: list[Path], script: str, *, new_folder: bool = False) -> None:
     """After the files were written: what they are, how they are used, and what they cannot say (standard error)."""
     target = files[0]
     if new_folder:
-        say(f"Made the folder {target.parent}")
+        say(f"Created the folder {target.parent}")
     for file in files:
         say(f"Wrote {file}")
     if shown.entries:  # of an empty file a note says that it changes nothing
@@ -109,7 +109,7 @@ def _use(target: Path, script: str) -> None:
         if is_json:
             say("TRL reads YAML; JSON is YAML too")
     elif is_json:
-        say(f"Use it: python SCRIPT {target}, with nothing else behind it: that is how transformers' examples read it")
+        say(f"Use it: python SCRIPT {target}, with no other argument: that is how transformers' examples read it")
     elif script == "run_clm":
         say_to_stderr(f"Note: transformers' examples read JSON only; memkit preset copy … {target.stem}.json")
     else:
@@ -121,7 +121,7 @@ def printed(setup: Setup, file: ArgumentFile) -> None:
     outside = len(file.outside)
     if outside:
         things = "1 thing" if outside == 1 else f"{outside} things"
-        say_to_stderr(f"Note: {things} cannot be said by arguments; see the comments at the end")
+        say_to_stderr(f"Note: {things} cannot be set by arguments; see the comments at the end")
     for problem in setup.problems:
         say_to_stderr(f"PROBLEM: {problem}")
 
@@ -135,11 +135,11 @@ def _aside(setup: Setup, file: ArgumentFile, tell: Callable[[str], None]) -> Non
     for each in file.replaced:
         tell(f"Yours wins: {each}")
     if file.outside:
-        tell("A file of arguments cannot say this; do it in the script or the shell:")
+        tell("An argument file cannot set this; do it in the script or the shell:")
         for line in file.outside:
             tell(f"  {line.what}: {line.reason}")
             tell(f"      {line.line}")
         beside = f", techniques={json.dumps(_beside(setup))}" if _beside(setup) else ""
-        tell(f'or all of it at once, in Python: hf_memkit.preset("{setup.preset}"{beside}, …).trainer(…)')
+        tell(f'Or do all of it in Python: hf_memkit.preset("{setup.preset}"{beside}, …).trainer(…)')
     for note in file.notes:
         tell(f"Note: {note}")

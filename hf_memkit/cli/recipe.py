@@ -25,7 +25,7 @@ EXAMPLES = """[bold]Examples[/bold]
 
   memkit recipe gpt2-on-16gb --dry-run --short --gpu T4
 
-      FITS: the allocator takes at most 11.68 GiB (…), and T4 leaves 14.07 GiB.
+      FITS: … at most 11.68 GiB (…); T4 has 14.07 GiB available.
 
   memkit recipe gpt2-on-16gb --set learning_rate=1e-5
 
@@ -168,8 +168,8 @@ def _refuse_without_name(given: list[str], variant: str) -> None:
     given += ["--variant"] if variant != "auto" else []
     if given:
         raise InputError(
-            f"{', '.join(given)}: of which recipe? give its name, as in memkit recipe bert-large-on-8gb {given[0]} …; "
-            f"memkit recipe by itself lists them"
+            f"{', '.join(given)}: no recipe named. Write memkit recipe NAME {given[0]} …, such as bert-large-on-8gb; "
+            f"memkit recipe lists all names"
         )
 
 

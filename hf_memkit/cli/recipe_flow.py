@@ -73,11 +73,13 @@ def _here(options: RunOptions, ranks: Ranks) -> int:
     from hf_memkit.recipe.schema import load_recipe
 
     if options.short and not options.dry_run:
-        raise InputError("--short: goes with --dry-run; a run prints its own lines")
+        raise InputError("--short: only with --dry-run; add it, or omit --short")
     if options.short and options.as_json:
-        raise InputError("--short, --json: give one of them; --json has everything")
+        raise InputError("--short, --json: mutually exclusive. Omit --short: --json has everything.")
     if options.dry_run and options.export is not None:
-        raise InputError("--dry-run shows the setup and --export writes it as a script: give one of them")
+        raise InputError(
+            "--dry-run, --export: mutually exclusive. --dry-run shows the setup; --export writes it as a script."
+        )
     if options.resume:
         _refuse_with_resume(options)
         job, earlier = _earlier_run(options)
@@ -111,7 +113,7 @@ def _here(options: RunOptions, ranks: Ranks) -> int:
         from hf_memkit.recipe.run import mistakes_of_run
 
         for problem in job.setup.problems:
-            render.say_to_stderr(f"memkit: warning: the script is for another machine: this one {problem}")
+            render.say_to_stderr(f"memkit: warning: the script cannot run on this machine, which {problem}")
         for mistake in mistakes_of_run(job):
             render.say_to_stderr(f"memkit: {'warning' if mistake.refuses else 'hint'}: {mistake}")
         written = export_script(job, Path(options.export))
@@ -288,8 +290,7 @@ def _refuse_too_few_cards(place: Place) -> None:
     cards = torch.cuda.device_count()
     if 0 < cards < place.gpus:
         raise InputError(
-            f"--gpus {place.gpus}: this machine has {cards} that may be used here (CUDA_VISIBLE_DEVICES); "
-            f"give --gpus {cards} or less"
+            f"--gpus {place.gpus}: only {cards} visible here (CUDA_VISIBLE_DEVICES). Give --gpus {cards} or fewer."
         )
 
 
@@ -299,7 +300,7 @@ def _refuse_with_resume(options: RunOptions) -> None:
         "overwrite", "dry_run", "export",
     )  # fmt: skip
     if others:
-        raise InputError(f"--resume goes on with the run's own settings; leave out {', '.join(others)}")
+        raise InputError(f"--resume: the run keeps its settings; omit {', '.join(others)}")
 
 
 def _earlier_run(options: RunOptions) -> tuple[RecipeRun, dict[str, Any]]:
@@ -318,8 +319,8 @@ def _same_processes(job: RecipeRun, place: Place) -> None:
         machines = f" on each of {job.nodes} machines" if job.nodes > 1 else ""
         options = f"--gpus {job.gpus}" + (f" --nodes {job.nodes}" if job.nodes > 1 else "")
         raise InputError(
-            f"--resume: the run in {job.output} has {job.gpus} processes{machines}, and its batch and checkpoints are "
-            f"split among so many; start it with {options}"
+            f"--resume: the run in {job.output} has {job.gpus} processes{machines}, among which its batch and "
+            f"checkpoints are split; add {options}"
         )
 
 

@@ -44,7 +44,7 @@ def list_recipes(gpu: str | None, gpu_memory: str | None, ram: str | None, *, as
     if as_json:
         print(json.dumps(rows, indent=2))
         return 0
-    table = plain_table("recipe", "card", "variants: predicted GiB of the card", "what it does")
+    table = plain_table("recipe", "GPU", "variants: predicted GiB of the GPU", "what it does")
     table.columns[0].no_wrap = True  # a name in two pieces cannot be copied
     for row in rows:
         peaks = ", ".join(_peak(variant) for variant in row["variants_predicted"])
@@ -52,8 +52,8 @@ def list_recipes(gpu: str | None, gpu_memory: str | None, ram: str | None, *, as
         table.add_row(row["name"], card, escape(peaks), escape(row["summary"]))
     console = Console(highlight=False)
     console.print(table)
-    console.print("Predicted, not measured: context included, on the recipe's own card (bf16).")
-    console.print("What fits yours: memkit recipe --gpu 16GB [--ram 32GB], or --gpu T4.")
+    console.print("Predicted, not measured, on the recipe's own GPU (bf16); CUDA context included.")
+    console.print("List what fits yours: memkit recipe --gpu 16GB [--ram 32GB], or --gpu T4.")
     console.print("Run one: memkit recipe NAME. See its settings first: memkit recipe NAME --dry-run.")
     return 0
 
@@ -70,7 +70,7 @@ def copy_recipe(name: str, target: Path) -> int:
 
     recipe = load_recipe(name)
     if target.suffix not in (".yaml", ".yml"):
-        raise InputError(f"--copy {target}: a recipe's file ends in .yaml; give {target}.yaml, say")
+        raise InputError(f"--copy {target}: not a .yaml file; write --copy {target}.yaml")
     refuse_existing(target, overwrite=False, instead="give another name after --copy")
     write_text(target, recipe.path.read_text(encoding="utf-8"), make_folder=False)
     print(f"Wrote {target}. Change it, then: memkit recipe {target}")
@@ -142,10 +142,10 @@ def _for_machine(recipes: list[Recipe], machine: Machine, *, as_json: bool) -> i
     console = Console(highlight=False)
     console.print(
         escape(f"{machine.gpu.name} ({format_size(machine.gpu.capacity_bytes)}, {dtype}), "
-               f"{format_size(machine.ram_bytes)} of RAM: what makes most of the card comes first.")
+               f"{format_size(machine.ram_bytes)} of RAM. What uses most of the GPU comes first.")
     )  # fmt: skip
     # All of it fits 80 columns.
-    table = plain_table("run, or rehearse without a GPU", "card", "RAM", "batch ×\nlength")
+    table = plain_table("run, or rehearse without a GPU", "GPU", "RAM", "batch ×\nlength")
     # A command in two pieces cannot be copied: it has its line whatever the width.
     table.columns[0].min_width = max((len(command(some[0])) for some in fit), default=0)
     table.columns[-1].no_wrap = True
@@ -163,13 +163,13 @@ def _for_machine(recipes: list[Recipe], machine: Machine, *, as_json: bool) -> i
         table.add_row(f"[dim]{escape(best.recipe.summary)}{f'; also fit: {also}' if also else ''}[/dim]", "", "", "")
     console.print(table)
     console.print(
-        "Predicted, not measured. card, RAM: GiB, the card's context included. batch: of a card, "
-        "micro-batch · accumulation."
+        "Predicted, not measured. GPU, RAM: GiB, CUDA context included. batch: micro-batch · accumulation of one GPU."
     )
     if not machine.gpu.bf16:
         console.print(
             escape(
-                f"Without a GPU they rehearse each recipe's own card; with --gpu {machine.gpu.name}, this one (fp16)."
+                f"Without a GPU these commands rehearse for the recipe's own GPU; with --gpu {machine.gpu.name}, for "
+                "that one (fp16)."
             )
         )
     if others:
@@ -178,8 +178,8 @@ def _for_machine(recipes: list[Recipe], machine: Machine, *, as_json: bool) -> i
         kind = "" if machine.gpu.bf16 else " in fp16, and most variants need bf16"
         console.print(
             escape(
-                f"Not predicted beforehand for this kind of card{kind}: {', '.join(unknown)}. "
-                f"memkit recipe NAME --dry-run, with this --gpu, predicts one now."
+                f"No stored prediction for this kind of GPU{kind}: {', '.join(unknown)}. "
+                f"Predict one now: memkit recipe NAME --dry-run, with this --gpu."
             )
         )
     return 0
@@ -195,7 +195,7 @@ def command(option: Option) -> str:
 def _lacks(some: list[Option]) -> str:
     """The recipe with its least demanding variant."""
     least = min(some, key=lambda option: option.card_bytes)
-    sizes = f"{format_size(least.card_bytes)} of the card, {format_size(least.ram_bytes)} of RAM"
+    sizes = f"{format_size(least.card_bytes)} of the GPU, {format_size(least.ram_bytes)} of RAM"
     return f"{least.recipe.name} (its {least.predicted.variant}: {sizes})"
 
 

@@ -94,14 +94,16 @@ class RunOptions:
         )
         if place.nodes == 1:
             if needless := self.given("master_addr", "master_port") + (["--node-rank"] if self.node_rank else []):
-                raise InputError(f"{', '.join(needless)}: for several machines; add --nodes, or leave it out")
+                raise InputError(f"{', '.join(needless)}: only for several machines; add --nodes, or omit it")
             return place
         missing = [] if place.master_addr else ["--master-addr, the address of machine 0"]
         missing += [f"--node-rank, from 0 to {place.nodes - 1}"] if self.node_rank is None else []
         if missing and not self.shown_only:
-            raise InputError(f"--nodes {place.nodes}: give {' and '.join(missing)}, on every machine")
+            raise InputError(f"--nodes {place.nodes}: on every machine, add {' and '.join(missing)}")
         if place.node_rank >= place.nodes:
-            raise InputError(f"--node-rank {place.node_rank}: must be below --nodes, which is {place.nodes}")
+            raise InputError(
+                f"--node-rank {place.node_rank}: must be below --nodes {place.nodes}; write 0 to {place.nodes - 1}"
+            )
         return place
 
     def _launcher_s_place(self, ranks: Ranks) -> Place:
@@ -109,16 +111,16 @@ class RunOptions:
         if place.processes != ranks.world_size:
             raise InputError(
                 f"the launcher started {ranks.world_size} processes, and {ranks.local_world_size} on this machine: "
-                f"recipes want the same number on each"
+                f"start the same number on each machine"
             )
         for flag, asked, started in (("--gpus", self.gpus, place.gpus), ("--nodes", self.nodes, place.nodes)):
             if asked is not None and asked != started:
                 raise InputError(
                     f"{flag} {asked} contradicts the launcher, which started {place.gpus} processes on each of "
-                    f"{place.nodes} machines (WORLD_SIZE={ranks.world_size}); leave {flag} out"
+                    f"{place.nodes} machines (WORLD_SIZE={ranks.world_size}); omit {flag}"
                 )
         if needless := self.given("master_addr", "master_port") + (["--node-rank"] if self.node_rank else []):
-            raise InputError(f"{', '.join(needless)}: the launcher that started this process says so; leave it out")
+            raise InputError(f"{', '.join(needless)}: set by the launcher; omit it")
         return place
 
 
@@ -227,6 +229,6 @@ def _refuse_another_card(described: Gpu, here: Gpu) -> None:
 
     if described.usable_bytes > here.usable_bytes or (described.bf16 and not here.bf16):
         raise DoesNotFitError(
-            f"this machine has {here.name}, which is smaller than {described.name} or lacks its bf16; leave out --gpu "
+            f"this machine has {here.name}, which is smaller than {described.name} or lacks its bf16; omit --gpu "
             f"and --gpu-memory to run here, or add --dry-run or --export"
         )

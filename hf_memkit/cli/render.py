@@ -66,10 +66,10 @@ def setup(
     change = [*of_batches(prediction, batches), *predict_render.advice(prediction, instead, "variant")]
     wide.print(*predict_render.answer(prediction, change, short=short), sep="\n")
     if short:
-        sizes = f"{target.micro_batch_size} × {target.sequence_length} tokens a card"
+        sizes = f"{target.micro_batch_size} × {target.sequence_length} tokens per GPU"
         wide.print(Text(text(f"{recipe.name}, variant {target.preset}; {target['model.name']}; {sizes}", 140)))
         wide.print(*predict_render.brief(prediction), sep="\n")
-        wide.print("Leave out --short to see every setting with its reason, the ledger and notes.")
+        wide.print("Omit --short to see every setting with its reason, the ledger and notes.")
         return
     say("")
     opening(recipe, target, job, problems=False)
@@ -83,12 +83,12 @@ def setup(
     wide.print(settings_list(job.setup.settings))
     _left_out(job)
     if job.is_rehearsal:
-        say("This is what runs here. For the setup on a card: --gpu NAME or --gpu-memory 16GB.")
+        say("This is what runs here. For the setup on a GPU: --gpu NAME or --gpu 16GB.")
 
 
 def _beside_the_verdict(problems: Sequence[str], why: str) -> list[str]:
-    """Those that are not what the verdict says: a prediction judges the card, and RAM and disk where it names them."""
-    said = ["on the card by formula", "predicted not to fit"]
+    """Those that are not what the verdict says: a prediction judges the GPU, and RAM and disk where it names them."""
+    said = [*(f"on the {gpu} by formula" for gpu in ("GPU", "card")), "predicted not to fit"]
     said += [f"{what} by formula" for what in ("of RAM", "of disk") if what in why]
     return [problem for problem in problems if not any(each in problem for each in said)]
 
@@ -101,10 +101,12 @@ def opening(recipe: Recipe, target: Setup, job: RecipeRun, *, problems: bool = T
     say(f"Variant {target.preset}: {target.why}.")
     for name, why in target.rejected:
         say(f"  not {name}: {why}")
-    say(f"Card: {gpu.name} ({gpu.source}); {gpu.usable_bytes / GIB:.1f} GiB left after the context (assumed).")
+    say(
+        f"GPU: {gpu.name} ({gpu.source}); {gpu.usable_bytes / GIB:.1f} GiB available after the CUDA context (assumed)."
+    )
     say(f"Model: {model.name}, {model.parameters:,} parameters.")
     if model.origin == "architecture":
-        say("  NOT REACHABLE: built from the recipe's config values, with RANDOM weights. That is no fine-tuning.")
+        say("  WARNING: model not reachable. Training from RANDOM weights by the recipe's config, not fine-tuning.")
     for note in target.notes:
         say(f"Note: {note}")
     for problem in target.problems if problems else ():
@@ -115,7 +117,7 @@ def opening(recipe: Recipe, target: Setup, job: RecipeRun, *, problems: bool = T
         why = "This machine has no GPU"
         if Path("/dev/nvidiactl").exists() and torch.version.cuda is None:
             why = f"torch {torch.__version__} is a CPU build and cannot use this machine's GPU"
-        say(f"{why}, so this is a REHEARSAL: a small model goes through the same techniques.")
+        say(f"{why}, so this is a REHEARSAL: a small model trains with the same techniques.")
         for setting in job.setup.settings:
             if setting.key == "trainer_parts.fp32_products":
                 say(f"bf16: {setting.reason}.")
@@ -128,23 +130,23 @@ def closing(job: RecipeRun, content: dict[str, Any], name: str) -> None:
     result = content["result"]
     say("")
     if content["status"] == "interrupted":
-        say(f"Stopped after step {result['steps']}. Go on with: memkit recipe {name} --resume --output {job.output}")
+        say(f"Stopped after step {result['steps']}. Continue: memkit recipe {name} --resume --output {job.output}")
         return
     adapted = job.is_rehearsal and bool(job.setup.section("adapter"))
     say(f"Done: {result['steps']} steps in {result['wall_time_s']:.0f} s. {_losses(result, adapted=adapted)}")
     if metrics := result.get("metrics"):
         say(f"Evaluated: {', '.join(f'{name} {value:.3f}' for name, value in metrics.items())}.")
     say(f"Optimizer: {' > '.join(result['optimizer_classes'] or ['unknown'])}; engine: {result['engine']}.")
-    say(f"Layers recomputed in backward passes: {result['recomputed_layers']}.")
+    say(f"Checkpointed layers: {result['recomputed_layers']}.")
     if result["disk_swap_gb"]:
         say(f"On disk at the end: {result['disk_swap_gb']:.3f} GB of swapped states (removed).")
     if result["peak_allocated_gib"] is not None:
-        say(f"Peak on the card, measured: {result['peak_allocated_gib']:.2f} GiB allocated.")
+        say(f"Peak on the GPU, measured: {result['peak_allocated_gib']:.2f} GiB allocated.")
     say(f"Model: {job.output}/model   Records: {job.output}/memory-rank0.jsonl")
     if job.target is None:
         return
     say("")
-    say(f"This was a REHEARSAL of variant {job.variant} on a machine with no GPU. Memory on a card was not measured.")
+    say(f"This was a REHEARSAL of variant {job.variant} on a machine without a GPU. GPU memory was not measured.")
     target = job.target
     each = "each" if _processes(job) else "the"
     needs = f"{'at least ' if 'model.class' in target else ''}{format_size(target.ledger.total_bytes('device'))}"
@@ -152,12 +154,12 @@ def closing(job: RecipeRun, content: dict[str, Any], name: str) -> None:
         f"The target run trains {target['model.name']} with {target['arguments.per_device_train_batch_size']} × "
         f"{target['arguments.gradient_accumulation_steps']}{_processes(job)} sequences of "
         f"{target['data.sequence_length']} tokens a step, {target['arguments.max_steps']} steps, and needs by formula "
-        f"{needs} on {each} card."
+        f"{needs} on {each} GPU."
         if target.ledger.rows
         else f"The target run trains {target['model.name']}: see --dry-run --gpu-memory for its settings."
     )
     for problem in target.problems:
-        say(f"On this machine the target run would be refused: it {problem}.")
+        say(f"The target run would not start on this machine: it {problem}.")
     say(f"All its settings: memkit recipe {name} --variant {job.variant} --dry-run --gpu NAME")
     smaller = [f"{what} {large} → {small}" for what, large, small in made_smaller(target, job.setup)]
     say(f"Smaller than the target: {', '.join(smaller)}.")
@@ -195,7 +197,7 @@ def _losses(result: dict[str, Any], *, adapted: bool) -> str:
     relation = "below" if after < loss else "NOT below"
     said = f"Held-out loss: {start}{after:.3f} after ({relation} the {loss:.3f} of {of_what}){unit}."
     if after >= loss and adapted:
-        said += " Adapters beside random frozen weights cannot get there: in a rehearsal their loss only has to fall."
+        said += " Adapters on random frozen weights cannot reach it: in a rehearsal their loss must only fall."
     return said
 
 

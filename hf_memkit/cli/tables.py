@@ -64,8 +64,8 @@ def ledger_table(ledger: Ledger, width: int) -> Table:
     fewer than 120 columns (`width`) has no room for the sources."""
     sources = width >= _WIDE
     columns = ("place", "category", "term", "size", "held", *(["source"] if sources else []))
-    where = "" if sources else "; the source of each: --json"
-    table = plain_table(*columns, title=f"Bytes estimated by formula, a row a term{where}")
+    where = "" if sources else "; sources: --json"
+    table = plain_table(*columns, title=f"Bytes by formula, one row a term{where}")
     for place in PLACES:
         rows = [row for row in ledger.rows if row.place == place]
         for row in rows:

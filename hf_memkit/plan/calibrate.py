@@ -64,13 +64,13 @@ def calibrate(
     machine = this_machine() if machine is None else machine
     if machine.gpu is None:
         raise InputError(
-            "--calibrate: measures this machine's GPU, and there is none; with the records of a run on one: "
+            "--calibrate: this machine has no GPU to measure. Use the records of a run on one: "
             "memkit plan --calibrate RUN_DIR"
         )
     pricing = Pricing.of(machine)
     if pricing.rates is None:
-        raise InputError(f"--calibrate: memkit has no rates to compare {machine.gpu.name} with")
-    said(f"{machine.gpu.name} is measured, up to a minute; let nothing else use it")
+        raise InputError(f"--calibrate: memkit has no rates for {machine.gpu.name}")
+    said(f"measuring {machine.gpu.name}, up to a minute; nothing else may use the GPU meanwhile")
     likely = MOST if pricing.stands_for else _LIKELY
     factors = factors_of(measured_probes("cuda"), pricing.rates, pricing.capability, likely=likely)
     found = Calibration(
@@ -95,11 +95,11 @@ def measured_probes(device: str) -> list[dict[str, Any]]:
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise RunError(
-                f"--calibrate: took more than {_LIMIT_S:.0f} s: does another process use the GPU?"
+                f"--calibrate: took more than {_LIMIT_S:.0f} s; another process may be using the GPU: see nvidia-smi"
             ) from None
         if ran.returncode:
             last = next((line for line in reversed(ran.stderr.splitlines()) if line.strip()), "")
-            raise RunError(f"--calibrate: could not be measured (exit code {ran.returncode}): {last[:300]}")
+            raise RunError(f"--calibrate: measuring failed (exit code {ran.returncode}): {last[:300]}")
         found: list[dict[str, Any]] = json.loads(result.read_text())
         return found
 
@@ -126,8 +126,8 @@ def factors_of(
             ratios.setdefault(probe["kind"], []).append(probe["seconds"] / computed)
     factors = {kind: round(statistics.median(each), 4) for kind, each in ratios.items()}
     wrong = [
-        f"--calibrate: {kind} takes {factor:.3g} times as long as by the rates of this GPU: does another process use "
-        "it? Nothing is kept"
+        f"--calibrate: {kind} takes {factor:.3g} times as long as by the rates of this GPU: another process may be "
+        "using it (see nvidia-smi). Nothing is kept"
         for kind, factor in factors.items()
         if not 1 / likely <= factor <= likely
     ]
@@ -148,7 +148,9 @@ def calibrate_by_run(folder: str | Path, *, device_type: str = "cuda") -> tuple[
     hardware = record.get("hardware", {})
     prediction: dict[str, Any] = dict(record.get("prediction", {}))
     if hardware.get("device_type") != device_type:
-        raise InputError(f"--calibrate {folder}: ran on {hardware.get('device_type', 'an unknown device')}, no GPU")
+        raise InputError(
+            f"--calibrate {folder}: ran on {hardware.get('device_type', 'an unknown device')}, not on a GPU"
+        )
     factor = run_factor(run)
     # The prediction was made with these; by them and the factor the run's time is what would be predicted.
     before = {str(kind): float(each) for kind, each in (prediction.get("time_factors") or {}).items()}
@@ -174,8 +176,8 @@ def run_factor(run: Run, *, likely: float = _LIKELY) -> float:
     expected = rank.run.get("prediction", {}).get("step_time_ms")
     if not expected:
         raise InputError(
-            f"--calibrate {run.folder}: its records have no predicted step time; memkit plan --write plan.yaml, then "
-            "memkit run --plan plan.yaml, makes such"
+            f"--calibrate {run.folder}: its records have no predicted step time; run memkit plan --write plan.yaml, "
+            "then memkit run --plan plan.yaml"
         )
     middle = expected[len(expected) // 2] if isinstance(expected, list) else expected
     # The first waits for what is done once, and a step that is watched closely for that.
@@ -186,7 +188,7 @@ def run_factor(run: Run, *, likely: float = _LIKELY) -> float:
     ]
     if len(times) < _LEAST_STEPS:
         raise InputError(
-            f"--calibrate {run.folder}: has {len(times)} steps that tell the time; {_LEAST_STEPS} are needed"
+            f"--calibrate {run.folder}: only {len(times)} steps with a time; train at least {_LEAST_STEPS}"
         )
     factor = statistics.median(times) / middle
     if not 1 / likely <= factor <= likely:

@@ -148,7 +148,9 @@ def store(calibration: Calibration) -> Path:
                     made.unlink()
                 raise
     except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror or error}; set XDG_CACHE_HOME") from error
+        raise InputError(
+            f"{path}: cannot be written: {error.strerror or error}; set XDG_CACHE_HOME to a folder that can"
+        ) from error
     return path
 
 

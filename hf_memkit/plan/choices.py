@@ -191,14 +191,14 @@ def _precisions(facts: Mapping[str, Any], machine: Machine) -> Iterator[Alternat
         return
     if not gpu.bf16:
         fields = {"arguments.fp16": True, **({"arguments.bf16": False} if arguments.get("bf16") else {})}
-        said = "products in fp16 (autocast, gradients scaled) in place of " + (
+        said = "products in fp16 (autocast, gradients scaled) instead of " + (
             "bf16" if arguments.get("bf16") else "fp32"
         )
         yield Alternative("precision", "fp16", fields, "nearly the same", said)
     elif not arguments.get("bf16"):
         yield Alternative(
             "precision", "bf16", {"arguments.bf16": True}, "nearly the same",
-            "products in bf16 (autocast) in place of fp32",
+            "products in bf16 (autocast) instead of fp32",
         )  # fmt: skip
 
 
@@ -206,7 +206,7 @@ def _small_optimizers(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[A
     own = OPTIMIZERS.get(str(facts["arguments"].get("optim")))
     name = "8-bit AdamW"
     if facts["arguments"].get("deepspeed"):
-        left_out[name] = "the script's DeepSpeed JSON may have an optimizer of its own"
+        left_out[name] = "the script's DeepSpeed JSON may set its own optimizer"
         return
     if facts["own_optimizer"] or own is None or own.algorithm != "AdamW" or own.bits != 32:
         left_out[name] = "the script's optimizer is none that Trainer's optim names as AdamW in 32 bits"
@@ -220,7 +220,7 @@ def _small_optimizers(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[A
     )  # fmt: skip
     yield Alternative(
         "small optimizer", "paged 8-bit AdamW", {"arguments.optim": _PAGED}, "nearly the same",
-        f"{said}, in memory that CUDA moves to RAM where it is short", costs_time=True,
+        f"{said}, in memory that CUDA moves to RAM when the GPU is full", costs_time=True,
     )  # fmt: skip
 
 
@@ -267,7 +267,7 @@ def _engines(facts: Mapping[str, Any], gpus: int, left_out: LeftOut, nvme_path: 
         return
     configs = {name: presets.load(name) for name in _ENGINES[min(gpus, 2)]}
     if nvme_path is None:
-        left_out[ON_DISK] = "it needs a folder on a fast disk: --nvme-path FOLDER"
+        left_out[ON_DISK] = "needs a folder on a fast disk: --nvme-path FOLDER"
     else:
         configs[ON_DISK] = _on_disk(facts, gpus, nvme_path)
     for name, config in configs.items():
@@ -306,7 +306,7 @@ def _methods(
             own = "the script brings its own optimizer"
             left_out[name] = f"{missing[0]} is not installed here{how}" if missing else own
             continue
-        said = f"{name}: another optimizer than the script's, with a learning rate of its own"
+        said = f"{name}: another optimizer, which needs its own learning rate"
         settings: dict[str, Any] = {"arguments.optim": name}
         if optimizer.low_rank:
             settings["arguments.optim_target_modules"] = "all-linear"
@@ -343,7 +343,7 @@ def _adapters(facts: Mapping[str, Any], machine: Machine, name: str) -> Alternat
     told = {key: value for key, (value, _) in told_of_model(facts["model_class"]).items()}
     adapter = {"r": RANK, "lora_alpha": 2 * RANK, "target_modules": TARGETS, **told}
     settings = {f"adapter.{key}": value for key, value in adapter.items()}
-    said = f"only adapters are trained (rank {RANK}), with a learning rate of their own"
+    said = f"only adapters are trained (rank {RANK}), which need their own learning rate"
     kwargs = facts["arguments"].get("activation_checkpointing_kwargs") or {}
     if kwargs.get("use_reentrant"):
         # What enters the first layer needs no gradients now, and a reentrant checkpoint would give none behind it.

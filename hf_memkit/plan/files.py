@@ -33,7 +33,7 @@ def plan_text(plan: Plan, path: str) -> str:
     result = best.candidate.result if best is not None else ""
     use = f"Use it: {plan.launch_with(path)} ARGUMENTS"
     if plan.script is not None:
-        uses = [f"# {use}, the script's own as before."]
+        uses = [f"# {use}, with the script's arguments."]
     else:
         uses = [
             f"# {use}, with your own training script for SCRIPT.",
@@ -46,7 +46,7 @@ def plan_text(plan: Plan, path: str) -> str:
         *([f"# What it does to the result: {result}."] if result else []),
         "#",
         *uses,
-        "# These settings take the place of the script's. `about` says what they rest on, and sets nothing.",
+        "# These settings override the script's. `about` sets nothing; it has what they rest on.",
     ]
     return "\n".join(head) + "\n" + yaml.safe_dump(plan.file(), sort_keys=False, allow_unicode=True, width=110)
 
@@ -58,13 +58,13 @@ def check_plan_file(path: str) -> None:
     """
     target = user_path(path)
     if target.is_dir():
-        raise InputError(f"--write {path}: is a folder; give a file in it, such as {target / 'plan.yaml'}")
+        raise InputError(f"--write {path}: a folder; give a file in it, such as {target / 'plan.yaml'}")
     if target.is_symlink() and not target.exists():
-        raise InputError(f"--write {path}: a link to what does not exist; remove it, or give another file")
+        raise InputError(f"--write {path}: a broken link; remove it, or give another file")
     if target.exists() and not _is_plan(target):
-        raise InputError(f"--write {path}: exists, and is no plan of memkit's; give another file")
+        raise InputError(f"--write {path}: exists and is not a memkit plan; give another file")
     if not target.exists() and not target.absolute().parent.is_dir():
-        raise InputError(f"--write {path}: there is no folder {target.absolute().parent}; make it first")
+        raise InputError(f"--write {path}: no folder {target.absolute().parent}; create it first")
 
 
 def write_plan(plan: Plan, path: str) -> Path:

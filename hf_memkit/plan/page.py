@@ -136,11 +136,11 @@ def _plan(
     elif said := wording.time_not_known(plan):
         yield _section("Memory and speed", el("p", f"{said}."))
     for group, rows in wording.groups(plan, price).items():
-        yield _section(wording.TITLES[group], _table(plan, "Fits, the fastest first", rows, price))
+        yield _section(wording.TITLES[group], _table(plan, "Fits, fastest first", rows, price))
     if changes := wording.with_code(plan, price):
         yield _section("With other code", _table(plan, "Never proposed", changes, price))
     if lost := wording.too_large(plan, price):
-        yield _section("Does not fit", _table(plan, "The fastest first", lost, price))
+        yield _section("Does not fit", _table(plan, "Fastest first", lost, price))
     yield _section("What it rests on", el("ul", *(el("li", line) for line in wording.notes(plan, every=True))))
 
 
@@ -175,7 +175,7 @@ def _other_code(found: Pasted, plan: Plan, result: str) -> Iterator[Html]:
 def _paste(found: Pasted, plan: Plan, *, with_code: bool = False) -> Iterator[Html]:
     by_parser = wording.parses(plan)
     if first := found.typed_first if by_parser else found.before:
-        yield el("p", "Type first:")
+        yield el("p", "First type:")
         yield _lines(first)
     yield el("p", wording.where(plan, with_code=with_code))
     if by_parser:
@@ -183,11 +183,11 @@ def _paste(found: Pasted, plan: Plan, *, with_code: bool = False) -> Iterator[Ht
     else:
         yield _lines(found.python.splitlines())
     if by_parser and found.no_flag:
-        yield el("p", "And where the script makes its arguments, as no flag says None (or memkit run --plan):")
+        yield el("p", "Where the script makes its TrainingArguments (no flag can set None; or use memkit run --plan):")
         yield _lines(found.no_flag)
     if found.model:
-        instead = "" if with_code else " (or memkit run --plan)"
-        yield el("p", f"And where the script loads its model, for which no flag is known{instead}:")
+        instead = "" if with_code else "; or use memkit run --plan"
+        yield el("p", f"Where the script loads its model (no flag sets this{instead}):")
         yield _lines(found.model.splitlines())
     others = (("As YAML", found.yaml), *([("In Python", found.python)] if by_parser else []))
     for name, content in others:

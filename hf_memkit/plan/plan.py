@@ -181,15 +181,15 @@ class Plan:
         """What would be needed where nothing fits, or why nothing is proposed that does."""
         if self.failed:
             name, why = next((each.name, why) for each, why in self.failed.items())
-            return f"what fits failed when it ran here; {name}: {why}"
+            return f"the setups that fit failed when run here; {name}: {why}"
         least = self.smallest()
         if least is None:
             return "no setup could be traced"
         gpu = self.machine.gpu
         if gpu is not None and least.needs_bytes <= FULL_SHARE * gpu.capacity_bytes:
-            return f"the leanest, {least.candidate.name}: {least.why}"
-        of = f"; 92 % of {gpu.name} are {format_gib(int(FULL_SHARE * gpu.capacity_bytes))}" if gpu else ""
-        return f"the leanest, {least.candidate.name}, needs up to {format_gib(least.needs_bytes)}{of}"
+            return f"the smallest, {least.candidate.name}: {least.why}"
+        of = f"; 92 % of {gpu.name} is {format_gib(int(FULL_SHARE * gpu.capacity_bytes))}" if gpu else ""
+        return f"the smallest, {least.candidate.name}, needs up to {format_gib(least.needs_bytes)}{of}"
 
 
 def _nearest(ranked: Sequence[Judged]) -> Judged | None:

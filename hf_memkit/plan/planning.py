@@ -164,7 +164,7 @@ def plan_gpus(
         InputError, ScriptFailed: as `plan_script`.
     """
     if any(machine.gpu is None for machine in machines):
-        raise InputError("no GPU here and none named: --gpu NAME or --gpu 16GB")
+        raise InputError("this machine has no GPU; name one: --gpu NAME or --gpu 16GB")
     if sequences is not None and (sequences < 1 or sequences % gpus):
         of_them = f" of {gpus}, the number of GPUs" if gpus > 1 else ""
         raise InputError(f"--sequences-per-step {sequences}: must be a multiple{of_them} from {gpus} on")
@@ -274,10 +274,10 @@ def _asked_for(sequences: int | None, facts: Mapping[str, Any]) -> int:
         return 0
     option, rows = f"--sequences-per-step {sequences}", facts.get("rows")
     if rows is not None and sequences > rows:
-        raise InputError(f"{option}: the script trains on {rows:,} rows; give at most as many")
+        raise InputError(f"{option}: the script trains on {rows:,} rows; give {rows} or fewer")
     group, why = of_batch(facts)
     if group == "another method":
-        raise InputError(f"{option}: {why}; change the batch in the script itself, and plan that")
+        raise InputError(f"{option}: {why}; change the batch in the script, then plan again")
     return sequences
 
 
@@ -303,7 +303,7 @@ def _planned(
             left_out.setdefault(_what_differs(each, as_it_is), each.why)
     folder = judge.pricing.given.nvme_path
     if folder is not None and not search.stopped and not any(_is_on_disk(each) for each in search.judged):
-        left_out.setdefault(ON_DISK, "what keeps more on the GPU fits, and is faster")
+        left_out.setdefault(ON_DISK, "a setup that keeps more on the GPU fits and is faster")
     return Plan(
         name=name_of(judge.script),
         machine=judge.machine,
@@ -358,7 +358,7 @@ def _is_on_disk(candidate: SetupCandidate) -> bool:
 def _about_folder(folder: str | None, judged: Mapping[SetupCandidate, Judged]) -> Iterator[str]:
     """Whether its disk was looked at, if it was asked for."""
     if folder is not None and not user_path(folder).is_dir() and any(map(_is_on_disk, judged)):
-        yield f"--nvme-path {folder}: no such folder here: whether its disk has room was not looked at"
+        yield f"--nvme-path {folder}: no such folder here, so the free space of its disk is not checked"
 
 
 @dataclass(slots=True)
@@ -412,9 +412,9 @@ class _Judge:
         facts = found.facts
         steps, why = facts.get("steps"), ""
         if steps != self.steps:
-            why = f"{steps} optimizer steps in place of {self.steps}: the last batch of an epoch is another"
+            why = f"{steps} optimizer steps instead of {self.steps}: the last batch of an epoch differs"
         elif facts.get("rows_digest") != self.rows_digest:
-            why = "the rows of the training data are others with it"
+            why = "it changes the rows of the training data"
         attention = candidate.overrides.model.get("attn_implementation")
         if attention not in (None, facts.get("attention")):
             why = f"the script makes its model so that no option sets its attention, which stays {facts['attention']}"

@@ -92,7 +92,7 @@ class Pricing:
         name = _like(gpu)
         if name is None or (rates := rates_of(name)) is None:
             return cls(None, gpu.capability or 8.0, "", host, given=given)
-        said = f"times are those of {name}: nothing is known of how fast {gpu.name} is; name the GPU (--gpu NAME)"
+        said = f"times are those of {name}: the speed of {gpu.name} is unknown; name the GPU (--gpu NAME)"
         rates = given.over_pcie(rates)
         return cls(rates, CARDS[name].capability, said, host, calibration, warnings, given)
 

@@ -158,7 +158,7 @@ class _ShortTraining:
                     raise
                 said = (str(error).splitlines() or [""])[0][:200]
                 self._found["notes"].append(
-                    f"evaluation: two batches in the place of all did not do ({type(error).__name__}: {said})"
+                    f"evaluation: it failed with two batches instead of all ({type(error).__name__}: {said})"
                 )
                 self._found["evaluated"] = None
                 return {}

@@ -123,7 +123,7 @@ class ScriptTraces:
         while not late.exists():
             if script.done():
                 checked(self._script, *script.result())
-                raise InputError(f"{self._script}: ended before it made a Trainer")
+                raise InputError(f"{self._script}: ended before it made a Trainer; nothing to plan")
             time.sleep(_POLL_S)
         for name in (EARLY, LATE):
             if (self._folder / name).exists():

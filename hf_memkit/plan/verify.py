@@ -64,22 +64,20 @@ def refuse_unverifiable(machine: Machine | None, gpus: int = 1) -> None:
     here = this_machine().gpu
     if here is None:
         raise InputError(
-            "--verify: runs the setup on this machine's GPU, and there is none; leave it out, or plan on the machine "
-            "that trains"
+            "--verify: this machine has no GPU to run the setup on; omit it, or plan on the machine that trains"
         )
     asked = machine.gpu if machine is not None and machine.gpu is not None else here
     if not same_gpu(asked, here):
         raise InputError(
-            f"--verify: runs the setup on this machine's GPU, {here.name}, and {asked.name} is planned for; leave out "
-            "one of --gpu and --verify"
+            f"--verify: runs on this machine's {here.name}, and the plan is for {asked.name}; omit --gpu or --verify"
         )
     if abs(asked.capacity_bytes / here.capacity_bytes - 1) > 0.05:
         raise InputError(
-            f"--verify: this machine's {here.name} has {format_gib(here.capacity_bytes)}, and "
-            f"{format_gib(asked.capacity_bytes)} are planned for; leave out --gpu-memory"
+            f"--verify: this machine's {here.name} has {format_gib(here.capacity_bytes)}, and the "
+            f"plan is for {format_gib(asked.capacity_bytes)}; omit --gpu-memory"
         )
     if gpus > (there := _gpus_here()):
-        raise InputError(f"--verify: --gpus {gpus}, and this machine has {there}; leave out --verify")
+        raise InputError(f"--verify: --gpus {gpus}, and this machine has {there}; omit --verify")
 
 
 def same_gpu(one: Gpu, other: Gpu) -> bool:
@@ -136,7 +134,7 @@ def verify(
     found: list[Verified] = []
     given = dict(os.environ if environment is None else environment)
     while len(found) < most and (judged := plan.proposed) is not None:
-        said(f"{judged.candidate.name} runs here, in a process of its own")
+        said(f"{judged.candidate.name} runs here, in a separate process")
         verified = _ran(judged, plan, script, given, device)
         found.append(verified)
         done(verified)

@@ -30,7 +30,7 @@ NONE: Final = "—"
 TITLES: Final[Mapping[Group, str]] = {
     "same result": "Same result",
     "nearly the same": "Nearly the same result",
-    "another method": "Another method, asked for by --also",
+    "another method": "Another method, requested by --also",
 }
 
 _BESIDE: Final = "transfers and work on the CPU"
@@ -79,24 +79,24 @@ def subject(plan: Plan) -> str:
     memory = ""
     if gpu is not None:
         usable = format_gib(FULL_SHARE * gpu.capacity_bytes)
-        memory = f", {format_gib(gpu.capacity_bytes)}, of which a setup may take {usable} ({_percent(FULL_SHARE)})"
-    found = f"{plan.setups} setup{'s' * (plan.setups != 1)} judged, {len(plan.traced)} of them traced"
+        memory = f", {format_gib(gpu.capacity_bytes)}, of which a setup may use {usable} ({_percent(FULL_SHARE)})"
+    found = f"{plan.setups} setup{'s' * (plan.setups != 1)} compared, {len(plan.traced)} of them traced"
     if plan.stopped:
-        found += f"; the search was stopped before its end{longer([plan])}"
+        found += f"; search not finished{longer([plan])}"
     batch = f"{plan.sequences} sequence{'s' * (plan.sequences != 1)} an optimizer step"
     return f"{plan.name}; {gpu_of(plan)}{memory}; {batch}; {found}"
 
 
 def longer(plans: Sequence[Plan]) -> str:
     """What gives a search more time, unless the user has ended it."""
-    return "" if any(plan.stopped_by_hand for plan in plans) else " (--limit SECONDS gives it longer)"
+    return "" if any(plan.stopped_by_hand for plan in plans) else " (--limit SECONDS gives it more time)"
 
 
 def answer(plan: Plan) -> tuple[str, str]:
     """The first line: (verdict, the rest)."""
     best = plan.proposed
     if best is None:
-        as_it_is = " AS THE SCRIPT'S CODE IS" if plan.with_code and not plan.failed else ""
+        as_it_is = " WITHOUT A CHANGE OF CODE" if plan.with_code and not plan.failed else ""
         return f"NOTHING {'RAN ON' if plan.failed else 'FITS'} {gpu_of(plan)}{as_it_is}", plan.lacking()
     verdict = "FASTEST" if best.is_priced else "LEANEST"
     verdict = f"{verdict}{' SO FAR' * plan.stopped} THAT FITS {gpu_of(plan)}"
@@ -113,7 +113,7 @@ def beside(plan: Plan) -> Iterator[str]:
         return
     if best is None and plan.with_code:
         for each in plan.with_code:
-            yield f"With other code it fits: {_needs(plan, each)}."
+            yield f"It fits with other code: {_needs(plan, each)}."
         return
     if best is None:
         yield from _to_give(plan)
@@ -129,15 +129,15 @@ def beside(plan: Plan) -> Iterator[str]:
     if best.swaps:
         yield f"It {_off_the_gpu(best)}."
     if best.candidate == own.candidate:
-        yield "That is how it stands already: nothing to change."
+        yield "Your script already has this setup: nothing to change."
     elif not own.fits:
-        yield f"As it stands, {own.candidate.name}, it does not fit: {_why_not(own)}."
+        yield f"Your script as it is, {own.candidate.name}, does not fit: {_why_not(own)}."
     elif plan.other_batch:
         known = [f"{speed} {rate_unit(plan)}"] if (speed := rate(plan, own)) != NONE else []
-        known += [f"{run} in all"] if (run := run_of(own)) != NONE else []
-        yield f"As it stands, {own.candidate.name}, it fits{': ' * bool(known)}{', '.join(known)}."
+        known += [f"{run} in total"] if (run := run_of(own)) != NONE else []
+        yield f"Your script as it is, {own.candidate.name}, fits{': ' * bool(known)}{', '.join(known)}."
     elif own.is_priced and best.is_priced and own.seconds and best.seconds:
-        yield f"As it stands, {own.candidate.name}, it fits and is {_faster(own.seconds, best.seconds)}."
+        yield f"Your script as it is, {own.candidate.name}, fits and is {_faster(own.seconds, best.seconds)}."
     other = plan.faster()
     if other is not None and other.seconds and best.seconds:
         much = _faster(other.seconds, best.seconds)
@@ -170,16 +170,16 @@ def where(plan: Plan, *, with_code: bool = False) -> str:
     """Where the arguments of a setup go. `with_code`: beside other code, for which no plan file is."""
     if not parses(plan):
         instead = "" if with_code else ", or use --write and memkit run --plan"
-        return f"Write where the script makes its arguments{instead}:"
-    whose = "Give your training script" if plan.script is None else "Add to the script's arguments"
-    return f"{whose} (HfArgumentParser; of two the last one counts):"
+        return f"Write where the script makes its TrainingArguments{instead}:"
+    whose = "Give your training script" if plan.script is None else "Add to your script's arguments"
+    return f"{whose} (they override earlier ones):"
 
 
 def start(plan: Plan) -> tuple[str, str] | None:
     """How a script is started that trains on several GPUs, (in words, the command); None: as ever."""
     if plan.gpus == 1 or plan.proposed is None:
         return None
-    return f"Start it on {plan.gpus} GPUs, with DeepSpeed or without:", f"{plan.launch} ARGUMENTS"
+    return f"Start it on {plan.gpus} GPUs (with or without DeepSpeed):", f"{plan.launch} ARGUMENTS"
 
 
 def other_batch(plan: Plan) -> str:
@@ -187,8 +187,8 @@ def other_batch(plan: Plan) -> str:
     if not plan.other_batch:
         return ""
     return (
-        f"{plan.sequences} sequences an optimizer step in place of the script's {plan.own_sequences} "
-        "(--sequences-per-step): the learning rate and schedule are yours to adapt."
+        f"{plan.sequences} sequences an optimizer step instead of the script's {plan.own_sequences} "
+        "(--sequences-per-step): adapt the learning rate and schedule yourself."
     )
 
 
@@ -198,10 +198,10 @@ def _to_give(plan: Plan) -> Iterator[str]:
     one_by_one = least is not None and least.candidate.micro_batch_size == 1
     larger = _smallest_gpu(least.needs_bytes) if least is not None else ""
     named = (
-        f": the smallest with so much memory is the {larger}" if larger else ": none with a name has so much memory"
+        f": {larger} is the smallest with enough memory" if larger else ": no GPU that memkit knows has enough memory"
     )
     yield (
-        f"Give it shorter rows{'' if one_by_one else ' or fewer sequences an optimizer step'}, or a larger "
+        f"Use shorter rows{'' if one_by_one else ' or fewer sequences an optimizer step'}, or a larger "
         f"GPU{named if least is not None else ''}."
     )
     if why := plan.left_out.get("DeepSpeed"):
@@ -256,7 +256,7 @@ def best_gpu(ranked: Sequence[Plan], prices: Mapping[str, float]) -> tuple[str, 
     spent = run_cost(best, price_of(first, prices), first.gpus)
     said = [best.candidate.name]
     if (run := run_of(best)) != NONE:
-        said.append(f"{run} in all")
+        said.append(f"{run} in total")
     if (speed := rate(first, best)) != NONE:
         said.append(f"{speed} {rate_unit(first)}")
     if spent is not None:
@@ -277,12 +277,12 @@ def notes(plan: Plan, *, every: bool = False) -> Iterator[str]:
     """What was not tried, and what the figures rest on, a sentence each. `every`: what no plan has too, and why."""
     best = plan.proposed
     if count := len(plan.excluded):
-        yield f"{count} more setup{'s' * (count != 1)} cannot fit: of each a leaner one does not."
+        yield f"{count} more setup{'s' * (count != 1)} cannot fit: a smaller setup of each does not."
     for name, why in plan.left_out.items():
         if every or name not in IN_NO_PLAN:
             yield f"Not tried: {name}: {why}."
     if (never := [name for name in plan.left_out if name in IN_NO_PLAN]) and not every:
-        yield f"In no plan: {', '.join(never)} (--json and --html say why)."
+        yield f"Never planned: {', '.join(never)} (--json and --html give the reasons)."
     if best is not None and best.is_priced and best.step_time is not None:
         for line in best.step_time.rests_on:
             yield f"{line[0].upper()}{line[1:]}." if line.startswith("times ") else f"Time: {line}."
@@ -304,8 +304,8 @@ def time_not_known(plan: Plan) -> str:
         return ""
     unknown = list(dict.fromkeys(name for each in plan.traced if each.step_time for name in each.step_time.unknown))
     if unknown:
-        return f"time not known: {', '.join(unknown[:4])} have no formula; ranked by memory"
-    return "time not known: no rates of such a GPU; name one (--gpu NAME); ranked by memory"
+        return f"no time: memkit has no formula for {', '.join(unknown[:4])}; ranked by memory"
+    return "no time: a GPU given by size has no known speed; name one (--gpu NAME); ranked by memory"
 
 
 def _row(plan: Plan, judged: Judged, price: float | None) -> PlanRow:
@@ -333,7 +333,7 @@ def why(plan: Plan, judged: Judged) -> str:
     if judged.candidate in plan.failed:
         return plan.failed[judged.candidate]
     if judged.step_time is not None and judged.step_time.unknown:
-        return f"time not known of {', '.join(judged.step_time.unknown[:3])}"
+        return f"no time known for {', '.join(judged.step_time.unknown[:3])}"
     if best is not None and judged is not best and judged.seconds and best.seconds:
         return _slower(judged, best)
     return ""

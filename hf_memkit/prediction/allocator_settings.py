@@ -128,8 +128,8 @@ def _notes(settings: AllocatorSettings, chosen: dict[str, str]) -> list[str]:
         notes.append("garbage_collection_threshold has no effect: expandable segments are never collected")
     elif settings.garbage_collection_threshold and settings.memory_fraction == 1:
         notes.append(
-            "garbage_collection_threshold has no effect: torch collects only where the process is limited to a share "
-            "of the card (per_process_memory_fraction below 1)"
+            "garbage_collection_threshold has no effect: torch collects only where the process may use a share "
+            "of the GPU (per_process_memory_fraction below 1)"
         )
     if settings.max_split_bytes is not None and settings.expandable_segments:
         notes.append(

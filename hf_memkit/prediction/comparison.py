@@ -25,7 +25,7 @@ class Comparison:
     difference first.
 
     Attributes:
-        total_bytes: highest that the process takes of the card.
+        total_bytes: highest that the process takes of the GPU.
         phases: peak allocated.
         categories: of the peak.
         modules: of the peak, by module and category; layers of one kind are one (`model.layers.*.mlp`). An empty name:

@@ -119,7 +119,7 @@ def look_at_config(
     causal = causal and (not classes or any(each.endswith(_CAUSAL) for each in classes))
     if not (causal or own_code or classes):
         raise InputError(
-            f"model {name!r} ({config.model_type}) is no causal language model, and its config names no class; "
+            f"model {name!r} ({config.model_type}) is not a causal language model, and its config names no class; "
             f'write it into config.json: "architectures": ["…"]'
         )
     facts = None
@@ -144,7 +144,7 @@ def _refuse_custom_code_or_login(name: str, error: str) -> None:
     """
     if "trust_remote_code" in error:
         raise InputError(
-            f"model {name!r} runs code of its own, which came with it; read that code, then allow it with "
+            f"model {name!r} comes with its own code, which memkit does not run; read it, then allow it with "
             f"--trust-remote-code"
         ) from None
     if "gated repo" in error.lower():
@@ -168,11 +168,10 @@ def refuse_precision(arguments: Mapping[str, Any], gpu: Gpu | None) -> None:
     if arguments.get("bf16") is not True:
         return
     if arguments.get("fp16") is True:
-        raise SettingError("bf16 and fp16: TrainingArguments takes at most one of them; leave one out")
+        raise SettingError("bf16 and fp16: TrainingArguments takes at most one of them; omit one")
     if gpu is not None and not gpu.bf16:
         raise InputError(
-            f"bf16: {gpu.name} has no bf16, which begins with compute capability 8.0 (Ampere); set fp16 in its place, "
-            f"or name another GPU"
+            f"bf16: {gpu.name} has no bf16 (compute capability 8.0 and later). Set fp16, or name another GPU"
         )
 
 
@@ -211,4 +210,4 @@ def _deepspeed(given: Any) -> Any:
     except OSError as error:
         raise InputError(f"deepspeed={given!r}: cannot be read ({error.strerror}); give a DeepSpeed JSON") from None
     except ValueError as error:
-        raise InputError(f"deepspeed={given!r}: is no JSON ({error})") from None
+        raise InputError(f"deepspeed={given!r}: not JSON ({error}); fix the file") from None

@@ -68,7 +68,7 @@ def find_environment(python: str | Path) -> Environment:
     if path.is_dir() and (path / "bin" / "python").exists():
         path = path / "bin" / "python"
     if not path.is_file() or not os.access(path, os.X_OK):
-        raise InputError(f"--python {python}: there is no such program; name a Python: /other/venv/bin/python")
+        raise InputError(f"--python {python}: no such program; give a Python, such as /other/venv/bin/python")
     path = path.absolute()  # not resolved: a venv's Python is a link, and knows by its place which venv
     try:
         ran = subprocess.run(
@@ -76,9 +76,11 @@ def find_environment(python: str | Path) -> Environment:
         )
         version, libraries = json.loads(ran.stdout.splitlines()[-1])
     except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
-        raise InputError(f"--python {python}: is no Python that runs here") from None
+        raise InputError(
+            f"--python {python}: not a Python that runs here; give one, such as /other/venv/bin/python"
+        ) from None
     if not _PYTHON.contains(version):
-        raise InputError(f"--python {python}: is Python {version}; traces need {_PYTHON}")
+        raise InputError(f"--python {python}: Python {version}; traces need {_PYTHON}")
     wrong = [
         f"has {name} {libraries[name]}, and traces need {asked}" if name in libraries else f"has no {name}"
         for name, asked in _SUPPORTED.items()

@@ -77,7 +77,7 @@ def predict_script(
         script: path of the script; `UserScript("trl.scripts.sft", is_module=True)` is a module, as after `python -m`.
         arguments: what it gets on its command line.
         gpu: the GPU: a name such as `"T4"`, or a size such as `"16GB"`; None: this machine's.
-        gpu_memory, ram: sizes in the place of the GPU's and of this machine's.
+        gpu_memory, ram: sizes instead of the GPU's and of this machine's.
         gpus, nodes: GPUs on each machine, and machines.
         python: the interpreter of another environment, with whose libraries the script runs; None: this one.
             `hf_memkit.prediction.comparison.compare` says what differs.
@@ -87,13 +87,13 @@ def predict_script(
 
     Raises:
         InputError: there is no such script, it never calls `Trainer.train()`, or it cannot be modelled.
-        ScriptFailed: it raised an exception of its own, which `text` has.
+        ScriptFailed: it raised an exception, whose traceback `text` has.
     """
     if isinstance(arguments, str):
         raise InputError(f"arguments={arguments!r}: must be a list, such as {arguments.split()}")
     if isinstance(script, UserScript):
         if arguments:
-            raise InputError("arguments: the UserScript that is given has its own; leave arguments out")
+            raise InputError("arguments: the UserScript has its own; omit arguments")
     else:
         script = UserScript.found(str(script), arguments)
     machine = described_machine(gpu, gpu_memory, ram, None)
@@ -154,10 +154,10 @@ class BatchNeeds:
     grouping: bool = False
 
     def said(self, worst: Prediction) -> str:
-        """`"A usual batch, 8 × 212 tokens, needs 9.10 GiB, and the worst, 8 × 4096 tokens, 13.30 GiB"`."""
+        """`"A typical batch, 8 × 212 tokens, needs 9.10 GiB; the worst, 8 × 4096 tokens, needs 13.30 GiB"`."""
         usual, most = (format_gib(each.total_bytes[1]) for each in (self.usual_needs, worst))
         return (
-            f"A usual batch, {self.usual}, needs {usual}, and the worst, {self.worst}, {most}; 95 of 100 are no "
+            f"A typical batch, {self.usual}, needs {usual}; the worst, {self.worst}, needs {most}; 95 of 100 are no "
             f"larger than {self.high}"
         )
 
@@ -215,9 +215,9 @@ def predicted_training(
     trace, about = Trace.from_json(ran.content["trace"]), ran.content["about"]
     notes = [*ran.notes, *about["notes"]]
     if machine.gpu is None:
-        notes.append("no GPU here and none named (gpu, gpu_memory): there is no verdict")
+        notes.append("this machine has no GPU and none is named (--gpu): no verdict")
     if gpus * nodes > 1:
-        notes.append(f"it ran as the first of {gpus * nodes} ranks, and the others were not started")
+        notes.append(f"the script ran as the first of {gpus * nodes} ranks; the others were not started")
     setup = _setup(about, machine, gpus, nodes, {**environment, **about.get("environment", {})})
     ledger = _engine_ledger(about["deepspeed"], setup.sized_job) if about.get("deepspeed") else None
     trained = about["trainer"]

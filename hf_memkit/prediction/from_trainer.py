@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["predict_trainer"]
 
-_NO_GPU: Final = "no GPU here and none named (gpu, gpu_memory): there is no verdict"
+_NO_GPU: Final = "this machine has no GPU and none is named (gpu=): no verdict"
 
 
 def predict_trainer(
@@ -88,11 +88,11 @@ def predict_trainer(
         data_collator, processing_class: as Trainer takes them; the collator is called in the other process.
         optimizer_cls_and_kwargs: as Trainer takes it.
         trainer_class: a subclass of Trainer with methods of your own, or its name, `"my_package.training:MyTrainer"`.
-        example: one row in the place of `train_dataset`: name → a tensor, (nested) list or number, or
+        example: one row instead of `train_dataset`: name → a tensor, (nested) list or number, or
             `(shape, dtype)`, without the dimension of the batch.
         sequence_length: tokens of a row, for transformers' models of text, where neither of the two is given.
         gpu: the GPU: a name such as `"T4"`, or a size such as `"16GB"`; None: this machine's.
-        gpu_memory, ram: sizes in the place of the GPU's and of this machine's.
+        gpu_memory, ram: sizes instead of the GPU's and of this machine's.
         gpus, nodes: GPUs on each machine, and machines.
         trust_remote_code: whether code that comes with a model of the hub may be run, in the other process.
 
@@ -113,7 +113,7 @@ def predict_trainer(
         beside = {"args": args, **own, "sequence_length": sequence_length}
         given = [name for name, each in beside.items() if each is not None]
         if given:
-            raise InputError(f"{', '.join(given)}: the Trainer that is given has its own; leave {given[0]} out")
+            raise InputError(f"{', '.join(given)}: the Trainer has its own; omit {given[0]}")
         trainer: Any = model
         refuse_precision({"bf16": trainer.args.bf16}, machine.gpu)
         return _predicted(model, machine, gpus, nodes, [], ram_is_given=ram is not None)
@@ -190,7 +190,7 @@ def _of_config(
     length = sequence_length
     if length is None:
         length = min(DEFAULT_LENGTH, looked_at.maximum_length or DEFAULT_LENGTH)
-        notes.append(f"sequences of {length} tokens: assumed; sequence_length says another")
+        notes.append(f"sequences of {length} tokens: assumed; set another with sequence_length")
     refuse_too_long(looked_at.name, length, looked_at.maximum_length)
     if machine.gpu is None:
         notes.append(_NO_GPU)
@@ -215,7 +215,7 @@ def _maker(model: Any, looked_at: LookedAt | None, trust_remote_code: bool) -> A
     if isinstance(model, nn.Module) or callable(model):
         return model
     raise InputError(
-        f"model: must be a hub ID, a folder, a config, an nn.Module, a function that makes one, or a Trainer, and is "
+        f"model: must be a hub ID, a folder, a config, an nn.Module, a function that makes one, or a Trainer; it is "
         f"a {type(model).__name__}"
     )
 
@@ -259,7 +259,7 @@ def _class(trainer_class: Any) -> Any:
 
     found = _named(trainer_class, "trainer_class") if isinstance(trainer_class, str) else trainer_class
     if found is not None and not (isinstance(found, type) and issubclass(found, Trainer)):
-        raise InputError(f"trainer_class: {trainer_class} is no subclass of transformers.Trainer")
+        raise InputError(f"trainer_class: {trainer_class} is not a subclass of transformers.Trainer")
     return found
 
 
@@ -293,14 +293,14 @@ def _rows(
     """
     data, example = own["train_dataset"], own["example"]
     if example is not None and data is not None:
-        raise InputError("example and train_dataset: these are two ways to say one thing; give one")
+        raise InputError("example and train_dataset: mutually exclusive; omit one")
     if sequence_length is not None and (example is not None or data is not None):
-        raise InputError("sequence_length: the rows of example or train_dataset have their own; leave it out")
+        raise InputError("sequence_length: the rows of example or train_dataset have their own; omit it")
     if example is not None:
         return [{name: _value(name, each) for name, each in example.items()}] * _ROWS, None
     if data is not None:
         if hasattr(data, "__len__") and not len(data):
-            raise InputError("train_dataset: has no row")
+            raise InputError("train_dataset: no rows")
         return data, None
     if looked_at is None and not (hasattr(model, "main_input_name") and hasattr(model, "config")):
         raise InputError(
@@ -309,7 +309,7 @@ def _rows(
         )
     if sequence_length is None:
         sequence_length = DEFAULT_LENGTH
-        notes.append(f"sequences of {sequence_length} tokens: assumed; sequence_length says another")
+        notes.append(f"sequences of {sequence_length} tokens: assumed; set another with sequence_length")
     return None, sequence_length
 
 
@@ -327,11 +327,11 @@ def _value(name: str, given: Any) -> Any:
         if isinstance(kind, torch.dtype):
             sizes = [size for size in shape if not isinstance(size, int) or isinstance(size, bool) or size < 1]
             if sizes:
-                raise InputError(f"example[{name!r}]: {tuple(shape)} is no shape; write whole numbers above 0")
+                raise InputError(f"example[{name!r}]: {tuple(shape)} not a shape; write whole numbers above 0")
             # A mask of ones masks nothing; 0 is a label, and a token, of every model.
             return (torch.ones if "mask" in name else torch.zeros)(tuple(shape), dtype=kind)
         if isinstance(dtype, str):
-            raise InputError(f"example[{name!r}]: torch has no dtype {dtype!r}; write float32 or int64, say")
+            raise InputError(f"example[{name!r}]: torch has no dtype {dtype!r}; write one, such as float32")
     if isinstance(given, str) or given is None:
         raise InputError(
             f"example[{name!r}]={given!r}: must be a tensor, numbers, or (shape, dtype) such as ((128,), 'int64')"

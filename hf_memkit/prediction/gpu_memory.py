@@ -42,8 +42,8 @@ OUTLIER_COLUMNS: Final = 7
 2022, LLM.int8(), arXiv 2208.07339, "Mixed-precision Decomposition")."""
 
 OUTLIERS_ASSUMED: Final = (
-    f"8 bits: {OUTLIER_COLUMNS} columns of each input are taken for outliers and multiplied in 16 bits; how many "
-    "there are depends on values"
+    f"8 bits: {OUTLIER_COLUMNS} columns of each input are assumed to be outliers, multiplied in 16 bits; their "
+    "number depends on values"
 )
 
 

@@ -140,7 +140,7 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, type | types.FunctionType):
             if hasattr(obj, "_torchdynamo_orig_callable"):
                 name = getattr(obj, "__qualname__", type(obj).__name__)
-                raise InputError(f"torch.compile({name}): what a compiled model keeps cannot be traced; leave it out")
+                raise InputError(f"torch.compile({name}): what a compiled model keeps cannot be traced; omit it")
             return super().reducer_override(obj)
         if isinstance(obj, torch.Tensor):
             return self._of_tensor(obj)

@@ -1,7 +1,7 @@
 """`predict`: a setup → its prediction. The best way that works here is taken, and which one it was is said.
 
 ```
-trace on a fake card ── fails ──> trace on fake CPU tensors ── fails ──> formulas of the ledger
+trace on fake CUDA tensors ── fails ──> trace on fake CPU tensors ── fails ──> formulas of the ledger
         │                                  │
         └──────── allocator replay ────────┘
 ```
@@ -71,8 +71,8 @@ def predict(
     failures: list[TraceFailed] = []
     if trace and is_split(setup) and ledger is None:
         raise InputError(
-            "what DeepSpeed splits is computed from the shapes of a causal language model of transformers, and this "
-            "is none; predict it without deepspeed"
+            "with deepspeed, only causal language models of transformers can be predicted, whose shapes give what it "
+            "splits; predict without deepspeed"
         )
     if trace:
         for device in _devices(notes):
@@ -96,7 +96,7 @@ def predict(
     if ledger is None or (model is not None and model.model_class is not None):  # no formula has its activations
         raise InputError(
             "; ".join(notes)
-            or "without a trace only causal language models of transformers can be predicted; leave out --no-trace"
+            or "without a trace only causal language models of transformers can be predicted; omit --no-trace"
         )
     return _from_formulas(ledger, job, notes)
 
@@ -130,10 +130,10 @@ def _refuse_impossible(setup: Setup, job: Job) -> None:
     if job.tokens > _MOST_TOKENS:
         raise InputError(
             f"a batch of {micro_batch_size} × {sequence_length} tokens: at most {_MOST_TOKENS} tokens in one forward "
-            f"pass of a card can be predicted; give a smaller batch or length"
+            f"pass of a GPU can be predicted; give a smaller batch or length"
         )
     if job.processes > _MOST_PROCESSES:
-        raise InputError(f"{gpus} × {nodes} cards: at most {_MOST_PROCESSES} can be predicted; give fewer")
+        raise InputError(f"{gpus} × {nodes} GPUs: at most {_MOST_PROCESSES} can be predicted; give fewer")
     if setup.get("arguments.fsdp"):
         raise InputError(
             f"fsdp={setup['arguments.fsdp']!r}: FSDP is not modelled; predict without it, or with a DeepSpeed preset "
@@ -141,7 +141,7 @@ def _refuse_impossible(setup: Setup, job: Job) -> None:
         )
 
 
-_ON: Final[dict[Device, str]] = {"cuda": "a fake card", "cpu": "fake CPU tensors", "real cpu": "the CPU"}
+_ON: Final[dict[Device, str]] = {"cuda": "fake CUDA tensors", "cpu": "fake CPU tensors", "real cpu": "the CPU"}
 
 _LEVEL: Final[dict[Device, Level]] = {"cuda": "trace", "cpu": "cpu trace", "real cpu": "cpu trace"}
 
@@ -239,7 +239,7 @@ def from_trace(
         term = "gradient buckets of DistributedDataParallel"
         trace = edited(trace, [ExtraAllocation(gradients // steps, "buffers", term)])
     if job.processes > 1:
-        notes.append("the buffers of the communication library (NCCL) lie outside the allocator and are not in this")
+        notes.append("the buffers of the communication library (NCCL) lie outside the allocator and are not included")
     if dict(setup.get("model.quantization") or {}).get("load_in_8bit"):
         notes.append(OUTLIERS_ASSUMED)
     settings = AllocatorSettings()
@@ -308,7 +308,7 @@ def _from_formulas(ledger: Ledger, job: Job, notes: list[str]) -> Prediction:
         peak_phase=phase,
         peak_operation="",
         peak_module="",
-        confidence=Confidence("formula", "the formulas of the ledger; no step was traced, no allocator replayed"),
+        confidence=Confidence("formula", "the formulas of the ledger, without a trace"),
         source="hf_memkit.ledger",
         host_rss_bytes=ledger.total_bytes("host"),
         pinned_bytes=ledger.total_bytes("pinned"),

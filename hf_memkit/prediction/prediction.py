@@ -36,13 +36,13 @@ def with_rest(categories: Mapping[Category, int], total_bytes: int) -> dict[Cate
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Bytes that one training needs on each card, and on each machine, with how far they can be trusted.
+    """Bytes that one training needs on each GPU, and on each machine, with how far they can be trusted.
 
     Attributes:
-        peak_allocated_bytes: highest that tensors take on a card, in blocks of the allocator.
+        peak_allocated_bytes: highest that tensors take on a GPU, in blocks of the allocator.
         peak_reserved_bytes: lowest and highest of what the allocator takes from the driver: the order of frees, which
             decides it, differs from run to run.
-        outside_allocator_bytes: what the process holds on the card beside the allocator: CUDA context, NCCL.
+        outside_allocator_bytes: what the process holds on the GPU beside the allocator: CUDA context, NCCL.
         smallest_cap_bytes: the least that the allocator may be given; it frees its cache before it fails. By formula:
             the peak allocated, which no cap can be below.
         phases: peaks of each phase that was modelled.
@@ -50,10 +50,10 @@ class Prediction:
         peak_phase, peak_operation, peak_module: where the peak is; operation and module are empty where no trace says.
         confidence: what the numbers rest on.
         source: what computed them, such as the versions of the libraries that were traced.
-        capacity_bytes: the card's, as PyTorch reports it; None: no card is known.
+        capacity_bytes: the GPU's, as PyTorch reports it; None: no GPU is known.
         host_rss_bytes, pinned_bytes, disk_bytes: RAM, page-locked RAM and disk of one machine with all its processes;
             None: not modelled.
-        verdict: None where no card is known.
+        verdict: None where no GPU is known.
         why: the verdict's reason.
         notes: what was bounded or assumed, a sentence each.
         modules: what the peak is made of, by module and category, to compare (`comparison.py`); not in the JSON, and
@@ -106,7 +106,7 @@ class Prediction:
 
     @property
     def total_bytes(self) -> tuple[int, int]:
-        """Lowest and highest that the process takes of the card: reserved, and what is outside the allocator."""
+        """Lowest and highest that the process takes of the GPU: reserved, and what is outside the allocator."""
         low, high = self.peak_reserved_bytes
         return low + self.outside_allocator_bytes, high + self.outside_allocator_bytes
 
@@ -116,7 +116,7 @@ class Prediction:
         return max(self.categories, key=lambda name: self.categories[name])
 
     def judged(self, machine: Machine) -> Prediction:
-        """Another prediction, with the verdict for this machine and its card's capacity."""
+        """Another prediction, with the verdict for this machine and its GPU's capacity."""
         host = [size for size in (self.host_rss_bytes, self.pinned_bytes) if size is not None]
         found = judge(
             machine,

@@ -64,13 +64,15 @@ def refuse_unreadable(script: UserScript, *, here: bool = True) -> None:
     if script.is_module:
         package = script.target.partition(".")[0]
         if here and importlib.machinery.PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]) is None:
-            raise InputError(f"-m {script.target}: there is no module {package!r} to run")
+            raise InputError(
+                f"-m {script.target}: no module {package!r}; check its name, or run memkit where `python -m` finds it"
+            )
         return
     path = Path(script.target)
     if path.suffix in (".json", ".yaml", ".yml"):
-        raise InputError(f"{path}: holds arguments, and is no script; without a script: --args {path}")
+        raise InputError(f"{path}: an argument file, not a script; predict it with --args {path}")
     if path.suffix == ".ipynb":
-        raise InputError(f"{path}: is a notebook; call hf_memkit.predict_trainer(trainer, gpu=…) in it")
+        raise InputError(f"{path}: a notebook; call hf_memkit.predict_trainer(trainer, gpu=…) in it")
     if path.is_dir():
         path /= "__main__.py"
     try:
@@ -79,7 +81,7 @@ def refuse_unreadable(script: UserScript, *, here: bool = True) -> None:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
     except (SyntaxError, ValueError) as error:
         said = "".join(traceback.format_exception_only(error))
-        raise ScriptFailed(f"{script}: Python cannot read it ({type(error).__name__})", text=said) from None
+        raise ScriptFailed(f"{script}: Python cannot parse it ({type(error).__name__})", text=said) from None
 
 
 @contextlib.contextmanager
@@ -203,16 +205,14 @@ def _failed(script: UserScript, content: Mapping[str, Any] | None, why: str | No
     if content is None:
         if why is not None and why.startswith("SIG"):
             memory = " (the machine may have run out of RAM)" if why == "SIGKILL" else ""
-            return InputError(
-                f"{name_of(script)}: its process was ended by {why} before two steps were traced{memory}"
-            )
+            return InputError(f"{name_of(script)}: ended by {why} before two steps were traced{memory}")
         return InputError(f"{name_of(script)} ended its process ({why or 'exit code 0'}): {_NOTHING}")
     if "never_trained" in content:
         return _never_trained(script, content["exit"])
     if "script_error" in content:
         error = content["script_error"]
         said = f"{error['type']}: {error['message']}" if error["message"] else error["type"]
-        instead = "fix it, then try again. If it happens only under memkit, please report it"
+        instead = "fix it and try again; report it if it happens only under memkit"
         return ScriptFailed(f"{error['place'] or name_of(script)}: {said}; {instead}", text=error["text"])
     error = content["error"]
     return InputError(f"{error['place'] or name_of(script)}: {error['message']}")
@@ -225,5 +225,5 @@ def _never_trained(script: UserScript, exited: int | str | None) -> InputError:
     if exited:
         return InputError(f"{said} (exit code {exited})")
     if not any("do_train" in argument for argument in script.arguments):
-        said += " (a loop of its own cannot be traced; many scripts train only with --do_train)"
+        said += " (only Trainer's loop can be traced; many scripts train only with --do_train)"
     return InputError(said)

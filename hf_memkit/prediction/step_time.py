@@ -318,10 +318,7 @@ def _rests_on(
     memory = rates.achievable_memory_gb_per_s
     yield f"memory: {memory.value:g} GB/s ({memory.source})"
     if likely.seconds and likely.idle > _BOUND * likely.seconds:
-        yield (
-            f"{likely.idle / likely.seconds:.0%} of the step the GPU waits for Python: a slower or faster processor "
-            "changes that"
-        )
+        yield f"{likely.idle / likely.seconds:.0%} of the step the GPU waits for Python: another CPU changes that"
     if unknown:
         yield f"no formula has the time of {', '.join(unknown)}: from none to ten times that of the bytes it moves"
 

@@ -59,7 +59,7 @@ class Confidence:
     Attributes:
         level: what its numbers were computed from.
         rests_on: the same in words, such as `"two optimizer steps of transformers.Trainer on fake CUDA tensors"`.
-        measured_on: the card, and the evidence file, on which predictions of this level were compared with a measured
+        measured_on: the GPU, and the evidence file, on which predictions of this level were compared with a measured
             run; None: none yet.
     """
 
@@ -113,7 +113,7 @@ VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A verdict (None: no card is known), and why."""
+    """A verdict (None: no GPU is known), and why."""
 
     verdict: Verdict | None
     why: str
@@ -132,10 +132,10 @@ def judge(
     """Whether the job fits the machine.
 
     Args:
-        machine: card, RAM and disk in question.
+        machine: GPU, RAM and disk in question.
         peak_reserved_bytes: low and high end of what the allocator takes from the driver.
         smallest_cap_bytes: the least that the allocator may be given.
-        outside_allocator_bytes: context and libraries, which the card has to hold beside it.
+        outside_allocator_bytes: context and libraries, which the GPU must hold beside it.
         confidence: says how much room is left.
         host_bytes: RAM of one machine with all its processes, page-locked RAM included; None: not modelled.
         disk_bytes: what training keeps on disk; None: not modelled.
@@ -144,50 +144,50 @@ def judge(
     lacks = []
     if host_bytes is not None and host_bytes > machine.ram_bytes:
         lacks.append(
-            f"it needs {format_size(host_bytes)} of RAM, and the machine has {format_size(machine.ram_bytes)} "
-            f"(--ram says another)"
+            f"it needs {format_size(host_bytes)} of RAM; the machine has {format_size(machine.ram_bytes)} "
+            f"(--ram sets it)"
         )
     if disk_bytes is not None and disk_bytes > machine.disk_free_bytes:
         lacks.append(
-            f"it needs {format_size(disk_bytes)} of disk, and {machine.disk_path} has "
+            f"it needs {format_size(disk_bytes)} of disk; {machine.disk_path} has "
             f"{format_size(machine.disk_free_bytes)} free"
         )
     if not lacks:
         return on_card
-    why = "; ".join((*lacks, f"on the card: {on_card.why}"))
+    why = "; ".join((*lacks, f"on the GPU: {on_card.why}"))
     return Judgement("does not fit" if on_card.verdict is not None else None, why)
 
 
 def _card(gpu: Gpu | None, reserved: int, cap: int, outside: int, confidence: Confidence) -> Judgement:
     if gpu is None:
-        return Judgement(None, "no card to judge by; name one: --gpu NAME or --gpu-memory 16GB")
+        return Judgement(None, "no GPU to judge by; name one: --gpu NAME or --gpu 16GB")
     usable = max(0, gpu.capacity_bytes - outside)
-    leaves = f"{gpu.name} leaves {format_size(usable)}"
+    available = f"{gpu.name} has {format_size(usable)} available"
     least, most = confidence.cap_with_slack(cap), confidence.reserved_with_slack(reserved)
     if most <= usable:
         return Judgement(
             "fits",
             f"the allocator takes at most {format_size(reserved)} ({format_size(most)} with "
-            f"{confidence.reserved_slack}), and {leaves}",
+            f"{confidence.reserved_slack}); {available}",
         )
     if least <= usable and confidence.level == "formula":
         return Judgement(
             "tight",
-            f"{leaves}; by formula it needs {format_size(cap)} ({format_size(least)} with {confidence.cap_slack}, "
-            f"{format_size(most)} with {confidence.reserved_slack} for what the allocator takes beyond); a trace "
-            f"would tell",
+            f"{available}; by formula it needs {format_size(cap)} ({format_size(least)} with {confidence.cap_slack}, "
+            f"{format_size(most)} with {confidence.reserved_slack} for what the allocator adds); only a trace can "
+            f"decide",
         )
     if least <= usable:
         return Judgement(
             "tight",
-            f"left alone, the allocator takes up to {format_size(reserved)} ({format_size(most)} with "
-            f"{confidence.reserved_slack}), and {leaves}; in {format_size(cap)} ({format_size(least)} with slack) it "
-            f"completes all the same, but has to free its cache and ask again, which is slow",
+            f"the allocator takes up to {format_size(reserved)} ({format_size(most)} with "
+            f"{confidence.reserved_slack}); {available}; training completes in {format_size(cap)} "
+            f"({format_size(least)} with slack), but slowly: the allocator must often free its cache",
         )
     if cap <= usable:
         return Judgement(
             "does not fit",
-            f"{leaves}, and it completes in no less than {format_size(cap)}: with {confidence.cap_slack} that is "
-            f"{format_size(least)}, too close to promise",
+            f"{available}; it needs at least {format_size(cap)} ({format_size(least)} with {confidence.cap_slack}): "
+            f"too close",
         )
-    return Judgement("does not fit", f"{leaves}, and it completes in no less than {format_size(cap)}")
+    return Judgement("does not fit", f"{available}; it needs at least {format_size(cap)}")

@@ -39,22 +39,20 @@ def with_vllm(found: Prediction, vllm: Mapping[str, Any] | None, machine: Machin
     if vllm["mode"] == "server":
         return found.with_notes(
             "vLLM runs on other GPUs (vllm_mode=server); the buffers through which it gets the weights (NCCL) lie "
-            "outside the allocator and are not in this"
+            "outside the allocator and are not included"
         )
     share, weights, gpu = vllm["share"], vllm["weights_bytes"], machine.gpu
     if gpu is None:
-        return found.with_notes(f"vLLM takes {share:g} of the GPU besides, which is none here: it is not in this")
+        return found.with_notes(f"vLLM takes {share:g} of the GPU, which is not included: no GPU is named")
     size = int(share * gpu.capacity_bytes)
     said = f"vLLM: {share:g} × {format_size(gpu.capacity_bytes)} = {format_size(size)}, by formula, "
     extra = size
     if vllm["sleeps"]:
         awake = max((allocated for phase, (allocated, _) in found.phases.items() if phase in _AWAKE), default=0)
         extra = max(0, awake + size - found.smallest_cap_bytes)
-        said += (
-            f"beside {format_size(awake)} where it is awake, at its start and to generate; asleep it counts as nothing"
-        )
+        said += f"on top of {format_size(awake)} while it is awake (start, generation); nothing while asleep"
     else:
-        said += "beside the training in every phase; vllm_enable_sleep_mode gives it back while the model trains"
+        said += "on top of the training in every phase; vllm_enable_sleep_mode frees it while the model trains"
     judged = replace(found, outside_allocator_bytes=found.outside_allocator_bytes + extra).judged(machine)
     judged = replace(judged, why=f"{judged.why}; {said}")
     if weights > size:

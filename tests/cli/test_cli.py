@@ -56,12 +56,19 @@ def test_a_dry_run_for_people_is_the_answer_and_then_the_reasons(
     lines = capsys.readouterr().out.splitlines()
     text = " ".join(" ".join(lines).split())
     assert lines[0].startswith("TIGHT, estimated by formula: ")
-    order = ("TIGHT", "To leave room", "Variant offload", "Peak allocated", "Bytes estimated", "arguments.fp16 = true")
+    order = (
+        "TIGHT",
+        "To leave room",
+        "Variant offload",
+        "Peak allocated",
+        "Bytes by formula",
+        "arguments.fp16 = true",
+    )
     places = [text.index(each) for each in order]
     assert places == sorted(places) and "not resident" in text and "Confidence: formula" in text
     verdicts = [word for word in ("fits", "TIGHT", "does not fit", "DOES NOT FIT") if word in text]
     assert verdicts == ["TIGHT"], "one verdict, and no other word for it"
-    tables = lines[next(i for i, line in enumerate(lines) if line.startswith("Bytes estimated")) :]
+    tables = lines[next(i for i, line in enumerate(lines) if line.startswith("Bytes by formula")) :]
     assert max(map(len, tables)) <= 80
     assert main([*asked, "--short"]) == 0
     short = capsys.readouterr().out.splitlines()
@@ -81,7 +88,7 @@ def test_what_memory_does_not_decide_stands_above_the_verdict(capsys: pytest.Cap
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="shows what runs on a machine without a GPU")
 def test_what_is_shown_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipe", "gpt2-on-16gb", "--dry-run", "--export", str(tmp_path / "job")]) == 2
-    assert "--dry-run shows the setup and --export writes it" in capsys.readouterr().err
+    assert "--dry-run, --export: mutually exclusive" in capsys.readouterr().err
     assert not (tmp_path / "job").exists()
 
 
@@ -96,10 +103,10 @@ def test_what_is_shown_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixt
         (["gpt2-on-16gb", "--sequence-length", "4096"], "longer than"),
         (["gpt2-on-16gb", "--model", "./none"], "does not exist"),
         (["gpt2-on-16gb", "--no-such-option"], "no-such-option"),
-        (["gpt2-on-16gb", "--short"], "--short: goes with --dry-run"),
-        (["--short"], "--short: of which recipe"),
+        (["gpt2-on-16gb", "--short"], "--short: only with --dry-run"),
+        (["--short"], "--short: no recipe named"),
         (["gpt2-on-16gb", "--resume"], "no unfinished run"),
-        (["gpt2-on-16gb", "--resume", "--max-steps", "5"], "leave out --max-steps"),
+        (["gpt2-on-16gb", "--resume", "--max-steps", "5"], "omit --max-steps"),
         (["gpt2-on-16gb", "--data", "./none.txt"], "none.txt"),
         (["gpt2-on-16gb", "--output", "/dev/null/x"], "not writable"),
     ],

@@ -117,7 +117,7 @@ def tiny(tmp_path: Path) -> str:
         ((*XL, "--batch-size", "1.5"), "--batch-size"),
         (("--model", "gpt2-xl", "--gpu-memory", "0.1GB"), "the CUDA context alone"),
         ((*XL, "--args", "broken.json"), "broken.json: line 1"),
-        ((*XL, "--short", "--json"), "give one of them"),
+        ((*XL, "--short", "--json"), "mutually exclusive"),
         ((*XL, "--args", "ds.json"), "this is a deepspeed"),
         ((*XL, "--set", "deepspeed=nowhere.json"), "cannot be read"),
         ((*XL, "--set", "fsdp=full_shard"), "FSDP is not modelled"),
@@ -319,7 +319,7 @@ def test_the_table_is_one_screen_as_wide_as_the_terminal(xl: Setup, width: int) 
     assert lines[0].startswith("FITS: the allocator takes at most 12.00 GiB")
     text = " ".join(" ".join(lines).split())
     assert "gpt2-xl, 1,557,611,200 parameters; trainer-defaults; a card of 16GB" in text
-    assert "8 × 1024 tokens a card" in text and "model[0].layers" in text and "aten._foreach_sqrt.default" in text
+    assert "8 × 1024 tokens per GPU" in text and "model[0].layers" in text and "aten._foreach_sqrt.default" in text
     bars = {name: next(line for line in lines if line.startswith(name)) for name in CATEGORIES}
     lengths = {name: line.count("█") for name, line in bars.items()}
     assert lengths["optimizer"] == max(lengths.values()) and len(bars["optimizer"]) == width
@@ -346,9 +346,9 @@ def nearest(gib: float = 8.6, said: str = "") -> NextSetup:
 
 def test_a_job_that_does_not_fit_gets_what_fills_it_and_what_to_try(xl: Setup) -> None:
     text = " ".join(" ".join(drawn(predicted(xl, 20, 19), xl, 100, nearest())).split())
-    assert text.startswith("DOES NOT FIT: a card of 16GB leaves 15.11 GiB")
+    assert text.startswith("DOES NOT FIT: a card of 16GB has 15.11 GiB available")
     order = (
-        "Most of the peak is optimizer: 4.00 GiB",
+        "Largest part of the peak: optimizer, 4.00 GiB",
         "Try next: micro-batch 2 × accumulation 4, checkpointing: 8.60 GiB, fits.",
         "gpt2-xl, 1,557",
     )
@@ -356,7 +356,9 @@ def test_a_job_that_does_not_fit_gets_what_fills_it_and_what_to_try(xl: Setup) -
     assert places == sorted(places) and places[-1] < text.index("Peak allocated")
     tight = " ".join(drawn(predicted(xl, 15), xl, 100))
     assert tight.startswith("TIGHT: ") and "To leave room, give a smaller --batch-size" in tight
-    assert "Most of the peak" not in " ".join(drawn(predicted(xl, 12, host_rss_bytes=100 * GIB), xl, 100)), "it is RAM"
+    assert "Largest part of the peak" not in " ".join(drawn(predicted(xl, 12, host_rss_bytes=100 * GIB), xl, 100)), (
+        "it is RAM"
+    )
 
 
 def test_short_is_one_screen_whatever_there_is_to_say(xl: Setup) -> None:
@@ -400,7 +402,7 @@ def test_what_does_not_fit_is_answered_with_what_does(run: Run, tiny: str) -> No
 def test_numbers_that_are_the_same_are_said_once_and_no_card_is_no_verdict(xl: Setup) -> None:
     job = replace(xl, job=replace(xl.resolved_for, machine=xl.resolved_for.machine.with_gpu(None)))
     text = " ".join(" ".join(drawn(predicted(job, 11, 11), job, 100)).split())
-    assert "NO VERDICT: no card to judge by" in text and "no card;" in text
+    assert "NO VERDICT: no GPU to judge by" in text and "no GPU;" in text
     assert "reserved 11.00 GiB; with" in text
 
 
@@ -524,7 +526,7 @@ def test_deepspeed_with_a_model_whose_shapes_are_not_known(tmp_path: Path, run: 
     (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}, "train_batch_size": "auto"}))
     (tmp_path / "mine.json").write_text(json.dumps({"output_dir": "out", "deepspeed": str(tmp_path / "ds.json")}))
     code, _, error = run("--model", str(tmp_path), "--args", str(tmp_path / "mine.json"), "--gpu", "T4")
-    assert code == 2 and "predict it without deepspeed" in error and error.count("\n") == 1, error
+    assert code == 2 and "predict without deepspeed" in error and error.count("\n") == 1, error
 
 
 def test_what_a_preset_says_of_the_card_is_noted(run: Run, tiny: str) -> None:

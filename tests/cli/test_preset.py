@@ -72,7 +72,7 @@ def test_show_gives_each_setting_its_reason_and_a_ledger_that_adds_up(run: Run) 
     arguments = told["arguments"]
     assert arguments["per_device_train_batch_size"] * arguments["gradient_accumulation_steps"] == 32
     rows = told["ledger"]["device"]
-    assert rows and all(row["source"] and row["gib"] > 0 for row in rows) and "Bytes estimated by formula" in out
+    assert rows and all(row["source"] and row["gib"] > 0 for row in rows) and "Bytes by formula" in out
     assert any(each["what"].startswith("model.dtype") for each in told["outside_arguments"])
     assert "from_pretrained" in out
 
@@ -141,15 +141,15 @@ def test_existing_files_are_kept(run: Run, tmp_path: Path, mine: Path) -> None:
     assert run("copy", "offload", "args.yaml", "--overwrite")[0] == 0
     before = mine.read_text()
     code, _, err = run("copy", "offload", "mine.json", "--args", "mine.json", "--overwrite")
-    assert code == 2 and "the file that --args reads" in err and mine.read_text() == before
+    assert code == 2 and "--args reads this file" in err and mine.read_text() == before
 
 
 def test_destinations(run: Run, tmp_path: Path) -> None:
     assert run("copy", "lora")[0] == 0 and (tmp_path / "lora.yaml").is_file()
     assert run("copy", "lora", "--for", "run_clm")[0] == 0 and json.loads((tmp_path / "lora.json").read_text())
     code, out, _ = run("copy", "lora", "folder/")
-    assert code == 0 and (tmp_path / "folder" / "lora.yaml").is_file() and "Made the folder folder\n" in out
-    assert "Made the folder" not in run("copy", "lora", "folder/again.yaml")[1]
+    assert code == 0 and (tmp_path / "folder" / "lora.yaml").is_file() and "Created the folder folder\n" in out
+    assert "Created the folder" not in run("copy", "lora", "folder/again.yaml")[1]
 
 
 @pytest.mark.parametrize("name", ["args.json", "args.yaml"])
@@ -183,7 +183,7 @@ def test_problems_stand_first(run: Run) -> None:
     [
         (("show", "lorra"), "did you mean 'lora'"),
         (("show", "lora+resident"), "'resident'"),
-        (("copy", "lora", "args.toml"), "give .yaml, .json"),
+        (("copy", "lora", "args.toml"), "not .yaml or .json"),
         (("copy", "lora", "/proc/none/args.yaml"), "cannot be written"),
         (("copy", "lora", "--args", "nowhere.json"), "cannot be read"),
         (("copy", "lora", "--args", "broken.json"), "line 1, column 2"),
@@ -197,10 +197,10 @@ def test_problems_stand_first(run: Run) -> None:
         (("show", "lora", "--set", "rnk=4"), "values of this preset: "),
         (("show", "lora", "--gpu", "T44"), "unknown GPU 'T44'"),
         (("show", "lora", "--model", "no/such-model"), "no/such-model"),
-        (("show", "lora", "--ram", "64GB"), "--ram: nothing can be computed without --model"),
+        (("show", "lora", "--ram", "64GB"), "--ram needs --model"),
         (("show", "lora", "--batch-size", "30", "--set", "per_device_train_batch_size=7"), "does not divide 30"),
-        (("show", "infinity", "--nvme-path", " "), "--nvme-path: give a folder"),
-        (("show", "infinity", "--nvme-path", "/no/such"), "--nvme-path /no/such: neither it nor the folder above"),
+        (("show", "infinity", "--nvme-path", " "), "--nvme-path: expected a folder"),
+        (("show", "infinity", "--nvme-path", "/no/such"), "--nvme-path /no/such: neither it nor its parent"),
         (("show", "lean", "--technique", "lgier"), "did you mean 'liger'?"),
         (("show", "offload", "--set", "deepspeed=mine.json"), "has its own DeepSpeed config"),
     ],

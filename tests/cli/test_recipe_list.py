@@ -99,7 +99,7 @@ def test_what_is_asked_of_no_recipe_is_refused(
     monkeypatch.chdir(tmp_path)
     assert main(["recipe", *given]) == 2
     out = capsys.readouterr()
-    assert not out.out and out.err.startswith(f"memkit: error: {given[0]}: of which recipe?")
+    assert not out.out and out.err.startswith(f"memkit: error: {given[0]}: no recipe named")
     assert out.err.count("\n") == 1 and not list(tmp_path.iterdir())
 
 
@@ -131,6 +131,6 @@ def test_copy_writes_a_file_that_is_a_recipe(tmp_path: Path, capsys: pytest.Capt
 
 def test_a_card_without_bf16_is_told_how_to_rehearse_for_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipe", "--gpu", "T4", "--ram", "32GB"]) == 0
-    assert "with --gpu T4, this one (fp16)" in " ".join(capsys.readouterr().out.split())
+    assert "with --gpu T4, for that one (fp16)" in " ".join(capsys.readouterr().out.split())
     assert main(["recipe", "--gpu", "16GB", "--ram", "32GB"]) == 0
-    assert "Without a GPU they" not in " ".join(capsys.readouterr().out.split())
+    assert "Without a GPU these commands" not in " ".join(capsys.readouterr().out.split())

@@ -61,11 +61,11 @@ def test_nothing_is_written_where_nothing_fits() -> None:
 @pytest.mark.parametrize(
     ("gpus", "script", "command"),
     [
-        (1, UserScript("my train.py"), "memkit run 'my train.py' --plan p.yaml -- ARGUMENTS, the script's own as"),
+        (1, UserScript("my train.py"), "memkit run 'my train.py' --plan p.yaml -- ARGUMENTS, with the script's"),
         (1, None, "memkit run SCRIPT --plan p.yaml -- ARGUMENTS, with your own training script for SCRIPT"),
         (
             2, UserScript("trl.scripts.sft", is_module=True),
-            "torchrun --nproc_per_node 2 -m hf_memkit run -m trl.scripts.sft --plan p.yaml -- ARGUMENTS, the script's",
+            "torchrun --nproc_per_node 2 -m hf_memkit run -m trl.scripts.sft --plan p.yaml -- ARGUMENTS, with the",
         ),
     ],
 )  # fmt: skip

@@ -28,13 +28,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("train.py", "--verify"), "--verify: runs the setup on this machine's GPU, and there is none"),
-        (("train.py", "--verify", "--gpu", "L4"), "--verify: runs the setup on this machine's GPU, and there is none"),
-        (("train.py", "--verify", "--gpus-to-compare", "L4,T4"), "--verify: runs a setup on this machine's GPU; not"),
-        (("--calibrate",), "--calibrate: measures this machine's GPU, and there is none"),
+        (("train.py", "--verify"), "--verify: this machine has no GPU"),
+        (("train.py", "--verify", "--gpu", "L4"), "--verify: this machine has no GPU"),
+        (("train.py", "--verify", "--gpus-to-compare", "L4,T4"), "--verify: not with --gpus-to-compare"),
+        (("--calibrate",), "--calibrate: this machine has no GPU"),
         (("nowhere", "--calibrate"), "nowhere: no such folder"),
-        (("--calibrate", "--gpu", "L4", "--short"), "--calibrate: goes without --gpu, --short: it measures"),
-        (("run", "--calibrate", "--gpus", "1", "--", "x"), "--calibrate: goes without -- ARGUMENTS, --gpus: it"),
+        (("--calibrate", "--gpu", "L4", "--short"), "--calibrate: not with --gpu, --short"),
+        (("run", "--calibrate", "--gpus", "1", "--", "x"), "--calibrate: not with -- ARGUMENTS, --gpus"),
     ],
 )
 def test_what_cannot_be_is_one_line(

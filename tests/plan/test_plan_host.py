@@ -54,7 +54,7 @@ def test_what_is_given_is_read() -> None:
         ("cores=0", "--host cores=0: write a whole number of cores: cores=32"),
         ("cores=1.5", "write a whole number"),
         ("cores", "write a whole number"),
-        ("cores=4,cores=8", "--host cores=8: cores is given already"),
+        ("cores=4,cores=8", "--host cores=8: cores given twice"),
         ("pcie=", "--host pcie=: write NAME=RATE, such as pcie=6GB/s"),
         ("pcie=25", "--host pcie: '25' has no unit such as GB/s; did you mean 25GB/s?"),
         ("pcie=25GB", "did you mean 25GB/s?"),
@@ -74,7 +74,7 @@ def test_a_wrong_value_is_one_line(given: str, said: str) -> None:
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for path, said in ((" ", "give a folder"), (str(tmp_path / "file"), "is a file; give a folder")):
+    for path, said in ((" ", "expected a folder"), (str(tmp_path / "file"), "a file; give a folder")):
         with pytest.raises(InputError, match=said):
             read_host([], path)
 
@@ -135,7 +135,7 @@ def test_a_folder_adds_the_leanest_engine_without_a_time(plans: dict[str, Plan])
     assert swapped.fits and not swapped.is_priced and swapped.swaps, swapped.why
     assert found.proposed is not None and found.proposed.is_priced
     (row,) = (each for rows in groups(found).values() for each in rows if each.judged is swapped)
-    assert row.step == "—" and "time not known of its disk (--host nvme-read" in row.why and " of disk" in row.why
+    assert row.step == "—" and "no time known for its disk (--host nvme-read" in row.why and " of disk" in row.why
     assert any("no such folder here" in note for note in found.notes)
     assert "zero3-infinity" not in found.left_out
 

@@ -52,13 +52,13 @@ def test_gpus_are_ranked_by_speed_or_by_cost() -> None:
     ("given", "said"),
     [
         ("0.71", "--price 0.71: write NAME=NUMBER, such as T4=0.71"),
-        ("T4=cheap", "--price T4=cheap: cheap is no price"),
-        ("T4=nan", "--price T4=nan: nan is no price"),
-        ("T4=", "--price T4=: nothing is no price"),
-        ("T4=-1", "--price T4=-1: -1 is no price"),
-        ("L4=1", "--price L4=1: L4 is not planned for; planned for: T4, a card of 16GB"),
+        ("T4=cheap", "--price T4=cheap: not a price"),
+        ("T4=nan", "--price T4=nan: not a price"),
+        ("T4=", "--price T4=: not a price"),
+        ("T4=-1", "--price T4=-1: not a price"),
+        ("L4=1", "--price L4=1: no plan for L4; GPUs in this plan: T4, a card of 16GB"),
         ("A100=1", "'A100 40GB' or 'A100 80GB'"),
-        ("T4=1,t4=2", "--price t4=2: T4 has a price already"),
+        ("T4=1,t4=2", "--price t4=2: T4 has two prices"),
     ],
 )
 def test_a_wrong_price_is_one_line(given: str, said: str) -> None:

@@ -104,6 +104,6 @@ def test_a_deepspeed_config_of_the_user_s_is_the_setup_s(tmp_path: Path) -> None
         setup = default_setup(model, {"deepspeed": given})
         assert setup["deepspeed.config"] == config and "arguments.deepspeed" not in setup
     (tmp_path / "broken.json").write_text("{")
-    for given, said in (("nowhere.json", "cannot be read"), (str(tmp_path / "broken.json"), "is no JSON")):
+    for given, said in (("nowhere.json", "cannot be read"), (str(tmp_path / "broken.json"), "not JSON")):
         with pytest.raises(InputError, match=said):
             default_setup(model, {"deepspeed": given})

@@ -89,9 +89,9 @@ def test_a_trainer_that_was_not_started(tmp_path: Path) -> None:
     found = predict_trainer(trainer, gpu="T4")
     assert found.confidence.level == "trace" and any("20 rows" in note for note in found.notes)
     assert found.phases == predicted(Classifier, trainer_class=LossyTrainer, gpu="T4").phases
-    with pytest.raises(InputError, match="leave args out"):
+    with pytest.raises(InputError, match="omit args"):
         predict_trainer(trainer, args)
-    with pytest.raises(InputError, match=r"train_dataset, sequence_length: .* leave train_dataset out"):
+    with pytest.raises(InputError, match=r"train_dataset, sequence_length: .* omit train_dataset"):
         predict_trainer(trainer, train_dataset=rows, sequence_length=3)
 
 
@@ -118,7 +118,7 @@ def test_the_longest_rows_make_the_batch() -> None:
     )
     assert long.categories["loss"] > 5 * short.categories["loss"] > 0
     assert any("6 rows can give: 2 × 60 tokens" in note for note in long.notes)
-    assert any("A usual batch, 2 × " in note and "and the worst, 2 × 60 tokens" in note for note in long.notes)
+    assert any("A typical batch, 2 × " in note and "the worst, 2 × 60 tokens" in note for note in long.notes)
 
 
 def test_a_transformers_model_knows_its_own_example() -> None:
@@ -170,24 +170,24 @@ def _with_quantised() -> nn.Module:
     [
         ({"model": _with_quantised()}, "_Quantised"),
         ({"model": "tests.predict.user_models:nothing"}, "has no nothing"),
-        ({"model": "tests.predict.user_models:build_nothing"}, "must make an nn.Module, and made a str"),
+        ({"model": "tests.predict.user_models:build_nothing"}, "must make an nn.Module; it made a str"),
         ({"model": "no_such_module:build"}, "importing no_such_module failed"),
         ({"model": "tests.predict.user_models:"}, "write a module and a name"),
         ({"example": None}, "needs train_dataset, or one row as example"),
         ({"example": {"x": "red"}}, "must be a tensor, numbers"),
-        ({"example": {"x": ((3, -1), "float32")}}, "is no shape"),
+        ({"example": {"x": ((3, -1), "float32")}}, "not a shape"),
         (
             {"example": {"x": ((3, 8, 8), "float32"), "labels": 0}},
             "user_models.py, line 31: RuntimeError: a and b",
         ),
-        ({"train_dataset": [EXAMPLE]}, "give one"),
-        ({"train_dataset": [], "example": None}, "has no row"),
+        ({"train_dataset": [EXAMPLE]}, "omit one"),
+        ({"train_dataset": [], "example": None}, "no rows"),
         ({"train_dataset": [{"x": object()}], "example": None}, "Could not infer dtype of object"),
         ({"sequence_length": 12}, "have their own"),
         ({"gpus": True}, "above 0"),
         ({"args": 5}, "expected TrainingArguments"),
         ({"args": {"fsdp": "full_shard"}}, "FSDP is not modelled"),
-        ({"trainer_class": "tests.predict.user_models:LARGE"}, "no subclass of transformers.Trainer"),
+        ({"trainer_class": "tests.predict.user_models:LARGE"}, "not a subclass of transformers.Trainer"),
         ({"optimizer_cls_and_kwargs": (torch.optim.SGD, {"lr": object()})}, "'<' not supported"),
     ],
 )
@@ -409,7 +409,7 @@ def test_what_cannot_be_sent_is_told_from_what_is_not_needed(tmp_path: Path) -> 
         with pytest.raises(Unmodelled, match=kind):
             again[name].read()
     held["file"].close()
-    with pytest.raises(InputError, match=r"torch\.compile\(.*leave it out"):
+    with pytest.raises(InputError, match=r"torch\.compile\(.*omit it"):
         write_objects({"forward": torch.compile(lambda x: x)}, tmp_path / "objects")
 
 

@@ -89,7 +89,7 @@ def test_the_verdict_follows_the_card() -> None:
     small = replace(MACHINE, gpu=gpu_of_size("1GB"))
     large = {**GPT2, "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
     found = predicted(small_setup(large), model=facts(large), machine=small)
-    assert found.verdict == "does not fit" and "completes in no less than" in found.why
+    assert found.verdict == "does not fit" and "it needs at least" in found.why
     assert predicted(machine=replace(MACHINE, gpu=None)).verdict is None
 
 

@@ -134,16 +134,16 @@ def test_verdicts_at_their_bounds(level: Level, most: int, cap: int) -> None:
 def test_verdicts_say_why_with_their_numbers() -> None:
     fits = verdict(12 * GIB, 11 * GIB)
     # 12 × 1.05 = 12.6 GiB, and 200 MiB = 0.195 GiB.
-    assert "at most 12.00 GiB (12.80 GiB with 5 % and 200 MiB of slack), and a card leaves 15.00 GiB" in fits.why
+    assert "at most 12.00 GiB (12.80 GiB with 5 % and 200 MiB of slack); a card has 15.00 GiB available" in fits.why
     tight = verdict(15 * GIB, 11 * GIB)
     assert "up to 15.00 GiB" in tight.why and "in 11.00 GiB" in tight.why and "slow" in tight.why
     close = verdict(15 * GIB, 15 * GIB - MIB)
-    assert close.verdict == "does not fit" and "too close to promise" in close.why
+    assert close.verdict == "does not fit" and "too close" in close.why
     formula = verdict(12 * GIB, 12 * GIB, "formula")
     # 12 × 1.1 and 12 × 1.3 GiB, each with 100 MiB.
     assert "13.30 GiB with 10 %" in formula.why and "15.70 GiB with 30 %" in formula.why and "trace" in formula.why
     over = verdict(20 * GIB, 16 * GIB)
-    assert over.verdict == "does not fit" and "in no less than 16.00 GiB" in over.why and "close" not in over.why
+    assert over.verdict == "does not fit" and "at least 16.00 GiB" in over.why and "close" not in over.why
 
 
 def test_ram_and_disk_count_too() -> None:
@@ -154,14 +154,14 @@ def test_ram_and_disk_count_too() -> None:
         ({"disk_bytes": 101 * GIB}, "101.0 GiB of"),
     ):
         short = verdict(12 * GIB, 11 * GIB, **more)
-        assert short.verdict == "does not fit" and said in short.why and "on the card: the allocator" in short.why
+        assert short.verdict == "does not fit" and said in short.why and "on the GPU: the allocator" in short.why
     judged = made(host_rss_bytes=40 * GIB, pinned_bytes=30 * GIB).judged(MACHINE)
     assert judged.verdict == "does not fit" and "70.00 GiB of RAM" in judged.why, "page-locked RAM is RAM"
 
 
 def test_without_a_card_there_is_no_verdict() -> None:
     prediction = made().judged(MACHINE.with_gpu(None))
-    assert prediction.verdict is None and prediction.capacity_bytes is None and "--gpu-memory" in prediction.why
+    assert prediction.verdict is None and prediction.capacity_bytes is None and "--gpu NAME" in prediction.why
     assert made(host_rss_bytes=65 * GIB).judged(MACHINE.with_gpu(None)).verdict is None
 
 

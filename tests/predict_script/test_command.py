@@ -163,9 +163,9 @@ print("never here")
     )
     assert code == 0, said + written[-2000:]
     assert out.startswith("FITS: ") and "x" * 100 not in out
-    assert "train.py: Trainer, GPT2LMHeadModel, " in out and "T4, " in out and "3 × 16 tokens a card" in out
-    assert "two optimizer steps of Trainer, as train.py makes it, on a fake card" in " ".join(out.split())
-    assert said.splitlines()[0].startswith("memkit: train.py runs on this machine; ")
+    assert "train.py: Trainer, GPT2LMHeadModel, " in out and "T4, " in out and "3 × 16 tokens per GPU" in out
+    assert "two optimizer steps of Trainer, as train.py makes it, on fake CUDA tensors" in " ".join(out.split())
+    assert said.splitlines()[0].startswith("memkit: train.py runs on this machine up to ")
     assert written.count("x") >= 3_000_000 and "comes here" in written and "never" not in written
     assert "below train() is predicted up to train.py, line 35: a second train() is not predicted" in " ".join(
         out.split()
@@ -258,7 +258,7 @@ def test_the_worst_batch_stands_beside_a_usual_one(run: Run) -> None:
     ranks = [json.loads(run(LONG_ROW, rows, options=tight)[1]) for rows in ("both", "worst")]
     assert ranks[0]["peak_allocated_gib"] == pytest.approx(ranks[1]["peak_allocated_gib"], rel=0.005)
     code, out, _, _ = run(LONG_ROW, "both", options=("--gpu-memory", "650MB", "--no-search"))
-    assert code == 1 and "A usual batch, 4 × 16 tokens, needs " in out
+    assert code == 1 and "A typical batch, 4 × 16 tokens, needs " in out
     assert "With per_device_train_batch_size=2 and gradient_accumulation_steps=6 the worst needs " in out
     assert "With rows of at most 16 tokens the worst needs " in out
 
@@ -347,7 +347,7 @@ def test_a_batch_of_nothing(run: Run) -> None:
     code, _, said, _ = run(
         TINY + "\ntrainer(tiny(), gradient_accumulation_steps=-1).train()\n", options=("--gpu", "T4")
     )
-    assert code == 2 and "gradient_accumulation_steps=-1: is no training; give a number from 1 on" in last(said)
+    assert code == 2 and "gradient_accumulation_steps=-1: no training; give 1 or more" in last(said)
 
 
 def test_the_allocator_s_variable_is_the_user_s(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,15 +404,15 @@ ENDS = {
         "there is no training to trace (exit code 2)", "train.py: error: the following arguments are required: --data",
     ),
     "ends its process": ("import os; os._exit(7)", "ended its process (exit code 7): there is no training", ""),
-    "is killed": ("import os; os.kill(os.getpid(), 9)", "its process was ended by SIGKILL", "RAM"),
+    "is killed": ("import os; os.kill(os.getpid(), 9)", "ended by SIGKILL", "RAM"),
     "asks": ("input('Go on? ')", "train.py, line 1: EOFError: EOF when reading", "EOF when reading a line"),
     "misses its data": ("open('data.csv')", "train.py, line 1: FileNotFoundError: ", 'train.py", line 1'),
     "misses a package": ("import no_such", "ModuleNotFoundError: No module named", "No module named 'no_such'"),
     "asks for a value": (
         TINY + "\nmodel = tiny()\nprint(float(model.lm_head.weight.sum()))", "train.py, line 19: the value", ""
     ),
-    "trains on the CPU": (TINY + "\ntrainer(tiny(), use_cpu=True).train()\n", "leave out use_cpu", ""),
-    "compiles": (TINY + "\ntrainer(tiny(), torch_compile=True).train()\n", "leave it out, and measure", ""),
+    "trains on the CPU": (TINY + "\ntrainer(tiny(), use_cpu=True).train()\n", "omit use_cpu", ""),
+    "compiles": (TINY + "\ntrainer(tiny(), torch_compile=True).train()\n", "omit it, or measure", ""),
 }  # fmt: skip
 
 
@@ -555,7 +555,7 @@ def test_stopping_it_leaves_nothing_behind(tmp_path: Path, how: str, number: int
         assert (process.returncode, out) == (code, ""), said
         lines = said.splitlines()
         assert lines[0].startswith("memkit: train.py runs on") and "Traceback" not in said
-        assert lines[1:] == (["memkit: stopped; nothing of the script runs any more"] if code == 130 else [])
+        assert lines[1:] == (["memkit: stopped; no process of the script is left"] if code == 130 else [])
         assert not [each for each in {*below, *theirs} if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
         assert termios.tcgetattr(ours) == terminal
     finally:

@@ -125,7 +125,7 @@ def test_a_script_that_runs_in_the_other_environment_alone_is_predicted_with_it(
     found = json.loads(capfd.readouterr().out)
     assert found["verdict"] == "fits" and found["python"] == str(other) and found["here"] is None
     assert found["differences"]["libraries"]["peft"] == {"here": version("peft"), "there": "9.9"}
-    why = next(note for note in found["notes"] if note.startswith("not compared: "))
+    why = next(note for note in found["notes"] if note.startswith("not compared with "))
     assert "train.py, line 1" in why and "only_there" in why
 
 
@@ -167,9 +167,9 @@ def test_the_allocator_is_the_one_of_the_torch_that_traced() -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "there is no such program"),
-        ("#!/bin/sh\necho hello", "is no Python that runs here"),
-        ("""#!/bin/sh\necho '["3.9.1", {}]'""", "is Python 3.9.1; traces need >=3.11"),
+        (None, "no such program"),
+        ("#!/bin/sh\necho hello", "not a Python that runs here"),
+        ("""#!/bin/sh\necho '["3.9.1", {}]'""", "Python 3.9.1; traces need >=3.11"),
         ("""#!/bin/sh\necho '["3.12.1", {"transformers": "4.57.1"}]'""", "has no torch; has transformers 4.57.1"),
     ],
 )

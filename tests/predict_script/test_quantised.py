@@ -102,7 +102,7 @@ def test_what_is_not_modelled_is_refused_in_a_line(
     assert set(STORED) < set(said)
     for name, line in said.items():
         what = {"GPTQConfig": "gptq"}.get(name, name)
-        assert line.startswith("Unmodelled: ") and what in line.partition("are not modelled")[0], line
+        assert line.startswith("Unmodelled: ") and what in line.partition("this quantisation")[0], line
         assert "BitsAndBytesConfig" in line and "\n" not in line
     (tmp_path / "said.json").unlink()
     found = predict(TRAIN + "load('gptq')")

@@ -106,7 +106,7 @@ def test_checkpoints_are_read_though_none_is_there(predict: Predict) -> None:
     training = training.replace("train_dataset=rows", "train_dataset=rows, eval_dataset=rows")
     training = training.replace("trainer.train()", "trainer.train(resume_from_checkpoint='out/checkpoint-7')")
     found = predict(DATA + training, "rows.json")
-    assert found["about"]["notes"][0].startswith("resume_from_checkpoint: the checkpoint is not read")
+    assert found["about"]["notes"][0].startswith("resume_from_checkpoint: not read")
     peaks = Trace.from_json(found["trace"]).peaks_by_phase()
     assert list(peaks) == [
         "load", "resume", "data", "forward", "backward", "optimizer", "evaluate", "save", "best_model",

@@ -203,10 +203,10 @@ def test_what_people_are_told(
     asked = ["recipe", recipe, "--data", data, "--dry-run", "--variant", "8bit", *SMALL, "--ram", "64GB"]
     assert main(asked) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert out.startswith("DOES NOT FIT") and "A usual batch, 16 × " in out and "and the worst, 16 × " in out
+    assert out.startswith("DOES NOT FIT") and "A typical batch, 16 × " in out and "the worst, 16 × " in out
     assert "With --set per_device_train_batch_size=8 the worst needs " in out and "its largest is row 77" in out
     same = predict_recipe(recipe, data=data, variant="8bit", gpu_memory=SMALL[1], ram="64GB")
-    assert same.verdict == "does not fit" and any(note.startswith("A usual batch, 16 × ") for note in same.notes)
+    assert same.verdict == "does not fit" and any(note.startswith("A typical batch, 16 × ") for note in same.notes)
     assert main(["predict", "--data", data, "--model", "gpt2-xl"]) == 2
     assert "--recipe NAME" in capsys.readouterr().err
 

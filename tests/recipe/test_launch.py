@@ -61,12 +61,12 @@ def test_the_options_say_where_processes_run(asked: dict[str, Any], expected: Pl
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"nodes": 2}, "give --master-addr, the address of machine 0 and --node-rank, from 0 to 1, on every machine"),
-        ({"nodes": 2, "node_rank": 0}, "give --master-addr"),
-        ({"nodes": 2, "master_addr": "a"}, "give --node-rank, from 0 to 1"),
-        ({"nodes": 2, "master_addr": "a", "node_rank": 2}, "--node-rank 2: must be below --nodes, which is 2"),
-        ({"node_rank": 1}, "--node-rank: for several machines"),
-        ({"gpus": 2, "master_addr": "a", "master_port": 1}, "--master-addr, --master-port: for several machines"),
+        ({"nodes": 2}, "on every machine, add --master-addr, the address of machine 0 and --node-rank, from 0 to 1"),
+        ({"nodes": 2, "node_rank": 0}, "add --master-addr"),
+        ({"nodes": 2, "master_addr": "a"}, "add --node-rank, from 0 to 1"),
+        ({"nodes": 2, "master_addr": "a", "node_rank": 2}, "--node-rank 2: must be below --nodes 2"),
+        ({"node_rank": 1}, "--node-rank: only for several machines"),
+        ({"gpus": 2, "master_addr": "a", "master_port": 1}, "--master-addr, --master-port: only for several machines"),
     ],
 )
 def test_options_that_lack_or_contradict_something_are_refused(asked: dict[str, Any], message: str) -> None:
@@ -81,7 +81,7 @@ def test_a_launcher_comes_before_the_options() -> None:
         RunOptions(R, gpus=4).place(ranks)
     with pytest.raises(InputError, match="--nodes 1 contradicts the launcher"):
         RunOptions(R, nodes=1).place(ranks)
-    with pytest.raises(InputError, match="--master-addr: the launcher"):
+    with pytest.raises(InputError, match="--master-addr: set by the launcher"):
         RunOptions(R, master_addr="a").place(ranks)
     with pytest.raises(InputError, match="the same number on each"):
         RunOptions(R).place(Ranks(0, 3, 0, 2, launched=True))

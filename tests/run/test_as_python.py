@@ -99,8 +99,14 @@ def test_a_package_that_cannot_be_imported(start: Start, scripts: Path) -> None:
         ("", "Missing argument 'SCRIPT'"),
         ("--log some shows_itself.py", "--log some: unknown. Give one of few, all, none"),
         ("--records shows_itself.py shows_itself.py", "--records shows_itself.py: a file"),
-        ("--lr 1 shows_itself.py", "No such option: --lr; what the script gets stands behind --"),
-        ("shows_itself.py --lr 1 -- x", "No such option: --lr; what the script gets stands behind --"),
+        (
+            "--lr 1 shows_itself.py",
+            "No such option: --lr; did you mean '--log'? Write the script's arguments after --",
+        ),
+        (
+            "shows_itself.py --lr 1 -- x",
+            "No such option: --lr; did you mean '--log'? Write the script's arguments after --",
+        ),
     ],
 )
 def test_wrong_input_is_one_line(

@@ -160,7 +160,13 @@ def test_a_script_that_sets_its_arguments_by_hand_is_told(start: Start, tmp_path
     (tmp_path / "by_hand.py").write_text(BY_HAND)
     plan(
         tmp_path,
-        about={"gpu": "L4", "sequences_a_step": 64, "gpus": 4, "prediction": PREDICTION, "step_time_s": [0.9, 1.2, 1.6]},
+        about={
+            "gpu": "L4",
+            "sequences_a_step": 64,
+            "gpus": 4,
+            "prediction": PREDICTION,
+            "step_time_s": [0.9, 1.2, 1.6],
+        },
         arguments={
             "per_device_train_batch_size": 4,
             "gradient_accumulation_steps": 4,

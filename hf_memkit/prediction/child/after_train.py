@@ -215,7 +215,7 @@ def _limited() -> None:
     """The script ends after so many seconds, even where it hears no signal: the steps' result is written by then."""
 
     def late(*_: Any) -> None:
-        raise Ended(f"it goes on for more than {_LIMIT_S} s")
+        raise Ended(f"it runs for more than {_LIMIT_S} s")
 
     if threading.current_thread() is threading.main_thread():  # no other hears signals
         signal.signal(signal.SIGALRM, late)

@@ -159,12 +159,12 @@ def traced_training(
             object.__setattr__(arguments, name, value)
         trainer.is_in_train = False
     notes += [
-        f"{place} asks for a tensor's value (.item(), a comparison): taken for 1; check what follows"
+        f"{place} asks for a tensor's value (.item(), a comparison): assumed to be 1; check your code there"
         for place in asked
     ]
     notes += notes_on_8_bits(trainer.model)
     if watch.optimizer_steps < needed:
-        raise Unmodelled(f"train() made {watch.optimizer_steps} optimizer steps in place of {needed}")
+        raise Unmodelled(f"train() made {watch.optimizer_steps} optimizer steps instead of {needed}")
     spans = list(zip(steps, itertools.pairwise(bounds), strict=False))
     about["steps"] = [(step.kind, begin[0], end[0]) for step, (begin, end) in spans]
     if tracer.recorder is not None:
@@ -191,17 +191,17 @@ def _refuse(trainer: Any, device_type: str) -> None:
     """
     arguments = trainer.args
     if arguments.device.type != device_type:
-        raise Unmodelled(f"this training runs on the {arguments.device.type.upper()}: leave out use_cpu")
+        raise Unmodelled(f"this training runs on the {arguments.device.type.upper()}; omit use_cpu")
     for name in ("per_device_train_batch_size", "gradient_accumulation_steps"):
         if getattr(arguments, name) < 1:
-            raise Unmodelled(f"{name}={getattr(arguments, name)}: is no training; give a number from 1 on")
+            raise Unmodelled(f"{name}={getattr(arguments, name)}: no training; give 1 or more")
     if arguments.torch_compile:
         raise Unmodelled(
             "torch_compile: a compiled model keeps and recomputes what its compiler decides, which a trace of the "
-            "eager model does not show; leave it out, and measure with it"
+            "eager model does not show; omit it, or measure with memkit run"
         )
     if getattr(trainer, "is_fsdp_enabled", False):
-        raise Unmodelled("fsdp: is not modelled; leave it out, or take a DeepSpeed JSON")
+        raise Unmodelled("fsdp: FSDP is not modelled; omit it, or use a DeepSpeed JSON (memkit ds list)")
 
 
 def _base(model: Any) -> Any:
@@ -226,7 +226,7 @@ def _about(trainer: Any) -> Found:
     notes = list(_left_out(arguments, base))
     if getattr(arguments, "predict_with_generate", False):
         if not generates(arguments, type(trainer)):
-            notes.append("predict_with_generate has no effect: Seq2SeqTrainer generates, and this is none")
+            notes.append("predict_with_generate has no effect: only Seq2SeqTrainer generates")
         elif trainer.compute_metrics is None:
             notes.append("predict_with_generate has no effect: evaluations without compute_metrics compute the loss")
     return {
@@ -249,7 +249,7 @@ def _about(trainer: Any) -> Found:
 def _left_out(arguments: Any, model: Any) -> Iterator[str]:
     """What the training asks for and the trace does not show, a sentence each."""
     if arguments.resume_from_checkpoint:
-        yield "resume_from_checkpoint: the checkpoint is not read; one of the traced training stands for it"
+        yield "resume_from_checkpoint: not read; a checkpoint of the traced training is used instead"
     attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if attention in ("flash_attention_2", "flash_attention_3") and not _is_installed("flash_attn"):
         yield f"{attention}: predicted as with the flash-attn package, which is not installed here"

@@ -243,7 +243,7 @@ def first_batches(loader: Any, count: int) -> list[Batch]:
     """
     batches = list(itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader, count)), count))
     if not batches:
-        raise Unmodelled("the data loader gives no batch")
+        raise Unmodelled("the data loader gives no batch; check the training data")
     return batches
 
 

@@ -36,7 +36,7 @@ def evaluation_of(trainer: Any, notes: list[str], *, worst: bool) -> tuple[Batch
     """Batches to evaluate with, none if no evaluation is asked for; and of how many more the predictions are kept."""
     before = getattr(trainer, "memkit_evaluates", False)
     if before:
-        notes.append("evaluate() before train(): is predicted after the steps, with the optimizer's states")
+        notes.append("evaluate() before train(): predicted after the steps, with the optimizer's states")
     if not before and not is_asked_for(trainer.args.eval_strategy):
         return (), 0
     batches, more = _evaluation_batches(trainer, worst=worst)

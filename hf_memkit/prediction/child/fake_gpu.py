@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 
-def one_card(capability: tuple[int, int], capacity_bytes: int, name: str = "fake card") -> None:
+def one_card(capability: tuple[int, int], capacity_bytes: int, name: str = "fake GPU") -> None:
     """Makes `torch.cuda` describe one card of this compute capability, on which nothing can be run."""
     from torch._subclasses import fake_tensor
     from torch.cuda.amp import common
@@ -319,8 +319,8 @@ def _compiled(model: Any = None, **options: Any) -> Any:
         return model
     if isinstance(model, nn.Module):
         raise Unmodelled(
-            f"torch.compile({type(model).__name__}): what a compiled model keeps cannot be traced; leave "
-            "it out, and measure with it"
+            f"torch.compile({type(model).__name__}): what a compiled model keeps cannot be traced; omit "
+            "it, or measure with memkit run"
         )
 
     @functools.wraps(model)

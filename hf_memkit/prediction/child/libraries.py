@@ -58,10 +58,10 @@ def traceable(setup: Setup) -> Setup:
     if setup.get("arguments.torch_compile") or setup.get("arguments.torch_compile_backend"):
         raise Unmodelled(
             "torch_compile: a compiled model keeps and recomputes what its compiler decides, which a trace of the "
-            "eager model does not show; leave it out, and measure with it"
+            "eager model does not show; omit it, or measure with memkit run"
         )
     if setup.get("model.attn_implementation") == "flex_attention":
-        raise Unmodelled("attn_implementation = flex_attention: its kernels are compiled; take sdpa")
+        raise Unmodelled("attn_implementation = flex_attention: its kernels are compiled; use sdpa")
     for key in _LOOKS_AT_DATA:
         setup = setup.drop(key)
     if _with_flash_package(setup):

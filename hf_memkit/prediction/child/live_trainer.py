@@ -40,7 +40,7 @@ def ready_trainer(path: Path) -> Any:
 
 def _without_fsdp(arguments: TrainingArguments) -> TrainingArguments:
     if arguments.fsdp:
-        raise Unmodelled("fsdp: FSDP is not modelled; leave it out, or take a DeepSpeed JSON (memkit ds list)")
+        raise Unmodelled("fsdp: FSDP is not modelled; omit it, or use a DeepSpeed JSON (memkit ds list)")
     return arguments
 
 
@@ -77,7 +77,7 @@ def _move(module: nn.Module, device: torch.device) -> None:
 def _made(parts: TrainerParts) -> Any:
     model = parts.model if isinstance(parts.model, nn.Module) else parts.model()
     if not isinstance(model, nn.Module):
-        raise InputError(f"model: what is given must make an nn.Module, and made a {type(model).__name__}")
+        raise InputError(f"model: must make an nn.Module; it made a {type(model).__name__}")
     kind = parts.kind or Trainer
     arguments = parts.arguments
     if isinstance(arguments, Setup):

@@ -115,7 +115,7 @@ def quantise_linears(model: nn.Module, options: Mapping[str, Any]) -> None:
         Unmodelled: another kind of quantisation, or bitsandbytes is not installed.
     """
     if not (options.get("load_in_4bit") or options.get("load_in_8bit")) or options.get("llm_int8_has_fp16_weight"):
-        raise Unmodelled(f"model.quantization = {dict(options)}: load_in_4bit and load_in_8bit alone are modelled")
+        raise Unmodelled(f"model.quantization = {dict(options)}: only load_in_4bit and load_in_8bit are supported")
     try:
         import bitsandbytes as bnb
     except ImportError:

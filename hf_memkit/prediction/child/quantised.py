@@ -67,7 +67,7 @@ def _method(asked: Any) -> str:
 
 def _unmodelled(what: str) -> Unmodelled:
     return Unmodelled(
-        f"{what}: models quantised like this are not modelled; take the model it was made from, with "
+        f"{what}: this quantisation is not supported; use the model it was made from, with "
         "BitsAndBytesConfig(load_in_4bit=True) or (load_in_8bit=True), or measure: memkit run"
     )
 

@@ -64,7 +64,7 @@ def _replace(name: str, function: Any) -> None:
 
 def _not_saved() -> None:
     place = users_line()
-    print(f"memkit: {place}: no weights are written: a prediction has none", file=sys.stderr, flush=True)
+    print(f"memkit: {place}: writes no weights: a prediction has none", file=sys.stderr, flush=True)
 
 
 def _has_fakes(content: Any) -> bool:

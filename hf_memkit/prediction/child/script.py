@@ -226,7 +226,7 @@ def _unless_it_goes_on(found: Found) -> Found:
     """What is found of a script that ends its process below `train()`."""
     if "trace" not in found or found["about"]["deepspeed"]:
         return found
-    said = "what stands below train() is not in this: it ended its process, or went on for too long"
+    said = "code after train() is not included: it ended its process, or ran too long"
     return {**found, "about": {**found["about"], "notes": [*found["about"]["notes"], said]}}
 
 

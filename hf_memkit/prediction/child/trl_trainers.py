@@ -133,7 +133,7 @@ def about_vllm(trainer: Any) -> dict[str, Any] | None:
         return None
     found: Any = getattr(trainer, "vllm_generation", None)
     if not isinstance(getattr(found, "llm", None) or getattr(found, "vllm_client", None), _Engine | _Server):
-        raise Unmodelled("use_vllm: is modelled as TRL's GRPO and RLOO use it, in a script; leave it out")
+        raise Unmodelled("use_vllm: supported only for TRL's GRPO and RLOO in a script; omit it")
     if found.mode != "colocate":
         return {"mode": found.mode}
     model = trainer.model.get_base_model() if hasattr(trainer.model, "get_base_model") else trainer.model
