@@ -88,7 +88,7 @@ def setup(
 
 def _beside_the_verdict(problems: Sequence[str], why: str) -> list[str]:
     """Those that are not what the verdict says: a prediction judges the GPU, and RAM and disk where it names them."""
-    said = [*(f"on the {gpu} by formula" for gpu in ("GPU", "card")), "predicted not to fit"]
+    said = ["on the GPU by formula", "predicted not to fit"]
     said += [f"{what} by formula" for what in ("of RAM", "of disk") if what in why]
     return [problem for problem in problems if not any(each in problem for each in said)]
 
