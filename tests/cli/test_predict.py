@@ -106,7 +106,7 @@ def tiny(tmp_path: Path) -> str:
         ((*XL, "--set", "bf16=true", "--set", "fp16=true"), "at most one"),
         ((*XL, "--args", "nowhere.json"), "cannot be read"),
         (("--args", "mine.json"), "mine.json names none (model_name_or_path)"),
-        ((*XL, "--preset", "lora+resident"), "take one"),
+        ((*XL, "--preset", "lora+resident"), "Choose one"),
         ((*XL, "--preset", "resident", "--set", "rank=4"), "values of this preset"),
         ((*XL, "--technique", "lora"), "--preset lora"),
         (("--model", "negative"), "negative dimension -32"),
@@ -325,7 +325,7 @@ def test_the_table_is_one_screen_as_wide_as_the_terminal(xl: Setup, width: int) 
     assert lengths["optimizer"] == max(lengths.values()) and len(bars["optimizer"]) == width
     assert lengths["activations"] == pytest.approx(lengths["optimizer"] / 2, abs=1)
     assert bars["buffers"].endswith(("▏", "█")) and "16.0 MiB" in bars["buffers"], "what is small is shown too"
-    assert bars["loss"].split() == ["loss", "none"]
+    assert bars["loss"].split() == ["loss", "0"]
     assert "forward 7.00 GiB 8.00 GiB" in text and "optimizer 10.00 GiB not modelled" in text
     assert "11.00 GiB to 12.00 GiB" in text and "page-locked RAM not modelled" in text
     assert "not yet measured on a GPU" in text
