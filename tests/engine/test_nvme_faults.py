@@ -100,7 +100,7 @@ def test_a_disk_that_goes_away_ends_the_run_and_leaves_its_checkpoints(memkit: M
         log.seek(0)
         errors = [line for line in log.read().splitlines() if "memkit: error:" in line]
     assert code == 1 and len(errors) == 1, (code, errors)
-    assert "swap file" in errors[0] and "then go on with --resume" in errors[0]
+    assert "swap file" in errors[0] and "then continue with --resume" in errors[0]
     assert json.loads((tmp_path / "run" / "memkit-run.json").read_text())["status"] == "running"
 
     again = memkit("recipe", "gpt2-on-16gb", "--variant", "infinity", "--output", "run", "--resume")

@@ -112,4 +112,4 @@ def test_ctrl_c_finishes_the_step_and_leaves_a_checkpoint(
 
     text_file.write_text(text_file.read_text() * 2)
     changed = quick_memkit("recipe", "gpt2-on-16gb", "--resume", "--output", "run")
-    assert changed.returncode == 1 and "the data is not that of the run" in changed.stderr
+    assert changed.returncode == 1 and "the data differs from that of the run" in changed.stderr

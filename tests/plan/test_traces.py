@@ -112,7 +112,7 @@ def test_another_number_of_steps_is_no_setup_of_the_same_training(folder: Path) 
     assert plan.own.facts is not None and plan.own.facts["steps"] == 3
     assert {each.candidate.micro_batch_size for each in plan.traced} <= {4, 8}
     others = {name: why for name, why in plan.left_out.items() if " × " in name}
-    assert others and all("4 optimizer steps in place of 3" in why for why in others.values())
+    assert others and all("4 optimizer steps instead of 3" in why for why in others.values())
 
 
 def test_a_script_that_fails_says_so_at_once(folder: Path) -> None:

@@ -435,7 +435,7 @@ def test_a_mistake_of_syntax_is_shown_before_anything_is_started(run: Run) -> No
     code, _, said, written = run("x = (\n")
     assert code == 2 and written == ""
     assert said.splitlines()[0].endswith('File "train.py", line 1') and "SyntaxError: '(' was never closed" in said
-    assert last(said) == "memkit: error: train.py: Python cannot read it (SyntaxError)"
+    assert last(said) == "memkit: error: train.py: Python cannot parse it (SyntaxError)"
 
 
 def test_an_exception_in_the_traced_steps_is_the_script_s(run: Run) -> None:

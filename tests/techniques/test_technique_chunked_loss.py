@@ -325,7 +325,7 @@ def test_models_that_it_is_not_for() -> None:
         ({"chunk_tokens": 0}, "chunk_tokens=0"),
         ({"label_smoothing": 1.5}, "label_smoothing=1.5"),
         ({"engine": "fast"}, "engine='fast'"),
-        ({"engine": "liger"}, "Liger's kernel needs a CUDA card"),
+        ({"engine": "liger"}, "Liger's kernel needs a CUDA GPU"),
     ],
 )
 def test_options_that_cannot_be(options: dict[str, Any], said: str) -> None:
