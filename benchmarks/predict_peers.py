@@ -3,7 +3,7 @@
     python benchmarks/predict_peers.py "torch MemTracker" REQUEST
 
 REQUEST is JSON: `config`, `batch`, `length`; where it is not fp32 weights with bf16 autocast and a fused AdamW also
-`dtype`, of weights without autocast, and `bytes_a_parameter`, by which the rule of thumb goes.
+`dtype`, of weights without autocast.
 
 Prints one line of JSON: `{"answer_gib": …, "of": what it counts}`.
 """
@@ -90,18 +90,6 @@ def deepspeed(asked: Mapping[str, Any]) -> dict[str, Any]:
     total = sum(parameter.numel() for parameter in model.parameters())
     card, _ = estimate_zero2_model_states_mem_needs(total, cpu_offload=False)
     return {"answer_gib": card / GIB, "of": "model states of ZeRO-2 on one card; no activations, no loss"}
-
-
-def rule_of_thumb(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Bytes a parameter times parameters: 16 with AdamW in mixed precision (Rajbhandari et al. 2019, arXiv 1910.02054,
-    section 3.1), 2 where 16-bit weights are frozen, 0.5 where 4-bit ones are."""
-    import torch
-
-    with torch.device("meta"):
-        model = _model(asked["config"])
-    total = sum(parameter.numel() for parameter in model.parameters())
-    each = asked.get("bytes_a_parameter", 16)
-    return {"answer_gib": total * each / GIB, "of": f"{each:g} bytes a parameter; no activations, no loss"}
 
 
 PEERS: Final[Mapping[str, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {

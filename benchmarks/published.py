@@ -285,9 +285,7 @@ def _peers(rows: Mapping[str, Row], evidence: Evidence) -> None:
         if row["measured"] != "max_allocated" or row.get("task") or config is None or evidence.has(row, "peers"):
             continue
         kind, found = models.kind_of(row), Found()
-        asked = {
-            "config": config, "dtype": "bfloat16", "bytes_a_parameter": {"full": 16, "LoRA": 2}.get(kind, 0.5),
-        }  # fmt: skip
+        asked = {"config": config, "dtype": "bfloat16"}
         for peer in PEERS:
             request = asked
             if peer == "torch MemTracker":  # the only one that knows a batch; its step is written by hand, no adapters

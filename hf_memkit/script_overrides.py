@@ -61,15 +61,6 @@ class Overrides:
     def from_json(cls, content: Mapping[str, Any]) -> Overrides:
         return cls(**{name: dict(content[name]) for name in (*_SECTIONS, _ADAPTER) if name in content})
 
-    @classmethod
-    def read(cls, path: str | Path) -> Overrides:
-        """Those of a plan file.
-
-        Raises:
-            InputError: as `read_plan`.
-        """
-        return read_plan(path)[0]
-
 
 def read_plan(path: str | Path) -> tuple[Overrides, dict[str, Any]]:
     """The overrides of a plan file, and what its key `about` says of the plan; other keys are left alone.

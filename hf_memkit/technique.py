@@ -72,7 +72,6 @@ class Technique:
         values: names and types of what a recipe's variant or `preset(values=…)` may give it.
         bounds: what numbers among `values` may be; those that it lacks may be any.
         gpu_only: why a CPU cannot show the memory that it saves; empty if a test measures it on a CPU.
-        always_applies: why no rule of `hf_memkit.checks` is about it; empty if there is one.
         apply: puts its settings.
     """
 
@@ -87,7 +86,6 @@ class Technique:
     values: Mapping[str, type]
     bounds: Bounds
     gpu_only: str
-    always_applies: str
     apply: Apply = field(repr=False)
 
     def __call__(self, setup: Setup) -> Setup:
@@ -123,7 +121,6 @@ def technique(
     values: Mapping[str, type] | None = None,
     bounds: Bounds | None = None,
     gpu_only: str = "",
-    always_applies: str = "",
 ) -> Callable[[Apply], Technique]:
     """Registers the decorated function. `slot` is the family's name if it is not given; "" stands for none.
 
@@ -142,7 +139,7 @@ def technique(
             raise ValueError(f"technique {name!r}: bounds of {sorted(loose)}, which are no values of it")
         made = Technique(
             name, family, saves, costs, not_when, proof, used, packages, dict(values or {}), dict(bounds or {}),
-            gpu_only, always_applies, apply,
+            gpu_only, apply,
         )  # fmt: skip
         TECHNIQUES[name] = made
         return made

@@ -37,7 +37,7 @@ environment: {PYTORCH_ALLOC_CONF: "expandable_segments:True", OMP_NUM_THREADS: 2
 def test_a_plan_file_is_read_under_todays_names(tmp_path: Path) -> None:
     (path := tmp_path / "plan.yaml").write_text(PLAN)
     overrides, about = read_plan(path)
-    assert about == {"sequences_a_step": 8} and overrides == Overrides.read(path)
+    assert about == {"sequences_a_step": 8}
     assert overrides.arguments == {"activation_checkpointing": True, "learning_rate": 1e-4, "packing": True}
     assert overrides.model == {"dtype": "bfloat16"}
     assert overrides.environment == {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "OMP_NUM_THREADS": "2"}

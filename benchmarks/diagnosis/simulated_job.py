@@ -104,7 +104,6 @@ class Hidden:
     """The highest allocated so far in this process, evaluations and loading included."""
     measured: list[bool] = field(default_factory=list)
     """Whether NVML was read in this step."""
-    out_of_memory: bool = False
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ class _Process:
     def __init__(self, job: Job, plan: Plan, rng: random.Random, hidden: Hidden, start: int, clock_s: float) -> None:
         self.job, self.plan, self.rng, self.hidden = job, plan, rng, hidden
         self.clock_s = clock_s
-        self.started_s = clock_s
         self.outside = int(rng.uniform(0.28, 0.62) * GIB)
         self.others = plan.others[max(start, 1) - 1] if plan.others is not None else 0
         self.allocator = SimulatedAllocator(self._limit, expandable=job.expandable)
@@ -223,15 +222,13 @@ def simulate(job: Job, plan: Plan, rng: random.Random) -> tuple[list[dict[str, A
     for start, last in parts:
         del records[start:]  # steps that are repeated: the last record counts
         for values in vars(hidden).values():
-            if isinstance(values, list):
-                del values[start:]
+            del values[start:]
         try:
             process = _Process(job, plan, rng, hidden, start, clock_s)
             for step in range(start + 1, last + 1):
                 records.append(process.step(step))
                 process.after(step)
         except OutOfDeviceMemory:
-            hidden.out_of_memory = True
             break
         clock_s = process.clock_s + rng.uniform(30, 3000)
     return records, hidden

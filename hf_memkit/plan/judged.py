@@ -36,7 +36,6 @@ class Judged:
         tokens: of one optimizer step of usual batches on all GPUs; None: it is none of tokens.
         facts: what the trace says of the run (`prediction/child/plan_facts.py`).
         is_other: whether it would be another training than the script's, such as one with other last batches.
-        details: a traceback, where the script fails with it.
         run_seconds: of the whole training, its evaluations and saves: (low, middle, high); None: not known.
     """
 
@@ -48,7 +47,6 @@ class Judged:
     tokens: int | None = None
     facts: Mapping[str, Any] | None = None
     is_other: bool = False
-    details: str = ""
     run_seconds: tuple[float, float, float] | None = None
 
     @property

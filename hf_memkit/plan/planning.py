@@ -397,7 +397,7 @@ class _Judge:
         try:
             return self._judged(candidate, replace(candidate.overrides, environment={}))
         except ScriptFailed as error:
-            return Judged(candidate, why=f"the script fails with it: {error}", details=error.text)
+            return Judged(candidate, why=f"the script fails with it: {error}")
         except InputError as error:
             return Judged(candidate, why=str(error))
 

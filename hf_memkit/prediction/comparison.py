@@ -16,7 +16,6 @@ from hf_memkit.units import GIB
 __all__ = ["Comparison", "compare", "compare_versions"]
 
 Name = TypeVar("Name")
-Pairs = Mapping[Name, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,6 @@ class TracePeak:
 
     Attributes:
         size_bytes: live bytes, each storage rounded to 512 bytes.
-        event: index of the event that reached it; -1 where nothing was ever made.
         phase: the phase it fell into.
         operation: what made the storage of that event, such as `aten._log_softmax.default`.
         module: the module whose forward (or whose forward's backward) was running, as a dotted name; empty outside.
@@ -53,7 +52,6 @@ class TracePeak:
     """
 
     size_bytes: int
-    event: int
     phase: Phase
     operation: str
     module: str
@@ -166,7 +164,6 @@ class Trace:
         last = self.events[event] if 0 <= event < len(self.events) else 0
         return TracePeak(
             size_bytes=sum(categories.values()),
-            event=event,
             phase=self.phase_at(event),
             operation=self.operations[self.operation_of[last - 1]] if last > 0 else "",
             module=self.modules[self.module_of[last - 1]] if last > 0 else "",

@@ -7,7 +7,6 @@ from typing import Final, Literal
 
 from hf_memkit import techniques
 from hf_memkit.errors import InputError, did_you_mean
-from hf_memkit.technique import TECHNIQUES
 from hf_memkit.zero import techniques as zero_techniques
 
 __all__ = ["PRESETS", "Preset", "find_preset"]
@@ -35,16 +34,6 @@ class Preset:
     checkpoint_bytes_per_parameter: float
     solves_for: Literal["micro-batch", "batch", "sequence"] = "micro-batch"
     where_possible: tuple[str, ...] = ()
-
-    @property
-    def packages(self) -> tuple[str, ...]:
-        """What must be installed beyond the core dependencies."""
-        return tuple(dict.fromkeys(package for name in self.techniques for package in TECHNIQUES[name].packages))
-
-    @property
-    def values(self) -> dict[str, type]:
-        """Names and types of what may be given to its techniques."""
-        return {key: kind for name in self.techniques for key, kind in TECHNIQUES[name].values.items()}
 
 
 _ON_THE_CARD: Final = ("data-parallel", "activation-checkpointing", "chunked-loss", "expandable-segments")

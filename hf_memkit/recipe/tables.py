@@ -173,7 +173,6 @@ _KINDS: Final = {
     ".json": "JSON", ".jsonl": "JSON", ".ndjson": "JSON", ".csv": "CSV", ".tsv": "TSV", ".parquet": "parquet",
 }  # fmt: skip
 TABLE_SUFFIXES: Final = frozenset(_KINDS)
-_ROWS: Final = 256
 _LONGEST_FIELD: Final = 2**24
 """Characters of one CSV field; Python's own limit of 131072 is below long documents."""
 

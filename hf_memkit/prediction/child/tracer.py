@@ -31,7 +31,6 @@ from hf_memkit.terms import CATEGORIES, Category, Phase
 
 __all__ = ["StorageTracer"]
 
-_OTHER: Final = CATEGORIES.index("other")
 
 _DEVICE: Final = torch.ops.prim.device.default
 _ITEM: Final = torch.ops.aten._local_scalar_dense.default
