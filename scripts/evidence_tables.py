@@ -4,10 +4,13 @@ compared."""
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+sys.path.insert(0, str(ROOT))  # for `benchmarks`, which no installation has
 
 
 def update(tables: Mapping[Path, Mapping[str, str]], arguments: list[str], script: str) -> int:

@@ -14,10 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evidence_tables import update
+from evidence_tables import RESULTS, ROOT, update
 
-ROOT = Path(__file__).resolve().parents[1]
-EVIDENCE = ROOT / "benchmarks" / "results" / "plan_choices.json"
+EVIDENCE = RESULTS / "plan_choices.json"
 
 Content = Mapping[str, Any]
 

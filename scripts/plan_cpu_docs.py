@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evidence_tables import ROOT, update
+from evidence_tables import RESULTS, ROOT, update
 
-RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "plan.md"
 
 Row = Mapping[str, Any]

@@ -11,10 +11,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from evidence_tables import update
-
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
+from evidence_tables import RESULTS, ROOT, update
 
 
 def example(which: str, path: Path = RESULTS / "plan_example.json") -> str:

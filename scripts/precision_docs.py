@@ -10,14 +10,10 @@ import json
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from evidence_tables import RESULTS, ROOT, update
 
-from evidence_tables import update  # noqa: E402
+from benchmarks.parameter_bytes import PARAMETER_BYTES
 
-from benchmarks.parameter_bytes import PARAMETER_BYTES  # noqa: E402
-
-RESULTS = ROOT / "benchmarks" / "results"
 PAGES = ROOT / "docs" / "techniques"
 
 

@@ -15,13 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from evidence_tables import update
+from evidence_tables import RESULTS, ROOT, update
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
-sys.path.insert(0, str(ROOT))
-
-from hf_memkit.cards import CARDS  # noqa: E402
+from hf_memkit.cards import CARDS
 
 Row = Mapping[str, Any]
 

@@ -6,21 +6,16 @@
 
 from __future__ import annotations
 
-import re
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from evidence_tables import ROOT, update
 
-PAGE = ROOT / "docs" / "presets.md"
+from hf_memkit.presets import PRESETS
+from hf_memkit.technique import TECHNIQUES
 
 
 def table() -> str:
     """Each preset: for whom it is, its techniques with their pages, and how much of it arguments can say."""
-    from hf_memkit.presets import PRESETS
-    from hf_memkit.technique import TECHNIQUES
-
     lines = ["| preset | for whom | techniques |", "|---|---|---|"]
     for name, preset in PRESETS.items():
         links = [
@@ -35,17 +30,7 @@ def table() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    text = PAGE.read_text()
-    block = re.compile(r"(<!-- presets: begin -->\n).*?(<!-- presets: end -->)", re.DOTALL)
-    assert block.search(text), "docs/presets.md has no block for the table"
-    filled = block.sub(lambda found: f"{found[1]}{table()}\n{found[2]}", text)
-    if filled == text:
-        return 0
-    if "--check" in arguments:
-        print("docs/presets.md is not what the presets say: run scripts/preset_docs.py")
-        return 1
-    PAGE.write_text(filled)
-    return 0
+    return update({ROOT / "docs" / "presets.md": {"presets": table()}}, arguments, "preset_docs.py")
 
 
 if __name__ == "__main__":

@@ -13,14 +13,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from evidence_tables import update
+from evidence_tables import RESULTS, ROOT, update
 
-ROOT = Path(__file__).resolve().parents[1]
-EVIDENCE = ROOT / "benchmarks" / "results" / "published.json"
-CHOICES, SPEED = EVIDENCE.with_name("plan_choices.json"), EVIDENCE.with_name("plan_speed.json")
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.published_summary import (  # noqa: E402
+from benchmarks.published_summary import (
     ALLOCATED,
     RESERVED,
     Errors,
@@ -31,8 +26,11 @@ from benchmarks.published_summary import (  # noqa: E402
     reserved_error,
     total_error,
 )
-from hf_memkit.prediction.verdict import CONTEXT_SLACK_BYTES  # noqa: E402
-from hf_memkit.units import MIB  # noqa: E402
+from hf_memkit.prediction.verdict import CONTEXT_SLACK_BYTES
+from hf_memkit.units import MIB
+
+EVIDENCE = RESULTS / "published.json"
+CHOICES, SPEED = RESULTS / "plan_choices.json", RESULTS / "plan_speed.json"
 
 Row = Mapping[str, Any]
 

@@ -15,12 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from evidence_tables import update
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from plan_docs import RESULTS, command_lines  # noqa: E402
+from evidence_tables import RESULTS, ROOT, update
+from plan_docs import command_lines
 
 LOG: Final = """\
 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.53 GiB. GPU 0 has a total capacity of 23.64 GiB of \

@@ -11,15 +11,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from evidence_tables import ROOT, update
+from evidence_tables import RESULTS, ROOT, update
 
 from hf_memkit import resources
 from hf_memkit.recipe.predictions import StoredPrediction, stored
 from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.recipe.tasks import TASKS, find_task
 from hf_memkit.units import GIB
-
-RESULTS = ROOT / "benchmarks" / "results"
 
 
 def recipes_table() -> str:

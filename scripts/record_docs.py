@@ -11,11 +11,9 @@ import ast
 import re
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from evidence_tables import update
+from evidence_tables import ROOT, update
 
-ROOT = Path(__file__).resolve().parents[1]
 TYPES = ROOT / "hf_memkit" / "record_types.py"
 
 

@@ -11,10 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from evidence_tables import update
-
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
+from evidence_tables import RESULTS, ROOT, update
 
 
 def diagnosis_table() -> str:

@@ -13,13 +13,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-ROOT: Final = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # for `benchmarks`, which no installation has
+from evidence_tables import RESULTS, ROOT, update
 
-from benchmarks.techniques_cases import COVERED, LADDERS, MODELS, Case, Comparison, comparisons, rungs  # noqa: E402
-from hf_memkit.technique import FAMILIES, TECHNIQUES, Family, Technique  # noqa: E402
+from benchmarks.techniques_cases import COVERED, LADDERS, MODELS, Case, Comparison, comparisons, rungs
+from hf_memkit.technique import FAMILIES, TECHNIQUES, Family, Technique
 
-RESULTS: Final = ROOT / "benchmarks" / "results"
 PAGES: Final = ROOT / "docs" / "techniques"
 NOT_YET: Final = (
     "Not yet measured on a GPU: `python benchmarks/gpu.py --section techniques` does it, where there is one."
@@ -31,31 +29,17 @@ Rows = Mapping[str, Mapping[str, Any]]
 
 
 def main(arguments: list[str]) -> int:
-    stale = [(page, text) for page, text in pages().items() if not page.exists() or page.read_text() != text]
-    for page, text in stale:
-        if "--check" in arguments:
-            print(f"{page.relative_to(ROOT)} is not what registry and evidence say: run scripts/technique_docs.py")
-        else:
-            page.write_text(text)
-    return 1 if stale and "--check" in arguments else 0
+    return update(tables(), arguments, "technique_docs.py")
 
 
-def pages(folder: Path = PAGES, results: Path = RESULTS) -> dict[Path, str]:
-    """Each page as it should be: every block filled, and those that a page lacks added at its end."""
-    found: dict[Path, dict[str, str]] = {}
-    gpu = measured(results)
-    if (overview := folder / "README.md").exists():
-        found[overview] = {"techniques": overview_table(gpu), "ladders": ladder_tables(gpu)}
-    for family in FAMILIES:
-        page = folder / f"{family}.md"
-        if page.exists() and any(one.family == family for one in TECHNIQUES.values()):
-            found[page] = {"gpu": gpu_table(family, gpu)}
-    for name, (page_name, table) in EVIDENCE.items():
-        page, path = folder / page_name, results / f"{name}.json"
-        if page in found:
-            text = table(json.loads(path.read_text())) if path.exists() else "Not yet measured."
-            found[page] = {name: text, **found[page]}
-    return {page: filled(page, blocks) for page, blocks in found.items()}
+def tables() -> dict[Path, dict[str, str]]:
+    """Each page's tables."""
+    gpu = measured(RESULTS)
+    found = {PAGES / f"{family}.md": {"gpu": gpu_table(family, gpu)} for family in FAMILIES}
+    found[PAGES / "README.md"] = {"techniques": overview_table(gpu), "ladders": ladder_tables(gpu)}
+    for name, (page, table) in EVIDENCE.items():
+        found[PAGES / page][name] = table(json.loads((RESULTS / f"{name}.json").read_text()))
+    return found
 
 
 def measured(results: Path = RESULTS) -> Rows:
@@ -280,18 +264,6 @@ EVIDENCE: Final[Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]]] = 
     "optimizer_curves": ("optimizers.md", curves_table),
 }
 """Evidence file (without .json) → its page, and what makes a table of it."""
-
-
-def filled(page: Path, blocks: Mapping[str, str]) -> str:
-    """The page with its blocks; one that is missing is added at the end."""
-    text = page.read_text()
-    for name, table in blocks.items():
-        block = re.compile(f"(<!-- evidence: {re.escape(name)} -->\n).*?(<!-- end -->)", re.DOTALL)
-        if not block.search(text):
-            title = {"gpu": "On a GPU"}.get(name, name.replace("-", " ").capitalize())
-            text = f"{text.rstrip()}\n\n## {title}\n\n<!-- evidence: {name} -->\n<!-- end -->\n"
-        text = block.sub(lambda found, table=table: f"{found[1]}{table}\n{found[2]}", text)  # type: ignore[misc]
-    return text
 
 
 def _cell(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 # Before torch is imported. Threads that spin while they wait make a busy machine several times slower.
@@ -208,6 +210,13 @@ def text_file(tmp_path: Path) -> Path:
     path = tmp_path / "corpus.txt"
     path.write_text("\n".join(f"The {n} quick brown foxes jump over {n % 7} lazy dogs." for n in range(6000)))
     return path
+
+
+def load_script(name: str) -> SimpleNamespace:
+    """What a file of scripts/ defines."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "scripts"))
+        return SimpleNamespace(**runpy.run_path(str(ROOT / "scripts" / name)))
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from benchmarks import plan_choices, plan_fits
 from benchmarks.plan_choices_scores import PLAN, Setup, case, scores
-from tests.conftest import ROOT
+from tests.conftest import ROOT, load_script
 
 EVIDENCE: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / "plan_choices.json").read_text())
 GROUPS: list[dict[str, Any]] = [json.loads(line) for line in plan_choices.GROUPS.read_text().splitlines()]
@@ -118,18 +117,17 @@ def test_bars() -> None:
     assert all(said["ways"][rule]["within_5_percent"] < plan for rule in (LARGEST, PLAIN))
 
 
-def test_tables_say_what_the_evidence_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_say_what_the_evidence_says() -> None:
     """Defect: a table without its misses."""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    page = runpy.run_path(str(ROOT / "scripts" / "plan_choices_docs.py"))
+    page = load_script("plan_choices_docs.py")
     missed = [
         case
         for group in EVIDENCE["groups"]
         for case in group.get("cases", ())
         if max(case["ways"][PLAN]["losses"]) > EVIDENCE["within"]
     ]
-    assert page["misses"](EVIDENCE).count("\n") == 1 + len(missed) > 1
-    assert page["choices"](EVIDENCE).count("\n| ") == 9 and "| 6; 0 |" in page["fits"](EVIDENCE)
+    assert page.misses(EVIDENCE).count("\n") == 1 + len(missed) > 1
+    assert page.choices(EVIDENCE).count("\n| ") == 9 and "| 6; 0 |" in page.fits(EVIDENCE)
     skipped = sum(not group["expressed"] for group in EVIDENCE["groups"])
-    counts = [line.rsplit("| ", 1)[1].rstrip(" |") for line in page["not_expressed"](EVIDENCE).splitlines()[2:-2]]
+    counts = [line.rsplit("| ", 1)[1].rstrip(" |") for line in page.not_expressed(EVIDENCE).splitlines()[2:-2]]
     assert sum(map(int, counts)) == skipped

@@ -1,47 +1,37 @@
-"""The tables of docs/predict.md are those that the evidence gives; its examples are accepted."""
+"""docs/predict.md: its tables claim what was measured; its examples are accepted."""
 
 from __future__ import annotations
 
 import ast
 import json
 import re
-import runpy
-import subprocess
-import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import ROOT, load_script
 
 PAGE = (ROOT / "docs" / "predict.md").read_text()
 
 
 @pytest.fixture(scope="module")
-def script() -> dict[str, Any]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "scripts"))
-        return runpy.run_path(str(ROOT / "scripts" / "predict_docs.py"))
+def script() -> SimpleNamespace:
+    return load_script("predict_docs.py")
 
 
-def test_tables_are_current() -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "predict_docs.py"), "--check"]
-    ran = subprocess.run(command, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-
-
-def test_without_evidence_nothing_is_claimed(script: dict[str, Any], tmp_path: Path) -> None:
-    blocks, of_peers, of_scripts = script["tables"](tmp_path).values()
+def test_without_evidence_nothing_is_claimed(script: SimpleNamespace, tmp_path: Path) -> None:
+    blocks, of_peers, of_scripts = script.tables(tmp_path).values()
     assert blocks["equality"] == blocks["speed"] == of_scripts["overhead"] == of_peers["peers"] == "Not measured yet."
     assert blocks["gpu"] == "Not yet measured on a GPU."
     (tmp_path / "predict-rehearsal.json").write_text(
         json.dumps({"section": "predict", "rehearsal": True, "cases": []})
     )
-    assert script["gpu_table"](tmp_path) == "Not yet measured on a GPU."
+    assert script.gpu_table(tmp_path) == "Not yet measured on a GPU."
 
 
-def test_a_card_s_worst_and_what_was_called_fits_are_shown(script: dict[str, Any], tmp_path: Path) -> None:
+def test_a_card_s_worst_and_what_was_called_fits_are_shown(script: SimpleNamespace, tmp_path: Path) -> None:
     def row(case: str, verdict: str, status: str, error: float) -> dict[str, Any]:
         return {
             "case": case, "kind": "train", "status": status, "peak_allocated_gib": 10.0,
@@ -51,7 +41,7 @@ def test_a_card_s_worst_and_what_was_called_fits_are_shown(script: dict[str, Any
 
     rows = [row("a", "fits", "fits", 0.01), row("b", "fits", "does not fit", -0.04), row("c", "tight", "fits", 0.02)]
     (tmp_path / "predict-h200.json").write_text(json.dumps({"section": "predict", "rehearsal": False, "cases": rows}))
-    table = script["gpu_table"](tmp_path)
+    table = script.gpu_table(tmp_path)
     assert "3 trainings" in table and "| allocated | 2.0 % | 4.0 % (b) |" in table
     assert 'Called "fits", and did not: b.' in table and "| b | 10.00 | 9.60 | -4.0 % | fits | does not fit |" in table
 

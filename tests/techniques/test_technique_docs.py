@@ -1,13 +1,11 @@
-"""Generated tables of docs/techniques: current, honest about what was not measured, and right where something was."""
+"""Generated tables of docs/techniques: honest about what was not measured, and right where something was."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,25 +14,15 @@ import yaml
 from benchmarks.techniques_cases import comparisons, rungs
 from hf_memkit.recipe.schema import read_recipe
 from hf_memkit.technique import TECHNIQUES
-from tests.conftest import ROOT
+from tests.conftest import ROOT, load_script
 
 
 @pytest.fixture(scope="module")
-def docs() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("memkit_technique_docs", ROOT / "scripts" / "technique_docs.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def docs() -> SimpleNamespace:
+    return load_script("technique_docs.py")
 
 
-def test_tables_are_what_registry_and_evidence_say(docs: ModuleType) -> None:
-    stale = [str(page.relative_to(ROOT)) for page, text in docs.pages().items() if page.read_text() != text]
-    assert not stale, "run scripts/technique_docs.py"
-
-
-def test_every_technique_is_in_the_overview_with_its_page(docs: ModuleType) -> None:
+def test_every_technique_is_in_the_overview_with_its_page(docs: SimpleNamespace) -> None:
     lines = docs.overview_table({}).splitlines()[2:]
     assert len(lines) == len(TECHNIQUES)
     for one in TECHNIQUES.values():
@@ -42,7 +30,7 @@ def test_every_technique_is_in_the_overview_with_its_page(docs: ModuleType) -> N
         assert line.count("|") - line.count("\\|") == 7, "six columns"
 
 
-def test_without_evidence_nothing_is_claimed(docs: ModuleType, tmp_path: Path) -> None:
+def test_without_evidence_nothing_is_claimed(docs: SimpleNamespace, tmp_path: Path) -> None:
     assert docs.measured(tmp_path) == {}
     for text in (docs.ladder_tables({}), docs.gpu_table("loss", {})):
         assert docs.NOT_YET in text and "GiB," not in text
@@ -69,7 +57,7 @@ def row(case: str, peak: float, loss: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_evidence_becomes_tables(docs: ModuleType, tmp_path: Path) -> None:
+def test_evidence_becomes_tables(docs: SimpleNamespace, tmp_path: Path) -> None:
     one = next(one for one in comparisons() if one.technique == "chunked-loss")
     ladder = rungs("gpt2-xl")[0][1]
     refused = {**row(rungs("gpt2-xl")[1][1].name, 1, 1), "status": "does not fit", "why": "CUDA out of | memory"}
@@ -86,13 +74,3 @@ def test_evidence_becomes_tables(docs: ModuleType, tmp_path: Path) -> None:
     assert "Measured on Some card with torch 2.11" in table and "differ" not in table
     (tmp_path / "techniques.json").write_text(json.dumps({"cases": [rows[0], row(one.case.name, 6.5, 3.1)]}))
     assert "loss 3.100 **the losses differ** |" in docs.gpu_table("loss", docs.measured(tmp_path))
-
-
-def test_a_page_keeps_its_words_and_gets_the_blocks_it_lacks(docs: ModuleType, tmp_path: Path) -> None:
-    page = tmp_path / "loss.md"
-    page.write_text("# Loss\n\nWords.\n\n<!-- evidence: a -->\nold\n<!-- end -->\n\nMore words.\n")
-    text = docs.filled(page, {"a": "new", "gpu": "table"})
-    assert text.startswith("# Loss\n\nWords.\n\n<!-- evidence: a -->\nnew\n<!-- end -->\n\nMore words.\n")
-    assert text.endswith("## On a GPU\n\n<!-- evidence: gpu -->\ntable\n<!-- end -->\n")
-    page.write_text(text)
-    assert docs.filled(page, {"a": "new", "gpu": "table"}) == text

@@ -253,12 +253,3 @@ def test_trainer_s_tf32_switch_sticks(tmp_path: Path) -> None:
     finally:
         torch.backends.fp32_precision = before
         enable_tf32.cache_clear()
-
-
-def test_the_tables_of_the_docs_are_the_evidence_s() -> None:
-    sys.path.insert(0, str(ROOT / "scripts"))
-    try:
-        import precision_docs
-    finally:
-        sys.path.pop(0)
-    assert precision_docs.main(["--check"]) == 0

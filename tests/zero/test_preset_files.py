@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from hf_memkit import resources
 from hf_memkit.errors import InputError
 from hf_memkit.zero import ops
 from hf_memkit.zero.presets import load, preset_index
-from tests.conftest import ROOT
 
 NAMES = resources.names("ds_configs")
 STAGED = [name for name in NAMES if load(name)["zero_optimization"]["stage"] > 0]  # 1-bit optimizers go with no ZeRO
@@ -90,12 +87,6 @@ def test_removed_optimizers_say_which_deepspeed_still_has_them() -> None:
     info = preset_index()["onebit-adam"]
     assert info.runs_on("0.19.6") and not info.runs_on("0.19.7") and not info.runs_on("0.20.0")
     assert preset_index()["zero3"].runs_on("0.19.8")
-
-
-def test_the_readme_is_generated_from_index_and_formulas() -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "ds_configs_readme.py"), "--check"]
-    ran = subprocess.run(command, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def test_an_unknown_preset_gets_a_hint() -> None:
