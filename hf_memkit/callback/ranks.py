@@ -67,7 +67,6 @@ class RankNumbers:
 
     def __init__(self, store: Any, rank: int, world_size: int, name: str) -> None:
         self.rank = rank
-        self.world_size = world_size
         self._shared = _Shared()
         self._thread = threading.Thread(
             target=_exchange,

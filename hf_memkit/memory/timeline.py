@@ -65,6 +65,9 @@ class Segment(NamedTuple):
 class Timeline:
     """Follows one training. `gradient_bytes` counts the gradients on the device; it is asked in watched steps only."""
 
+    _body_start: int | None
+    _tail_start: int | None
+
     def __init__(self, gradient_bytes: Callable[[], int]) -> None:
         self.splits = False
         """Whether forward's body and the loss can be told apart: somebody will call `body_ends`."""
@@ -76,12 +79,7 @@ class Timeline:
         self._gradient_bytes = gradient_bytes
         self._last: Moment | None = None
         self._new_micro_batch = True
-        self._activations = 0
-        self._losses = 0
-        self._body_start: int | None = None
-        self._tail_start: int | None = None
-        self._forwards = 0
-        self._forwards_left_by_backward = 0
+        self._forget()
 
     def begin_step(self, *, watched: bool) -> None:
         """A step begins where the one before has ended."""

@@ -54,17 +54,10 @@ class Blocks(Dataset[dict[str, torch.Tensor]]):
 
 @dataclass(frozen=True)
 class Packed:
-    """Blocks to train on, and blocks held out: the last ones, so that no document but one can stand in both.
-
-    `tokens` counts all, the EOS tokens between documents and the dropped ones included; `dropped_tokens` is the tail
-    that fills no block; `documents` counts those that hold text.
-    """
+    """Blocks to train on, and blocks held out: the last ones, so that no document but one can stand in both."""
 
     train: Blocks
     held_out: Blocks
-    tokens: int
-    documents: int
-    dropped_tokens: int
 
 
 def pack(
@@ -98,7 +91,7 @@ def pack(
     if separator is None:
         raise DataError("the tokenizer has no EOS token to separate documents. Use that of a causal language model")
     tokens = array("i")  # grows in place, where joined numpy arrays would exist twice
-    count = 0
+    first = True
     for batch in _batches(documents):
         encoded = tokenizer(
             [piece for piece, _ in batch],
@@ -108,9 +101,9 @@ def pack(
             verbose=False,  # else it warns that a document is longer than the model's context, which packing cures
         )["input_ids"]
         for (_, starts), ids in zip(batch, encoded, strict=True):
-            if starts and count:
+            if starts and not first:
                 tokens.append(separator)
-            count += starts
+            first = False
             tokens.frombytes(np.asarray(ids, dtype=np.int32).tobytes())
     blocks = len(tokens) // sequence_length
     if blocks < 2:
@@ -122,13 +115,7 @@ def pack(
     whole = np.frombuffer(tokens, dtype=np.int32)[: blocks * sequence_length].reshape(blocks, sequence_length)
     whole.flags.writeable = False
     held_out = min(max(1, round(blocks * holdout_fraction)), blocks - 1)
-    return Packed(
-        train=Blocks(whole[:-held_out]),
-        held_out=Blocks(whole[-held_out:]),
-        tokens=len(tokens),
-        documents=count,
-        dropped_tokens=len(tokens) - whole.size,
-    )
+    return Packed(train=Blocks(whole[:-held_out]), held_out=Blocks(whole[-held_out:]))
 
 
 def unigram_loss(held_out: Blocks) -> float:

@@ -4,7 +4,7 @@ The order matters: TrainingArguments first and kept alive, because under ZeRO-3 
 `from_config` to split the weights while they are made (transformers:src/transformers/integrations/deepspeed.py).
 """
 
-from hf_memkit.train.model import build_model
+from hf_memkit.train.model import add_adapters, build_model
 from hf_memkit.train.packages import missing_package, needed_packages, require_packages
 from hf_memkit.train.trainer import (
     after_making,
@@ -17,6 +17,7 @@ from hf_memkit.train.trainer import (
 )
 
 __all__ = [
+    "add_adapters",
     "after_making",
     "build_arguments",
     "build_model",

@@ -13,7 +13,7 @@ from hf_memkit.setup import Setup
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["LOADING_ONLY", "build_model", "model_class", "model_options"]
+__all__ = ["LOADING_ONLY", "add_adapters", "build_model", "model_class", "model_options"]
 
 LOADING_ONLY = ("device_map", "ignore_mismatched_sizes", "use_safetensors")
 """What `from_pretrained` takes and `from_config` does not: how weights are read."""
@@ -63,7 +63,7 @@ def build_model(
             # New rows start at the mean of the old ones, so that they take next to no probability.
             model.resize_token_embeddings(pad_to_multiple_of=multiple)
         if setup.section("adapter"):
-            model = _add_adapters(model, setup.section("adapter"))
+            model = add_adapters(model, setup.section("adapter"))
     return model
 
 
@@ -129,7 +129,8 @@ def _built(setup: Setup, options: dict[str, Any], values: Mapping[str, Any], say
     return model
 
 
-def _add_adapters(model: Any, options: dict[str, Any]) -> Any:
+def add_adapters(model: Any, options: dict[str, Any]) -> Any:
+    """The model with LoRA adapters; `options` as of `peft.LoraConfig`."""
     import warnings
 
     from peft import LoraConfig, get_peft_model

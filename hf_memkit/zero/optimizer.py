@@ -1,4 +1,4 @@
-"""Which optimizer steps under DeepSpeed, and how to keep the one that was asked for.
+"""Which optimizer steps under DeepSpeed.
 
 With an optimizer offloaded accelerate replaces Trainer's by one of DeepSpeed's for the CPU, silently (accelerate 1.15:
 accelerator.py 2373, utils/deepspeed.py 29); an optimizer in the JSON makes Trainer's `optim` count for nothing
@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from hf_memkit.optimizers import find_optimizer
 from hf_memkit.zero.settings import ZeroSettings
 
 __all__ = ["Stepping", "stepping_optimizer"]
-
-_KEEP: Final = {"zero_force_ds_cpu_optimizer": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +24,11 @@ class Stepping:
     Attributes:
         optimizer: its class; None: Trainer's own, as `optim` says.
         same_algorithm: whether that computes what was asked for.
-        keep: what to add to the DeepSpeed JSON so that Trainer's own steps; empty if it does, or cannot.
         why: in one line.
     """
 
     optimizer: str | None
     same_algorithm: bool
-    keep: Mapping[str, Any]
     why: str
 
 
@@ -46,25 +42,23 @@ def stepping_optimizer(config: Mapping[str, Any], optim: str) -> Stepping:
     if optim == "adagrad" and settings.stage and kept:
         # deepspeed 0.19.8: runtime/zero/stage3.py 1363, stage_1_and_2.py 947
         why = "ZeRO turns Trainer's Adagrad with two parameter groups into one with a single group: IndexError"
-        return Stepping(None, False, {}, why)
+        return Stepping(None, False, why)
     if not offloaded:
-        return Stepping(None, True, {}, "nothing is offloaded: Trainer's own optimizer steps")
+        return Stepping(None, True, "nothing is offloaded: Trainer's own optimizer steps")
     if kept:
-        return Stepping(
-            None, True, {}, "zero_force_ds_cpu_optimizer is false: Trainer's own optimizer steps on the CPU"
-        )
+        return Stepping(None, True, "zero_force_ds_cpu_optimizer is false: Trainer's own optimizer steps on the CPU")
     if find_optimizer(optim).deepspeed == "lion":
-        return Stepping("DeepSpeedCPULion", True, _KEEP, "accelerate replaces it with DeepSpeed's Lion for the CPU")
+        return Stepping("DeepSpeedCPULion", True, "accelerate replaces it with DeepSpeed's Lion for the CPU")
     if optim == "adagrad":
         why = "accelerate replaces it with DeepSpeedCPUAdagrad and passes an argument it does not accept: TypeError"
-        return Stepping("DeepSpeedCPUAdagrad", False, {}, why)
+        return Stepping("DeepSpeedCPUAdagrad", False, why)
     if find_optimizer(optim).deepspeed == "adamw":
-        return Stepping("DeepSpeedCPUAdam", True, _KEEP, "accelerate replaces it with DeepSpeed's AdamW for the CPU")
+        return Stepping("DeepSpeedCPUAdam", True, "accelerate replaces it with DeepSpeed's AdamW for the CPU")
     if "adafactor" in optim:
         why = f"accelerate replaces {optim} with DeepSpeedCPUAdam, which cannot read its learning rate: TypeError"
-        return Stepping("DeepSpeedCPUAdam", False, _KEEP, why)
+        return Stepping("DeepSpeedCPUAdam", False, why)
     why = f"accelerate silently replaces {optim} with DeepSpeedCPUAdam, which uses L2 decay"
-    return Stepping("DeepSpeedCPUAdam", False, _KEEP, why)
+    return Stepping("DeepSpeedCPUAdam", False, why)
 
 
 def _of_json(config: Mapping[str, Any], kind: str, optim: str, *, offloaded: bool) -> Stepping:
@@ -82,4 +76,4 @@ def _of_json(config: Mapping[str, Any], kind: str, optim: str, *, offloaded: boo
     else:
         made, same = kind, optim == name
     why = f"the DeepSpeed JSON has an optimizer, {kind}: optim has no effect; delete the section to use optim"
-    return Stepping(made, same, {}, why)
+    return Stepping(made, same, why)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["Offload", "ZeroSettings"]
+__all__ = ["Offload", "ZeroSettings", "section_of"]
 
 Device = Literal["none", "cpu", "nvme"]
 
@@ -30,7 +30,6 @@ class Offload:
 
     Attributes:
         device: where the states go.
-        nvme_path: folder of the swap files; None if none is given.
         pin_memory: whether their RAM is page-locked.
         buffer_count: pinned buffers for NVMe.
         buffer_elements: elements in one of them (`offload_param` only).
@@ -40,7 +39,6 @@ class Offload:
     """
 
     device: Device = "none"
-    nvme_path: str | None = None
     pin_memory: bool = True
     buffer_count: int = 4
     buffer_elements: int = 100_000_000
@@ -105,16 +103,16 @@ class ZeroSettings:
             config: the JSON.
             hidden_size: of the model that it is for; 0: not known, so that "auto" is DeepSpeed's default.
         """
-        zero = dict(_section(config, "zero_optimization"))
+        zero = dict(section_of(config, "zero_optimization"))
         stage = _whole(zero, "stage", 0)
         if hidden_size:
             zero |= {name: size for name, size in _by_trainer(stage, hidden_size).items() if zero.get(name) == "auto"}
-        element_bytes = 2 if any(_section(config, name).get("enabled") in (True, "auto") for name in _16_BIT) else 4
-        accumulate = _section(config, "data_types").get("grad_accum_dtype")
-        zenflow = _section(zero, "zenflow")
-        lean_master = any(_section(config, name).get(f"{name}_master_weights_and_grads") is True for name in _16_BIT)
-        parameters = _section(_section(config, "optimizer"), "params")
-        lean_moments = _section(config, "bf16").get("bf16_optimizer_states") is True
+        element_bytes = 2 if any(section_of(config, name).get("enabled") in (True, "auto") for name in _16_BIT) else 4
+        accumulate = section_of(config, "data_types").get("grad_accum_dtype")
+        zenflow = section_of(zero, "zenflow")
+        lean_master = any(section_of(config, name).get(f"{name}_master_weights_and_grads") is True for name in _16_BIT)
+        parameters = section_of(section_of(config, "optimizer"), "params")
+        lean_moments = section_of(config, "bf16").get("bf16_optimizer_states") is True
         lean_moments = lean_moments or (lean_master and parameters.get("fp32_optimizer_states") is False)
         contiguous = zero.get("contiguous_gradients", True) is not False
         offloaded = _offload(zero, "offload_optimizer", Offload(buffer_count=4))
@@ -123,7 +121,7 @@ class ZeroSettings:
             buckets = 1 if contiguous else 0
         else:
             buckets = (2 if overlap is True else 1) if contiguous or offloaded.device != "none" else 0
-        kind = _section(config, "optimizer").get("type")
+        kind = section_of(config, "optimizer").get("type")
         return cls(
             stage=stage,
             element_bytes=element_bytes,
@@ -140,8 +138,8 @@ class ZeroSettings:
             secondary_partition=_whole(zero, "zero_hpz_partition_size", 1),
             optimizer=offloaded,
             parameters=_offload(zero, "offload_param", Offload(buffer_count=5)) if stage == 3 else Offload(),
-            aio_block_bytes=_whole(_section(config, "aio"), "block_size", 1_048_576),
-            aio_parallelism=max(1, _whole(_section(config, "aio"), "intra_op_parallelism", 1)),
+            aio_block_bytes=_whole(section_of(config, "aio"), "block_size", 1_048_576),
+            aio_parallelism=max(1, _whole(section_of(config, "aio"), "intra_op_parallelism", 1)),
             optimizer_type=kind if isinstance(kind, str) else None,
             lean_linears=zero.get("memory_efficient_linear") is not False,
             zenflow_share=_number(zenflow, "topk_ratio", 0.1) if "zenflow" in zero else 0.0,
@@ -168,7 +166,8 @@ def _by_trainer(stage: int, hidden_size: int) -> dict[str, int]:
     return sizes
 
 
-def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def section_of(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A section of a DeepSpeed config, or of a section of it; empty where there is none."""
     value = config.get(name)
     return value if isinstance(value, Mapping) else {}
 
@@ -189,16 +188,14 @@ def _stage_3(zero: Mapping[str, Any], name: str, default: int) -> int:
 
 
 def _offload(zero: Mapping[str, Any], name: str, default: Offload) -> Offload:
-    section = _section(zero, name)
-    device = section.get("device", "none")
-    path = section.get("nvme_path")
+    found = section_of(zero, name)
+    device = found.get("device", "none")
     return Offload(
         device=device if device in ("cpu", "nvme") else "none",
-        nvme_path=path if isinstance(path, str) else None,
-        pin_memory=section.get("pin_memory", True) is not False,
-        buffer_count=_whole(section, "buffer_count", default.buffer_count),
-        buffer_elements=_whole(section, "buffer_size", default.buffer_elements),
-        max_in_cpu=_whole(section, "max_in_cpu", default.max_in_cpu),
-        pipelined=section.get("pipeline_read") is True or section.get("pipeline_write") is True,
-        ratio=min(1.0, _number(section, "ratio", 1.0)),
+        pin_memory=found.get("pin_memory", True) is not False,
+        buffer_count=_whole(found, "buffer_count", default.buffer_count),
+        buffer_elements=_whole(found, "buffer_size", default.buffer_elements),
+        max_in_cpu=_whole(found, "max_in_cpu", default.max_in_cpu),
+        pipelined=found.get("pipeline_read") is True or found.get("pipeline_write") is True,
+        ratio=min(1.0, _number(found, "ratio", 1.0)),
     )

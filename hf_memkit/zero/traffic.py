@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from hf_memkit.models import ModelFacts
-from hf_memkit.zero.settings import ZeroSettings
+from hf_memkit.zero.settings import ZeroSettings, section_of
 from hf_memkit.zero.split import split, sub_groups
 from hf_memkit.zero.stage_3 import is_swapped
 
@@ -169,7 +169,7 @@ def zero_traffic(
     if unknown_ways(config):
         return None
     settings = ZeroSettings.from_config(config, model.width)
-    zero = _section(config, "zero_optimization")
+    zero = section_of(config, "zero_optimization")
     overlap = zero.get("overlap_comm")
     job = _Job(
         settings,
@@ -182,11 +182,11 @@ def zero_traffic(
         overlaps=overlap is True or (overlap is not False and settings.stage == 3),
         sent_bytes=_SENT_BYTES.get(str(config.get("communication_data_type")), settings.element_bytes),
         clips=bool(config.get("gradient_clipping")),
-        fp16=_section(config, "fp16").get("enabled") is True,
+        fp16=section_of(config, "fp16").get("enabled") is True,
     )
     rows = _moved(*(_stage_3(job) if settings.stage == 3 else _stages_1_2(job)))
     on_host = sum(row.moved_bytes for row in rows if row.name == ADAM) / _adam_bytes(settings) / model.parameters
-    offload = _section(zero, "offload_optimizer")
+    offload = section_of(zero, "offload_optimizer")
     return StepTraffic(
         rows,
         gpus,
@@ -202,16 +202,16 @@ _SENT_BYTES: Final = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 def unknown_ways(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Keys that are set and change what is moved in a way that has no formula here."""
-    zero = _section(config, "zero_optimization")
+    zero = section_of(config, "zero_optimization")
     names = ("zero_quantized_weights", "zero_quantized_gradients", "zero_quantized_nontrainable_weights", "zenflow")
     found = [name for name in names if zero.get(name)]
     if ZeroSettings.from_config(config).secondary_partition > 1:
         found.append("zero_hpz_partition_size")
-    if _section(zero, "offload_optimizer").get("super_offload") is True:
+    if section_of(zero, "offload_optimizer").get("super_offload") is True:
         found.append("super_offload")
-    if str(_section(config, "optimizer").get("type")).lower().startswith(("onebit", "zeroone")):
+    if str(section_of(config, "optimizer").get("type")).lower().startswith(("onebit", "zeroone")):
         found.append("optimizer.type")
-    if _section(config, "compile").get("deepcompile") is True:
+    if section_of(config, "compile").get("deepcompile") is True:
         found.append("compile.deepcompile")
     return tuple(found)
 
@@ -438,8 +438,3 @@ def _stage_3_on_host(job: _Job) -> list[Traffic]:
 
 STATES_READ: Final = "optimizer states from disk"
 STATES_WRITTEN: Final = "optimizer states to disk"
-
-
-def _section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = config.get(name)
-    return value if isinstance(value, Mapping) else {}

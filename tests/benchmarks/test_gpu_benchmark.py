@@ -2,30 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from benchmarks import children
+from benchmarks import children, gpu
 from tests.conftest import ROOT
 
 SCRIPT = ROOT / "benchmarks" / "gpu.py"
-
-
-@pytest.fixture(scope="module")
-def gpu() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("memkit_benchmarks_gpu", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_without_a_gpu_it_says_so_in_one_line_and_exits_2() -> None:
@@ -57,7 +45,7 @@ def test_what_a_child_s_end_means() -> None:
 
 
 def test_a_section_flushes_every_case_stops_in_time_and_goes_on(
-    gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only `measure` is replaced here: it is what needs a card."""
     path = tmp_path / "recipe.json"

@@ -15,9 +15,8 @@ import psutil
 import pytest
 
 from hf_memkit.memory.records import read_records, steps
-from hf_memkit.recipe.data import load_documents
-from hf_memkit.recipe.packing import pack
 from tests.conftest import ROOT, Memkit
+from tests.engine.test_variants import saved_model_loss
 
 STEPS = 8
 
@@ -60,24 +59,6 @@ def run_file(folder: Path) -> dict[str, Any]:
     return content
 
 
-def saved_model_loss(content: dict[str, Any], folder: Path, text_file: Path) -> float:
-    """The held-out loss of the saved model, computed in this one process, without Trainer or DeepSpeed."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    settings = {s["key"]: s["value"] for s in content["setup"]["settings"]}
-    documents = load_documents(
-        str(text_file), default_hub_id="none/none", default_hub_config=None, hub_reachable=False
-    )
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    packed = pack(documents, tokenizer, sequence_length=settings["data.sequence_length"], holdout_fraction=0.05)
-    batch = settings["arguments.per_device_eval_batch_size"] * 2
-    blocks = torch.tensor(packed.held_out.array[: len(packed.held_out) // batch * batch]).long()
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    with torch.no_grad():
-        return float(model(blocks, labels=blocks).loss)
-
-
 @pytest.mark.operators
 @pytest.mark.timeout(1200)  # the first run builds DeepSpeed's operators
 def test_two_ranks_stop_together_and_go_on_under_another_launcher(
@@ -115,7 +96,7 @@ def test_two_ranks_stop_together_and_go_on_under_another_launcher(
     assert content["result"]["engine"] == "DeepSpeedEngine"
     for rank in (0, 1):
         assert [step["step"] for step in steps(records(tmp_path, rank))] == list(range(1, STEPS + 1))
-    assert saved_model_loss(content, tmp_path / "run" / "model", text_file) == pytest.approx(
+    assert saved_model_loss(content, tmp_path / "run" / "model", text_file, processes=2) == pytest.approx(
         content["result"]["held_out_loss"], abs=0.01
     )
 

@@ -30,16 +30,19 @@ EXPECTED = {
 }
 
 
-def saved_model_loss(content: dict[str, Any], folder: Path) -> float:
-    """The held-out loss of the saved model, computed without Trainer or DeepSpeed."""
+def saved_model_loss(
+    content: dict[str, Any], folder: Path, text_file: Path | None = None, processes: int = 1
+) -> float:
+    """The held-out loss of the saved model, computed in this one process, without Trainer or DeepSpeed."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     settings = {s["key"]: s["value"] for s in content["setup"]["settings"]}
-    documents = load_documents(None, default_hub_id="none/none", default_hub_config=None, hub_reachable=False)
+    source = None if text_file is None else str(text_file)
+    documents = load_documents(source, default_hub_id="none/none", default_hub_config=None, hub_reachable=False)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     packed = pack(documents, tokenizer, sequence_length=settings["data.sequence_length"], holdout_fraction=0.05)
-    batch = settings["arguments.per_device_eval_batch_size"]
+    batch = settings["arguments.per_device_eval_batch_size"] * processes
     blocks = torch.tensor(packed.held_out.array[: len(packed.held_out) // batch * batch]).long()
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     with torch.no_grad():

@@ -7,7 +7,6 @@ All cases are forked from one process that has loaded torch and transformers onc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +37,6 @@ BATCH = 2
 VOCABULARY = 1001
 WIDTH = 192
 """Wide enough that linear layers have more than the 100 000 elements from which bitsandbytes pages states."""
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    found = Worker(limit_s=120)
-    found.wait()
-    if found.without_shim:
-        pytest.skip(f"fake CUDA tensors cannot be used with this torch: {found.without_shim}")
-    yield found
-    found.close()
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ Compared are the tensors: what a CPU's kernel makes and frees again while it run
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 import pytest
@@ -31,12 +30,6 @@ AGAIN: Final = (
     ("gpt2", "plain"), ("bert", "bf16"), ("t5", "lora"), ("vit", "accumulation"), ("whisper", "checkpointing"),
 )  # fmt: skip
 """An architecture of each kind, and each setting."""
-
-
-@pytest.fixture(scope="module")
-def child() -> Iterator[Child]:
-    with Child() as started:
-        yield started
 
 
 def test_every_architecture_and_every_setting_is_run() -> None:

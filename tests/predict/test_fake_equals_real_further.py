@@ -4,7 +4,6 @@ and the architectures that were chosen as a test of the others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 import pytest
@@ -24,12 +23,6 @@ FURTHER: Final = (
     *((name, "metrics by batch") for name in ("gpt2", "vit")),
     *((mixture.name, setting) for mixture in MIXTURES for setting in ("plain", "bf16")),
 )
-
-
-@pytest.fixture(scope="module")
-def child() -> Iterator[Child]:
-    with Child() as started:
-        yield started
 
 
 @pytest.mark.parametrize(("architecture", "setting"), pairs(UNSEEN_CASES, of_each=1))

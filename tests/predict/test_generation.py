@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,13 +23,6 @@ from hf_memkit.prediction.worker import Worker
 from tests.predict.architectures import ARCHITECTURES, request
 
 _BY_NAME: Final = {each.name: each for each in ARCHITECTURES}
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    found = Worker(limit_s=300)
-    yield found
-    found.close()
 
 
 def asked(architecture: str, settings: dict[str, Any]) -> TraceRequest:

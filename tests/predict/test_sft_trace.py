@@ -3,7 +3,6 @@ the path of a card."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import product
 
 import pytest
@@ -19,12 +18,6 @@ from tests.predict.test_child_libraries import most
 PHASES = ("data", "forward", "backward", "optimizer", "evaluate")
 
 
-@pytest.fixture(scope="module")
-def child() -> Iterator[Child]:
-    with Child() as started:
-        yield started
-
-
 @pytest.mark.parametrize(
     ("architecture", "setting"),
     pairs(list(product(("llama", "qwen3"), ("sft", "sft, packed", "sft, bf16", "sft, lora"))), of_each=1),
@@ -35,16 +28,6 @@ def test_fake_equals_real(child: Child, architecture: str, setting: str) -> None
     assert abs(difference(fake["peak_bytes"], real["peak_bytes"])) <= BAR, (fake, real)
     for phase in PHASES:
         assert abs(difference(fake["phases"][phase], real["phases"][phase])) <= BAR, (phase, fake, real)
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    found = Worker(limit_s=120)
-    found.wait()
-    if found.without_shim:
-        pytest.skip(f"fake CUDA tensors cannot be used with this torch: {found.without_shim}")
-    yield found
-    found.close()
 
 
 @pytest.mark.parametrize(("setting", "weight_bytes"), [("sft", 4), ("sft", 2), ("sft, lora", 4)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,13 +12,6 @@ from hf_memkit.prediction.worker import Worker
 from hf_memkit.setup import Setup
 
 WORDS, WIDTH, LENGTH, BATCH, LAYERS = 4096, 64, 32, 4, 2
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    found = Worker(limit_s=120)
-    yield found
-    found.close()
 
 
 def work(worker: Worker, **settings: object) -> Work:

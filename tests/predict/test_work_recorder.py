@@ -27,16 +27,6 @@ CHILD: Final = Path(__file__).resolve().parents[2] / "hf_memkit" / "prediction" 
 pytestmark = pytest.mark.tracing
 
 
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    found = Worker(limit_s=120)
-    found.wait()
-    if found.without_shim:
-        pytest.skip(f"fake CUDA tensors cannot be used with this torch: {found.without_shim}")
-    yield found
-    found.close()
-
-
 def recorded(worker: Worker, setup: Setup, **options: object) -> Work:
     request = TraceRequest(setup, LENGTH, evaluate=False, save=False, work=True)
     found = worker.trace(replace(request, **options)).work  # type: ignore[arg-type]

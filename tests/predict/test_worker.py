@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 
 import psutil
@@ -19,13 +18,6 @@ from hf_memkit.user_script import UserScript
 from tests.predict.cases import GPT2, LENGTH, LLAMA, facts, request
 
 pytestmark = pytest.mark.tracing
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    worker = Worker()
-    yield worker
-    worker.close()
 
 
 def bytes_of(trace: Trace, category: str) -> int:

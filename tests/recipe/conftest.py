@@ -1,11 +1,20 @@
-"""What tests of a recipe's data share."""
+"""What tests of recipes share: a small card, an empty cache, ways to write data."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import datasets
 import pytest
+
+from hf_memkit.hardware import Machine, gpu_of_size
+from hf_memkit.units import GIB
+
+
+@pytest.fixture(scope="module")
+def small_card() -> Machine:
+    return Machine(gpu_of_size("8GB"), ram_bytes=64 * GIB, disk_free_bytes=200 * GIB, disk_path="/data", cpu_count=8)
 
 
 @pytest.fixture
@@ -14,3 +23,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
     return folder
+
+
+def lines(*values: object) -> bytes:
+    return "".join(json.dumps(value) + "\n" for value in values).encode()
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path

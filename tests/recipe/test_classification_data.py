@@ -3,7 +3,6 @@ are spoilt."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from hf_memkit.errors import DataError
 from hf_memkit.recipe.tasks import find_task
 from hf_memkit.recipe.tasks.task import Examples
 from hf_memkit.setup import Setup
+from tests.recipe.conftest import lines, write
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -38,15 +38,6 @@ def prepared(
     setup = Setup(preset="x").put_all("data", {key: (value, "for this test") for key, value in values.items()})
     setup = setup.put("model.architecture", {"model_type": "bert", "type_vocab_size": kinds}, "for this test")
     return TASK.prepare(setup, ([] if said is None else said).append)
-
-
-def lines(*values: object) -> bytes:
-    return "".join(json.dumps(value) + "\n" for value in values).encode()
-
-
-def write(path: Path, content: bytes) -> Path:
-    path.write_bytes(content)
-    return path
 
 
 def labelled(*labels: object) -> list[dict[str, Any]]:

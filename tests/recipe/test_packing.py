@@ -47,7 +47,7 @@ def test_the_blocks_are_the_texts_joined_by_eos(packed: Packed, tokenizer: Any) 
     written = tokenizer.decode(all_ids(packed))
     assert joined.startswith(written)
     missing = tokenizer(joined[len(written) :], add_special_tokens=False)["input_ids"]
-    assert len(missing) == packed.dropped_tokens < 64
+    assert len(missing) < 64
     assert all_ids(packed).count(tokenizer.eos_token_id) == len(TEXTS) - 1
 
 
@@ -55,15 +55,13 @@ def test_nothing_is_dropped_where_the_blocks_come_out_even(tokenizer: Any) -> No
     packed = pack(
         documents_of("abcd", "efg"), train_tokenizer(documents_of("x"), 257), sequence_length=2, holdout_fraction=0
     )
-    assert (packed.tokens, packed.dropped_tokens, packed.documents) == (8, 0, 2)
-    assert len(packed.train) == 3
+    assert len(packed.train) == 3 and len(all_ids(packed)) == 8
 
 
 def test_documents_without_text_leave_no_trace(packed: Packed, tokenizer: Any) -> None:
     gaps = documents_of("", *(part for text in TEXTS for part in (text, " \n")), "")
     again = pack(gaps, tokenizer, sequence_length=64, holdout_fraction=0.1)
     assert all_ids(again) == all_ids(packed)
-    assert again.documents == packed.documents
 
 
 @pytest.mark.parametrize(("fraction", "blocks"), [(0.0, 1), (0.001, 1), (0.1, 10), (0.5, 50), (0.999, 99)])
@@ -102,9 +100,9 @@ def test_long_documents_in_pieces_give_the_same_blocks(packed: Packed, tokenizer
 def test_no_text_is_lost_between_pieces(tokenizer: Any, small_pieces: None, text: str) -> None:
     packed = pack(documents_of(text), tokenizer, sequence_length=2, holdout_fraction=0)
     written = tokenizer.decode(all_ids(packed))
-    assert packed.dropped_tokens <= 1
-    assert text.startswith(written.rstrip("\ufffd"))
-    assert packed.dropped_tokens or written == text
+    whole = written.rstrip("\ufffd")
+    missing = tokenizer(text[len(whole) :], add_special_tokens=False)["input_ids"]
+    assert text.startswith(whole) and len(missing) <= 3, "one token, or the bytes of one character"
 
 
 def test_items(packed: Packed) -> None:

@@ -15,6 +15,7 @@ from hf_memkit.errors import DataError
 from hf_memkit.recipe.tables import load_table
 from hf_memkit.recipe.tasks import find_task
 from hf_memkit.setup import Setup
+from tests.recipe.conftest import lines, write
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -36,15 +37,6 @@ def setup_of(data: Path | str, **columns: str) -> Setup:
 
 def rows(data: Path, **columns: str) -> list[dict[str, str]]:
     return list(load_table(TASK, setup_of(data, **columns)).rows)
-
-
-def lines(*values: object) -> bytes:
-    return "".join(json.dumps(value) + "\n" for value in values).encode()
-
-
-def write(path: Path, content: bytes) -> Path:
-    path.write_bytes(content)
-    return path
 
 
 class TestWhatIsRead:

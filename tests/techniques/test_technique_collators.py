@@ -11,18 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DataCollatorForLangua
 
 from hf_memkit.components import packed_batches, pad_batches
 from tests.check.proofs_sequences import SHAPES, tiny
-from tests.techniques.tiny_models import causal_model
-
-
-def part(module: Any, model: Any = None, **options: Any) -> dict[str, Any]:
-    """What a part gives Trainer."""
-    made: dict[str, Any] = module.trainer_options(
-        model=model if model is not None else causal_model(),
-        processing_class=None,
-        arguments=SimpleNamespace(use_cache=False),
-        **options,
-    )
-    return made
+from tests.techniques.tiny_models import causal_model, part
 
 
 def leaking(kind: str) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ from hf_memkit.techniques.sequences import multiple_for, odd_sizes, packed_mask_
 from tests.techniques.cpu_allocations import saved_bytes
 from tests.techniques.jobs import MACHINE, gpt2_job
 from tests.techniques.proving import proves
-from tests.techniques.tiny_models import VOCABULARY, causal_model
+from tests.techniques.tiny_models import VOCABULARY, causal_model, part
 
 LONGEST = 40
 
@@ -35,17 +34,6 @@ def samples(count: int = 48) -> list[dict[str, list[int]]]:
     generator = torch.Generator().manual_seed(1)
     lengths = [3 + (number * number) % (38 if number % 8 == 0 else 12) for number in range(count - 1)] + [LONGEST]
     return [{"input_ids": torch.randint(3, VOCABULARY, (n,), generator=generator).tolist()} for n in lengths]
-
-
-def part(module: Any, model: Any = None, **options: Any) -> dict[str, Any]:
-    """What a part gives Trainer."""
-    made: dict[str, Any] = module.trainer_options(
-        model=model if model is not None else causal_model(),
-        processing_class=None,
-        arguments=SimpleNamespace(use_cache=False),
-        **options,
-    )
-    return made
 
 
 Losses = Callable[..., list[float]]

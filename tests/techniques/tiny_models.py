@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-__all__ = ["VOCABULARY", "batch", "causal_model"]
+__all__ = ["VOCABULARY", "batch", "causal_model", "part"]
 
 VOCABULARY = 97
 _SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -46,3 +47,14 @@ def batch(rows: int = 3, length: int = 17, *, ignored: bool = True, vocabulary: 
         labels[0, : length // 3] = -100
         labels[-1, length // 2 :] = -100
     return {"input_ids": tokens, "labels": labels}
+
+
+def part(module: Any, model: Any = None, **options: Any) -> dict[str, Any]:
+    """What a part gives Trainer."""
+    made: dict[str, Any] = module.trainer_options(
+        model=model if model is not None else causal_model(),
+        processing_class=None,
+        arguments=SimpleNamespace(use_cache=False),
+        **options,
+    )
+    return made

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from hf_memkit.architectures import ARCHITECTURES
 from hf_memkit.ledger import Ledger
 from hf_memkit.models import ModelFacts, describe
 from hf_memkit.zero.ledger import zero_ledger
@@ -16,12 +15,6 @@ from hf_memkit.zero.presets import load
 from hf_memkit.zero.settings import ZeroSettings
 
 N = 1_557_611_200
-
-
-@pytest.fixture(scope="module")
-def model() -> ModelFacts:
-    name = "openai-community/gpt2-xl"
-    return describe(name, ARCHITECTURES[name].config, use_hub=False)
 
 
 def of(ledger: Ledger, place: str, *terms: str) -> int:

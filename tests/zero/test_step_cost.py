@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from hf_memkit.architectures import ARCHITECTURES
 from hf_memkit.gpu_rates import Figure, GpuRates
 from hf_memkit.host_rates import GivenHost, HostRates, assumed_host, measured_host
-from hf_memkit.models import ModelFacts, describe
+from hf_memkit.models import ModelFacts
 from hf_memkit.zero.presets import load
 from hf_memkit.zero.step_time import CostRow, Seconds, StepCost, TracedSeconds, engine_hooks, step_cost
 from hf_memkit.zero.traffic import StepTraffic, ddp_traffic, fsdp_traffic, last_bucket, zero_traffic
@@ -19,12 +18,6 @@ N = 1_557_611_200
 GPU = GpuRates({}, {}, Figure(2000, ""), Figure(1700, ""), Figure(25, "PCIe"), Figure(300, "NVLink"), Figure(108, ""))
 HOST = HostRates(32, Figure(100, "RAM"), Figure(10, "core"), Figure(4, "read"), Figure(2, "write"))
 TRACED = TracedSeconds(forward_s=0.3, backward_s=0.6, optimizer_s=0.04)
-
-
-@pytest.fixture(scope="module")
-def model() -> ModelFacts:
-    name = "openai-community/gpt2-xl"
-    return describe(name, ARCHITECTURES[name].config, use_hub=False)
 
 
 def bf16(name: str, **zero: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from hf_memkit.errors import InputError, Unmodelled
 from hf_memkit.models import quiet_transformers
 from hf_memkit.prediction.child.libraries import outliers_are_few
 from hf_memkit.setup import Setup
-from hf_memkit.train import install_model_parts
+from hf_memkit.train import add_adapters, install_model_parts
 
 __all__ = ["build_fake_model", "quantise_linears"]
 
@@ -48,7 +48,7 @@ def build_fake_model(setup: Setup, *, trust_remote_code: bool = False) -> Any:
         if "model.quantization" in setup:
             quantise_linears(model, setup["model.quantization"])
         if setup.section("adapter"):
-            model = _with_adapters(model, setup.section("adapter"))
+            model = add_adapters(model, setup.section("adapter"))
     install_model_parts(model, setup)
     return model
 
@@ -95,16 +95,6 @@ def _class_of(setup: Setup, config: Any) -> Any:
     if found is None or not hasattr(found, "_from_config"):
         raise InputError(f"transformers has no model class {name!r}")
     return found
-
-
-def _with_adapters(model: Any, options: dict[str, Any]) -> Any:
-    import warnings
-
-    from peft import LoraConfig, get_peft_model
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="fan_in_fan_out")
-        return get_peft_model(model, LoraConfig(**options))
 
 
 def quantise_linears(model: nn.Module, options: Mapping[str, Any]) -> None:
