@@ -39,13 +39,13 @@ OUTCOMES: Final = {0: "MISSED: the test passes", 1: "caught"}
 def outcome(copy: Path, entry: dict[str, Any]) -> str:
     """What becomes of one break in `copy`, left as it was; sets the entry's `seconds` if it is caught."""
     patch = str(FOLDER / entry["patch"])
-    if subprocess.run(["git", "apply", patch], cwd=copy, capture_output=True).returncode != 0:
+    if subprocess.run(["git", "apply", "-C1", patch], cwd=copy, capture_output=True).returncode != 0:
         return "NOT APPLIED: the code has moved; make the patch anew"
     pytest = [sys.executable, "-m", "pytest", "--exhaustive", "-q", "-x", "-p", "no:cacheprovider"]
     command = [*pytest, entry["caught_by"]]
     started = time.monotonic()
     ran = subprocess.run(command, cwd=copy, env={**os.environ, "PYTHONPATH": str(copy)}, capture_output=True)
-    subprocess.run(["git", "apply", "--reverse", patch], cwd=copy, check=True)
+    subprocess.run(["git", "apply", "-C1", "--reverse", patch], cwd=copy, check=True)
     found = OUTCOMES.get(ran.returncode, f"NOT RUN: pytest ended with {ran.returncode}")
     if found == "caught":
         entry["seconds"] = round(time.monotonic() - started, 1)
