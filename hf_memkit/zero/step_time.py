@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from hf_memkit.gpu_rates import Figure, GpuRates
+from hf_memkit.gpu_rates import GpuRates
 from hf_memkit.host_rates import HostRates
 from hf_memkit.units import GB
 from hf_memkit.zero.traffic import ADAM, STATES_READ, STATES_WRITTEN, Link, StepTraffic
@@ -33,9 +33,6 @@ class Seconds:
 
     def __sub__(self, other: Seconds) -> Seconds:
         return Seconds(self.low - other.low, self.middle - other.middle, self.high - other.high)
-
-    def __mul__(self, other: Seconds) -> Seconds:
-        return Seconds(self.low * other.low, self.middle * other.middle, self.high * other.high)
 
     def times(self, factor: float) -> Seconds:
         return Seconds(self.low * factor, self.middle * factor, self.high * factor)
@@ -69,18 +66,12 @@ class CostRow:
         moved_bytes: see `Traffic`; 0: the optimizer on the GPU, which is traced, and hooks.
         exposed: seconds of a step that nothing hides; of collectives also their passes through the GPU's memory.
         in_all: seconds that it takes by itself.
-        overlaps: with what; empty: with nothing.
-        rate: what moves it, and how fast.
-        source: of the bytes.
     """
 
     name: str
     moved_bytes: float
     exposed: Seconds
     in_all: Seconds
-    overlaps: str
-    rate: str
-    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +112,6 @@ _PAGEABLE: Final = _Shares(
 )
 _RAM: Final = _Shares(1.0, 0.8, 0.4, "benchmarks/cpu_adam.py, against the host's own copies; worst: assumed")
 _DISK: Final = _Shares(1.0, 0.85, 0.6, "assumed: files of some MB, and writes beside reads")
-_OTHER_ADAM: Final = Seconds(5, 8, 13)
-_OTHER_SOURCE: Final = "5 to 7: deepspeed 0.19.8: ops/adam/cpu_adam.py; 7 to 13: benchmarks/cpu_adam.py on two cores"
 _HIDES: Final = Seconds(1.0, 0.9, 0.5)
 """What of the computation beside it hides a transfer. Assumed: layers differ, and none waits for the next bucket."""
 
@@ -175,37 +164,22 @@ not in it. GPUs stand beside faster ones. The host is at most two gathers ahead 
 distributed/fsdp/_limiter_utils.py), and small units give it no time to get there; at best all is hidden."""
 
 
-def step_cost(
-    traffic: StepTraffic,
-    traced: TracedSeconds,
-    gpu: GpuRates,
-    host: HostRates,
-    *,
-    nvlink: bool = True,
-    threads: int | None = None,
-    cpu_adam: bool = True,
-) -> StepCost:
+def step_cost(traffic: StepTraffic, traced: TracedSeconds, gpu: GpuRates, host: HostRates) -> StepCost:
     """Seconds of one optimizer step beside forward and backward.
 
     Args:
         traffic: of `ddp_traffic`, `fsdp_traffic` or `zero_traffic`; `StepTraffic()` for one GPU with neither.
         traced: seconds of the computation.
         gpu, host: rates. All GPUs of a machine move at the same time: over links of their own, and over one RAM and
-            one disk.
-        nvlink: whether GPUs are connected by it, if they have it.
-        threads: of each process; None: the cores divided. torchrun gives each 1 unless OMP_NUM_THREADS is set
-            (torch 2.13: distributed/run.py 872), and Adam on the host is then slow.
-        cpu_adam: DeepSpeedCPUAdam steps on the host, or torch's fused AdamW, which is as fast there
-            (benchmarks/cpu_adam.py); otherwise torch's other AdamW.
+            one disk. DeepSpeedCPUAdam steps on the host, on all of its cores, or torch's fused AdamW, which is as
+            fast there (benchmarks/cpu_adam.py).
     """
-    per_gb = _seconds_per_gb(gpu, host, nvlink=nvlink, cores=min(host.cores, traffic.gpus * (threads or host.cores)))
+    per_gb = _seconds_per_gb(gpu, host)
     rows = []
     used: dict[tuple[str, Link], Seconds] = {}  # of one micro-batch's forward or backward, by what it hides
     for each in traffic.rows:
-        rate, how = per_gb[each.link]
+        rate = per_gb[each.link]
         in_all = rate.times(each.moved_bytes / GB)
-        if each.name == ADAM and not cpu_adam:
-            in_all, how = in_all * _OTHER_ADAM, f"{how}; torch's optimizer is 5 to 13 times slower ({_OTHER_SOURCE})"
         exposed = in_all
         if each.micro_batches:
             # One thread waits for a weight from the disk, and then copies it: the same computation hides both
@@ -220,37 +194,29 @@ def step_cost(
         if each.link == "gpus":
             whole = each.moved_bytes / GB * traffic.gpus / (traffic.gpus - 1)
             exposed = exposed + _PASSES.times(whole / gpu.achievable_memory_gb_per_s.value)
-        overlaps = f"{each.phase} of micro-batches: {each.micro_batches}" if each.micro_batches else ""
-        rows.append(CostRow(each.name, each.moved_bytes, exposed, in_all, overlaps, how, each.source))
+        rows.append(CostRow(each.name, each.moved_bytes, exposed, in_all))
     if traffic.unit_passes:
         hooks = _UNIT.times(traffic.unit_passes)
-        rows.append(CostRow("hooks of FSDP's units", 0, hooks, hooks, "", "", "torch 2.13: distributed/fsdp"))
-    source = "the trace; of what is not on the host, each GPU its share"
+        rows.append(CostRow("hooks of FSDP's units", 0, hooks, hooks))
     optimizer = Seconds(1, 1, 1).times(traced.optimizer_s * traffic.on_gpu)
-    rows.append(CostRow("optimizer on the GPU", 0, optimizer, optimizer, "", "", source))
+    rows.append(CostRow("optimizer on the GPU", 0, optimizer, optimizer))
     return StepCost(_pipelined(rows, ahead=traffic.reads_ahead, behind=traffic.writes_behind))
 
 
-def _seconds_per_gb(gpu: GpuRates, host: HostRates, *, nvlink: bool, cores: int) -> dict[Link, tuple[Seconds, str]]:
-    """Of each link, with what it is and where that is from."""
-    pcie = gpu.pcie_gb_per_s
-    between = (_NVLINK, gpu.nvlink_gb_per_s) if nvlink and gpu.nvlink_gb_per_s else (_BETWEEN_OVER_PCIE, pcie)
-    by_cores = cores * host.core_gb_per_s.value
-    ram = host.ram_gb_per_s if by_cores >= host.ram_gb_per_s.value else Figure(by_cores, f"{cores} × one core's")
-    by_link: dict[Link, tuple[_Shares, Figure]] = {
-        "gpus": between,
+def _seconds_per_gb(gpu: GpuRates, host: HostRates) -> dict[Link, Seconds]:
+    pcie, nvlink = gpu.pcie_gb_per_s.value, gpu.nvlink_gb_per_s
+    by_link: dict[Link, tuple[_Shares, float]] = {
+        "gpus": (_BETWEEN_OVER_PCIE, pcie) if nvlink is None else (_NVLINK, nvlink.value),
         "pcie": (_PCIE, pcie),
         "pageable": (_PAGEABLE, pcie),
-        "ram": (_RAM, ram),
-        "read": (_DISK, host.nvme_read_gb_per_s),
-        "write": (_DISK, host.nvme_write_gb_per_s),
+        "ram": (_RAM, min(host.ram_gb_per_s.value, host.cores * host.core_gb_per_s.value)),
+        "read": (_DISK, host.nvme_read_gb_per_s.value),
+        "write": (_DISK, host.nvme_write_gb_per_s.value),
     }
-    found: dict[Link, tuple[Seconds, str]] = {}
-    for link, (shares, figure) in by_link.items():
-        reached = (shares.best, shares.likely, shares.worst)
-        how = f"{figure.value:.4g} GB/s ({figure.source}) × {', '.join(map(str, reached))} ({shares.source})"
-        found[link] = (Seconds(*(1 / (figure.value * share) for share in reached)), how)
-    return found
+    return {
+        link: Seconds(*(1 / (gb_per_s * share) for share in (shares.best, shares.likely, shares.worst)))
+        for link, (shares, gb_per_s) in by_link.items()
+    }
 
 
 def _pipelined(rows: Sequence[CostRow], *, ahead: bool, behind: bool) -> tuple[CostRow, ...]:
@@ -264,10 +230,8 @@ def _pipelined(rows: Sequence[CostRow], *, ahead: bool, behind: bool) -> tuple[C
     changed = dict(by_name)
     if ahead:
         busy = adam if behind else adam + write
-        changed[STATES_READ] = replace(by_name[STATES_READ], exposed=(read - busy).or_zero(), overlaps="the step")
+        changed[STATES_READ] = replace(by_name[STATES_READ], exposed=(read - busy).or_zero())
     if behind:
         busy = adam + changed[STATES_READ].exposed
-        changed[STATES_WRITTEN] = replace(
-            by_name[STATES_WRITTEN], exposed=(write - busy).or_zero(), overlaps="the step"
-        )
+        changed[STATES_WRITTEN] = replace(by_name[STATES_WRITTEN], exposed=(write - busy).or_zero())
     return tuple(changed[row.name] for row in rows)
