@@ -38,19 +38,19 @@ OUT: Final = Path(__file__).parent / "results" / "optimizer_curves.json"
 PACKAGES: Final = ("torch", "transformers", *sorted({package for arm in ARMS.values() for package in arm.packages}))
 
 
-def make_model(architecture: str, dtype: str, *, width: int = 64, vocabulary: int = VOCABULARY) -> Any:
+def make_model(architecture: str, dtype: str) -> Any:
     """Two layers, four heads, tied embeddings, no dropout; the same random weights each time."""
     set_all_seeds(0)
     model: Any
     if architecture == "gpt2":
         off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
         model = GPT2LMHeadModel(
-            GPT2Config(vocab_size=vocabulary, n_positions=LENGTH, n_embd=width, n_layer=2, n_head=4, **off)
+            GPT2Config(vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=64, n_layer=2, n_head=4, **off)
         )
     else:
         model = LlamaForCausalLM(
             LlamaConfig(
-                vocab_size=vocabulary, max_position_embeddings=LENGTH, hidden_size=width, intermediate_size=4 * width,
+                vocab_size=VOCABULARY, max_position_embeddings=LENGTH, hidden_size=64, intermediate_size=256,
                 num_hidden_layers=2, num_attention_heads=4, tie_word_embeddings=True, bos_token_id=0, eos_token_id=0,
             )
         )  # fmt: skip

@@ -90,10 +90,10 @@ def make_model(size: Size) -> Any:
     )  # fmt: skip
 
 
-def make_data(size: Size, rows: int = 64) -> list[dict[str, Any]]:
+def make_data(size: Size) -> list[dict[str, Any]]:
     import torch
 
-    tokens = torch.randint(0, size.vocabulary, (rows, size.length), generator=torch.Generator().manual_seed(1))
+    tokens = torch.randint(0, size.vocabulary, (64, size.length), generator=torch.Generator().manual_seed(1))
     return [{"input_ids": row, "labels": row.clone()} for row in tokens]
 
 

@@ -46,26 +46,24 @@ def parse_size(text: str, what: str = "") -> int:
     return int(float(match[1]) * factor)
 
 
-def parse_rate(text: str, what: str = "") -> float:
+def parse_rate(text: str) -> float:
     """Bytes a second in a rate such as `"6GB/s"` (6 × 10**9) or `"5.6 GiB/s"`.
 
     Args:
         text: a number, a unit of size, and `/s`.
-        what: the rate of what, with which a message begins.
 
     Raises:
         InputError: `text` is not a rate of bytes, or not above zero.
     """
     match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*(/\s*s)?\s*", text)
-    place = f"{what}: " if what else ""
     unit = match[2] if match else ""
     if match is None or float(match[1]) <= 0:
-        raise InputError(f"{place}{text!r} is not a rate; write a number above 0 and a unit, such as 6GB/s")
+        raise InputError(f"{text!r} is not a rate; write a number above 0 and a unit, such as 6GB/s")
     if re.fullmatch("[kKMGT]b", unit):
-        raise InputError(f"{place}{text!r} is in bits; write bytes: {float(match[1]) / 8:g}{unit[0]}B/s")
+        raise InputError(f"{text!r} is in bits; write bytes: {float(match[1]) / 8:g}{unit[0]}B/s")
     factor = _FACTOR.get(unit.lower())
     if factor is None or match[3] is None:
-        raise InputError(f"{place}{text!r} has no unit such as GB/s; did you mean {match[1]}GB/s?")
+        raise InputError(f"{text!r} has no unit such as GB/s; did you mean {match[1]}GB/s?")
     return float(match[1]) * factor
 
 

@@ -28,14 +28,14 @@ def real_runs(folder: Path) -> list[GeneratedRun]:
     return [train(case, folder / str(number)) for number, case in enumerate(CASES)]
 
 
-def _lengths(length_of: Callable[[int], int], *, steps: int = _STEPS, batch: int = 2) -> list[int]:
+def _lengths(length_of: Callable[[int], int], *, batch: int = 2) -> list[int]:
     """The length of every sample, from one by step (0 for the first)."""
-    return [length_of(step) for step in range(steps) for _ in range(batch)]
+    return [length_of(step) for step in range(_STEPS) for _ in range(batch)]
 
 
-def _random_lengths(low: int, high: int, *, steps: int = _STEPS, batch: int = 2) -> list[int]:
+def _random_lengths() -> list[int]:
     rng = random.Random(0)
-    return [rng.randint(low, high) for _ in range(steps * batch)]
+    return [rng.randint(16, 40) for _ in range(_STEPS * 2)]
 
 
 # --- what users add ---
@@ -152,7 +152,7 @@ _EVALUATIONS: Final = {"eval_strategy": "steps", "eval_steps": 6, "per_device_ev
 
 CASES: Final[Sequence[RealCase]] = (
     RealCase("fixed length", _FIXED),
-    RealCase("dynamic padding", _random_lengths(16, 40), capacity_gib=2),
+    RealCase("dynamic padding", _random_lengths(), capacity_gib=2),
     RealCase("accumulation", _lengths(lambda step: 32, batch=8), arguments={"gradient_accumulation_steps": 4}),
     RealCase("evaluations", _FIXED, arguments=_EVALUATIONS),
     RealCase("saves", _FIXED, arguments={"save_strategy": "steps", "save_steps": 20}),
@@ -162,7 +162,7 @@ CASES: Final[Sequence[RealCase]] = (
     RealCase("foreach AdamW", _FIXED, arguments={"optim": "adamw_torch"}),
     RealCase(
         "grouped by length",
-        _random_lengths(16, 40),
+        _random_lengths(),
         capacity_gib=2,
         arguments={"train_sampling_strategy": "group_by_length"},
     ),
@@ -171,7 +171,7 @@ CASES: Final[Sequence[RealCase]] = (
     RealCase("history that levels off", _FIXED, capacity_gib=2, habit=_keeps_history_of(15)),
     RealCase("resumed", _FIXED, arguments={"save_strategy": "steps", "save_steps": 15}, killed_at=35),
     RealCase("logits kept", _FIXED, _LEAK, 2.5, habit=_keeps_logits),
-    RealCase("logits kept, dynamic padding", _random_lengths(16, 40), _LEAK, 3, habit=_keeps_logits),
+    RealCase("logits kept, dynamic padding", _random_lengths(), _LEAK, 3, habit=_keeps_logits),
     RealCase("graphs kept", _FIXED, _LEAK, 8, habit=_keeps_graphs),
     RealCase("activations kept", _FIXED, _LEAK, 1.5, habit=_keeps_activations),
     RealCase("gradients kept later", _FIXED, _LEAK, 4, habit=_keeps_gradients),

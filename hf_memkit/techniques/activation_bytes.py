@@ -448,14 +448,11 @@ def cache_bytes(
     return 2 * bytes_per_number * batch * beams * tokens * layers * heads * head_width
 
 
-def cache_bytes_of(
-    config: Mapping[str, Any], *, batch: int, beams: int, tokens: int, layers: int, width: int,
-    bytes_per_number: int = 2,
-) -> int:  # fmt: skip
-    """`cache_bytes` by a model's config values; without head counts in them all of `width` is kept."""
+def cache_bytes_of(config: Mapping[str, Any], *, batch: int, beams: int, tokens: int, layers: int, width: int) -> int:
+    """`cache_bytes` in 16 bits by a model's config values; without head counts in them all of `width` is kept."""
     heads = int(config.get("num_attention_heads") or config.get("n_head") or 1)
     return cache_bytes(
-        batch=batch, beams=beams, tokens=tokens, layers=layers, bytes_per_number=bytes_per_number,
+        batch=batch, beams=beams, tokens=tokens, layers=layers, bytes_per_number=2,
         heads=int(config.get("num_key_value_heads") or heads),
         head_width=int(config.get("head_dim") or width // heads),
     )  # fmt: skip

@@ -98,6 +98,6 @@ def pinned_workers(setup: Setup) -> Setup:
     )
 
 
-def prefetched_bytes(workers: int, micro_batch_size: int, sequence_length: int, prefetch: int = PREFETCH) -> int:
+def prefetched_bytes(workers: int, micro_batch_size: int, sequence_length: int) -> int:
     """Bytes of the batches that workers hold ready: workers × prefetch × sequences × tokens × 3 columns × 8 bytes."""
-    return workers * prefetch * micro_batch_size * sequence_length * _COLUMNS * _TOKEN_BYTES
+    return workers * PREFETCH * micro_batch_size * sequence_length * _COLUMNS * _TOKEN_BYTES

@@ -56,12 +56,12 @@ def odd_sizes(model: ModelFacts, multiple: int) -> list[str]:
     ]
 
 
-def packed_mask_bytes(row_tokens: int, rows: int = 1) -> int:
-    """Bytes of the boolean mask that keeps sequences of one row apart without flash attention: rows × tokens².
+def packed_mask_bytes(row_tokens: int) -> int:
+    """Bytes of the boolean mask that keeps sequences of one row apart without flash attention: tokens².
 
     Source: transformers 5.23.0, masking_utils.py, sdpa_mask: (rows, 1, tokens, tokens), made once a forward pass.
     """
-    return rows * row_tokens * row_tokens
+    return row_tokens * row_tokens
 
 
 _COMPILED_MULTIPLE = 128

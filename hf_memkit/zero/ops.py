@@ -72,7 +72,7 @@ def missing_tools(names: tuple[str, ...], *, cpu: bool) -> list[str]:
         packages.append("g++")
     if names and not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
         packages.append("python3-dev")
-    if "async_io" in names and not packages and not _finds_header("libaio.h"):
+    if "async_io" in names and not packages and not _finds_libaio():
         packages.append("libaio-dev")
     if {"async_io", "quantizer"} & set(names) and not cpu and not _has_cuda_compiler():
         packages.append("nvidia-cuda-toolkit")
@@ -85,10 +85,10 @@ def _has_cuda_compiler() -> bool:
     return CUDA_HOME is not None and (Path(CUDA_HOME) / "bin" / "nvcc").exists()
 
 
-def _finds_header(name: str) -> bool:
+def _finds_libaio() -> bool:
     compiler = os.environ.get("CXX", "g++")
     command = [compiler, "-E", "-x", "c++", "-"]
-    return subprocess.run(command, input=f"#include <{name}>\n", text=True, capture_output=True).returncode == 0
+    return subprocess.run(command, input="#include <libaio.h>\n", text=True, capture_output=True).returncode == 0
 
 
 def build(names: tuple[str, ...], say: Callable[[str], None], *, cpu: bool) -> None:

@@ -15,26 +15,27 @@ __all__ = ["LABELS", "made_up_images"]
 
 LABELS: Final = ("blue", "blue-striped", "green", "green-striped", "red", "red-striped")
 
+_SIDE: Final = 64
+"""Pixels."""
 _COLOURS: Final = {"red": 0, "green": 1, "blue": 2}
 
 
-def made_up_images(each: int = 48, side: int = 64) -> list[dict[str, Any]]:
+def made_up_images(each: int = 48) -> list[dict[str, Any]]:
     """`{"image": {"bytes": a PNG, "path": None}, "label": number}`, `each` of every label, the same in every process.
 
     Args:
         each: images of a label.
-        side: of an image, in pixels.
     """
     random = np.random.default_rng(0)
     rows = []
     for label, name in enumerate(LABELS):
         colour, _, striped = name.partition("-")
         for _ in range(each):
-            pixels = random.integers(0, 60, (side, side, 3))
+            pixels = random.integers(0, 60, (_SIDE, _SIDE, 3))
             pixels[..., _COLOURS[colour]] += random.integers(100, 190)
             if striped:
                 period, start = random.integers(8, 15), random.integers(0, 15)
-                dark = (np.arange(side) + start) % period < period // 2
+                dark = (np.arange(_SIDE) + start) % period < period // 2
                 pixels[dark] //= 4
             file = io.BytesIO()
             Image.fromarray(pixels.astype(np.uint8)).save(file, "PNG")

@@ -18,17 +18,12 @@ _LETTER_S: Final = 0.12
 _WORDS: Final = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "zero")
 
 
-def made_up_speech(count: int = 160, words: int = 3) -> list[dict[str, Any]]:
-    """`{"audio": {"bytes": a WAV file, "path": None}, "text": its words}`, the same in every process.
-
-    Args:
-        count: how many.
-        words: of each.
-    """
+def made_up_speech(count: int = 160) -> list[dict[str, Any]]:
+    """`{"audio": {"bytes": a WAV file, "path": None}, "text": three words}`, `count` of them, the same in every process."""
     random = np.random.default_rng(0)
     rows = []
     for _ in range(count):
-        text = " ".join(random.choice(_WORDS, words))
+        text = " ".join(random.choice(_WORDS, 3))
         time = np.arange(int(_LETTER_S * _RATE)) / _RATE
         letters = [np.zeros(len(time)) if letter == " " else _tone(letter, time) for letter in text]
         sound = np.concatenate(letters) + random.normal(0, 0.003, len(letters) * len(time))
