@@ -19,7 +19,7 @@ _WORDS: Final = ("one", "two", "three", "four", "five", "six", "seven", "eight",
 
 
 def made_up_speech(count: int = 160) -> list[dict[str, Any]]:
-    """`{"audio": {"bytes": a WAV file, "path": None}, "text": three words}`, `count` of them, the same in every process."""
+    """`count` rows `{"audio": {"bytes": a WAV file, "path": None}, "text": three words}`, alike in every process."""
     random = np.random.default_rng(0)
     rows = []
     for _ in range(count):
