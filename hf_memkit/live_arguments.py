@@ -209,12 +209,6 @@ class Reads:
             if (name in now or name in then) and not _alike(now.get(name), then.get(name))
         )
 
-    def set_by_hand(self, arguments: Any) -> frozenset[str]:
-        """Names of attributes of that object that were set after it was made. In a run of the script the same lines
-        undo an override of them."""
-        made = made_of(arguments)
-        return frozenset(made.by_hand(arguments)) if made is not None else frozenset()
-
 
 def watch_reads() -> Reads:
     """Records from now on what of TrainingArguments objects is read, all objects' together.
