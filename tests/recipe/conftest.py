@@ -1,4 +1,4 @@
-"""What tests of recipes share: a small card, an empty cache, ways to write data."""
+"""What tests of a recipe's data share: an empty cache, and ways to write data."""
 
 from __future__ import annotations
 
@@ -7,14 +7,6 @@ from pathlib import Path
 
 import datasets
 import pytest
-
-from hf_memkit.hardware import Machine, gpu_of_size
-from hf_memkit.units import GIB
-
-
-@pytest.fixture(scope="module")
-def small_card() -> Machine:
-    return Machine(gpu_of_size("8GB"), ram_bytes=64 * GIB, disk_free_bytes=200 * GIB, disk_path="/data", cpu_count=8)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ pytest.importorskip("PIL")
 from PIL import Image
 
 from hf_memkit.errors import InputError
-from hf_memkit.hardware import Machine
+from hf_memkit.hardware import Machine, gpu_of_size
 from hf_memkit.recipe.choose import resolve
 from hf_memkit.recipe.export import export_script
 from hf_memkit.recipe.export.scripts import train_images
@@ -22,11 +22,17 @@ from hf_memkit.recipe.rehearse import rehearse
 from hf_memkit.recipe.run import RecipeRun, run
 from hf_memkit.recipe.schema import Recipe, load_recipe
 from hf_memkit.request import Request
+from hf_memkit.units import GIB
 
 
 @pytest.fixture(scope="module")
 def images() -> Recipe:
     return load_recipe("vit-large-on-8gb")
+
+
+@pytest.fixture(scope="module")
+def small_card() -> Machine:
+    return Machine(gpu_of_size("8GB"), ram_bytes=64 * GIB, disk_free_bytes=200 * GIB, disk_path="/data", cpu_count=8)
 
 
 @pytest.fixture
