@@ -81,7 +81,10 @@ def _width(rows: Iterable[Row]) -> str:
     found = []
     for row in rows:
         answer = row.get("then", {})
-        for which, seen in ((reserved_error, row.get("gib")), (total_error, row.get("also", {}).get("nvidia_smi_peak_gib"))):
+        for which, seen in (
+            (reserved_error, row.get("gib")),
+            (total_error, row.get("also", {}).get("nvidia_smi_peak_gib")),
+        ):
             if which(row, "then") is not None:
                 low, high = answer["peak_reserved_gib"]
                 found.append((high - low) / seen)
