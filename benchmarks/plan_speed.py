@@ -10,10 +10,11 @@ published_rows/speed.jsonl ──> plan_speed_child.py (traced: FLOPs, bytes, ke
 ```
 
 One constant of `step_time` was computed from these rows: what a step reaches of the rates, on half of them, split by
-model (`published_summary.halves`); `halves` has the errors of that half and of the one that judges it. What was decided
-after a first look at them stands in `DECIDED_LATER`. What is known of the rows and not in the prediction: dequantisation to 16 bits was 1.36 to 2.07 times
-slower on an A100 in bitsandbytes of that day (bitsandbytes-foundation/bitsandbytes#1747), and a thread of Trainer's
-memory metrics ran beside the training (`fms-*`).
+model (`published_summary.halves`); `halves` has the errors of that half and of the one that judges it. What was
+decided after a first look at them stands in `DECIDED_LATER`. What is known of the rows and not in the prediction:
+dequantisation to 16 bits was 1.36 to 2.07 times slower on an A100 in bitsandbytes of that day
+(bitsandbytes-foundation/bitsandbytes#1747), and a thread of Trainer's memory metrics ran beside the training
+(`fms-*`).
 
 A row's figure is seconds of one optimizer step: of `fms-*` the mean of 100 steps, the first included, which compiles,
 allocates and finds algorithms; of `peft-*` the mean of 5,000, of texts about 210 tokens long; of `neusight-*` forward
@@ -123,10 +124,9 @@ def answers_of(rows: Mapping[str, Row], traced: Mapping[str, Found]) -> list[Fou
 def fitted_and_judged(answers: Sequence[Found]) -> dict[str, Found]:
     """Of the half that the share of the rates is fitted on, and of the half that judges it: models, the median of
     their median errors (which the fit brings to 0, as near as a share of whole percents does), and each group."""
-    found = {}
-    for name, rows in zip(
-        ("fitted on", "judged on"), halves([each for each in answers if "error" in each]), strict=True
-    ):
+    found: dict[str, Found] = {}
+    told = [each for each in answers if "error" in each]
+    for name, rows in zip(("fitted on", "judged on"), halves(told), strict=True):
         models_of = sorted({row["model"] for row in rows})
         medians = [statistics.median(row["error"] for row in rows if row["model"] == model) for model in models_of]
         groups = {group: _judged(group, [row for row in rows if row["group"] == group]) for group in _BARS}
@@ -275,7 +275,7 @@ def _group(row: Row) -> str:
     return {1: "training, one GPU", 2: "training, two GPUs"}.get(row["gpus"], "training, more GPUs")
 
 
-def _judged(name: str, rows: Sequence[Found]) -> Found:
+def _judged(name: str, rows: Sequence[Row]) -> Found:
     """The group's errors beside its bar."""
     errors = [abs(each["error"]) for each in rows if "error" in each]
     found: Found = {"rows": len(rows), "predicted": len(errors)}

@@ -24,7 +24,8 @@ RESERVED: Final = ("max_reserved", "nvml_less_context")
 
 __all__ = [
     "Calibration", "Errors", "Protocol",
-    "allocated_error", "calibrations", "errors", "fitted_slack_mib", "halves", "protocol", "reserved_error", "total_error",
+    "allocated_error", "calibrations", "errors", "fitted_slack_mib", "halves", "protocol", "reserved_error",
+    "total_error",
 ]  # fmt: skip
 
 Row = Mapping[str, Any]

@@ -59,8 +59,8 @@ _OPTIMIZER_S: Final[Range] = (1e-3, 3e-3, 10e-3)
 and the schedule; assumed."""
 
 _RATES: Final[Range] = (1.06, 0.97, 0.85)
-"""What a GPU reaches in a step of the rates in the table: they are those of one GPU of its kind, cooled in its way, and
-of one large product or copy after the other, alone. The middle was fitted on half of the measured trainings
+"""What a GPU reaches in a step of the rates in the table: those are of one GPU of its kind, cooled in its way, and of
+one large product or copy after the other, alone. The middle was fitted on half of the measured trainings
 (benchmarks/plan_speed.py, `halves`); the ends are uneven, because measured steps are."""
 
 _UNKNOWN: Final[Range] = (0.0, 1.0, 10.0)
