@@ -60,16 +60,16 @@ def short(content: Mapping[str, Any], choices: Path = CHOICES, speed: Path = SPE
     fits = json.loads(choices.read_text())["fits"]
     refused, narrowly = len(fits["ran_and_called_not_fitting"]), len(fits["of_these_below_the_whole_gpu"])
     ran = fits["ran_and_fit"] + refused
-    false = len(fits["false_fits"])
+    ran_out, caught = fits["out_of_memory"], fits["out_of_memory"] - len(fits["false_fits"])
     lines += [
         "",
-        f"**Does it fit?** Of {fits['rows']} trainings, {ran} ran and {fits['out_of_memory']} ran out of memory. "
-        f"`memkit plan` rejects {fits['out_of_memory'] - false} of the {fits['out_of_memory']} that ran out. It accepts "
-        f"{fits['ran_and_fit']} of the {ran} that ran and rejects {refused}, {narrowly} of them only because it leaves "
-        f"{1 - fits['full_share']:.0%} of the GPU free (a fuller GPU slows training down).",
+        f"**Does it fit?** Of {fits['rows']} trainings, {ran} ran and {ran_out} ran out of memory. `memkit plan` rejects "
+        f"{caught} of the {ran_out} that ran out. It accepts {fits['ran_and_fit']} of the {ran} that ran and rejects "
+        f"{refused}, {narrowly} of them only because it leaves {1 - fits['full_share']:.0%} of the GPU free (a fuller "
+        "GPU slows training down).",
         "",
-        f"¹ Distance from the predicted range; 0 inside it. Half of the ranges are narrower than {_width(rows)} of the "
-        "measured figure.",
+        f"¹ Distance from the predicted range; 0 inside it. Half of the ranges are narrower than {_width(rows)} of "
+        "the measured figure.",
         "",
         "² The others are of Mixtral, whose code in transformers differs from that of the measured runs.",
     ]
@@ -81,11 +81,9 @@ def _width(rows: Iterable[Row]) -> str:
     found = []
     for row in rows:
         answer = row.get("then", {})
-        for which, seen in (
-            (reserved_error, row.get("gib")),
-            (total_error, row.get("also", {}).get("nvidia_smi_peak_gib")),
-        ):
-            if which(row, "then") is not None:
+        smi = row.get("also", {}).get("nvidia_smi_peak_gib")
+        for error, seen in ((reserved_error(row, "then"), row.get("gib")), (total_error(row, "then"), smi)):
+            if error is not None:
                 low, high = answer["peak_reserved_gib"]
                 found.append((high - low) / seen)
     return _percent(statistics.median(found))
