@@ -29,6 +29,7 @@ from hf_memkit.plan.judged import Judged
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.short_run import request_of
 from hf_memkit.plan.verified import Verified, measured
+from hf_memkit.presets.sharing import threads_per_process
 from hf_memkit.report.load import Run, load_run
 from hf_memkit.units import GIB, format_gib
 from hf_memkit.user_script import UserScript
@@ -169,6 +170,9 @@ def _ran(judged: Judged, plan: Plan, script: UserScript, environment: Mapping[st
             notes.append(f"run by torchrun --nproc_per_node {plan.gpus}")
         command = [sys.executable, *launcher, "-m", _MODULE, str(paths["request"])]
         variables = {**environment, **judged.candidate.environment, **_QUIET}
+        if plan.gpus > 1:
+            threads = threads_per_process(len(os.sched_getaffinity(0)), plan.gpus)
+            variables.setdefault("OMP_NUM_THREADS", str(threads))
         if device == "cpu":
             variables["CUDA_VISIBLE_DEVICES"] = ""
         code, last = _process(command, variables, folder / "written")
