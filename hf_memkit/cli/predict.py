@@ -111,6 +111,10 @@ def predict(
     no_search: Annotated[
         bool, typer.Option("--no-search", help="With SCRIPT: if it does not fit, search for no setup that does.")
     ] = False,
+    html: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write one HTML page with the GPU as a bar.", rich_help_panel=MORE),
+    ] = None,
     short: Short = False,
     as_json: Json = False,
 ) -> int:
@@ -121,6 +125,12 @@ def predict(
 
     if short and as_json:
         raise InputError("--short, --json: mutually exclusive. Omit --short: --json has everything.")
+    if html is not None:
+        from hf_memkit.report.document import check_file
+
+        if python is not None:
+            raise InputError("--html, --python: mutually exclusive: a page shows one prediction. Omit one of the two.")
+        check_file(html)
     show_what_can_be_shown()
     if module and script is None:
         raise InputError("-m: no module. Write its name after -m: memkit predict -m MODULE -- ARGUMENTS")
@@ -135,7 +145,8 @@ def predict(
         )  # fmt: skip
         return predict_script(
             given, gpu=gpu, gpu_memory=gpu_memory, ram=ram, gpus=gpus or 1, nodes=nodes,
-            environment=context.obj, python=python, search=not no_search, short=short, as_json=as_json,
+            environment=context.obj, python=python,
+            search=not no_search, html=html, short=short, as_json=as_json,
         )  # fmt: skip
     if python is not None:
         raise InputError("--python: needs a training script: memkit predict train.py --python PATH -- ARGUMENTS")
@@ -186,6 +197,13 @@ def predict(
         print(json.dumps({**prediction.to_json(), **beside}, indent=2))
     else:
         predict_render.show(prediction, setup, instead, batches, short=short)
+    if html is not None:
+        from hf_memkit.cli.predict_page import write_page
+
+        change = predict_render.changes(prediction, setup, instead, batches)
+        write_page(html, prediction, setup, predict_render.title_of(setup), change, setup.warnings)
+        if not as_json:
+            print(f"Wrote {html}")
     return 1 if fails else 0
 
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from hf_memkit.setup import Setup
 
 __all__ = [
-    "accumulated", "advice", "answer", "basis", "brief", "cards", "page", "show", "tables", "view", "warnings",
+    "accumulated", "advice", "answer", "basis", "brief", "cards", "changes", "page", "peak", "show", "sizes", "tables",
+    "title_of", "view", "warnings",
 ]  # fmt: skip
 
 _COLOURS: Final = {"fits": "bold green", "tight": "bold yellow", "does not fit": "bold red"}
@@ -71,10 +72,17 @@ def view(
 ) -> Group:
     """The prediction for a Rich console of `width` characters: the verdict, what to change, then the numbers. `short`:
     24 lines of 80 columns at most. Names of models and modules are never markup. `batches`: of real data."""
+    change = changes(prediction, setup, instead, batches)
+    return page(prediction, title_of(setup), change, width, above=setup.warnings, short=short)
+
+
+def changes(
+    prediction: Prediction, setup: Setup, instead: NextSetup | NextVariant | None, batches: BatchNeeds | None
+) -> list[str]:
+    """What to change, and what the worst batch of real data needs beside a usual one."""
     of_recipe = setup.request is not None and setup.request.recipe is not None
     what = "variant" if of_recipe else "preset" if setup.resolved_for.model is not None else ""
-    change = [*of_batches(prediction, batches), *advice(prediction, instead, what)]
-    return page(prediction, _title(setup), change, width, above=setup.warnings, short=short)
+    return [*of_batches(prediction, batches), *advice(prediction, instead, what)]
 
 
 def page(
@@ -111,7 +119,7 @@ def answer(prediction: Prediction, change: Sequence[str] = (), *, short: bool = 
 def tables(prediction: Prediction, width: int) -> list[RenderableType]:
     """The peak, what it is made of, the phases, and what the card and the machine hold."""
     return [
-        Text(_peak(prediction)),
+        Text(peak(prediction)),
         _bars(prediction, width),
         Text(""),
         _phases(prediction),
@@ -134,7 +142,7 @@ def brief(prediction: Prediction) -> list[Text]:
     categories = ", ".join(f"{name} {_size(size)}" for name, size in held if size > enough)
     phases = ", ".join(f"{name} {_size(allocated)}" for name, (allocated, _) in prediction.phases.items())
     lines = [
-        _peak(prediction),
+        peak(prediction),
         f"Made of: {categories}",
         f"By phase: {phases}",
         f"Confidence: {prediction.confidence.level}, {prediction.confidence.measured}",
@@ -142,7 +150,8 @@ def brief(prediction: Prediction) -> list[Text]:
     return [Text(f"{text(line, _SHORT_LINE)}.") for line in lines]
 
 
-def _title(setup: Setup) -> str:
+def title_of(setup: Setup) -> str:
+    """What is predicted, in one line."""
     facts = setup.resolved_for.model
     parameters = f", {facts.parameters:,} parameters" if facts is not None else ""
     shape = f"{setup.micro_batch_size} × {setup.sequence_length} tokens"
@@ -162,7 +171,7 @@ def accumulated(setup: Setup) -> str:
     return f", {setup.accumulation} micro-batches a step" if setup.accumulation > 1 else ""
 
 
-def _peak(prediction: Prediction) -> str:
+def peak(prediction: Prediction) -> str:
     """Where the peak is, as far as a trace says."""
     where = f"in {prediction.peak_phase}"
     if prediction.peak_operation:
@@ -200,21 +209,25 @@ def _phases(prediction: Prediction) -> Table:
 
 
 def _sizes(prediction: Prediction) -> Table:
-    low, high = prediction.peak_reserved_bytes
     table = Table.grid(padding=(0, 2, 0, 0))
+    for name, line in sizes(prediction).items():
+        table.add_row(name, Text(line))
+    return table
+
+
+def sizes(prediction: Prediction) -> dict[str, str]:
+    """What the allocator takes, the least that it needs, and what the machine holds."""
+    low, high = prediction.peak_reserved_bytes
     total = [size + prediction.outside_allocator_bytes for size in (low, high)]
     outside = _size(prediction.outside_allocator_bytes)
     beyond = " at least" if prediction.confidence.level == "formula" else ""
-    rows = {
+    return {
         "reserved": f"{_range(low, high)}{beyond}; with {outside} outside the allocator (context, libraries): "
         f"{_range(*total)}",
         "smallest cap": f"{_size(prediction.smallest_cap_bytes)}{beyond}: with less, training runs out of memory",
         "host": f"RAM {_size(prediction.host_rss_bytes)}, page-locked RAM {_size(prediction.pinned_bytes)}, "
         f"disk {_size(prediction.disk_bytes)}",
     }
-    for name, line in rows.items():
-        table.add_row(name, Text(line))
-    return table
 
 
 def advice(prediction: Prediction, instead: NextSetup | NextVariant | None, what: str) -> list[str]:

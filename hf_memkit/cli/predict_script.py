@@ -91,11 +91,12 @@ def predict_script(
     environment: Mapping[str, str] | None,
     python: str | None,
     search: bool,
+    html: str | None,
     short: bool,
     as_json: bool,
 ) -> int:
     """Predicts it and shows what was found; the exit code. `search`: whether a setup that fits is looked for, where it
-    does not."""
+    does not; `html`: the page to write."""
     try:
         with ended_by_signals() as ended:
             from hf_memkit.cli import predict_environments
@@ -128,6 +129,7 @@ def predict_script(
     instead = None
     if search and prediction.verdict == "does not fit" and other is None and not _instead(prediction):
         instead = _nearest(script, machine, gpus, nodes, environment, ram_is_given=ram is not None)
+    change = _changes(prediction, training, instead)
     if as_json:
         asked = {"request": _request_json(training), "try_next": instead.to_json() if instead else None}
         beside = predict_environments.as_json(here, prediction, other) if other is not None else {}
@@ -135,7 +137,13 @@ def predict_script(
     elif other is not None and here is not None:
         predict_environments.show(here, prediction, other, _title(training), short=short)
     else:
-        _show(prediction, training, instead, short=short)
+        _show(prediction, training, change, short=short)
+    if html is not None:
+        from hf_memkit.cli.predict_page import write_page
+
+        write_page(html, prediction, training.setup, _title(training), change)
+        if not as_json:
+            print(f"Wrote {html}")
     return 1 if prediction.verdict == "does not fit" else 0
 
 
@@ -237,16 +245,23 @@ def _nearest(
         return None
 
 
-def _show(prediction: Prediction, training: ScriptTraining, instead: NextSetup | None, *, short: bool) -> None:
+def _changes(prediction: Prediction, training: ScriptTraining, instead: NextSetup | None) -> list[str]:
+    """What to change, and what the worst batch needs beside a usual one."""
+    from hf_memkit.cli.predict_render import advice
+
+    change = [*of_batches(prediction, training.batches)]
+    change += _instead(prediction) or advice(prediction, instead, "script")
+    if instead is not None:
+        change.append(f"Its arguments: {instead.flags}")
+    return change
+
+
+def _show(prediction: Prediction, training: ScriptTraining, change: Sequence[str], *, short: bool) -> None:
     from rich.console import Console
 
     from hf_memkit.cli import predict_render
 
     console = Console(highlight=False)
-    change = [*of_batches(prediction, training.batches)]
-    change += _instead(prediction) or predict_render.advice(prediction, instead, "script")
-    if instead is not None:
-        change.append(f"Its arguments: {instead.flags}")
     found = predict_render.page(prediction, _title(training), change, console.width, short=short)
     console.print(found, crop=False)
 

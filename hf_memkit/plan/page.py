@@ -16,7 +16,7 @@ from hf_memkit.plan.plot import KEY, frontier, plot
 from hf_memkit.plan.prices import million_tokens_cost, price_of, ranked_gpus, run_cost
 from hf_memkit.plan.verified import Verified
 from hf_memkit.report.document import check_file, document, write_document
-from hf_memkit.report.html import Html, el, figure_table, join
+from hf_memkit.report.html import Html, el, figure_table, join, lead, section, terms, tiles
 from hf_memkit.units import GIB
 
 __all__ = ["page", "write_page"]
@@ -65,15 +65,11 @@ def page(plans: Sequence[Plan], prices: Mapping[str, float], ran: Sequence[Verif
     return document(f"Plan: {ranked[0].name}", join(parts, "\n"), charts)
 
 
-def _section(heading: str, *children: Html | str | None) -> Html:
-    return el("section", el("h2", heading), *children)
-
-
 def _gpus(ranked: Sequence[Plan], prices: Mapping[str, float]) -> Iterator[Html]:
     """Several GPUs, ranked."""
     verdict, said = wording.best_gpu(ranked, prices)
     state = "bad" if ranked[0].proposed is None else None
-    yield el("header", _lead(f"{verdict}: {said}", (), state))
+    yield el("header", lead(f"{verdict}: {said}.", (), state))
     unit = wording.rate_unit(ranked[0])
     rows: list[list[Html | str]] = []
     for plan in ranked:
@@ -93,7 +89,7 @@ def _gpus(ranked: Sequence[Plan], prices: Mapping[str, float]) -> Iterator[Html]
             ]
         )
     columns = ("GPU", "best setup, or what is missing", "GiB", unit, "run", "cost of the run", "cost of 1M tokens")
-    yield _section("GPUs, ranked", figure_table("The best setup of each", columns, rows, numbers=range(2, 7)))
+    yield section(None, "GPUs, ranked", figure_table("The best setup of each", columns, rows, numbers=range(2, 7)))
 
 
 def _plan(
@@ -103,28 +99,33 @@ def _plan(
     best = plan.proposed
     state = "bad" if best is None else "near" if best.candidate.group != "same result" else None
     lines = (*wording.beside(plan), wording.subject(plan))
-    lead = _lead(f"{verdict}: {said}", lines, state, heading="h1" if alone else "h3")
-    yield el("header", lead, _tiles(plan, best)) if alone else _section(wording.gpu_of(plan), lead)
+    head = lead(f"{verdict}: {said}.", lines, state, heading="h1" if alone else "h3")
+    yield el("header", head, _tiles(plan, best)) if alone else section(None, wording.gpu_of(plan), head)
     if ran:
-        yield _section("Run on this machine's GPU", *(part for each in ran for part in _ran(each)))
+        yield section(None, "Run on this machine's GPU", *(part for each in ran for part in _ran(each)))
     if best is not None and best.candidate != plan.own.candidate:
-        yield _section(f"What to paste: {best.candidate.name}", *_paste(pasted(best.candidate), plan))
+        yield section(None, f"What to paste: {best.candidate.name}", *_paste(pasted(best.candidate), plan))
     if start := wording.start(plan):
-        yield _section("How to start it", el("p", start[0]), _lines([start[1]]))
+        yield section(None, "How to start it", el("p", start[0]), _lines([start[1]]))
     other = plan.faster()
     if other is not None:
-        yield _section(
-            f"Faster, and {other.candidate.group}: {other.candidate.name}", *_paste(pasted(other.candidate), plan)
+        yield section(
+            None,
+            f"Faster, and {other.candidate.group}: {other.candidate.name}",
+            *_paste(pasted(other.candidate), plan),
         )
     for each in plan.with_code:
         changed = pasted(each.candidate, plan.own.facts)
-        yield _section(f"With other code: {each.candidate.name}", *_other_code(changed, plan, each.candidate.result))
+        yield section(
+            None, f"With other code: {each.candidate.name}", *_other_code(changed, plan, each.candidate.result)
+        )
     chart = plot(plan)
     if chart is not None:
         charts[name] = chart
         front = "; ".join(each.candidate.name for each in frontier(plan))
         caption = f"Each mark is a setup: further left needs less, higher is faster. On the frontier: {front}."
-        yield _section(
+        yield section(
+            None,
             "Memory and speed",
             el(
                 "figure",
@@ -134,34 +135,28 @@ def _plan(
             ),
         )
     elif said := wording.time_not_known(plan):
-        yield _section("Memory and speed", el("p", f"{said}."))
+        yield section(None, "Memory and speed", el("p", f"{said}."))
     for group, rows in wording.groups(plan, price).items():
-        yield _section(wording.TITLES[group], _table(plan, "Fits, fastest first", rows, price))
+        yield section(None, wording.TITLES[group], _table(plan, "Fits, fastest first", rows, price))
     if changes := wording.with_code(plan, price):
-        yield _section("With other code", _table(plan, "Never proposed", changes, price))
+        yield section(None, "With other code", _table(plan, "Never proposed", changes, price))
     if lost := wording.too_large(plan, price):
-        yield _section("Does not fit", _table(plan, "Fastest first", lost, price))
-    yield _section("What it rests on", el("ul", *(el("li", line) for line in wording.notes(plan, every=True))))
-
-
-def _lead(first: str, lines: Sequence[str], state: str | None, *, heading: str = "h1") -> Html:
-    """`state`: none where all is well, `"near"` or `"bad"`."""
-    said = (el("p", line) for line in lines)
-    return el("div", el(heading, f"{first}."), *said, class_=f"lead {state}" if state else "lead")
+        yield section(None, "Does not fit", _table(plan, "Fastest first", lost, price))
+    yield section(None, "What it rests on", el("ul", *(el("li", line) for line in wording.notes(plan, every=True))))
 
 
 def _tiles(plan: Plan, best: Judged | None) -> Html | None:
     if best is None:
         return None
-    tiles = [("Takes at most", f"{best.needs_bytes / GIB:.2f} GiB")]
+    rows = [("Takes at most", f"{best.needs_bytes / GIB:.2f} GiB")]
     if best.is_priced and best.step_time is not None:
-        tiles.append(("A step takes", f"{wording.digits(best.step_time.seconds[1])} s"))
+        rows.append(("A step takes", f"{wording.digits(best.step_time.seconds[1])} s"))
         if (speed := wording.rate(plan, best)) != wording.NONE:
-            tiles.append((wording.rate_unit(plan), speed))
+            rows.append((wording.rate_unit(plan), speed))
         if (run := wording.run_of(best)) != wording.NONE:
-            tiles.append(("The whole run", run))
-    tiles.append(("Result", best.candidate.group))
-    return el("dl", *(el("div", el("dt", name), el("dd", value)) for name, value in tiles), class_="tiles")
+            rows.append(("The whole run", run))
+    rows.append(("Result", best.candidate.group))
+    return tiles(rows)
 
 
 def _other_code(found: Pasted, plan: Plan, result: str) -> Iterator[Html]:
@@ -237,5 +232,4 @@ def _table(plan: Plan, caption: str, rows: Sequence[wording.PlanRow], price: flo
 
 
 def _glossary() -> Html:
-    terms = (part for name, what in _WORDS for part in (el("dt", name), el("dd", what)))
-    return _section("Words", el("dl", *terms, class_="glossary"))
+    return section(None, "Words", terms(_WORDS, "glossary"))

@@ -41,18 +41,17 @@ def document(title: str, body: Html, charts: Mapping[str, Any]) -> str:
     Args:
         title: of the page.
         body: what stands in it; a chart is drawn into the element with the id `chart-NAME`.
-        charts: name → `{"traces", "x", "y", "hovermode"}`, Plotly's traces and the titles of the axes.
+        charts: name → `{"traces", "x", "y", "hovermode"}`, Plotly's traces and the titles of the axes. Without any the
+            page has no script.
     """
-    script, compressed = (_ASSETS / "page.js").read_text(encoding="utf-8"), _PLOTLY.read_bytes()
+    scripts = _scripts(charts) if charts else []
     parts = {
         "version": Html(__version__),
-        "policy": Html(_policy(gzip.decompress(compressed).decode(), script)),
+        "policy": Html(_policy(*(run for run, _ in scripts if run))),
         "title": join([title]),
         "style": Html((_ASSETS / "page.css").read_text(encoding="utf-8").replace("{colours}", _colours())),
         "body": body,
-        "charts": Html(as_json(charts)),
-        "plotly": Html(base64.b64encode(compressed).decode()),
-        "script": Html(script),
+        "scripts": Html("".join(f"{written}\n" for _, written in scripts)),
     }
     template = (_ASSETS / "template.html").read_text(encoding="utf-8")
     # In one pass: what is put in is not looked at again.
@@ -110,9 +109,20 @@ def as_json(value: Any) -> str:
     return made.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
+def _scripts(charts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What draws the charts: the text that runs, and the element that holds it."""
+    ours, plotly = (_ASSETS / "page.js").read_text(encoding="utf-8"), _PLOTLY.read_bytes()
+    held = base64.b64encode(plotly).decode()
+    return [
+        ("", f'<script type="application/json" id="charts">{as_json(charts)}</script>'),
+        (gzip.decompress(plotly).decode(), f'<script type="application/gzip" id="plotly">{held}</script>'),
+        (ours, f"<script>{ours}</script>"),
+    ]
+
+
 def _policy(*scripts: str) -> str:
     hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
-    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes) or "'none'"
     return (
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"

@@ -1,4 +1,5 @@
-"""HTML that escapes by itself. In: tags, attributes, text. Out: `Html`, which text becomes only escaped."""
+"""HTML that escapes by itself, and what every page is made of: its head, sections, tables. In: tags, attributes, text.
+Out: `Html`, which text becomes only escaped."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Final
 
 from hf_memkit.report.sanitize import text
 
-__all__ = ["Html", "el", "figure_table", "join"]
+__all__ = ["Html", "el", "figure_table", "join", "lead", "section", "terms", "tiles"]
 
 _LONGEST: Final = 4000
 
@@ -35,6 +36,28 @@ def el(tag: str, *children: Html | str | None, **attributes: str | None) -> Html
         if value is not None
     )
     return Html(f"<{tag}{''.join(shown)}>{join(children)}</{tag}>")
+
+
+def section(name: str | None, heading: str, *children: Html | str | None) -> Html:
+    """`name`: its id."""
+    return el("section", el("h2", heading), *children, id=name)
+
+
+def lead(first: str, lines: Iterable[str], state: str | None, *, heading: str = "h1") -> Html:
+    """The answer, and below it what it is of. `state`: `"near"`, `"bad"`, or another word where all is well."""
+    return el(
+        "div", el(heading, first), *(el("p", line) for line in lines), class_=f"lead {state}" if state else "lead"
+    )
+
+
+def tiles(rows: Iterable[tuple[str, str]]) -> Html:
+    """The figures that matter most, by what they are."""
+    return el("dl", *(el("div", el("dt", name), el("dd", value)) for name, value in rows), class_="tiles")
+
+
+def terms(rows: Iterable[tuple[str, str]], kind: str) -> Html:
+    """A list of names and what they are. `kind`: `"facts"` or `"glossary"`."""
+    return el("dl", *(part for name, value in rows for part in (el("dt", name), el("dd", value))), class_=kind)
 
 
 def figure_table(

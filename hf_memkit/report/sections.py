@@ -9,20 +9,21 @@ from typing import Any, Final
 from hf_memkit.oom import Change
 from hf_memkit.report import wording
 from hf_memkit.report.advice import Advice, finding_sentence
+from hf_memkit.report.bars import chip, gpu_bar, phase_bars, prediction_bars
 from hf_memkit.report.charts import extremes
-from hf_memkit.report.html import Html, el, figure_table, join
+from hf_memkit.report.html import Html, el, figure_table, lead, section, terms, tiles
 from hf_memkit.report.load import Run
 from hf_memkit.report.sanitize import few, text
 from hf_memkit.report.summary import Summary, furthest_off, summarise_ranks
 from hf_memkit.report.target import rests_on, target_of
 from hf_memkit.units import GIB, format_size
 
-__all__ = ["sections"]
+__all__ = ["WORDS", "sections"]
 
 _ROWS: Final = 25
 _MARKS: Final = {"diamond": "◆", "square": "■", "x": "✕"}
 
-_WORDS: Final = (
+WORDS: Final = (
     ("allocated", "Bytes of live tensors. The peak is the highest."),
     (
         "reserved",
@@ -87,27 +88,11 @@ def sections(run: Run, summary: Summary, advice: Advice, drawn: Mapping[str, Any
     yield _glossary()
 
 
-def _section(name: str, heading: str, *children: Html | str | None) -> Html:
-    return el("section", el("h2", heading), *children, id=name)
-
-
-def _terms(rows: Iterable[tuple[str, str]], kind: str) -> Html:
-    return el("dl", *(part for name, value in rows for part in (el("dt", name), el("dd", value))), class_=kind)
-
-
 def _headline(run: Run, summary: Summary) -> Html:
     lines = (wording.title(run, summary), wording.course(run, summary), wording.unknowable(run, summary))
-    lead = el(
-        "div",
-        el("h1", wording.verdict(run, summary)),
-        *(el("p", line) for line in lines if line),
-        class_=f"lead {wording.state(run, summary)}",
-    )
-    tiles = el(
-        "dl", *(el("div", el("dt", name), el("dd", value)) for name, value in _tiles(run, summary)), class_="tiles"
-    )
+    verdict = lead(wording.verdict(run, summary), filter(None, lines), wording.state(run, summary))
     notes = [el("p", el("strong", "Note: "), note, class_="soft") for note in run.notes]
-    return el("header", lead, tiles, *notes)
+    return el("header", verdict, tiles(_tiles(run, summary)), *notes)
 
 
 def _tiles(run: Run, summary: Summary) -> Iterator[tuple[str, str]]:
@@ -136,9 +121,9 @@ def _tiles(run: Run, summary: Summary) -> Iterator[tuple[str, str]]:
 
 def _what_to_do(run: Run, summary: Summary, advice: Advice) -> Html:
     if not advice.findings and not advice.changes:
-        return _section("next", "What to do", el("p", wording.nothing_to_do(run, summary)))
+        return section("next", "What to do", el("p", wording.nothing_to_do(run, summary)))
     findings = [_found(finding_sentence(run, rank, finding)) for rank, finding in advice.findings]
-    return _section(
+    return section(
         "next",
         "What to do",
         el("ul", *findings, class_="changes") if findings else None,
@@ -160,19 +145,14 @@ def _change(change: Change) -> Html:
 
 
 def _target(run: Run) -> Html | None:
-    """What the target of a rehearsal is predicted to need: the GPU as one bar, then phases."""
+    """What the target of a rehearsal is predicted to need."""
     target = target_of(run)
     if target is None:
         return None
-    reserved = target.reserved_gib[1]
-    caption = f"Predicted for {target.gpu}: GiB by category at the peak"
-    bar, table = _gpu(caption, target.categories, reserved, target.outside_gib, target.capacity_gib)
-    phases = _phase_bars("Predicted peak allocated in each phase, GiB", target.phases) if target.phases else None
     why = el("p", f"{target.why[:1].upper()}{target.why[1:].rstrip('.')}.") if target.why else None
     basis = el("p", rests_on(target), class_="soft")
-    return _section(
-        "target", "What the target run will need", why, basis, bar, el("div", table, phases, class_="pair")
-    )
+    drawn = prediction_bars(target, f"Predicted for {target.gpu}: GiB by category at the peak")
+    return section("target", "What the target run will need", why, basis, *drawn)
 
 
 def _filled(summary: Summary) -> Html | None:
@@ -182,52 +162,9 @@ def _filled(summary: Summary) -> Html | None:
     reserved = summary.categories_reserved_gib or 0.0
     outside = 0.0 if summary.capped else summary.others_gib or 0.0
     caption = f"GiB by category at the peak of step {summary.categories_step}"
-    return _section(
-        "filled", "What filled the GPU", *_gpu(caption, summary.categories, reserved, outside, summary.capacity_gib)
+    return section(
+        "filled", "What filled the GPU", *gpu_bar(caption, summary.categories, reserved, outside, summary.capacity_gib)
     )
-
-
-def _gpu(
-    caption: str, categories: Mapping[str, float], reserved: float, outside: float, capacity: float | None
-) -> tuple[Html, Html]:
-    """The GPU as one bar, and the same as a table. All in GiB; `reserved`: at that peak."""
-    peak = sum(categories.values())
-    reserved = max(peak, reserved)
-    size = max(capacity or 0.0, reserved + outside)
-    rows = [(name, gib, "", f"background: var(--{name})") for name, gib in categories.items()]
-    rows += [
-        ("reserved, unused", reserved - peak, "cached", ""),
-        ("outside the allocator", outside, "outside", ""),
-    ]
-    parts = [
-        el(
-            "span",
-            class_=kind or None,
-            title=f"{name}: {gib:.2f} GiB",
-            style=f"width: {100 * gib / size:.2f}%; {colour}",
-        )
-        for name, gib, kind, colour in rows
-        if gib > 0
-    ]
-    words = ", ".join(f"{name} {gib:.2f} GiB" for name, gib, _, _ in rows if gib > 0)
-    bar = el("div", *parts, class_="card", role="img", aria_label=f"Of {size:.2f} GiB: {words}")
-    free = size - reserved - outside
-    if capacity is not None:
-        rows.append(("free", max(0.0, free), "", ""))
-    table = figure_table(
-        caption,
-        ("what", "GiB", "of the GPU"),
-        [
-            (join([_chip(colour, kind), name]), f"{gib:.2f}", f"{100 * gib / size:.0f} %")
-            for name, gib, kind, colour in rows
-        ],
-        numbers=(1, 2),
-    )
-    return bar, table
-
-
-def _chip(style: str, kind: str = "") -> Html:
-    return el("span", class_=f"chip {kind}".strip(), style=style, aria_hidden="true")
 
 
 def _timeline(run: Run, summary: Summary, drawn: Mapping[str, Any]) -> Html | None:
@@ -243,7 +180,7 @@ def _timeline(run: Run, summary: Summary, drawn: Mapping[str, Any]) -> Html | No
         f"{len(rows)} of {len(rank.steps)} steps, with the highest peaks; GiB", columns, rows, numbers=range(7)
     )
     chart = _chart(drawn, "timeline", _timeline_caption(summary))
-    return _section(
+    return section(
         "timeline", f"{heading}{which}", chart,
         el("details", el("summary", "As a table"), table),
     )  # fmt: skip
@@ -271,21 +208,11 @@ def _step_row(step: Mapping[str, Any]) -> list[str]:
 def _phases(summary: Summary, drawn: Mapping[str, Any]) -> Html | None:
     if not summary.phases:
         return None
-    table = _phase_bars("Peak allocated in each phase, GiB", summary.phases)
+    table = phase_bars("Peak allocated in each phase, GiB", summary.phases)
     highest = max(summary.phases, key=lambda phase: summary.phases[phase])
     caption = f"Peak of each phase over the steps. {highest.capitalize()} has the highest: reduce its memory first."
     chart = _chart(drawn, "phases", caption)
-    return _section("phases", "By phase", el("div", table, chart, class_="pair"))
-
-
-def _phase_bars(caption: str, phases: Mapping[str, float]) -> Html:
-    highest = max(phases.values(), default=0.0) or 1.0
-    rows = [(phase, f"{gib:.2f}", _bar(phase, gib / highest)) for phase, gib in phases.items()]
-    return el("div", figure_table(caption, ("phase", "GiB", ""), rows, numbers=(1,)), class_="bars")
-
-
-def _bar(phase: str, share: float) -> Html:
-    return el("div", class_="bar", style=f"width: {100 * share:.1f}%; background: var(--phase-{phase})")
+    return section("phases", "By phase", el("div", table, chart, class_="pair"))
 
 
 def _lengths(drawn: Mapping[str, Any]) -> Html | None:
@@ -297,7 +224,7 @@ def _lengths(drawn: Mapping[str, Any]) -> Html | None:
         _chart(drawn, name, f"Peak of each step against {what[name]} of its batch; the colour is the step")
         for name in places
     ]
-    return _section(
+    return section(
         "lengths",
         "Peak against the size of the batch",
         el("p", "Points rising to the right: input size decides the peak. Level points: it does not.", class_="soft"),
@@ -317,7 +244,7 @@ def _predicted(summary: Summary) -> Html | None:
         rows.append((what, predicted, f"{measured:.2f}" if measured is not None else "–", off))
     table = figure_table("GiB", ("what", "predicted", "measured", "off by"), rows, numbers=(1, 2, 3))
     sentence = furthest_off(summary.predicted)
-    return _section("predicted", "Predicted and measured", el("p", sentence) if sentence else None, table)
+    return section("predicted", "Predicted and measured", el("p", sentence) if sentence else None, table)
 
 
 def _ranks(run: Run, drawn: Mapping[str, Any]) -> Html | None:
@@ -327,7 +254,7 @@ def _ranks(run: Run, drawn: Mapping[str, Any]) -> Html | None:
     rows = [(str(rank.rank), *wording.highest(one), rank.ending.why) for rank, one in ranks]
     columns = ("rank", "peak allocated", "peak reserved", "host memory", "how it ended")
     table = figure_table("Highest of each rank, GiB", columns, rows, numbers=(1, 2, 3))
-    return _section(
+    return section(
         "ranks",
         "By rank",
         _chart(drawn, "ranks", "Bars of unequal height: the ranks' batches or shards differ in size."),
@@ -346,7 +273,7 @@ def _host(summary: Summary, drawn: Mapping[str, Any]) -> Html | None:
     ]
     held = figure_table("Held between steps", ("where", "what", "size"), rows, numbers=(2,)) if rows else None
     chart = _chart(drawn, "host", "This process should level off after the first steps; a steady rise is a leak.")
-    return _section("host", "Host and disk", el("p", line), el("div", chart, held, class_="pair"))
+    return section("host", "Host and disk", el("p", line), el("div", chart, held, class_="pair"))
 
 
 def _chart(drawn: Mapping[str, Any], name: str, description: str) -> Html | None:
@@ -364,11 +291,11 @@ def _key(traces: Iterable[Mapping[str, Any]]) -> Html | None:
     for trace in traces:
         marker = trace.get("marker", {})
         if "fillcolor" in trace or trace["type"] == "bar":
-            sign = _chip(f"background: {trace.get('fillcolor') or marker['color']}")
+            sign = chip(f"background: {trace.get('fillcolor') or marker['color']}")
         elif marker.get("symbol") in _MARKS:
             sign = el("strong", f"{_MARKS[marker['symbol']]} ", style=f"color: {marker['color']}", aria_hidden="true")
         elif "line" in trace:
-            sign = _chip(f"border-color: {trace['line']['color']}", f"line {trace['line']['dash']}")
+            sign = chip(f"border-color: {trace['line']['color']}", f"line {trace['line']['dash']}")
         else:
             continue
         entries.append(el("li", sign, trace["name"]))
@@ -381,11 +308,11 @@ def _out_of_memory(run: Run) -> Html | None:
     if not rank.ooms:
         return None
     oom = rank.ooms[-1]
-    listed = _terms(((label, shown) for label, shown in _moment(oom) if shown), "facts")
+    listed = terms(((label, shown) for label, shown in _moment(oom) if shown), "facts")
     message = el("pre", text(oom.get("error", ""), 3000)) if oom.get("error") else None
     # Where the run ended by it, the page's first line has said it.
     line = None if run.ending.kind == "out of memory" else el("p", wording.out_of_memory(run) or "")
-    return _section("oom", "The out-of-memory error", line, listed, message)
+    return section("oom", "The out-of-memory error", line, listed, message)
 
 
 def _moment(oom: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -421,7 +348,7 @@ def _modules(run: Run) -> Html | None:
     if not rows:
         return None
     table = figure_table("Parameters and their bytes by module", wording.MODULE_COLUMNS, rows, numbers=(2, 3, 4))
-    return _section("modules", "By module", el("div", table, class_="tall"))
+    return section("modules", "By module", el("div", table, class_="tall"))
 
 
 def _facts(run: Run) -> Html:
@@ -443,11 +370,11 @@ def _facts(run: Run) -> Html:
         known = {name: value for name, value in values.items() if value is not None}
         if known:
             rows = ((name, _fact(value)) for name, value in known.items())
-            shown.append(el("div", el("h3", heading), _terms(rows, "facts")))
+            shown.append(el("div", el("h3", heading), terms(rows, "facts")))
     source = el(
         "p", f"Records: {few([rank.path.name for rank in run.ranks])} in {text(run.folder, 300)}", class_="soft"
     )
-    return _section("facts", "The run", el("div", *shown, class_="pair"), settings, source)
+    return section("facts", "The run", el("div", *shown, class_="pair"), settings, source)
 
 
 def _settings(facts: Mapping[str, Any]) -> Html | None:
@@ -476,4 +403,4 @@ def _fact(value: Any) -> str:
 
 def _glossary() -> Html:
     """The words, two lines each."""
-    return _section("words", "Words", _terms(_WORDS, "glossary"))
+    return section("words", "Words", terms(WORDS, "glossary"))

@@ -1,4 +1,5 @@
-"""What a rehearsal's target run will need, as predicted. In: a rehearsal's `run` record. Out: `Target`, and sentences.
+"""What a run will need, as predicted: the target of a rehearsal, or what `memkit predict` was asked. In: JSON of a
+prediction, such as a rehearsal's `run` record has. Out: `Target`, and sentences.
 
 A recipe puts the prediction into `facts` (`recipe/run.py`), in the form of `memkit predict --json`. Facts are the
 user's and may hold anything, so every value is looked at here.
@@ -15,7 +16,7 @@ from hf_memkit.report.load import Run
 from hf_memkit.report.sanitize import number, text
 from hf_memkit.terms import CATEGORIES, PHASES
 
-__all__ = ["Target", "command", "needs", "rests_on", "target_of"]
+__all__ = ["Target", "command", "needs", "read_target", "rests_on", "target_of"]
 
 _VERDICTS: Final = {
     "fits": "is predicted to fit on",
@@ -26,7 +27,7 @@ _VERDICTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The prediction of a target run. None and empty: not predicted.
+    """The prediction of a run, such as the target of a rehearsal. None and empty: not predicted.
 
     Attributes:
         gpu: name of the GPU.
@@ -73,12 +74,17 @@ class Target:
 def target_of(run: Run) -> Target | None:
     """The prediction of the run's target; None for what is no rehearsal, or has none."""
     facts = run.first.run.get("facts", {})
-    found = _mapping(facts.get("target_prediction"))
+    return read_target(facts.get("target_prediction")) if facts.get("rehearsal") is True else None
+
+
+def read_target(content: Any) -> Target | None:
+    """The prediction of this JSON form, which may be anything; None for what is none."""
+    found = _mapping(content)
     peak = number(found, "peak_allocated_gib")
     ends = found.get("peak_reserved_gib")
     reserved = dict(enumerate(ends)) if isinstance(ends, list) else {}
     low, high = (number({"end": reserved.get(i)}, "end") for i in (0, 1))
-    if facts.get("rehearsal") is not True or peak is None or low is None or high is None:
+    if peak is None or low is None or high is None:
         return None
     by_phase, by_category = _mapping(found.get("phases")), _mapping(found.get("categories"))
     phases = {phase: number(_mapping(by_phase.get(phase)), "peak_allocated_gib") for phase in PHASES}

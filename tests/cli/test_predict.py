@@ -118,6 +118,8 @@ def tiny(tmp_path: Path) -> str:
         (("--model", "gpt2-xl", "--gpu-memory", "0.1GB"), "the CUDA context alone"),
         ((*XL, "--args", "broken.json"), "broken.json: line 1"),
         ((*XL, "--short", "--json"), "mutually exclusive"),
+        ((*XL, "--html", "mine.json"), "not a page written by memkit"),
+        ((*XL, "--html", "page.html", "--python", sys.executable), "mutually exclusive"),
         ((*XL, "--args", "ds.json"), "this is a deepspeed"),
         ((*XL, "--set", "deepspeed=nowhere.json"), "cannot be read"),
         ((*XL, "--set", "fsdp=full_shard"), "FSDP is not modelled"),

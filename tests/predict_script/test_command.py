@@ -160,8 +160,10 @@ trainer(model, per_device_train_batch_size=64).train()
 print("never here")
 """,
         "3",
+        options=("--gpu", "T4", "--html", "page.html"),
     )
     assert code == 0, said + written[-2000:]
+    assert out.splitlines()[0] in (tmp_path / "page.html").read_text() and out.endswith("Wrote page.html\n")
     assert out.startswith("FITS: ") and "x" * 100 not in out
     assert "train.py: Trainer, GPT2LMHeadModel, " in out and "T4, " in out and "3 × 16 tokens per GPU" in out
     assert "two optimizer steps of Trainer, as train.py makes it, on fake CUDA tensors" in " ".join(out.split())

@@ -1,0 +1,80 @@
+"""The page of `memkit predict --html` in a real Chromium, as a user types it, against what the terminal says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page
+
+from hf_memkit.cli.main import main
+from tests.chromium import CONTRAST, Watched
+
+Show = Callable[..., tuple[Page, Watched]]
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_head": 2, "n_layer": 2, "vocab_size": 100, "n_positions": 64}
+TOO_LARGE = ("--model", "gpt2-xl", "--gpu-memory", "16GB", "--batch-size", "8", "--no-trace", "--ram", "64GB")
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+def predicted(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    """The terminal's lines; the page is `page.html`."""
+    capsys.readouterr()
+    assert main(["predict", *arguments, "--html", "page.html"]) in (0, 1)
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "400")
+    (tmp_path / EVIL).mkdir()
+    (tmp_path / EVIL / "config.json").write_text(json.dumps(GPT2))
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1400, "light")])
+def test_drawn_and_readable_where_it_does_not_fit(
+    tmp_path: Path, show: Show, capsys: pytest.CaptureFixture[str], width: int, scheme: str
+) -> None:
+    """Finds: another verdict or advice than the terminal's, a bar that ends at the GPU's memory though the job needs
+    more, shares of something else than the GPU, text that cannot be read, a page that scrolls sideways or is dark on
+    paper."""
+    lines = predicted(capsys, *TOO_LARGE)
+    tab, watched = show(tmp_path / "page.html", width=width, scheme=scheme)
+    assert lines[-1] == "Wrote page.html" and tab.locator("h1").inner_text() == lines[0]
+    assert tab.locator(".lead.bad").count() == 1
+    assert tab.locator("#next li").all_inner_texts() == lines[1 : lines.index("")]
+    rows = [row.split("\t") for row in tab.locator("#target table").first.locator("tbody tr").all_inner_texts()]
+    gib = {name: float(size) for name, size, _ in rows}
+    needs = sum(gib.values()) - gib["more than the GPU has"]
+    has = needs - gib["more than the GPU has"]
+    assert has == pytest.approx(15.6, abs=0.1) and needs > 25
+    assert all(float(share.strip("% ")) == pytest.approx(100 * gib[name] / has, abs=1) for name, _, share in rows)
+    bar, end = (tab.locator(f"#target .card{inner}").bounding_box() for inner in ("", " .end"))
+    assert bar and end and end["x"] - bar["x"] == pytest.approx(bar["width"] * has / needs, abs=3)
+    assert {"forward", "backward", "optimizer"} <= set(tab.locator(".bars td:first-child").all_inner_texts())
+    assert "estimated by formula" in lines[0] and "formula" in tab.locator("#basis").inner_text()
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width and tab.evaluate(CONTRAST) == []
+    tab.emulate_media(media="print")
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert watched.found == []
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [("--model", EVIL), ("--model", EVIL, "--preset", "lora"), ("--recipe", "gpt2-on-16gb", "--model", EVIL)],
+    ids=["model", "preset", "recipe"],
+)
+def test_every_form_has_a_page_on_which_names_are_text(
+    tmp_path: Path, show: Show, capsys: pytest.CaptureFixture[str], asked: tuple[str, ...]
+) -> None:
+    """Finds: a form without its page or with another title, a note that only the terminal has, a name read as HTML."""
+    lines = predicted(capsys, *asked, "--gpu", "RTX 4090", "--sequence-length", "32", "--no-trace")
+    tab, watched = show(tmp_path / "page.html")
+    shown = tab.locator("main").inner_text()
+    assert EVIL in tab.locator(".lead p").inner_text() and tab.locator("main img, script").count() == 0
+    assert tab.locator("h1").inner_text() == lines[0] and tab.locator(".lead.good").count() == 1
+    assert all(line in shown for line in lines if line.startswith(("Note: ", "Peak ", "Confidence: ")))
+    assert (tmp_path / "page.html").stat().st_size < 100_000, "no chart, so no Plotly"
+    assert watched.found == []
