@@ -154,7 +154,9 @@ def device_of(worker: Worker, script: UserScript) -> tuple[Device, tuple[str, ..
         raise InputError(f"{name_of(script)} cannot be traced here: {failure}") from failure
     if worker.without_shim is None:
         return "cuda", ()
-    return "cpu", (f"fake CUDA tensors do not work with this torch: {worker.without_shim}",)
+    return "cpu", (
+        f"traced on fake CPU tensors, because fake CUDA tensors fail with this torch: {worker.without_shim}",
+    )
 
 
 def asked(worker: Worker, request: ScriptRequest) -> tuple[Mapping[str, Any] | None, str | None]:

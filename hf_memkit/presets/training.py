@@ -89,7 +89,7 @@ def resolve_training(request: Request, *, trace: bool) -> Setup:
         elif setting.key == _LENGTH and not length:
             notes.append(f"sequences of {setting.value} tokens: {setting.reason}")
     if machine.gpu is None:
-        notes.append("no GPU here and none named (--gpu, --gpu-memory): there is no verdict")
+        notes.append("no verdict: this machine has no GPU, and none is named (--gpu NAME)")
     if model.origin == "architecture":
         notes.append(f"{model.name} is built from memkit's list of well-known models: {why_no_hub()}")
     return replace(setup, request=request, notes=tuple(notes), warnings=tuple(warnings))

@@ -118,7 +118,7 @@ def tiny(tmp_path: Path) -> str:
         (("--model", "gpt2-xl", "--gpu-memory", "0.1GB"), "the CUDA context alone"),
         ((*XL, "--args", "broken.json"), "broken.json: line 1"),
         ((*XL, "--short", "--json"), "mutually exclusive"),
-        ((*XL, "--args", "ds.json"), "this is a deepspeed"),
+        ((*XL, "--args", "ds.json"), "ds.json: a DeepSpeed config; give "),
         ((*XL, "--set", "deepspeed=nowhere.json"), "cannot be read"),
         ((*XL, "--set", "fsdp=full_shard"), "FSDP is not modelled"),
         ((*XL, "--batch-size", "1000000000000"), "give a smaller batch"),

@@ -123,10 +123,10 @@ def test_the_user_s_file_names_model_and_length(run: Run, tmp_path: Path) -> Non
     assert settings["model.name"] == "gpt2" and settings["data.sequence_length"] == 128
     assert told["arguments"]["learning_rate"] == 1e-4 and told["ledger"]["device"]
     _, out, _ = run("show", "resident", "--args", "mine.yaml", "--gpu-memory", "16GB")
-    assert "1e-4' of your file is written as 0.0001" in out
+    assert "read as 0.0001, the field's type; your file has '1e-4'" in out
     (tmp_path / "mine.yaml").write_text("model_name_or_path: someone/unknown\n")
     code, out, _ = run("show", "resident", "--args", "mine.yaml")
-    assert code == 0 and "nothing is computed for it" in out
+    assert code == 0 and "nothing is computed for the model of your file: " in out
 
 
 def test_existing_files_are_kept(run: Run, tmp_path: Path, mine: Path) -> None:

@@ -59,7 +59,7 @@ def below(predict: Predict, code: str) -> tuple[dict[str, Any], list[str]]:
     """What came of a script with this below `train()`, and what is said of it."""
     found = predict(HEAD + textwrap.dedent(code))
     assert "trace" in found, found
-    said = "what stands below train() is predicted up to "
+    said = "code below train() is predicted up to "
     return found, [note.removeprefix(said) for note in found["about"]["notes"] if note.startswith(said)]
 
 
@@ -155,7 +155,7 @@ def test_no_way_round(predict: Predict, folder: Path, line: str, why: str) -> No
     functions, which were bound when it was imported."""
     before = left(folder)
     found = predict(HEAD + line)
-    notes = [note for note in found["about"]["notes"] if note.startswith("what stands below train()")]
+    notes = [note for note in found["about"]["notes"] if note.startswith("code below train()")]
     assert len(notes) == 1 and why in notes[0], notes
     assert {name: text for name, text in left(folder).items() if name in before} == before
 
@@ -203,7 +203,7 @@ time.sleep(1)
     )
     found = predict(above)
     assert "trace" in found, found
-    notes = [note for note in found["about"]["notes"] if note.startswith("what stands below train()")]
+    notes = [note for note in found["about"]["notes"] if note.startswith("code below train()")]
     assert len(notes) == 1 and "it would change results.json" in notes[0], notes
     assert left(folder) == before and not (folder / "new.txt").exists()
 
