@@ -106,7 +106,7 @@ def test_what_a_script_writes_comes_to_nothing(predict: Predict, folder: Path) -
         ("model.transformer.wte.weight.sum().item()", "the value of a tensor of the model"),
         ("trainer.train()", "a second train() is not predicted"),
         ("raise KeyError('loss')", "KeyError: 'loss'"),
-        ("trainer.predict(rows)", "predict() gives values"),
+        ("trainer.predict(rows)", "predict() returns values"),
     ],
 )
 def test_what_would_be_left_ends_it_at_its_line(predict: Predict, folder: Path, line: str, why: str) -> None:
