@@ -104,7 +104,7 @@ def refuse_absent(name: str, *, known: bool | None = None) -> int | None:
         cached = try_to_load_from_cache(name, "config.json")
     except ValueError:
         raise InputError(
-            f"model {name!r} is neither a folder here nor a hub ID; give one, such as openai-community/gpt2"
+            f"model {name!r} is neither a folder here nor a hub ID; write a folder with a config.json, or OWNER/NAME"
         ) from None
     if isinstance(cached, str):
         return longest_sequence(Path(cached))

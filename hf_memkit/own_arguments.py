@@ -159,7 +159,7 @@ def read_file(file: ReadFile) -> tuple[dict[str, Any], list[str]]:
     for given, value in file.content.items():
         name = compat.current_name(given)
         if type(value) is not type(found[name]) and isinstance(value, str | bool):
-            notes.append(f"{given}: read as {found[name]!r}, the field's type; your file has {value!r}")
+            notes.append(f"{given}: your file's {value!r} becomes {found[name]!r}, by the field's type")
     return found, notes
 
 

@@ -288,5 +288,5 @@ def test_what_offload_keeps_in_ram_leaves_the_process_out() -> None:
 
 def test_a_setup_without_a_model_says_what_is_missing(tmp_path: Path) -> None:
     setup = preset("checkpointed", arguments=CPU)
-    with pytest.raises(InputError, match="made without a model"):
+    with pytest.raises(InputError, match="this preset has no model"):
         setup.trainer(str(tmp_path))
