@@ -239,7 +239,7 @@ class _Sizing:
         uneven = sum(1 for size in self.model.sizes if self._share(size) % 8)
         if self.zero.get("zero_quantized_weights") and uneven:
             self.notes.append(
-                f"{uneven} parameters have shares that are no multiple of 8 elements on {self.processes} GPUs, and "
+                f"{uneven} parameters have shares that are not a multiple of 8 elements on {self.processes} GPUs, and "
                 f"DeepSpeed's quantiser wants that of what it gathers at once: if it stops, take another number of "
                 f"GPUs, or zero3 (deepspeed 0.19.8: csrc/quantization)"
             )

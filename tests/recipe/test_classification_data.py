@@ -103,7 +103,7 @@ class TestWhatIsRead:
         rows, said = [*GOOD, {"text": "long " * 100, "label": "bad"}], list[str]()
         examples = prepared(write(tmp_path / "a.jsonl", lines(*rows)), said=said)
         assert max(map(len, examples.train["input_ids"])) <= 16
-        assert said[-1] == f"Cut: 1 of {len(rows)} texts fill all 16 tokens, and may go on beyond them"
+        assert said[-1] == f"Cut: 1 of {len(rows)} texts reach the maximum of 16 tokens; what follows is cut"
 
 
 SPOILT = {
@@ -129,7 +129,7 @@ SPOILT = {
     ),
     "a label that says there is none": (
         "a.jsonl", lines(*GOOD, {"text": "one", "label": -1}),
-        "{file}:11: column 'label': -1 means no label. Remove such rows",
+        "{file}:11: column 'label': -1 means no label. Remove this row",
     ),
     "numbers beside names": (
         "a.jsonl", lines(*labelled("0", "good", "good", 1, "0", 1)),

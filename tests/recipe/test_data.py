@@ -266,7 +266,7 @@ class TestPaths:
     def test_the_cache_cannot_be_written(self, public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = write(public / "a.txt", "one")
         monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", write(tmp_path / "file", "") / "cache")
-        assert refusal(path).startswith(f"{path}: the cache in {tmp_path}/file/cache cannot be written: ")
+        assert refusal(path).startswith(f"{path}: cannot write to the cache in {tmp_path}/file/cache: ")
 
     def test_not_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write(tmp_path / "corpus.txt", "one")

@@ -149,7 +149,7 @@ def test_after_cuda_started_it_is_too_late_and_said(monkeypatch: pytest.MonkeyPa
     nothing: dict[str, str] = {}
     assert not set_allocator("expandable_segments:True", said.append, nothing) and nothing == {}
     assert "before Python starts" in said[0] and "_accelerator_setAllocatorSettings" in said[0]
-    assert "backend is fixed" in too_late("backend:cudaMallocAsync")
+    assert "Set it before Python starts" in too_late("backend:cudaMallocAsync")
 
 
 def test_a_preset_s_arguments_set_the_variable_before_they_start_cuda(
