@@ -300,7 +300,7 @@ def _rows(
         return [{name: _value(name, each) for name, each in example.items()}] * _ROWS, None
     if data is not None:
         if hasattr(data, "__len__") and not len(data):
-            raise InputError("train_dataset: no rows")
+            raise InputError("train_dataset: no rows; give at least one")
         return data, None
     if looked_at is None and not (hasattr(model, "main_input_name") and hasattr(model, "config")):
         raise InputError(

@@ -208,7 +208,7 @@ def _failed(script: UserScript, content: Mapping[str, Any] | None, why: str | No
         if why is not None and why.startswith("SIG"):
             memory = " (the machine may have run out of RAM)" if why == "SIGKILL" else ""
             return InputError(f"{name_of(script)}: ended by {why} before two steps were traced{memory}")
-        return InputError(f"{name_of(script)} ended its process ({why or 'exit code 0'}): {_NOTHING}")
+        return InputError(f"{name_of(script)} ended its process ({why or 'exit code 0'}) before two steps were traced")
     if "never_trained" in content:
         return _never_trained(script, content["exit"])
     if "script_error" in content:

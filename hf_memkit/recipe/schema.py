@@ -255,7 +255,7 @@ def _line(path: Path, detail: ErrorDetails) -> str:
         known = _fields_at(detail["loc"][:-1])
         return f"{path}: {key}: unknown key{did_you_mean(str(detail['loc'][-1]), known)}; allowed: {', '.join(known)}"
     if detail["type"] == "missing":
-        return f"{path}: {key}: missing"
+        return f"{path}: {key}: missing; add it"
     return f"{path}: {key}: {detail['input']!r}: {detail['msg'].removeprefix('Value error, ')}"
 
 

@@ -409,7 +409,7 @@ ENDS = {
         "import argparse; p = argparse.ArgumentParser(); p.add_argument('--data', required=True); p.parse_args()",
         "there is no training to trace (exit code 2)", "train.py: error: the following arguments are required: --data",
     ),
-    "ends its process": ("import os; os._exit(7)", "ended its process (exit code 7): there is no training", ""),
+    "ends its process": ("import os; os._exit(7)", "ended its process (exit code 7) before two steps were traced", ""),
     "is killed": ("import os; os.kill(os.getpid(), 9)", "ended by SIGKILL", "RAM"),
     "asks": ("input('Go on? ')", "train.py, line 1: EOFError: EOF when reading", "EOF when reading a line"),
     "misses its data": ("open('data.csv')", "train.py, line 1: FileNotFoundError: ", 'train.py", line 1'),

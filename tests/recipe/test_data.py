@@ -68,7 +68,7 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("a.txt", " \n\t\n", "{}: no text in it"),
     ("a.txt", "one\ncafé".encode()[:-1], "{}:2: expected UTF-8 text, found the byte 0xc3"),
     ("a.txt", "text".encode("utf-16"), "found UTF-16; convert it: iconv"),
-    ("a.bin", b"ok\n\x00\x01", "{}:2: expected text, found a NUL byte: this is a binary file"),
+    ("a.bin", b"ok\n\x00\x01", "{}:2: expected text, found a NUL byte: a binary file. Give a text file"),
     ("a.csv", "text\nhello\n", "Convert it to JSON lines or parquet"),
     ("a.json", "[]", "no text in it"),
     ("a.jsonl", "\n", "no text in it"),
