@@ -97,7 +97,7 @@ def read_plan(path: str | Path) -> tuple[Overrides, dict[str, Any]]:
     if not isinstance(content, dict) or not content.keys() & set(_SECTIONS):
         raise InputError(
             f"{path}: not a plan file; expected at least one of the keys {', '.join(_SECTIONS)}. "
-            f"To make one: memkit plan SCRIPT --write {path}"
+            f"To make one: memkit plan SCRIPT --write FILE"
         )
     problems = [
         f"{path}: {key}: no key of a plan{near}"

@@ -213,7 +213,7 @@ def _for_trl(part: Outside) -> Outside:
     """A part as a user of TRL is told of it: SFTTrainer never makes the logits of a batch anyway."""
     if not part.what.startswith("model_parts.chunked_loss"):
         return part
-    why = f"{part.reason}; TRL's SFTTrainer does that too (trl 1.16.0: trainer/sft_trainer.py 1142)"
+    why = f"{part.reason}; TRL's SFTTrainer already does that (trl 1.16.0: trainer/sft_trainer.py 1142)"
     return Outside(part.what, why, part.line)
 
 

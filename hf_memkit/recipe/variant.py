@@ -103,7 +103,7 @@ class Candidate:
             needed, shortest=self.shortest, longest=longest, usable_bytes=self.usable_bytes
         )
         if not fits:
-            return length, "the shortest that the recipe takes, and it does not fit by formula"
+            return length, "the shortest that the recipe takes, which does not fit by formula"
         most = "all that the model allows" if length == longest else "the longest that fits by formula"
         return length, f"{most}: a multiple of {MULTIPLE}"
 

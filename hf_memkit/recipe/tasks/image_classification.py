@@ -63,7 +63,7 @@ class _ImageClassification(Task):
             "smallest_crop": (
                 _SMALLEST_CROP,
                 "to train on, a random part of at least this share of an image is scaled to the model's size, and "
-                "mirrored half of the time: so few images are not learnt by heart",
+                "mirrored half of the time: so a small data set is not memorised",
             )
         }
 

@@ -71,7 +71,7 @@ class _SpeechRecognition(Task):
 
     def settled(self, setup: Setup) -> Setup:
         length = setup["data.sequence_length"]
-        return setup.put("arguments.generation_max_length", length, "as long as the longest transcript may be")
+        return setup.put("arguments.generation_max_length", length, "the maximum length of a transcript")
 
     def read(self, setup: Setup, longest_s: float = _HEARD_S) -> tuple[Any, str]:
         """(rows, what a person reads)."""
