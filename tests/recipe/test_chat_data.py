@@ -114,14 +114,14 @@ SPOILED: list[tuple[Any, str]] = [
     ),
     (
         {"messages": [{**USER, "tool_calls": [{"function": {"name": "add"}}]}, ANSWER]},
-        "{}:2: messages[0]: 'tool_calls' belongs to the assistant only, and this turn is the user's",
+        "{}:2: messages[0]: 'tool_calls' belongs to the assistant only, and this turn is the user's. Remove it",
     ),
     (
         said(tool_calls="add"),
         '{}:2: messages[1].tool_calls: expected a list such as [{{"type": "function", "function": '
         '{{"name": "add", "arguments": {{"a": 1}}}}}}], found \'add\'',
     ),
-    ({**GOOD, "tools": 3}, "{}:2: tools: expected a list of functions as JSON schemas"),
+    ({**GOOD, "tools": 3}, "{}:2: tools: expected a list of functions as JSON schemas, found 3"),
     (
         {**GOOD, "conversations": [{"from": "human", "value": "Hello"}]},
         "{}:2: has both 'messages' and 'conversations'. Remove one",
