@@ -245,7 +245,7 @@ def set_allocator(text: str, say: Callable[[str], None], environment: MutableMap
     users = user_settings(target)
     if users is not None:
         if options(users[1]) != options(text):
-            say(f"Your {VARIABLE}={users[1]} overrides {text}.")
+            say(f"Your {users[0]}={users[1]} overrides {text}.")
             return False
         return True
     late = too_late(text)

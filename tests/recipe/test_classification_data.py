@@ -152,7 +152,7 @@ SPOILT = {
     "texts for labels": (
         "a.jsonl", lines(*labelled(*(f"this is number {number}" for number in range(30)))),
         "{file}:1: label 'this is number 0' appears in this row only, as do 30 of the 30 labels in 30 rows. Each "
-        "class needs at least 2 examples: is this the column?",
+        "class needs at least 2 examples. Check that the recipe names the right column",
     ),
     "a second text now and then": (
         "a.jsonl", lines(*({**row, "text_pair": "and"} for row in GOOD), *labelled("good")),

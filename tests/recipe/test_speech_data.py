@@ -138,7 +138,7 @@ def _zero_bytes(root: Path) -> str:
 
 def _no_samples(root: Path) -> str:
     sound(pairs(root) / "one.wav", 0)
-    return f"{root}/one.wav: no sound (0 samples)"
+    return f"{root}/one.wav: no sound (0 samples). Remove it"
 
 
 def _too_long(root: Path) -> str:
@@ -149,7 +149,7 @@ def _too_long(root: Path) -> str:
 def _silence(root: Path) -> str:
     path = pairs(root) / "two.wav"
     path.write_bytes(path.read_bytes()[:44] + bytes(16_000))
-    return f"{root}/two.wav: 0.5 s of silence: every sample is 0"
+    return f"{root}/two.wav: 0.5 s of silence: every sample is 0. Remove it"
 
 
 def _cut_header(root: Path) -> str:

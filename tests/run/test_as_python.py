@@ -95,7 +95,7 @@ def test_a_package_that_cannot_be_imported(start: Start, scripts: Path) -> None:
     ("command", "expected"),
     [
         ("missing.py", "missing.py: no such file"),
-        ("a_package/..", "is a folder"),
+        ("a_package/..", "a folder without __main__.py"),
         ("", "Missing argument 'SCRIPT'"),
         ("--log some shows_itself.py", "--log some: unknown. Give one of few, all, none"),
         ("--records shows_itself.py shows_itself.py", "--records shows_itself.py: a file"),
