@@ -415,7 +415,7 @@ ENDS = {
     "misses its data": ("open('data.csv')", "train.py, line 1: FileNotFoundError: ", 'train.py", line 1'),
     "misses a package": ("import no_such", "ModuleNotFoundError: No module named", "No module named 'no_such'"),
     "asks for a value": (
-        TINY + "\nmodel = tiny()\nprint(float(model.lm_head.weight.sum()))", "train.py, line 19: the script reads the value", ""
+        TINY + "\nmodel = tiny()\nprint(float(model.lm_head.weight.sum()))", "line 19: the script reads the value", ""
     ),
     "trains on the CPU": (TINY + "\ntrainer(tiny(), use_cpu=True).train()\n", "omit use_cpu", ""),
     "compiles": (TINY + "\ntrainer(tiny(), torch_compile=True).train()\n", "omit it, or measure", ""),
