@@ -91,7 +91,7 @@ def checked(values: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     for given, value in values.items():
         name = compat.current_name(given)
         if name in found and found[name] != value:
-            problems.append(f"{given}={value!r}: is the same field as {_other(name, given, values)}; give one of them")
+            problems.append(f"{given}={value!r}: the same field as {_other(name, given, values)}; give one of them")
         elif name not in hints:
             found[name] = value
         else:
@@ -137,7 +137,7 @@ def convert(text: str, hint: Any) -> Any:
     except yaml.YAMLError:
         value = text
     except RecursionError:
-        raise ValueError("must not be nested so deeply") from None
+        raise ValueError("nested too deeply. Write fewer brackets") from None
     if isinstance(value, str) and float in _arms(hint):
         value = _number(value)  # YAML 1.1 reads 1e-4 as text, because it has no dot
     return _fitted(value, hint)

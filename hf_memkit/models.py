@@ -103,7 +103,9 @@ def refuse_absent(name: str, *, known: bool | None = None) -> int | None:
     try:
         cached = try_to_load_from_cache(name, "config.json")
     except ValueError:
-        raise InputError(f"model {name!r} is neither a folder here nor a hub ID (OWNER/NAME)") from None
+        raise InputError(
+            f"model {name!r} is neither a folder here nor a hub ID; write a folder with a config.json, or OWNER/NAME"
+        ) from None
     if isinstance(cached, str):
         return longest_sequence(Path(cached))
     architecture = built_in(name) if known is None else None
@@ -380,7 +382,8 @@ def _load_config(name: str, architecture: Mapping[str, Any] | None, use_hub: boo
             return AutoConfig.for_model(config_values.pop("model_type"), **config_values), "architecture"
         if use_hub:
             raise InputError(
-                f"model {name!r} could not be loaded from the hub: {str(error).splitlines()[0]}"
+                f"model {name!r} could not be loaded from the hub: {str(error).splitlines()[0].rstrip('.')}. Give "
+                f"another hub ID, or a folder with a config.json"
             ) from None
         raise InputError(
             f"model {name!r} is neither a folder here nor in the cache, and {why_no_hub()}; give a folder with a "

@@ -89,7 +89,7 @@ def read_pairs(
         if not equals or not name:
             problems.append(f"--set {pair}: write key=value, such as --set learning_rate=1e-4")
         elif name in elsewhere:
-            problems.append(f"--set {name}: not settable here; {elsewhere[name]}")
+            problems.append(f"--set {name}: cannot be set here: {elsewhere[name]}")
         elif name not in hints:
             problems.append(f"--set {name}: no field of TrainingArguments{did_you_mean(name, hints)}")
         else:
@@ -142,7 +142,11 @@ def read_file(file: ReadFile) -> tuple[dict[str, Any], list[str]]:
         SettingError: values of the wrong type, and names that nearly are a field's.
     """
     if file.kind != "arguments":
-        raise InputError(f"{file.path}: this is a {file.kind}; --args takes a file of Trainer's arguments")
+        what = "recipe" if file.kind == "recipe" else "DeepSpeed config"
+        raise InputError(
+            f"--args {file.path}: a {what}; give a YAML or JSON file of TrainingArguments"
+            f"{'' if what == 'recipe' else f', such as one with deepspeed: {file.path}'}"
+        )
     if file.duplicates:
         raise InputError(f"{file.path}: {', '.join(file.duplicates)}: appears twice. Keep one")
     found, problems = checked(file.content)
@@ -155,7 +159,7 @@ def read_file(file: ReadFile) -> tuple[dict[str, Any], list[str]]:
     for given, value in file.content.items():
         name = compat.current_name(given)
         if type(value) is not type(found[name]) and isinstance(value, str | bool):
-            notes.append(f"{given}: {value!r} of your file is written as {found[name]!r}, as the field's type asks")
+            notes.append(f"{given}: your file's {value!r} becomes {found[name]!r}, by the field's type")
     return found, notes
 
 
@@ -244,7 +248,7 @@ def _different(args: Any) -> tuple[dict[str, Any], list[str]]:
         if field.name not in known and getattr(args, field.name, None) != _default(field)
     ]
     if more:
-        notes.append(f"fields of {type(args).__name__} that Trainer does not know were left out: {', '.join(more)}")
+        notes.append(f"omitted fields of {type(args).__name__}, which Trainer does not have: {', '.join(more)}")
     return found, notes
 
 

@@ -65,7 +65,7 @@ class PlannedRun:
                 compared.append(True)
                 gpus = arguments.world_size * max(1, arguments.n_gpu)
                 if self._gpu and arguments.device.type == "cpu":
-                    warn(f"made for {self._gpu}, but this run trains on the CPU: kernels such as Liger's fail there")
+                    warn(f"made for {self._gpu}, but this run trains on the CPU, where kernels such as Liger's fail")
                 for line in self._other_batch(made, gpus):
                     warn(line)
 
@@ -74,7 +74,10 @@ class PlannedRun:
     def _other_batch(self, made: Made, gpus: int) -> list[str]:
         lines = []
         if self._gpus is not None and self._gpus != gpus:
-            lines.append(f"made for {_gpu_count(self._gpus)}, but this run has {gpus}: memory and time will differ")
+            lines.append(
+                f"made for {_gpu_count(self._gpus)}, but this run has {gpus}: memory and time will differ. Make a "
+                f"plan for this run: memkit plan --gpus {gpus}"
+            )
         if self._sequences is not None:
             own, now = _sequences(made.script, gpus), _sequences(made.settled, gpus)
             if own[0] != self._sequences:

@@ -298,7 +298,7 @@ def _model_of_file(name: str, notes: list[str]) -> str | None:
     try:
         describe(name, use_hub=hub_reachable(), use_built_in=True)
     except InputError as error:
-        notes.append(f"the model of your file cannot be looked at, so nothing is computed for it: {error}")
+        notes.append(f"nothing is computed for the model of your file: {error}")
         return None
     notes.append(f"computed for the model of your file, {name}")
     return name

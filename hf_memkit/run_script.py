@@ -150,12 +150,12 @@ def predicted(script: UserScript) -> dict[str, Any] | None:
     command = [sys.executable, "-m", "hf_memkit", *_words(script, "--json", "--no-search")]
     ran = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     if not ran.stdout.startswith("{"):
-        _say("the script could not be predicted (see above); running it without a prediction")
+        _say("no prediction (the error is above); running the script without it")
         return None
     found: dict[str, Any] = json.loads(ran.stdout)
     _say(f"predicted: {found['verdict'] or 'no verdict'}: {found['why']}")
     if found["verdict"] == "does not fit":
-        _say(f"a setup of the same batch that fits: {shlex.join(['memkit', *_words(script)])}")
+        _say(f"to find a setup of the same batch that fits: {shlex.join(['memkit', *_words(script)])}")
     return found
 
 

@@ -86,7 +86,10 @@ def read_plan(path: str | Path) -> tuple[Overrides, dict[str, Any]]:
         place = f", line {mark.line + 1}" if mark is not None else ""
         raise InputError(f"{path}{place}: not valid YAML ({getattr(error, 'problem', error)})") from None
     if not isinstance(content, dict) or not content.keys() & set(_SECTIONS):
-        raise InputError(f"{path}: not a plan file; expected at least one of the keys {', '.join(_SECTIONS)}")
+        raise InputError(
+            f"{path}: not a plan file; expected at least one of the keys {', '.join(_SECTIONS)}. "
+            f"To make one: memkit plan SCRIPT --write FILE"
+        )
     problems = [
         f"{path}: {key}: no key of a plan{near}"
         for key in content
@@ -206,7 +209,7 @@ def _set_environment(overrides: Overrides, found: FoundInScript) -> None:
             if before is not None:
                 found.note(f"{name}: {before} → {value}")
             if "torch" in sys.modules and name.startswith(("PYTORCH_", "TORCH_", "CUDA_", "OMP_")):
-                found.differs(f"{name}={value}: torch was imported before it was set; set it before Python starts")
+                found.differs(f"{name}={value}: set too late, after torch was imported. Set it before Python starts")
 
 
 def _remember(found: FoundInScript, arguments: Any, made: Made) -> None:
@@ -232,7 +235,7 @@ def _set_fields(overrides: Overrides, found: FoundInScript, arguments: Any, made
             setattr(arguments, name, copy.deepcopy(value))
         elif name in compat.fields():
             found.differs(
-                f"{name}: the plan says {_shown(value)}, and {kind.__name__} has no such field: it has no effect"
+                f"{name}: the plan's {_shown(value)} has no effect, because {kind.__name__} has no such field"
             )
         else:
             unknown.append(f"arguments: {name}: {kind.__name__} has no such field{did_you_mean(name, fields)}")
@@ -245,9 +248,7 @@ def _check_made(overrides: Overrides, found: FoundInScript, arguments: Any, made
     for name, value in _fields_of(overrides, arguments):
         has = made.settled.get(name)
         if not _means(has, value):
-            found.differs(
-                f"{name}: the plan says {_shown(value)}, and {type(arguments).__name__} itself makes it {_shown(has)}"
-            )
+            found.differs(f"{name}: {type(arguments).__name__} changes the plan's {_shown(value)} to {_shown(has)}")
 
 
 def _fields_of(overrides: Overrides, arguments: Any) -> Iterator[tuple[str, Any]]:
@@ -346,12 +347,12 @@ def _check_optimizer(overrides: Overrides, found: FoundInScript, trainer: Any) -
     if asked is not None and (given is not None or getattr(trainer, "optimizer_cls_and_kwargs", None)):
         name = type(given).__name__ if given is not None else trainer.optimizer_cls_and_kwargs[0].__name__
         found.differs(
-            f"optim: the plan says {asked}, and the script gives Trainer an optimizer ({name}); leave that out"
+            f"optim: the optimizer that the script gives Trainer ({name}) overrides the plan's {asked}. Remove it"
         )
     elif asked is not None and not type(trainer).create_optimizer.__module__.startswith(_LIBRARIES):
         found.differs(
-            f"optim: the plan says {asked}, and {type(trainer).__name__} has a create_optimizer of its own; "
-            "make it use arguments.optim"
+            f"optim: {type(trainer).__name__}.create_optimizer may override the plan's {asked}. Make it use "
+            "arguments.optim"
         )
 
 
@@ -362,9 +363,9 @@ def _check_trainer(overrides: Overrides, found: FoundInScript, models: _Models, 
         for name, value in overrides.environment.items():
             if os.environ.get(name) != value:
                 has = os.environ.get(name)
-                found.differs(f"{name}: the plan says {value}, and the script sets it to {has}; remove that line")
+                found.differs(f"{name}: the script sets {has}, which overrides the plan's {value}. Remove that line")
     except Exception as error:  # a check never ends a training
-        found.differs(f"the plan could not be compared with this Trainer: {type(error).__name__}: {error}")
+        found.differs(f"cannot compare the plan with this Trainer: {type(error).__name__}: {error}")
 
 
 def _changed_fields(overrides: Overrides, arguments: Any) -> Iterator[str]:
@@ -374,17 +375,17 @@ def _changed_fields(overrides: Overrides, arguments: Any) -> Iterator[str]:
         wanted = made.settled.get(name) if made is not None else value
         if has != wanted and not _means(has, value):
             yield (
-                f"{name}: the plan says {_shown(value)}, and the script sets {_shown(has)} after it has made its "
-                f"{type(arguments).__name__}; remove that line"
+                f"{name}: the script sets {_shown(has)} after it makes its {type(arguments).__name__}, which "
+                f"overrides the plan's {_shown(value)}. Remove that line"
             )
     if "per_device_train_batch_size" in overrides.arguments and getattr(arguments, "auto_find_batch_size", False):
         yield (
-            "auto_find_batch_size: the script has it on: out of memory, Trainer would take a smaller batch than the "
-            "plan's; switch it off"
+            "auto_find_batch_size=True: after an out-of-memory error Trainer would take a smaller batch than the "
+            "plan's. Set it to False"
         )
     on = overrides.arguments.get("deepspeed", True)
     if not on and os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() in ("1", "true", "yes"):
-        yield "deepspeed: the plan has none, and accelerate's configuration does; launch without it"
+        yield "deepspeed: accelerate's config enables it, and the plan has none. Launch without that config"
 
 
 def _of_model(overrides: Overrides, models: _Models, trainer: Any) -> Iterator[str]:
@@ -392,19 +393,19 @@ def _of_model(overrides: Overrides, models: _Models, trainer: Any) -> Iterator[s
     if model is None:  # `model_init`: made in `train`
         return
     unseen = not any(each in models.made for each in model.modules())
-    how = "; make it by from_pretrained or from_config" if unseen else ""
+    how = ". Make it with from_pretrained or from_config" if unseen else ""
     for name, has in _in_force(model).items():
         wanted = overrides.model.get(name)
         if wanted not in (None, "auto", has):
-            yield f"{name}: the plan says {wanted}, and the model that is trained has {has}{how}"
+            yield f"{name}: the model has {has}, not the plan's {wanted}{how}"
     others = sorted(overrides.model.keys() - {"attn_implementation", "dtype"})
     if others and unseen:
-        yield f"{', '.join(others)}: had no effect: the model is not made by from_pretrained{how}"
+        yield f"{', '.join(others)}: no effect, because from_pretrained did not make the model{how}"
     on = overrides.arguments.get("activation_checkpointing", overrides.arguments.get("gradient_checkpointing"))
     if on is False and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         yield (
-            "activation_checkpointing: the plan has none, and the script calls model.gradient_checkpointing_enable(); "
-            "remove that line"
+            "activation_checkpointing: the script calls model.gradient_checkpointing_enable(), which overrides the "
+            "plan's False. Remove that line"
         )
 
 

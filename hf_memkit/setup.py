@@ -102,7 +102,7 @@ class Replaced:
         preset = f"the preset's {self.setting.value!r}: {self.setting.reason}"
         if not self.why:
             return f"{name} = {self.value!r} is yours, in place of {preset}"
-        return f"{name} is left out, because of your {self.by} = {self.value!r} ({self.why}); {preset}"
+        return f"{name} is left out because of your {self.by} = {self.value!r} ({self.why}); {preset}"
 
     def to_json(self) -> dict[str, Any]:
         return {**self.setting.to_json(), "by": self.by, "own_value": self.value, "why": self.why}

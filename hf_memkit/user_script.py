@@ -46,9 +46,9 @@ class UserScript:
         if not is_module:
             path = Path(target)
             if not path.exists():
-                raise InputError(f"{target}: there is no such file; write the path of your training script")
+                raise InputError(f"{target}: no such file; write the path of your training script")
             if path.is_dir() and not (path / "__main__.py").exists():
-                raise InputError(f"{target}: is a folder; write the path of a script in it")
+                raise InputError(f"{target}: a folder without __main__.py; write the path of a script in it")
         return cls(target, is_module, tuple(arguments))
 
     def __str__(self) -> str:
@@ -88,10 +88,12 @@ class UserScript:
         if spec is not None and spec.submodule_search_locations is not None:
             spec = _spec(f"{self.target}.__main__")
         if spec is None or spec.loader is None or not hasattr(spec.loader, "get_code"):
-            raise InputError(f"-m {self.target}: module not found")
+            raise InputError(
+                f"-m {self.target}: no such module; check its name, or run memkit where `python -m` finds it"
+            )
         code = spec.loader.get_code(spec.name)
         if code is None:
-            raise InputError(f"-m {self.target}: has no Python code to run")
+            raise InputError(f"-m {self.target}: no Python code to run; name a module that is a .py file")
         vars(main).update(
             __file__=spec.origin, __cached__=spec.cached, __spec__=spec, __package__=spec.parent,
             __loader__=spec.loader,

@@ -97,7 +97,7 @@ def test_each_class_derives_from_overrides_what_it_derives_from_arguments() -> N
         assert other.fp16 and other.loss_type == ["ipo"]
         assert one.gradient_checkpointing_kwargs == kwargs and one.gradient_checkpointing_kwargs is not kwargs
         assert "fp16: False → True" in found.overridden and "loss_type: nll → ipo" in found.overridden
-        assert found.differences == ["packing: the plan says True, and DPOConfig has no such field: it has no effect"]
+        assert found.differences == ["packing: the plan's True has no effect, because DPOConfig has no such field"]
         assert found.arguments is one and found.script["fp16"] is False
         changed(one, {"fp16": False, "bf16": True})  # a search's change is not undone by the plan it began with
         assert one.bf16 and not one.fp16
@@ -123,8 +123,8 @@ def test_a_class_of_the_scripts_that_sets_fields_itself_is_named() -> None:
         assert arguments.per_device_train_batch_size == 2 and arguments.rows == 6
         assert found.overridden[0] == "per_device_train_batch_size: 16 → 2"
         assert found.differences == [
-            "rows: the plan says 1, and Own itself makes it 6",
-            "optim: the plan says adafactor, and Own itself makes it sgd",
+            "rows: Own changes the plan's 1 to 6",
+            "optim: Own changes the plan's adafactor to sgd",
         ]
         Trainer(GPT2LMHeadModel(tiny()), arguments)
         assert len(found.differences) == 2  # not again, as if a line of the script had set them
@@ -196,30 +196,30 @@ def test_what_a_script_sets_by_hand_is_said() -> None:
         own = torch.optim.SGD(model.parameters())
         trainer = Trainer(model, arguments, optimizers=(own, None))
         expected = [
-            "PYTORCH_ALLOC_CONF=x: torch was imported before it was set; set it before Python starts",
-            "per_device_train_batch_size: the plan says 4, and the script sets 2 after it has made its "
-            "TrainingArguments; remove that line",
-            "auto_find_batch_size: the script has it on: out of memory, Trainer would take a smaller batch than the "
-            "plan's; switch it off",
-            "attn_implementation: the plan says eager, and the model that is trained has sdpa; make it by "
-            "from_pretrained or from_config",
-            "dtype: the plan says bfloat16, and the model that is trained has float32; make it by from_pretrained or "
+            "PYTORCH_ALLOC_CONF=x: set too late, after torch was imported. Set it before Python starts",
+            "per_device_train_batch_size: the script sets 2 after it makes its TrainingArguments, which overrides the "
+            "plan's 4. Remove that line",
+            "auto_find_batch_size=True: after an out-of-memory error Trainer would take a smaller batch than the "
+            "plan's. Set it to False",
+            "attn_implementation: the model has sdpa, not the plan's eager. Make it with from_pretrained or "
             "from_config",
-            "device_map: had no effect: the model is not made by from_pretrained; make it by from_pretrained or "
+            "dtype: the model has float32, not the plan's bfloat16. Make it with from_pretrained or from_config",
+            "device_map: no effect, because from_pretrained did not make the model. Make it with from_pretrained or "
             "from_config",
-            "activation_checkpointing: the plan has none, and the script calls "
-            "model.gradient_checkpointing_enable(); remove that line",
-            "PYTORCH_ALLOC_CONF: the plan says x, and the script sets it to y; remove that line",
-            "optim: the plan says adafactor, and the script gives Trainer an optimizer (SGD); leave that out",
+            "activation_checkpointing: the script calls model.gradient_checkpointing_enable(), which overrides the "
+            "plan's False. Remove that line",
+            "PYTORCH_ALLOC_CONF: the script sets y, which overrides the plan's x. Remove that line",
+            "optim: the optimizer that the script gives Trainer (SGD) overrides the plan's adafactor. Remove it",
         ]
         assert said == found.differences == expected
         arguments.optim = "adamw_torch"
         with pytest.raises(ValueError, match="train_dataset"):
             trainer.train()
         OwnOptimizer(model, arguments)
-        assert [line.partition(" and ")[2] for line in found.differences[len(expected) :]] == [
-            "the script sets adamw_torch after it has made its TrainingArguments; remove that line",
-            "OwnOptimizer has a create_optimizer of its own; make it use arguments.optim",
+        assert found.differences[len(expected) :] == [
+            "optim: the script sets adamw_torch after it makes its TrainingArguments, which overrides the plan's "
+            "adafactor. Remove that line",
+            "optim: OwnOptimizer.create_optimizer may override the plan's adafactor. Make it use arguments.optim",
         ]
 
     forked(check)

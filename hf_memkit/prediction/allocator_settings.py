@@ -105,7 +105,9 @@ def parse_settings(text: str) -> tuple[AllocatorSettings, tuple[str, ...]]:
         memory_fraction=values.share("per_process_memory_fraction", 1.0),
     )
     if values.text("backend", "native") != "native":
-        problems.append(f"backend:{values.text('backend')}: only torch's own allocator (native) is modelled")
+        problems.append(
+            f"backend:{values.text('backend')}: only torch's allocator (native) can be predicted; remove it"
+        )
     if problems:
         raise InputError(f"{VARIABLE}={text}: " + "; ".join(problems))
     return settings, tuple(_notes(settings, chosen))
@@ -123,18 +125,18 @@ _MODELLED: Final = (
 
 
 def _notes(settings: AllocatorSettings, chosen: dict[str, str]) -> list[str]:
-    notes = [f"{name} changes no GPU memory of this prediction" for name in chosen if name not in _MODELLED]
+    notes = [f"{name} has no effect on this prediction" for name in chosen if name not in _MODELLED]
     if settings.garbage_collection_threshold and settings.expandable_segments:
         notes.append("garbage_collection_threshold has no effect: expandable segments are never collected")
     elif settings.garbage_collection_threshold and settings.memory_fraction == 1:
         notes.append(
-            "garbage_collection_threshold has no effect: torch collects only where the process may use a share "
-            "of the GPU (per_process_memory_fraction below 1)"
+            "garbage_collection_threshold has no effect: torch collects only where per_process_memory_fraction is "
+            "below 1"
         )
     if settings.max_split_bytes is not None and settings.expandable_segments:
         notes.append(
-            "max_split_size_mb costs memory beside expandable_segments: free memory in pieces above it serves nothing "
-            "smaller, though it could be cut"
+            "max_split_size_mb costs memory beside expandable_segments: torch does not split larger free blocks for "
+            "smaller tensors. Remove it"
         )
     if settings.max_split_bytes is None and "max_non_split_rounding_mb" in chosen:
         notes.append("max_non_split_rounding_mb has no effect without max_split_size_mb")
@@ -182,7 +184,7 @@ class _Values:
         if not value.startswith("["):
             if _power_of_two(value):
                 return (int(value),) * INTERVALS
-            self.problems.append(f"{name}:{value}: write a power of two")
+            self.problems.append(f"{name}:{value}: write a power of two, such as 4")
             return nothing
         pairs = [part.partition(":") for part in value.strip("[]").split(",") if part]
         if not value.endswith("]") or not all(_is_pair(start, count) for start, _, count in pairs):

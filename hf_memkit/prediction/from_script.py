@@ -215,7 +215,7 @@ def predicted_training(
     trace, about = Trace.from_json(ran.content["trace"]), ran.content["about"]
     notes = [*ran.notes, *about["notes"]]
     if machine.gpu is None:
-        notes.append("this machine has no GPU and none is named (--gpu): no verdict")
+        notes.append("no verdict: this machine has no GPU, and none is named (--gpu NAME)")
     if gpus * nodes > 1:
         notes.append(f"the script ran as the first of {gpus * nodes} ranks; the others were not started")
     setup = _setup(about, machine, gpus, nodes, {**environment, **about.get("environment", {})})

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["predict_trainer"]
 
-_NO_GPU: Final = "this machine has no GPU and none is named (gpu=): no verdict"
+_NO_GPU: Final = "no verdict: this machine has no GPU, and none is named (gpu=NAME)"
 
 
 def predict_trainer(
@@ -135,7 +135,7 @@ def predict_trainer(
     )
     found = _predicted(parts, machine, gpus, nodes, notes, ram_is_given=ram is not None)
     if train_dataset is None:  # rows are all alike, and nobody has given so many
-        kept = tuple(each for each in found.notes if not each.startswith("traced is the"))
+        kept = tuple(each for each in found.notes if not each.startswith("traced: the"))
         found = dataclasses.replace(found, notes=kept)
     return found
 
@@ -300,11 +300,11 @@ def _rows(
         return [{name: _value(name, each) for name, each in example.items()}] * _ROWS, None
     if data is not None:
         if hasattr(data, "__len__") and not len(data):
-            raise InputError("train_dataset: no rows")
+            raise InputError("train_dataset: no rows; give at least one")
         return data, None
     if looked_at is None and not (hasattr(model, "main_input_name") and hasattr(model, "config")):
         raise InputError(
-            "example: a model of your own needs train_dataset, or one row as example, such as "
+            "train_dataset or example: give one of them for a model of your own; example is one row, such as "
             "{'x': ((3, 224, 224), 'float32'), 'labels': 0}"
         )
     if sequence_length is None:
@@ -327,7 +327,7 @@ def _value(name: str, given: Any) -> Any:
         if isinstance(kind, torch.dtype):
             sizes = [size for size in shape if not isinstance(size, int) or isinstance(size, bool) or size < 1]
             if sizes:
-                raise InputError(f"example[{name!r}]: {tuple(shape)} not a shape; write whole numbers above 0")
+                raise InputError(f"example[{name!r}]: {tuple(shape)} is not a shape; write whole numbers above 0")
             # A mask of ones masks nothing; 0 is a label, and a token, of every model.
             return (torch.ones if "mask" in name else torch.zeros)(tuple(shape), dtype=kind)
         if isinstance(dtype, str):

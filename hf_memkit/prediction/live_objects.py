@@ -193,7 +193,9 @@ class _Storage:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         if tensor.device.type == "cuda" and tensor.device.index not in (None, torch.cuda.current_device()):
-            raise InputError(f"a tensor is on {tensor.device}: a model on several GPUs cannot be predicted")
+            raise InputError(
+                f"a tensor is on {tensor.device}: a model on several GPUs cannot be predicted; put it on one"
+            )
         self._tensor = tensor  # no other storage may come to lie at its address
 
     def __reduce__(self) -> Any:
@@ -336,7 +338,12 @@ class _Absent:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise Unmodelled(f"{self._kind} (.{name}): only the process that made it can use it; predict the script")
+        raise Unmodelled(
+            f"{self._kind} (.{name}): only the process that made it can use it; predict the script: memkit predict "
+            "train.py"
+        )
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise Unmodelled(f"{self._kind}: only the process that made it can call it; predict the script")
+        raise Unmodelled(
+            f"{self._kind}: only the process that made it can call it; predict the script: memkit predict train.py"
+        )

@@ -71,8 +71,8 @@ def predict(
     failures: list[TraceFailed] = []
     if trace and is_split(setup) and ledger is None:
         raise InputError(
-            "with deepspeed, only causal language models of transformers can be predicted, whose shapes give what it "
-            "splits; predict without deepspeed"
+            "deepspeed: what it splits is known only for causal language models of transformers; predict without it, "
+            "or predict the script: memkit predict train.py"
         )
     if trace:
         for device in _devices(notes):
@@ -96,7 +96,7 @@ def predict(
     if ledger is None or (model is not None and model.model_class is not None):  # no formula has its activations
         raise InputError(
             "; ".join(notes)
-            or "without a trace only causal language models of transformers can be predicted; omit --no-trace"
+            or "--no-trace: without a trace only causal language models of transformers can be predicted; omit it"
         )
     return _from_formulas(ledger, job, notes)
 
@@ -159,7 +159,7 @@ def _devices(notes: list[str]) -> tuple[Device, ...]:
         return ()
     if worker.without_shim is None:
         return ("cuda", "cpu")
-    notes.append(f"fake CUDA tensors do not work with this torch: {worker.without_shim}")
+    notes.append(f"traced on fake CPU tensors, because fake CUDA tensors fail with this torch: {worker.without_shim}")
     return ("cpu",)
 
 
@@ -253,7 +253,7 @@ def from_trace(
     order = free_order(versions["torch"])
     alone = plain if order == "segment" else replay(trace, settings, card_bytes=card, order=order)
     if setup.get("arguments.predict_with_generate") and "evaluate" in alone.allocated_by_phase:
-        notes.append("evaluations generate: counted as if every answer were as long as it may be")
+        notes.append("evaluations generate: every answer is counted at its maximum length")
     outside = gpu.context_bytes if gpu is not None else 0
     if enough_bytes is not None and alone.peak_allocated_bytes + outside > enough_bytes:
         cap = alone.peak_allocated_bytes

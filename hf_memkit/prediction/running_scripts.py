@@ -154,7 +154,9 @@ def device_of(worker: Worker, script: UserScript) -> tuple[Device, tuple[str, ..
         raise InputError(f"{name_of(script)} cannot be traced here: {failure}") from failure
     if worker.without_shim is None:
         return "cuda", ()
-    return "cpu", (f"fake CUDA tensors do not work with this torch: {worker.without_shim}",)
+    return "cpu", (
+        f"traced on fake CPU tensors, because fake CUDA tensors fail with this torch: {worker.without_shim}",
+    )
 
 
 def asked(worker: Worker, request: ScriptRequest) -> tuple[Mapping[str, Any] | None, str | None]:
@@ -206,7 +208,7 @@ def _failed(script: UserScript, content: Mapping[str, Any] | None, why: str | No
         if why is not None and why.startswith("SIG"):
             memory = " (the machine may have run out of RAM)" if why == "SIGKILL" else ""
             return InputError(f"{name_of(script)}: ended by {why} before two steps were traced{memory}")
-        return InputError(f"{name_of(script)} ended its process ({why or 'exit code 0'}): {_NOTHING}")
+        return InputError(f"{name_of(script)} ended its process ({why or 'exit code 0'}) before two steps were traced")
     if "never_trained" in content:
         return _never_trained(script, content["exit"])
     if "script_error" in content:

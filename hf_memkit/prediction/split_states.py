@@ -113,7 +113,7 @@ def split_notes(ledger: Ledger) -> tuple[str, ...]:
     if device & set(_GATHERED):
         notes.append(
             "parameters that stage 3 gathers are counted at their limit, stage3_max_live_parameters with one prefetch "
-            "on top: a bound from above"
+            "on top: an upper bound"
         )
     return tuple(notes)
 

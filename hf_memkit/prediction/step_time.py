@@ -319,9 +319,9 @@ def _rests_on(
     memory = rates.achievable_memory_gb_per_s
     yield f"memory: {memory.value:g} GB/s ({memory.source})"
     if likely.seconds and likely.idle > _BOUND * likely.seconds:
-        yield f"{likely.idle / likely.seconds:.0%} of the step the GPU waits for Python: another CPU changes that"
+        yield f"{likely.idle / likely.seconds:.0%} of the step the GPU waits for Python: it depends on the CPU"
     if unknown:
-        yield f"no formula has the time of {', '.join(unknown)}: from none to ten times that of the bytes it moves"
+        yield f"no formula for the time of {', '.join(unknown)}: assumed from 0 to 10 times that of the bytes it moves"
 
 
 _BOUND: Final = 0.05

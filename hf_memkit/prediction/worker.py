@@ -123,7 +123,7 @@ class Worker:
         """
         content, why = self._asked({"request": request.to_json(), "limit_s": self._limit_s})
         if content is None:
-            raise TraceFailed(f"tracing this training ended its process: {why}", kind=str(why))
+            raise TraceFailed(f"the process that traced this training ended: {why}", kind=str(why))
         if "error" in content:
             error = content["error"]
             first = (error["message"].strip().splitlines() or [""])[0]
@@ -210,7 +210,7 @@ class Worker:
         if code is not None and code < 0:  # what it said last, a progress bar say, has nothing to do with that
             why = f"was ended by {signal.Signals(-code).name}"
         else:
-            why = f"ended with code {code}: {lines[-1] if lines else 'it said nothing'}"
+            why = f"ended with exit code {code}: {lines[-1] if lines else 'no message'}"
         return TraceFailed(
             f"the process that traces trainings {why}",
             kind="worker",

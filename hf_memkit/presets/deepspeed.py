@@ -33,7 +33,7 @@ def resolve_deepspeed(request: Request) -> Setup:
     name, model, gpus = request.deepspeed, request.model, request.gpus or 1
     config = load(name)  # an unknown name is told first
     if request.nvme_path is not None and not request.nvme_path.strip():
-        raise InputError("--nvme-path: give a folder")
+        raise InputError("--nvme-path: empty; give a folder")
     path = str(user_path(request.nvme_path)) if request.nvme_path else None
     if model is None:
         given = {
@@ -55,18 +55,18 @@ def resolve_deepspeed(request: Request) -> Setup:
         )
     notes = []
     if swaps and path is None:
-        notes.append("nvme_path is a placeholder, /local_nvme: set it, or give --nvme-path")
+        notes.append("nvme_path is the placeholder /local_nvme. Give yours: --nvme-path FOLDER")
     machine = described_machine(request.gpu, request.gpu_memory, request.ram, path)
     setup = Setup(name, job=Job(None, machine, gpus=gpus, nodes=request.nodes), request=request)
     if model is None:
         for section in swaps:
             section["nvme_path"] = path or section["nvme_path"]
-        notes.append("these are the preset's constants; --model M computes every buffer for your model and machine")
+        notes.append("these are the preset's constants. For buffers computed for your model and machine: --model ID")
         return setup.put("deepspeed.config", config, "the preset's constants").with_notes(*notes)
 
     facts = describe(model, use_hub=hub_reachable(), use_built_in=True)
     if facts.origin == "architecture":
-        notes.append(f"{why_no_hub()}: the shapes of {model} come from memkit's list of well-known models")
+        notes.append(f"the shapes of {model} come from memkit's list of well-known models: {why_no_hub()}")
     measured = _measured_aio(path, config, notes) if swaps and path else None
     sized = size_preset(name, facts, machine, nvme_path=path, gpus=gpus, nodes=request.nodes, aio=measured)
     setup = replace(setup, ledger=sized.ledger, job=replace(setup.resolved_for, model=facts))
@@ -84,7 +84,7 @@ def _measured_aio(path: str, config: Mapping[str, Any], notes: list[str]) -> Aio
     from hf_memkit.zero.aio import measure
 
     if not Path(path).is_dir():
-        notes.append(f"{path} does not exist here: make it before you train; its speed was not measured")
+        notes.append(f"{path} does not exist, so its speed was not measured. Before you train: mkdir -p {path}")
         return None
     try:
         return measure(path, cpu=not torch.cuda.is_available(), start=config["aio"])

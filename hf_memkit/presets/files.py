@@ -61,7 +61,9 @@ class ArgumentFile:
             if found := {name: each for name, each in self.entries.items() if bool(each[1]) is has_reason}:
                 blocks.append(f"# {whose}\n{reasoned_yaml(found)}")
         if self.replaced:
-            blocks.append("# Of the preset, and not in force:\n" + _comment([f"- {each}" for each in self.replaced]))
+            blocks.append(
+                "# Settings of the preset that yours override:\n" + _comment([f"- {each}" for each in self.replaced])
+            )
         if self.outside:
             lines = [line for each in self.outside for line in (f"- {each.what}: {each.reason}", f"    {each.line}")]
             blocks.append("# A file of arguments cannot say this:\n" + _comment(lines))
@@ -107,7 +109,7 @@ def argument_file(
         entries["deepspeed"] = deepspeed, reason
     notes = setup.notes
     if not any(reason for _, reason in entries.values()) and not replaced:
-        notes = (f"nothing of preset {setup.preset!r} is an argument: this file alone changes nothing", *notes)
+        notes = (f"this file changes nothing: preset {setup.preset!r} sets no argument", *notes)
     return ArgumentFile(
         title=f"Preset {setup.preset}, written by memkit {__version__} for transformers {_transformers()}",
         entries=with_installed_names(entries),

@@ -101,7 +101,7 @@ def script_arguments(setup: Setup, script: str) -> dict[str, Setting]:
     found |= _trl_quantization(by_key)
     adapter = {key: setting for key, setting in by_key.items() if key.startswith("adapter.")}
     if adapter:
-        found["use_peft"] = Setting("adapter.use", True, "TRL adds the adapters itself")
+        found["use_peft"] = Setting("adapter.use", True, "TRL adds the adapters")
     for key, setting in adapter.items():
         name = _TRL_LORA.get(key.partition(".")[2])
         if name is not None:
@@ -213,7 +213,7 @@ def _for_trl(part: Outside) -> Outside:
     """A part as a user of TRL is told of it: SFTTrainer never makes the logits of a batch anyway."""
     if not part.what.startswith("model_parts.chunked_loss"):
         return part
-    why = f"{part.reason}; TRL's SFTTrainer does that by itself (trl 1.16.0: trainer/sft_trainer.py 1142)"
+    why = f"{part.reason}; TRL's SFTTrainer already does that (trl 1.16.0: trainer/sft_trainer.py 1142)"
     return Outside(part.what, why, part.line)
 
 

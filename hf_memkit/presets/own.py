@@ -45,7 +45,7 @@ def settle(setup: Setup, own: Mapping[str, Any]) -> tuple[Setup, tuple[Replaced,
         key = f"arguments.{name}"
         if not _same(settled, key, value):
             mine = before.get(key)
-            said = "" if mine is None else f"; the preset says {mine.value!r}: {mine.reason}"
+            said = "" if mine is None else f"; the preset has {mine.value!r}: {mine.reason}"
             settled = settled.put(key, value, f"yours{said}")
     return settled, replaced
 
@@ -74,7 +74,7 @@ def without_replaced(setup: Setup, own: Mapping[str, Any]) -> tuple[Setup, tuple
             replaced.append(Replaced(mine, name, value))
             setup = setup.drop(key)
         for prefix in gone:
-            setup = _drop(setup, prefix, name, value, f"it went with the preset's {name}", own, replaced)
+            setup = _drop(setup, prefix, name, value, f"it belongs to the preset's {name}", own, replaced)
     if own.get("use_cpu") is True:
         setup = _for_a_cpu(setup, own, replaced)
     return setup, tuple(replaced)

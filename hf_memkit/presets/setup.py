@@ -128,15 +128,15 @@ class PresetSetup(Setup):
         batch = self.request.global_batch_size if self.request is not None else None
         if changed and batch is not None:
             raise SettingError(
-                f"{changed[0]}={mine[changed[0]]}: the preset was made for global_batch_size={batch}. "
-                f"Give the size to preset(arguments=…); memkit adjusts the other one"
+                f"{changed[0]}={mine[changed[0]]}: the preset has global_batch_size={batch}. "
+                f"Give the size to preset(arguments=…), and memkit adjusts the other one"
             )
         if mine:
             mistakes, _ = mistakes_of(setup, mine)
             if refused := [str(problem) for problem in mistakes if problem.refuses]:
                 raise SettingError("\n".join(refused))
         for each in replaced:
-            print(f"Yours wins: {each}")
+            print(f"Override: {each}")
         return PresetSetup.of(replace(setup, replaced=(*self.replaced, *replaced))), mine
 
     def load_model(self, *, random_weights: bool = False, say: Callable[[str], None] = print) -> Any:
@@ -155,7 +155,7 @@ class PresetSetup(Setup):
         """
         if "model.name" not in self:
             raise InputError(
-                "this preset was made without a model. Write preset(…, model=ID or folder), or load yours"
+                "this preset has no model. Write preset(…, model='ID or folder'), or load yours and pass model=…"
             )
         train.require_packages(self)
         model = train.build_model(self, say, random_weights=random_weights)

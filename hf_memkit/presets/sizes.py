@@ -19,7 +19,7 @@ Multiplication Background User's Guide", 16-bit data: multiples of 64 elements).
 LARGEST_BATCH: Final = 4096
 LONGEST_SEQUENCE: Final = 1 << 20
 
-_NOTHING_FITS: Final = "the smallest there is, and it does not fit by formula"
+_NOTHING_FITS: Final = "the smallest possible, which does not fit by formula"
 
 
 @dataclass(frozen=True, slots=True)

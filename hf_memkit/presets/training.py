@@ -89,9 +89,9 @@ def resolve_training(request: Request, *, trace: bool) -> Setup:
         elif setting.key == _LENGTH and not length:
             notes.append(f"sequences of {setting.value} tokens: {setting.reason}")
     if machine.gpu is None:
-        notes.append("no GPU here and none named (--gpu, --gpu-memory): there is no verdict")
+        notes.append("no verdict: this machine has no GPU, and none is named (--gpu NAME)")
     if model.origin == "architecture":
-        notes.append(f"{model.name} is built from memkit's list of well-known models: {why_no_hub()}")
+        notes.append(f"the shapes of {model.name} come from memkit's list of well-known models: {why_no_hub()}")
     return replace(setup, request=request, notes=tuple(notes), warnings=tuple(warnings))
 
 
@@ -129,15 +129,15 @@ def _generating(setup: Setup, own: Mapping[str, Any]) -> Setup:
         return setup
     for name in sorted(GENERATION_FIELDS & own.keys()):
         setup = setup.put(f"arguments.{name}", own[name], "yours")
-    return setup.put("trainer.class", "transformers:Seq2SeqTrainer", "predict_with_generate is its argument")
+    return setup.put("trainer.class", "transformers:Seq2SeqTrainer", "only Seq2SeqTrainer has predict_with_generate")
 
 
 def _with_sizes(setup: Setup, length: int | None, longest: int | None) -> Setup:
     """The setup with a batch and a length: its own, what was given, or else what is assumed."""
     if f"arguments.{_BATCH}" not in setup:
-        setup = setup.put(f"arguments.{_BATCH}", DEFAULT_MICRO_BATCH, "Trainer's default; --batch-size says another")
+        setup = setup.put(f"arguments.{_BATCH}", DEFAULT_MICRO_BATCH, "Trainer's default; --batch-size sets another")
     if _LENGTH not in setup:
         assumed = min(DEFAULT_LENGTH, longest or DEFAULT_LENGTH)
-        why = "asked for" if length else "assumed; --sequence-length says another"
+        why = "asked for" if length else "assumed; --sequence-length sets another"
         setup = setup.put(_LENGTH, length or assumed, why)
     return setup

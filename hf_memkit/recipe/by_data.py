@@ -74,7 +74,7 @@ class ByData:
         if chosen is None:
             return predicted(setup)
         found = predicted(_with(setup, chosen.worst), usual=_usual(setup, chosen))
-        return found.with_notes(*notes, f"predicted is {chosen.said}")
+        return found.with_notes(*notes, f"predicted: {chosen.said}")
 
     def batches(self, setup: Setup, worst: Prediction) -> BatchNeeds | None:
         """What a usual batch needs, and the worst (`worst`: what was predicted) if it is made smaller; None: all

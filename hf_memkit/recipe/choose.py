@@ -119,7 +119,7 @@ def choose(
         return replace(tight.setup, why=why, rejected=others), tight.prediction
     reasons = "; ".join(f"{variant} {why}" for variant, why in rejected)
     fits = "fits" if judge is None else "is predicted to fit"
-    raise DoesNotFitError(f"no variant of {recipe.name} {fits} this machine: {reasons}")
+    raise DoesNotFitError(f"no variant of {recipe.name} {fits} this machine: {reasons}; `memkit recipe` lists others")
 
 
 def resolve(recipe: Recipe, machine: Machine, request: Request, *, use_hub: bool) -> Setup:
@@ -168,8 +168,14 @@ def _by_formula(best: _Judged, tried: list[_Judged], first: str) -> _Judged:
     bare = candidate.model.model_class is not None
     if kind := candidate.checkpointing:
         fits = best.verdict == "fits"
-        which = "the first of those listed that fits by formula" if fits else "with none of those listed it fits"
-        without = " (which has no activations of such a model: a prediction may choose another)" if bare else ""
+        which = (
+            "the first of those listed that fits by formula"
+            if fits
+            else "the last of those listed, of which none fits"
+        )
+        without = (
+            " (formulas have no activations of this kind of model: a prediction may choose another)" if bare else ""
+        )
         sums = (f"{each.of.checkpointing} {format_size(each.setup.ledger.total_bytes('device'))}" for each in tried)
         note = (
             f"Activation checkpointing: {kind}, {which}{without}. On the GPU, by formula: {', '.join(sums)}, of "
@@ -185,7 +191,7 @@ def _by_formula(best: _Judged, tried: list[_Judged], first: str) -> _Judged:
             f"{format_size(ledger.total_bytes('host', 'pinned'))} of {format_size(machine.ram_bytes)} of RAM",
         ]
         parts += [f"{format_size(disk)} of {format_size(machine.disk_free_bytes)} of disk"] if disk else []
-        without = ", without activations, which are in none" if bare else ""
+        without = ", without activations" if bare else ""
         first += f" (estimated by formula{without}: {', '.join(parts)})"
     return replace(best, setup=replace(setup, why=first))
 

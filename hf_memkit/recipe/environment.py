@@ -55,7 +55,7 @@ def _leave_accelerate_aside(say: Callable[[str], None]) -> None:
     # Precision"), and weights that are bf16 already would be autocast again.
     precision = os.environ.pop("ACCELERATE_MIXED_PRECISION", "no")
     if precision != "no":
-        say(f"The precision is the setup's; accelerate's mixed_precision={precision} is left aside.")
+        say(f"accelerate's mixed_precision={precision} has no effect: the recipe sets the precision.")
 
 
 def _check_card(setup: Setup, ranks: Ranks) -> None:

@@ -226,11 +226,11 @@ def _lost_peer(failure: ProcessFailure) -> bool:
 
 def _how_it_ended(failure: ProcessFailure, logs: Path) -> str:
     if failure.exitcode == -signal.SIGKILL:
-        return "was killed (SIGKILL; usually the kernel, because host RAM ran out)"
+        return "was killed (SIGKILL: usually by the kernel, because host RAM ran out)"
     how = f"died of {failure.signal_name()}" if failure.exitcode < 0 else f"ended with exit code {failure.exitcode}"
     # What a rank other than the first of its machine prints goes to a file.
     for log in logs.rglob(f"{failure.local_rank}/stderr.log"):
         lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
         if lines:
-            how += f", its last words: {lines[-1][:300]}"
+            how += f", last line: {lines[-1][:300]}"
     return how

@@ -182,7 +182,10 @@ def unfinished_run(recipe: str, variant: str, folder: str) -> tuple[str, dict[st
         if run["status"] == "finished":
             raise InputError(f"--resume: the run in {folder} is finished. Add --overwrite to start again")
         if run["recipe"] != recipe:
-            raise InputError(f"--resume: the run in {folder} belongs to recipe {run['recipe']!r}, not {recipe!r}")
+            raise InputError(
+                f"--resume: the run in {folder} belongs to recipe {run['recipe']!r}, not {recipe!r}. Type: memkit "
+                f"recipe {run['recipe']} --resume --output {folder}"
+            )
         return folder, run
     pattern = f"{recipe}-*" if variant == "auto" else f"{recipe}-{variant}*"
     files = sorted(_HOME.glob(f"{pattern}/{RUN_FILE}"), key=lambda file: file.stat().st_mtime, reverse=True)

@@ -152,7 +152,7 @@ def predicted_beforehand(recipe: Recipe, setup: Setup) -> Prediction:
         for content in entry["predicted"]:
             if all(content[name] == value for name, value in wanted.items()):
                 return StoredPrediction.from_json(content).prediction.judged(job.machine)
-    raise InputError("there is no stored prediction for this setup")
+    raise InputError("no stored prediction for this setup")
 
 
 def chosen_beforehand(recipe: Recipe, machine: Machine, request: Request, *, use_hub: bool) -> Setup | None:

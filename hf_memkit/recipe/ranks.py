@@ -125,7 +125,8 @@ class Ranks:
         except (RuntimeError, ValueError, OSError) as error:
             raise RunError(
                 f"rank {self.rank} cannot reach the other processes at {os.environ.get('MASTER_ADDR')}:"
-                f"{os.environ.get('MASTER_PORT')}: {str(error).splitlines()[0]}"
+                f"{os.environ.get('MASTER_PORT')}: {str(error).splitlines()[0]}; check that rank 0 runs there, and "
+                "that no firewall closes the port"
             ) from error
         store.set_timeout(_PATIENCE)
         return distributed.distributed_c10d.PrefixStore("memkit", store)

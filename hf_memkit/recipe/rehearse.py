@@ -45,7 +45,7 @@ def rehearse(recipe: Recipe, target: Setup, *, gpus: int | None = None) -> Recip
     rehearsed = _bf16_products(rehearsed)
     setup, left_out = without_gpu(rehearsed.setup, rehearsal=True)
     if gpus != job.gpus:
-        reason = f"{rehearsed.processes} processes stand for them"
+        reason = f"rehearsed in {rehearsed.processes} processes"
         left_out = (*left_out, Setting("environment.WORLD_SIZE", job.processes, reason))
     setup = find_task(recipe.task).settled(setup)
     rehearsed = replace(rehearsed, setup=setup, not_rehearsed=(*rehearsed.not_rehearsed, *left_out))
@@ -179,7 +179,7 @@ def _several_chunks(rehearsed: RecipeRun) -> RecipeRun:
 def _cpu_precision(rehearsed: RecipeRun) -> RecipeRun:
     if not rehearsed.setup.get("arguments.fp16"):
         return rehearsed
-    reason = "neither DeepSpeed nor accelerate runs fp16 on a CPU; bf16 stands in, without loss scaling"
+    reason = "neither DeepSpeed nor accelerate runs fp16 on a CPU; rehearsed in bf16, without loss scaling"
     rehearsed = _leave_out(rehearsed, "arguments.fp16", reason)
     rehearsed = _put(rehearsed, "arguments", {"fp16": (False, reason), "bf16": (True, reason)})
     return _put(rehearsed, "model", {"dtype": ("bfloat16", reason)})

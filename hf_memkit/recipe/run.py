@@ -186,7 +186,7 @@ def _train(job: RecipeRun, examples: Examples, say: Say, ranks: Ranks, *, resumi
     trainer.add_callback(stop)
     checkpoint = ranks.share("checkpoint", last_checkpoint(job.output)) if resuming else None
     if resuming:
-        say(f"Going on from {checkpoint}" if checkpoint else "No whole checkpoint yet: starting from the first step")
+        say(f"Continuing from {checkpoint}" if checkpoint else "No whole checkpoint yet: starting from the first step")
         if checkpoint and nvme_path(setup):
             from hf_memkit.zero.nvme_resume import RestoreSwappedStates
 

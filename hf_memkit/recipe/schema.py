@@ -184,9 +184,7 @@ def read_recipe(path: Path) -> Recipe:
     if not isinstance(content, dict):
         raise RecipeError([f"{path}: expected a mapping of keys to values, got {type(content).__name__}"])
     problems = [
-        f"{path}: {key}: comes from the file's name and place; leave it out"
-        for key in ("name", "path")
-        if key in content
+        f"{path}: {key}: comes from the file's name and place; remove it" for key in ("name", "path") if key in content
     ]
     problems += [f"{path}: {problem}" for problem in (*_uneven_batches(content), *_wrong_values(content))]
     recipe = None
@@ -257,7 +255,7 @@ def _line(path: Path, detail: ErrorDetails) -> str:
         known = _fields_at(detail["loc"][:-1])
         return f"{path}: {key}: unknown key{did_you_mean(str(detail['loc'][-1]), known)}; allowed: {', '.join(known)}"
     if detail["type"] == "missing":
-        return f"{path}: {key}: missing"
+        return f"{path}: {key}: missing; add it"
     return f"{path}: {key}: {detail['input']!r}: {detail['msg'].removeprefix('Value error, ')}"
 
 

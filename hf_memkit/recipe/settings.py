@@ -78,8 +78,8 @@ def model_and_data(
         setup = setup.put("model.class", model.model_class, f"what a {task.name} recipe trains")
         setup = setup.put("model.auto_class", task.auto_class, "makes it from its config")
         setup = setup.with_notes(
-            "Activations are in no formula for this kind of model: the sums by formula are lower bounds, and the "
-            "prediction (--dry-run) is what counts."
+            "No formula has the activations of this kind of model: the sums by formula are lower bounds. --dry-run "
+            "predicts the total."
         )
     if recipe.task != DEFAULT_TASK:
         setup = setup.put("data.task", task.name, "the recipe's")
@@ -125,11 +125,11 @@ def saving(setup: Setup, machine: Machine, model: ModelFacts, steps: int) -> tup
 
 ELSEWHERE: Final = {
     "output_dir": "use --output",
-    "deepspeed": "it comes from the variant (see ds_configs/)",
+    "deepspeed": "the variant sets it; choose another with --variant",
     "resume_from_checkpoint": "use --resume",
-    "use_cpu": "memkit uses the GPU where there is one",
+    "use_cpu": "memkit uses the GPU where there is one, and rehearses where there is none",
     "do_train": "a recipe always trains",
-    "do_eval": "a recipe evaluates at its end; --set eval_steps=N does so during training too",
+    "do_eval": "a recipe evaluates at its end; to evaluate during training: --set eval_steps=N",
 }
 """Fields that another option, or the variant, answers for."""
 
@@ -154,16 +154,17 @@ def refuse_wrong(recipe: Recipe, request: Request) -> None:
         )
     chosen = request.arguments
     if request.max_steps is not None and chosen.get("max_steps", request.max_steps) != request.max_steps:
-        raise SettingError(f"--max-steps {request.max_steps} and --set max_steps={chosen['max_steps']} contradict")
+        raise SettingError(
+            f"--max-steps {request.max_steps} and --set max_steps={chosen['max_steps']}: the same setting. Give one "
+            "of them"
+        )
     problems = [f"--set {line}" for line in wrong_counts(chosen, "max_steps")]
     for name in sorted(_THE_VARIANT_S & chosen.keys()):
         problems.append(
-            f"--set {name}: belongs to the variant, whose needs were computed with it; take another variant"
+            f"--set {name}: the variant sets it, and its memory was computed with it. Choose another with --variant"
         )
     if "num_train_epochs" in chosen:
-        problems.append(
-            "--set num_train_epochs: the recipe counts steps, and it would have no effect; use --max-steps"
-        )
+        problems.append("--set num_train_epochs: no effect, because a recipe counts steps. Use --max-steps")
     if problems:
         raise SettingError("\n".join(problems))
     name, own = request.model or recipe.model.hub_id, request.model in (None, recipe.model.hub_id)
@@ -185,15 +186,15 @@ def refuse_ignored(setup: Setup, chosen: Mapping[str, Any]) -> None:
         return
     if "optimizer.class" in setup:
         raise SettingError(
-            f"--set optim={chosen['optim']}: variant {setup.preset!r} has its own optimizer "
-            f"({setup['optimizer.class'].split(':')[1]}), and --set optim would be ignored. Choose another variant"
+            f"--set optim={chosen['optim']}: no effect, because variant {setup.preset!r} has its own optimizer "
+            f"({setup['optimizer.class'].split(':')[1]}). Choose another with --variant"
         )
     if "deepspeed.config" in setup and not str(chosen["optim"]).startswith("adamw_torch"):
         offloaded = "offload_optimizer" in setup["deepspeed.config"]["zero_optimization"]
         why = (
-            "with an offloaded optimizer accelerate replaces it by DeepSpeedCPUAdam, silently"
+            "accelerate silently replaces an offloaded optimizer with DeepSpeedCPUAdam"
             if offloaded
-            else "the variant's needs were computed with AdamW's states, split among the GPUs"
+            else "the variant's memory was computed with AdamW's states, split between the GPUs"
         )
         raise SettingError(
             f"--set optim={chosen['optim']}: {why}; variant {setup.preset!r} works with adamw_torch only"

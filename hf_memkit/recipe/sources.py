@@ -197,7 +197,7 @@ def kept(rows: Callable[..., Iterator[dict[str, Any]]], features: Any, arguments
         if cause is None:
             raise
         raise DataError(
-            f"{source}: the cache in {datasets.config.HF_DATASETS_CACHE} cannot be written: "
+            f"{source}: cannot write to the cache in {datasets.config.HF_DATASETS_CACHE}: "
             f"{getattr(cause, 'strerror', None) or in_one_line(cause)}; set HF_DATASETS_CACHE to another folder"
         ) from error
 

@@ -259,7 +259,7 @@ def _csv(path: Path, delimiter: str) -> Iterator[tuple[str, dict[str, Any]]]:
                 )
             yield here, dict(zip(names, values, strict=True))
     except csv.Error as error:
-        raise DataError(f"{path}:{reader.line_num}: not CSV: {error}") from error
+        raise DataError(f"{path}:{reader.line_num}: not {'TSV' if delimiter != ',' else 'CSV'}: {error}") from error
 
 
 _TOKENIZER_ROWS: Final = 20_000
@@ -324,7 +324,7 @@ def as_tokens(
     for name, (what, limit) in limits.items():
         full = compute.sum(compute.equal(compute.list_value_length(made.data.column(name)), limit)).as_py()
         if full:
-            say(f"Cut: {full} of {len(made)} {what} fill all {limit} tokens, and may go on beyond them")
+            say(f"Cut: {full} of {len(made)} {what} reach the maximum of {limit} tokens; what follows is cut")
     return made
 
 

@@ -19,6 +19,7 @@ import codecs
 import io
 import json
 import os
+import shlex
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -120,7 +121,7 @@ def _read_text(path: Path) -> Iterator[str]:
                 raise not_utf8(path, line, error) from error
             if b"\0" in chunk:
                 at = line + chunk.count(b"\n", 0, chunk.index(b"\0"))
-                raise DataError(f"{path}:{at}: expected text, found a NUL byte: this is a binary file")
+                raise DataError(f"{path}:{at}: expected text, found a NUL byte: a binary file. Give a text file")
             line += chunk.count(b"\n")
             while len(rest) > DOCUMENT_CHARACTERS:
                 cut = _end_of_document(rest)
@@ -143,7 +144,8 @@ def not_utf8(path: Path, line: int, error: UnicodeDecodeError) -> DataError:
     """The error for bytes that are no UTF-8. `line` is that of the first byte of `error.object`."""
     found = error.object
     if line == 1 and found.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return DataError(f"{path}: expected UTF-8 text, found UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
+        convert = f"iconv -f UTF-16 -t UTF-8 {shlex.quote(str(path))} > NEW_FILE"
+        return DataError(f"{path}: expected UTF-8 text, found UTF-16; convert it: {convert}")
     at = line + found.count(b"\n", 0, error.start)
     return DataError(
         f"{path}:{at}: expected UTF-8 text, found the byte 0x{found[error.start]:02x}. "
@@ -187,7 +189,7 @@ def _parse_json(path: Path, line: int, content: bytes) -> Any:
             "expected one object a line, or one array of objects"
         ) from error
     except RecursionError as error:
-        raise DataError(f"{path}:{line}: JSON nested too deeply") from error
+        raise DataError(f"{path}:{line}: JSON nested too deeply; write flat rows") from error
 
 
 def _text_of(row: Any, column: str, where: str) -> str:

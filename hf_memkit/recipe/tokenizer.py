@@ -132,10 +132,10 @@ def train_tokenizer(
 
     if vocabulary_size < _SMALLEST_VOCABULARY:
         raise DataError(
-            f"a vocabulary of {vocabulary_size} is too small; a byte-level tokenizer needs {_SMALLEST_VOCABULARY}"
+            f"vocab_size={vocabulary_size}: too small; a byte-level tokenizer needs {_SMALLEST_VOCABULARY}"
         )
     if next(iter(documents), None) is None:
-        raise DataError(f"{documents.source}: no text to train a tokenizer on")
+        raise DataError(f"{documents.source}: no text to train a tokenizer on; give a file with text")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -189,5 +189,5 @@ def _load(
     sample = next(iter(documents), "")[:1000]
     ids = set(tokenizer(sample, add_special_tokens=False, verbose=False)["input_ids"])
     if not ids - set(tokenizer.all_special_ids):
-        return None, "its tokenizer knows nothing of this text; are its files there?"
+        return None, "its tokenizer knows no token of this text; check its files"
     return tokenizer, ""

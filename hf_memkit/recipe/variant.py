@@ -103,7 +103,7 @@ class Candidate:
             needed, shortest=self.shortest, longest=longest, usable_bytes=self.usable_bytes
         )
         if not fits:
-            return length, "the shortest that the recipe takes, and it does not fit by formula"
+            return length, "the shortest that the recipe takes, which does not fit by formula"
         most = "all that the model allows" if length == longest else "the longest that fits by formula"
         return length, f"{most}: a multiple of {MULTIPLE}"
 
@@ -156,7 +156,7 @@ class Candidate:
             "learning_rate": (variant.learning_rate, f"the recipe's for {name}"),
             "warmup_steps": (max(1, round(0.05 * int(steps))), "5 % of the steps, while the moments settle"),
             "weight_decay": (0.01, "AdamW's usual decay, not on biases and norms"),
-            "max_grad_norm": (1.0, "Trainer's default: one bad batch cannot throw the weights far"),
+            "max_grad_norm": (1.0, "Trainer's default: it limits what one bad batch changes"),
         }
         # An optimizer that scales its learning rate by the batch, or that nothing can clip, has said so already.
         said = {key for key in usual if f"arguments.{key}" in setup}
@@ -168,7 +168,9 @@ class Candidate:
         for key, value in chosen.items():
             setup = setup.put(f"arguments.{key}", value, "--set")
         if setup.get("arguments.fp16") and model.config.get("model_type") in _OVERFLOW_IN_FP16:
-            setup = setup.with_problems(["would compute in fp16, where T5's activations overflow: it needs bf16"])
+            setup = setup.with_problems(
+                ["would compute in fp16, where T5's activations overflow; it needs a GPU with bf16"]
+            )
         note = summing_note(setup)
         return setup if note is None else setup.with_notes(note)
 

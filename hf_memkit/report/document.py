@@ -75,7 +75,9 @@ def check_file(path: str | Path) -> None:
             folder = text(path.absolute().parent)
             raise InputError(f"{text(path)}: cannot be written: no folder {folder}. Type: mkdir -p {folder}")
     except OSError as error:
-        raise InputError(f"{text(path)}: cannot be written: {error.strerror or error}") from error
+        raise InputError(
+            f"{text(path)}: cannot be written: {error.strerror or error}. Give another file: --html FILE"
+        ) from error
 
 
 def write_document(path: str | Path, content: str) -> Path:
@@ -99,7 +101,9 @@ def write_document(path: str | Path, content: str) -> Path:
                 made.unlink()
                 raise
     except OSError as error:
-        raise InputError(f"{text(path)}: cannot be written: {error.strerror or error}") from error
+        raise InputError(
+            f"{text(path)}: cannot be written: {error.strerror or error}. Give another file: --html FILE"
+        ) from error
     return path
 
 

@@ -221,7 +221,7 @@ def _notes(ranks: tuple[RankRun, ...], left_over: int, unreadable: dict[int, int
     size = max((rank.run.get("world_size") or 1 for rank in ranks), default=1)
     missing = sorted(set(range(min(size, 100_000))) - {rank.rank for rank in ranks})
     if missing:
-        notes.append(f"no records here of {len(missing)} of {size} ranks: {few(missing)}")
+        notes.append(f"records of {len(missing)} of {size} ranks are missing: {few(missing)}")
     without_end = [rank.rank for rank in ranks if rank.end is None]
     if without_end and len(without_end) < len(ranks):
         notes.append(f"no exit recorded yet by rank{'s' if len(without_end) > 1 else ''} {few(without_end)}")
@@ -230,7 +230,8 @@ def _notes(ranks: tuple[RankRun, ...], left_over: int, unreadable: dict[int, int
         notes.append(f"{left_over} file{plural} of an earlier training with more processes ignored")
     if newest_schema > SCHEMA:
         notes.append(
-            f"written by a newer memkit (schema {newest_schema}; this version reads {SCHEMA}): some may be missing"
+            f"written by a newer memkit (schema {newest_schema}; this version reads {SCHEMA}): some may be missing. "
+            "Run: pip install --upgrade hf-memkit"
         )
     broken = sum(unreadable.values())
     if broken:

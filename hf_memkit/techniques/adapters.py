@@ -93,7 +93,7 @@ def told_of_model(kind: str | None) -> dict[str, tuple[Any, str]]:
     if kind.endswith("ForQuestionAnswering"):
         return {"task_type": ("QUESTION_ANS", "a model that marks answers: its new head is trained whole")}
     if kind.endswith(("ForImageClassification", "ForAudioClassification")):
-        return {"modules_to_save": (["classifier"], "the head is new, and has to be trained whole")}
+        return {"modules_to_save": (["classifier"], "the head is new, and is trained whole")}
     if kind.endswith("ForConditionalGeneration") and not kind.startswith(_SPEECH):
         return {"task_type": ("SEQ_2_SEQ_LM", "an encoder and a decoder of text")}
     return {}

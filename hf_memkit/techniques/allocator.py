@@ -175,7 +175,7 @@ def refused_by_torch(text: str) -> list[Mistake]:
         elif not value:
             found.append((name, "the option has no value; torch fails", f"write {name}:VALUE"))
         elif name in _SWITCHES and value not in ("True", "False"):
-            found.append((name, "torch accepts only True or False, spelt like this, and fails otherwise",
+            found.append((name, "torch accepts only True or False, spelt like this",
                           f"write {name}:True"))  # fmt: skip
         elif name == "max_split_size_mb" and value.isdecimal() and int(value) < SMALLEST_SPLIT_MIB:
             found.append(
@@ -223,11 +223,10 @@ def too_late(text: str) -> str:
     if torch is None or not torch.cuda.is_initialized():
         return ""
     if "backend" in options(text):
-        return f"CUDA is in use already: its allocator's backend is fixed; set {VARIABLE}={text} before Python starts"
+        return f"{VARIABLE}={text}: set too late, after CUDA started. Set it before Python starts"
     return (
-        f"CUDA is in use already, and the allocator has read its variable. For what is allocated from now on, "
-        f'torch._C._accelerator_setAllocatorSettings("{text}") still works, and replaces all options set before; '
-        f"segments that are there stay as they are. Better: set {VARIABLE}={text} before Python starts"
+        f"{VARIABLE}={text}: set too late, after CUDA started. Set it before Python starts. Or, for later allocations "
+        f'only: torch._C._accelerator_setAllocatorSettings("{text}"), which replaces all other options'
     )
 
 
@@ -246,7 +245,7 @@ def set_allocator(text: str, say: Callable[[str], None], environment: MutableMap
     users = user_settings(target)
     if users is not None:
         if options(users[1]) != options(text):
-            say(f"The allocator keeps your own setting, {users[1]}, instead of {text}.")
+            say(f"Your {users[0]}={users[1]} overrides {text}.")
             return False
         return True
     late = too_late(text)

@@ -15,8 +15,8 @@ _KEY = "model.attn_implementation"
     "sdpa-attention",
     family="attention",
     saves="the attention scores: heads × length² numbers a sequence and layer",
-    costs="nothing: it is what transformers takes by default where the model has it",
-    not_when="attention weights are wanted (output_attentions)",
+    costs="nothing: it is transformers' default where the model has it",
+    not_when="you need attention weights (output_attentions)",
 )
 def sdpa_attention(setup: Setup) -> Setup:
     """torch's scaled_dot_product_attention: its flash or memory-efficient kernel keeps no scores."""
@@ -50,7 +50,7 @@ def flash_attention(setup: Setup) -> Setup:
 @technique(
     "eager-attention",
     family="attention",
-    saves="nothing: it keeps every attention score, and is there to look at them or to compare with",
+    saves="nothing: it keeps every attention score, to look at or to compare with",
     costs="heads × length² numbers a sequence and layer",
     not_when="memory matters",
 )

@@ -115,9 +115,11 @@ def _refuse(backend: str, mode: str) -> None:
             f"{', '.join(BACKENDS)}"
         )
     if mode not in MODES:
-        hint = "; it is a backend" if mode in BACKENDS else did_you_mean(mode, MODES)
+        hint = "; for a backend: compile_backend" if mode in BACKENDS else did_you_mean(mode, MODES)
         problems.append(f"compile_mode={mode}: no mode{hint}; known: {', '.join(MODES)}")
     elif mode != "default" and backend in BACKENDS and backend != "inductor":
-        problems.append(f"compile_mode={mode}: only backend 'inductor' has modes, and {backend!r} ignores it")
+        problems.append(
+            f"compile_mode={mode}: backend {backend!r} ignores modes. Remove it, or set compile_backend=inductor"
+        )
     if problems:
         raise SettingError("\n".join(problems))

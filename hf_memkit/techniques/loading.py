@@ -79,7 +79,7 @@ def pinned_workers(setup: Setup) -> Setup:
     job = setup.resolved_for
     asked = int(job.values.get("data_workers", DEFAULT_WORKERS))
     if asked < 1:
-        return setup.with_problems([f"pinned-workers: data_workers={asked}, and at least one is needed"])
+        return setup.with_problems([f"data_workers={asked}: pinned-workers needs at least 1"])
     cores = max(1, job.machine.cpu_count // job.gpus)
     workers = min(asked, cores)
     reason = f"{workers} processes make batches while the GPU computes"

@@ -76,7 +76,7 @@ def adamw_loop(setup: Setup) -> Setup:
     family="optimizers",
     saves="one of AdamW's two moments",
     costs="accuracy: transformers learn far slower under it than under AdamW; the curve is in the docs",
-    not_when="a transformer is trained from scratch, or no time is there to find its learning rate",
+    not_when="a transformer is trained from scratch, or there is no time to find its learning rate",
     proof="curve",
     values={"momentum": float},
     bounds={"momentum": (0, 1)},
@@ -175,8 +175,8 @@ def adalomo(setup: Setup) -> Setup:
     """
     if setup.resolved_for.machine.gpu is None:
         setup = setup.with_notes(
-            "adalomo needs a CUDA GPU, and none is in sight here: lomo-optim puts its states there without asking, "
-            "and on a CPU fails with torch's own AssertionError."
+            "adalomo needs a CUDA GPU, and torch sees none here. lomo-optim puts its states on CUDA, and fails on a "
+            "CPU with torch's AssertionError."
         )
     return setup.put_all(
         "arguments",

@@ -61,7 +61,7 @@ def bf16_autocast(setup: Setup) -> Setup:
     return setup.put("model.dtype", "float32", "autocast casts on the fly; updates are made in fp32").put_all(
         "arguments",
         bf16=(True, "matrix products and most activations in 2 bytes; bf16 needs no loss scaling"),
-        fp16=(False, "bf16 it is"),
+        fp16=(False, "the setup computes in bf16"),
     )
 
 
@@ -84,7 +84,7 @@ def fp16_autocast(setup: Setup) -> Setup:
     ).put_all(
         "arguments",
         fp16=(True, "matrix products and most activations in 2 bytes, with dynamic loss scaling"),
-        bf16=(False, "fp16 it is"),
+        bf16=(False, "the setup computes in fp16"),
     )
 
 
@@ -123,13 +123,15 @@ def half_weights_in_deepspeed(setup: Setup) -> Setup:
 @technique(
     "half-weights-frozen",
     family="precision",
-    saves="2 bytes a parameter of weights: what is frozen is only read, and 16 bits do for that",
+    saves="2 bytes a parameter of weights: frozen weights are only read, for which 16 bits suffice",
     costs="next to nothing: the weights that train stay in fp32",
     not_when="all weights are trained: fp16 weights cannot be, without a master copy",
 )
 def autocast_over_half_weights(setup: Setup) -> Setup:
     """Frozen weights in 16 bits, with autocast for the few that train in fp32: adapters, which PEFT keeps in fp32."""
-    return _sixteen_bit(setup, "the frozen weights are only read: 16 bits do; PEFT keeps the adapters in fp32")
+    return _sixteen_bit(
+        setup, "the frozen weights are only read, for which 16 bits suffice; PEFT keeps the adapters in fp32"
+    )
 
 
 def _needs_ampere(setup: Setup, what: str) -> Setup:

@@ -92,7 +92,7 @@ def _loaded(setup: Setup, options: dict[str, Any]) -> Any:
     import torch
 
     if options.get("device_map") == "cuda" and not torch.cuda.is_available():
-        raise RunError("low-host-ram loads the weights straight to the GPU, and torch cannot use a GPU here")
+        raise RunError("low-host-ram loads the weights onto a GPU, and torch sees none here. Remove low-host-ram")
     name = setup["model.name"]
     try:
         # Asked once whether the hub answers: otherwise each file waits for its own time-out.
@@ -125,7 +125,10 @@ def _built(setup: Setup, options: dict[str, Any], values: Mapping[str, Any], say
         say("The small model starts from random weights.")
     else:
         name = setup["model.name"]
-        say(f"WARNING: {name} cannot be reached. Training starts from RANDOM weights: this is not fine-tuning.")
+        say(
+            f"WARNING: {name} cannot be reached, so training starts from RANDOM weights, which is not fine-tuning. To "
+            "fine-tune, give a local folder as the model."
+        )
     return model
 
 

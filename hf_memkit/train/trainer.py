@@ -224,7 +224,7 @@ def build_arguments(
         text = str(error).splitlines()[0].rstrip(".")
         # Its own advice names an argument of another version; what helps is the same in all.
         cpu = "; to try it on a machine without a GPU: arguments={'use_cpu': True}" if "use_cpu" in text else ""
-        raise RunError(f"TrainingArguments refuses this setup: {text}{cpu}") from error
+        raise RunError(f"TrainingArguments rejects this setup: {text}{cpu}") from error
     join_process_group(arguments)
     return arguments
 

@@ -197,7 +197,9 @@ def _timed(swap: Callable[[Any, str, int], int], buffer: Any, file: str) -> floa
     started = time.perf_counter()
     for piece in range(_PIECES):
         if swap(buffer, file, piece * _BUFFER_BYTES) != 1:
-            raise RunError(f"{file}: DeepSpeed's async_io could not read or write it")
+            raise RunError(
+                f"{file}: DeepSpeed's async_io could not read or write it. Look for errors of the disk: sudo dmesg"
+            )
     return time.perf_counter() - started
 
 

@@ -249,7 +249,7 @@ class Leftover:
     def line(self) -> str:
         """What lies here, and what to do about it."""
         if self.owner == "running":
-            return f"another run ({self.who}) uses this folder now; give each run its own folder"
+            return f"another run ({self.who}) uses this folder now; give each run its own: --nvme-path FOLDER"
         what = f"{format_gib(self.size_bytes)} of swap files, last written {self.idle_s / 60:.0f} minutes ago, are in"
         if self.owner == "ended":
             return (
@@ -340,7 +340,9 @@ def _held(path: Path) -> Iterator[None]:
     with lock_path.open("a+") as lock:
         # The file may have been removed by its last holder between the opening and the locking.
         if not _take(lock) or not lock_path.exists() or lock_path.stat().st_ino != os.fstat(lock.fileno()).st_ino:
-            raise InputError(f"{path}: another run has just taken this folder. Give each run its own folder")
+            raise InputError(
+                f"{path}: another run has just taken this folder. Give each run its own: --nvme-path FOLDER"
+            )
         try:
             shutil.rmtree(swap_folder(path), ignore_errors=True)
             lock.seek(0)

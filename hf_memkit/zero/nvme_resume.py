@@ -58,7 +58,9 @@ def _saved_states(engine: Any, checkpoint: Path) -> dict[str, Any]:
             saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         found = next((line for line in str(error).splitlines() if "GLOBAL" in line), "no optimizer state of DeepSpeed")
-        raise RunError(f"{path}: not loaded, because it may run code: {found}") from error
+        raise RunError(
+            f"{path}: not loaded, because it may run code: {found}. Start again with --overwrite"
+        ) from error
     states: dict[str, Any] = saved["optimizer_state_dict"]
     return states
 

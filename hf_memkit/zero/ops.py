@@ -107,8 +107,8 @@ def build(names: tuple[str, ...], say: Callable[[str], None], *, cpu: bool) -> N
     packages = missing_tools(to_build, cpu=cpu)
     if packages:
         raise MissingPackageError(
-            f"DeepSpeed has to compile {', '.join(to_build)} and cannot: missing {', '.join(packages)}; "
-            f"run: sudo apt-get install {' '.join(packages)}"
+            f"DeepSpeed must compile {', '.join(to_build)}; missing: {', '.join(packages)}; run: "
+            f"sudo apt-get install {' '.join(packages)}"
         )
     with _alone(folder, say):
         for name in to_build:

@@ -239,9 +239,9 @@ class _Sizing:
         uneven = sum(1 for size in self.model.sizes if self._share(size) % 8)
         if self.zero.get("zero_quantized_weights") and uneven:
             self.notes.append(
-                f"{uneven} parameters have shares that are no multiple of 8 elements on {self.processes} GPUs, and "
-                f"DeepSpeed's quantiser wants that of what it gathers at once: if it stops, take another number of "
-                f"GPUs, or zero3 (deepspeed 0.19.8: csrc/quantization)"
+                f"{uneven} parameters have shares that are not a multiple of 8 elements on {self.processes} GPUs, and "
+                f"DeepSpeed's quantiser may stop at them (deepspeed 0.19.8: csrc/quantization). Then give another "
+                f"number of GPUs, or choose zero3"
             )
 
     def pinning(self) -> None:

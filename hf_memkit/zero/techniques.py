@@ -72,7 +72,7 @@ def zero3(setup: Setup) -> Setup:
     too, and gradients and states are those of the adapters. Not for one GPU.
     """
     if setup.resolved_for.processes == 1:
-        setup = setup.with_notes("ZeRO-3 on one GPU splits nothing: take several (--gpus), or another engine.")
+        setup = setup.with_notes("ZeRO-3 on one GPU splits nothing. Give several (--gpus), or choose another engine.")
     return _with_preset(setup, "zero3", "weights, gradients and optimizer states are split between the GPUs")
 
 
@@ -117,9 +117,9 @@ def zero3_infinity(setup: Setup) -> Setup:
     written = 12 * job.model.parameters / job.nodes
     return setup.with_notes(
         f"About {written / GB:.1f} GB are written to {job.nvme_path} at every optimizer step (12 bytes a parameter, "
-        f"by formula): count that against the disk's endurance, and every step waits for it, at least "
-        f"{written / GB / _DISK_GB_S:.1f} s at {_DISK_GB_S:.0f} GB/s, the stated bandwidth of PCIe 4.0 × 4 (not "
-        f"measured; `memkit doctor --nvme-path DIR` measures the disk)."
+        f"by formula): the disk wears, and each step waits for it at least {written / GB / _DISK_GB_S:.1f} s at "
+        f"{_DISK_GB_S:.0f} GB/s, the published bandwidth of PCIe 4.0 × 4. To measure the disk: "
+        f"`memkit doctor --nvme-path DIR`."
     )
 
 
@@ -136,7 +136,7 @@ def _least_step_time(setup: Setup) -> str:
     return (
         f"A step takes at least {moved / GB / _PCIE_GB_S:.1f} s, by formula and not measured: {moved / GB:.0f} GB of "
         f"weights go from RAM to each GPU (16 bits, twice in each of {job.accumulation} micro-batches), at "
-        f"{_PCIE_GB_S:.0f} GB/s, the stated bandwidth of PCIe 4.0 × 16; the AdamW step on the CPU comes on top."
+        f"{_PCIE_GB_S:.0f} GB/s, the published bandwidth of PCIe 4.0 × 16; the AdamW step on the CPU comes on top."
     )
 
 

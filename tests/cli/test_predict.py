@@ -120,7 +120,7 @@ def tiny(tmp_path: Path) -> str:
         ((*XL, "--short", "--json"), "mutually exclusive"),
         ((*XL, "--html", "mine.json"), "not a page written by memkit"),
         ((*XL, "--html", "page.html", "--python", sys.executable), "mutually exclusive"),
-        ((*XL, "--args", "ds.json"), "this is a deepspeed"),
+        ((*XL, "--args", "ds.json"), "ds.json: a DeepSpeed config; give "),
         ((*XL, "--set", "deepspeed=nowhere.json"), "cannot be read"),
         ((*XL, "--set", "fsdp=full_shard"), "FSDP is not modelled"),
         ((*XL, "--batch-size", "1000000000000"), "give a smaller batch"),
@@ -446,7 +446,7 @@ def test_without_a_card_there_are_numbers_and_no_verdict(run: Run, tiny: str) ->
     code, out, _ = run("--model", tiny, "--no-trace", "--json")
     told = json.loads(out)
     assert code == 0 and told["verdict"] is None and told["capacity_gib"] is None and told["peak_allocated_gib"] > 0
-    assert any("none named" in note for note in told["notes"])
+    assert any("no verdict" in note for note in told["notes"])
 
 
 @pytest.mark.parametrize(
@@ -528,7 +528,7 @@ def test_deepspeed_with_a_model_whose_shapes_are_not_known(tmp_path: Path, run: 
     (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}, "train_batch_size": "auto"}))
     (tmp_path / "mine.json").write_text(json.dumps({"output_dir": "out", "deepspeed": str(tmp_path / "ds.json")}))
     code, _, error = run("--model", str(tmp_path), "--args", str(tmp_path / "mine.json"), "--gpu", "T4")
-    assert code == 2 and "predict without deepspeed" in error and error.count("\n") == 1, error
+    assert code == 2 and "deepspeed: what it splits" in error and error.count("\n") == 1, error
 
 
 def test_what_a_preset_says_of_the_card_is_noted(run: Run, tiny: str) -> None:

@@ -97,14 +97,14 @@ def test_every_preset_is_written_and_read(run: Run, tmp_path: Path, mine: Path, 
 def test_what_the_user_replaced_is_told_with_both_values(run: Run, mine: Path, tmp_path: Path) -> None:
     code, _, err = run("copy", "lora", "args.json", "--args", str(mine))
     assert code == 0
-    assert "Yours wins: activation_checkpointing = False is yours, in place of the preset's True" in err
+    assert "Override: activation_checkpointing = False is yours, in place of the preset's True" in err
     assert "activation_checkpointing_kwargs is left out" in err
     again = json.loads(run("copy", "lora", "b.yaml", "--args", str(mine), "--json")[1])
     assert {each["by"] for each in again["replaced"]} == {"activation_checkpointing"}
     assert {each["key"].partition(".")[2] for each in again["replaced"]} == {
         "activation_checkpointing", "activation_checkpointing_kwargs", "verify_checkpointing",
     }  # fmt: skip
-    assert "not in force" in (tmp_path / "b.yaml").read_text()
+    assert "of the preset that yours override" in (tmp_path / "b.yaml").read_text()
     assert "get_peft_model" in err and "PYTORCH_ALLOC_CONF=expandable_segments:True" in err
 
 
@@ -123,10 +123,10 @@ def test_the_user_s_file_names_model_and_length(run: Run, tmp_path: Path) -> Non
     assert settings["model.name"] == "gpt2" and settings["data.sequence_length"] == 128
     assert told["arguments"]["learning_rate"] == 1e-4 and told["ledger"]["device"]
     _, out, _ = run("show", "resident", "--args", "mine.yaml", "--gpu-memory", "16GB")
-    assert "1e-4' of your file is written as 0.0001" in out
+    assert "your file's '1e-4' becomes 0.0001" in out
     (tmp_path / "mine.yaml").write_text("model_name_or_path: someone/unknown\n")
     code, out, _ = run("show", "resident", "--args", "mine.yaml")
-    assert code == 0 and "nothing is computed for it" in out
+    assert code == 0 and "nothing is computed for the model of your file: " in out
 
 
 def test_existing_files_are_kept(run: Run, tmp_path: Path, mine: Path) -> None:
@@ -157,8 +157,8 @@ def test_a_file_without_arguments_is_not_to_be_used(run: Run, tmp_path: Path, na
     code, out, err = run("copy", "lean", name)
     assert code == 0 and "Use it" not in out + err
     assert "PYTORCH_ALLOC_CONF=expandable_segments:True" in err
-    assert err.count("Note: nothing of preset 'lean' is an argument: this file alone changes nothing") == 1
-    assert (out + err).count("nothing") == 2, "it is said once"
+    assert err.count("Note: this file changes nothing: preset 'lean' sets no argument") == 1
+    assert (out + err).count("nothing") == 1, "it is said once"
     assert not (yaml.safe_load((tmp_path / name).read_text()) or {})
     assert "Use it" in run("copy", "lean", "b.json", "--set", "max_steps=1")[1]
 

@@ -105,7 +105,7 @@ def test_a_disk_that_goes_away_ends_the_run_and_leaves_its_checkpoints(memkit: M
 
     again = memkit("recipe", "gpt2-on-16gb", "--variant", "infinity", "--output", "run", "--resume")
     assert again.returncode == 0, again.stdout[-2000:] + again.stderr[-2000:]
-    assert "Going on from run/checkpoint-" in again.stdout
+    assert "Continuing from run/checkpoint-" in again.stdout
     content = json.loads((tmp_path / "run" / "memkit-run.json").read_text())
     assert content["status"] == "finished" and content["result"]["steps"] == 3
     assert not list((tmp_path / "nvme").rglob("*")), "the second run left something behind"

@@ -90,7 +90,7 @@ def test_two_ranks_stop_together_and_go_on_under_another_launcher(
     command += ["-m", "hf_memkit", "recipe", "gpt2-on-16gb", "--resume", "--output", "run"]
     resumed = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert resumed.returncode == 0, resumed.stdout[-2000:] + resumed.stderr[-3000:]
-    assert resumed.stdout.count(f"Going on from run/checkpoint-{stopped_at}") == 1, "only one rank speaks"
+    assert resumed.stdout.count(f"Continuing from run/checkpoint-{stopped_at}") == 1, "only one rank speaks"
     content = run_file(tmp_path)
     assert content["status"] == "finished" and content["result"]["steps"] == STEPS
     assert content["result"]["engine"] == "DeepSpeedEngine"

@@ -76,7 +76,7 @@ def test_a_killed_run_leaves_whole_records_and_goes_on(
 
     resumed = quick_memkit("recipe", "gpt2-on-16gb", "--resume", "--output", "run")
     assert resumed.returncode == 0, resumed.stdout[-2000:] + resumed.stderr[-3000:]
-    assert "Going on from run/checkpoint-" in resumed.stdout
+    assert "Continuing from run/checkpoint-" in resumed.stdout
     content = json.loads((tmp_path / "run" / "memkit-run.json").read_text())
     assert content["status"] == "finished" and content["result"]["steps"] == STEPS
     records = read_records(path)

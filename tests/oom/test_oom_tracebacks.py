@@ -226,7 +226,7 @@ def test_args_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: 
         ("per_device_train_batch_size: eight\n", "per_device_train_batch_size=eight: expected int"),
         ("use_liger_kernel: maybe\n", "use_liger_kernel"),
         ("a: 1\na: 2\n", "appears twice"),
-        ("zero_optimization: {stage: 2}\n", "this is a deepspeed"),
+        ("zero_optimization: {stage: 2}\n", "a DeepSpeed config; give "),
     ):
         arguments.write_text(text)
         assert main(["explain", str(log), "--args", str(arguments)]) == 2

@@ -216,5 +216,5 @@ def test_what_keeps_padding_in_a_training(tmp_path: Path) -> None:
     """Would notice: flash attention offered to a model without it, or where no GPU has it."""
     arguments = TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
     bert = BertForMaskedLM(BertConfig(**SHAPE, vocab_size=50))
-    assert "BertForMaskedLM is no model" in needs_padding(Trainer(bert, arguments))
-    assert "8.0 and later" in needs_padding(Trainer(llama(), arguments)), "no GPU here"
+    assert "BertForMaskedLM is not a causal language model" in needs_padding(Trainer(bert, arguments))
+    assert "8.0 or later" in needs_padding(Trainer(llama(), arguments)), "no GPU here"

@@ -173,7 +173,7 @@ def _with_quantised() -> nn.Module:
         ({"model": "tests.predict.user_models:build_nothing"}, "must make an nn.Module; it made a str"),
         ({"model": "no_such_module:build"}, "importing no_such_module failed"),
         ({"model": "tests.predict.user_models:"}, "write a module and a name"),
-        ({"example": None}, "needs train_dataset, or one row as example"),
+        ({"example": None}, "train_dataset or example: give one"),
         ({"example": {"x": "red"}}, "must be a tensor, numbers"),
         ({"example": {"x": ((3, -1), "float32")}}, "not a shape"),
         (

@@ -59,7 +59,7 @@ def below(predict: Predict, code: str) -> tuple[dict[str, Any], list[str]]:
     """What came of a script with this below `train()`, and what is said of it."""
     found = predict(HEAD + textwrap.dedent(code))
     assert "trace" in found, found
-    said = "what stands below train() is predicted up to "
+    said = "code below train() is predicted up to "
     return found, [note.removeprefix(said) for note in found["about"]["notes"] if note.startswith(said)]
 
 
@@ -106,7 +106,7 @@ def test_what_a_script_writes_comes_to_nothing(predict: Predict, folder: Path) -
         ("model.transformer.wte.weight.sum().item()", "the value of a tensor of the model"),
         ("trainer.train()", "a second train() is not predicted"),
         ("raise KeyError('loss')", "KeyError: 'loss'"),
-        ("trainer.predict(rows)", "predict() gives values"),
+        ("trainer.predict(rows)", "predict() returns values"),
     ],
 )
 def test_what_would_be_left_ends_it_at_its_line(predict: Predict, folder: Path, line: str, why: str) -> None:
@@ -155,7 +155,7 @@ def test_no_way_round(predict: Predict, folder: Path, line: str, why: str) -> No
     functions, which were bound when it was imported."""
     before = left(folder)
     found = predict(HEAD + line)
-    notes = [note for note in found["about"]["notes"] if note.startswith("what stands below train()")]
+    notes = [note for note in found["about"]["notes"] if note.startswith("code below train()")]
     assert len(notes) == 1 and why in notes[0], notes
     assert {name: text for name, text in left(folder).items() if name in before} == before
 
@@ -203,7 +203,7 @@ time.sleep(1)
     )
     found = predict(above)
     assert "trace" in found, found
-    notes = [note for note in found["about"]["notes"] if note.startswith("what stands below train()")]
+    notes = [note for note in found["about"]["notes"] if note.startswith("code below train()")]
     assert len(notes) == 1 and "it would change results.json" in notes[0], notes
     assert left(folder) == before and not (folder / "new.txt").exists()
 

@@ -325,7 +325,8 @@ config = LlamaConfig(
     num_key_value_heads=2, vocab_size=4000, max_position_embeddings=2048,
 )
 arguments = SFTConfig(
-    "out", per_device_train_batch_size=4, report_to="none", bf16=True, save_strategy="no", max_length=None
+    "out", per_device_train_batch_size=4, report_to="none", bf16=True, save_strategy="no",
+    max_length=int(sys.argv[2]) or None,
 )
 SFTTrainer(LlamaForCausalLM(config), args=arguments, train_dataset=rows, processing_class=tokenizer).train()
 """
@@ -333,11 +334,16 @@ SFTTrainer(LlamaForCausalLM(config), args=arguments, train_dataset=rows, process
 
 @pytest.mark.longer
 def test_trl_has_a_name_of_its_own_for_no_padding(run: Run) -> None:
-    """Would notice: TRL's Trainer, which cannot train the batch that is offered; a line that it does not take; what is
-    offered though it needs no less. TRL's head leaves out padding: in a model of few layers, nothing else matters."""
-    change = 'padding_free=True and attn_implementation="flash_attention_2"'
-    for layers, helps in (("6", True), ("2", False)):
-        found = json.loads(run(SFT, layers, options=("--gpu-memory", "900MB", "--no-search", "--json"))[1])
+    """Would notice: TRL's Trainer, which cannot train the batch that is offered; a line that it does not take, such as
+    one that leaves it a max_length, or has rows that it cut before no longer cut; what is offered though it needs no
+    less. TRL's head leaves out padding: in a model of few layers, nothing else matters."""
+    cut = "max_length=None, rows cut to 2,048 tokens where they are tokenised,"
+    for layers, length, also, helps in (
+        ("6", "0", "", True), ("6", "2049", ", max_length=None", True), ("6", "2048", f", {cut}", True),
+        ("2", "0", "", False),
+    ):  # fmt: skip
+        change = f'padding_free=True{also} and attn_implementation="flash_attention_2"'
+        found = json.loads(run(SFT, layers, length, options=("--gpu-memory", "900MB", "--no-search", "--json"))[1])
         smaller = found["request"]["batches"]["smaller"]
         assert (change in smaller) == helps and len(smaller) == 2 + helps
         total = found["peak_reserved_gib"][1] + found["outside_allocator_gib"]
@@ -405,13 +411,13 @@ ENDS = {
         "import argparse; p = argparse.ArgumentParser(); p.add_argument('--data', required=True); p.parse_args()",
         "there is no training to trace (exit code 2)", "train.py: error: the following arguments are required: --data",
     ),
-    "ends its process": ("import os; os._exit(7)", "ended its process (exit code 7): there is no training", ""),
+    "ends its process": ("import os; os._exit(7)", "ended its process (exit code 7) before two steps were traced", ""),
     "is killed": ("import os; os.kill(os.getpid(), 9)", "ended by SIGKILL", "RAM"),
     "asks": ("input('Go on? ')", "train.py, line 1: EOFError: EOF when reading", "EOF when reading a line"),
     "misses its data": ("open('data.csv')", "train.py, line 1: FileNotFoundError: ", 'train.py", line 1'),
     "misses a package": ("import no_such", "ModuleNotFoundError: No module named", "No module named 'no_such'"),
     "asks for a value": (
-        TINY + "\nmodel = tiny()\nprint(float(model.lm_head.weight.sum()))", "train.py, line 19: the value", ""
+        TINY + "\nmodel = tiny()\nprint(float(model.lm_head.weight.sum()))", "line 19: the script reads the value", ""
     ),
     "trains on the CPU": (TINY + "\ntrainer(tiny(), use_cpu=True).train()\n", "omit use_cpu", ""),
     "compiles": (TINY + "\ntrainer(tiny(), torch_compile=True).train()\n", "omit it, or measure", ""),

@@ -112,7 +112,7 @@ def test_what_is_predicted_is_what_a_real_training_allocates(
     real, predicted = by_phase(trained), by_phase(traced)
     if name in QUANTISED:
         assert stored_bytes(traced) == stored_bytes(trained)
-    ended = any(note.startswith("what stands below train()") for note in traced["about"]["notes"])
+    ended = any(note.startswith("code below train()") for note in traced["about"]["notes"])
     assert ended == (name in ASKS_FOR_VALUES), traced["about"]["notes"]
     assert LIVES.get(name, set()) <= predicted.keys()
     for phase, measured in real.items():

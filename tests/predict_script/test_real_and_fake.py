@@ -130,7 +130,7 @@ def test_whoever_asks_a_shape_for_its_values_gets_the_line(predict: Predict, lin
     head = DATA.partition("def featurised")[0]
     error = predict(f"{head}\n{line}\n{TRAINING}")["error"]
     assert error["place"] == f"train.py, line {head.count(chr(10)) + 2}", error
-    assert asked in error["message"] and "has shapes and no values" in error["message"]
+    assert asked in error["message"] and "a trace has no values" in error["message"]
 
 
 @pytest.mark.compat

@@ -54,7 +54,7 @@ def test_late_arguments_are_said_and_checked(
     setup = preset("checkpointed", model=model, gpu_memory="16GB", arguments=CPU)
     capsys.readouterr()
     setup.training_arguments(str(tmp_path), activation_checkpointing=False)
-    assert "Yours wins: activation_checkpointing = False" in capsys.readouterr().out
+    assert "Override: activation_checkpointing = False" in capsys.readouterr().out
 
 
 def test_a_field_of_training_arguments_is_told_from_one_of_trainer(model: str, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_nothing_that_fits_is_not_called_fitting() -> None:
     setup = preset("8bit", model="gpt2-xl", gpu_memory="4GB", global_batch_size=8, use_hub=False)
     assert setup.problems
     (reason,) = (s.reason for s in setup.settings if s.key == "arguments.per_device_train_batch_size")
-    assert reason.endswith("the smallest there is, and it does not fit by formula")
+    assert reason.endswith("the smallest possible, which does not fit by formula")
 
 
 @pytest.mark.operators

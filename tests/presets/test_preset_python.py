@@ -151,7 +151,7 @@ def test_own_arguments_win_at_every_door(folder: Path, tmp_path: Path) -> None:
     )
     assert setup.arguments["activation_checkpointing"] is False and setup.arguments["max_steps"] == 2
     assert {each.setting.key for each in setup.replaced} >= {"arguments.activation_checkpointing"}
-    assert "the preset says True" in next(
+    assert "the preset has True" in next(
         s.reason for s in setup.settings if s.key == "arguments.activation_checkpointing"
     )
     with_it = preset("checkpointed", model=str(folder), arguments=CPU, **CARD)
@@ -288,5 +288,5 @@ def test_what_offload_keeps_in_ram_leaves_the_process_out() -> None:
 
 def test_a_setup_without_a_model_says_what_is_missing(tmp_path: Path) -> None:
     setup = preset("checkpointed", arguments=CPU)
-    with pytest.raises(InputError, match="made without a model"):
+    with pytest.raises(InputError, match="this preset has no model"):
         setup.trainer(str(tmp_path))

@@ -64,7 +64,7 @@ SPOILED: list[tuple[Any, str]] = [
         "completion, instruction and output",
     ),
     ({"messages": "Hello"}, "{}:2: messages: expected a list of messages, found 'Hello'; such as " + EXAMPLE),
-    ({"messages": []}, "{}:2: messages: it has no messages; expected " + EXAMPLE),
+    ({"messages": []}, "{}:2: messages: no messages; expected " + EXAMPLE),
     (
         {"messages": ["Hello"]},
         '{}:2: messages[0]: expected an object such as {{"role": "user", "content": "Hello"}}, found \'Hello\'',
@@ -80,7 +80,7 @@ SPOILED: list[tuple[Any, str]] = [
     ),
     (
         said(content=" \n"),
-        "{}:2: messages[1].content: is empty; every message needs text. Fill it in, or remove the conversation",
+        "{}:2: messages[1].content: empty; every message needs text. Fill it in, or remove the conversation",
     ),
     (said(content=None), "{}:2: messages[1].content: expected text, found null; such as " + EXAMPLE),
     (said(content=3), "{}:2: messages[1].content: expected text, found 3; such as " + EXAMPLE),
@@ -106,7 +106,7 @@ SPOILED: list[tuple[Any, str]] = [
     (
         {"messages": [USER, ANSWER, {"role": "system", "content": "Be brief."}]},
         "{}:2: message 3 is the system's, after "
-        "the assistant's; expected user or tool there; a system message stands at the beginning",
+        "the assistant's; expected user or tool there; put the system message first",
     ),
     (
         {"messages": [ANSWER]},
@@ -114,14 +114,14 @@ SPOILED: list[tuple[Any, str]] = [
     ),
     (
         {"messages": [{**USER, "tool_calls": [{"function": {"name": "add"}}]}, ANSWER]},
-        "{}:2: messages[0]: 'tool_calls' belongs to the assistant only, and this turn is the user's",
+        "{}:2: messages[0]: 'tool_calls' belongs to the assistant only, and this turn is the user's. Remove it",
     ),
     (
         said(tool_calls="add"),
         '{}:2: messages[1].tool_calls: expected a list such as [{{"type": "function", "function": '
         '{{"name": "add", "arguments": {{"a": 1}}}}}}], found \'add\'',
     ),
-    ({**GOOD, "tools": 3}, "{}:2: tools: expected a list of functions as JSON schemas"),
+    ({**GOOD, "tools": 3}, "{}:2: tools: expected a list of functions as JSON schemas, found 3"),
     (
         {**GOOD, "conversations": [{"from": "human", "value": "Hello"}]},
         "{}:2: has both 'messages' and 'conversations'. Remove one",

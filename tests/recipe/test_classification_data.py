@@ -94,7 +94,7 @@ class TestWhatIsRead:
         rows, said = [*GOOD, {"text": "long " * 100, "label": "bad"}], list[str]()
         examples = prepared(write(tmp_path / "a.jsonl", lines(*rows)), said=said)
         assert max(map(len, examples.train["input_ids"])) <= 16
-        assert said[-1] == f"Cut: 1 of {len(rows)} texts fill all 16 tokens, and may go on beyond them"
+        assert said[-1] == f"Cut: 1 of {len(rows)} texts reach the maximum of 16 tokens; what follows is cut"
 
 
 SPOILT = {
@@ -120,7 +120,7 @@ SPOILT = {
     ),
     "a label that says there is none": (
         "a.jsonl", lines(*GOOD, {"text": "one", "label": -1}),
-        "{file}:11: column 'label': -1 means no label. Remove such rows",
+        "{file}:11: column 'label': -1 means no label. Remove this row",
     ),
     "numbers beside names": (
         "a.jsonl", lines(*labelled("0", "good", "good", 1, "0", 1)),
@@ -143,7 +143,7 @@ SPOILT = {
     "texts for labels": (
         "a.jsonl", lines(*labelled(*(f"this is number {number}" for number in range(30)))),
         "{file}:1: label 'this is number 0' appears in this row only, as do 30 of the 30 labels in 30 rows. Each "
-        "class needs at least 2 examples: is this the column?",
+        "class needs at least 2 examples. Check that the recipe names the right column",
     ),
     "a second text now and then": (
         "a.jsonl", lines(*({**row, "text_pair": "and"} for row in GOOD), *labelled("good")),

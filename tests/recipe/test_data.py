@@ -68,7 +68,7 @@ REFUSED: list[tuple[str, str | bytes, str]] = [
     ("a.txt", " \n\t\n", "{}: no text in it"),
     ("a.txt", "one\ncafé".encode()[:-1], "{}:2: expected UTF-8 text, found the byte 0xc3"),
     ("a.txt", "text".encode("utf-16"), "found UTF-16; convert it: iconv"),
-    ("a.bin", b"ok\n\x00\x01", "{}:2: expected text, found a NUL byte: this is a binary file"),
+    ("a.bin", b"ok\n\x00\x01", "{}:2: expected text, found a NUL byte: a binary file. Give a text file"),
     ("a.csv", "text\nhello\n", "Convert it to JSON lines or parquet"),
     ("a.json", "[]", "no text in it"),
     ("a.jsonl", "\n", "no text in it"),
@@ -266,7 +266,7 @@ class TestPaths:
     def test_the_cache_cannot_be_written(self, public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         path = write(public / "a.txt", "one")
         monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", write(tmp_path / "file", "") / "cache")
-        assert refusal(path).startswith(f"{path}: the cache in {tmp_path}/file/cache cannot be written: ")
+        assert refusal(path).startswith(f"{path}: cannot write to the cache in {tmp_path}/file/cache: ")
 
     def test_not_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write(tmp_path / "corpus.txt", "one")

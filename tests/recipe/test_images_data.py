@@ -94,7 +94,7 @@ class TestForms:
 
 def _no_folders(root: Path) -> str:
     picture(root / "1.jpg")
-    what = "images lie in it without a folder for each label"
+    what = "it has images, and no folder for each label"
     return f"{root}: no labels: {what}; expected {LOCAL_FORM}, such as {EXAMPLE}"
 
 
@@ -185,7 +185,7 @@ def _no_column(root: Path) -> str:
 def _twice(root: Path) -> str:
     picture(root / "1.jpg")
     table(root / "metadata.jsonl", {"image": "1.jpg", "label": "cat"}, {"image": "1.jpg", "label": "dog"})
-    return f"{root}/metadata.jsonl:2: 1.jpg stands there as 'dog', before as 'cat'; leave one of the rows out"
+    return f"{root}/metadata.jsonl:2: 1.jpg appears again, as 'dog' and 'cat'. Remove one of the rows"
 
 
 @pytest.mark.parametrize(

@@ -43,14 +43,14 @@ def told(tmp_path: Path, *failures: ProcessFailure) -> MemkitError:
 
 def test_a_killed_rank_is_the_cause_and_not_those_that_lost_it(fail: Fail, tmp_path: Path) -> None:
     error = told(tmp_path, fail(0, 1, LOST), fail(1, -signal.SIGKILL), fail(2, -signal.SIGTERM))
-    assert str(error).startswith("rank 1 (process 101) was killed (SIGKILL; usually the kernel")
+    assert str(error).startswith("rank 1 (process 101) was killed (SIGKILL: usually by the kernel")
     assert error.exit_code == 1
 
 
 def test_an_abort_comes_with_its_last_words(fail: Fail, tmp_path: Path) -> None:
     last = "Loading\nterminate called without an active exception\n\n"
     error = told(tmp_path, fail(0, -signal.SIGTERM), fail(1, -signal.SIGABRT, stderr=last))
-    assert "died of SIGABRT, its last words: terminate called without an active exception;" in str(error)
+    assert "died of SIGABRT, last line: terminate called without an active exception;" in str(error)
 
 
 def test_memkit_s_own_errors_keep_their_text_and_exit_code(fail: Fail, tmp_path: Path) -> None:

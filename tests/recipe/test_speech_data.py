@@ -138,18 +138,18 @@ def _zero_bytes(root: Path) -> str:
 
 def _no_samples(root: Path) -> str:
     sound(pairs(root) / "one.wav", 0)
-    return f"{root}/one.wav: no sound (0 samples)"
+    return f"{root}/one.wav: no sound (0 samples). Remove it"
 
 
 def _too_long(root: Path) -> str:
     sound(pairs(root) / "two.wav", 31, 8_000)
-    return f"{root}/two.wav: 31.0 s long; the model hears 30 s at once: cut it and its text into pieces"
+    return f"{root}/two.wav: 31.0 s long; the model takes at most 30 s. Cut it and its text into pieces"
 
 
 def _silence(root: Path) -> str:
     path = pairs(root) / "two.wav"
     path.write_bytes(path.read_bytes()[:44] + bytes(16_000))
-    return f"{root}/two.wav: 0.5 s of silence: every sample is 0"
+    return f"{root}/two.wav: 0.5 s of silence: every sample is 0. Remove it"
 
 
 def _cut_header(root: Path) -> str:
@@ -182,13 +182,13 @@ def _file_without_row(root: Path) -> str:
     for name in ("a.wav", "b.wav"):
         sound(root / name)
     metadata(root, {"file_name": "a.wav", "text": "a"})
-    return f"{root}/b.wav: no transcript; metadata.jsonl has no row for it"
+    return f"{root}/b.wav: no transcript; expected a row for it in metadata.jsonl"
 
 
 def _twice(root: Path) -> str:
     sound(root / "a.wav")
     metadata(root, {"file_name": "a.wav", "text": "a"}, {"file_name": "a.wav", "text": "b"})
-    return f"{root}/metadata.jsonl:2: a.wav stands there again, first at {root}/metadata.jsonl:1; leave one row out"
+    return f"{root}/metadata.jsonl:2: a.wav appears again, first at {root}/metadata.jsonl:1. Remove one row"
 
 
 def _no_column(root: Path) -> str:
@@ -234,7 +234,7 @@ def test_a_transcript_with_too_many_tokens(tmp_path: Path, processor: Any) -> No
     with pytest.raises(DataError) as caught:
         _short_enough(rows, processor.tokenizer, count - 1)
     assert str(caught.value) == (
-        f"{tmp_path}/one.wav: its transcript has {count} tokens, and {count - 1} is the most; cut file and text into "
+        f"{tmp_path}/one.wav: its transcript has {count} tokens; the maximum is {count - 1}. Cut file and text into "
         f"pieces, or give a larger --sequence-length"
     )
     of_hub = rows.remove_columns("where")

@@ -81,7 +81,7 @@ def test_a_folder_without_tokenizer_files(tmp_path: Path) -> None:
     GPT2Config().save_pretrained(tmp_path)
     chosen = get_tokenizer(str(tmp_path), PROSE, vocabulary_size=300, allow_download=False)
     assert chosen.trained_here
-    assert "knows nothing of this text; are its files there?" in chosen.reason
+    assert "knows no token of this text; check its files" in chosen.reason
 
 
 def test_broken_tokenizer_files(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_more_entries_than_the_model_embeds(tmp_path: Path) -> None:
 
 def test_too_small_a_vocabulary() -> None:
     assert len(train_tokenizer(PROSE, 257)) == 257
-    with pytest.raises(DataError, match="a vocabulary of 256 is too small; a byte-level tokenizer needs 257"):
+    with pytest.raises(DataError, match="vocab_size=256: too small; a byte-level tokenizer needs 257"):
         train_tokenizer(PROSE, 256)
 
 

@@ -181,18 +181,19 @@ def test_a_script_that_sets_its_arguments_by_hand_is_told(start: Start, tmp_path
     assert [line for line in memkit.err.splitlines() if line.startswith("memkit: ")] == [
         "memkit: plan.yaml: per_device_train_batch_size: 8 → 4",
         "memkit: plan.yaml: gradient_accumulation_steps: 1 → 4",
-        "memkit: warning: plan.yaml: made for L4, but this run trains on the CPU: kernels such as Liger's fail there",
-        "memkit: warning: plan.yaml: made for 4 GPUs, but this run has 1: memory and time will differ",
+        "memkit: warning: plan.yaml: made for L4, but this run trains on the CPU, where kernels such as Liger's fail",
+        "memkit: warning: plan.yaml: made for 4 GPUs, but this run has 1: memory and time will differ. Make a plan "
+        "for this run: memkit plan --gpus 1",
         "memkit: warning: plan.yaml: made for 64 sequences a step, but the script has 8 × 1 × 1 GPU = 8: the plan "
         "changes the batch size",
         "memkit: warning: plan.yaml: made for 64 sequences a step, but this run has 4 × 4 × 1 GPU = 16: set "
         "gradient_accumulation_steps, or make a plan for this run",
-        "memkit: warning: plan.yaml: per_device_train_batch_size: the plan says 4, and the script sets 1 after it "
-        "has made its TrainingArguments; remove that line",
-        "memkit: warning: plan.yaml: attn_implementation: the plan says eager, and the model that is trained has "
-        "sdpa; make it by from_pretrained or from_config",
-        "memkit: warning: plan.yaml: activation_checkpointing: the plan has none, and the script calls "
-        "model.gradient_checkpointing_enable(); remove that line",
+        "memkit: warning: plan.yaml: per_device_train_batch_size: the script sets 1 after it makes its "
+        "TrainingArguments, which overrides the plan's 4. Remove that line",
+        "memkit: warning: plan.yaml: attn_implementation: the model has sdpa, not the plan's eager. Make it with "
+        "from_pretrained or from_config",
+        "memkit: warning: plan.yaml: activation_checkpointing: the script calls model.gradient_checkpointing_enable()"
+        ", which overrides the plan's False. Remove that line",
     ]
     run = read_records(tmp_path / "out" / "memory-rank0.jsonl")[0]
     assert run["prediction"] == {**PREDICTION, "step_time_ms": [900.0, 1200.0, 1600.0]}

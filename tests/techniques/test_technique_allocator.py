@@ -134,7 +134,7 @@ def test_the_user_s_own_variable_is_kept_and_said() -> None:
     said: list[str] = []
     users = {OLD_VARIABLES[0]: "max_split_size_mb:64"}
     assert not set_allocator("expandable_segments:True", said.append, users)
-    assert VARIABLE not in users and "keeps your own setting, max_split_size_mb:64" in said[0]
+    assert VARIABLE not in users and "ALLOC_CONF=max_split_size_mb:64 overrides" in said[0]
     same = {VARIABLE: "expandable_segments: True"}
     assert set_allocator("expandable_segments:True", said.append, same) and len(said) == 1
     empty: dict[str, str] = {}
@@ -149,7 +149,7 @@ def test_after_cuda_started_it_is_too_late_and_said(monkeypatch: pytest.MonkeyPa
     nothing: dict[str, str] = {}
     assert not set_allocator("expandable_segments:True", said.append, nothing) and nothing == {}
     assert "before Python starts" in said[0] and "_accelerator_setAllocatorSettings" in said[0]
-    assert "backend is fixed" in too_late("backend:cudaMallocAsync")
+    assert "Set it before Python starts" in too_late("backend:cudaMallocAsync")
 
 
 def test_a_preset_s_arguments_set_the_variable_before_they_start_cuda(
@@ -164,4 +164,4 @@ def test_a_preset_s_arguments_set_the_variable_before_they_start_cuda(
     other = preset("expandable-segments")
     other.training_arguments(str(tmp_path))
     assert os.environ[VARIABLE] == "max_split_size_mb:64"
-    assert "keeps your own setting, max_split_size_mb:64" in capsys.readouterr().out
+    assert "ALLOC_CONF=max_split_size_mb:64 overrides" in capsys.readouterr().out

@@ -179,8 +179,8 @@ def test_settings() -> None:
         ({"compile_backend": "ipex"}, "merged into PyTorch"),
         ({"compile_backend": "inductr"}, "did you mean 'inductor'"),
         ({"compile_mode": "max_autotune"}, "compile_mode=max_autotune: no mode"),
-        ({"compile_mode": "cudagraphs"}, "it is a backend"),
-        ({"compile_backend": "aot_eager", "compile_mode": "max-autotune"}, "only backend 'inductor' has modes"),
+        ({"compile_mode": "cudagraphs"}, "for a backend: compile_backend"),
+        ({"compile_backend": "aot_eager", "compile_mode": "max-autotune"}, "ignores modes. Remove it"),
     ],
 )
 def test_what_cannot_train_is_answered_with_what_can(values: dict[str, str], said: str) -> None:

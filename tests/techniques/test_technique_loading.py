@@ -80,7 +80,7 @@ def test_a_conversion_takes_what_the_weights_take_and_the_file_s_type_nothing(ch
 def test_weights_straight_to_the_card_is_one_setting_that_a_cpu_refuses(checkpoint: Path) -> None:
     setup = named(checkpoint, applied("pure-bf16", "low-host-ram"))
     assert model_options(setup) == {"dtype": "bfloat16", "device_map": "cuda", "use_safetensors": True}
-    with pytest.raises(RunError, match=r"low-host-ram loads the weights straight to the GPU"):
+    with pytest.raises(RunError, match=r"low-host-ram loads the weights onto a GPU"):
         build_model(setup, lambda line: None)
 
 

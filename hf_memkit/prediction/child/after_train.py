@@ -108,7 +108,7 @@ class AfterTrain:
         else:
             place, said = line_of(error.__traceback__), f"{type(error).__name__}: {error}"
         first = (said.strip().splitlines() or [""])[0][:200]
-        yield f"what stands below train() is predicted up to {place or 'a line of a library'}: {first}"
+        yield f"code below train() is predicted up to {place or 'a line of a library'}: {first}"
 
     def _enter(self) -> None:
         if self._boundary is None:
@@ -154,7 +154,7 @@ class AfterTrain:
                     return own["predict"](trainer, test_dataset, *args, **kwargs)
                 finally:
                     self._enter()
-            raise Ended("predict() gives values, and a prediction has none")
+            raise Ended("predict() returns values, and a trace has none")
 
         def again(*_: Any, **__: Any) -> None:
             raise Ended("a second train() is not predicted")

@@ -43,7 +43,7 @@ from hf_memkit.prediction.child.evaluations import (
 from hf_memkit.prediction.child.fake_gpu import become
 from hf_memkit.prediction.child.generation import generates
 from hf_memkit.prediction.child.phase_hooks import TrainingWatch
-from hf_memkit.prediction.child.plan_facts import needs_padding, plan_facts
+from hf_memkit.prediction.child.plan_facts import needs_padding, plan_facts, refused_by_trl
 from hf_memkit.prediction.child.quantised import notes_on_8_bits
 from hf_memkit.prediction.child.script_engine import about_engine, as_the_engine_has_it
 from hf_memkit.prediction.child.traced_batches import Batches, Loader, is_traced, made_here, on_host
@@ -96,8 +96,7 @@ def traced_training(
     accumulation = about["accumulation"] if online else min(about["accumulation"], MICRO_BATCHES)
     if online:
         notes += rewards_are_constant(trainer)
-    flat = _without_padding(trainer, tracer.device_type)
-    steps = _steps(trainer.get_train_dataloader(), accumulation, about, worst=worst, flat=flat)
+    steps = _steps(trainer, accumulation, about, worst=worst, on_gpu=tracer.device_type == "cuda")
     needed = 1 + max(number for number, step in enumerate(steps) if step.kind == "worst")
     batches = [batch for step in steps for batch in step.batches]
     worst_batches = [batch for step in steps if step.kind == "worst" for batch in step.batches]
@@ -117,7 +116,7 @@ def traced_training(
         with fake():
             tracer.adopt(_weights(tracer.device_type), "weights")
             if is_traced() and evaluated and generates(arguments, type(trainer)) and trainer.compute_metrics:
-                notes.append("evaluations generate: counted as if every answer were as long as it may be")
+                notes.append("evaluations generate: every answer is counted at its maximum length")
             dtype = as_the_engine_has_it(trainer)
             if reference:
                 _reference_passes(trainer, Loader(reference, arguments, dtype), tracer)
@@ -130,7 +129,7 @@ def traced_training(
                     bounds.append((len(events), len(calls)))
                     if number == needed * accumulation and _surely_fits(tracer):
                         raise _Enough
-                    if steps[number // accumulation].kind == flat:
+                    if steps[number // accumulation].flash:
                         _base(trainer.model).set_attn_implementation(_FLASH)
                     if online:  # answers are generated in every step, also where they last for several
                         trainer._buffered_inputs = None
@@ -143,7 +142,7 @@ def traced_training(
             except Exception:  # enough; or a change that this model cannot be trained with, such as another batch size
                 if len(bounds) <= needed:
                     raise
-            if steps[-1].kind == flat:
+            if steps[-1].flash:
                 _base(trainer.model).set_attn_implementation(attention)
             about["steps_end"] = len(events)
             if evaluated:
@@ -164,7 +163,9 @@ def traced_training(
     ]
     notes += notes_on_8_bits(trainer.model)
     if watch.optimizer_steps < needed:
-        raise Unmodelled(f"train() made {watch.optimizer_steps} optimizer steps instead of {needed}")
+        raise Unmodelled(
+            f"train() made {watch.optimizer_steps} optimizer steps instead of {needed}; check what ends it early"
+        )
     spans = list(zip(steps, itertools.pairwise(bounds), strict=False))
     about["steps"] = [(step.kind, begin[0], end[0]) for step, (begin, end) in spans]
     if tracer.recorder is not None:
@@ -197,8 +198,8 @@ def _refuse(trainer: Any, device_type: str) -> None:
             raise Unmodelled(f"{name}={getattr(arguments, name)}: no training; give 1 or more")
     if arguments.torch_compile:
         raise Unmodelled(
-            "torch_compile: a compiled model keeps and recomputes what its compiler decides, which a trace of the "
-            "eager model does not show; omit it, or measure with memkit run"
+            "torch_compile: a compiled model keeps what its compiler decides, which no trace shows; omit it, or "
+            "measure with memkit run"
         )
     if getattr(trainer, "is_fsdp_enabled", False):
         raise Unmodelled("fsdp: FSDP is not modelled; omit it, or use a DeepSpeed JSON (memkit ds list)")
@@ -209,13 +210,23 @@ def _base(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def _without_padding(trainer: Any, device_type: str) -> str:
-    """What to type so that rows lie behind one another, without padding; empty where that would not train."""
-    if device_type != "cuda" or needs_padding(trainer):
+def _without_padding(trainer: Any, longest: int | None) -> str:
+    """What to type so that rows lie behind one another, without padding; empty where that would not train. `longest`:
+    tokens of the longest row. TRL refuses `padding_free` beside `max_length`, and cuts no rows without it (trl 1.16.0:
+    sft_trainer.py, `SFTTrainer.__init__`)."""
+    if needs_padding(trainer):
         return ""
-    arguments = trainer.args
-    how = "padding_free=True" if hasattr(arguments, "padding_free") else "data_collator=DataCollatorWithFlattening()"
-    return f'{how} and attn_implementation="{_FLASH}"'
+    arguments, flash = trainer.args, f'attn_implementation="{_FLASH}"'
+    if not hasattr(arguments, "padding_free"):
+        return f"data_collator=DataCollatorWithFlattening() and {flash}"
+    if refused_by_trl(trainer):
+        return ""
+    cut_at = None if getattr(arguments, "packing", False) else getattr(arguments, "max_length", None)
+    if cut_at is None:
+        return f"padding_free=True and {flash}"
+    if (longest or 0) < cut_at or getattr(trainer, "_skip_prepare_dataset", False):
+        return f"padding_free=True, max_length=None and {flash}"
+    return f"padding_free=True, max_length=None, rows cut to {cut_at:,} tokens where they are tokenised, and {flash}"
 
 
 def _about(trainer: Any) -> Found:
@@ -321,35 +332,37 @@ class Step:
     Attributes:
         kind: `"usual"`, `"worst"`, or what the user would change for it.
         batches: one a micro-batch.
+        flash: whether the model computes it with flash attention, whatever it has.
     """
 
     kind: str
     batches: Batches
+    flash: bool = False
 
 
-def _steps(loader: Any, accumulation: int, about: Found, *, worst: bool, flat: str) -> list[Step]:
+def _steps(trainer: Any, accumulation: int, about: Found, *, worst: bool, on_gpu: bool) -> list[Step]:
     """What to trace: two steps of usual batches, then the worst, then what would need less; the worst alone where all
-    batches are alike. `flat`: what to type for rows without padding, if anything. Writes down the batches in `about`.
-    """
-    loader = on_host(loader)
+    batches are alike. `on_gpu`: whether there is flash attention. Writes down the batches in `about`."""
+    loader = on_host(trainer.get_train_dataloader())
     if not worst:
         batches = first_batches(loader, STEPS * accumulation)
         return [Step("worst", batches[at : at + accumulation]) for at in range(0, len(batches), accumulation)]
     chosen = chosen_batches(loader)
+    longest = longest_row(chosen.worst)
     about["batches"] = {"worst": shape_of(chosen.worst)}
     about["rows_digest"], about["mean"] = chosen.digest, chosen.mean
     about["plan"] |= {
-        "rows_digest": chosen.digest, "padding": chosen.padding, "longest_row": longest_row(chosen.worst),
+        "rows_digest": chosen.digest, "padding": chosen.padding, "longest_row": longest,
     }  # fmt: skip
-    about["notes"].append(f"traced is {chosen.said}")
+    about["notes"].append(f"traced: {chosen.said}")
     if chosen.unreadable is not None:
         row, why = chosen.unreadable
         about["notes"].append(f"row {row:,} of the training data cannot be read ({why}): a run stops there")
 
-    def steps_of(kind: str, *batches: Any) -> list[Step]:
+    def steps_of(kind: str, *batches: Any, flash: bool = False) -> list[Step]:
         filled = list(itertools.islice(itertools.cycle(batches), max(len(batches), accumulation)))
         parts = [filled[at : at + accumulation] for at in range(0, len(filled), accumulation)]
-        return [Step(kind, [*part, *part][:accumulation]) for part in parts]
+        return [Step(kind, [*part, *part][:accumulation], flash) for part in parts]
 
     found = steps_of("worst", chosen.worst, *chosen.others)
     if chosen.usual is None or not is_much_larger(chosen.worst, chosen.usual):
@@ -366,8 +379,9 @@ def _steps(loader: Any, accumulation: int, about: Found, *, worst: bool, flat: s
         steps += steps_of(label, chosen.half)
     if chosen.cut is not None:
         steps += steps_of(f"rows of at most {chosen.cut[1]:,} tokens", chosen.cut[0])
-    if flat and (behind := without_padding(chosen.worst)) is not None:
-        steps += steps_of(flat, behind)
+    change = _without_padding(trainer, longest) if on_gpu else ""
+    if change and (behind := without_padding(chosen.worst)) is not None:
+        steps += steps_of(change, behind, flash=True)
     return steps
 
 

@@ -100,7 +100,7 @@ def chosen_batches(loader: Any) -> Chosen:
     dataset, collate = getattr(loader, "dataset", None), getattr(loader, "collate_fn", None)
     sampler = _innermost(getattr(loader, "batch_sampler", None))
     size = int(getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None) or 0)
-    why = "it does not tell its rows"
+    why = "its rows are unknown"
     if dataset is not None and collate is not None and (size or sampler is not None):
         try:
             return _chosen(dataset, collate, sampler, size)
@@ -243,7 +243,7 @@ def first_batches(loader: Any, count: int) -> list[Batch]:
     """
     batches = list(itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader, count)), count))
     if not batches:
-        raise Unmodelled("the data loader gives no batch; check the training data")
+        raise Unmodelled("the data loader gives no batch; check the data set, the sampler and dataloader_drop_last")
     return batches
 
 

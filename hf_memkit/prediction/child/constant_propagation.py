@@ -167,8 +167,8 @@ class KnownValues:
             result = self.compute(func, args, kwargs)
         except LookupError:
             raise Unmodelled(
-                f"{func}: the size of its result follows from computed values, and a trace has none (such as "
-                f"the experts that a router picks)"
+                f"{func}: the size of its result depends on computed values, and a trace has none (such as the "
+                f"experts that a router picks); measure with memkit run"
             ) from None
         return tree_map(lambda leaf: _alike(args[0], leaf) if isinstance(leaf, torch.Tensor) else leaf, result)
 

@@ -326,7 +326,7 @@ def _compiled(model: Any = None, **options: Any) -> Any:
     @functools.wraps(model)
     def refuse(*args: Any, **kwargs: Any) -> Any:
         name = getattr(model, "__qualname__", type(model).__name__)
-        raise Unmodelled(f"torch.compile({name}): what a compiled function keeps cannot be traced")
+        raise Unmodelled(f"torch.compile({name}): what a compiled function keeps cannot be traced; omit it")
 
     return refuse
 

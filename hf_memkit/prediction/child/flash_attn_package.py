@@ -105,7 +105,9 @@ def flash_attn_varlen_func(
 
 
 def flash_attn_with_kvcache(*args: Any, block_table: Any = None, cache_seqlens: Any = None, **kwargs: Any) -> NoReturn:
-    raise Unmodelled("flash_attn_with_kvcache: a paged cache of keys and values is not modelled")
+    raise Unmodelled(
+        "flash_attn_with_kvcache: a paged cache of keys and values is not modelled; measure with memkit run"
+    )
 
 
 def _check(q: torch.Tensor) -> None:

@@ -101,7 +101,7 @@ def _longest(loop: Any) -> Any:
         **options: Any,
     ) -> Any:
         if generation_config.output_attentions or generation_config.output_hidden_states:
-            raise Unmodelled("generate() with output_attentions or output_hidden_states is not modelled")
+            raise Unmodelled("generate(output_attentions, output_hidden_states): not modelled; omit both")
         prompt, most, word = input_ids, stopping_criteria.max_length, _word(generation_config)
         rows, given = input_ids.shape
         beams = generation_config.num_beams or 1

@@ -20,6 +20,8 @@ from hf_memkit.setup import Setup
 
 __all__ = ["Behind", "Rows", "example", "pads", "shortened"]
 
+_INSTEAD: Final = "predict your training script: memkit predict train.py"
+
 _ONE_LABEL: Final = (
     "ForSequenceClassification", "ForImageClassification", "ForAudioClassification", "ForVideoClassification",
     "ForMultipleChoice", "ForXVector", "ForNextSentencePrediction", "ForImageClassificationWithTeacher",
@@ -130,9 +132,11 @@ def example(model: Any, length: int, *, with_mask: bool = False) -> Values:
     }
     kind, name = type(model).__name__, model.main_input_name
     if name not in makers:
-        raise InputError(f"{kind} takes {name}, of which memkit has no example; known: {', '.join(makers)}")
+        raise InputError(f"{kind} takes {name}, of which memkit has no example; {_INSTEAD}")
     if name == "input_ids" and any(hasattr(model.config, f"{other}_config") for other in ("vision", "audio")):
-        raise InputError(f"{kind} takes text together with images or sound, of which memkit has no example")
+        raise InputError(
+            f"{kind} takes text together with images or sound, of which memkit has no example; {_INSTEAD}"
+        )
     found = makers[name](model, length) | _labels(model, length)
     if name == "input_ids" and not with_mask and kind.endswith(_CAUSAL):
         del found["attention_mask"]
@@ -179,7 +183,7 @@ def _spectrogram(model: Any, length: int) -> Values:
     for name in ("feature_projection_input_dim", "input_feat_per_channel"):  # Wav2Vec2-BERT; Speech2Text
         if hasattr(config, name):
             return {"input_features": [[0.5] * getattr(config, name)] * _FRAMES}
-    raise InputError(f"{type(model).__name__} takes a spectrogram whose size its config does not give")
+    raise InputError(f"{type(model).__name__} takes a spectrogram whose size its config does not give; {_INSTEAD}")
 
 
 def _sound(model: Any, length: int) -> Values:
@@ -210,8 +214,8 @@ def _labels(model: Any, length: int) -> Values:
             image = _image(model, length)["pixel_values"]
             return {"labels": [[0] * len(image[0][0])] * len(image[0])}
     raise InputError(
-        f"{kind} is trained with labels that memkit has no example of, or computes no loss; "
-        f"name a class with a head, such as {kind.removesuffix('Model')}ForSequenceClassification"
+        f"{kind} computes no loss, or takes labels of which memkit has no example; in its config.json name a class "
+        f"with a head, such as {kind.removesuffix('Model')}ForSequenceClassification, or {_INSTEAD}"
     )
 
 

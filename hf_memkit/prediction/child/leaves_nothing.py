@@ -77,7 +77,7 @@ def keep_what_was_there() -> None:
             if Nowhere.is_installed:
                 raise Ended(f"it would change {os.fsdecode(path)}")
             stays.add(str(Path(path).resolve()))
-            said = f"memkit: {line}: {os.fsdecode(path)} stays: a prediction removes nothing that was there"
+            said = f"memkit: {line}: {os.fsdecode(path)} kept: a prediction removes no file that was there before"
             print(said, file=sys.stderr, flush=True)
 
         return unless_older

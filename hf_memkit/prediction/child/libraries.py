@@ -57,11 +57,11 @@ def traceable(setup: Setup) -> Setup:
     """
     if setup.get("arguments.torch_compile") or setup.get("arguments.torch_compile_backend"):
         raise Unmodelled(
-            "torch_compile: a compiled model keeps and recomputes what its compiler decides, which a trace of the "
-            "eager model does not show; omit it, or measure with memkit run"
+            "torch_compile: a compiled model keeps what its compiler decides, which no trace shows; omit it, or "
+            "measure with memkit run"
         )
     if setup.get("model.attn_implementation") == "flex_attention":
-        raise Unmodelled("attn_implementation = flex_attention: its kernels are compiled; use sdpa")
+        raise Unmodelled("attn_implementation=flex_attention: compiled kernels cannot be traced; use sdpa")
     for key in _LOOKS_AT_DATA:
         setup = setup.drop(key)
     if _with_flash_package(setup):
@@ -96,9 +96,7 @@ def install_library_rules(setup: Setup, *, on_card: bool) -> None:
     if optimizer.startswith("hf_memkit.components.low_bit_adamw"):
         _wide_states()
     if setup.get("arguments.use_liger_kernel") and not _installed("triton", "liger_kernel"):
-        raise Unmodelled(
-            "use_liger_kernel: its rules need liger-kernel and triton installed: pip install liger-kernel"
-        )
+        raise Unmodelled("use_liger_kernel: the trace needs liger-kernel and triton; run: pip install liger-kernel")
     if on_card and _installed("triton", "liger_kernel"):
         _kernels_are_not_launched()
     if "trainer_parts.packed_batches" in setup or setup.get("arguments.packing"):
@@ -127,13 +125,13 @@ def shapes_from_values_are_unmodelled() -> Iterator[None]:
         yield
     except UnsupportedOperatorException as error:
         raise Unmodelled(
-            f"{error.func}: torch does not know what this kernel makes on a GPU, so it cannot be traced"
+            f"{error.func}: torch has no shapes for this kernel, so no trace; measure with memkit run"
         ) from error
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         operation = getattr(error, "func", error)
         raise Unmodelled(
-            f"{operation}: the size of its result depends on values, and a trace has none (routing to experts "
-            f"one by one, boolean indexing)"
+            f"{operation}: the size of its result depends on values, and a trace has none (a router picks experts one "
+            f"by one, a mask picks rows); measure with memkit run"
         ) from error
 
 

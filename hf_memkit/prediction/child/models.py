@@ -93,7 +93,10 @@ def _class_of(setup: Setup, config: Any) -> Any:
         return AutoModelForCausalLM._model_mapping[type(config)]
     found = getattr(transformers, name, None)
     if found is None or not hasattr(found, "_from_config"):
-        raise InputError(f"transformers has no model class {name!r}")
+        raise InputError(
+            f"transformers {transformers.__version__} has no model class {name!r}; check architectures in the model's "
+            f"config.json"
+        )
     return found
 
 
@@ -109,7 +112,7 @@ def quantise_linears(model: nn.Module, options: Mapping[str, Any]) -> None:
     try:
         import bitsandbytes as bnb
     except ImportError:
-        raise Unmodelled("model.quantization: its rules need bitsandbytes: pip install bitsandbytes") from None
+        raise Unmodelled("model.quantization: the trace needs bitsandbytes; run: pip install bitsandbytes") from None
     from transformers import BitsAndBytesConfig
     from transformers.pytorch_utils import Conv1D
     from transformers.quantizers.base import HfQuantizer

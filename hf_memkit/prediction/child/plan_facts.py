@@ -23,7 +23,7 @@ from hf_memkit.compat import name_in_version
 from hf_memkit.prediction.child.pretrained import loaded_at
 from hf_memkit.when_imported import when_imported
 
-__all__ = ["needs_padding", "note_parsers", "plan_facts"]
+__all__ = ["needs_padding", "note_parsers", "plan_facts", "refused_by_trl"]
 
 _FIELDS: Final = (
     "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps",
@@ -77,7 +77,7 @@ def plan_facts(trainer: Any) -> dict[str, Any]:
         "late_batch": getattr(trainer, "_train_batch_size", None) not in (None, trainer.args.train_batch_size),
         "parses_arguments": bool(_made_parsers),
         "padding_free": bool(getattr(trainer, "padding_free", False)),
-        "needs_padding": needs_padding(trainer) or _refused_by_trl(trainer),
+        "needs_padding": needs_padding(trainer) or refused_by_trl(trainer),
         "counts_first_labels": not getattr(trainer, "_loss_shifts_labels", True),
         "cuts_rows": not getattr(trainer, "_skip_prepare_dataset", False),
         "rows_compared": any(each.__module__.startswith(_FREE) for each in type(trainer).__mro__)
@@ -93,26 +93,26 @@ def needs_padding(trainer: Any) -> str:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     name = type(base).__name__
     if not isinstance(base, PreTrainedModel) or not name.endswith(("ForCausalLM", "LMHeadModel")):
-        return f"{name} is no model of transformers that continues a text"
+        return f"{name} is not a causal language model of transformers"
     if "position_ids" not in inspect.signature(base.forward).parameters:
         return f"{name} takes no position_ids"
     if not base._supports_flash_attn:
         return f"{name} has no flash attention, without which rows would see one another"
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0):
-        return "flash attention is for GPUs of compute capability 8.0 and later"
+        return "flash attention needs compute capability 8.0 or later"
     if not (arguments.bf16 or arguments.fp16 or base.dtype in (torch.bfloat16, torch.float16)):
         return "flash attention computes in 16 bits, and the script trains in fp32"
     return ""
 
 
-def _refused_by_trl(trainer: Any) -> str:
+def refused_by_trl(trainer: Any) -> str:
     """Why `padding_free=True` would not do that here (trl 1.16.0: sft_trainer.py, `SFTTrainer.__init__`)."""
     if not hasattr(trainer, "padding_free"):
         if hasattr(trainer.args, "padding_free"):
-            return f"it is judged for SFTTrainer alone, and this is {type(trainer).__name__}"
-        return "it takes a change of the script: data_collator=DataCollatorWithFlattening(), with flash attention"
+            return f"only SFTTrainer is supported, and this is {type(trainer).__name__}"
+        return "it needs a change of the script: data_collator=DataCollatorWithFlattening(), with flash attention"
     if not type(trainer.data_collator).__module__.startswith("trl."):
-        return "TRL refuses it beside a data_collator of the script's own"
+        return "TRL refuses it beside the script's own data_collator"
     if trainer.compute_metrics is not None:
         return "compute_metrics would get the rows of a batch as one row"
     return ""

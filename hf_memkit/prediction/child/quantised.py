@@ -129,6 +129,6 @@ def notes_on_8_bits(model: Any) -> Iterator[str]:
     options = [getattr(each._gradient_checkpointing_func, "keywords", {}) for each in checkpointed]
     if any(each.get("use_reentrant") is False for each in options):
         yield (
-            "8 bits: bitsandbytes keeps the input of each layer in spite of gradient checkpointing; "
-            'gradient_checkpointing_kwargs={"use_reentrant": True} lets go of it'
+            "8 bits: bitsandbytes keeps the input of each layer despite gradient checkpointing. To free it, set "
+            'gradient_checkpointing_kwargs={"use_reentrant": True}'
         )

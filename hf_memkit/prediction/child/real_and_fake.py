@@ -132,8 +132,8 @@ def _asked_by_torch() -> bool:
 
 def _refuse(what: str, asked: str) -> NoReturn:
     raise Unmodelled(
-        f"the {what} of a tensor of the model or on the GPU ({asked}): a trace has shapes and no values; compute "
-        f"it only where training really runs"
+        f"the script reads the {what} of a tensor of the model or on the GPU ({asked}), and a trace has no values; "
+        f"skip that line for a prediction"
     )
 
 

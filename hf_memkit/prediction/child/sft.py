@@ -68,8 +68,7 @@ def install_fused_head() -> None:
         head = importlib.import_module("trl.trainer.utils")
     if not hasattr(kernels, "_forward_kernel") or not hasattr(head, "_use_triton"):
         raise Unmodelled(
-            f"trl {trl.__version__}: its SFTTrainer computes the loss otherwise than that of trl 1.16, which memkit "
-            "can trace; install trl>=1.16"
+            f"trl {trl.__version__}: memkit traces the SFTTrainer of trl 1.16 and later; run: pip install 'trl>=1.16'"
         )
 
     def on_card(device: Any) -> bool:

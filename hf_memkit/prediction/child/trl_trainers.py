@@ -110,7 +110,7 @@ def rewards_are_constant(trainer: Any) -> Iterator[str]:
         rewards[number] = constant
     if own:
         yield "reward functions are not called: each answer counts as 0"
-    yield f"answers are counted as long as they may be: {trainer.max_completion_length} tokens"
+    yield f"every answer is counted at its maximum length: {trainer.max_completion_length} tokens"
 
 
 _BYTES_A_WEIGHT: Final = 2

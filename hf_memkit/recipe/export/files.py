@@ -207,7 +207,7 @@ def _environment(job: RecipeRun) -> Settings:
     if job.processes > 1:
         return found  # torchrun says the rest
     if not job.setup.get("arguments.use_cpu"):
-        why = "one GPU: with several in sight Trainer would multiply the batch"
+        why = "one GPU: with several visible Trainer would multiply the batch"
         found["CUDA_VISIBLE_DEVICES"] = ("0", why)
     if "deepspeed.config" in job.setup:
         why = "what a launcher would set, for one process"

@@ -105,7 +105,7 @@ def check_audio(file: AudioFile, longest_s: float) -> str:
         seconds = seconds_of(content) if content else 0.0
         if seconds > longest_s:
             raise DataError(
-                f"{file.where}: {seconds:.1f} s long; the model hears {longest_s:g} s at once: cut it and its text "
+                f"{file.where}: {seconds:.1f} s long; the model takes at most {longest_s:g} s. Cut it and its text "
                 f"into pieces"
             )
         samples = read_sound(content, _RATE)
@@ -114,9 +114,9 @@ def check_audio(file: AudioFile, longest_s: float) -> str:
     except OSError as error:
         raise DataError(f"{file.where}: cannot be read: {error.strerror or error}") from error
     if not len(samples):
-        raise DataError(f"{file.where}: no sound (0 samples)")
+        raise DataError(f"{file.where}: no sound (0 samples). Remove it")
     if not samples.any():
-        raise DataError(f"{file.where}: {seconds:.1f} s of silence: every sample is 0")
+        raise DataError(f"{file.where}: {seconds:.1f} s of silence: every sample is 0. Remove it")
     return hashlib.sha256(content).hexdigest()
 
 
@@ -192,7 +192,7 @@ def _from_table(path: Path, folder: Path, columns: Mapping[str, str], sounds: li
         file = folder / name
         resolved = str(file.resolve())
         if resolved in places:
-            problems.append(f"{where}: {name} stands there again, first at {places[resolved]}; leave one row out")
+            problems.append(f"{where}: {name} appears again, first at {places[resolved]}. Remove one row")
             continue
         places[resolved] = where
         if not isinstance(words, str) or not words.strip():
@@ -207,7 +207,9 @@ def _from_table(path: Path, folder: Path, columns: Mapping[str, str], sounds: li
     if not listed and not problems:
         raise DataError(f"{path}: it has no rows; expected {LOCAL_FORM}, such as {EXAMPLE}")
     problems += [
-        f"{file}: no transcript; {path.name} has no row for it" for file in sounds if str(file.resolve()) not in places
+        f"{file}: no transcript; expected a row for it in {path.name}"
+        for file in sounds
+        if str(file.resolve()) not in places
     ]
     return _finish(listed, problems, str(path))
 

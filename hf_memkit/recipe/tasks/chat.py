@@ -14,6 +14,7 @@ from hf_memkit.recipe.tasks.chat_markup import CHATML
 from hf_memkit.recipe.tasks.chat_rows import EXAMPLE, as_json, conversation, form_of
 from hf_memkit.recipe.tasks.chat_tokens import CHATML_FRAMING, Tokenised, checksum, tokenise, training_template
 from hf_memkit.recipe.tasks.task import Examples, Say, Settings, Task
+from hf_memkit.recipe.text_readers import name_of
 from hf_memkit.recipe.tokenizer import Framing
 from hf_memkit.setup import Setup
 
@@ -43,7 +44,7 @@ class _Reader:
             self._form, self._where = form, where
         tools = row.get("tools")
         if tools is not None and not isinstance(tools, str | list):
-            raise DataError(f"{where}: tools: expected a list of functions as JSON schemas")
+            raise DataError(f"{where}: tools: expected a list of functions as JSON schemas, found {name_of(tools)}")
         return {
             "messages": as_json(conversation(columns, where, row)),
             "tools": tools if isinstance(tools, str) else json.dumps(tools) if tools else "",
@@ -79,7 +80,7 @@ class _Chat(Task):
         # SFTConfig's own defaults switch both on where nothing is said (trl 1.16.0: base_config.py).
         for key in ("activation_checkpointing", "bf16"):
             if f"arguments.{key}" not in setup:
-                setup = setup.put(f"arguments.{key}", False, "as the variant has it; SFTConfig's own default is on")
+                setup = setup.put(f"arguments.{key}", False, "as the variant has it; SFTConfig's default is on")
         length = setup["data.sequence_length"]
         if setup["arguments.packing"] and "flash" not in str(setup.get("model.attn_implementation")):
             tokens = int(setup["arguments.per_device_train_batch_size"]) * int(length)
@@ -168,8 +169,8 @@ class _Chat(Task):
 def _say_what_was_cut(made: Tokenised, what: str, length: int, say: Say) -> None:
     if not made.cut:
         return
-    gone = f"; {made.without_label} of them have no answer left to learn from" if made.without_label else ""
-    say(f"WARNING: {made.cut} conversations {what} are cut at {length} tokens{gone} (--sequence-length)")
+    gone = f"; {made.without_label} have no answer left to train on" if made.without_label else ""
+    say(f"WARNING: {made.cut} conversations {what} are cut at {length} tokens{gone}. Give a longer --sequence-length")
 
 
 def _tokenizer(table: Table, data: Mapping[str, Any], say: Say, *, assistant_only: bool) -> tuple[Any, str]:

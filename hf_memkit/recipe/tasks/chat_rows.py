@@ -125,7 +125,7 @@ def _listed(where: str, value: Any) -> list[Message]:
     if not isinstance(value, list):
         raise DataError(f"{where}: expected a list of messages, found {name_of(value)}; such as {EXAMPLE}")
     if not value:
-        raise DataError(f"{where}: it has no messages; expected {EXAMPLE}")
+        raise DataError(f"{where}: no messages; expected {EXAMPLE}")
     return [_message(f"{where}[{number}]", each) for number, each in enumerate(value)]
 
 
@@ -165,7 +165,9 @@ def _role(where: str, value: Any, known: Mapping[str, str]) -> str:
 
 def _check_calls(where: str, role: str, calls: Any) -> None:
     if role != "assistant":
-        raise DataError(f"{where}: 'tool_calls' belongs to the assistant only, and this turn is the {role}'s")
+        raise DataError(
+            f"{where}: 'tool_calls' belongs to the assistant only, and this turn is the {role}'s. Remove it"
+        )
     example = '[{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]'
     whole = isinstance(calls, list) and all(
         isinstance(call, Mapping)
@@ -183,7 +185,7 @@ def _text(where: str, value: Any, *, may_be_empty: bool = False) -> str:
     if not isinstance(value, str):
         raise DataError(f"{where}: expected text, found {name_of(value)}; such as {EXAMPLE}")
     if not may_be_empty and (not value or value.isspace()):
-        raise DataError(f"{where}: is empty; every message needs text. Fill it in, or remove the conversation")
+        raise DataError(f"{where}: empty; every message needs text. Fill it in, or remove the conversation")
     return whole_characters(where, value)
 
 
@@ -205,7 +207,7 @@ def _check_order(where: str, messages: list[Message]) -> None:
             at += f"after the {before}'s" if before else "and the conversation begins with it"
             hint = "; join both into one" if role == before else ""
             if role == "system":
-                hint = "; a system message stands at the beginning"
+                hint = "; put the system message first"
             raise DataError(f"{at}; expected {' or '.join(_FOLLOWS[before])} there{hint}")
         before = role
     if not any(message["role"] == "assistant" for message in messages):

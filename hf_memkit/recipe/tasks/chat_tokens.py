@@ -123,11 +123,14 @@ def _one(row: dict[str, Any], tokenizer: Any, template: str, length: int, assist
             return_assistant_tokens_mask=assistant_only,
         )
     except (TemplateError, TypeError) as error:  # templates refuse by raise_exception, and fail where a key is missing
-        raise DataError(f"{row['place']}: the model's chat template refuses this conversation: {error}") from error
+        raise DataError(f"{row['place']}: the model's chat template rejects this conversation: {error}") from error
     tokens = made["input_ids"]
     mask = made["assistant_masks"] if assistant_only else [1] * len(tokens)
     if 1 not in mask:
-        raise DataError(f"{row['place']}: the model's chat template marks no token of the assistant here")
+        raise DataError(
+            f"{row['place']}: the model's chat template marks no token of the assistant. Remove this conversation, or "
+            "train on all turns: --set assistant_only_loss=false"
+        )
     labels = [token if marked else _IGNORED for token, marked in zip(tokens, mask, strict=True)]
     return {"input_ids": tokens[:length], "labels": labels[:length], "whole": len(tokens)}
 

@@ -63,7 +63,7 @@ class _ImageClassification(Task):
             "smallest_crop": (
                 _SMALLEST_CROP,
                 "to train on, a random part of at least this share of an image is scaled to the model's size, and "
-                "mirrored half of the time: so few images are not learnt by heart",
+                "mirrored half of the time: so a small data set is not memorised",
             )
         }
 
@@ -78,7 +78,9 @@ class _ImageClassification(Task):
     def read(self, setup: Setup) -> tuple[Any, tuple[str, ...], str, bool]:
         """(rows, labels, what a person reads, whether they bring a held-out part)."""
         if importlib.util.find_spec("PIL") is None:
-            raise MissingPackageError("images need pillow, which is missing; run: pip install 'hf-memkit[vision]'")
+            raise MissingPackageError(
+                "images need pillow, which is not installed; run: pip install 'hf-memkit[vision]'"
+            )
         source = source_of(setup, any_ending=True)
         if source is None:
             return *_made_up(), False
@@ -183,8 +185,8 @@ def _from_hub(wanted: HubData, columns: Mapping[str, str]) -> tuple[Any, tuple[s
     without = sum(number is None or number < 0 for number in rows["label"])
     if without:
         raise DataError(
-            f"{wanted.name}: {without} of {len(rows)} images have no label in its split {wanted.split!r}; expected a "
-            f"label with each"
+            f"{wanted.name}: {without} of {len(rows)} images of its split {wanted.split!r} have no label; give a data "
+            f"set with a label for each"
         )
     for number, row in enumerate(rows.select(range(min(_HEAD_ROWS, len(rows)))), 1):
         try:

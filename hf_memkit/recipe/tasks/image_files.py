@@ -129,7 +129,7 @@ def image_rows(files: tuple[ImageFile, ...], labels: tuple[str, ...], **stamps: 
 def _from_folders(root: Path) -> ImageFiles:
     folders, files = files_in(root)
     if not folders:
-        what = "images lie in it without a folder for each label" if files else "it is empty"
+        what = "it has images, and no folder for each label" if files else "it is empty"
         raise DataError(f"{root}: no labels: {what}; expected {LOCAL_FORM}, such as {EXAMPLE}")
     if (split := _splits(folders)) is not None:
         return _from_splits(root, split, files)
@@ -226,9 +226,10 @@ def _from_table(path: Path, columns: Mapping[str, str]) -> ImageFiles:
             if not file.is_file():
                 problems.append(f"{where}: {row[image]}: no such file in {folder}")
             elif (earlier := places.setdefault(found_file.path, found_file)) is not found_file:
-                same = "again" if earlier.label == found_file.label else f"as {found_file.label!r}, before as "
-                again = "" if same == "again" else repr(earlier.label)
-                problems.append(f"{where}: {row[image]} stands there {same}{again}; leave one of the rows out")
+                labels = (
+                    "" if earlier.label == found_file.label else f", as {found_file.label!r} and {earlier.label!r}"
+                )
+                problems.append(f"{where}: {row[image]} appears again{labels}. Remove one of the rows")
             else:
                 listed.append(found_file)
     if not listed and not problems:

@@ -57,21 +57,21 @@ class _SpeechRecognition(Task):
         return min(asked or usual, most or usual)
 
     def data_settings(self, data: Any) -> Settings:
-        return {"language": (data.language, "spoken in the default data set; a model of many languages is told so")}
+        return {"language": (data.language, "spoken in the default data set; a multilingual model needs it")}
 
     def arguments(self, data: Any) -> Settings:
         return {
             **loader_arguments("read sound and compute its spectrograms"),
             "label_names": (["labels"], "what the collator calls them"),
             "prediction_loss_only": (False, "an evaluation also counts wrong words"),
-            "predict_with_generate": (True, "in texts that the model writes by itself; no logits are kept"),
+            "predict_with_generate": (True, "in texts that the model generates; no logits are kept"),
             "generation_num_beams": (1, "each further beam holds its own keys and values"),
             "batch_eval_metrics": (True, "counted batch by batch"),
         }
 
     def settled(self, setup: Setup) -> Setup:
         length = setup["data.sequence_length"]
-        return setup.put("arguments.generation_max_length", length, "as long as the longest transcript may be")
+        return setup.put("arguments.generation_max_length", length, "the maximum length of a transcript")
 
     def read(self, setup: Setup, longest_s: float = _HEARD_S) -> tuple[Any, str]:
         """(rows, what a person reads)."""
@@ -238,7 +238,7 @@ def _tokenizer(setup: Setup, rows: Any) -> tuple[Any, str, bool]:
     try:
         trained = train_whisper_tokenizer(rows["text"], size)
     except ValueError as error:
-        raise DataError(f"no tokenizer can be trained: {error}") from error
+        raise DataError(f"--data: no tokenizer can be trained on its transcripts: {error}") from error
     return trained, f"byte-level BPE of {len(trained)} entries, trained here on the transcripts; {why}", False
 
 
@@ -259,7 +259,7 @@ def _short_enough(rows: Any, tokenizer: Any, longest: int) -> tuple[Any, int]:
     places = rows["where"]
     raise told_at_once(
         [
-            f"{places[number]}: its transcript has {count} tokens, and {longest} is the most; cut file and text into "
+            f"{places[number]}: its transcript has {count} tokens; the maximum is {longest}. Cut file and text into "
             f"pieces, or give a larger --sequence-length"
             for number, count in enumerate(counts)
             if count > longest

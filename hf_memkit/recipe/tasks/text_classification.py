@@ -169,7 +169,8 @@ def _classes(given: Sequence[str], places: Sequence[str], source: str) -> list[s
         if not others or len(single) > len(given) / 10:
             raise DataError(
                 f"{where}: label {single[0][:40]!r} appears in this row only, as do {len(single)} of the "
-                f"{len(counts)} labels in {len(given)} rows. Each class needs at least 2 examples: is this the column?"
+                f"{len(counts)} labels in {len(given)} rows. Each class needs at least 2 examples. Check that the "
+                "recipe names the right column"
             )
         raise DataError(
             f"{where}: label {single[0][:40]!r} appears in this row only; the others are {others}. "
@@ -229,7 +230,7 @@ def label_name(value: Any, column: str, where: str, example: str) -> str:
     if isinstance(value, int):
         if value >= 0:
             return str(value)
-        raise DataError(f"{where}: column {column!r}: {value} means no label. Remove such rows")
+        raise DataError(f"{where}: column {column!r}: {value} means no label. Remove this row")
     if not isinstance(value, str):
         raise DataError(
             f"{where}: column {column!r}: expected one class, a name or a whole number, found {name_of(value)}; "

@@ -53,7 +53,7 @@ class _TextPairs(Task):
     def data_settings(self, data: Any) -> Settings:
         found: dict[str, tuple[Any, str]] = {"prefix": (data.prefix, "tells the model what to do; before each source")}
         if data.target_length is not None:
-            found["target_length"] = (data.target_length, "tokens of a target at most: the recipe's")
+            found["target_length"] = (data.target_length, "the recipe's maximum tokens of a target")
         return found
 
     def arguments(self, data: Any) -> Settings:
@@ -66,9 +66,9 @@ class _TextPairs(Task):
     def settled(self, setup: Setup) -> Setup:
         _, target_length = _lengths(setup)
         if setup.get("data.target_length", target_length) != target_length:
-            setup = setup.put("data.target_length", target_length, "a target is not longer than a source may be")
+            setup = setup.put("data.target_length", target_length, "at most the maximum length of a source")
         return setup.put(
-            "arguments.generation_max_length", target_length + 1, "a target, and the token that it begins with"
+            "arguments.generation_max_length", target_length + 1, "the maximum length of a target, and its first token"
         )
 
     def reader(self) -> Reader:
