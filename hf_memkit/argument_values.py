@@ -137,7 +137,7 @@ def convert(text: str, hint: Any) -> Any:
     except yaml.YAMLError:
         value = text
     except RecursionError:
-        raise ValueError("must not be nested so deeply") from None
+        raise ValueError("nested too deeply. Write fewer brackets") from None
     if isinstance(value, str) and float in _arms(hint):
         value = _number(value)  # YAML 1.1 reads 1e-4 as text, because it has no dot
     return _fitted(value, hint)

@@ -72,6 +72,12 @@ def why_no_hub() -> str:
     return f"the hub is switched off ({off})" if off else "the hub did not answer"
 
 
+def _instead_of_the_hub() -> str:
+    """What to do where a model is neither here nor in the cache, as the end of a message."""
+    names = [each.partition("=")[0] for each in hub_switched_off().split(" and ") if each]
+    return f"; give a folder with a config.json{', or unset ' * bool(names)}{' and '.join(names)}"
+
+
 def refuse_absent(name: str, *, known: bool | None = None) -> int | None:
     """Refuses a model that is certainly not there: told at once, without torch, transformers or the hub.
 
@@ -103,7 +109,9 @@ def refuse_absent(name: str, *, known: bool | None = None) -> int | None:
     try:
         cached = try_to_load_from_cache(name, "config.json")
     except ValueError:
-        raise InputError(f"model {name!r} is neither a folder here nor a hub ID (OWNER/NAME)") from None
+        raise InputError(
+            f"model {name!r} is neither a folder here nor a hub ID; write a folder with a config.json, or OWNER/NAME"
+        ) from None
     if isinstance(cached, str):
         return longest_sequence(Path(cached))
     architecture = built_in(name) if known is None else None
@@ -112,7 +120,7 @@ def refuse_absent(name: str, *, known: bool | None = None) -> int | None:
         near = did_you_mean(name, names) if built_in(name) is None else ""  # whose weights are wanted here
         raise InputError(
             f"model {name!r} is neither a folder here nor in the cache, and {why_no_hub()}"
-            f"{near or '; give a folder with a config.json'}"
+            f"{near or _instead_of_the_hub()}"
         )
     if architecture and (hub_switched_off() or "/" not in name or architecture[0].lower() == name.lower()):
         return longest_sequence(architecture[1].config)
@@ -383,6 +391,5 @@ def _load_config(name: str, architecture: Mapping[str, Any] | None, use_hub: boo
                 f"model {name!r} could not be loaded from the hub: {str(error).splitlines()[0]}"
             ) from None
         raise InputError(
-            f"model {name!r} is neither a folder here nor in the cache, and {why_no_hub()}; give a folder with a "
-            f"config.json"
+            f"model {name!r} is neither a folder here nor in the cache, and {why_no_hub()}{_instead_of_the_hub()}"
         ) from None

@@ -155,7 +155,7 @@ def read_file(file: ReadFile) -> tuple[dict[str, Any], list[str]]:
     for given, value in file.content.items():
         name = compat.current_name(given)
         if type(value) is not type(found[name]) and isinstance(value, str | bool):
-            notes.append(f"{given}: {value!r} of your file is written as {found[name]!r}, as the field's type asks")
+            notes.append(f"{given}: your file's {value!r} becomes {found[name]!r}, by the field's type")
     return found, notes
 
 

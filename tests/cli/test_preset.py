@@ -97,7 +97,7 @@ def test_every_preset_is_written_and_read(run: Run, tmp_path: Path, mine: Path, 
 def test_what_the_user_replaced_is_told_with_both_values(run: Run, mine: Path, tmp_path: Path) -> None:
     code, _, err = run("copy", "lora", "args.json", "--args", str(mine))
     assert code == 0
-    assert "Yours wins: activation_checkpointing = False is yours, in place of the preset's True" in err
+    assert "Override: activation_checkpointing = False is yours, in place of the preset's True" in err
     assert "activation_checkpointing_kwargs is left out" in err
     again = json.loads(run("copy", "lora", "b.yaml", "--args", str(mine), "--json")[1])
     assert {each["by"] for each in again["replaced"]} == {"activation_checkpointing"}
@@ -123,7 +123,7 @@ def test_the_user_s_file_names_model_and_length(run: Run, tmp_path: Path) -> Non
     assert settings["model.name"] == "gpt2" and settings["data.sequence_length"] == 128
     assert told["arguments"]["learning_rate"] == 1e-4 and told["ledger"]["device"]
     _, out, _ = run("show", "resident", "--args", "mine.yaml", "--gpu-memory", "16GB")
-    assert "1e-4' of your file is written as 0.0001" in out
+    assert "your file's '1e-4' becomes 0.0001" in out
     (tmp_path / "mine.yaml").write_text("model_name_or_path: someone/unknown\n")
     code, out, _ = run("show", "resident", "--args", "mine.yaml")
     assert code == 0 and "nothing is computed for it" in out
@@ -199,7 +199,7 @@ def test_problems_stand_first(run: Run) -> None:
         (("show", "lora", "--model", "no/such-model"), "no/such-model"),
         (("show", "lora", "--ram", "64GB"), "--ram needs --model"),
         (("show", "lora", "--batch-size", "30", "--set", "per_device_train_batch_size=7"), "does not divide 30"),
-        (("show", "infinity", "--nvme-path", " "), "--nvme-path: expected a folder"),
+        (("show", "infinity", "--nvme-path", " "), "--nvme-path: empty; give a folder"),
         (("show", "infinity", "--nvme-path", "/no/such"), "--nvme-path /no/such: neither it nor its parent"),
         (("show", "lean", "--technique", "lgier"), "did you mean 'liger'?"),
         (("show", "offload", "--set", "deepspeed=mine.json"), "has its own DeepSpeed config"),
