@@ -190,23 +190,27 @@ def _proposed(name: str, by_key: Mapping[str, str]) -> str:
     return f"did you mean {listed}? For another GPU {by_size}" if near else by_size
 
 
-def gpu_of_size(size: str) -> Gpu:
+def gpu_of_size(size: str, option: str = "GPU memory") -> Gpu:
     """A GPU of this marketing size with bf16 (Ampere or later): `"16GB"` is a GPU with "16 GB" on its box.
 
     A size in GiB is taken as the real capacity.
 
+    Args:
+        size: of its memory.
+        option: what gave the size, for a message.
+
     Raises:
         InputError: `size` is not a size, or too small for a context.
     """
-    asked = parse_size(size, "GPU memory")
+    asked = parse_size(size, option)
     exact = "gib" in size.lower() or "mib" in size.lower()
     capacity = asked if exact else int(asked / GB * VISIBLE_SHARE * GIB)
     if capacity <= CONTEXT_BYTES:
         raise InputError(
-            f"GPU memory: {size!r}: the CUDA context alone takes {format_gib(CONTEXT_BYTES)}; give more, such as 16GB"
+            f"{option}: {size!r}: the CUDA context alone takes {format_gib(CONTEXT_BYTES)}; give more, such as 16GB"
         )
     return Gpu(
-        name=f"a card of {size}",
+        name=f"a GPU of {size}",
         capacity_bytes=capacity,
         bf16=True,
         source=f"by size: {format_gib(capacity)} visible to PyTorch, bf16 (Ampere or later) assumed",
@@ -375,30 +379,40 @@ def bf16_slowdown() -> float:
 _SIZE: Final = re.compile(r"\s*[0-9.]+\s*[gm](i?b)?\s*", re.IGNORECASE)
 
 
-def described_gpu(gpu: str | None, gpu_memory: str | None = None) -> Gpu | None:
+def described_gpu(gpu: str | None, gpu_memory: str | None = None, *, option: str = "--gpu") -> Gpu | None:
     """The GPU that is described, or None.
 
     Args:
         gpu: a card's name, or a size with its unit such as `"16GB"`, which means what it means as `gpu_memory`.
         gpu_memory: a size. With a name: that GPU with that much memory.
+        option: what gave `gpu`, for a message: an option, or the argument `gpu` of a function.
 
     Raises:
-        InputError: an unknown GPU, or no size.
+        InputError: an unknown GPU, or no size; names the option.
     """
+    of_memory = "--gpu-memory" if option.startswith("--") else "gpu_memory"
     if gpu is not None and gpu_memory:
-        return named_gpu(gpu).with_capacity(gpu_of_size(gpu_memory).capacity_bytes)
-    if gpu is not None and not _SIZE.fullmatch(gpu):
-        return named_gpu(gpu)
-    size = gpu if gpu is not None else gpu_memory
-    return gpu_of_size(size) if size is not None else None
+        return _named(gpu, option).with_capacity(gpu_of_size(gpu_memory, of_memory).capacity_bytes)
+    if gpu is not None:
+        return gpu_of_size(gpu, option) if _SIZE.fullmatch(gpu) else _named(gpu, option)
+    return gpu_of_size(gpu_memory, of_memory) if gpu_memory is not None else None
 
 
-def described_machine(gpu: str | None, gpu_memory: str | None, ram: str | None, path: str | None) -> Machine:
+def _named(name: str, option: str) -> Gpu:
+    try:
+        return named_gpu(name)
+    except InputError as error:
+        raise InputError(f"{option}: {error}") from None
+
+
+def described_machine(
+    gpu: str | None, gpu_memory: str | None, ram: str | None, path: str | None, *, option: str = "--gpu"
+) -> Machine:
     """This machine with what is described in place of its own; `path` is where states may be swapped to.
 
     Raises:
-        InputError: an unknown GPU, or no size.
+        InputError: an unknown GPU, or no size; names the `option`, as in `described_gpu`.
     """
-    ram_bytes = parse_size(ram, "RAM") if ram is not None else None
-    machine = this_machine(path or ".", gpu=described_gpu(gpu, gpu_memory))
+    ram_bytes = parse_size(ram, "--ram" if option.startswith("--") else "ram") if ram is not None else None
+    machine = this_machine(path or ".", gpu=described_gpu(gpu, gpu_memory, option=option))
     return machine.with_ram(ram_bytes) if ram_bytes else machine

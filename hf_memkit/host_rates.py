@@ -130,14 +130,14 @@ class GivenHost:
         return rates if given is None else replace(rates, pcie_gb_per_s=Figure(given, _GIVEN))
 
     def said(self) -> str:
-        """`"times take the machine as --host gives it: 32 cores, RAM 200 GB/s"`; empty: nothing is given."""
+        """`"times use the machine of --host: 32 cores, RAM 200 GB/s"`; empty: nothing is given."""
         rates = {
             "RAM": self.ram_gb_per_s, "NVMe reads": self.nvme_read_gb_per_s, "NVMe writes": self.nvme_write_gb_per_s,
             "PCIe": self.pcie_gb_per_s,
         }  # fmt: skip
         said = [f"{self.cores} cores"] if self.cores is not None else []
         said += [f"{name} {value:.4g} GB/s" for name, value in rates.items() if value is not None]
-        return f"times take the machine as --host gives it: {', '.join(said)}" if said else ""
+        return f"times use the machine of --host: {', '.join(said)}" if said else ""
 
 
 _GIVEN: Final = "given by --host"

@@ -72,6 +72,12 @@ def why_no_hub() -> str:
     return f"the hub is switched off ({off})" if off else "the hub did not answer"
 
 
+def _instead_of_the_hub() -> str:
+    """What to do where a model is neither here nor in the cache, as the end of a message."""
+    names = [each.partition("=")[0] for each in hub_switched_off().split(" and ") if each]
+    return f"; give a folder with a config.json{', or unset ' * bool(names)}{' and '.join(names)}"
+
+
 def refuse_absent(name: str, *, known: bool | None = None) -> int | None:
     """Refuses a model that is certainly not there: told at once, without torch, transformers or the hub.
 
@@ -114,7 +120,7 @@ def refuse_absent(name: str, *, known: bool | None = None) -> int | None:
         near = did_you_mean(name, names) if built_in(name) is None else ""  # whose weights are wanted here
         raise InputError(
             f"model {name!r} is neither a folder here nor in the cache, and {why_no_hub()}"
-            f"{near or '; give a folder with a config.json'}"
+            f"{near or _instead_of_the_hub()}"
         )
     if architecture and (hub_switched_off() or "/" not in name or architecture[0].lower() == name.lower()):
         return longest_sequence(architecture[1].config)
@@ -386,6 +392,5 @@ def _load_config(name: str, architecture: Mapping[str, Any] | None, use_hub: boo
                 f"another hub ID, or a folder with a config.json"
             ) from None
         raise InputError(
-            f"model {name!r} is neither a folder here nor in the cache, and {why_no_hub()}; give a folder with a "
-            f"config.json"
+            f"model {name!r} is neither a folder here nor in the cache, and {why_no_hub()}{_instead_of_the_hub()}"
         ) from None

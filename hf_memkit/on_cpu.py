@@ -17,14 +17,14 @@ _ATTENTION: Final = "model.attn_implementation"
 _OFFLOAD: Final = "trainer_parts.cpu_offload_optimizer"
 
 _CUDA_ONLY: Final = {
-    "arguments.tf32": "TrainingArguments refuses it without an Ampere GPU or a later one",
+    "arguments.tf32": "TrainingArguments rejects it without a GPU of Ampere or later",
     "arguments.torch_compile": "compiling for a CPU takes longer than a rehearsal",
     "arguments.torch_compile_backend": "nothing is compiled here",
     "arguments.torch_compile_mode": "nothing is compiled here",
     "trainer_parts.recompilation_guard": "nothing is compiled here",
     "arguments.use_liger_kernel": "Liger's kernels are for CUDA",
     _ATTENTION: "its kernels are for CUDA",
-    "model.device_map": "there is no GPU to read the weights to",
+    "model.device_map": "no GPU to load the weights to",
 }
 """Settings that are left out, and why."""
 
@@ -90,7 +90,7 @@ def without_gpu(
             setup = setup.drop(key)
     if found(_OFFLOAD):
         options = setup[_OFFLOAD]
-        why = "there is no GPU to offload from: AdamW itself steps, and Trainer clips"
+        why = "no GPU to offload from: plain AdamW steps, and Trainer clips"
         setup = setup.drop(_OFFLOAD)
         leave_out(_OFFLOAD, options, why)
         if "max_grad_norm" not in keep:

@@ -266,7 +266,7 @@ def _resolve_recipe(
         machine = described_machine(request.gpu, request.gpu_memory, request.ram, None)
     else:
         machine = here.with_gpu(described_gpu(request.gpu, request.gpu_memory) or here.gpu)
-        machine = machine.with_ram(parse_size(request.ram)) if request.ram else machine
+        machine = machine.with_ram(parse_size(request.ram, "--ram")) if request.ram else machine
     if judge is not None:
         shared_worker().start()  # while the model is looked at here, it loads its libraries
     from hf_memkit.recipe.choose import choose

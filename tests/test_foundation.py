@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import importlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import pytest
 from hf_memkit import compat, resources
 from hf_memkit.cards import CARDS
 from hf_memkit.errors import InputError
-from hf_memkit.hardware import named_gpu, this_machine
+from hf_memkit.hardware import described_machine, named_gpu, this_machine
 from hf_memkit.ledger import Ledger, Row
 from hf_memkit.models import why_no_hub
 from hf_memkit.setup import Setting, Setup
@@ -239,6 +240,24 @@ def test_an_unknown_card_gets_the_nearest_names_and_a_way_out(name: str, propose
 def test_a_number_for_a_card_is_its_size() -> None:
     with pytest.raises(InputError, match=r"^unknown GPU '16'; did you mean 16GB\?$"):
         named_gpu("16")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "memory", "ram", "of_option", "of_argument"),
+    [
+        ("T44", None, None, "--gpu: unknown GPU 'T44'", "gpu: unknown GPU 'T44'"),
+        ("0.1GB", None, None, "--gpu: '0.1GB'", "gpu: '0.1GB'"),
+        ("T4", "16XB", None, "--gpu-memory: '16XB'", "gpu_memory: '16XB'"),
+        ("T4", None, "32", "--ram: '32'", "ram: '32'"),
+    ],
+)
+def test_a_wrong_machine_names_the_option_or_the_argument(
+    gpu: str, memory: str | None, ram: str | None, of_option: str, of_argument: str
+) -> None:
+    """Would notice: a message that leaves open which of several options, or which argument, is wrong."""
+    for said, named in ((of_option, {}), (of_argument, {"option": "gpu"})):
+        with pytest.raises(InputError, match=f"^{re.escape(said)}"):
+            described_machine(gpu, memory, ram, None, **named)
 
 
 @pytest.mark.parametrize(("variables", "why"), [

@@ -91,7 +91,7 @@ def read_subject(file: File, arguments: File | None = None, **known: Any) -> Sub
     config: File | None = file
     if file.kind == "arguments":
         if arguments is not None:
-            raise InputError(f"{file.path}: this is an argument file; --args goes with a DeepSpeed JSON only")
+            raise InputError(f"{file.path}: this is an argument file; --args is for a DeepSpeed JSON. Omit it")
         config, arguments = deepspeed_of(file), file
     if config is not None:
         known |= {"config": config.content, "config_file": str(config.path), "duplicates": config.duplicates}

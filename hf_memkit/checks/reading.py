@@ -53,7 +53,8 @@ def read(path: str | Path) -> File:
     is_yaml = path.suffix.lower() in (".yaml", ".yml")
     content, duplicates = _parse_yaml(path, text) if is_yaml else parse_json(str(path), text)
     if not isinstance(content, Mapping):
-        raise InputError(f"{path}: line 1, column 1: expected keys and values, got a {type(content).__name__}")
+        found = "nothing" if content is None else f"a {type(content).__name__}"
+        raise InputError(f"{path}: line 1, column 1: expected keys and values, got {found}")
     return File(path, _kind(path, content), content, duplicates)
 
 
@@ -78,13 +79,18 @@ def parse_json(place: str, text: str) -> tuple[Any, tuple[str, ...]]:
     try:
         content = parsed(place, partial(json.loads, object_pairs_hook=_object), text)
     except json.JSONDecodeError as error:
-        raise InputError(f"{place}: line {error.lineno}, column {error.colno}: {_plain(error.msg)}") from None
+        raise InputError(f"{place}: line {error.lineno}, column {error.colno}: {_plain(error)}") from None
     return content, tuple(_json_duplicates(content))
 
 
-def _plain(message: str) -> str:
-    """json's message without its ending for the place, which memkit prints first."""
-    return message.removesuffix(" at").removesuffix(" starting").removesuffix(": ")
+def _plain(error: json.JSONDecodeError) -> str:
+    """json's message without its ending for the place, which memkit prints first; a plainer one of the commonest
+    mistake, a comma before a closing bracket (from Python 3.13 on the place is the comma's)."""
+    before, after = error.doc[: error.pos].rstrip(), error.doc[error.pos :]
+    closing = after.removeprefix(",").lstrip()[:1]
+    if closing in ("}", "]") and (before.endswith(",") or after.startswith(",")):
+        return f"a comma before {closing}. Remove it"
+    return error.msg.removesuffix(" at").removesuffix(" starting").removesuffix(": ")
 
 
 def _json_duplicates(value: Any, prefix: str = "") -> Iterator[str]:

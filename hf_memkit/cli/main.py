@@ -167,9 +167,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"memkit: error: {said} (see `{asked} --help`)", file=sys.stderr)
         return 2
     except (typer.Abort, KeyboardInterrupt):
-        print(
-            "memkit: interrupted; records and the last checkpoint are intact: continue with --resume", file=sys.stderr
-        )
+        print("memkit: interrupted", file=sys.stderr)  # a recipe has its own line, with --resume
         return 1
     if isinstance(result, ScriptRun):
         result.run()  # not within `try`: its errors are its own

@@ -245,9 +245,9 @@ def plan(
         files.append(str(write_page(plans, prices, html, ran)))
     _show(plans, prices, found, files, compared=gpus_to_compare is not None, short=short, as_json=as_json, ran=ran)
     if write is not None and not fits:
-        _tell(f"{write}: not written; nothing fits{' without other code' if plans[0].with_code else ''}")
+        _tell(f"--write {write}: not written; nothing fits{' without other code' if plans[0].with_code else ''}")
     elif write is not None and plans[0].with_code and (best := plans[0].proposed) is not None:
-        _tell(f"{write}: has {best.candidate.name}; memkit run --plan cannot change code")
+        _tell(f"--write {write}: holds {best.candidate.name}. For a setup with other code, edit the script as shown")
     return 0 if fits and (not verify or any(each.passed for each in ran)) else 1
 
 
@@ -271,35 +271,31 @@ def refuse_contradictions(
         InputError: options that contradict one another, or values that mean nothing, a line each.
     """
     from hf_memkit.optimizers import OPTIMIZERS
-    from hf_memkit.plan.choices import ADAPTERS
+    from hf_memkit.plan.choices import ADAPTERS, wrong_sequences
 
     wrong = []
     if short and as_json:
         wrong.append("--short, --json: mutually exclusive. Omit --short: --json has everything.")
     if gpus_to_compare is not None:
         if gpu is not None:
-            wrong.append(f"--gpu {gpu}: not with --gpus-to-compare; add the GPU to that list")
+            wrong.append(f"--gpu {gpu}: not with --gpus-to-compare; write --gpus-to-compare {gpus_to_compare},{gpu}")
         if gpu_memory is not None:
-            wrong.append(f"--gpu-memory {gpu_memory}: not with --gpus-to-compare; add the size to that list: 24GB")
+            instead = f"--gpus-to-compare {gpus_to_compare},{gpu_memory}"
+            wrong.append(f"--gpu-memory {gpu_memory}: not with --gpus-to-compare; write {instead}")
         if write is not None:
             wrong.append(f"--write {write}: a plan is for one GPU; write --gpu NAME instead of --gpus-to-compare")
         if verify:
-            wrong.append("--verify: not with --gpus-to-compare; it runs one setup on this machine's GPU")
+            wrong.append("--verify: runs one setup on this machine's GPU; omit it, or --gpus-to-compare")
     elif price and gpu is None and gpu_memory is None:
         wrong.append(f"--price {price[0]}: no GPU named; add --gpu NAME, or --gpus-to-compare NAME,NAME")
-    if sequences_per_step is not None and sequences_per_step % gpus:
-        wrong.append(
-            f"--sequences-per-step {sequences_per_step}: not a multiple of {gpus}, the number of GPUs; give one"
-        )
+    if sequences_per_step is not None and (line := wrong_sequences(sequences_per_step, gpus)):
+        wrong.append(line)
     if limit is not None and not math.isfinite(limit):
         wrong.append(f"--limit {limit}: not a number of seconds; write one, such as --limit 120")
     methods = (*ADAPTERS, *OPTIMIZERS)
-    wrong += [
-        f"--also {name}: unknown{did_you_mean(name, methods)}; give one of {', '.join(ADAPTERS)}, or an "
-        f"optimizer of Trainer (optim): {', '.join(OPTIMIZERS)}"
-        for name in also or ()
-        if name not in methods
-    ]
+    near = {name: did_you_mean(name, methods) for name in also or () if name not in methods}
+    known = f"; write one of {', '.join(ADAPTERS)}, or an optimizer of Trainer (optim): {', '.join(OPTIMIZERS)}"
+    wrong += [f"--also {name}: unknown{said or known}" for name, said in near.items()]
     if wrong:
         raise InputError("\n".join(wrong))
 
@@ -326,16 +322,16 @@ def machines_of(
     wrong = []
     for name in names:
         try:
-            machine = described_machine(name, None, ram, None)
+            machine = described_machine(name, None, ram, None, option="--gpus-to-compare")
         except InputError as error:
-            wrong.append(f"--gpus-to-compare: {error}")
+            wrong.append(str(error))
             continue
         assert machine.gpu is not None
         if machine.gpu.name in found:
             wrong.append(f"--gpus-to-compare: {name}: named twice; omit one")
         found[machine.gpu.name] = machine
     if wrong:
-        raise InputError("\n".join(wrong))
+        raise InputError("\n".join(dict.fromkeys(wrong)))  # a wrong --ram is of each of them
     return tuple(found.values())
 
 
@@ -366,9 +362,9 @@ def read_prices(given: Sequence[str], gpus: Sequence[str]) -> dict[str, float]:
             wrong.append(f"--price {each}: not a price. Write a number above 0, such as {name}=0.71")
             continue
         try:
-            gpu = described_gpu(name)
+            gpu = described_gpu(name, option=f"--price {each}")
         except InputError as error:
-            wrong.append(f"--price {each}: {error}")
+            wrong.append(str(error))
             continue
         assert gpu is not None
         if gpu.name not in gpus:
@@ -391,7 +387,7 @@ def _refuse_other_subjects(script: str | None, of_setup: Mapping[str, object], *
     options = [f"--{'set' if name == 'settings' else name.replace('_', '-')}" for name in given]
     if script is not None and script.startswith("-"):
         raise InputError(
-            f"{script}: no script to give it to. Name the script before --, or with --model write --set KEY=VALUE"
+            f"{script}: no script before --. Write memkit plan train.py -- {script}, or with --model --set KEY=VALUE"
         )
     if script is not None and given:
         raise InputError(f"{', '.join(options)}: not with a script, which has its own; write its arguments after --")

@@ -39,8 +39,9 @@ def read_host(given: Sequence[str], nvme_path: str | None = None) -> GivenHost:
     for each in (part.strip() for text in given for part in text.split(",") if part.strip()):
         name, equals, value = (part.strip() for part in each.partition("="))
         if name not in (_CORES, *_RATES):
-            names = ", ".join((_CORES, *_RATES))
-            wrong.append(f"--host {each}: unknown name; use {names}{did_you_mean(name, (_CORES, *_RATES))}")
+            names = (_CORES, *_RATES)
+            near = did_you_mean(name, names) or f"; write one of {', '.join(names)}"
+            wrong.append(f"--host {each}: unknown name{near}")
         elif name in seen:
             wrong.append(f"--host {each}: {name} given twice; omit one")
         elif name == _CORES and not (value.isascii() and value.isdigit() and int(value)):
@@ -56,7 +57,7 @@ def read_host(given: Sequence[str], nvme_path: str | None = None) -> GivenHost:
                 wrong.append(f"--host {name}: {error}")
         seen.add(name)
     if nvme_path is not None and not nvme_path.strip():
-        wrong.append("--nvme-path: expected a folder")
+        wrong.append("--nvme-path: empty; give a folder on a fast disk")
     elif nvme_path is not None and user_path(nvme_path).exists() and not user_path(nvme_path).is_dir():
         wrong.append(f"--nvme-path {nvme_path}: a file; give a folder")
     if wrong:

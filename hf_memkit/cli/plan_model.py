@@ -76,7 +76,9 @@ def _setup(request: Request, settings: Sequence[str], args: str | None, sizes: d
     from hf_memkit.recipe.schema import load_recipe
 
     wrong = [
-        f"{option}: not with --recipe; write --set KEY=VALUE" for option, value in sizes.values() if value is not None
+        f"{option}: not with --recipe; write --set {field}={value}"
+        for field, (option, value) in sizes.items()
+        if value is not None
     ]
     wrong += ["--args: not with --recipe; write --set KEY=VALUE"] if args is not None else []
     wrong += (

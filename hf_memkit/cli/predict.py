@@ -231,8 +231,7 @@ def _with_own(
 
         name = "+".join(each for each in techniques if each not in PRESETS)
         if not name:
-            instead = f"needs a preset to change; a preset has that name: --preset {techniques[0]}"
-            raise InputError(f"--technique {techniques[0]}: {instead}")
+            raise InputError(f"--technique {techniques[0]}: no preset to change; write --preset {techniques[0]}")
         techniques = tuple(each for each in techniques if each in PRESETS)
     sizes = {
         "per_device_train_batch_size": ("--batch-size", batch_size),

@@ -55,12 +55,12 @@ _OWN: Final = {
 """Options that are arguments of a script, and what those often are called."""
 
 _NO_PLACE: Final = {
-    "preset": "the script has its own settings; a preset's for it: memkit preset show NAME --for trainer",
-    "technique": "the script has its own settings; a technique's for it: memkit preset show NAME --for trainer",
+    "preset": "to read what it sets: memkit preset show NAME --for trainer",
+    "technique": "to read what it sets: memkit preset show NAME --for trainer",
     "recipe": "omit one of the two",
-    "variant": "only recipes have variants",
-    "data": "the script reads its own data",
-    "no_trace": "a script is always traced",
+    "variant": "only recipes have variants; omit it",
+    "data": "the script reads its own data; omit it",
+    "no_trace": "a script is always traced; omit it",
 }
 
 
@@ -276,7 +276,7 @@ def _instead(prediction: Prediction) -> list[str]:
         return ["Set eval_accumulation_steps=1, or keep less of the predictions: preprocess_logits_for_metrics."]
     if prediction.why.startswith("it needs") and "--ram" in prediction.why:
         loads = 'Load weights as they are stored: from_pretrained(…, dtype="auto").'
-        return ["Say how much RAM the machine with the GPU has: --ram 256GB.", loads]
+        return ["Give the RAM of the machine with the GPU, such as --ram 256GB.", loads]
     return []
 
 

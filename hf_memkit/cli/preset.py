@@ -22,7 +22,7 @@ from hf_memkit.cli.options import (
     Set,
     Technique,
 )
-from hf_memkit.errors import InputError, SettingError
+from hf_memkit.errors import InputError, SettingError, did_you_mean
 from hf_memkit.request import Request
 from hf_memkit.user_files import refuse_existing, user_path, write_text
 
@@ -171,12 +171,13 @@ def _resolved(request: Request, settings: list[str] | None, args: str | None, sc
 
     request = read_own(request, settings or (), args)
     if script not in SCRIPTS:
-        raise InputError(f"--for {script}: unknown; one of {', '.join(SCRIPTS)}")
+        known = ", ".join(SCRIPTS)
+        raise InputError(f"--for {script}: unknown{did_you_mean(script, SCRIPTS) or f'; write one of {known}'}")
     if request.nvme_path is not None:
         request = replace(request, nvme_path=_folder(request.nvme_path))
     needless = {"--ram": request.ram, "--sequence-length": request.sequence_length}
     names = ", ".join(name for name, value in needless.items() if value)
-    without = SettingError(f"{names} needs --model, without which nothing can be computed")
+    without = SettingError(f"{names}: nothing can be computed without --model; add it, or omit {names}")
     if names and not (request.model or request.arguments.get("model_name_or_path")):
         raise without  # before torch is imported
     setup, _ = resolve(request, whole=False)
@@ -191,7 +192,7 @@ def _resolved(request: Request, settings: list[str] | None, args: str | None, sc
 
 def _folder(path: str) -> str:
     if not path.strip():
-        raise InputError("--nvme-path: expected a folder")
+        raise InputError("--nvme-path: empty; give a folder on a fast disk")
     folder = user_path(path)
     if not folder.exists() and not folder.absolute().parent.is_dir():
         raise InputError(

@@ -140,7 +140,8 @@ def _opened(
     if not options.as_json:
         render.opening(recipe, job.target or job.setup, job)
     if not job.is_rehearsal and job.setup.problems:
-        raise DoesNotFitError(f"variant {job.variant!r} {'; '.join(job.setup.problems)}")
+        instead = "" if options.request.variant == "auto" else ". --variant auto takes the first that fits"
+        raise DoesNotFitError(f"variant {job.variant!r} {'; '.join(job.setup.problems)}{instead}")
     if not overwrite:
         refuse_used(job.output)
     _refuse_mistakes(job)

@@ -94,10 +94,12 @@ class RunOptions:
         )
         if place.nodes == 1:
             if needless := self.given("master_addr", "master_port") + (["--node-rank"] if self.node_rank else []):
-                raise InputError(f"{', '.join(needless)}: only for several machines; add --nodes, or omit it")
+                raise InputError(
+                    f"{(names := ', '.join(needless))}: only for several machines; add --nodes N, or omit {names}"
+                )
             return place
-        missing = [] if place.master_addr else ["--master-addr, the address of machine 0"]
-        missing += [f"--node-rank, from 0 to {place.nodes - 1}"] if self.node_rank is None else []
+        missing = [] if place.master_addr else ["--master-addr ADDRESS (of machine 0)"]
+        missing += [f"--node-rank N (0 to {place.nodes - 1})"] if self.node_rank is None else []
         if missing and not self.shown_only:
             raise InputError(f"--nodes {place.nodes}: on every machine, add {' and '.join(missing)}")
         if place.node_rank >= place.nodes:
@@ -120,7 +122,7 @@ class RunOptions:
                     f"{place.nodes} machines (WORLD_SIZE={ranks.world_size}); omit {flag}"
                 )
         if needless := self.given("master_addr", "master_port") + (["--node-rank"] if self.node_rank else []):
-            raise InputError(f"{', '.join(needless)}: set by the launcher; omit it")
+            raise InputError(f"{(names := ', '.join(needless))}: set by the launcher; omit {names}")
         return place
 
 

@@ -107,6 +107,7 @@ def opening(recipe: Recipe, target: Setup, job: RecipeRun, *, problems: bool = T
     say(f"Model: {model.name}, {model.parameters:,} parameters.")
     if model.origin == "architecture":
         say("  WARNING: model not reachable. Training from RANDOM weights by the recipe's config, not fine-tuning.")
+        say("  Give a folder with its weights: --model FOLDER.")
     for note in target.notes:
         say(f"Note: {note}")
     for problem in target.problems if problems else ():

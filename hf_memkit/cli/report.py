@@ -43,7 +43,7 @@ def report(
 
     show_what_can_be_shown()
     if follow and as_json:
-        raise InputError("--follow, --json: mutually exclusive. Drop --follow to print the run once.")
+        raise InputError("--follow, --json: mutually exclusive. Omit --follow to print the run once.")
     console = Console(highlight=False)
     if follow:
         run = reports.follow(run_dir, console, modules=modules)

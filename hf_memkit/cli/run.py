@@ -79,7 +79,7 @@ def run(
     if folder is not None and folder.exists() and not folder.is_dir():
         raise InputError(f"--records {records}: a file. Give a folder.")
     if plan is not None and predict:
-        raise InputError("--predict, --plan: mutually exclusive. Drop --predict: the plan has its prediction.")
+        raise InputError("--predict, --plan: mutually exclusive. Omit --predict: the plan has its prediction.")
     planned = PlannedRun.read(plan) if plan is not None else None
     # A launcher gives it to the script as its first argument.
     launched = context.find_root().params

@@ -106,24 +106,24 @@ def trainer_options(
         ValueError: arguments that torchao's optimizer would silently get wrong.
     """
     if cpu_offload.get_available_devices()[-1] not in ("cuda", "xpu"):
-        raise RuntimeError("torchao's CPUOffloadOptimizer needs a CUDA or XPU GPU; there is none")
+        raise RuntimeError("torchao's CPUOffloadOptimizer needs a CUDA or XPU GPU. Omit it on this machine")
     accumulation = arguments.gradient_accumulation_steps
     problems = []
     if arguments.world_size > 1 or arguments.n_gpu > 1:
-        problems.append("it is for one GPU: each process would step with its own gradients, not their average")
+        problems.append("cpu_offload_optimizer is for one GPU: each process would step with its own gradients")
     if arguments.deepspeed or arguments.fsdp:
-        problems.append("DeepSpeed and FSDP offload by themselves; use one of them")
+        problems.append("DeepSpeed and FSDP have their own offloading; omit them, or cpu_offload_optimizer")
     if arguments.fp16:
         problems.append("fp16=True unscales gradients that are still being copied to the host; use bf16")
     if arguments.max_grad_norm:
         problems.append(
-            f"max_grad_norm={arguments.max_grad_norm} would clip nothing, the gradients being on the host already; "
-            f"set it to 0 and this part's own max_grad_norm instead"
+            f"max_grad_norm={arguments.max_grad_norm} would clip nothing: the gradients are on the host already. "
+            f"Set it to 0, and max_grad_norm of cpu_offload_optimizer instead"
         )
     if offload_gradients and accumulation > 1:
         problems.append(
-            f"offload_gradients=True with gradient_accumulation_steps={accumulation} would step with the last "
-            f"micro-batch alone"
+            f"offload_gradients=True with gradient_accumulation_steps={accumulation} would use only the last "
+            f"micro-batch's gradients; omit offload_gradients"
         )
     if problems:
         raise ValueError("; ".join(problems))

@@ -5,7 +5,7 @@ import warnings
 
 _components = importlib.import_module("hf_memkit.components")
 warnings.warn(
-    "hf_memkit.parts is now hf_memkit.components; write the new name, the old one goes in the next release",
+    "hf_memkit.parts is now hf_memkit.components. Write the new name: the next release drops the old one",
     FutureWarning,
     stacklevel=2,
 )

@@ -69,7 +69,9 @@ def calibrate(
         )
     pricing = Pricing.of(machine)
     if pricing.rates is None:
-        raise InputError(f"--calibrate: memkit has no rates for {machine.gpu.name}")
+        raise InputError(
+            f"--calibrate: no published rates for {machine.gpu.name} to correct. Plans for it rank by memory"
+        )
     said(f"measuring {machine.gpu.name}, up to a minute; nothing else may use the GPU meanwhile")
     likely = MOST if pricing.stands_for else _LIKELY
     factors = factors_of(measured_probes("cuda"), pricing.rates, pricing.capability, likely=likely)
@@ -126,8 +128,8 @@ def factors_of(
             ratios.setdefault(probe["kind"], []).append(probe["seconds"] / computed)
     factors = {kind: round(statistics.median(each), 4) for kind, each in ratios.items()}
     wrong = [
-        f"--calibrate: {kind} takes {factor:.3g} times as long as by the rates of this GPU: another process may be "
-        "using it (see nvidia-smi). Nothing is kept"
+        f"--calibrate: {kind} takes {factor:.3g} times as long as published for this GPU. Another process may use it: "
+        "see nvidia-smi, then calibrate again. Nothing was stored"
         for kind, factor in factors.items()
         if not 1 / likely <= factor <= likely
     ]
@@ -188,12 +190,13 @@ def run_factor(run: Run, *, likely: float = _LIKELY) -> float:
     ]
     if len(times) < _LEAST_STEPS:
         raise InputError(
-            f"--calibrate {run.folder}: only {len(times)} steps with a time; train at least {_LEAST_STEPS}"
+            f"--calibrate {run.folder}: only {len(times)} steps with a time; record at least {_LEAST_STEPS}"
         )
     factor = statistics.median(times) / middle
     if not 1 / likely <= factor <= likely:
         raise InputError(
-            f"--calibrate {run.folder}: a step took {factor:.3g} times as long as predicted: that is no matter of "
-            "rates (data that come slowly, another process on the GPU?); nothing is kept"
+            f"--calibrate {run.folder}: a step took {factor:.3g} times as long as predicted; accepted are "
+            f"{1 / likely:.2g} to {likely:.2g}. Look for slow data loading and other processes on the GPU. Nothing "
+            "was stored"
         )
     return factor

@@ -114,8 +114,8 @@ def stored(gpu: Gpu | None) -> tuple[Calibration | None, tuple[str, ...]]:
         if then and now and then != now:
             return None, (
                 *warnings,
-                f"the calibration of {mine.gpu} is with {what} {then}, and this is {now}: not used; "
-                "memkit plan --calibrate makes another",
+                f"the calibration of {mine.gpu} is not used: it is for {what} {then}, and this is {now}. Renew it: "
+                "memkit plan --calibrate",
             )
     return mine, warnings
 
@@ -149,7 +149,7 @@ def store(calibration: Calibration) -> Path:
                 raise
     except OSError as error:
         raise InputError(
-            f"{path}: cannot be written: {error.strerror or error}; set XDG_CACHE_HOME to a folder that can"
+            f"{path}: cannot be written: {error.strerror or error}; set XDG_CACHE_HOME to a writable folder"
         ) from error
     return path
 
@@ -170,8 +170,7 @@ def _read(path: Path) -> tuple[list[Calibration], tuple[str, ...]]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         said = (str(error).splitlines() or [""])[0][:120]
         return [], (
-            f"{path}: is no calibration ({type(error).__name__}: {said}), and is not used; memkit plan --calibrate "
-            "makes another",
+            f"{path}: not used, not a calibration ({type(error).__name__}: {said}). Renew it: memkit plan --calibrate",
         )
 
 
@@ -182,5 +181,5 @@ def _checked(content: Mapping[str, Any]) -> Calibration:
             raise ValueError(f"factor {kind}: {factor}")
     texts = {name: content[name] for name in ("gpu", "driver", "torch", "how", "when")}
     if not all(isinstance(each, str) for each in texts.values()):
-        raise ValueError("a text is none")
+        raise ValueError(f"{', '.join(texts)} must be text")
     return Calibration(factors=factors, **texts)

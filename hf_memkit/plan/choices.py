@@ -22,7 +22,16 @@ from hf_memkit.techniques.allocator import VARIABLE, user_settings
 from hf_memkit.user_files import user_path
 from hf_memkit.zero import presets
 
-__all__ = ["ADAPTERS", "IN_NO_PLAN", "ON_DISK", "LeftOut", "choices_for", "micro_batches", "of_batch"]
+__all__ = [
+    "ADAPTERS",
+    "IN_NO_PLAN",
+    "ON_DISK",
+    "LeftOut",
+    "choices_for",
+    "micro_batches",
+    "of_batch",
+    "wrong_sequences",
+]
 
 ADAPTERS: Final = {"lora": "LoRA", "qlora": "QLoRA"}
 """Methods that `--also` takes besides optimizers, and what a setup with one is called."""
@@ -34,7 +43,7 @@ IN_NO_PLAN: Final[LeftOut] = {
     "packing": "it changes which tokens an optimizer step has, and so how many steps an epoch has",
     "torch_compile": "a compiled model keeps and recomputes what its compiler decides, which a trace does not show",
     "half weights with stochastic rounding": (
-        "no optim of Trainer names such an optimizer; as parts: docs/techniques/optimizers.md#adamw-8bit-stochastic"
+        "Trainer's optim has no such optimizer; for your script: docs/techniques/optimizers.md#adamw-8bit-stochastic"
     ),
 }
 """What no plan has, whatever the script."""
@@ -118,6 +127,15 @@ def micro_batches(sequences: int) -> list[int]:
     return [size for size in range(sequences, 0, -1) if sequences % size == 0]
 
 
+def wrong_sequences(sequences: int, gpus: int) -> str:
+    """Why an optimizer step on so many GPUs cannot have so many sequences, as a message; empty: it can."""
+    if sequences >= 1 and sequences % gpus == 0:
+        return ""
+    below = sequences // gpus * gpus
+    near = f"{below} or {below + gpus}" if below > 0 else str(gpus)
+    return f"--sequences-per-step {sequences}: must be a multiple of {gpus}, the number of GPUs; write {near}"
+
+
 def of_batch(facts: Mapping[str, Any]) -> tuple[Group, str]:
     """What another micro-batch does to the result: (group, in words)."""
     if facts["rows_compared"]:
@@ -125,7 +143,7 @@ def of_batch(facts: Mapping[str, Any]) -> tuple[Group, str]:
     if facts["scaled_by_accumulation"]:
         return "another method", "the loss ignores how many tokens a step has, so that accumulation scales gradients"
     if facts["late_batch"]:
-        return "another method", "the script sets its batch after it has made its Trainer"
+        return "another method", "the script sets its batch after it creates its Trainer"
     said = []
     if facts["batch_norm"]:
         said.append("batch normalisation takes its statistics from another micro-batch")
@@ -209,7 +227,7 @@ def _small_optimizers(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[A
         left_out[name] = "the script's DeepSpeed JSON may set its own optimizer"
         return
     if facts["own_optimizer"] or own is None or own.algorithm != "AdamW" or own.bits != 32:
-        left_out[name] = "the script's optimizer is none that Trainer's optim names as AdamW in 32 bits"
+        left_out[name] = "the script's optimizer is not a 32-bit AdamW of Trainer's optim"
         return
     if importlib.util.find_spec("bitsandbytes") is None:
         left_out[name] = "bitsandbytes is not installed here: pip install bitsandbytes"
@@ -236,7 +254,7 @@ def _without_padding(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[Al
     elif facts["needs_padding"]:
         left_out[name] = facts["needs_padding"]
     elif cut_at is not None and facts["cuts_rows"] and (facts["longest_row"] or 0) >= cut_at:
-        left_out[name] = f"it does not cut rows, and max_length={cut_at} does; cut them where they are tokenised"
+        left_out[name] = f"it does not truncate rows, and max_length={cut_at} does; truncate them when tokenizing"
     else:
         settings: dict[str, Any] = {"arguments.padding_free": True}
         settings |= {"arguments.max_length": None} if cut_at is not None else {}
@@ -248,18 +266,18 @@ def _without_padding(facts: Mapping[str, Any], left_out: LeftOut) -> Iterator[Al
             install = "pip install flash-attn  # or kernels"
         said += ": sums in another order"
         if facts["counts_first_labels"]:  # transformers 5.23.0: trainer.py, `_get_num_items_in_batch`
-            said += "; the loss is divided by one token a row less, which nothing predicts"
+            said += "; the loss's divisor then omits the first token of each row, which no position predicts"
         yield Alternative("padding", name, settings, "nearly the same", said, install=install)
 
 
 def _engines(facts: Mapping[str, Any], gpus: int, left_out: LeftOut, nvme_path: str | None) -> Iterator[Alternative]:
     if facts["arguments"].get("deepspeed"):
         if nvme_path is not None:
-            left_out[ON_DISK] = "the script's own DeepSpeed JSON stays"
+            left_out[ON_DISK] = "the script has its own DeepSpeed JSON"
         return
     if facts["quantised"] or facts["own_optimizer"]:
         left_out["DeepSpeed"] = (
-            "the model is quantised" if facts["quantised"] else "the script brings its own optimizer"
+            "the model is quantised" if facts["quantised"] else "the script creates its own optimizer"
         )
         return
     if "float32" in facts["trained_dtypes"] and not (facts["arguments"].get("bf16") or facts["arguments"].get("fp16")):
@@ -303,7 +321,7 @@ def _methods(
         missing = [each for each in optimizer.packages if importlib.util.find_spec(each) is None]
         if facts["own_optimizer"] or missing:
             how = f': pip install "hf-memkit[{EXTRAS[missing[0]]}]"' if missing and missing[0] in EXTRAS else ""
-            own = "the script brings its own optimizer"
+            own = "the script creates its own optimizer"
             left_out[name] = f"{missing[0]} is not installed here{how}" if missing else own
             continue
         said = f"{name}: another optimizer, which needs its own learning rate"
@@ -322,20 +340,20 @@ def _no_adapters(facts: Mapping[str, Any], name: str) -> str:
     if facts["quantised"]:
         return "the script's model is quantised already"
     if not facts["loaded"]:
-        return f"{facts['model_class']} is no model class of transformers, of which PEFT knows the layers"
+        return f"{facts['model_class']} is not a model class of transformers: PEFT does not know its layers"
     kind = str(facts["model_class"])
     if not told_of_model(kind) and not kind.endswith(_NO_NEW_HEAD):
-        return f"PEFT has no task type for {kind}, and would leave a new head as it is"
+        return f"PEFT has no task type for {kind}, and would leave a new head untrained"
     if facts["own_optimizer"]:
-        return "the script brings its own optimizer, made for the parameters of the whole model"
+        return "the script creates its own optimizer, for the parameters of the whole model"
     if name == "lora":
         return ""
     if facts["arguments"].get("deepspeed"):
-        return "4-bit weights go without DeepSpeed here, which the script uses"
+        return "the script uses DeepSpeed, which memkit does not plan with 4-bit weights"
     if importlib.util.find_spec("bitsandbytes") is None:
         return "bitsandbytes is not installed here: pip install bitsandbytes"
     if facts["loaded_at"] is None:
-        return "the script does not make its model by from_pretrained, which alone quantises"
+        return "the script does not load its model with from_pretrained, which does the quantising"
     return ""
 
 
@@ -343,7 +361,8 @@ def _adapters(facts: Mapping[str, Any], machine: Machine, name: str) -> Alternat
     told = {key: value for key, (value, _) in told_of_model(facts["model_class"]).items()}
     adapter = {"r": RANK, "lora_alpha": 2 * RANK, "target_modules": TARGETS, **told}
     settings = {f"adapter.{key}": value for key, value in adapter.items()}
-    said = f"only adapters are trained (rank {RANK}), which need their own learning rate"
+    over = ", over 4-bit weights" if name == "qlora" else ""
+    said = f"only adapters are trained (rank {RANK}){over}; they need their own learning rate"
     kwargs = facts["arguments"].get("activation_checkpointing_kwargs") or {}
     if kwargs.get("use_reentrant"):
         # What enters the first layer needs no gradients now, and a reentrant checkpoint would give none behind it.
@@ -351,7 +370,6 @@ def _adapters(facts: Mapping[str, Any], machine: Machine, name: str) -> Alternat
     if name == "qlora":
         dtype = "bfloat16" if machine.gpu is not None and machine.gpu.bf16 else "float16"
         settings["model.quantization_config"] = {**QUANTIZATION, "bnb_4bit_compute_dtype": dtype}
-        said += ", beside weights in 4 bits"
     code = other_code.lines(facts, adapter, settings.get("model.quantization_config"))
     return Alternative("method", ADAPTERS[name], settings, "another method", said, code=code)
 

@@ -37,7 +37,7 @@ def plan_text(plan: Plan, path: str) -> str:
     else:
         uses = [
             f"# {use}, with your own training script for SCRIPT.",
-            "# The model, the length of rows and the rest of what was planned the script sets itself.",
+            "# Your script sets all else: the model, the length of rows.",
         ]
     head = [
         f"{_HEAD} {__version__} for {plan.name}.",

@@ -93,7 +93,7 @@ def fits(prediction: Prediction, machine: Machine) -> tuple[bool, str]:
     usable, needs = usable_bytes(machine), prediction.total_bytes[1]
     if needs > usable:
         return False, (
-            f"needs up to {format_gib(needs)}, and {FULL_SHARE:.0%} of {machine.gpu.name} are {format_gib(usable)}"
+            f"needs up to {format_gib(needs)}; {100 * FULL_SHARE:.0f} % of {machine.gpu.name} is {format_gib(usable)}"
         )
     if prediction.verdict == "does not fit":
         return False, prediction.why

@@ -28,8 +28,8 @@ _WORDS: Final = (
     ),
     (
         "GiB",
-        "The most that the process may take of the GPU: what PyTorch's allocator reserves at most, and what lies "
-        "outside it. 2³⁰ bytes.",
+        "Maximum that the process takes of the GPU: what PyTorch's allocator reserves, and what is outside it. 2³⁰ "
+        "bytes.",
     ),
     (
         "fits",
@@ -38,7 +38,7 @@ _WORDS: Final = (
     ),
     ("s a step", "Of one optimizer step, computed from the traced operations, with the range in which it should lie."),
     ("run", "The whole training with its evaluations and saves."),
-    ("frontier", "Setups of which no other is both faster and smaller."),
+    ("frontier", "Setups for which no other is both faster and smaller."),
 )
 
 

@@ -23,7 +23,7 @@ from hf_memkit.gpu_rates import RATES, rates_of
 from hf_memkit.hardware import Machine, named_gpu
 from hf_memkit.host_rates import GivenHost
 from hf_memkit.plan.candidate import SetupCandidate
-from hf_memkit.plan.choices import ADAPTERS, ON_DISK, LeftOut, choices_for, of_batch
+from hf_memkit.plan.choices import ADAPTERS, ON_DISK, LeftOut, choices_for, of_batch, wrong_sequences
 from hf_memkit.plan.judged import Judged, judged, usable_bytes
 from hf_memkit.plan.plan import Plan
 from hf_memkit.plan.pricing import Pricing, priced
@@ -76,7 +76,7 @@ def plan_setup(
     own, *traced = (replace(each, run_seconds=None) for each in (found.own, *found.traced))
     left_out = dict(found.left_out)
     if "from_pretrained" in left_out.get(ADAPTERS["qlora"], ""):
-        left_out[ADAPTERS["qlora"]] = "without a script it is a preset to begin with: --preset qlora"
+        left_out[ADAPTERS["qlora"]] = "without a script it is a preset: --preset qlora"
     return replace(found, name=name, own=own, traced=tuple(traced), left_out=left_out, script=None)
 
 
@@ -165,9 +165,8 @@ def plan_gpus(
     """
     if any(machine.gpu is None for machine in machines):
         raise InputError("this machine has no GPU; name one: --gpu NAME or --gpu 16GB")
-    if sequences is not None and (sequences < 1 or sequences % gpus):
-        of_them = f" of {gpus}, the number of GPUs" if gpus > 1 else ""
-        raise InputError(f"--sequences-per-step {sequences}: must be a multiple{of_them} from {gpus} on")
+    if sequences is not None and (line := wrong_sequences(sequences, gpus)):
+        raise InputError(line)
     environment = dict(os.environ if environment is None else environment)
     found: dict[int, Plan] = {}
     with _pool() as pool:
@@ -333,7 +332,7 @@ def _about_variant(machine: Machine) -> Iterator[str]:
     if gpu is None or gpu.here or rates_of(gpu.name) not in RATES.values():
         return
     if (other := named_gpu(f"{gpu.name} PCIe").name) != gpu.name:
-        yield f'times are those of the {gpu.name} as a module (SXM); of the PCIe card: --gpu "{other}"'
+        yield f'times are for the {gpu.name} as a module (SXM); for the PCIe GPU: --gpu "{other}"'
 
 
 def _what_differs(other: Judged, own: Judged) -> str:
@@ -417,7 +416,7 @@ class _Judge:
             why = "it changes the rows of the training data"
         attention = candidate.overrides.model.get("attn_implementation")
         if attention not in (None, facts.get("attention")):
-            why = f"the script makes its model so that no option sets its attention, which stays {facts['attention']}"
+            why = f"no option sets the attention of the script's model, which stays {facts['attention']}"
         return replace(found, fits=False, why=why, is_other=True) if why else found
 
     def end(self) -> None:

@@ -108,7 +108,7 @@ class _ShortTraining:
                 object.__setattr__(arguments, name, value)
         self._found["notes"] += _own_callbacks_alone(trainer)
         if hasattr(trainer, "_buffered_inputs"):  # TRL's trainers that learn from the model's own answers
-            self._found["notes"].append("batches are the first of the script's own loader: the model makes them")
+            self._found["notes"].append("batches are the first of the script's loader: the model generates them")
         else:
             loader = self._loader(trainer)
             trainer.get_train_dataloader = lambda: loader
@@ -127,7 +127,7 @@ class _ShortTraining:
         except Exception as error:  # what cannot be looked at may train all the same
             said = (str(error).splitlines() or [""])[0][:200]
             self._found["notes"].append(
-                f"batches are the first of the script's own loader: the worst was not found ({said})"
+                f"batches are the first of the script's loader: the worst was not found ({said})"
             )
             return own
         self._found["worst"] = shape_of(chosen.worst)
@@ -158,7 +158,7 @@ class _ShortTraining:
                     raise
                 said = (str(error).splitlines() or [""])[0][:200]
                 self._found["notes"].append(
-                    f"evaluation: it failed with two batches instead of all ({type(error).__name__}: {said})"
+                    f"the evaluation failed with two batches instead of all ({type(error).__name__}: {said})"
                 )
                 self._found["evaluated"] = None
                 return {}
@@ -236,7 +236,7 @@ def _own_callbacks_alone(trainer: Any) -> Iterator[str]:
         if own or kind.__name__ in _NOT_CALLED or kind.__module__ == "transformers.integrations.integration_utils":
             trainer.callback_handler.callbacks.remove(each)
         if own:
-            yield f"callback {kind.__name__} is not called"
+            yield f"callback {kind.__name__} was not called"
 
 
 def _watch(found: dict[str, Any], tell: Callable[[str], None]) -> Any:

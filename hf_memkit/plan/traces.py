@@ -123,7 +123,9 @@ class ScriptTraces:
         while not late.exists():
             if script.done():
                 checked(self._script, *script.result())
-                raise InputError(f"{self._script}: ended before it made a Trainer; nothing to plan")
+                raise InputError(
+                    f"{self._script}: ended before it created a Trainer. Plan a script that calls Trainer.train()"
+                )
             time.sleep(_POLL_S)
         for name in (EARLY, LATE):
             if (self._folder / name).exists():

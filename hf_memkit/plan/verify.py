@@ -78,7 +78,7 @@ def refuse_unverifiable(machine: Machine | None, gpus: int = 1) -> None:
             f"plan is for {format_gib(asked.capacity_bytes)}; omit --gpu-memory"
         )
     if gpus > (there := _gpus_here()):
-        raise InputError(f"--verify: --gpus {gpus}, and this machine has {there}; omit --verify")
+        raise InputError(f"--verify: the plan is for --gpus {gpus}, and this machine has {there}; omit --verify")
 
 
 def same_gpu(one: Gpu, other: Gpu) -> bool:
@@ -295,7 +295,7 @@ def _failure(code: int, result: Mapping[str, Any], records: Run | None, lines: t
     errors = [found["error"] for line in lines if (found := _ERROR.match(line))]
     out_of_memory = any("OutOfMemoryError" in each or "CUDA out of memory" in each for each in errors)
     if result and code == 0:
-        return "the script called no train() of a Trainer", False
+        return "the script did not call Trainer.train()", False
     where = _STAGES.get(str(result.get("stage")), "before the script began")
     how = f"ended by signal {-code} {where}" if code < 0 else f"failed {where}"
     return ": ".join([how, *(each[:300] for each in errors[-1:])]), out_of_memory

@@ -278,7 +278,7 @@ def notes(plan: Plan, *, every: bool = False) -> Iterator[str]:
     """What was not tried, and what the figures rest on, a sentence each. `every`: what no plan has too, and why."""
     best = plan.proposed
     if count := len(plan.excluded):
-        yield f"{count} more setup{'s' * (count != 1)} cannot fit: a smaller setup of each does not."
+        yield f"{count} more setup{'s' * (count != 1)} cannot fit: each needs more than one that does not fit."
     for name, why in plan.left_out.items():
         if every or name not in IN_NO_PLAN:
             yield f"Not tried: {name}: {why}."
@@ -292,8 +292,8 @@ def notes(plan: Plan, *, every: bool = False) -> Iterator[str]:
     per_gpu = plan.sequences // plan.gpus
     if best is not None and best.candidate.micro_batch_size == 1 and _is_prime(per_gpu):
         yield (
-            f"Note: no micro-batch between 1 and {per_gpu} divides {per_gpu}; another number of sequences, such as "
-            f"{(per_gpu + 1) * plan.gpus} (--sequences-per-step), has some."
+            f"Note: no micro-batch between 1 and {per_gpu} divides {per_gpu}; --sequences-per-step "
+            f"{(per_gpu + 1) * plan.gpus} has some."
         )
     for note in plan.notes:
         yield f"Note: {note.rstrip('.')}."

@@ -96,7 +96,7 @@ def predict_script(
             raise InputError("arguments: the UserScript has its own; omit arguments")
     else:
         script = UserScript.found(str(script), arguments)
-    machine = described_machine(gpu, gpu_memory, ram, None)
+    machine = described_machine(gpu, gpu_memory, ram, None, option="gpu")
     other = find_environment(python) if python is not None else None
     try:
         return predict_script_training(

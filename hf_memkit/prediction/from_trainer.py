@@ -104,7 +104,7 @@ def predict_trainer(
         ScriptFailed: code of yours raised an exception there, which `text` has.
     """
     refuse_below_one(sequence_length=sequence_length, gpus=gpus, nodes=nodes)
-    machine = described_machine(gpu, gpu_memory, ram, None)
+    machine = described_machine(gpu, gpu_memory, ram, None, option="gpu")
     own = {
         "train_dataset": train_dataset, "data_collator": data_collator, "processing_class": processing_class,
         "optimizer_cls_and_kwargs": optimizer_cls_and_kwargs, "trainer_class": trainer_class, "example": example,

@@ -146,7 +146,7 @@ def refuse_wrong(recipe: Recipe, request: Request) -> None:
     """
     described_gpu(request.gpu, request.gpu_memory)
     if request.ram:
-        parse_size(request.ram, "RAM")
+        parse_size(request.ram, "--ram")
     if request.variant not in (known := (*recipe.variants, "auto")):
         raise InputError(
             f"recipe {recipe.name!r} has no variant {request.variant!r}"

@@ -29,7 +29,9 @@ def preset(tmp_path: Path) -> Path:
     [
         ("ds.json", '{"bf16": 1 "fp16": 2}', "ds.json: line 1, column 12: Expecting ',' delimiter"),
         ("ds.json", '{"bf16": 1} x', "ds.json: line 1, column 13: Extra data"),
+        ("ds.json", '{"bf16": 1,}', "a comma before }. Remove it"),
         ("ds.json", "[1, 2]", "ds.json: line 1, column 1: "),
+        ("args.yaml", "", "args.yaml: line 1, column 1: expected keys and values, got nothing"),
         ("args.yaml", "a: 1\nb: [1, 2\nc: 3\n", "args.yaml: line 3, column 2"),
         ("acc.yaml", "compute_environment: LOCAL_MACHINE\n", "a config of `accelerate launch`"),
     ],

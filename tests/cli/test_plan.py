@@ -150,7 +150,7 @@ def test_a_method_with_other_code_is_shown_and_not_written(folder: Path, capsys:
     assert row["group"] == "another method" and row["fits"] and row["step_time_s"] and "get_peft_model(" in row["code"]
     assert found["best"] != name and "from_pretrained" in found["left_out"]["QLoRA"]
     overrides, about = read_plan("plan.yaml")
-    assert "LoRA" not in about["setup"] and not overrides.adapter and "cannot change code" in said.err
+    assert "LoRA" not in about["setup"] and not overrides.adapter and "plan.yaml: holds" in said.err
     diff = found["paste"][name]["diff"]
     assert "+Trainer(get_peft_model(GPT2LMHeadModel(config), LoraConfig(r=16" in diff
     assert "adapter" not in (folder / "plan.yaml").read_text()

@@ -199,7 +199,7 @@ def test_problems_stand_first(run: Run) -> None:
         (("show", "lora", "--model", "no/such-model"), "no/such-model"),
         (("show", "lora", "--ram", "64GB"), "--ram needs --model"),
         (("show", "lora", "--batch-size", "30", "--set", "per_device_train_batch_size=7"), "does not divide 30"),
-        (("show", "infinity", "--nvme-path", " "), "--nvme-path: expected a folder"),
+        (("show", "infinity", "--nvme-path", " "), "--nvme-path: empty; give a folder"),
         (("show", "infinity", "--nvme-path", "/no/such"), "--nvme-path /no/such: neither it nor its parent"),
         (("show", "lean", "--technique", "lgier"), "did you mean 'liger'?"),
         (("show", "offload", "--set", "deepspeed=mine.json"), "has its own DeepSpeed config"),

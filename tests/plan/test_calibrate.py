@@ -110,7 +110,7 @@ def test_a_file_that_is_none_is_not_used(cache: Path, content: str) -> None:
 def test_another_torch_is_another_calibration() -> None:
     store(Calibration("L4", "", "1.0", {"matmul": 1.1}, "a test", "2026-01-31"))
     found, (warning,) = stored(L4)
-    assert found is None and "is with torch 1.0, and this is" in warning
+    assert found is None and "it is for torch 1.0, and this is" in warning
 
 
 def test_no_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_a_run_calibrates_what_its_plan_has_predicted(tmp_path: Path) -> None:
     ("given", "words"),
     [
         ({"prediction": {}}, "have no predicted step time; run memkit plan --write plan.yaml"),
-        ({"prediction": PREDICTED, "steps": 7}, "only 4 steps with a time; train at least 5"),
+        ({"prediction": PREDICTED, "steps": 7}, "only 4 steps with a time; record at least 5"),
         ({"prediction": PREDICTED, "device_type": "cpu"}, "ran on cpu, not on a GPU"),
         ({"prediction": {"step_time_ms": 20.0}}, "took 30 times as long as predicted"),
     ],

@@ -30,7 +30,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (("train.py", "--verify"), "--verify: this machine has no GPU"),
         (("train.py", "--verify", "--gpu", "L4"), "--verify: this machine has no GPU"),
-        (("train.py", "--verify", "--gpus-to-compare", "L4,T4"), "--verify: not with --gpus-to-compare"),
+        (
+            ("train.py", "--verify", "--gpus-to-compare", "L4,T4"),
+            "--verify: runs one setup on this machine's GPU; omit it, or --gpus-to-compare",
+        ),
         (("--calibrate",), "--calibrate: this machine has no GPU"),
         (("nowhere", "--calibrate"), "nowhere: no such folder"),
         (("--calibrate", "--gpu", "L4", "--short"), "--calibrate: not with --gpu, --short"),

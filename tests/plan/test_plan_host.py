@@ -74,7 +74,7 @@ def test_a_wrong_value_is_one_line(given: str, said: str) -> None:
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    for path, said in ((" ", "expected a folder"), (str(tmp_path / "file"), "a file; give a folder")):
+    for path, said in ((" ", "empty; give a folder"), (str(tmp_path / "file"), "a file; give a folder")):
         with pytest.raises(InputError, match=said):
             read_host([], path)
 
@@ -152,7 +152,7 @@ def test_with_its_speed_it_has_a_time_and_the_real_folder(plans: dict[str, Plan]
     said = " ".join(swapped.step_time.rests_on)
     assert "32 cores, RAM 200 GB/s, NVMe reads 6 GB/s, NVMe writes 3 GB/s, PCIe 25 GB/s" in said
     assert "written at 3 GB/s (given by --host)" in said
-    assert any("as --host gives it" in line for line in notes(found))
+    assert any("the machine of --host" in line for line in notes(found))
     first = pasted(swapped.candidate).before[0]
     assert first == "memkit ds copy zero3-infinity --nvme-path '/not here'"
     config = swapped.candidate.overrides.arguments["deepspeed"]["zero_optimization"]

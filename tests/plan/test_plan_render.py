@@ -123,7 +123,7 @@ def test_a_name_of_two_cards_is_said_to_be_the_faster() -> None:
         return list(_about_variant(described_machine(name, None, None, None)))
 
     (line,) = said("A100 80GB")
-    assert line.endswith('as a module (SXM); of the PCIe card: --gpu "A100 80GB PCIe"')
+    assert line.endswith('as a module (SXM); for the PCIe GPU: --gpu "A100 80GB PCIe"')
     assert said("A100 80GB PCIe") == said("RTX 4090") == said("80GB") == []
 
 
@@ -149,7 +149,7 @@ def test_another_batch_is_said_first() -> None:
 def test_a_batch_that_no_micro_batch_divides() -> None:
     """Would notice: seven passes of one sequence, and no word of what would give others."""
     said = of(plan(setup(7, 1, 42, 1.0), setup(1, 7, 12, 2.0)))
-    assert "no micro-batch between 1 and 7 divides 7; another number of sequences, such as 8 (--seq" in said
+    assert "no micro-batch between 1 and 7 divides 7; --sequences-per-step 8 has some" in said
     for fine in (plan(setup(7, 1, 12, 1.0)), plan(setup(8, 1, 42, 1.0), setup(1, 8, 12, 2.0))):
         assert "no micro-batch" not in of(fine)
 

@@ -89,7 +89,7 @@ def test_what_fails_gives_way_and_what_passes_is_measured(folder: Path) -> None:
     assert last.worst == "2 × 23 tokens"
     assert last.step_time_s is not None and 0 < last.step_time_s < 10
     assert last.evaluated is True and last.saved is True and last.peak_allocated_gib is None
-    assert "callback Marks is not called" in last.notes
+    assert "callback Marks was not called" in last.notes
     assert sorted(folder.rglob("*")) == before
     rows = {name: (found, expected) for name, found, expected in last.rows()}
     assert rows["peak allocated"] == ("–", "1.50 GiB") and rows["a step"][1] == "1.3 s, 1.17 to 1.69 s"

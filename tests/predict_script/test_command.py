@@ -212,7 +212,7 @@ def test_one_that_does_not_fit_is_told_what_to_change_in_its_own_words(run: Run)
     assert code == 1, said
     assert out.startswith("DOES NOT FIT: ")
     assert "Give a smaller per_device_train_batch_size or shorter rows." in out and "--batch-size" not in out
-    assert "preset" not in out and "2 × a card of 4GB" in out
+    assert "preset" not in out and "2 × a GPU of 4GB" in out
     assert "the first of 2 ranks" in out and ", 2 times" in out
 
 
