@@ -193,7 +193,7 @@ def backward_bytes(mode: Mode, layer: Layer, layers: int, every: int = 1) -> Bac
         return BackwardBytes(layers * layer.input, layers * layer.selective, rest, layer.gradients)
     if mode == "offloaded":
         # PyTorch's pinned allocator rounds each block up to a power of two (torch:aten/src/ATen/core/
-        # CachingHostAllocator.h). One input is on the card at a time.
+        # CachingHostAllocator.h). One input is on the GPU at a time.
         pinned = layers * (1 << (layer.input - 1).bit_length())
         return BackwardBytes(layer.input, 0, layer.kept, layer.gradients, pinned)
     return BackwardBytes(layers * layer.input, 0, layer.kept, layer.gradients)

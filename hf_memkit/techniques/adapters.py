@@ -73,7 +73,7 @@ def qlora(setup: Setup) -> Setup:
         "model.quantization",
         {**QUANTIZATION, "bnb_4bit_compute_dtype": dtype},
         f"NF4 because bitsandbytes' default fp4 rounds a third worse; doubly quantised: 0.37 bits a weight less; "
-        f"products in {dtype}, which {job.card} computes in: the default is fp32, also under autocast",
+        f"products in {dtype}, which {job.gpu_name} computes in: the default is fp32, also under autocast",
     )
 
 

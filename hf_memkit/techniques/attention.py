@@ -44,7 +44,7 @@ def flash_attention(setup: Setup) -> Setup:
     setup = setup.put(_KEY, "flash_attention_2", f"no attention scores and no mask are kept{_avoided(job)}")
     if job.bf16:
         return setup
-    return setup.with_problems([f"flash-attention needs a GPU of Ampere or later; {job.card} is older"])
+    return setup.with_problems([f"flash-attention needs a GPU of Ampere or later; {job.gpu_name} is older"])
 
 
 @technique(

@@ -55,7 +55,7 @@ def rows(setup: Setup) -> tuple[Row, ...]:
     weights = _adapters(setup, model) if setup.section("adapter") else _full(setup, model)
     states = (*weights, *_trained(setup, model))
     loading: tuple[Row, ...] = ()
-    if "model.device_map" not in setup:  # which reads each tensor straight to the card
+    if "model.device_map" not in setup:  # which reads each tensor straight to the GPU
         size = _weight_bytes(setup) * model.parameters * job.gpus
         loading = (Row("host", "weights", "weights while loading", size, "read on the CPU first"),)
     return (*states, *_replicas(states, job), *loading, *_activations(setup, model), process_row(job.gpus))

@@ -77,7 +77,7 @@ def fp16_autocast(setup: Setup) -> Setup:
     job = setup.resolved_for
     if job.bf16 and job.machine.gpu is not None:
         setup = setup.with_notes(
-            f"{job.card} computes in bf16: bf16-autocast takes the same memory, and no loss scale."
+            f"{job.gpu_name} computes in bf16: bf16-autocast takes the same memory, and no loss scale."
         )
     return setup.put(
         "model.dtype", "float32", "fp16 weights cannot be trained: torch refuses to unscale fp16 gradients"
@@ -134,16 +134,16 @@ def autocast_over_half_weights(setup: Setup) -> Setup:
 
 def _needs_ampere(setup: Setup, what: str) -> Setup:
     job = setup.resolved_for
-    return setup if job.bf16 else setup.with_problems([f"needs a GPU that {what}; {job.card} {_NO_BF16}"])
+    return setup if job.bf16 else setup.with_problems([f"needs a GPU that {what}; {job.gpu_name} {_NO_BF16}"])
 
 
 def _sixteen_bit(setup: Setup, why: str) -> Setup:
     job = setup.resolved_for
-    card = job.card
+    gpu = job.gpu_name
     if job.bf16:
-        reason = f"{card} computes in bf16, which needs no loss scaling"
+        reason = f"{gpu} computes in bf16, which needs no loss scaling"
         dtype, bf16, fp16 = "bfloat16", True, False
     else:
-        reason = f"{card} has no native bf16 (compute capability < 8.0): fp16 with dynamic loss scaling"
+        reason = f"{gpu} has no native bf16 (compute capability < 8.0): fp16 with dynamic loss scaling"
         dtype, bf16, fp16 = "float16", False, True
     return setup.put("model.dtype", dtype, why).put_all("arguments", bf16=(bf16, reason), fp16=(fp16, reason))
