@@ -133,7 +133,7 @@ def _beside(setup: Setup) -> tuple[str, ...]:
 
 def _aside(setup: Setup, file: ArgumentFile, tell: Callable[[str], None]) -> None:
     for each in file.replaced:
-        tell(f"Yours wins: {each}")
+        tell(f"Override: {each}")
     if file.outside:
         tell("An argument file cannot set this; do it in the script or the shell:")
         for line in file.outside:

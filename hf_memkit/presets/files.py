@@ -53,7 +53,7 @@ class ArgumentFile:
         return {name: value for name, (value, _) in self.entries.items()}
 
     def text(self, *, as_yaml: bool) -> str:
-        """The file's text. JSON holds no comments: the reasons stand in YAML only."""
+        """The file's text. JSON holds no comments: only YAML has the reasons."""
         if not as_yaml:
             return json.dumps(self.content, indent=2) + "\n"
         blocks = [_comment([self.title])]
@@ -61,7 +61,7 @@ class ArgumentFile:
             if found := {name: each for name, each in self.entries.items() if bool(each[1]) is has_reason}:
                 blocks.append(f"# {whose}\n{reasoned_yaml(found)}")
         if self.replaced:
-            blocks.append("# Of the preset, and not in force:\n" + _comment([f"- {each}" for each in self.replaced]))
+            blocks.append("# Of the preset, overridden:\n" + _comment([f"- {each}" for each in self.replaced]))
         if self.outside:
             lines = [line for each in self.outside for line in (f"- {each.what}: {each.reason}", f"    {each.line}")]
             blocks.append("# A file of arguments cannot say this:\n" + _comment(lines))
@@ -136,7 +136,7 @@ def _transformers() -> str:
 
 
 def reasoned_yaml(entries: Reasoned, indent: str = "") -> str:
-    """Each value under its reason; a reason that several in a row have stands there once."""
+    """Each value under its reason; a reason that several in a row share is written once."""
     text, before = "", ""
     for name, (value, reason) in entries.items():
         if reason != before:

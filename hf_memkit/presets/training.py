@@ -1,6 +1,6 @@
 """A preset, or Trainer's defaults with the user's own arguments, as a whole training: with model, batch and length.
 
-What can be known early is told early: names and values first, then the machine, then the model.
+Mistakes are reported as early as possible: names and values first, then the machine, then the model.
 """
 
 from __future__ import annotations

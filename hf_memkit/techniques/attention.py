@@ -50,7 +50,7 @@ def flash_attention(setup: Setup) -> Setup:
 @technique(
     "eager-attention",
     family="attention",
-    saves="nothing: it keeps every attention score, and is there to look at them or to compare with",
+    saves="nothing: it keeps every attention score; for inspection and comparison",
     costs="heads × length² numbers a sequence and layer",
     not_when="memory matters",
 )

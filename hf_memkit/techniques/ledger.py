@@ -138,7 +138,7 @@ def _offloaded(setup: Setup, model: ModelFacts, gradients: Row) -> tuple[Row, ..
     size = _trained_bytes(setup)
     moved, stays = offloaded_parameters(_trained_shapes(setup, model).sizes)
     source = "torchao: optim/cpu_offload.py"
-    # By itself the part frees gradients where they are not accumulated.
+    # The part alone frees gradients where they are not accumulated.
     freed = setup["trainer_parts.cpu_offload_optimizer"].get("offload_gradients", setup.resolved_for.accumulation == 1)
     return (
         *(() if freed else (gradients,)),

@@ -14,7 +14,7 @@ _NO_BF16: Final = "does not (compute capability < 8.0)"
     "fp32",
     family="precision",
     saves="nothing: 16 bytes a parameter with AdamW (4 weight, 4 gradient, 8 states)",
-    costs="the most memory and time of all",
+    costs="the most memory and the most time",
     not_when="the GPU has 16-bit arithmetic and the result need not be compared digit by digit",
 )
 def fp32(setup: Setup) -> Setup:
@@ -23,7 +23,7 @@ def fp32(setup: Setup) -> Setup:
         "arguments",
         bf16=(False, "fp32 throughout"),
         fp16=(False, "fp32 throughout"),
-        # transformers 5.23.0: training_args.py, "TF32": left unset, torch_compile turns TF32 on by itself.
+        # transformers 5.23.0: training_args.py, "TF32": left unset, torch_compile turns TF32 on.
         tf32=(False, "fp32 throughout: left open, torch_compile would turn TF32 on"),
     )
 
@@ -32,7 +32,7 @@ def fp32(setup: Setup) -> Setup:
     "tf32",
     family="precision",
     saves="time, not memory: 16 bytes a parameter as with fp32",
-    costs="10 bits of mantissa in place of 23 inside matrix products; sums stay in fp32",
+    costs="10 bits of mantissa instead of 23 inside matrix products; sums stay in fp32",
     not_when="the GPU is older than Ampere, or there is none: Trainer refuses it",
     proof="gpu",
     gpu_only="a mode of the tensor cores that changes no size",
@@ -123,7 +123,7 @@ def half_weights_in_deepspeed(setup: Setup) -> Setup:
 @technique(
     "half-weights-frozen",
     family="precision",
-    saves="2 bytes a parameter of weights: what is frozen is only read, and 16 bits do for that",
+    saves="2 bytes a parameter of weights: frozen weights are only read, and 16 bits are enough for that",
     costs="next to nothing: the weights that train stay in fp32",
     not_when="all weights are trained: fp16 weights cannot be, without a master copy",
 )

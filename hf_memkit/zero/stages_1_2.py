@@ -221,7 +221,7 @@ def _owned(model: ModelFacts, parts: Split, gpus: int) -> tuple[int, ...]:
 
 
 def _zenflow_rows(settings: ZeroSettings, model: ModelFacts, share: int, *, gpus: int) -> list[Row]:
-    """What ZenFlow holds when its step runs in a process of its own (`overlap_step`; Lan et al. 2025, arXiv
+    """What ZenFlow holds when its step runs in a separate process (`overlap_step`; Lan et al. 2025, arXiv
     2505.12242): the tensors that both processes use lie in shared memory, /dev/shm.
 
     Rows of one GPU and of one machine with `gpus` processes, each with a share of `share` elements.

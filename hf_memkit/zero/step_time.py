@@ -68,7 +68,7 @@ class CostRow:
         name: what is done.
         moved_bytes: see `Traffic`; 0: the optimizer on the GPU, which is traced, and hooks.
         exposed: seconds of a step that nothing hides; of collectives also their passes through the GPU's memory.
-        in_all: seconds that it takes by itself.
+        in_all: seconds that it takes alone.
         overlaps: with what; empty: with nothing.
         rate: what moves it, and how fast.
         source: of the bytes.
@@ -190,7 +190,7 @@ def step_cost(
     Args:
         traffic: of `ddp_traffic`, `fsdp_traffic` or `zero_traffic`; `StepTraffic()` for one GPU with neither.
         traced: seconds of the computation.
-        gpu, host: rates. All GPUs of a machine move at the same time: over links of their own, and over one RAM and
+        gpu, host: rates. All GPUs of a machine move at the same time: over their own links, and over one RAM and
             one disk.
         nvlink: whether GPUs are connected by it, if they have it.
         threads: of each process; None: the cores divided. torchrun gives each 1 unless OMP_NUM_THREADS is set

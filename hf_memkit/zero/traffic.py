@@ -127,7 +127,7 @@ def fsdp_traffic(
         reentrant: Trainer's activation checkpointing with `use_reentrant`, which gathers once more in backward
             (transformers 5.23: training_args.py 2797): counted in torch 2.13 for layers that are each a unit, where
             checkpointing that is not reentrant gathers no more than none.
-        units: modules that FSDP wraps by themselves, and the model; None: the layers and the model.
+        units: modules that FSDP wraps separately, and the model; None: the layers and the model.
     """
     part = (gpus - 1) / gpus
     trained = element_bytes * model.parameters

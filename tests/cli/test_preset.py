@@ -97,14 +97,14 @@ def test_every_preset_is_written_and_read(run: Run, tmp_path: Path, mine: Path, 
 def test_what_the_user_replaced_is_told_with_both_values(run: Run, mine: Path, tmp_path: Path) -> None:
     code, _, err = run("copy", "lora", "args.json", "--args", str(mine))
     assert code == 0
-    assert "Yours wins: activation_checkpointing = False is yours, in place of the preset's True" in err
-    assert "activation_checkpointing_kwargs is left out" in err
+    assert "Override: your activation_checkpointing = False replaces the preset's True" in err
+    assert "drops activation_checkpointing_kwargs" in err
     again = json.loads(run("copy", "lora", "b.yaml", "--args", str(mine), "--json")[1])
     assert {each["by"] for each in again["replaced"]} == {"activation_checkpointing"}
     assert {each["key"].partition(".")[2] for each in again["replaced"]} == {
         "activation_checkpointing", "activation_checkpointing_kwargs", "verify_checkpointing",
     }  # fmt: skip
-    assert "not in force" in (tmp_path / "b.yaml").read_text()
+    assert "overridden" in (tmp_path / "b.yaml").read_text()
     assert "get_peft_model" in err and "PYTORCH_ALLOC_CONF=expandable_segments:True" in err
 
 
