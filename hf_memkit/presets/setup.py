@@ -105,7 +105,7 @@ class PresetSetup(Setup):
     def _prepare(self, own: Mapping[str, Any]) -> None:
         """What comes before TrainingArguments: they start CUDA, and join DeepSpeed's process group.
 
-        The allocator's setting (with a message where it is too late), and DeepSpeed's operators, where memkit keeps them.
+        The allocator's setting (with a message where it is too late), and DeepSpeed's operators, kept by memkit.
         """
         if "deepspeed.config" in self:
             import torch

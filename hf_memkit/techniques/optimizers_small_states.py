@@ -129,8 +129,7 @@ def _torchao(setup: Setup, name: str, block: int, saves: str) -> Setup:
     "lion-8bit",
     family="optimizers",
     saves="7 of AdamW's 8 bytes of state a parameter, except for embeddings: one moment, in 8 bits",
-    costs="another algorithm, with a learning rate 3 to 10 times smaller than AdamW's; the curve is in "
-    "the docs",
+    costs="another algorithm, with a learning rate 3 to 10 times smaller than AdamW's; the curve is in the docs",
     not_when="AdamW's learning rate must stay, or most parameters are embeddings, which keep 32 bits",
     proof="curve",
     packages=("bitsandbytes",),
