@@ -9,10 +9,12 @@ published_rows/speed.jsonl ──> plan_speed_child.py (traced: FLOPs, bytes, ke
                                                               gpu_rates.RATES ─────────────┘
 ```
 
-No constant of `step_time` was computed from these rows. What was decided after a first look at them stands in
-`DECIDED_LATER`. What is known of the rows and not in the prediction: dequantisation to 16 bits was 1.36 to 2.07 times
-slower on an A100 in bitsandbytes of that day (bitsandbytes-foundation/bitsandbytes#1747), and a thread of Trainer's
-memory metrics ran beside the training (`fms-*`).
+One constant of `step_time` was computed from these rows: what a step reaches of the rates, on half of them, split by
+model (`published_summary.halves`); `halves` has the errors of that half and of the one that judges it. What was
+decided after a first look at them stands in `DECIDED_LATER`. What is known of the rows and not in the prediction:
+dequantisation to 16 bits was 1.36 to 2.07 times slower on an A100 in bitsandbytes of that day
+(bitsandbytes-foundation/bitsandbytes#1747), and a thread of Trainer's memory metrics ran beside the training
+(`fms-*`).
 
 A row's figure is seconds of one optimizer step: of `fms-*` the mean of 100 steps, the first included, which compiles,
 allocates and finds algorithms; of `peft-*` the mean of 5,000, of texts about 210 tokens long; of `neusight-*` forward
@@ -42,6 +44,7 @@ sys.path.insert(0, str(ROOT))  # also runs from a checkout that is not installed
 from benchmarks import published_models as models  # noqa: E402
 from benchmarks.provenance import RESULTS, provenance  # noqa: E402
 from benchmarks.published_models import FOLDER, Row  # noqa: E402
+from benchmarks.published_summary import halves  # noqa: E402
 
 if TYPE_CHECKING:
     from hf_memkit.models import ModelFacts
@@ -78,6 +81,7 @@ DECIDED_LATER: Final = (
     "TRL upcasts nothing of QLoRA under FSDP; three rows of two GPUs were traced with the upcast. Their measured "
     "steps are those of the rows without.",
     "What the hooks of FSDP's units take of the host, measured on another machine; the worst of two GPUs was 50.0 %.",
+    "Nearly all was too fast still: what a step reaches of the rates was fitted, on one half of the models.",
     "Switch Transformers were left out: NeuSight times the model's own forward pass, and not the one that it puts in "
     "its place for its own prediction.",
 )
@@ -102,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not options.only and options.rows == [_ROWS]:
         evidence = {
             "command": "python benchmarks/plan_speed.py", **provenance(), "decided_later": DECIDED_LATER,
-            "groups": groups, "rows": answers,
+            "groups": groups, "halves": fitted_and_judged(answers), "rows": answers,
         }  # fmt: skip
         path = RESULTS / "plan_speed.json"
         path.write_text(json.dumps(evidence, indent=1) + "\n", encoding="utf-8")
@@ -115,6 +119,19 @@ def answers_of(rows: Mapping[str, Row], traced: Mapping[str, Found]) -> list[Fou
     """Each row beside what `step_time` says of it. `traced`: by the id of the first row of a setting."""
     first = first_of_setting(rows)
     return [_answer(row, traced[first[name]] if name in first else {}) for name, row in rows.items()]
+
+
+def fitted_and_judged(answers: Sequence[Found]) -> dict[str, Found]:
+    """Of the half that the share of the rates is fitted on, and of the half that judges it: models, the median of
+    their median errors (which the fit brings to 0, as near as a share of whole percents does), and each group."""
+    found: dict[str, Found] = {}
+    told = [each for each in answers if "error" in each]
+    for name, rows in zip(("fitted on", "judged on"), halves(told), strict=True):
+        models_of = sorted({row["model"] for row in rows})
+        medians = [statistics.median(row["error"] for row in rows if row["model"] == model) for model in models_of]
+        groups = {group: _judged(group, [row for row in rows if row["group"] == group]) for group in _BARS}
+        found[name] = {"models": models_of, "median_of_models": statistics.median(medians), "groups": groups}
+    return found
 
 
 def stored() -> dict[str, Found]:
@@ -258,7 +275,7 @@ def _group(row: Row) -> str:
     return {1: "training, one GPU", 2: "training, two GPUs"}.get(row["gpus"], "training, more GPUs")
 
 
-def _judged(name: str, rows: Sequence[Found]) -> Found:
+def _judged(name: str, rows: Sequence[Row]) -> Found:
     """The group's errors beside its bar."""
     errors = [abs(each["error"]) for each in rows if "error" in each]
     found: Found = {"rows": len(rows), "predicted": len(errors)}

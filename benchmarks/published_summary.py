@@ -10,7 +10,7 @@ import functools
 import math
 import random
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,7 +24,8 @@ RESERVED: Final = ("max_reserved", "nvml_less_context")
 
 __all__ = [
     "Calibration", "Errors", "Protocol",
-    "allocated_error", "calibrations", "errors", "fitted_slack_mib", "protocol", "reserved_error", "total_error",
+    "allocated_error", "calibrations", "errors", "fitted_slack_mib", "halves", "protocol", "reserved_error",
+    "total_error",
 ]  # fmt: skip
 
 Row = Mapping[str, Any]
@@ -154,13 +155,13 @@ def calibrations(rows: Iterable[Row], fitted_on: str, slack_mib: float) -> tuple
         fitted_on: the row that a length was fitted on, which is left out.
         slack_mib: what verdicts add beside their share.
     """
-    fitting, judging = _halves(_telling(rows, fitted_on))
+    fitting, judging = halves(_telling(rows, fitted_on))
     return _calibration("fitted on", fitting, slack_mib), _calibration("judged on", judging, slack_mib)
 
 
 def fitted_slack_mib(rows: Iterable[Row], fitted_on: str) -> int:
     """The least multiple of 50 MiB with which 95 % of the fitting half's trainings are covered."""
-    fitting, _ = _halves(_telling(rows, fitted_on))
+    fitting, _ = halves(_telling(rows, fitted_on))
     excess = sorted(_excess_mib(row) for row in fitting)
     enough = excess[math.ceil(_COVERED * len(excess)) - 1]
     return _STEP_MIB * math.ceil(max(0.0, enough) / _STEP_MIB)
@@ -210,7 +211,7 @@ def _excess_mib(row: Row) -> float:
     return float(1024 * (held - (1 + share) * _best(row)["peak_reserved_gib"][1]))
 
 
-def _halves(rows: list[Row]) -> tuple[list[Row], list[Row]]:
+def halves(rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
     """(rows that constants may be fitted on, rows that judge them): a model's rows stay together."""
     names = sorted({row["model"] for row in rows})
     random.Random(CALIBRATION_SEED).shuffle(names)

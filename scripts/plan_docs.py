@@ -51,6 +51,18 @@ def step_times(path: Path = RESULTS / "plan_speed.json") -> str:
             f"| {name} | {group['predicted']} of {group['rows']} | {group['median']:.1%} | {group['worst']:.1%} "
             f"| {group['bar_median']:.0%}, {group['bar_worst']:.0%} | {'yes' if group['met'] else '**no**'} |"
         )
+    lines += [
+        "",
+        "What a step reaches of the rates of single products and copies was fitted on one half of the models:",
+        "",
+    ]
+    lines += ["| half | models | " + " | ".join(content["groups"]) + " |", "|---" * (2 + len(content["groups"])) + "|"]
+    for name, half in content["halves"].items():
+        cells = [f"{len(half['models'])}"]
+        for group in half["groups"].values():
+            found = group["predicted"]
+            cells.append(f"{group['median']:.1%}, worst {group['worst']:.1%}, of {found}" if found else "—")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     lines += ["", f"`{path.name}`, made by `{content['command']}`. Decided after a first look at the results:", ""]
     lines += [f"* {each}" for each in content["decided_later"]]
     lines += ["", "<details><summary>Row by row</summary>", ""]

@@ -44,6 +44,8 @@ _SMALLER: Final = {
 _SHORT_ANSWER: Final = 232
 _SHORT_LINE: Final = 140
 """Characters of a paragraph of `--short`, verdict and advice or anything else: three lines of 80 columns, and two."""
+_SMALLEST_PART: Final = 0.001
+"""Of the peak: what `--short` still lists."""
 
 
 def show(
@@ -128,13 +130,14 @@ def basis(prediction: Prediction, leave_out: Sequence[str] = ()) -> list[Text]:
 def brief(prediction: Prediction) -> list[Text]:
     """The peak by category and by phase in a few lines, for `--short`."""
     held = sorted(prediction.categories.items(), key=lambda item: -item[1])
-    categories = ", ".join(f"{name} {_size(size)}" for name, size in held if size)
+    enough = _SMALLEST_PART * prediction.peak_allocated_bytes
+    categories = ", ".join(f"{name} {_size(size)}" for name, size in held if size > enough)
     phases = ", ".join(f"{name} {_size(allocated)}" for name, (allocated, _) in prediction.phases.items())
     lines = [
         _peak(prediction),
         f"Made of: {categories}",
         f"By phase: {phases}",
-        f"Confidence: {prediction.confidence}",
+        f"Confidence: {prediction.confidence.level}, {prediction.confidence.measured}",
     ]
     return [Text(f"{text(line, _SHORT_LINE)}.") for line in lines]
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from hf_memkit.cli.batches import batches_json, of_batches
 from hf_memkit.errors import InputError, ScriptFailed
+from hf_memkit.resources import names
 from hf_memkit.user_script import UserScript
 
 if TYPE_CHECKING:
@@ -34,8 +35,10 @@ def found_script(target: str, arguments: Sequence[str], *, is_module: bool, verb
         InputError: there is none.
     """
     if not is_module and not Path(target).exists():
-        is_path = target.endswith(".py") or "/" in target
-        what = "write the path of your training script" if is_path else "give a model with --model"
+        if target in names("recipes"):
+            raise InputError(f"{target} is a recipe, not a script. Type memkit {verb} --recipe {target}")
+        is_path = target.endswith(".py") or target.startswith((".", "/")) or target.count("/") > 1
+        what = "write the path of your training script" if is_path else f"give a model with --model {target}"
         raise InputError(f"{target}: no such file; {what} (see `memkit {verb} --help`)")
     return UserScript.found(target, arguments, is_module=is_module)
 

@@ -12,7 +12,7 @@ from hf_memkit.plan import wording
 from hf_memkit.plan.judged import Judged
 from hf_memkit.plan.pasted import Pasted, pasted
 from hf_memkit.plan.plan import Plan
-from hf_memkit.plan.plot import BEST, KEY, OWN, frontier, plot
+from hf_memkit.plan.plot import KEY, frontier, plot
 from hf_memkit.plan.prices import million_tokens_cost, price_of, ranked_gpus, run_cost
 from hf_memkit.plan.verified import Verified
 from hf_memkit.report.document import check_file, document, write_document
@@ -213,8 +213,6 @@ def _key(drawn: set[str]) -> Iterator[Html]:
     """Of what the plot shows."""
     for what in (name for name in KEY if name in drawn):
         yield el("li", el("span", "", class_="chip", style=f"background:{KEY[what]}"), what)
-    for what in (name for name in (BEST, OWN) if name in drawn):
-        yield el("li", el("span", "", class_="chip"), what)
     yield el("li", el("span", "", class_="chip line dash", style="border-color:var(--bad)"), "92 % of the GPU")
     yield el("li", el("span", "", class_="chip line dot", style="border-color:var(--soft)"), "frontier")
 

@@ -15,7 +15,7 @@ from hf_memkit.plan.wording import rate_unit
 from hf_memkit.report.charts import plotly_text
 from hf_memkit.units import GIB
 
-__all__ = ["BEST", "KEY", "OWN", "frontier", "plot"]
+__all__ = ["KEY", "frontier", "plot"]
 
 _COLOURS: Final[Mapping[Group, str]] = {
     "same result": "var(--optimizer)",
@@ -30,10 +30,6 @@ KEY: Final[Mapping[str, str]] = {
     "needs other code": _CODE,
     "does not fit": _LOST,
 }
-
-
-BEST: Final = "the best (ring)"
-OWN: Final = "your script as it is (square)"
 
 
 def frontier(plan: Plan) -> tuple[Judged, ...]:
@@ -67,9 +63,13 @@ def plot(plan: Plan) -> dict[str, Any] | None:
     code = [each for each in fitting if each.candidate.code]
     traces.append(_marks(plan, "needs other code", code, _CODE, symbol="diamond-open"))
     traces.append(_marks(plan, "does not fit", [each for each in timed if not each.fits], _LOST, symbol="x"))
-    for name, ringed, symbol in ((BEST, plan.proposed, "circle-open"), (OWN, plan.own, "square-open")):
+    for name, ringed, symbol, place in (
+        ("best", plan.proposed, "circle-open", "top center"),
+        ("your script", plan.own, "square-open", "bottom center"),
+    ):
         if ringed is not None and ringed in timed:
-            traces.append(_marks(plan, name, [ringed], "var(--ink)", symbol=symbol, size=20))
+            label = {"mode": "markers+text", "text": [name], "textposition": place, "cliponaxis": False}
+            traces.append(_marks(plan, name, [ringed], "var(--ink)", symbol=symbol, size=20) | label)
     gpu = plan.machine.gpu
     if gpu is not None:
         usable = round(FULL_SHARE * gpu.capacity_bytes / GIB, 3)

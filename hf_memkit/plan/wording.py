@@ -131,7 +131,8 @@ def beside(plan: Plan) -> Iterator[str]:
     if best.candidate == own.candidate:
         yield "Your script already has this setup: nothing to change."
     elif not own.fits:
-        yield f"Your script as it is, {own.candidate.name}, does not fit: {_why_not(own)}."
+        needs = f"needs up to {format_gib(own.needs_bytes)}, " if own.needs_bytes > own.usable_bytes else ""
+        yield f"Your script as it is, {own.candidate.name}, does not fit: {needs}{_why_not(own)}."
     elif plan.other_batch:
         known = [f"{speed} {rate_unit(plan)}"] if (speed := rate(plan, own)) != NONE else []
         known += [f"{run} in total"] if (run := run_of(own)) != NONE else []
@@ -269,7 +270,7 @@ def missing(plan: Plan) -> str:
     """In a few words, of a GPU on which nothing fits."""
     least = plan.smallest()
     too_much = least.needs_bytes - least.usable_bytes if least is not None else 0
-    said = f"nothing fits: {format_gib(too_much)} too much" if too_much > 0 else "nothing fits"
+    said = f"nothing fits: {format_gib(too_much)} over the limit" if too_much > 0 else "nothing fits"
     return f"{said}; with other code: {plan.with_code[0].candidate.name}" if plan.with_code else said
 
 
@@ -352,7 +353,7 @@ def _why_not(judged: Judged) -> str:
     too_much = judged.needs_bytes - judged.usable_bytes
     if judged.prediction is None or too_much <= 0:
         return judged.why.partition("; ")[0]
-    return f"{format_gib(too_much)} too much"
+    return f"{format_gib(too_much)} over the limit"
 
 
 _SAME: Final = 0.005

@@ -58,9 +58,10 @@ _OPTIMIZER_S: Final[Range] = (1e-3, 3e-3, 10e-3)
 """Of the host, beside the operations of the optimizer's step: lists of all parameters put together, for clipping too,
 and the schedule; assumed."""
 
-_RATES: Final[Range] = (1.06, 1.0, 0.85)
-"""What a GPU reaches of the rates in the table: they are those of one GPU of its kind, cooled in its way, and of large
-plain products and copies. Uneven, because measured steps are: benchmarks/results/plan_speed.json."""
+_RATES: Final[Range] = (1.06, 0.97, 0.85)
+"""What a GPU reaches in a step of the rates in the table: those are of one GPU of its kind, cooled in its way, and of
+one large product or copy after the other, alone. The middle was fitted on half of the measured trainings
+(benchmarks/plan_speed.py, `halves`); the ends are uneven, because measured steps are."""
 
 _UNKNOWN: Final[Range] = (0.0, 1.0, 10.0)
 """How often the time of its bytes an operation may take that nobody has a formula for."""
@@ -158,7 +159,7 @@ def step_time(
     unknown: Counter[str] = Counter()
     for call, count in counts.items():
         operation = work.operations[call]
-        by_kind[operation.kind] += count * durations[call]
+        by_kind[operation.kind] += count * durations[call] / _RATES[1]
         if operation.kind == "unknown":
             unknown[operation.name] += count
     return StepTime(

@@ -91,9 +91,13 @@ class Confidence:
         """`"5 % and 100 MiB of slack"`."""
         return _words(self.level, 1)
 
+    @property
+    def measured(self) -> str:
+        """`"measured on RTX 4090 (results/gpu.json)"`, or that it is not."""
+        return f"measured on {self.measured_on}" if self.measured_on else "not yet measured on a GPU"
+
     def __str__(self) -> str:
-        measured = f"measured on {self.measured_on}" if self.measured_on else "not yet measured on a GPU"
-        return f"{self.level} ({self.rests_on}); {measured}"
+        return f"{self.level} ({self.rests_on}); {self.measured}"
 
     def to_json(self) -> dict[str, Any]:
         return {"level": self.level, "rests_on": self.rests_on, "measured_on": self.measured_on}

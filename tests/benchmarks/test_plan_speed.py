@@ -44,6 +44,14 @@ def test_what_was_traced_is_priced_as_the_evidence_says() -> None:
         assert row.get("predicted_s") == (pytest.approx(said[row["id"]]) if said[row["id"]] else None), row["id"]
 
 
+def test_the_share_of_the_rates_is_the_fitted_one() -> None:
+    """Defect: a share that was chosen with the rows that judge it, or not fitted anew after a change of step_time."""
+    fitted, judged = EVIDENCE["halves"].values()
+    assert not set(fitted["models"]) & set(judged["models"])
+    assert abs(fitted["median_of_models"]) <= 0.006, "another whole percent is nearer"
+    assert judged["groups"]["training, one GPU"]["met"] and judged["groups"]["forward and backward, fp32"]["met"]
+
+
 def test_bars_of_one_gpu_are_met() -> None:
     """Defect: rates or rules that make predictions worse than they were."""
     assert EVIDENCE["groups"]["training, one GPU"]["met"]

@@ -31,6 +31,8 @@ WRONG: dict[str, tuple[str, ...]] = {
     "plan": ("nothing to plan", "memkit plan train.py --gpu NAME"),
     "plan train.py --gpu T4": ("train.py: no such file", "memkit plan --help"),
     "plan gpt2 --gpu T4": ("gpt2: no such file; give a model with --model", "memkit plan --help"),
+    "plan gpt2-on-16gb --gpu T4": ("is a recipe", "memkit plan --recipe gpt2-on-16gb"),
+    "plan org/model --gpu T4": ("--model org/model", "memkit plan --help"),
     f"{PLAN} --gpuu T4": ("No such option: --gpuu; did you mean '--gpu'? Write the script's arguments after --",),
     "plan --model gpt2 --gpu T4 -- --bf16": ("--bf16: no script to give it to", "--set"),
     "plan -m no_such.module --gpu T4": ("-m no_such.module: no module 'no_such'",),

@@ -48,7 +48,7 @@ def test_several_gpus_and_none_that_fits(tmp_path: Path, show: Show) -> None:
     tab, watched = show(write_page(gpus, {"RTX 3090": 0.2}, tmp_path / "plan.html"))
     rows = tab.locator("table").first.locator("tbody tr").all_inner_texts()
     assert [row.split("\t")[0] for row in rows] == ["RTX 3090", "RTX 4090", "T4"]
-    assert "nothing fits: 29.40 GiB too much" in rows[2] and rows[2].count("—") == 5 and rows[1].count("—") == 2
+    assert "nothing fits: 29.40 GiB over the limit" in rows[2] and rows[2].count("—") == 5 and rows[1].count("—") == 2
     assert tab.locator("h1").inner_text().startswith("CHEAPEST: RTX 3090") and tab.locator("h1").count() == 1
     assert tab.locator(".chart .main-svg").count() >= 3
     assert watched.found == []
@@ -76,7 +76,9 @@ def test_without_times_there_is_no_plot_and_without_a_script_all_figures(tmp_pat
     assert plot(plan(setup(8, 1, 12, None))) is None
     tab, _ = show(write_page([usual()], {}, tmp_path / "plan.html"), script=False)
     text = tab.locator("main").inner_text()
-    assert all(part in text for part in ("19.00", "1.40", "5,851", "42.80", "21.01 GiB too much", "adamw_bnb_8bit"))
+    assert all(
+        part in text for part in ("19.00", "1.40", "5,851", "42.80", "21.01 GiB over the limit", "adamw_bnb_8bit")
+    )
     assert "With other code: 8 × 1, fused loss" in text and 'loss = fused("<b>")' in text
 
 

@@ -36,7 +36,7 @@ def test_the_answer_then_what_to_paste_then_the_table() -> None:
     said = " ".join(" ".join(shown(view(usual(), 120), 120)).split())
     assert lines[0].startswith("FASTEST THAT FITS RTX 3090: 8 × 1, checkpointing: up to 19.00 GiB")
     order = (
-        "Your script as it is, 8 × 1, does not fit: 21.01 GiB too much.",
+        "Your script as it is, 8 × 1, does not fit: needs up to 42.80 GiB, 21.01 GiB over the limit.",
         "Nearly the same result, and 27 % faster: 8 × 1, 8-bit AdamW: optimizer states in 8 bits",
         "Same result, with other code, and 2.8 times as fast: 8 × 1, fused loss.",
         '--activation_checkpointing_kwargs \'{"use_reentrant":false,"every_n_layers":2}\'',
@@ -174,6 +174,6 @@ def test_gpus_beside_one_another() -> None:
     assert lines[0].startswith("CHEAPEST: RTX 3090: 8 × 1, checkpointing")
     names = [line.split("  ")[0] for line in lines if line.startswith(("RTX 3090  ", "T4  ", "H200  "))]
     assert names == ["RTX 3090", "H200", "T4"]
-    assert "nothing fits: 29.40 GiB too much" in said and "Nothing fits: the smallest, 8 × 1, needs up" in said
+    assert "nothing fits: 29.40 GiB over the limit" in said and "Nothing fits: the smallest, 8 × 1, needs up" in said
     lines = shown(compared_view(gpus, {}, 80))
     assert lines[0].startswith("FASTEST: H200") and "cost" not in " ".join(lines)

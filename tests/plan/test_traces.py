@@ -74,6 +74,7 @@ def test_a_fork_is_the_script_with_these_flags_and_data_are_prepared_once(folder
         assert (folder / "prepared").read_text() == "x"
         found = facts(content(own)), facts(content(half))
         assert half == again and found[0][0] != found[1][0]
+    assert not (folder / "out").exists(), "a folder that another fork made is not the user's"
     flags = ("--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2", "--activation_checkpointing")
     with traces(*OWN, *flags) as by_hand:
         by_hand.start()

@@ -14,6 +14,8 @@ from hf_memkit.prediction.step_time import StepTime, step_time
 from hf_memkit.prediction.work import Operation, Work
 
 A100 = RATES["A100 80GB"]
+REACHED = 0.97
+"""Of its rates in a step (benchmarks/plan_speed.py)."""
 PRODUCT = Operation("aten.mm.default", "matmul", "bfloat16", 2 * 8192**3, 3 * 2 * 8192**2, (1, 8192, 8192, 8192))
 COPY = Operation("aten.clone.default", "memory", "bfloat16", 0, 2 * 10**9)
 SMALL = Operation("aten.add.Tensor", "memory", "float32", 0, 3000)
@@ -52,9 +54,10 @@ def test_a_large_product_takes_its_flops_at_the_rate_and_a_copy_its_bytes_at_the
     """Defect: TFLOPS for FLOPS, GB for bytes: seconds are off by a thousand."""
     found = priced(work_of([PRODUCT] * 10))
     rate = min(A100.achievable_tflops[name].value for name in ("bfloat16", "float16"))
-    assert found.by_kind["matmul"] == pytest.approx(20 * PRODUCT.flops / (1e12 * rate), rel=0.03)
+    assert found.by_kind["matmul"] == pytest.approx(20 * PRODUCT.flops / (1e12 * rate * REACHED), rel=0.03)
     copies = priced(work_of([COPY] * 10)).by_kind["memory"]
-    assert copies == pytest.approx(21 * COPY.moved_bytes / (1e9 * A100.achievable_memory_gb_per_s.value), rel=0.01)
+    bandwidth = 1e9 * A100.achievable_memory_gb_per_s.value * REACHED
+    assert copies == pytest.approx(21 * COPY.moved_bytes / bandwidth, rel=0.01)
 
 
 def test_phases_add_up_to_the_middle_which_lies_in_the_range() -> None:

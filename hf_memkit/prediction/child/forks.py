@@ -36,6 +36,7 @@ from transformers import Trainer, TrainingArguments
 
 from hf_memkit.live_arguments import Reads, changed
 from hf_memkit.prediction.child.adapters import give_adapters, made_at, with_adapters
+from hf_memkit.prediction.child.saves import remember_missing_folders
 from hf_memkit.prediction.trace_request import EARLY, LATE
 
 __all__ = ["Forks"]
@@ -104,6 +105,7 @@ class Forks:
     def _serve(self, name: str, args: tuple[Any, ...], kwargs: Fields) -> None:
         """Waits for requests. Comes back in a process that was forked for one, with its fields."""
         arguments = next((each for each in (*args, *kwargs.values()) if isinstance(each, TrainingArguments)), None)
+        remember_missing_folders(getattr(arguments, "output_dir", None))
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
             temporary = self.folder / f"{name}.new"
             door.bind(str(temporary))

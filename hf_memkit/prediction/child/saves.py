@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from transformers import Trainer
 from hf_memkit.prediction.child.cuda_questions import replace_everywhere
 from hf_memkit.prediction.child.users_code import users_line
 
-__all__ = ["leave_no_folder", "save_no_made_up_values", "write_nothing"]
+__all__ = ["leave_no_folder", "remember_missing_folders", "save_no_made_up_values", "write_nothing"]
 
 
 def save_no_made_up_values() -> None:
@@ -141,6 +141,20 @@ class _Shape:
         return torch.empty(self.size, dtype=self.dtype, device=self.device if device is None else device)
 
 
+_BEFORE_FORKS: Final[dict[str | None, list[Path]]] = {}
+
+
+def remember_missing_folders(output_dir: str | None) -> None:
+    """Before processes are forked that each make a Trainer: none takes another's folder for the user's."""
+    _BEFORE_FORKS[output_dir] = _missing_folders(output_dir)
+
+
+def _missing_folders(output_dir: str | None) -> list[Path]:
+    """Trainer's folder and those above it that are not there, the innermost first."""
+    folder = Path(output_dir or "trainer_output").absolute()
+    return [each for each in (folder, *folder.parents) if not each.exists()]
+
+
 def leave_no_folder() -> None:
     """Trainer makes its folder and its repository on the hub when it is made (transformers 5.23.0: trainer.py 604)."""
     original = Trainer.__init__
@@ -148,11 +162,11 @@ def leave_no_folder() -> None:
     @functools.wraps(original)  # libraries look at its parameters
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         arguments = kwargs.get("args", args[1] if len(args) > 1 else None)
-        folder = Path(getattr(arguments, "output_dir", None) or "trainer_output").absolute()
-        made = [each for each in (folder, *folder.parents) if not each.exists()]
+        output_dir = getattr(arguments, "output_dir", None)
+        made = _BEFORE_FORKS.pop(output_dir, None) or _missing_folders(output_dir)
         original(self, *args, **kwargs)
         for each in made:
-            if each.is_dir() and not any(each.iterdir()):
+            with contextlib.suppress(OSError):  # something is in it, or a process beside this one was faster
                 each.rmdir()
 
     Trainer.__init__ = init
