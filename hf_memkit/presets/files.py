@@ -90,7 +90,7 @@ def argument_file(
     Args:
         setup: with the user's own fields of TrainingArguments settled already (`hf_memkit.presets.own`).
         own: everything that the user's file holds: fields of TrainingArguments under today's names, and arguments of
-            the script's own. They stand first, in their order.
+            the script's own. They come first, in their order.
         replaced: what they replaced.
         script: the kind of script (`hf_memkit.presets.outside.SCRIPTS`).
         deepspeed: path of the DeepSpeed JSON, where the setup has a DeepSpeed config.

@@ -163,7 +163,7 @@ class PresetSetup(Setup):
         return model
 
     def install(self, model: Any) -> Callable[[], None]:
-        """Installs the setup's model parts on a model of your own; returns what takes them back.
+        """Installs the setup's model parts on your own model; returns what removes them.
 
         Raises:
             RunError: a part cannot do its work on this model.
@@ -198,7 +198,7 @@ class PresetSetup(Setup):
 
         Args:
             output_dir: where checkpoints and records go.
-            model: a model of your own, on which the parts are installed; None: the preset's, loaded.
+            model: your own model, on which the parts are installed; None: the preset's, loaded.
             processing_class: tokenizer or processor, as Trainer takes it.
             arguments: fields of TrainingArguments that override the preset's.
             trainer_class, arguments_class: subclasses to use.

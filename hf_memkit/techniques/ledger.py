@@ -162,7 +162,7 @@ def _replicas(states: tuple[Row, ...], job: Job) -> tuple[Row, ...]:
 
 
 def _activations(setup: Setup, model: ModelFacts) -> tuple[Row, ...]:
-    """What grows with the batch. For other models than causal language models there is no formula; a setup says so
+    """What grows with the batch. For other models than causal language models there is no formula; a setup reports it
     (`hf_memkit/recipe/settings.py`), and a trace tells."""
     return () if model.model_class is not None else activation_bytes.rows(setup, model)
 

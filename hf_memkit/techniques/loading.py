@@ -47,7 +47,7 @@ def training_dtype(setup: Setup) -> Setup:
     costs="nothing; ZeRO-3 loads differently",
     not_when="DeepSpeed's ZeRO-3 or FSDP loads the model, or the checkpoint is not a safetensors file",
     slot="",
-    gpu_only="on a CPU the weights have to be in RAM in any case",
+    gpu_only="on a CPU the weights must be in RAM anyway",
     proof="gpu",
 )
 def low_host_ram(setup: Setup) -> Setup:
