@@ -68,10 +68,10 @@ def short(content: Mapping[str, Any], choices: Path = CHOICES, speed: Path = SPE
         f"rejects {refused}, {narrowly} of them only because it leaves {1 - fits['full_share']:.0%} of the GPU free "
         "(a fuller GPU slows training down).",
         "",
-        f"¹ Distance from the predicted range; 0 inside it. Half of the ranges are narrower than {_width(rows)} of "
-        "the measured figure.",
+        f"¹ Distance from the predicted range; 0 inside it. Median width of a range: {_width(rows)} of the measured "
+        "figure.",
         "",
-        "² The others are of Mixtral, whose code in transformers differs from that of the measured runs.",
+        "² Excluded: Mixtral, whose code in transformers differs from that of the measured runs.",
     ]
     return "\n".join(lines)
 

@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from hf_memkit import predict_script
+from hf_memkit.compat import to_installed_arguments
 from hf_memkit.hardware import described_machine
 from hf_memkit.plan.choices import LeftOut, choices_for
 from hf_memkit.plan.judged import Judged
@@ -95,7 +96,7 @@ def test_trl_trains_on_the_same_tokens(make: Any, tmp_path: Path) -> None:
             args=SFTConfig(
                 str(tmp_path), per_device_train_batch_size=8, max_steps=3, logging_steps=1, report_to="none",
                 use_cpu=True, bf16=False, save_strategy="no", disable_tqdm=True, learning_rate=1e-2,
-                activation_checkpointing=False, **fields,
+                **to_installed_arguments({"activation_checkpointing": False}), **fields,
             ),
             train_dataset=rows, processing_class=tokenizer(),
         )  # fmt: skip
