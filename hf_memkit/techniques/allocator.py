@@ -1,4 +1,4 @@
-"""Settings of PyTorch's caching allocator: one variable, in which several options are separated by commas; and whether it
+"""Settings of PyTorch's caching allocator: one variable with options separated by commas; and whether it
 can still be set in this process."""
 
 from __future__ import annotations
